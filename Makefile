@@ -1,0 +1,49 @@
+# Every target sets up what it needs. The set-up is cached under the hash of the files that define it,
+# so a second run starts at once.
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+WORKERS ?= 2
+SETUP_KEY := $(shell cat pyproject.toml requirements/*.txt | sha256sum | cut -c1-16)
+STAMP  := $(VENV)/.ready-$(SETUP_KEY)
+
+.PHONY: help demo test lint format bench docs setup clean
+
+help:  ## Show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: $(STAMP)  ## Create the virtual environment
+
+$(STAMP): pyproject.toml $(wildcard requirements/*.txt)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || python3 -m venv $(VENV)
+	@echo "Installing Chainrule and its development tools into $(VENV) (a few minutes, once)…"
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@$(BIN)/python -m pip install --quiet -c requirements/constraints.txt -e '.[dev]' -r requirements/peers.txt
+	@rm -f $(VENV)/.ready-*
+	@touch $@
+
+demo: $(STAMP)  ## Run a gradient through several programs; leaves a plot and a report in demo-output/
+	@$(BIN)/python -m examples.demo
+
+test: $(STAMP)  ## Run all tests
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+lint: $(STAMP)  ## Lint, format check, types, floors
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports
+	@$(BIN)/mypy
+
+format: $(STAMP)  ## Apply the formatter and the safe fixes
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(STAMP)  ## Run every benchmark: us, the peer and the floor side by side
+	@$(BIN)/python -m benchmarks
+
+docs: $(STAMP)  ## Build the documentation in strict mode into site/
+	@$(BIN)/mkdocs build --strict --quiet
+	@echo "Open site/index.html"
+
+clean:  ## Remove the environment and everything generated
+	rm -rf $(VENV) site demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis

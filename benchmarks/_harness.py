@@ -1,0 +1,100 @@
+"""What every benchmark shares: interleaved timing, and rows that say claim, ratio and bar.
+
+A benchmark is a module `bench_<topic>.py` with a function `run() -> list[Row]`; it ends with
+`if __name__ == "__main__": show(run())`. Contestants are timed in turns, not one after the other, so that
+a noisy neighbour hits all of them alike; the median is quoted.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured claim.
+
+    Attributes:
+        claim: what is claimed, in words a user understands.
+        us: our figure.
+        reference: the figure it is compared with (the floor or the peer, as `against` says).
+        against: what the reference is.
+        bar: the largest allowed `us / reference`; `None` when the row only informs.
+        unit: of `us` and `reference`.
+        note: set-up cost, versions, anything a reader needs beside the ratio.
+    """
+
+    claim: str
+    us: float
+    reference: float
+    against: str
+    bar: float | None = None
+    unit: str = "s"
+    note: str = ""
+
+    @property
+    def ratio(self) -> float:
+        return self.us / self.reference
+
+    @property
+    def met(self) -> bool | None:
+        return None if self.bar is None else self.ratio <= self.bar
+
+
+def interleaved(
+    contestants: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int = 15,
+    min_round_s: float = 0.02,
+) -> dict[str, float]:
+    """Median seconds per call of every contestant, timed in turns.
+
+    Args:
+        contestants: name → function of no arguments; it must block until its work is done.
+        rounds: how many times each contestant gets a turn.
+        min_round_s: a turn repeats the call until about this long, so that short calls are measurable.
+    """
+    repeats = {}
+    for name, call in contestants.items():
+        call()
+        start = time.perf_counter()
+        call()
+        once = time.perf_counter() - start
+        repeats[name] = max(1, int(min_round_s / max(once, 1e-9)))
+    samples: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, call in contestants.items():
+            count = repeats[name]
+            start = time.perf_counter()
+            for _ in range(count):
+                call()
+            samples[name].append((time.perf_counter() - start) / count)
+    return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def show(rows: list[Row]) -> None:
+    """Print rows as a table."""
+    table = Table("claim", "us", "reference", "against", "ratio", "bar", "met", "note")
+    for row in rows:
+        met = {None: "", True: "yes", False: "NO"}[row.met]
+        bar = "" if row.bar is None else f"≤ {row.bar:g}"
+        table.add_row(
+            row.claim, _quantity(row.us, row.unit), _quantity(row.reference, row.unit),
+            row.against, f"{row.ratio:.3g}", bar, met, row.note,
+        )  # fmt: skip
+    Console(width=160).print(table)
+
+
+def _quantity(value: float, unit: str) -> str:
+    if unit != "s":
+        return f"{value:,.6g} {unit}"
+    for scale, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if abs(value) >= scale:
+            return f"{value / scale:.3g} {name}"
+    return f"{value / 1e-9:.3g} ns"

@@ -1,0 +1,35 @@
+"""Chainrule: one gradient over many programs.
+
+The names most people need, loaded when they are first used so that `import chainrule` stays as cheap as
+importing nothing. Each room has its own package: `chainrule.runtime` (package a program),
+`chainrule.elimination` (cheap exact Jacobians), `chainrule.harvest` (look inside), `chainrule.stateful`
+(train), `chainrule.bridge` (use components inside JAX).
+"""
+
+import importlib as _importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from chainrule._errors import ChainruleError, ComponentError, InputError
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "ChainruleError": "chainrule._errors",
+    "ComponentError": "chainrule._errors",
+    "InputError": "chainrule._errors",
+}
+
+__all__ = ["ChainruleError", "ComponentError", "InputError", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'chainrule' has no attribute {name!r}")
+    value = getattr(_importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

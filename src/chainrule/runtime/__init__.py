@@ -1,0 +1,1 @@
+"""Package a program as a typed, differentiable component."""

@@ -1,0 +1,1 @@
+"""Derivative endpoints: what they are, and how a missing one follows from another."""
