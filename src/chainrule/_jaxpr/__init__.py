@@ -1,0 +1,66 @@
+"""Walking and rewriting jaxprs: one view of JAX programs for every room.
+
+Vocabulary
+    program      a `ClosedJaxpr`: equations, inputs, outputs, captured constants.
+    equation     one application of a primitive.
+    sub-program  a program in the parameters of a higher-order equation (`jit`, `scan`, `while`, `cond`,
+                 `custom_jvp`, `custom_vjp`, `remat`, `shard_map`, `custom_linear_solve`, …), with the map
+                 from its inputs and outputs to the equation's operands and results.
+    atom         a variable or a literal.
+
+Invariant: nothing outside this package imports `jax._src` or a name that differs between JAX versions
+(`_names.py` holds them; `tests/_jaxpr/` fails loudly when JAX changes them).
+"""
+
+from chainrule._jaxpr._evaluate import (
+    as_function,
+    bind_equation,
+    evaluate,
+    trace,
+    trace_avals,
+)
+from chainrule._jaxpr._inline import CALLS, inline_calls
+from chainrule._jaxpr._names import (
+    Atom,
+    ClosedJaxpr,
+    DropVar,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Primitive,
+    Var,
+    close_program,
+    fresh_variable,
+    replace_equation,
+)
+from chainrule._jaxpr._programs import Role, SubProgram, subprograms
+from chainrule._jaxpr._source import SourceLocation, locate
+from chainrule._jaxpr._walk import Site, walk
+
+__all__ = [
+    "CALLS",
+    "Atom",
+    "ClosedJaxpr",
+    "DropVar",
+    "Jaxpr",
+    "JaxprEqn",
+    "Literal",
+    "Primitive",
+    "Role",
+    "Site",
+    "SourceLocation",
+    "SubProgram",
+    "Var",
+    "as_function",
+    "bind_equation",
+    "close_program",
+    "evaluate",
+    "fresh_variable",
+    "inline_calls",
+    "locate",
+    "replace_equation",
+    "subprograms",
+    "trace",
+    "trace_avals",
+    "walk",
+]

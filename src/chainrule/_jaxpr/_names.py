@@ -1,0 +1,116 @@
+"""The contact surface with JAX's internals: every private or version-dependent name is taken here.
+
+`tests/_jaxpr/test_names.py` exercises each of them, so that a JAX release that moves one fails there
+with its name and not somewhere deep inside a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from jax._src import core as _core
+from jax._src import linear_util as _linear_util
+from jax._src import source_info_util
+from jax._src.interpreters import partial_eval as _partial_eval
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
+
+__all__ = [
+    "Atom",
+    "ClosedJaxpr",
+    "DropVar",
+    "Jaxpr",
+    "JaxprEqn",
+    "Literal",
+    "Primitive",
+    "Var",
+    "bind_parameters",
+    "close_program",
+    "equation_context",
+    "fresh_variable",
+    "replace_equation",
+    "trace_flat",
+    "user_frame_of",
+]
+
+DropVar = _core.DropVar
+Atom: TypeAlias = Var | Literal
+
+
+def fresh_variable(aval: Any) -> Var:
+    """A variable that occurs nowhere else."""
+    return Var(aval)
+
+
+def close_program(
+    invars: Sequence[Var],
+    outvars: Sequence[Atom],
+    eqns: Sequence[JaxprEqn],
+    *,
+    like: Jaxpr,
+    constvars: Sequence[Var] = (),
+    consts: Sequence[Any] = (),
+) -> ClosedJaxpr:
+    """A program from its parts; effects are those of its equations, the rest is taken from `like`."""
+    effects = _core.no_effects.union(*(eqn.effects for eqn in eqns))
+    debug_info = like.debug_info
+    if len(debug_info.result_paths or ()) not in (0, len(outvars)):
+        debug_info = debug_info._replace(result_paths=None)
+    if len(debug_info.arg_names or ()) not in (0, len(invars)):
+        debug_info = debug_info._replace(arg_names=None)
+    jaxpr = Jaxpr(
+        list(constvars), list(invars), list(outvars), list(eqns), effects, debug_info=debug_info
+    )
+    return ClosedJaxpr(jaxpr, list(consts))
+
+
+def replace_equation(
+    eqn: JaxprEqn, *, invars: Sequence[Atom] | None = None, outvars: Sequence[Var] | None = None,
+    params: dict[str, Any] | None = None,
+) -> JaxprEqn:  # fmt: skip
+    """The same equation with other operands, results or parameters."""
+    changes: dict[str, Any] = {}
+    if invars is not None:
+        changes["invars"] = list(invars)
+    if outvars is not None:
+        changes["outvars"] = list(outvars)
+    if params is not None:
+        changes["params"] = params
+    return eqn.replace(**changes)
+
+
+def bind_parameters(eqn: JaxprEqn) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What `primitive.bind` wants before and after the operands.
+
+    JAX up to 0.9 returned wrapped functions that go in front of the operands; later versions keep
+    them among the parameters.
+    """
+    bound = eqn.primitive.get_bind_params(eqn.params)
+    if isinstance(bound, tuple):
+        functions, params = bound
+        return tuple(functions), params
+    return (), bound
+
+
+def equation_context(eqn: JaxprEqn) -> Any:
+    """The context an equation was traced in: source line, name stack, compute type."""
+    stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    return source_info_util.user_context(eqn.source_info.traceback, name_stack=stack)
+
+
+def trace_flat(function: Any, avals: Sequence[Any], *, debug_info: Any = None) -> ClosedJaxpr:
+    """Trace a flat function (a list of arrays out) at exact abstract values.
+
+    Unlike `jax.make_jaxpr` this keeps weak types, shardings and varying manual axes of the avals, so
+    that the result can stand in the place of a sub-program.
+    """
+    if debug_info is None:
+        debug_info = _linear_util.DebugInfo("rewritten", "chainrule", None, None)
+    wrapped = _linear_util.wrap_init(function, debug_info=debug_info)
+    jaxpr, _, consts, *_ = _partial_eval.trace_to_jaxpr_dynamic(wrapped, list(avals))
+    return ClosedJaxpr(jaxpr, list(consts))
+
+
+def user_frame_of(eqn: JaxprEqn) -> Any:
+    """The innermost frame outside JAX of the line that made an equation, or `None`."""
+    return source_info_util.user_frame(eqn.source_info.traceback)

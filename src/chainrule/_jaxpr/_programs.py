@@ -1,0 +1,148 @@
+"""A uniform view of the sub-programs of higher-order primitives.
+
+One table says, per primitive, where its sub-programs sit in the parameters, how often they run and how
+their inputs and outputs map to the operands and results of the equation. A primitive that is not in the
+table but carries a program is still seen, with the role `"unknown"`, so that no caller can overlook one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from chainrule._jaxpr._names import ClosedJaxpr, Jaxpr, JaxprEqn
+
+__all__ = ["Role", "SubProgram", "subprograms"]
+
+Role = Literal[
+    "call",  # runs once, exactly the equation: jit, remat, custom_jvp, custom_vjp, shard_map, …
+    "body",  # runs once per iteration of a loop
+    "condition",  # runs once per iteration of a loop and once more; its result only steers
+    "branch",  # one of several, of which one runs
+    "operator",  # a linear map or solver of custom_linear_solve; runs as often as the solver likes
+    "combiner",  # a scalar function of reduce, scatter, …; runs per element
+    "unknown",  # a program in a primitive that the table does not know
+]
+
+
+@dataclass(frozen=True)
+class SubProgram:
+    """A program inside an equation.
+
+    Attributes:
+        role: how it runs.
+        parameter: name of the equation's parameter that holds it.
+        index: position inside that parameter when it holds several, else `None`.
+        program: the program itself, closed.
+        operands: per input of the program, the operand of the equation that feeds it (in a loop: at
+            the first iteration; for scanned inputs: of which it is a slice); `None` when no operand does.
+        results: per output, the result of the equation it becomes (in a loop: at the last iteration, or
+            stacked); `None` when it becomes none.
+    """
+
+    role: Role
+    parameter: str
+    index: int | None
+    program: ClosedJaxpr
+    operands: tuple[int | None, ...]
+    results: tuple[int | None, ...]
+
+
+def subprograms(eqn: JaxprEqn) -> tuple[SubProgram, ...]:
+    """The sub-programs of an equation; empty for a first-order primitive."""
+    reader = _READERS.get(eqn.primitive.name)
+    return tuple(reader(eqn) if reader else _read_unknown(eqn))
+
+
+def _closed(program: Any) -> ClosedJaxpr:
+    return program if isinstance(program, ClosedJaxpr) else ClosedJaxpr(program, ())
+
+
+def _sub(
+    eqn: JaxprEqn, role: Role, parameter: str, operands: Any, results: Any, index: int | None = None
+) -> SubProgram:
+    held = eqn.params[parameter]
+    program = _closed(held if index is None else held[index])
+    return SubProgram(role, parameter, index, program, tuple(operands), tuple(results))
+
+
+def _call(parameter: str) -> Callable[[JaxprEqn], Iterator[SubProgram]]:
+    def read(eqn: JaxprEqn) -> Iterator[SubProgram]:
+        yield _sub(eqn, "call", parameter, range(len(eqn.invars)), range(len(eqn.outvars)))
+
+    return read
+
+
+def _scan(eqn: JaxprEqn) -> Iterator[SubProgram]:
+    yield _sub(eqn, "body", "jaxpr", range(len(eqn.invars)), range(len(eqn.outvars)))
+
+
+def _while(eqn: JaxprEqn) -> Iterator[SubProgram]:
+    # Operands are laid out as [condition's constants, body's constants, carry].
+    n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    carry = range(n_cond + n_body, len(eqn.invars))
+    yield _sub(eqn, "condition", "cond_jaxpr", (*range(n_cond), *carry), (None,))
+    constants = range(n_cond, n_cond + n_body)
+    yield _sub(eqn, "body", "body_jaxpr", (*constants, *carry), range(len(eqn.outvars)))
+
+
+def _cond(eqn: JaxprEqn) -> Iterator[SubProgram]:
+    # Operand 0 selects the branch.
+    for index in range(len(eqn.params["branches"])):
+        operands, results = range(1, len(eqn.invars)), range(len(eqn.outvars))
+        yield _sub(eqn, "branch", "branches", operands, results, index)
+
+
+def _linear_solve(eqn: JaxprEqn) -> Iterator[SubProgram]:
+    # Operands are laid out as [constants of each operator in turn, right-hand side].
+    start = 0
+    lengths = eqn.params["const_lengths"]
+    for index, (length, program) in enumerate(zip(lengths, eqn.params["jaxprs"], strict=True)):
+        if program is not None:
+            n_vectors = len(_closed(program).jaxpr.invars) - length
+            operands = (*range(start, start + length), *(None,) * n_vectors)
+            results = (None,) * len(_closed(program).jaxpr.outvars)
+            yield _sub(eqn, "operator", "jaxprs", operands, results, index)
+        start += length
+
+
+def _read_unknown(eqn: JaxprEqn) -> Iterator[SubProgram]:
+    role: Role = "combiner" if eqn.primitive.name in _COMBINING else "unknown"
+    for parameter, value in eqn.params.items():
+        several = isinstance(value, (tuple, list))
+        for position, item in enumerate(value if several else (value,)):
+            if isinstance(item, (Jaxpr, ClosedJaxpr)):
+                program = _closed(item)
+                yield SubProgram(
+                    role, parameter, position if several else None, program,
+                    (None,) * len(program.jaxpr.invars), (None,) * len(program.jaxpr.outvars),
+                )  # fmt: skip
+
+
+_COMBINING = frozenset(
+    {"reduce", "reduce_window", "select_and_scatter", "scatter", "scatter-add", "scatter-mul",
+     "scatter-min", "scatter-max", "scatter_add", "scatter_mul", "scatter_min", "scatter_max",
+     "scatter-sub", "scatter_sub", "reduce_and", "reduce_or", "reduce_xor"}
+)  # fmt: skip
+
+# Several names per primitive: JAX has renamed some of them over the versions we support.
+_READERS: dict[str, Callable[[JaxprEqn], Iterator[SubProgram]]] = {
+    "jit": _call("jaxpr"),
+    "pjit": _call("jaxpr"),
+    "closed_call": _call("call_jaxpr"),
+    "core_call": _call("call_jaxpr"),
+    "call": _call("call_jaxpr"),
+    "remat": _call("jaxpr"),
+    "remat2": _call("jaxpr"),
+    "checkpoint": _call("jaxpr"),
+    "custom_jvp_call": _call("call_jaxpr"),
+    "custom_vjp_call": _call("call_jaxpr"),
+    "custom_vjp_call_jaxpr": _call("fun_jaxpr"),
+    "shard_map": _call("jaxpr"),
+    "linear_call": _call("callee"),
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+    "custom_linear_solve": _linear_solve,
+}

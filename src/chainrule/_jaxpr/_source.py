@@ -1,0 +1,29 @@
+"""Where in the user's source an equation comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chainrule._jaxpr._names import JaxprEqn, user_frame_of
+
+__all__ = ["SourceLocation", "locate"]
+
+
+@dataclass(frozen=True)
+class SourceLocation:
+    """A line of the user's program. `str()` gives `file:line (function)`."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} ({self.function})"
+
+
+def locate(eqn: JaxprEqn) -> SourceLocation | None:
+    """The user's line that made an equation; `None` when JAX kept no traceback."""
+    frame = user_frame_of(eqn)
+    if frame is None:
+        return None
+    return SourceLocation(frame.file_name, frame.start_line, frame.function_name)
