@@ -1,0 +1,223 @@
+"""One array as a JSON object, the form that every Tesseract client and server understands.
+
+    {"object_type": "array", "shape": [2, 3], "dtype": "float64",
+     "data": {"buffer": …, "encoding": "json" | "base64" | "binref", "compression": "lz4"}}
+
+`compression` is absent unless set. `object_type` may be absent in what we read and is always written.
+Every decoded array is a read-only view; sizes are checked before anything is allocated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+import pybase64
+
+from chainrule._errors import DecodeError, DefinitionError
+from chainrule.runtime._codec._binref_array import BinrefArray
+from chainrule.runtime._codec._binref_reading import Reference, read_binref
+from chainrule.runtime._codec._binref_writing import BinrefWriter
+from chainrule.runtime._codec._compression import compress, decompress
+from chainrule.runtime._codec._dtypes import (
+    check_shape,
+    dtype_from_name,
+    dtype_name,
+    expected_bytes,
+    from_wire,
+    raw_bytes,
+    to_wire,
+)
+from chainrule.runtime._codec._grants import NO_GRANTS, Grants
+from chainrule.runtime._codec._json_buffers import (
+    is_json_exact,
+    read_json_buffer,
+    write_json_buffer,
+)
+from chainrule.runtime._codec._limits import DEFAULT_LIMITS, Budget, Limits
+
+__all__ = ["Encoding", "decode_array", "encode_array", "is_encoded_array"]
+
+Encoding = Literal["json", "base64", "binref"]
+
+_KEYS = frozenset(("object_type", "shape", "dtype", "data"))
+_DATA_KEYS = frozenset(("buffer", "encoding", "compression"))
+
+
+def is_encoded_array(obj: Any) -> bool:
+    """Whether an object claims to be an encoded array; `decode_array` then says if it is a sound one."""
+    if not isinstance(obj, Mapping):
+        return False
+    if obj.get("object_type") == "array":
+        return True
+    return "shape" in obj and "dtype" in obj and isinstance(obj.get("data"), Mapping)
+
+
+def decode_array(
+    encoded: Mapping[str, Any],
+    *,
+    grants: Grants | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> np.ndarray[Any, Any]:
+    """The array that an encoded object stands for.
+
+    Args:
+        encoded: a mapping in the form described by this module.
+        grants: folders and addresses that a `binref` may name; none by default.
+        limits: bounds on the declared size.
+
+    Returns:
+        A read-only array of exactly the declared shape and dtype (0-d for scalars).
+
+    Raises:
+        DecodeError: the object is malformed, or its bytes do not match its shape and dtype.
+        LimitError: the declared array is too large (`array_too_large`).
+        NotGrantedError: a reference lies outside the grants (`path_not_granted`).
+
+    Example:
+        >>> decode_array({"shape": [2], "dtype": "int8", "data": {"encoding": "base64", "buffer": "AQI="}})
+        array([1, 2], dtype=int8)
+    """
+    return decode_array_within(encoded, grants or NO_GRANTS, Budget(limits))
+
+
+def decode_array_within(
+    encoded: Mapping[str, Any], grants: Grants, budget: Budget
+) -> np.ndarray[Any, Any]:
+    """`decode_array` for one of several arrays that share a budget."""
+    _check_keys(encoded, _KEYS, ("shape", "dtype", "data"))
+    if encoded.get("object_type", "array") != "array":
+        raise _malformed("object_type 'array'", "another object_type")
+    shape = check_shape(encoded["shape"])
+    dtype = dtype_from_name(encoded["dtype"])
+    data = encoded["data"]
+    if not isinstance(data, Mapping):
+        raise _malformed("data as an object with buffer and encoding", type(data).__name__)
+    _check_keys(data, _DATA_KEYS, ("buffer", "encoding"))
+    budget.take(expected_bytes(shape, dtype))
+    array = _decode_data(data, shape, dtype, grants)
+    array.flags.writeable = False
+    return array
+
+
+def _decode_data(
+    data: Mapping[str, Any], shape: tuple[int, ...], dtype: np.dtype[Any], grants: Grants
+) -> np.ndarray[Any, Any]:
+    encoding, buffer, compression = data["encoding"], data["buffer"], data.get("compression")
+    if encoding == "base64":
+        return _decode_base64(buffer, compression, shape, dtype)
+    if encoding == "json":
+        if compression is not None:
+            raise _malformed("no compression with encoding 'json'", "one")
+        return read_json_buffer(buffer, shape, dtype)
+    if encoding == "binref":
+        return read_binref(Reference.parse(buffer), shape, dtype, compression, grants)
+    found = repr(encoding)[:40] if isinstance(encoding, str) else type(encoding).__name__
+    raise _malformed("encoding 'json', 'base64' or 'binref'", found)
+
+
+def _decode_base64(
+    buffer: Any, compression: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> np.ndarray[Any, Any]:
+    if not isinstance(buffer, str):
+        raise _malformed("base64 text in data.buffer", type(buffer).__name__)
+    nbytes = expected_bytes(shape, dtype)
+    if compression is None and len(buffer) != (nbytes + 2) // 3 * 4:
+        raise _malformed(
+            f"{(nbytes + 2) // 3 * 4} characters of base64 for {dtype.name}{list(shape)}",
+            f"{len(buffer)}",
+        )
+    try:
+        content: Any = pybase64.b64decode(buffer, validate=True)
+    except ValueError:
+        raise _malformed("standard base64 with padding", "other text") from None
+    if compression is not None:
+        content = decompress(content, compression, nbytes)
+    if len(content) != nbytes:
+        raise _malformed(f"{nbytes} bytes for {dtype.name}{list(shape)}", f"{len(content)}")
+    return from_wire(content, shape, dtype)
+
+
+def encode_array(
+    array: Any,
+    *,
+    encoding: Encoding = "json",
+    compression: str | None = None,
+    writer: BinrefWriter | None = None,
+) -> dict[str, Any]:
+    """An array as a JSON-ready object.
+
+    Args:
+        array: anything NumPy can read, or a `BinrefArray`, which is forwarded as it is under `binref`.
+        encoding: how the values travel. Under `json`, arrays with NaN or infinities travel as
+            base64, which every client decodes: JSON has no form for them.
+        compression: `"lz4"` or `None`; ignored by `json`, which cannot be compressed.
+        writer: where `binref` puts the bytes.
+
+    Raises:
+        DefinitionError: a dtype without a wire name, or `binref` without a writer.
+        StorageError: `binref` could not be written.
+
+    Example:
+        >>> encode_array(np.float32([1, 2]))["data"]
+        {'buffer': [1.0, 2.0], 'encoding': 'json'}
+    """
+    if isinstance(array, BinrefArray):
+        if encoding == "binref":
+            return _encoded(array.shape, array.dtype, _referred(array))
+        array = array.load()
+    wire = to_wire(array)
+    name = dtype_name(wire.dtype)
+    return _encoded(wire.shape, name, _encode_data(wire, encoding, compression, writer))
+
+
+def _encode_data(
+    wire: np.ndarray[Any, Any],
+    encoding: Encoding,
+    compression: str | None,
+    writer: BinrefWriter | None,
+) -> dict[str, Any]:
+    if encoding == "binref":
+        if writer is None:
+            raise DefinitionError(
+                "The encoding 'binref' needs an output folder: pass writer=BinrefWriter(folder).",
+                code="output_folder_missing",
+            )
+        return _referred(writer.write(wire, compression=compression))
+    if encoding == "json" and is_json_exact(wire):
+        return {"buffer": write_json_buffer(wire), "encoding": "json"}
+    content: Any = raw_bytes(wire)
+    if compression is None or encoding == "json":
+        return {"buffer": pybase64.b64encode_as_string(content), "encoding": "base64"}
+    return {
+        "buffer": pybase64.b64encode_as_string(compress(content, compression)),
+        "encoding": "base64",
+        "compression": compression,
+    }
+
+
+def _referred(array: BinrefArray) -> dict[str, Any]:
+    data: dict[str, Any] = {"buffer": array.buffer, "encoding": "binref"}
+    if array.compression is not None:
+        data["compression"] = array.compression
+    return data
+
+
+def _encoded(shape: tuple[int, ...], dtype: str, data: dict[str, Any]) -> dict[str, Any]:
+    return {"object_type": "array", "shape": list(shape), "dtype": dtype, "data": data}
+
+
+def _check_keys(
+    mapping: Mapping[str, Any], allowed: frozenset[str], needed: tuple[str, ...]
+) -> None:
+    for key in needed:
+        if key not in mapping:
+            raise _malformed(f"the key {key!r} in an encoded array", "none")
+    if not mapping.keys() <= allowed:
+        extra = next(key for key in mapping if key not in allowed)
+        raise _malformed(f"only the keys {sorted(allowed)}", repr(extra)[:60])
+
+
+def _malformed(expected: str, found: str) -> DecodeError:
+    return DecodeError(f"Expected {expected}; found {found}.", code="array_decode_error")

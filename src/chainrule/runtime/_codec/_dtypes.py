@@ -1,0 +1,139 @@
+"""The dtypes that have a name on the wire, and shapes that can be trusted.
+
+Bytes on the wire are little-endian and C-ordered. `bfloat16` is ours; the other names are the peer's.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from chainrule._errors import DecodeError, DefinitionError
+
+__all__ = [
+    "DTYPE_NAMES",
+    "check_shape",
+    "dtype_from_name",
+    "dtype_name",
+    "expected_bytes",
+    "from_wire",
+    "raw_bytes",
+    "to_wire",
+]
+
+_FLOATS = ("float16", "float32", "float64")
+_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+DTYPE_NAMES: tuple[str, ...] = (*_FLOATS, *_INTEGERS, "bool", "complex64", "complex128", "bfloat16")
+
+_PLAIN = {name: np.dtype(name) for name in DTYPE_NAMES if name != "bfloat16"}
+_MAX_RANK = 64
+_NATIVE_IS_WIRE = sys.byteorder == "little"
+
+
+def dtype_from_name(name: Any) -> np.dtype[Any]:
+    """The native dtype of a wire name.
+
+    Raises:
+        DecodeError: not one of `DTYPE_NAMES` (`array_invalid_dtype`).
+    """
+    try:
+        return _PLAIN[name]
+    except (KeyError, TypeError):
+        if name == "bfloat16":
+            return _bfloat16()
+    found = repr(name)[:60] if isinstance(name, str) else type(name).__name__
+    raise DecodeError(
+        f"Expected a dtype name among {', '.join(DTYPE_NAMES)}; found {found}.",
+        code="array_invalid_dtype",
+        details={"allowed_dtypes": list(DTYPE_NAMES)},
+    )
+
+
+@lru_cache(maxsize=1)
+def _bfloat16() -> np.dtype[Any]:
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise DefinitionError(
+            "bfloat16 arrays need the package ml_dtypes: pip install ml_dtypes (it comes with JAX).",
+            code="missing_dependency",
+        ) from None
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """The wire name of a dtype, whatever its byte order.
+
+    Raises:
+        DefinitionError: arrays of this dtype cannot be sent (objects, strings, dates, records).
+    """
+    name = dtype.name
+    if name in DTYPE_NAMES:
+        return name
+    raise DefinitionError(
+        f"Arrays of dtype {name} cannot be encoded; use one of {', '.join(DTYPE_NAMES)}.",
+        code="array_invalid_dtype",
+    )
+
+
+def check_shape(shape: Any) -> tuple[int, ...]:
+    """A shape as a tuple of non-negative integers; nothing is converted.
+
+    Raises:
+        DecodeError: not a list of plain integers ≥ 0, or more than 64 of them.
+    """
+    if isinstance(shape, (list, tuple)) and len(shape) <= _MAX_RANK:
+        for size in shape:
+            if type(size) is not int or size < 0:
+                break
+        else:
+            return tuple(shape)
+    raise DecodeError(
+        f"Expected a shape: a list of at most {_MAX_RANK} integers ≥ 0; found {_describe_shape(shape)}.",
+        code="array_decode_error",
+    )
+
+
+def _describe_shape(shape: Any) -> str:
+    if not isinstance(shape, Sequence) or isinstance(shape, str):
+        return type(shape).__name__
+    if len(shape) > _MAX_RANK:
+        return f"{len(shape)} entries"
+    bad = next(size for size in shape if type(size) is not int or size < 0)
+    return f"an entry {bad}" if isinstance(bad, (int, float)) else f"a {type(bad).__name__} entry"
+
+
+def expected_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    """Bytes of an array, computed without overflow."""
+    return math.prod(shape) * dtype.itemsize
+
+
+def to_wire(array: Any) -> np.ndarray[Any, Any]:
+    """An array as C-contiguous, little-endian ndarray; the very object when it already is one."""
+    result = np.asarray(array, order="C")
+    if result.dtype.byteorder == ">" or not (_NATIVE_IS_WIRE or result.dtype.itemsize == 1):
+        result = result.astype(result.dtype.newbyteorder("<"))
+    return result
+
+
+def raw_bytes(array: np.ndarray[Any, Any]) -> memoryview:
+    """The bytes of a `to_wire` array, without a copy."""
+    # Neither bfloat16 nor zero-size arrays can be cast by memoryview itself.
+    return memoryview(array.reshape(-1).view(np.uint8))
+
+
+def from_wire(buffer: Any, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int = 0) -> Any:
+    """A read-only array over `buffer`, without a copy where the machine can read it in place."""
+    count = math.prod(shape)
+    stored = dtype if _NATIVE_IS_WIRE else dtype.newbyteorder("<")
+    flat = np.frombuffer(buffer, stored, count, offset) if count else np.empty(0, stored)
+    array = flat.reshape(shape)
+    if not (array.flags.aligned and _NATIVE_IS_WIRE):
+        array = array.astype(dtype)
+    array.flags.writeable = False
+    return array

@@ -1,0 +1,121 @@
+"""The numbers of one array as JSON: nested lists, exactly or not at all."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from chainrule._errors import DecodeError
+
+__all__ = ["is_json_exact", "read_json_buffer", "write_json_buffer"]
+
+# Above this, consecutive integers are no longer all floats.
+_EXACT_FLOAT = 2.0**53
+
+
+def is_json_exact(array: np.ndarray[Any, Any]) -> bool:
+    """Whether JSON can carry every value: it has no NaN and no infinities."""
+    kind = array.dtype.kind
+    return kind in "biu" or bool(np.isfinite(array).all())
+
+
+def write_json_buffer(array: np.ndarray[Any, Any]) -> Any:
+    """Nested lists of numbers or booleans; complex numbers as strings like `1+2j`."""
+    if array.dtype.kind != "c":
+        return array.tolist()
+    texts = np.array([str(value).strip("()") for value in array.ravel().tolist()], dtype=object)
+    return texts.reshape(array.shape).tolist()
+
+
+def read_json_buffer(
+    buffer: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> np.ndarray[Any, Any]:
+    """An array from nested lists of its shape, or from a flat list in C order.
+
+    Whole floats are accepted for integers, `null` for NaN; nothing is rounded or wrapped.
+
+    Raises:
+        DecodeError: ragged, of another shape, or with a value that the dtype cannot hold.
+    """
+    given = _as_array(buffer)
+    count = math.prod(shape)
+    if given.shape != shape and given.shape != (count,):
+        raise _bad(f"a list of shape {list(shape)}, or a flat one of length {count}",
+                   f"shape {list(given.shape)}")  # fmt: skip
+    return _cast(given, dtype).reshape(shape)
+
+
+def _as_array(buffer: Any) -> np.ndarray[Any, Any]:
+    try:
+        return np.asarray(buffer)
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        raise _bad("nested lists of equal lengths", "a ragged or non-numeric list") from None
+
+
+def _cast(given: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    if given.size == 0:
+        return np.zeros(given.shape, dtype)
+    if given.dtype.kind == "O":
+        given = _without_nulls(given)
+    if dtype.kind == "c":
+        return _to_complex(given, dtype)
+    if given.dtype.kind not in "biuf":
+        raise _bad("numbers", "text or other values")
+    if dtype.kind == "b":
+        return _to_bool(given)
+    if dtype.kind in "iu":
+        return _to_integer(given, dtype)
+    return _to_float(given, dtype)
+
+
+def _without_nulls(given: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    flat = given.ravel().tolist()
+    if not all(value is None or isinstance(value, (int, float, str)) for value in flat):
+        raise _bad("numbers or null", "objects")
+    has_text = any(isinstance(value, str) for value in flat)
+    try:
+        filled = [math.nan if value is None else value for value in flat]
+        return np.array(filled, dtype=None if has_text else np.float64).reshape(given.shape)
+    except OverflowError:
+        raise _bad("numbers that fit the dtype", "an integer beyond it") from None
+
+
+def _to_complex(given: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    try:
+        return given.astype(dtype)
+    except (ValueError, TypeError):
+        raise _bad("complex numbers written like '1+2j'", "other text") from None
+
+
+def _to_bool(given: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    if given.dtype.kind != "b":
+        raise _bad("true or false", "numbers")
+    return given
+
+
+def _to_integer(given: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    if given.dtype.kind == "f" and not (
+        bool((np.abs(given) <= _EXACT_FLOAT).all()) and bool((given == np.trunc(given)).all())
+    ):
+        raise _bad(f"whole numbers that fit {dtype.name}", "a fraction, NaN, or a number beyond it")
+    info = np.iinfo(dtype)
+    if given.dtype.kind != "b" and (int(given.min()) < info.min or int(given.max()) > info.max):
+        raise _bad(f"integers between {info.min} and {info.max}", "a number outside")
+    return given.astype(dtype)
+
+
+def _to_float(given: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    with np.errstate(over="ignore"):
+        result = given.astype(dtype)
+    # A JSON number beyond float64 was read as infinity; so does this only see what narrowing lost.
+    if dtype.itemsize < 8 and bool((np.isinf(result) & np.isfinite(given)).any()):
+        raise _bad(f"numbers that fit {dtype.name}", "a larger one")
+    return result
+
+
+def _bad(expected: str, found: str) -> DecodeError:
+    return DecodeError(
+        f"Expected {expected} in the json buffer; found {found}.", code="array_decode_error"
+    )

@@ -1,0 +1,95 @@
+"""How large, how deep and how many: the bounds a decoder keeps before it allocates anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from chainrule._errors import LimitError
+
+__all__ = ["DEFAULT_LIMITS", "Budget", "Limits"]
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on what a decoder accepts from a stranger.
+
+    Attributes:
+        max_body_bytes: bytes of one encoded body, as received.
+        max_array_bytes: bytes of one decoded array.
+        max_total_bytes: bytes of all decoded arrays of one body together, so that a thousand small
+            compressed buffers cannot do what one large one may not.
+        max_fields: mapping entries and list items of one body, array contents not counted.
+        max_depth: nesting of mappings and lists, array contents not counted.
+    """
+
+    max_body_bytes: int = 512 * _MIB
+    max_array_bytes: int = 1024 * _MIB
+    max_total_bytes: int = 2048 * _MIB
+    max_fields: int = 100_000
+    max_depth: int = 64
+
+    def check_body(self, nbytes: int) -> None:
+        """Refuse a body that is larger than `max_body_bytes`."""
+        if nbytes > self.max_body_bytes:
+            raise LimitError(
+                f"The body has {nbytes} bytes, the limit is {self.max_body_bytes}. Send the arrays in "
+                "application/vnd.chainrule.frames, or ask the operator to raise max_body_bytes.",
+                code="body_too_large",
+                details={"nbytes": nbytes, "limit": self.max_body_bytes},
+            )
+
+
+DEFAULT_LIMITS = Limits()
+
+
+@dataclass
+class Budget:
+    """What is left of the limits while one body is decoded."""
+
+    limits: Limits = DEFAULT_LIMITS
+    fields_left: int = field(init=False)
+    bytes_left: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.fields_left = self.limits.max_fields
+        self.bytes_left = self.limits.max_total_bytes
+
+    def enter(self, count: int, depth: int) -> None:
+        """Account for one mapping or list with `count` entries at nesting `depth`.
+
+        Raises:
+            LimitError: too deep, or too many fields in this body.
+        """
+        self.fields_left -= count
+        if depth > self.limits.max_depth:
+            raise LimitError(
+                f"The data is nested deeper than {self.limits.max_depth} levels.",
+                code="too_deep",
+                details={"limit": self.limits.max_depth},
+            )
+        if self.fields_left < 0:
+            raise LimitError(
+                f"The body has more than {self.limits.max_fields} fields. Send many numbers as one "
+                "array instead of many fields.",
+                code="too_many_fields",
+                details={"limit": self.limits.max_fields},
+            )
+
+    def take(self, nbytes: int) -> None:
+        """Account for one array of `nbytes`, before it is allocated.
+
+        Raises:
+            LimitError: the array, or all arrays of this body together, would be too large.
+        """
+        limit = min(self.limits.max_array_bytes, self.bytes_left)
+        if nbytes > limit:
+            raise LimitError(
+                f"An array of {nbytes} bytes was declared, at most {limit} are allowed here "
+                f"(max_array_bytes={self.limits.max_array_bytes}, "
+                f"max_total_bytes={self.limits.max_total_bytes}).",
+                code="array_too_large",
+                details={"nbytes": nbytes, "limit": limit},
+            )
+        self.bytes_left -= nbytes
