@@ -1,0 +1,58 @@
+"""Typed arrays: what an array field declares, and how values are held to it."""
+
+from ._array import (
+    Array,
+    BFloat16,
+    Bool,
+    Complex64,
+    Complex128,
+    Differentiable,
+    Float16,
+    Float32,
+    Float64,
+    Int8,
+    Int16,
+    Int32,
+    Int64,
+    UInt8,
+    UInt16,
+    UInt32,
+    UInt64,
+    array_type,
+    is_array_type,
+    is_differentiable,
+)
+from ._dtypes import describe_array
+from ._json_schema import ArrayJsonSchema
+from ._leaves import array_leaves, differentiable_leaves
+from ._shape_dtype import ShapeDType
+from ._spec import ArraySpec
+
+__all__ = [
+    "Array",
+    "ArrayJsonSchema",
+    "ArraySpec",
+    "BFloat16",
+    "Bool",
+    "Complex64",
+    "Complex128",
+    "Differentiable",
+    "Float16",
+    "Float32",
+    "Float64",
+    "Int8",
+    "Int16",
+    "Int32",
+    "Int64",
+    "ShapeDType",
+    "UInt8",
+    "UInt16",
+    "UInt32",
+    "UInt64",
+    "array_leaves",
+    "array_type",
+    "describe_array",
+    "differentiable_leaves",
+    "is_array_type",
+    "is_differentiable",
+]

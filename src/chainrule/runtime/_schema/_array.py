@@ -1,0 +1,132 @@
+"""`Array[shape, dtype, units]`: a type annotation that pydantic validates and JSON schemas describe.
+
+Every subscript makes a class that carries its declaration as `.spec`. Values are never instances of
+these classes: they are NumPy arrays (read-only views) or NumPy scalars.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, ClassVar
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+from chainrule._errors import DefinitionError
+
+from ._json_schema import array_json_schema
+from ._serialize import serialize_array
+from ._spec import ArraySpec, make_spec
+from ._validate import build_validator
+
+__all__ = [
+    "Array", "BFloat16", "Bool", "Complex64", "Complex128", "Differentiable", "Float16", "Float32",
+    "Float64", "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64",
+    "is_array_type", "is_differentiable",
+]  # fmt: skip
+
+
+class _ArrayMeta(type):
+    """Gives array types a readable name and equality by declaration (through the cache below)."""
+
+    spec: ArraySpec | None
+
+    def __repr__(cls) -> str:
+        if cls.spec is None:
+            return "Array"
+        shape = "..." if cls.spec.shape is None else cls.spec.labelled_shape
+        units = "" if cls.spec.units is None else f", {cls.spec.units!r}"
+        text = f"Array[{shape}, {cls.spec.dtype!r}{units}]"
+        return f"Differentiable[{text}]" if cls.spec.differentiable else text
+
+
+class Array(metaclass=_ArrayMeta):
+    """An array of numbers with a shape, a dtype and, if wanted, units.
+
+    `Array[shape, dtype]` or `Array[shape, dtype, units]`, where the shape is a tuple of sizes, of names
+    (`"n"`: the same name is the same size everywhere in one call) and of `None` (any size), or `...`
+    (any rank); the dtype is a type such as `Float64`, a dtype name, or `None` (any dtype).
+
+    Example:
+        >>> from pydantic import BaseModel
+        >>> class Cloud(BaseModel):
+        ...     points: Array[("n", 3), Float64]
+        ...     masses: Array[("n",), Float64]
+        >>> Cloud(points=[[0, 0, 1]], masses=[2]).masses
+        array([2.])
+    """
+
+    spec: ClassVar[ArraySpec | None] = None
+
+    def __class_getitem__(cls, key: Any) -> type[Array]:
+        if not isinstance(key, tuple) or len(key) not in (2, 3):
+            raise DefinitionError(
+                f"Array[{key!r}] needs a shape and a dtype, for example Array[(3, None), Float64].",
+                code="bad_array_type",
+            )
+        return array_type(make_spec(*key))
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        if cls.spec is None:
+            raise DefinitionError(
+                "A field needs the shape and dtype of its array: write Array[..., None] for anything.",
+                code="bad_array_type",
+            )
+        return core_schema.with_info_plain_validator_function(
+            build_validator(cls.spec), serialization=serialize_array(cls.spec)
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        assert cls.spec is not None
+        return array_json_schema(cls.spec, handler)
+
+
+@cache
+def array_type(spec: ArraySpec) -> type[Array]:
+    """The array type of a declaration; equal declarations share one class."""
+    return _ArrayMeta("Array", (Array,), {"spec": spec, "__module__": Array.__module__})
+
+
+def is_array_type(annotation: Any) -> bool:
+    """Whether an annotation is an `Array[...]`."""
+    return isinstance(annotation, _ArrayMeta) and annotation.spec is not None
+
+
+def is_differentiable(annotation: Any) -> bool:
+    """Whether an annotation is a `Differentiable[Array[...]]`."""
+    return is_array_type(annotation) and annotation.spec.differentiable
+
+
+class Differentiable:
+    """Marks an array whose derivatives may be asked for: `Differentiable[Array[(3,), Float64]]`."""
+
+    def __class_getitem__(cls, annotation: Any) -> type[Array]:
+        if not is_array_type(annotation):
+            raise DefinitionError(
+                f"Only arrays can be differentiable, found {annotation!r}. Put Differentiable inside "
+                "containers, around the array: list[Differentiable[Array[(3,), Float64]]].",
+                code="bad_array_type",
+            )
+        return array_type(annotation.spec.with_differentiable())
+
+
+Float16 = Array[(), "float16"]
+Float32 = Array[(), "float32"]
+Float64 = Array[(), "float64"]
+BFloat16 = Array[(), "bfloat16"]
+Int8 = Array[(), "int8"]
+Int16 = Array[(), "int16"]
+Int32 = Array[(), "int32"]
+Int64 = Array[(), "int64"]
+UInt8 = Array[(), "uint8"]
+UInt16 = Array[(), "uint16"]
+UInt32 = Array[(), "uint32"]
+UInt64 = Array[(), "uint64"]
+Bool = Array[(), "bool"]
+Complex64 = Array[(), "complex64"]
+Complex128 = Array[(), "complex128"]

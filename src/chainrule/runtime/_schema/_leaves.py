@@ -1,0 +1,125 @@
+"""The array leaves of a model, as patterns: which arrays there are and which are differentiable.
+
+A list element is `[]`, a mapping value `{}`, a position of a fixed tuple its own `[0]`. Members of a
+union share a pattern; their declarations are merged.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from chainrule._errors import DefinitionError
+
+from ._array import is_array_type
+from ._spec import ArraySpec
+
+__all__ = ["array_leaves", "differentiable_leaves", "is_union", "tuple_positions", "unwrap"]
+
+Leaf = tuple[str, ArraySpec]
+
+
+def array_leaves(model: Any) -> dict[str, ArraySpec]:
+    """Every array of a model (or of any annotation) by pattern, in declaration order.
+
+    Raises:
+        DefinitionError: arrays inside a model that contains itself have no finite set of patterns.
+    """
+    return _collect(model, lambda spec: True)
+
+
+def differentiable_leaves(model: Any) -> dict[str, ArraySpec]:
+    """The differentiable arrays of a model by pattern, in declaration order."""
+    return _collect(model, lambda spec: spec.differentiable)
+
+
+def _collect(model: Any, keep: Callable[[ArraySpec], bool]) -> dict[str, ArraySpec]:
+    leaves: dict[str, ArraySpec] = {}
+    for pattern, spec in _walk(model, "", ()):
+        if keep(spec):
+            leaves[pattern] = leaves[pattern].merge(spec) if pattern in leaves else spec
+    return leaves
+
+
+def _walk(annotation: Any, prefix: str, parents: tuple[type, ...]) -> Iterator[Leaf]:
+    annotation = unwrap(annotation)
+    if is_array_type(annotation):
+        yield prefix, annotation.spec
+    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield from _walk_model(annotation, prefix, parents)
+    else:
+        for segment, child in _parts(annotation):
+            yield from _walk(child, _join(prefix, segment), parents)
+
+
+def _walk_model(model: type[BaseModel], prefix: str, parents: tuple[type, ...]) -> Iterator[Leaf]:
+    if model in parents:
+        if _has_arrays(model):
+            raise DefinitionError(
+                f"Model {model.__name__} contains itself at {prefix!r} and holds arrays, so their paths "
+                "cannot be listed. Use a list of a model that does not contain itself.",
+                code="schema_recursive",
+                path=prefix,
+            )
+        return
+    is_root = getattr(model, "__pydantic_root_model__", False)
+    for name, field in model.model_fields.items():
+        segment = "" if is_root else name
+        yield from _walk(field.annotation, _join(prefix, segment), (*parents, model))
+
+
+def _has_arrays(model: type[BaseModel], seen: frozenset[type] = frozenset()) -> bool:
+    def found(annotation: Any) -> bool:
+        annotation = unwrap(annotation)
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            return annotation not in seen and _has_arrays(annotation, seen | {model})
+        return is_array_type(annotation) or any(found(child) for _, child in _parts(annotation))
+
+    return any(found(field.annotation) for field in model.model_fields.values())
+
+
+def _parts(annotation: Any) -> list[tuple[str, Any]]:
+    """The segment and annotation of everything directly inside a container or union."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if is_union(annotation):
+        return [("", member) for member in arguments]
+    if origin is tuple:
+        return tuple_positions(arguments)
+    if not (isinstance(origin, type) and arguments):
+        return []
+    if issubclass(origin, Mapping):
+        return [("{}", arguments[-1])]
+    if issubclass(origin, AbstractSet):
+        return []
+    return [("[]", arguments[0])] if hasattr(origin, "__getitem__") else []
+
+
+def tuple_positions(arguments: tuple[Any, ...]) -> list[tuple[str, Any]]:
+    """`[]` for `tuple[X, ...]`, one numbered position each otherwise."""
+    if len(arguments) == 2 and arguments[1] is Ellipsis:
+        return [("[]", arguments[0])]
+    return [(f"[{position}]", argument) for position, argument in enumerate(arguments)]
+
+
+def is_union(annotation: Any) -> bool:
+    """Whether an annotation is `X | Y`, `Union` or `Optional`."""
+    return get_origin(annotation) in (Union, types.UnionType)
+
+
+def unwrap(annotation: Any) -> Any:
+    """The annotation without `Annotated` and named aliases."""
+    while True:
+        if get_origin(annotation) is Annotated:
+            annotation = get_args(annotation)[0]
+        elif hasattr(annotation, "__value__"):
+            annotation = annotation.__value__
+        else:
+            return annotation
+
+
+def _join(prefix: str, segment: str) -> str:
+    return f"{prefix}.{segment}" if prefix and segment else prefix or segment

@@ -1,0 +1,149 @@
+"""Every way an array can be refused: one function per reason.
+
+The `type` of each error is the peer's where the peer has one, so that clients which decide on it keep
+working. Messages carry shapes and dtypes, never data.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+from chainrule._errors import ChainruleError
+
+from ._dtypes import ALL_DTYPES, describe_type
+
+__all__ = [
+    "decode_failed",
+    "dimension_conflict",
+    "dtype_mismatch",
+    "expected_integer",
+    "invalid_dtype",
+    "non_numeric",
+    "rank_mismatch",
+    "shape_mismatch",
+    "unit_mismatch",
+    "value_lost",
+]
+
+
+def _problem(kind: str, message: str, **context: Any) -> PydanticCustomError:
+    # Braces would be read as placeholders of the message template.
+    return PydanticCustomError(
+        kind,  # type: ignore[arg-type]
+        message.replace("{", "{{").replace("}", "}}"),  # type: ignore[arg-type]
+        context,
+    )
+
+
+def rank_mismatch(expected: Any, found: str, *, actual_dims: int) -> PydanticCustomError:
+    """The number of dimensions differs."""
+    rank = len(expected.shape)
+    return _problem(
+        "array_dimensionality_mismatch",
+        f"Expected {expected} with {rank} dimension{'s' * (rank != 1)}, found {found} "
+        f"with {actual_dims}.",
+        actual_dims=actual_dims,
+        expected_dims=rank,
+    )
+
+
+def shape_mismatch(
+    expected: Any, found: str, *, actual_shape: tuple[int, ...], strict: bool = False
+) -> PydanticCustomError:
+    """Same number of dimensions, but a size that neither agrees nor broadcasts."""
+    why = "and sizes must agree exactly here" if strict else "which does not broadcast to it"
+    return _problem(
+        "array_shape_mismatch",
+        f"Expected {expected}, found {found}, {why}.",
+        actual_shape=actual_shape,
+        expected_shape=expected.shape,
+    )
+
+
+def dtype_mismatch(
+    expected: str, actual: str, shape: tuple[int, ...], *, strict: bool = False
+) -> PydanticCustomError:
+    """A dtype that the field does not take."""
+    if strict:
+        why = "and dtypes must agree exactly here"
+    else:
+        why = f"which does not become {expected} without loss; convert it yourself if that is meant"
+    return _problem(
+        "array_dtype_mismatch",
+        f"Expected dtype {expected}, found {describe_type(shape, actual)}, {why}.",
+        actual_dtype=actual,
+        expected_dtype=expected,
+    )
+
+
+def value_lost(expected: str, actual: str, shape: tuple[int, ...], *, count: int, why: str) -> Any:
+    """The dtype could be cast, but some values would change."""
+    return _problem(
+        "array_value_out_of_range",
+        f"Expected values that fit dtype {expected}, found {describe_type(shape, actual)} with "
+        f"{count} value{'s' * (count != 1)} {why}.",
+        expected_dtype=expected,
+        actual_dtype=actual,
+        count=count,
+    )
+
+
+def expected_integer(expected: str, shape: tuple[int, ...], why: str) -> PydanticCustomError:
+    """Fractions, NaN or infinities for an integer field."""
+    return _problem(
+        "array_expected_integer",
+        f"Expected integers for {describe_type(shape, expected)}, found {why}.",
+        expected_dtype=expected,
+    )
+
+
+def invalid_dtype(actual: Any) -> PydanticCustomError:
+    """A dtype name nobody knows."""
+    shown = actual if isinstance(actual, str) else type(actual).__name__
+    return _problem(
+        "array_invalid_dtype",
+        f"Unknown dtype {shown!r}: expected one of {', '.join(ALL_DTYPES)}.",
+        actual_dtype=shown,
+        allowed_dtypes=ALL_DTYPES,
+    )
+
+
+def non_numeric(why: str) -> PydanticCustomError:
+    """Not an array of numbers at all."""
+    return _problem("array_non_numeric", f"Expected an array of numbers, found {why}.", error=why)
+
+
+def decode_failed(encoding: Any, error: ChainruleError) -> PydanticCustomError:
+    """An encoded array whose bytes, file or fields are not what they claim to be."""
+    return _problem(
+        "array_decode_error",
+        f"Cannot decode the array: {error.message}",
+        encoding=encoding if isinstance(encoding, str) else None,
+        error=error.message,
+        code=error.code,
+    )
+
+
+def unit_mismatch(expected: str | None, found: str, *, hint: str = "") -> PydanticCustomError:
+    """Units that do not convert into the declared ones."""
+    wanted = f"units {expected!r}" if expected else "a number without units"
+    return _problem(
+        "array_unit_mismatch",
+        f"Expected {wanted}, found units {found!r}, which do not convert. {hint}".rstrip(),
+        expected_units=expected,
+        actual_units=found,
+    )
+
+
+def dimension_conflict(name: str, first: tuple[str, int], second: tuple[str, int]) -> Any:
+    """One name, two sizes."""
+    return _problem(
+        "array_dimension_conflict",
+        f"Dimension {name!r} has size {first[1]} in {first[0]} but size {second[1]} in {second[0]}; "
+        "one name means one size in one call.",
+        dimension=name,
+        fields=[first[0], second[0]],
+        sizes=[first[1], second[1]],
+    )
