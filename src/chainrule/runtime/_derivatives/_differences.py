@@ -1,0 +1,245 @@
+"""Derivatives of any program by finite differences.
+
+Three functions with the shape of the three derivative endpoints, so that an endpoint is one line:
+
+    def jacobian(inputs, jac_inputs, jac_outputs):
+        return finite_difference_jacobian(apply, inputs, jac_inputs, jac_outputs, eps="auto")
+
+Every evaluation serves all outputs: the cost in evaluations is that of the inputs alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Executor
+from typing import Any, Literal
+
+import numpy as np
+
+from chainrule.runtime._derivatives._blocks import dense_blocks, sparse_blocks
+from chainrule.runtime._derivatives._columns import (
+    Sampler,
+    difference_columns,
+    random_directions,
+)
+from chainrule.runtime._derivatives._detection import detect_pattern
+from chainrule.runtime._derivatives._layout import canonical, check_keys
+from chainrule.runtime._derivatives._program import Program
+from chainrule.runtime._derivatives._sparsity import Pattern, read_pattern
+from chainrule.runtime._derivatives._stencils import Algorithm, Eps, find_stencil
+
+__all__ = ["finite_difference_jacobian", "finite_difference_jvp", "finite_difference_vjp"]
+
+Apply = Callable[[Any], Any]
+Sparsity = Literal["detect"] | Mapping[str, Mapping[str, Any]] | Any
+
+
+def finite_difference_jacobian(
+    apply_fn: Apply,
+    inputs: Any,
+    jac_inputs: Collection[str],
+    jac_outputs: Collection[str],
+    *,
+    algorithm: Algorithm = "central",
+    eps: Eps = 1e-4,
+    num_samples: int | None = None,
+    seed: int | None = None,
+    sparsity: Sparsity | None = None,
+    executor: Executor | None = None,
+    show_progress: bool = True,
+) -> dict[str, dict[str, Any]]:
+    """The Jacobian by finite differences.
+
+    | algorithm | evaluations | error |
+    | --- | --- | --- |
+    | `central` | 2n | h² |
+    | `forward` | n + 1 | h |
+    | `richardson` | 4n | h⁴ |
+    | `complex_step` | n | rounding only; the code must carry complex numbers through |
+    | `stochastic` | 2 · num_samples | an unbiased estimate from random directions |
+
+    n is the number of input elements, or of groups of columns when the sparsity is known: a tridiagonal
+    problem of any size takes 6 evaluations.
+
+    Args:
+        apply_fn: function of the inputs that returns a model or a mapping.
+        inputs: a model (perturbed values are validated by its class) or nested mappings.
+        jac_inputs: paths of the inputs to differentiate with respect to.
+        jac_outputs: paths of the outputs to differentiate.
+        algorithm: see the table.
+        eps: the absolute step; one per path as a mapping; or `"auto"`, which balances truncation and
+            rounding for each element's magnitude and dtype. The complex step has nothing to balance and
+            ignores it.
+        num_samples: random directions of the stochastic algorithm, `max(10, √n)` unless given. Central
+            differences are used when that is no fewer than n.
+        seed: of the random directions.
+        sparsity: where the Jacobian may be non-zero, as `{output: {input: block}}` or one block for one
+            pair of paths; a block is a boolean array, a SciPy sparse matrix, or `None` for "anywhere".
+            `"detect"` finds it at these inputs, from a few evaluations per halving of the inputs.
+        executor: runs evaluations in parallel; anything with `submit(function, *arguments)`, such as
+            a thread pool, a process pool, or a pool of components.
+        show_progress: show a bar on a terminal when it takes longer than two seconds.
+
+    Returns:
+        `{output path: {input path: array of output shape + input shape}}` in float64. With `sparsity`
+        the blocks are `SparseArray`s.
+
+    Raises:
+        PathError: a path does not exist or is not an array.
+        InputError: a path is not real floating point, `eps` or `sparsity` do not fit, or a step is lost
+            in rounding.
+
+    Example:
+        >>> finite_difference_jacobian(lambda x: {"y": x["x"] ** 2}, {"x": 3.0}, {"x"}, {"y"})
+        {'y': {'x': array(6.)}}
+    """
+    sampler = _sampler(
+        apply_fn, inputs, jac_inputs, jac_outputs, algorithm, executor, show_progress
+    )
+    columns = sampler.program.layout
+    count = _sample_count(algorithm, num_samples, columns.size)
+    if count:
+        directions = random_directions(sampler, eps, count, seed)
+        matrix = sum(np.outer(change, inverse) for change, inverse in directions) / count
+        return sampler.outputs.split_matrix(matrix, columns)
+    pattern = _read(sparsity, sampler)
+    entries = difference_columns(sampler, sampler.steps(eps), pattern)
+    collect = dense_blocks if pattern is None else sparse_blocks
+    return collect(entries, lambda: sampler.outputs, columns)
+
+
+def finite_difference_vjp(
+    apply_fn: Apply,
+    inputs: Any,
+    vjp_inputs: Collection[str],
+    vjp_outputs: Collection[str],
+    cotangent_vector: Mapping[str, Any],
+    *,
+    algorithm: Algorithm = "central",
+    eps: Eps = 1e-4,
+    num_samples: int | None = None,
+    seed: int | None = None,
+    sparsity: Sparsity | None = None,
+    executor: Executor | None = None,
+    show_progress: bool = True,
+) -> dict[str, np.ndarray]:
+    """The vector-Jacobian product by finite differences; columns are contracted as they come.
+
+    Args:
+        cotangent_vector: one array per output path.
+
+    The other arguments are those of `finite_difference_jacobian`.
+
+    Returns:
+        `{input path: array}` in float64.
+
+    Example:
+        >>> double = lambda inputs: {"y": 2.0 * inputs["x"]}
+        >>> gradient = finite_difference_vjp(double, {"x": np.ones(2)}, {"x"}, {"y"}, {"y": [1.0, 3.0]})
+        >>> gradient["x"].round(6)
+        array([2., 6.])
+    """
+    sampler = _sampler(
+        apply_fn, inputs, vjp_inputs, vjp_outputs, algorithm, executor, show_progress
+    )
+    check_keys(cotangent_vector, canonical(vjp_outputs), "cotangent_vector")
+    columns = sampler.program.layout
+    count = _sample_count(algorithm, num_samples, columns.size)
+    gradient: np.ndarray = np.zeros(columns.size)
+    if count:
+        for change, inverse in random_directions(sampler, eps, count, seed):
+            gradient = (
+                gradient + (sampler.outputs.join(cotangent_vector) @ change) * inverse / count
+            )
+        return columns.split(gradient)
+    for entry in difference_columns(sampler, sampler.steps(eps), _read(sparsity, sampler)):
+        gradient = entry.add_transposed(sampler.outputs.join(cotangent_vector), gradient)
+    return columns.split(gradient)
+
+
+def finite_difference_jvp(
+    apply_fn: Apply,
+    inputs: Any,
+    jvp_inputs: Collection[str],
+    jvp_outputs: Collection[str],
+    tangent_vector: Mapping[str, Any],
+    *,
+    algorithm: Algorithm = "central",
+    eps: Eps = 1e-4,
+    executor: Executor | None = None,
+    show_progress: bool = True,
+) -> dict[str, np.ndarray]:
+    """The Jacobian-vector product by differences along the tangent: one or two evaluations.
+
+    Args:
+        tangent_vector: one array per input path.
+        eps: the multiple of the tangent to step by. With one per path, paths of equal steps are moved
+            together and the contributions add up. `"auto"` scales it with inputs and tangent.
+
+    The other arguments are those of `finite_difference_jacobian`; `"stochastic"` means central here.
+
+    Returns:
+        `{output path: array}` in float64.
+
+    Example:
+        >>> square = lambda inputs: {"y": inputs["x"] ** 2}
+        >>> finite_difference_jvp(square, {"x": 3.0}, {"x"}, {"y"}, {"x": 1.0})["y"].round(6)
+        np.float64(6.0)
+    """
+    sampler = _sampler(
+        apply_fn, inputs, jvp_inputs, jvp_outputs, algorithm, executor, show_progress
+    )
+    check_keys(tangent_vector, canonical(jvp_inputs), "tangent_vector")
+    tangent = sampler.program.layout.join(tangent_vector).astype(np.float64)
+    groups = _directions(sampler, tangent, eps)
+    spans = [1] if sampler.stencil.is_complex else [p - m for p, m, _ in sampler.stencil.terms]
+    total: Any = 0.0
+    moves = [scale * direction for scale, direction in groups]
+    for (scale, _), terms in zip(groups, sampler.differences(moves), strict=True):
+        for (change, _), span in zip(terms, spans, strict=True):
+            total = total + change / (span * scale)
+    return sampler.outputs.split(total)
+
+
+def _sampler(
+    apply_fn: Apply,
+    inputs: Any,
+    input_paths: Collection[str],
+    output_paths: Collection[str],
+    algorithm: Algorithm,
+    executor: Executor | None,
+    show_progress: bool,
+) -> Sampler:
+    stencil = find_stencil(algorithm)
+    program = Program(apply_fn, inputs, canonical(input_paths), canonical(output_paths))
+    return Sampler(program, stencil, executor=executor, show_progress=show_progress)
+
+
+def _sample_count(algorithm: Algorithm, num_samples: int | None, size: int) -> int:
+    """How many random directions to take; 0 when every element gets its own difference."""
+    if algorithm != "stochastic":
+        return 0
+    count = max(10, math.isqrt(size)) if num_samples is None else num_samples
+    return count if count < size else 0
+
+
+def _read(sparsity: Sparsity | None, sampler: Sampler) -> Pattern | None:
+    if sparsity is None:
+        return None
+    if isinstance(sparsity, str):
+        return detect_pattern(sampler)
+    return read_pattern(sparsity, sampler.program.layout, sampler.program.output_paths)
+
+
+def _directions(sampler: Sampler, tangent: np.ndarray, eps: Eps) -> list[tuple[float, np.ndarray]]:
+    """Pairs of a scale and a direction; the directions add up to the tangent."""
+    if isinstance(eps, Mapping):
+        steps = sampler.steps(eps)
+        return [(step, np.where(steps == step, tangent, 0.0)) for step in np.unique(steps)]
+    if not isinstance(eps, str) and not sampler.stencil.is_complex:
+        return [(float(eps), tangent)]
+    # No element may move by more than its own step.
+    used = tangent != 0
+    ratios = sampler.steps(eps)[used] / np.abs(tangent[used])
+    return [(float(np.min(ratios, initial=np.inf)) if used.any() else 1.0, tangent)]

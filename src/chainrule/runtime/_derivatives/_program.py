@@ -1,0 +1,130 @@
+"""A component's `apply` as a function of a few leaves, evaluated at many points.
+
+Values go through the input schema again at every point, so that an author's validators (and the fields
+they compute) see what a real caller would send. The schema also decides the precision: a point is offered
+in float64, and where the schema narrows it the point is rounded first, so that the step that is divided by
+is the step that was really taken.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, Future
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from chainrule._errors import InputError
+from chainrule._trees import set_at_path
+from chainrule.runtime._derivatives._layout import Layout, describe, read_arrays
+
+__all__ = ["Program", "evaluate_all"]
+
+IN_FLIGHT = 64
+"""Points handed to an executor and not yet answered; each holds a copy of the perturbed leaves."""
+
+
+class Program:
+    """`apply_fn` narrowed to some input and output paths.
+
+    Args:
+        apply_fn: function of the inputs, returning a model or a mapping.
+        inputs: a validated model, or nested mappings.
+        input_paths: the leaves that vary, in canonical order.
+        output_paths: the leaves that are looked at, in canonical order.
+    """
+
+    def __init__(
+        self,
+        apply_fn: Callable[[Any], Any],
+        inputs: Any,
+        input_paths: tuple[str, ...],
+        output_paths: tuple[str, ...],
+    ) -> None:
+        self.apply_fn = apply_fn
+        self.inputs = inputs
+        self.output_paths = output_paths
+        given = read_arrays(inputs, input_paths)
+        for path, array in given.items():
+            _require_real(array, path)
+        self.precision = {path: array.dtype for path, array in given.items()}
+        self.base = {path: array.astype(np.float64) for path, array in given.items()}
+        self.layout = Layout.of(self.base)
+
+    @cached_property
+    def _dumped(self) -> Any:
+        return self.inputs.model_dump() if hasattr(self.inputs, "model_dump") else self.inputs
+
+    @cached_property
+    def _kept(self) -> dict[str, np.dtype]:
+        """The dtype that the schema makes of a float64 value at each path."""
+        offered = self._validate(self.base)
+        return {path: a.dtype for path, a in read_arrays(offered, self.layout.paths).items()}
+
+    def _validate(self, values: Mapping[str, np.ndarray]) -> Any:
+        tree = set_at_path(self._dumped, values)
+        return type(self.inputs).model_validate(tree) if tree_is_model(self.inputs) else tree
+
+    def round(self, point: np.ndarray) -> np.ndarray:
+        """The nearest point that the input schema can hold, in float64."""
+        parts = self.layout.split(point)
+        rounded = {path: part.astype(self._kept[path]) for path, part in parts.items()}
+        return self.layout.join(rounded).astype(np.float64)
+
+    def inputs_at(self, point: np.ndarray) -> Any:
+        """The inputs with a point (real, or complex for the complex step) at the varying leaves."""
+        values = self.layout.split(point)
+        if np.iscomplexobj(point):
+            # No schema of real numbers lets a complex one pass: the author's code gets it directly.
+            return set_at_path(self.inputs, values)
+        return self._validate({p: value.astype(self._kept[p]) for p, value in values.items()})
+
+
+def tree_is_model(tree: Any) -> bool:
+    """Whether inputs are a pydantic model rather than plain nested data."""
+    return hasattr(type(tree), "model_validate")
+
+
+def _require_real(array: np.ndarray, path: str) -> None:
+    if array.dtype.kind != "f":
+        raise InputError(
+            f"Finite differences need real floating-point inputs; {path!r} is {describe(array)}. "
+            "Leave it out of the differentiated inputs.",
+            code="path_not_differentiable",
+            path=path,
+        )
+
+
+def _evaluate(
+    apply_fn: Callable[[Any], Any], inputs: Any, output_paths: tuple[str, ...]
+) -> dict[str, np.ndarray]:
+    """One evaluation. A module-level function of plain arguments, so that a process pool can run it."""
+    outputs = read_arrays(apply_fn(inputs), output_paths)
+    # Copied: a program may hand out the same buffer at every call, and differences need two of them.
+    return {path: np.array(output) for path, output in outputs.items()}
+
+
+def evaluate_all(
+    program: Program, points: Iterable[np.ndarray], executor: Executor | None = None
+) -> Iterator[dict[str, np.ndarray]]:
+    """The selected outputs at every point, in order.
+
+    Args:
+        program: what to evaluate.
+        points: where, as long vectors of `program.layout`.
+        executor: anything with `submit`; without one the points are evaluated one after the other.
+    """
+    if executor is None:
+        for point in points:
+            yield _evaluate(program.apply_fn, program.inputs_at(point), program.output_paths)
+        return
+    pending: deque[Future[dict[str, np.ndarray]]] = deque()
+    for point in points:
+        arguments = (program.apply_fn, program.inputs_at(point), program.output_paths)
+        pending.append(executor.submit(_evaluate, *arguments))
+        if len(pending) >= IN_FLIGHT:
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()

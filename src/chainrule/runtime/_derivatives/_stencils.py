@@ -1,0 +1,117 @@
+"""Finite-difference formulas as data.
+
+A stencil is a weighted sum of difference quotients along a direction d with step h:
+
+    f'(x) d  ≈  Σ  weight · (f(x + plus·h·d) − f(x + minus·h·d)) / ((plus − minus)·h)
+
+The complex step is the quotient over ±ih. For code that is real on the real axis f(x − ih) is the
+conjugate of f(x + ih), so the second evaluation is not made and nothing cancels: the step can be tiny.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from chainrule._errors import InputError
+
+__all__ = ["STENCILS", "Algorithm", "Eps", "Stencil", "choose_steps", "find_stencil"]
+
+Algorithm = Literal["central", "forward", "stochastic", "complex_step", "richardson"]
+Eps = float | Mapping[str, float] | Literal["auto"]
+
+COMPLEX_STEP = 1e-100
+"""Far below any rounding unit, far above underflow of its square times ordinary numbers."""
+
+
+@dataclass(frozen=True)
+class Stencil:
+    """One formula.
+
+    Attributes:
+        terms: `(plus, minus, weight)` of each quotient; steps are multiples of h.
+        order: the truncation error is of this order in h.
+        is_complex: the quotient is taken along the imaginary axis.
+    """
+
+    terms: tuple[tuple[int, int, float], ...]
+    order: int
+    is_complex: bool = False
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """The distinct multiples of h at which the program runs, the base point 0 aside."""
+        if self.is_complex:
+            return (1,)
+        return tuple(dict.fromkeys(node for term in self.terms for node in term[:2] if node))
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether the unperturbed program has to run (once for all directions)."""
+        return any(0 in term[:2] for term in self.terms)
+
+
+STENCILS: Mapping[str, Stencil] = {
+    "forward": Stencil(((1, 0, 1.0),), order=1),
+    "central": Stencil(((1, -1, 1.0),), order=2),
+    "richardson": Stencil(((1, -1, 4 / 3), (2, -2, -1 / 3)), order=4),
+    "complex_step": Stencil(((1, -1, 1.0),), order=2, is_complex=True),
+}
+
+
+def find_stencil(algorithm: str) -> Stencil:
+    """The stencil of an algorithm; the stochastic one uses central differences.
+
+    Raises:
+        InputError: no such algorithm.
+    """
+    try:
+        return STENCILS["central" if algorithm == "stochastic" else algorithm]
+    except KeyError:
+        raise InputError(
+            f"Expected algorithm to be one of {sorted([*STENCILS, 'stochastic'])}, "
+            f"found {algorithm!r}.",
+            code="unknown_algorithm",
+        ) from None
+
+
+def choose_steps(
+    stencil: Stencil, eps: Eps, base: Mapping[str, np.ndarray], precision: Mapping[str, np.dtype]
+) -> dict[str, np.ndarray]:
+    """The step of every element of every path.
+
+    Args:
+        stencil: the formula the steps are for.
+        eps: an absolute step, one per path, or "auto".
+        base: the values around which to differentiate.
+        precision: the dtype in which each path's values are computed with by the program.
+
+    Raises:
+        InputError: a mapping that does not name exactly the differentiated paths, or a step ≤ 0.
+    """
+    if stencil.is_complex:
+        return {path: np.full(x.shape, COMPLEX_STEP) for path, x in base.items()}
+    if isinstance(eps, str):
+        if eps != "auto":
+            raise InputError(f'eps is a number, a mapping or "auto", not {eps!r}.', code="bad_eps")
+        return {path: _automatic(stencil, x, precision[path]) for path, x in base.items()}
+    per_path = dict(eps) if isinstance(eps, Mapping) else dict.fromkeys(base, eps)
+    if set(per_path) != set(base) or any(not step > 0 for step in per_path.values()):
+        raise InputError(
+            f"eps must name exactly the differentiated paths {sorted(base)} with positive steps, "
+            f"found {per_path}.",
+            code="bad_eps",
+        )
+    return {path: np.full(x.shape, float(per_path[path])) for path, x in base.items()}
+
+
+def _automatic(stencil: Stencil, x: np.ndarray, precision: np.dtype) -> np.ndarray:
+    # Truncation grows like h^order, rounding like unit/h; they balance at unit^(1/(order + 1)) times the
+    # scale on which x varies. An element that is zero, or tiny beside its neighbours, takes theirs.
+    unit = np.finfo(precision).eps if precision.kind == "f" else np.finfo(float).eps
+    largest = np.max(np.abs(x), initial=0.0)
+    scale = np.maximum(np.abs(x), 0.01 * largest) if largest > 0 else np.ones_like(x)
+    return unit ** (1 / (stencil.order + 1)) * scale
