@@ -8,19 +8,42 @@ are checked before allocation, files and addresses against `Grants`, nesting and
 from chainrule.runtime._codec._arrays import Encoding, decode_array, encode_array, is_encoded_array
 from chainrule.runtime._codec._binref_array import BinrefArray
 from chainrule.runtime._codec._binref_writing import BinrefWriter
+from chainrule.runtime._codec._bodies import FORMATS, decode_body, encode_body, media_type_of
 from chainrule.runtime._codec._dtypes import DTYPE_NAMES
+from chainrule.runtime._codec._frames import (
+    FRAMES_MEDIA_TYPE,
+    Frames,
+    decode_frames,
+    encode_frames,
+    frames_length,
+)
 from chainrule.runtime._codec._grants import Grants
 from chainrule.runtime._codec._limits import DEFAULT_LIMITS, Limits
+from chainrule.runtime._codec._negotiation import Negotiated, NotAcceptableError, negotiate
+from chainrule.runtime._codec._sparse import SparseArray
 
 __all__ = [
     "DEFAULT_LIMITS",
     "DTYPE_NAMES",
+    "FORMATS",
+    "FRAMES_MEDIA_TYPE",
     "BinrefArray",
     "BinrefWriter",
     "Encoding",
+    "Frames",
     "Grants",
     "Limits",
+    "Negotiated",
+    "NotAcceptableError",
+    "SparseArray",
     "decode_array",
+    "decode_body",
+    "decode_frames",
     "encode_array",
+    "encode_body",
+    "encode_frames",
+    "frames_length",
     "is_encoded_array",
+    "media_type_of",
+    "negotiate",
 ]

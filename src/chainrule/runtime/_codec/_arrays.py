@@ -9,7 +9,8 @@ Every decoded array is a read-only view; sizes are checked before anything is al
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -37,7 +38,14 @@ from chainrule.runtime._codec._json_buffers import (
 )
 from chainrule.runtime._codec._limits import DEFAULT_LIMITS, Budget, Limits
 
-__all__ = ["Encoding", "decode_array", "encode_array", "is_encoded_array"]
+__all__ = [
+    "ArrayEncoder",
+    "Encoding",
+    "decode_array",
+    "decode_array_within",
+    "encode_array",
+    "is_encoded_array",
+]
 
 Encoding = Literal["json", "base64", "binref"]
 
@@ -163,38 +171,46 @@ def encode_array(
         >>> encode_array(np.float32([1, 2]))["data"]
         {'buffer': [1.0, 2.0], 'encoding': 'json'}
     """
-    if isinstance(array, BinrefArray):
-        if encoding == "binref":
-            return _encoded(array.shape, array.dtype, _referred(array))
-        array = array.load()
-    wire = to_wire(array)
-    name = dtype_name(wire.dtype)
-    return _encoded(wire.shape, name, _encode_data(wire, encoding, compression, writer))
+    return ArrayEncoder(encoding, compression, writer)(array)
 
 
-def _encode_data(
-    wire: np.ndarray[Any, Any],
-    encoding: Encoding,
-    compression: str | None,
-    writer: BinrefWriter | None,
-) -> dict[str, Any]:
-    if encoding == "binref":
-        if writer is None:
+@dataclass(frozen=True)
+class ArrayEncoder:
+    """`encode_array` with its choices made; a body's encoder swaps the two functions for faster ones."""
+
+    encoding: Encoding
+    compression: str | None = None
+    writer: BinrefWriter | None = None
+    json_buffer: Callable[[np.ndarray[Any, Any]], Any] = write_json_buffer
+    base64_text: Callable[[Any], Any] = pybase64.b64encode_as_string
+
+    def __call__(self, array: Any) -> dict[str, Any]:
+        """Encode one array."""
+        if isinstance(array, BinrefArray):
+            if self.encoding == "binref":
+                return _encoded(array.shape, array.dtype, _referred(array))
+            array = array.load()
+        wire = to_wire(array)
+        return _encoded(wire.shape, dtype_name(wire.dtype), self._data(wire))
+
+    def _data(self, wire: np.ndarray[Any, Any]) -> dict[str, Any]:
+        if self.encoding == "binref":
+            return _referred(self._need_writer().write(wire, compression=self.compression))
+        if self.encoding == "json" and is_json_exact(wire):
+            return {"buffer": self.json_buffer(wire), "encoding": "json"}
+        content: Any = raw_bytes(wire)
+        if self.compression is None or self.encoding == "json":
+            return {"buffer": self.base64_text(content), "encoding": "base64"}
+        text = self.base64_text(compress(content, self.compression))
+        return {"buffer": text, "encoding": "base64", "compression": self.compression}
+
+    def _need_writer(self) -> BinrefWriter:
+        if self.writer is None:
             raise DefinitionError(
                 "The encoding 'binref' needs an output folder: pass writer=BinrefWriter(folder).",
                 code="output_folder_missing",
             )
-        return _referred(writer.write(wire, compression=compression))
-    if encoding == "json" and is_json_exact(wire):
-        return {"buffer": write_json_buffer(wire), "encoding": "json"}
-    content: Any = raw_bytes(wire)
-    if compression is None or encoding == "json":
-        return {"buffer": pybase64.b64encode_as_string(content), "encoding": "base64"}
-    return {
-        "buffer": pybase64.b64encode_as_string(compress(content, compression)),
-        "encoding": "base64",
-        "compression": compression,
-    }
+        return self.writer
 
 
 def _referred(array: BinrefArray) -> dict[str, Any]:

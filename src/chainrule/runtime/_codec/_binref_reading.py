@@ -84,7 +84,7 @@ def _read(reference: Reference, nbytes: int, grants: Grants) -> Any:
             raise _too_short(nbytes, available)
         # Read, not mapped: a file that shrinks under a mapping kills the process.
         content = np.empty(nbytes, np.uint8)
-        if _read_into(descriptor, memoryview(content), reference.offset) != nbytes:
+        if _read_into(descriptor, content.data, reference.offset) != nbytes:
             raise _too_short(nbytes, available)
         return content
     finally:

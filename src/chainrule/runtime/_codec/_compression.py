@@ -36,7 +36,7 @@ def decompress(data: Any, compression: Any, nbytes: int) -> bytes | bytearray:
         DecodeError: damaged, of another length, followed by more data, or an unknown compression.
     """
     if compression == "lz4":
-        content = _expand_lz4(data, nbytes)
+        content: bytes | bytearray | None = _expand_lz4(data, nbytes)
     elif compression == "zstd":
         content = _expand_zstd(data, nbytes)
     else:

@@ -124,7 +124,7 @@ def to_wire(array: Any) -> np.ndarray[Any, Any]:
 def raw_bytes(array: np.ndarray[Any, Any]) -> memoryview:
     """The bytes of a `to_wire` array, without a copy."""
     # Neither bfloat16 nor zero-size arrays can be cast by memoryview itself.
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return array.reshape(-1).view(np.uint8).data
 
 
 def from_wire(buffer: Any, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int = 0) -> Any:

@@ -40,8 +40,11 @@ def read_json_buffer(
         DecodeError: ragged, of another shape, or with a value that the dtype cannot hold.
     """
     given = _as_array(buffer)
+    if given.dtype.kind == "f" and dtype.kind in "iu":
+        given = _whole_numbers(buffer, given, dtype)
     count = math.prod(shape)
-    if given.shape != shape and given.shape != (count,):
+    # Lists cannot tell (1, 0, 0) from (1, 0): an empty list fits every empty shape.
+    if given.shape not in (shape, (count,)) and (count or given.size):
         raise _bad(f"a list of shape {list(shape)}, or a flat one of length {count}",
                    f"shape {list(given.shape)}")  # fmt: skip
     return _cast(given, dtype).reshape(shape)
@@ -95,15 +98,30 @@ def _to_bool(given: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return given
 
 
+def _whole_numbers(
+    buffer: Any, given: np.ndarray[Any, Any], dtype: np.dtype[Any]
+) -> np.ndarray[Any, Any]:
+    """Integers for a list that NumPy read as floats: it has floats, or integers on both sides of 2**63."""
+    if not bool((given == np.trunc(given)).all()) or not bool(np.isfinite(given).all()):
+        raise _bad(f"whole numbers for {dtype.name}", "a fraction, NaN or infinity")
+    if bool((np.abs(given) < _EXACT_FLOAT).all()):
+        return given.astype(np.int64)
+    exact = [int(value) for value in np.asarray(buffer, object).ravel().tolist()]
+    _check_range(min(exact), max(exact), dtype)
+    return np.array(exact, dtype).reshape(given.shape)
+
+
 def _to_integer(given: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    if given.dtype.kind == "f" and not (
-        bool((np.abs(given) <= _EXACT_FLOAT).all()) and bool((given == np.trunc(given)).all())
-    ):
-        raise _bad(f"whole numbers that fit {dtype.name}", "a fraction, NaN, or a number beyond it")
-    info = np.iinfo(dtype)
-    if given.dtype.kind != "b" and (int(given.min()) < info.min or int(given.max()) > info.max):
-        raise _bad(f"integers between {info.min} and {info.max}", "a number outside")
+    if given.dtype.kind == "f":
+        raise _bad(f"whole numbers for {dtype.name}", "null")
+    _check_range(int(given.min()), int(given.max()), dtype)
     return given.astype(dtype)
+
+
+def _check_range(smallest: int, largest: int, dtype: np.dtype[Any]) -> None:
+    info = np.iinfo(dtype)
+    if smallest < info.min or largest > info.max:
+        raise _bad(f"integers between {info.min} and {info.max}", "a number outside")
 
 
 def _to_float(given: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

@@ -1,0 +1,291 @@
+r"""The native body: one JSON header and raw buffers, read in place.
+
+A message is the same bytes over HTTP, a pipe, a file or shared memory (all integers little-endian):
+
+    0   8 bytes   magic  89 43 52 46 0D 0A 1A 0A   ("\x89CRF\r\n\x1a\n")
+    8   uint16    version, 1
+    10  uint16    reserved, 0
+    12  uint32    length of the header in bytes
+    16  uint64    length of the whole message in bytes
+    24  header    UTF-8 JSON: the tree
+        zeros     up to the next multiple of 64, where the data section begins
+        data      buffers; each begins at a multiple of 64, gaps are zeros
+
+In the tree, an object with exactly one member whose name starts with `$` stands for something else:
+
+    {"$array": [dtype, shape, offset, nbytes]}               offset from the start of the data section
+    {"$array": [dtype, shape, offset, nbytes, compression]}  `lz4` or `zstd`; nbytes as stored
+    {"$sparse": {"shape": shape, "indices": array, "values": array}}
+    {"$float": "nan" | "inf" | "-inf"}    {"$int": digits}   numbers that JSON cannot carry
+    {"$map": object}                                         an object that would read as one of these
+
+`docs/explanation/wire-format.md` has a test vector.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from chainrule._errors import DecodeError
+from chainrule.runtime._codec._compression import compress, decompress
+from chainrule.runtime._codec._dtypes import (
+    check_shape,
+    dtype_from_name,
+    dtype_name,
+    expected_bytes,
+    from_wire,
+    raw_bytes,
+    to_wire,
+)
+from chainrule.runtime._codec._json_text import parse_json
+from chainrule.runtime._codec._limits import DEFAULT_LIMITS, Budget, Limits
+from chainrule.runtime._codec._lowering import is_array, lower, to_plain
+from chainrule.runtime._codec._raising import NOT_SPECIAL, raise_items, raise_tree
+from chainrule.runtime._codec._sparse import SparseArray, decoded_sparse
+
+__all__ = ["FRAMES_MEDIA_TYPE", "Frames", "decode_frames", "encode_frames", "frames_length"]
+
+FRAMES_MEDIA_TYPE = "application/vnd.chainrule.frames"
+
+_PREFIX = struct.Struct("<8sHHIQ")
+_MAGIC = b"\x89CRF\r\n\x1a\n"
+_VERSION = 1
+_ALIGNMENT = 64
+# Buffers below this size are gathered into one piece: a system call costs more than copying them.
+_GATHER_BELOW = 16 * 1024
+
+
+def _padding(position: int) -> int:
+    return -position % _ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Frames:
+    """An encoded message as pieces in memory; large arrays are not copied.
+
+    Attributes:
+        pieces: buffers which, one after the other, are the message.
+        nbytes: length of the message.
+    """
+
+    pieces: tuple[bytes | memoryview, ...]
+    nbytes: int
+
+    def write_into(self, target: Any) -> int:
+        """Write the message at the start of a writable buffer (shared memory, a map, a bytearray).
+
+        Returns:
+            The number of bytes written, `nbytes`.
+        """
+        view, position = memoryview(target), 0
+        for piece in self.pieces:
+            view[position : position + len(piece)] = piece
+            position += len(piece)
+        return position
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.pieces)
+
+
+def encode_frames(tree: Any, *, compression: str | None = None, sparse: bool = True) -> Frames:
+    """Nested data with arrays as one message.
+
+    Args:
+        tree: mappings, sequences, models; leaves are arrays, `SparseArray`s and plain values.
+        compression: `"lz4"` or `"zstd"` for every buffer that gets smaller by it.
+        sparse: whether sparse arrays are sent as such; otherwise they are sent dense.
+
+    Example:
+        >>> import numpy as np
+        >>> message = bytes(encode_frames({"x": np.arange(3.0)}))
+        >>> decode_frames(message)["x"]
+        array([0., 1., 2.])
+    """
+    section = _DataSection(compression, sparse)
+    lowered = lower(tree, section.lower_leaf, _escape)
+    header = orjson.dumps(lowered, option=orjson.OPT_NON_STR_KEYS)
+    start = _PREFIX.size + len(header)
+    start += _padding(start)
+    total = start + section.nbytes
+    prefix = _PREFIX.pack(_MAGIC, _VERSION, 0, len(header), total)
+    head = (prefix + header).ljust(start, b"\0")
+    return Frames(tuple(section.pieces_after(head)), total)
+
+
+class _DataSection:
+    """Collects the buffers of a message while its tree is lowered."""
+
+    def __init__(self, compression: str | None, sparse: bool) -> None:
+        self.nbytes = 0
+        self._compression = compression
+        self._sparse = sparse
+        self._buffers: list[Any] = []
+
+    def lower_leaf(self, value: Any) -> Any:
+        """The header's node for a leaf that JSON cannot carry as it is."""
+        if isinstance(value, SparseArray):
+            if not self._sparse:
+                return self._add(value.todense())
+            node = {"indices": self._add(value.indices), "values": self._add(value.values)}
+            return {"$sparse": {"shape": list(value.shape), **node}}
+        if is_array(value):
+            return self._add(value)
+        if type(value) is float:
+            return {"$float": repr(value)}
+        if type(value) is int:
+            return {"$int": str(value)}
+        return lower(to_plain(value), self.lower_leaf, _escape)
+
+    def _add(self, array: Any) -> dict[str, Any]:
+        wire = to_wire(array)
+        content: Any = raw_bytes(wire)
+        node = [dtype_name(wire.dtype), wire.shape, self.nbytes, len(content)]
+        if self._compression is not None:
+            smaller = compress(content, self._compression)
+            if len(smaller) < len(content):
+                content, node[3] = smaller, len(smaller)
+                node.append(self._compression)
+        if len(content):
+            self._buffers.append(content)
+            self.nbytes += len(content) + _padding(len(content))
+        return {"$array": node}
+
+    def pieces_after(self, head: bytes) -> Iterator[bytes | memoryview]:
+        """The message's pieces: small buffers gathered, large ones as they are."""
+        gathered = bytearray(head)
+        for content in self._buffers:
+            if len(content) < _GATHER_BELOW:
+                gathered += content
+            else:
+                yield bytes(gathered)
+                yield content
+                gathered = bytearray()
+            gathered += bytes(_padding(len(content)))
+        if gathered:
+            yield bytes(gathered)
+
+
+def _escape(lowered: dict[Any, Any]) -> dict[Any, Any]:
+    return {"$map": lowered} if len(lowered) == 1 and _starts_special(lowered) else lowered
+
+
+def _starts_special(node: dict[Any, Any]) -> bool:
+    (key,) = node
+    return isinstance(key, str) and key.startswith("$")
+
+
+def frames_length(prefix: Any) -> int:
+    """The length of a message, from its first 24 bytes; for readers of a stream.
+
+    Raises:
+        DecodeError: not a message, or of another version.
+    """
+    return _read_prefix(memoryview(prefix))[1]
+
+
+def _read_prefix(view: memoryview) -> tuple[int, int]:
+    if len(view) < _PREFIX.size:
+        raise _malformed(f"at least {_PREFIX.size} bytes", f"{len(view)}")
+    magic, version, reserved, header_nbytes, total = _PREFIX.unpack_from(view)
+    if magic != _MAGIC:
+        raise _malformed("the magic bytes of a frames message", "others")
+    if version != _VERSION or reserved:
+        raise DecodeError(
+            f"This message has frames version {version}; version {_VERSION} is understood here.",
+            code="frames_version",
+        )
+    return header_nbytes, total
+
+
+def decode_frames(buffer: Any, *, limits: Limits = DEFAULT_LIMITS) -> Any:
+    """The tree of a message. Its arrays are read-only views into `buffer`, which must stay as it is.
+
+    Raises:
+        DecodeError: not a sound message.
+        LimitError: larger, deeper or with more fields than the limits allow.
+    """
+    view = memoryview(buffer).cast("B")
+    limits.check_body(len(view))
+    header_nbytes, total = _read_prefix(view)
+    if total != len(view):
+        raise _malformed(f"{total} bytes, as the message says", f"{len(view)}")
+    start = _PREFIX.size + header_nbytes
+    if start + _padding(start) > total:
+        raise _malformed(f"a header of {header_nbytes} bytes", "fewer")
+    header = parse_json(bytes(view[_PREFIX.size : start]), limits)
+    budget = Budget(limits)
+    reader = _Reader(view[start + _padding(start) :], budget)
+    return raise_tree(header, reader.special, budget)
+
+
+@dataclass
+class _Reader:
+    """Turns the `$` nodes of a header into what they stand for."""
+
+    data: memoryview
+    budget: Budget
+
+    def special(self, node: dict[str, Any], depth: int) -> Any:
+        if len(node) != 1 or not _starts_special(node):
+            return NOT_SPECIAL
+        ((name, content),) = node.items()
+        if name == "$array":
+            return self._array(content)
+        if name == "$map" and isinstance(content, dict):
+            self.budget.enter(len(content), depth)
+            return raise_items(content, self.special, self.budget, depth)
+        if name == "$sparse" and isinstance(content, dict):
+            return self._sparse(content)
+        if name == "$float" and content in ("nan", "inf", "-inf"):
+            return float(content)
+        if name == "$int" and isinstance(content, str):
+            return _read_integer(content)
+        raise _malformed("a node $array, $sparse, $float, $int or $map", f"{name[:20]!r}")
+
+    def _array(self, content: Any) -> Any:
+        if not isinstance(content, list) or len(content) not in (4, 5):
+            raise _malformed("$array: [dtype, shape, offset, nbytes]", "something else")
+        name, sizes, offset, stored = content[:4]
+        shape, dtype = check_shape(sizes), dtype_from_name(name)
+        nbytes = expected_bytes(shape, dtype)
+        self.budget.take(nbytes)
+        if type(offset) is not int or type(stored) is not int or offset < 0 or stored < 0:
+            raise _malformed("offset and nbytes as integers ≥ 0", "others")
+        if offset + stored > len(self.data) or offset % _ALIGNMENT:
+            raise _malformed(
+                f"a buffer inside the {len(self.data)} bytes of data, at a multiple of {_ALIGNMENT}",
+                f"{stored} bytes at {offset}",
+            )
+        if len(content) == 5:
+            packed = self.data[offset : offset + stored]
+            return from_wire(decompress(packed, content[4], nbytes), shape, dtype)
+        if stored != nbytes:
+            raise _malformed(f"{nbytes} bytes for {name}{sizes}", f"{stored}")
+        return from_wire(self.data, shape, dtype, offset)
+
+    def _sparse(self, content: dict[str, Any]) -> SparseArray:
+        if content.keys() != {"shape", "indices", "values"}:
+            raise _malformed("$sparse: shape, indices, values", "other keys")
+        parts = []
+        for part in ("indices", "values"):
+            node = content[part]
+            if not isinstance(node, dict) or node.keys() != {"$array"}:
+                raise _malformed(f"an $array as {part} of $sparse", "something else")
+            parts.append(self._array(node["$array"]))
+        return decoded_sparse(content["shape"], *parts)
+
+
+def _read_integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise _malformed("$int: decimal digits", "other text") from None
+
+
+def _malformed(expected: str, found: str) -> DecodeError:
+    return DecodeError(f"Expected {expected}; found {found}.", code="frames_malformed")

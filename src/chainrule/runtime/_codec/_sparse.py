@@ -1,0 +1,152 @@
+"""Sparse arrays in coordinate form, the first-class kind for Jacobian blocks with few entries."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from chainrule._errors import CapabilityError, DecodeError, InputError, LimitError
+
+__all__ = ["SparseArray", "decoded_sparse"]
+
+from chainrule.runtime._codec._dtypes import check_shape
+
+
+@dataclass(frozen=True, eq=False)
+class SparseArray:
+    """An array given by the entries that are not zero; entries at the same place add up.
+
+    Attributes:
+        shape: shape of the dense array.
+        indices: integers of shape `(entries, rank)`, one row per entry, all inside `shape`.
+        values: shape `(entries,)`.
+
+    Raises:
+        InputError: indices and values do not fit the shape (`sparse_malformed`).
+
+    Example:
+        >>> SparseArray((2, 3), [[0, 0], [1, 2]], [1.0, 5.0]).todense().tolist()
+        [[1.0, 0.0, 0.0], [0.0, 0.0, 5.0]]
+    """
+
+    shape: tuple[int, ...]
+    indices: np.ndarray[Any, Any]
+    values: np.ndarray[Any, Any]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(int(size) for size in self.shape))
+        object.__setattr__(self, "values", np.asarray(self.values))
+        indices = np.asarray(self.indices)
+        if indices.size == 0 and indices.dtype.kind == "f":
+            indices = np.zeros((len(self.values), len(self.shape)), np.int64)
+        object.__setattr__(self, "indices", indices)
+        self._check()
+
+    def _check(self) -> None:
+        entries, rank = len(self.values) if self.values.ndim == 1 else -1, len(self.shape)
+        if self.indices.dtype.kind not in "iu" or self.indices.shape != (entries, rank):
+            raise InputError(
+                f"Expected integer indices of shape (entries, {rank}) and values of shape (entries,); "
+                f"found {self.indices.dtype.name}{list(self.indices.shape)} and "
+                f"{self.values.dtype.name}{list(self.values.shape)}.",
+                code="sparse_malformed",
+            )
+        if self.indices.size and (
+            bool((self.indices < 0).any()) or bool((self.indices >= np.array(self.shape)).any())
+        ):
+            raise InputError(
+                f"Indices lie outside the shape {list(self.shape)}.", code="sparse_malformed"
+            )
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the values."""
+        return self.values.dtype
+
+    @property
+    def nnz(self) -> int:
+        """How many entries are stored."""
+        return len(self.values)
+
+    def todense(self, *, max_bytes: int | None = None) -> np.ndarray[Any, Any]:
+        """The dense array.
+
+        Args:
+            max_bytes: refuse to build a larger one; for shapes that come from a stranger.
+
+        Raises:
+            LimitError: the dense array would be larger than `max_bytes` (`array_too_large`).
+        """
+        nbytes = math.prod(self.shape) * self.dtype.itemsize
+        if max_bytes is not None and nbytes > max_bytes:
+            raise LimitError(
+                f"The dense form of this sparse array needs {nbytes} bytes, {max_bytes} are allowed.",
+                code="array_too_large",
+                details={"nbytes": nbytes, "limit": max_bytes},
+            )
+        dense = np.zeros(self.shape, self.dtype)
+        np.add.at(dense, tuple(self.indices.T), self.values)
+        return dense
+
+    @classmethod
+    def from_dense(cls, array: Any) -> SparseArray:
+        """Keep the entries that are not zero."""
+        dense = np.asarray(array)
+        indices = np.argwhere(dense)
+        return cls(dense.shape, indices, dense[tuple(indices.T)].reshape(-1))
+
+    @classmethod
+    def from_scipy(cls, matrix: Any) -> SparseArray:
+        """From any `scipy.sparse` matrix or array."""
+        coordinates = matrix.tocoo()
+        indices = np.stack([np.asarray(axis) for axis in coordinates.coords], axis=-1)
+        return cls(coordinates.shape, indices, coordinates.data)
+
+    def to_scipy(self) -> Any:
+        """As `scipy.sparse.coo_array`."""
+        try:
+            from scipy import sparse
+        except ImportError:
+            raise _missing("scipy") from None
+        return sparse.coo_array((self.values, tuple(self.indices.T)), shape=self.shape)
+
+    @classmethod
+    def from_bcoo(cls, array: Any) -> SparseArray:
+        """From `jax.experimental.sparse.BCOO` without batch or dense dimensions."""
+        if array.n_batch or array.n_dense:
+            raise InputError(
+                f"Expected a BCOO array without batch and dense dimensions; found n_batch="
+                f"{array.n_batch}, n_dense={array.n_dense}. Use bcoo_update_layout first.",
+                code="sparse_malformed",
+            )
+        indices, values = np.asarray(array.indices), np.asarray(array.data)
+        # JAX pads with indices that lie just outside the shape; such entries do not exist.
+        inside = (indices < np.array(array.shape)).all(axis=-1)
+        return cls(array.shape, indices[inside], values[inside])
+
+    def to_bcoo(self) -> Any:
+        """As `jax.experimental.sparse.BCOO`."""
+        try:
+            import jax.numpy as jnp
+            from jax.experimental import sparse
+        except ImportError:
+            raise _missing("jax") from None
+        return sparse.BCOO((jnp.asarray(self.values), jnp.asarray(self.indices)), shape=self.shape)
+
+
+def decoded_sparse(shape: Any, indices: Any, values: Any) -> SparseArray:
+    """A sparse array from received parts; what does not fit together is a `DecodeError`."""
+    try:
+        return SparseArray(check_shape(shape), indices, values)
+    except InputError as error:
+        raise DecodeError(error.message, code=error.code) from None
+
+
+def _missing(package: str) -> CapabilityError:
+    return CapabilityError(
+        f"This conversion needs the package {package}: pip install {package}.",
+        code="missing_dependency",
+    )
