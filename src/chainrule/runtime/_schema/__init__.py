@@ -27,6 +27,7 @@ from ._json_schema import ArrayJsonSchema
 from ._leaves import array_leaves, differentiable_leaves
 from ._shape_dtype import ShapeDType
 from ._spec import ArraySpec
+from ._validate import build_validator
 
 __all__ = [
     "Array",
@@ -51,6 +52,7 @@ __all__ = [
     "UInt64",
     "array_leaves",
     "array_type",
+    "build_validator",
     "describe_array",
     "differentiable_leaves",
     "is_array_type",

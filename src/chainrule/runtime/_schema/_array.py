@@ -7,8 +7,9 @@ these classes: they are NumPy arrays (read-only views) or NumPy scalars.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+import numpy as np
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
@@ -16,6 +17,7 @@ from pydantic_core import CoreSchema, core_schema
 from chainrule._errors import DefinitionError
 
 from ._json_schema import array_json_schema
+from ._model_hooks import check_dimensions_of_model, validate_default_of_field
 from ._serialize import serialize_array
 from ._spec import ArraySpec, make_spec
 from ._validate import build_validator
@@ -74,8 +76,14 @@ class Array(metaclass=_ArrayMeta):
                 "A field needs the shape and dtype of its array: write Array[..., None] for anything.",
                 code="bad_array_type",
             )
-        return core_schema.with_info_plain_validator_function(
-            build_validator(cls.spec), serialization=serialize_array(cls.spec)
+        validate_default_of_field(handler)
+        if cls.spec.dimension_names:
+            check_dimensions_of_model(handler)
+        as_needed, as_is = (build_validator(cls.spec, exact=exact) for exact in (False, True))
+        return core_schema.lax_or_strict_schema(
+            core_schema.with_info_plain_validator_function(as_needed),
+            core_schema.with_info_plain_validator_function(as_is),
+            serialization=serialize_array(cls.spec),
         )
 
     @classmethod
@@ -89,7 +97,8 @@ class Array(metaclass=_ArrayMeta):
 @cache
 def array_type(spec: ArraySpec) -> type[Array]:
     """The array type of a declaration; equal declarations share one class."""
-    return _ArrayMeta("Array", (Array,), {"spec": spec, "__module__": Array.__module__})
+    namespace = {"spec": spec, "__module__": Array.__module__}
+    return cast("type[Array]", _ArrayMeta("Array", (Array,), namespace))
 
 
 def is_array_type(annotation: Any) -> bool:
@@ -115,18 +124,36 @@ class Differentiable:
         return array_type(annotation.spec.with_differentiable())
 
 
-Float16 = Array[(), "float16"]
-Float32 = Array[(), "float32"]
-Float64 = Array[(), "float64"]
-BFloat16 = Array[(), "bfloat16"]
-Int8 = Array[(), "int8"]
-Int16 = Array[(), "int16"]
-Int32 = Array[(), "int32"]
-Int64 = Array[(), "int64"]
-UInt8 = Array[(), "uint8"]
-UInt16 = Array[(), "uint16"]
-UInt32 = Array[(), "uint32"]
-UInt64 = Array[(), "uint64"]
-Bool = Array[(), "bool"]
-Complex64 = Array[(), "complex64"]
-Complex128 = Array[(), "complex128"]
+if TYPE_CHECKING:
+    # What a checker should believe of a scalar field: its value is a NumPy scalar.
+    Float16 = np.float16
+    Float32 = np.float32
+    Float64 = np.float64
+    BFloat16 = np.generic
+    Int8 = np.int8
+    Int16 = np.int16
+    Int32 = np.int32
+    Int64 = np.int64
+    UInt8 = np.uint8
+    UInt16 = np.uint16
+    UInt32 = np.uint32
+    UInt64 = np.uint64
+    Bool = np.bool_
+    Complex64 = np.complex64
+    Complex128 = np.complex128
+else:
+    Float16 = Array[(), "float16"]
+    Float32 = Array[(), "float32"]
+    Float64 = Array[(), "float64"]
+    BFloat16 = Array[(), "bfloat16"]
+    Int8 = Array[(), "int8"]
+    Int16 = Array[(), "int16"]
+    Int32 = Array[(), "int32"]
+    Int64 = Array[(), "int64"]
+    UInt8 = Array[(), "uint8"]
+    UInt16 = Array[(), "uint16"]
+    UInt32 = Array[(), "uint32"]
+    UInt64 = Array[(), "uint64"]
+    Bool = Array[(), "bool"]
+    Complex64 = Array[(), "complex64"]
+    Complex128 = Array[(), "complex128"]

@@ -15,10 +15,17 @@ from pydantic import BaseModel
 
 from chainrule._errors import DefinitionError
 
-from ._array import is_array_type
 from ._spec import ArraySpec
 
-__all__ = ["array_leaves", "differentiable_leaves", "is_union", "tuple_positions", "unwrap"]
+__all__ = [
+    "array_leaves",
+    "differentiable_leaves",
+    "is_union",
+    "join",
+    "spec_of",
+    "tuple_positions",
+    "unwrap",
+]
 
 Leaf = tuple[str, ArraySpec]
 
@@ -47,13 +54,14 @@ def _collect(model: Any, keep: Callable[[ArraySpec], bool]) -> dict[str, ArraySp
 
 def _walk(annotation: Any, prefix: str, parents: tuple[type, ...]) -> Iterator[Leaf]:
     annotation = unwrap(annotation)
-    if is_array_type(annotation):
-        yield prefix, annotation.spec
+    spec = spec_of(annotation)
+    if spec is not None:
+        yield prefix, spec
     elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield from _walk_model(annotation, prefix, parents)
     else:
         for segment, child in _parts(annotation):
-            yield from _walk(child, _join(prefix, segment), parents)
+            yield from _walk(child, join(prefix, segment), parents)
 
 
 def _walk_model(model: type[BaseModel], prefix: str, parents: tuple[type, ...]) -> Iterator[Leaf]:
@@ -69,7 +77,7 @@ def _walk_model(model: type[BaseModel], prefix: str, parents: tuple[type, ...]) 
     is_root = getattr(model, "__pydantic_root_model__", False)
     for name, field in model.model_fields.items():
         segment = "" if is_root else name
-        yield from _walk(field.annotation, _join(prefix, segment), (*parents, model))
+        yield from _walk(field.annotation, join(prefix, segment), (*parents, model))
 
 
 def _has_arrays(model: type[BaseModel], seen: frozenset[type] = frozenset()) -> bool:
@@ -77,7 +85,9 @@ def _has_arrays(model: type[BaseModel], seen: frozenset[type] = frozenset()) -> 
         annotation = unwrap(annotation)
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             return annotation not in seen and _has_arrays(annotation, seen | {model})
-        return is_array_type(annotation) or any(found(child) for _, child in _parts(annotation))
+        return spec_of(annotation) is not None or any(
+            found(child) for _, child in _parts(annotation)
+        )
 
     return any(found(field.annotation) for field in model.model_fields.values())
 
@@ -121,5 +131,12 @@ def unwrap(annotation: Any) -> Any:
             return annotation
 
 
-def _join(prefix: str, segment: str) -> str:
+def spec_of(annotation: Any) -> ArraySpec | None:
+    """The declaration of an `Array[...]` or `ShapeDType[...]` annotation; `None` for anything else."""
+    spec = getattr(annotation, "spec", None) if isinstance(annotation, type) else None
+    return spec if isinstance(spec, ArraySpec) else None
+
+
+def join(prefix: str, segment: str) -> str:
+    """A path or pattern with one more segment; an empty segment adds nothing."""
     return f"{prefix}.{segment}" if prefix and segment else prefix or segment

@@ -31,33 +31,33 @@ __all__ = [
 def _problem(kind: str, message: str, **context: Any) -> PydanticCustomError:
     # Braces would be read as placeholders of the message template.
     return PydanticCustomError(
-        kind,  # type: ignore[arg-type]
-        message.replace("{", "{{").replace("}", "}}"),  # type: ignore[arg-type]
+        kind,
+        message.replace("{", "{{").replace("}", "}}"),
         context,
     )
 
 
-def rank_mismatch(expected: Any, found: str, *, actual_dims: int) -> PydanticCustomError:
+def rank_mismatch(expected: Any, shape: tuple[int, ...], dtype: Any) -> PydanticCustomError:
     """The number of dimensions differs."""
     rank = len(expected.shape)
     return _problem(
         "array_dimensionality_mismatch",
-        f"Expected {expected} with {rank} dimension{'s' * (rank != 1)}, found {found} "
-        f"with {actual_dims}.",
-        actual_dims=actual_dims,
+        f"Expected {expected} with {rank} dimension{'s' * (rank != 1)}, found "
+        f"{describe_type(shape, dtype)} with {len(shape)}.",
+        actual_dims=len(shape),
         expected_dims=rank,
     )
 
 
 def shape_mismatch(
-    expected: Any, found: str, *, actual_shape: tuple[int, ...], strict: bool = False
+    expected: Any, shape: tuple[int, ...], dtype: Any, *, strict: bool
 ) -> PydanticCustomError:
     """Same number of dimensions, but a size that neither agrees nor broadcasts."""
     why = "and sizes must agree exactly here" if strict else "which does not broadcast to it"
     return _problem(
         "array_shape_mismatch",
-        f"Expected {expected}, found {found}, {why}.",
-        actual_shape=actual_shape,
+        f"Expected {expected}, found {describe_type(shape, dtype)}, {why}.",
+        actual_shape=shape,
         expected_shape=expected.shape,
     )
 

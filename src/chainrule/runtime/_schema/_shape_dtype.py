@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from functools import cache
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationInfo
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, NonNegativeInt
 from pydantic_core import CoreSchema, core_schema
 
 from . import _problems
-from ._array import is_array_type
-from ._dtypes import castable_dtypes, describe_type
+from ._dtypes import castable_dtypes
+from ._model_hooks import check_dimensions_of_model
 from ._spec import ArraySpec, make_spec
 from ._validate import check_shape
 
@@ -24,40 +25,65 @@ DTypeName = Literal[
 class ShapeDType(BaseModel):
     """The shape and dtype of an array that need not exist.
 
-    Other keys are ignored, so an encoded array can stand for its own shape. `ShapeDType[shape, dtype]`
-    is the type whose values fit that declaration; their dtype becomes the declared one when it can be
-    cast.
+    Other keys are ignored, so an encoded array can stand for its own shape; so can any object with
+    `shape` and `dtype`. `ShapeDType[shape, dtype]` is the type whose values fit that declaration; their
+    dtype becomes the declared one when it can be cast.
 
     Example:
         >>> ShapeDType(shape=(2, 3), dtype="float32")
         ShapeDType(shape=(2, 3), dtype='float32')
     """
 
-    model_config = ConfigDict(extra="ignore", from_attributes=True, frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
     shape: tuple[NonNegativeInt, ...]
     dtype: DTypeName
 
     def __class_getitem__(cls, key: Any) -> Any:
-        spec = key.spec if is_array_type(key) else make_spec(*key)
-        return Annotated[cls, _Fits(spec)]
+        spec = getattr(key, "spec", None)
+        return shape_type(spec if isinstance(spec, ArraySpec) else make_spec(*key))
 
 
-class _Fits:
-    """Annotation metadata: the shape and dtype fit a declaration."""
+class _ShapeOf:
+    """Base of the types `ShapeDType[...]`: annotations whose values are `ShapeDType` objects."""
 
-    def __init__(self, spec: ArraySpec) -> None:
-        self.spec = spec
+    spec: ClassVar[ArraySpec]
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
-        return core_schema.with_info_after_validator_function(self._fit, handler(source))
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        if cls.spec.dimension_names:
+            check_dimensions_of_model(handler)
+        return core_schema.chain_schema(
+            [
+                core_schema.no_info_plain_validator_function(_from_array),
+                handler.generate_schema(ShapeDType),
+                core_schema.no_info_plain_validator_function(cls._fit),
+            ]
+        )
 
-    def _fit(self, value: ShapeDType, info: ValidationInfo) -> ShapeDType:
-        found = describe_type(value.shape, value.dtype)
-        check_shape(self.spec, value.shape, found, strict=True)
-        wanted = self.spec.dtype
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> Any:
+        return handler(ShapeDType.__pydantic_core_schema__)
+
+    @classmethod
+    def _fit(cls, value: ShapeDType) -> ShapeDType:
+        check_shape(cls.spec, value.shape, value.dtype, strict=True)
+        wanted = cls.spec.dtype
         if wanted is None or wanted == value.dtype:
             return value
-        if value.dtype not in castable_dtypes(wanted) and value.dtype != "bfloat16":
+        if value.dtype not in castable_dtypes(wanted):
             raise _problems.dtype_mismatch(wanted, value.dtype, value.shape)
         return value.model_copy(update={"dtype": wanted})
+
+
+def _from_array(value: Any) -> Any:
+    """The shape and dtype of anything that has both (NumPy, JAX, `jax.ShapeDtypeStruct`)."""
+    if isinstance(value, ShapeDType) or not hasattr(value, "shape"):
+        return value
+    return {"shape": tuple(value.shape), "dtype": str(getattr(value, "dtype", None))}
+
+
+@cache
+def shape_type(spec: ArraySpec) -> type[_ShapeOf]:
+    """The type of the shapes that fit a declaration."""
+    return type(f"ShapeDType[{spec}]", (_ShapeOf,), {"spec": spec})

@@ -16,7 +16,7 @@ from pydantic import ValidationInfo
 from . import _problems
 from ._cast import cast_checked
 from ._coerce import coerce, decode, is_device_array, is_tracer
-from ._dtypes import describe_array, describe_type, generality, numpy_dtype
+from ._dtypes import generality, numpy_dtype
 from ._spec import ArraySpec
 from ._units import is_quantity, quantity_in, scaled_to
 
@@ -27,29 +27,33 @@ _ENCODED_KEYS = {"shape", "dtype", "data"}
 Validator = Callable[[Any, ValidationInfo], Any]
 
 
-def build_validator(spec: ArraySpec) -> Validator:
-    """The validator of one declaration, as pydantic calls it."""
-    if spec.shape == ():
-        return _scalar_validator(spec)
-    return _array_validator(spec)
+def build_validator(spec: ArraySpec, *, exact: bool = False) -> Validator:
+    """The validator of one declaration, as pydantic calls it.
+
+    Args:
+        spec: the declaration.
+        exact: refuse casts and broadcasts of stored arrays, so that in a union the member that fits
+            as it is wins over one that could be made to fit.
+    """
+    build = _scalar_validator if spec.shape == () else _array_validator
+    validate = build(spec, exact)
+    validate.__name__ = str(spec)  # pydantic names union members in error locations after it
+    return validate
 
 
-def _scalar_validator(spec: ArraySpec) -> Validator:
+def _scalar_validator(spec: ArraySpec, exact: bool) -> Validator:
     dtype = None if spec.dtype is None else numpy_dtype(spec.dtype)
-    scalar_type = type(None) if dtype is None else dtype.type
-    literal_type = float if spec.dtype == "float64" else scalar_type
+    scalar_type = None if dtype is None else dtype.type
 
     def validate(value: Any, info: ValidationInfo) -> Any:
         if type(value) is scalar_type:
             return value
-        if type(value) is literal_type:
-            return scalar_type(value)
-        return _validate_slowly(spec, dtype, value, info.context or _NO_CONTEXT)
+        return _validate_slowly(spec, dtype, value, info.context or _NO_CONTEXT, exact)
 
     return validate
 
 
-def _array_validator(spec: ArraySpec) -> Validator:
+def _array_validator(spec: ArraySpec, exact: bool) -> Validator:
     dtype = None if spec.dtype is None else numpy_dtype(spec.dtype)
     rank = None if spec.shape is None else len(spec.shape)
     fixed = tuple((axis, size) for axis, size in enumerate(spec.shape or ()) if size is not None)
@@ -63,7 +67,7 @@ def _array_validator(spec: ArraySpec) -> Validator:
                     break
             else:
                 return _read_only(value)
-        return _validate_slowly(spec, dtype, value, info.context or _NO_CONTEXT)
+        return _validate_slowly(spec, dtype, value, info.context or _NO_CONTEXT, exact)
 
     return validate
 
@@ -76,53 +80,53 @@ def _read_only(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _validate_slowly(
-    spec: ArraySpec, dtype: np.dtype[Any] | None, value: Any, context: Mapping[str, Any]
+    spec: ArraySpec,
+    dtype: np.dtype[Any] | None,
+    value: Any,
+    context: Mapping[str, Any],
+    exact: bool,
 ) -> Any:
-    if is_device_array(value) or is_tracer(value):
+    strict_shapes = exact or bool(context.get("strict_shapes"))
+    literal = False
+    if isinstance(value, Mapping) and value.keys() >= _ENCODED_KEYS:
+        array = _load_encoded(spec, value, context, strict_shapes)
+    elif is_device_array(value) or is_tracer(value):
         return _validate_in_place(spec, dtype, value)
-    array, literal = _load(spec, value, context)
-    array = _fit_shape(spec, array, bool(context.get("strict_shapes")))
+    else:
+        array, literal = coerce(quantity_in(spec.units, value) if is_quantity(value) else value)
+    shape = check_shape(spec, array.shape, array.dtype.name, strict=strict_shapes)
+    if shape != array.shape:
+        array = np.broadcast_to(array, shape)
     if dtype is not None and array.dtype != dtype:
-        if context.get("strict_types"):
+        if context.get("strict_types") or (exact and not literal):
             raise _problems.dtype_mismatch(dtype.name, array.dtype.name, array.shape, strict=True)
         array = cast_checked(array, dtype, literal=literal)
     return _read_only(array) if array.ndim else array[()]
 
 
-def _load(
-    spec: ArraySpec, value: Any, context: Mapping[str, Any]
-) -> tuple[np.ndarray[Any, Any], bool]:
-    """The value as a NumPy array in the declared units, and whether its numbers were written out."""
-    if isinstance(value, Mapping) and value.keys() >= _ENCODED_KEYS:
-        return _load_encoded(spec, value, context), False
-    if is_quantity(value):
-        value = quantity_in(spec.units, value)
-    return coerce(value)
-
-
 def _load_encoded(
-    spec: ArraySpec, encoded: Mapping[str, Any], context: Mapping[str, Any]
+    spec: ArraySpec, encoded: Mapping[str, Any], context: Mapping[str, Any], strict_shapes: bool
 ) -> np.ndarray[Any, Any]:
-    _check_announced_shape(spec, encoded, bool(context.get("strict_shapes")))
+    """Decode an array whose announced shape fits; a wrong one is refused before any byte is read."""
+    shape = encoded["shape"]
+    if isinstance(shape, list | tuple) and all(type(size) is int for size in shape):
+        check_shape(spec, tuple(shape), encoded["dtype"], strict=strict_shapes)
     if "units" not in encoded:
         return decode(encoded, context)
     plain = {key: part for key, part in encoded.items() if key != "units"}
-    scaled = scaled_to(spec.units, decode(plain, context), encoded["units"])
-    return np.asarray(scaled)
-
-
-def _check_announced_shape(spec: ArraySpec, encoded: Mapping[str, Any], strict: bool) -> None:
-    """Refuse a wrong shape before any byte is decoded."""
-    shape = encoded["shape"]
-    if isinstance(shape, list | tuple) and all(type(size) is int for size in shape):
-        dtype = encoded["dtype"] if isinstance(encoded["dtype"], str) else "?"
-        check_shape(spec, tuple(shape), describe_type(tuple(shape), dtype), strict=strict)
+    return np.asarray(scaled_to(spec.units, decode(plain, context), encoded["units"]))
 
 
 def check_shape(
-    spec: ArraySpec, shape: tuple[int, ...], found: str, *, strict: bool
+    spec: ArraySpec, shape: tuple[int, ...], dtype: Any, *, strict: bool
 ) -> tuple[int, ...]:
     """The shape that a value of the given shape takes, where a size of 1 broadcasts to a fixed one.
+
+    Args:
+        spec: the declaration.
+        shape: the value's shape.
+        dtype: the value's dtype, for the message.
+        strict: refuse broadcasting.
 
     Raises:
         PydanticCustomError: the rank or a size does not fit.
@@ -130,20 +134,14 @@ def check_shape(
     if spec.shape is None:
         return shape
     if len(shape) != len(spec.shape):
-        raise _problems.rank_mismatch(spec, found, actual_dims=len(shape))
+        raise _problems.rank_mismatch(spec, shape, dtype)
+    target = []
     for size, expected in zip(shape, spec.shape, strict=True):
         # A size of 1 is not stretched to 0: its value would be dropped.
         if expected is not None and size != expected and (strict or size != 1 or expected == 0):
-            raise _problems.shape_mismatch(spec, found, actual_shape=shape, strict=strict)
-    return tuple(
-        size if expected is None else expected
-        for size, expected in zip(shape, spec.shape, strict=True)
-    )
-
-
-def _fit_shape(spec: ArraySpec, array: np.ndarray[Any, Any], strict: bool) -> np.ndarray[Any, Any]:
-    target = check_shape(spec, array.shape, describe_array(array), strict=strict)
-    return array if target == array.shape else np.broadcast_to(array, target)
+            raise _problems.shape_mismatch(spec, shape, dtype, strict=strict)
+        target.append(size if expected is None else expected)
+    return tuple(target)
 
 
 def _validate_in_place(spec: ArraySpec, dtype: np.dtype[Any] | None, value: Any) -> Any:
@@ -151,7 +149,7 @@ def _validate_in_place(spec: ArraySpec, dtype: np.dtype[Any] | None, value: Any)
 
     A traced array can be cast, because its values are not known yet; one on a device must be right.
     """
-    shape = check_shape(spec, tuple(value.shape), describe_array(value), strict=True)
+    shape = check_shape(spec, tuple(value.shape), value.dtype, strict=True)
     traced = is_tracer(value)
     found = np.dtype(value.dtype if traced else value.__cuda_array_interface__["typestr"])
     if dtype is None or found == dtype:
