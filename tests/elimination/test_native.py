@@ -1,0 +1,175 @@
+"""Native kernels give what XLA gives, for every operation, batch size and layout."""
+
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from chainrule.elimination._native import NativeUnavailableError, native_function
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("llvmlite") is None, reason="llvmlite is not installed"
+)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def native(function, *args):
+    """A function of arrays that returns a list of arrays, as a native kernel."""
+    return native_function(jax.make_jaxpr(function)(*args))
+
+
+def samples(shape, dtype=np.float32, count=2, low=0.1, high=0.9):
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.uniform(low, high, size=shape), dtype) for _ in range(count)]
+
+
+UNARY = {
+    "neg": jnp.negative, "sin": jnp.sin, "cos": jnp.cos, "tan": jnp.tan, "exp": jnp.exp,
+    "log": jnp.log, "sqrt": jnp.sqrt, "rsqrt": jax.lax.rsqrt, "tanh": jnp.tanh, "sinh": jnp.sinh,
+    "cosh": jnp.cosh, "asin": jnp.arcsin, "acos": jnp.arccos, "atan": jnp.arctan,
+    "asinh": jnp.arcsinh, "atanh": jnp.arctanh, "acosh": lambda x: jnp.arccosh(x + 1),
+    "abs": lambda x: jnp.abs(x - 0.5), "sign": lambda x: jnp.sign(x - 0.5), "log1p": jnp.log1p,
+    "expm1": jnp.expm1, "exp2": jnp.exp2, "erf": jax.lax.erf, "erfc": jax.lax.erfc,
+    "cbrt": jnp.cbrt, "logistic": jax.nn.sigmoid, "cube": lambda x: x**3, "inverse": lambda x: x**-2,
+    "square": jnp.square, "relu": lambda x: jax.nn.relu(x - 0.5), "silu": jax.nn.silu,
+}  # fmt: skip
+BINARY = {
+    "add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply, "div": jnp.divide, "pow": jnp.power,
+    "atan2": jnp.arctan2, "max": jnp.maximum, "min": jnp.minimum,
+    "where": lambda x, y: jnp.where((x > y) & ~(x < 0.2), x, y * 2),
+    "compare": lambda x, y: (x <= y).astype(x.dtype) + (x == y) + (x != y) + (x >= y),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_every_operation(dtype):
+    with jax.enable_x64(True):
+        x, y = samples(37, dtype)
+
+        def function(x, y):
+            return [f(x) for f in UNARY.values()] + [f(x, y) for f in BINARY.values()]
+
+        kernel = jax.jit(jax.vmap(native(function, x[0], y[0])))
+        tolerance = 2e-5 if dtype == np.float32 else 1e-12
+        names = [*UNARY, *BINARY]
+        for name, ours, theirs in zip(names, kernel(x, y), function(x, y), strict=True):
+            assert ours.dtype == theirs.dtype
+            np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("batch", [(), (1,), (15,), (16,), (33,), (3, 11), (0,)])
+def test_any_batch(batch):
+    x, y = samples(batch)
+
+    def function(x, y):
+        return [jnp.sin(x) * y, x + 1.0, jnp.float32(3.0)]
+
+    kernel = native(function, *samples(()))
+    for _ in batch:
+        kernel = jax.vmap(kernel)
+    results = jax.jit(kernel)(x, y)
+    np.testing.assert_allclose(results[0], jnp.sin(x) * y, rtol=1e-5)
+    np.testing.assert_allclose(results[1], x + 1.0)
+    np.testing.assert_allclose(results[2], np.full(batch, 3.0))
+
+
+def test_unbatched_operand_is_broadcast():
+    x, _ = samples(20)
+    kernel = native(lambda x, y: [x * y], *samples(()))
+    (result,) = jax.vmap(kernel, in_axes=(0, None))(x, jnp.float32(2.0))
+    np.testing.assert_allclose(result, 2 * x)
+
+
+def test_arrays_and_their_rearrangements():
+    a, b = samples((17, 3, 4))
+
+    def function(a, b):
+        c = jnp.concatenate([a[:, :2], b[:, 2:]], axis=1)
+        d = (a @ b.T).reshape(9)[::-1]
+        e = jnp.pad(c.sum(axis=0), (1, 2)) + jnp.arange(7)
+        low, high = jnp.split(a, 2, axis=1)
+        return [
+            c.T,
+            d,
+            e,
+            a.max(axis=1),
+            b.prod(),
+            jnp.broadcast_to(low[0] - high[0], (2, 2)),
+            a > b,
+        ]
+
+    kernel = jax.jit(jax.vmap(native(function, a[0], b[0])))
+    for ours, theirs in zip(kernel(a, b), jax.vmap(function)(a, b), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+def test_special_values_survive():
+    x = jnp.array([jnp.nan, jnp.inf, -jnp.inf, -0.0, 0.0, 1.0], jnp.float32)
+
+    def function(x):
+        return [jnp.maximum(x, 0.5), jnp.sign(x), x * 0.0, x + jnp.inf, jnp.where(x != x, 7.0, x)]
+
+    kernel = jax.vmap(native(function, x[0]))
+    for ours, theirs in zip(kernel(x), function(x), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_kernel_can_be_differentiated():
+    x, y = samples(())
+
+    def function(x, y):
+        return [jnp.sin(x) * y**2]
+
+    kernel = native(function, x, y)
+    ours = jax.grad(lambda x: kernel(x, y)[0])(x)
+    np.testing.assert_allclose(ours, jnp.cos(x) * y**2, rtol=1e-6)
+    hessian = jax.hessian(lambda x: kernel(x, y)[0])(x)
+    np.testing.assert_allclose(hessian, -jnp.sin(x) * y**2, rtol=1e-6)
+
+
+def test_shared_values_are_computed_once():
+    from chainrule.elimination._native._scalars import scalarise
+
+    def function(x):
+        return [jnp.sin(x) * 1.0 + 0.0, jnp.sin(x) * (jnp.float32(2.0) * 3.0)]
+
+    scalars = scalarise(jax.make_jaxpr(function)(jnp.float32(1.0)))
+    operations = [node.operation for node in scalars.nodes]
+    assert operations.count("sin") == 1
+    assert operations.count("mul") == 1
+    assert operations.count("add") == 0
+
+
+@pytest.mark.parametrize(
+    ("function", "argument", "reason"),
+    [
+        (lambda x: [jnp.sort(x)], jnp.ones(3), "sort"),
+        (lambda x: [x + 1], jnp.int32(1), "int32"),
+        (lambda x: [jnp.outer(x, x)], jnp.ones(300), "scalar operations"),
+        (lambda x: [x[:0]], jnp.ones(3), "non-empty"),
+    ],
+)
+def test_what_has_no_native_form_says_why(function, argument, reason):
+    with pytest.raises(NativeUnavailableError, match=reason) as caught:
+        native(function, argument)
+    assert caught.value.code == "native_unavailable"
+
+
+def test_machine_code_is_kept_on_disk_and_a_damaged_copy_is_ignored(tmp_path):
+    from chainrule.elimination._native._kernel import _assemble
+    from chainrule.elimination._native._machine import compile_module, fingerprint_of
+
+    assembly = _assemble(jax.make_jaxpr(lambda x: [x * 41.0])(jnp.float32(1.0)))
+    compile_module(assembly)
+    (cached,) = (tmp_path / "chainrule" / "kernels").iterdir()
+    assert cached.name == fingerprint_of(assembly)
+    content = cached.read_bytes()
+    cached.write_bytes(content[:-5] + b"wrong")
+    assert compile_module(assembly).handler
+    assert cached.read_bytes() == content
