@@ -1,0 +1,32 @@
+"""One-line endpoint bodies around a jitted function.
+
+An author who has `apply_jit`, a jitted function from nested dictionaries to nested dictionaries, writes
+
+    def vector_jacobian_product(inputs, vjp_inputs, vjp_outputs, cotangent_vector):
+        return jax_vjp(apply_jit, inputs, vjp_inputs, vjp_outputs, cotangent_vector)
+
+and the like. Everything is compiled once per structure, shapes, dtypes and selected paths; the order in
+which paths come does not matter. Leaves that are not arrays are part of the compilation.
+"""
+
+from chainrule.runtime._derivatives._residuals import set_jax_vjp_cache_size
+from chainrule.runtime.jax_recipes._abstract import jax_abstract_eval
+from chainrule.runtime.jax_recipes._jacobian import jax_jacobian
+from chainrule.runtime.jax_recipes._products import (
+    jax_hessian_vector_product,
+    jax_jvp,
+    jax_value_and_vjp,
+    jax_vjp,
+)
+from chainrule.runtime.jax_recipes._residuals import jax_apply
+
+__all__ = [
+    "jax_abstract_eval",
+    "jax_apply",
+    "jax_hessian_vector_product",
+    "jax_jacobian",
+    "jax_jvp",
+    "jax_value_and_vjp",
+    "jax_vjp",
+    "set_jax_vjp_cache_size",
+]
