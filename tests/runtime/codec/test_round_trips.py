@@ -33,7 +33,7 @@ def arrays(draw):
     shape = draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
     nbytes = math.prod(shape) * dtype.itemsize
     raw = draw(st.binary(min_size=nbytes, max_size=nbytes))
-    if dtype == bool:
+    if dtype.kind == "b":
         raw = bytes(byte & 1 for byte in raw)
     array = np.frombuffer(raw, dtype).reshape(shape)
     return array.T if draw(st.booleans()) else array

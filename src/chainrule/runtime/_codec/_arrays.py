@@ -158,8 +158,8 @@ def encode_array(
 
     Args:
         array: anything NumPy can read, or a `BinrefArray`, which is forwarded as it is under `binref`.
-        encoding: how the values travel. Under `json`, arrays with NaN or infinities travel as
-            base64, which every client decodes: JSON has no form for them.
+        encoding: how the values travel. Under `json`, arrays that JSON cannot carry exactly (NaN,
+            infinities, integers from 2**63 on) travel as base64, which every client decodes.
         compression: `"lz4"` or `None`; ignored by `json`, which cannot be compressed.
         writer: where `binref` puts the bytes.
 

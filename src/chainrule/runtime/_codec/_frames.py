@@ -143,8 +143,9 @@ class _DataSection:
 
     def _add(self, array: Any) -> dict[str, Any]:
         wire = to_wire(array)
+        name = dtype_name(wire.dtype)
         content: Any = raw_bytes(wire)
-        node = [dtype_name(wire.dtype), wire.shape, self.nbytes, len(content)]
+        node = [name, wire.shape, self.nbytes, len(content)]
         if self._compression is not None:
             smaller = compress(content, self._compression)
             if len(smaller) < len(content):

@@ -16,8 +16,13 @@ _EXACT_FLOAT = 2.0**53
 
 
 def is_json_exact(array: np.ndarray[Any, Any]) -> bool:
-    """Whether JSON can carry every value: it has no NaN and no infinities."""
+    """Whether every reader gets back every value: no NaN, no infinities, no integers from 2**63 on.
+
+    NumPy reads a list with integers on both sides of 2**63 as floats, and so do clients that use it.
+    """
     kind = array.dtype.kind
+    if kind == "u" and array.dtype.itemsize == 8:
+        return array.size == 0 or int(array.max()) < 2**63
     return kind in "biu" or bool(np.isfinite(array).all())
 
 

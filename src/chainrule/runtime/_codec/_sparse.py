@@ -88,7 +88,8 @@ class SparseArray:
                 details={"nbytes": nbytes, "limit": max_bytes},
             )
         dense = np.zeros(self.shape, self.dtype)
-        np.add.at(dense, tuple(self.indices.T), self.values)
+        # The leading axis gives scalars an index too.
+        np.add.at(dense[None], (np.zeros(self.nnz, np.intp), *self.indices.T), self.values)
         return dense
 
     @classmethod
