@@ -49,9 +49,6 @@ __all__ = [
 
 Encoding = Literal["json", "base64", "binref"]
 
-_KEYS = frozenset(("object_type", "shape", "dtype", "data"))
-_DATA_KEYS = frozenset(("buffer", "encoding", "compression"))
-
 
 def is_encoded_array(obj: Any) -> bool:
     """Whether an object claims to be an encoded array; `decode_array` then says if it is a sound one."""
@@ -94,25 +91,27 @@ def decode_array_within(
     encoded: Mapping[str, Any], grants: Grants, budget: Budget
 ) -> np.ndarray[Any, Any]:
     """`decode_array` for one of several arrays that share a budget."""
-    _check_keys(encoded, _KEYS, ("shape", "dtype", "data"))
+    sizes, name, data = _members(encoded, ("shape", "dtype", "data"), "object_type")
     if encoded.get("object_type", "array") != "array":
         raise _malformed("object_type 'array'", "another object_type")
-    shape = check_shape(encoded["shape"])
-    dtype = dtype_from_name(encoded["dtype"])
-    data = encoded["data"]
+    shape, dtype = check_shape(sizes), dtype_from_name(name)
     if not isinstance(data, Mapping):
         raise _malformed("data as an object with buffer and encoding", type(data).__name__)
-    _check_keys(data, _DATA_KEYS, ("buffer", "encoding"))
+    encoding, buffer = _members(data, ("encoding", "buffer"), "compression")
     budget.take(expected_bytes(shape, dtype))
-    array = _decode_data(data, shape, dtype, grants)
+    array = _decode_data(encoding, buffer, data.get("compression"), shape, dtype, grants)
     array.flags.writeable = False
     return array
 
 
 def _decode_data(
-    data: Mapping[str, Any], shape: tuple[int, ...], dtype: np.dtype[Any], grants: Grants
+    encoding: Any,
+    buffer: Any,
+    compression: Any,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    grants: Grants,
 ) -> np.ndarray[Any, Any]:
-    encoding, buffer, compression = data["encoding"], data["buffer"], data.get("compression")
     if encoding == "base64":
         return _decode_base64(buffer, compression, shape, dtype)
     if encoding == "json":
@@ -224,15 +223,16 @@ def _encoded(shape: tuple[int, ...], dtype: str, data: dict[str, Any]) -> dict[s
     return {"object_type": "array", "shape": list(shape), "dtype": dtype, "data": data}
 
 
-def _check_keys(
-    mapping: Mapping[str, Any], allowed: frozenset[str], needed: tuple[str, ...]
-) -> None:
-    for key in needed:
-        if key not in mapping:
-            raise _malformed(f"the key {key!r} in an encoded array", "none")
-    if not mapping.keys() <= allowed:
-        extra = next(key for key in mapping if key not in allowed)
-        raise _malformed(f"only the keys {sorted(allowed)}", repr(extra)[:60])
+def _members(mapping: Mapping[str, Any], names: tuple[str, ...], optional: str) -> list[Any]:
+    """The values of the keys that must be there; the optional one may be, others may not."""
+    try:
+        values = [mapping[name] for name in names]
+    except KeyError as missing:
+        raise _malformed(f"the key {missing} in an encoded array", "none") from None
+    if len(mapping) > len(names) + (optional in mapping):
+        extra = next(key for key in mapping if key not in names and key != optional)
+        raise _malformed(f"only the keys {[*names, optional]}", repr(extra)[:60])
+    return values
 
 
 def _malformed(expected: str, found: str) -> DecodeError:

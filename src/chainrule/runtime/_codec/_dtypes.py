@@ -31,6 +31,7 @@ _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "ui
 DTYPE_NAMES: tuple[str, ...] = (*_FLOATS, *_INTEGERS, "bool", "complex64", "complex128", "bfloat16")
 
 _PLAIN = {name: np.dtype(name) for name in DTYPE_NAMES if name != "bfloat16"}
+_NAMES = {dtype: name for name, dtype in _PLAIN.items()}
 _MAX_RANK = 64
 _NATIVE_IS_WIRE = sys.byteorder == "little"
 
@@ -72,7 +73,10 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     Raises:
         DefinitionError: arrays of this dtype cannot be sent (objects, strings, dates, records).
     """
-    name = dtype.name
+    known = _NAMES.get(dtype)
+    if known is not None:
+        return known
+    name = dtype.name  # computed by NumPy in Python, so only for other byte orders and bfloat16
     if name in DTYPE_NAMES:
         return name
     raise DefinitionError(
@@ -116,6 +120,8 @@ def expected_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
 def to_wire(array: Any) -> np.ndarray[Any, Any]:
     """An array as C-contiguous, little-endian ndarray; the very object when it already is one."""
     result = np.asarray(array, order="C")
+    if result.dtype in _NAMES and _NATIVE_IS_WIRE:
+        return result
     if result.dtype.byteorder == ">" or not (_NATIVE_IS_WIRE or result.dtype.itemsize == 1):
         result = result.astype(result.dtype.newbyteorder("<"))
     return result

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
@@ -30,6 +31,8 @@ def lower(node: Any, leaf: Callable[[Any], Any], escape: Callable[[Any], Any] | 
     kind = type(node)
     if kind in _PLAIN:
         return node
+    if kind is np.ndarray:
+        return leaf(node)
     if kind is float:
         return node if math.isfinite(node) else leaf(node)
     if kind is int:
