@@ -1,0 +1,72 @@
+"""The border to the author's code: what goes wrong there comes out as one kind of error."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import ValidationError
+
+from chainrule._errors import ChainruleError, ComponentError, DefinitionError
+from chainrule.runtime._component._problems import bad_output
+
+__all__ = ["call_author", "check_signature"]
+
+
+def call_author(function: Callable[..., Any], endpoint: str, /, *args: Any, **kwargs: Any) -> Any:
+    """Call the author's function.
+
+    Errors of Chainrule pass (an author raises `InputError` to say that the caller is at fault);
+    everything else, an exit included, becomes a `ComponentError` with the author's exception as its cause.
+    """
+    try:
+        return function(*args, **kwargs)
+    except ChainruleError:
+        raise
+    except ValidationError as error:
+        raise bad_output(error, endpoint=endpoint) from error
+    except SystemExit as error:
+        raise ComponentError(
+            f"{endpoint} tried to exit the process with status {error.code!r}. A component returns "
+            "or raises; it does not exit.",
+            code="component_exited",
+        ) from error
+    except Exception as error:
+        raise ComponentError(
+            f"{endpoint} raised {type(error).__name__}: {error}",
+            details={"exception": type(error).__name__, "exception_message": str(error)},
+        ) from error
+
+
+def check_signature(function: Any, name: str, arguments: tuple[str, ...] | int) -> None:
+    """Refuse a function that cannot be called the way its endpoint is called.
+
+    Args:
+        function: the author's.
+        name: of the endpoint.
+        arguments: names it is called with, or how many positional arguments.
+
+    Raises:
+        DefinitionError: not callable, asynchronous, or with other arguments (`bad_endpoint`).
+    """
+    if not callable(function):
+        raise _bad(name, f"{name} has to be a function; found {type(function).__name__}")
+    if inspect.iscoroutinefunction(function):
+        raise _bad(name, f"{name} is an `async def`; endpoints are plain functions")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        if isinstance(arguments, int):
+            signature.bind(*range(arguments))
+        else:
+            signature.bind(**dict.fromkeys(arguments))
+    except TypeError as error:
+        wanted = "one argument" if isinstance(arguments, int) else ", ".join(arguments)
+        raise _bad(name, f"{name}{signature} cannot be called with {wanted}: {error}") from error
+
+
+def _bad(name: str, message: str) -> DefinitionError:
+    return DefinitionError(f"{message}.", code="bad_endpoint", details={"endpoint": name})

@@ -1,0 +1,130 @@
+"""Fill in the endpoints that an author left out.
+
+    Jacobian           from JVP or VJP, whichever needs fewer calls for this request
+    JVP, VJP           from the Jacobian, native or derived
+    abstract_eval      from the output schema, when it fixes every shape
+
+What a framework gives for free (JAX, torch, finite differences when asked for) is already among the
+implementations when this runs, marked as derived by its maker.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel
+
+from chainrule._errors import DefinitionError
+from chainrule._trees import get_at_path
+from chainrule.runtime._component._capabilities import Implementation, derived
+from chainrule.runtime._component._schema_shapes import shapes_from_schema
+from chainrule.runtime._component._schemas import Schemas
+from chainrule.runtime._derivatives import (
+    jacobian_from_jvp,
+    jacobian_from_vjp,
+    jvp_from_jacobian,
+    vjp_from_jacobian,
+)
+from chainrule.runtime._derivatives._kinds import DERIVATIVES, JACOBIAN, JVP, VJP, DerivativeKind
+
+__all__ = ["complete"]
+
+_PRODUCTS: dict[DerivativeKind, Callable[..., Any]] = {
+    JVP: jvp_from_jacobian,
+    VJP: vjp_from_jacobian,
+}
+
+
+def complete(given: Mapping[str, Implementation], schemas: Schemas) -> dict[str, Implementation]:
+    """Everything that was given and everything that follows from it.
+
+    Raises:
+        DefinitionError: a derivative is defined although nothing is differentiable
+            (`nothing_differentiable`).
+    """
+    found = dict(given)
+    if _is_differentiable(schemas):
+        _complete_derivatives(found)
+    else:
+        _refuse_derivatives(found)
+    if "abstract_eval" not in found:
+        from_schema = shapes_from_schema(schemas)
+        if from_schema is not None:
+            found["abstract_eval"] = derived(from_schema, "schema")
+    return found
+
+
+def _is_differentiable(schemas: Schemas) -> bool:
+    return all(schemas.differentiable[side] for side in ("inputs", "outputs"))
+
+
+def _refuse_derivatives(found: dict[str, Implementation]) -> None:
+    for kind in DERIVATIVES:
+        implementation = found.pop(kind.endpoint, None)
+        if implementation is not None and implementation.capability.status == "native":
+            raise DefinitionError(
+                f"The component defines {kind.endpoint}, but its schemas mark no input or no output "
+                "as differentiable. Write Differentiable[Array[…]] for the arrays it is about, on "
+                "both sides.",
+                code="nothing_differentiable",
+                details={"endpoint": kind.endpoint},
+            )
+
+
+def _complete_derivatives(found: dict[str, Implementation]) -> None:
+    if JACOBIAN.endpoint not in found:
+        jacobian = _jacobian_from_products(found)
+        if jacobian is not None:
+            found[JACOBIAN.endpoint] = jacobian
+    if JACOBIAN.endpoint in found:
+        jacobian_fn = _positional(JACOBIAN, found[JACOBIAN.endpoint].function)
+        for kind, product in _PRODUCTS.items():
+            if kind.endpoint not in found:
+                found[kind.endpoint] = derived(partial(product, jacobian_fn), JACOBIAN.endpoint)
+
+
+def _jacobian_from_products(found: Mapping[str, Implementation]) -> Implementation | None:
+    jvp, vjp = (
+        _positional(kind, found[kind.endpoint].function) if kind.endpoint in found else None
+        for kind in (JVP, VJP)
+    )
+    apply = found["apply"].function
+    if jvp is not None and vjp is not None:
+        return derived(partial(_cheaper_jacobian, jvp, vjp, apply), "jvp or vjp")
+    if jvp is not None:
+        return derived(partial(jacobian_from_jvp, jvp), JVP.endpoint)
+    if vjp is not None:
+        return derived(partial(jacobian_from_vjp, vjp, apply), VJP.endpoint)
+    return None
+
+
+def _cheaper_jacobian(
+    jvp: Callable[..., Any],
+    vjp: Callable[..., Any],
+    apply: Callable[[Any], Any],
+    inputs: BaseModel,
+    jac_inputs: set[str],
+    jac_outputs: set[str],
+) -> Any:
+    """One JVP per input element, or one VJP per output element: whichever is less."""
+    outputs = apply(inputs)
+    if _count(inputs, jac_inputs) <= _count(outputs, jac_outputs):
+        return jacobian_from_jvp(jvp, inputs, jac_inputs, jac_outputs)
+    return jacobian_from_vjp(vjp, lambda _: outputs, inputs, jac_inputs, jac_outputs)
+
+
+def _count(tree: Any, paths: set[str]) -> int:
+    return sum(math.prod(np.shape(get_at_path(tree, path))) for path in paths)
+
+
+def _positional(kind: DerivativeKind, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Authors' functions are called by name, the derivation helpers call by position."""
+
+    def call(*arguments: Any) -> Any:
+        return function(**dict(zip(kind.argument_names, arguments, strict=True)))
+
+    return call

@@ -1,0 +1,172 @@
+"""Load a module file so that nobody else notices.
+
+Python's own way to import a file by path registers it under its stem, so that a second `tesseract_api.py`
+replaces the first, and finds the file's neighbours only after `sys.path` was changed for everybody. Here
+every load gets a package of its own, `_chainrule_component_<n>`, whose `__path__` is the file's folder:
+
+* the file is the submodule `_chainrule_component_<n>.<stem>`; its neighbours are further submodules;
+* the code sees a private `__import__`, carried by the `__builtins__` of its globals. CPython takes an
+  import statement's `__import__` from there, so the redirection holds for this code, in every thread,
+  also when an import is executed later inside a function, and for nobody else;
+* that `__import__` sends `tesseract_core.runtime…` to Chainrule, top-level names that are neighbours of
+  the file to the private package, and everything else to Python.
+
+Invariant: `sys.path`, `os.environ` and every public entry of `sys.modules` are as they were.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import importlib.util
+import itertools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from chainrule._errors import DefinitionError
+from chainrule.runtime._component._peer_names import resolve_peer_module
+
+__all__ = ["load_module", "loaded_sources"]
+
+_PREFIX = "_chainrule_component_"
+_numbers = itertools.count()
+
+
+def load_module(path: Path, *, redirect_peer: bool = True) -> ModuleType:
+    """Execute a Python file in a private package and return its module.
+
+    Args:
+        path: the file.
+        redirect_peer: resolve `tesseract_core.runtime…` to Chainrule's own modules, whether or not
+            tesseract-core is installed. `False` leaves those imports to Python.
+
+    Raises:
+        DefinitionError: the file is missing (`module_missing`) or fails while it runs
+            (`module_failed`, the author's exception is the cause).
+    """
+    path = path.resolve()
+    if not path.is_file():
+        raise DefinitionError(
+            f"No component file at {path}. Expected a Python file with InputSchema, OutputSchema and "
+            "apply; `chainrule init` writes one.",
+            code="module_missing",
+            details={"file": str(path)},
+        )
+    package = _open_package(path.parent, redirect_peer)
+    try:
+        return _execute(f"{package}.{path.stem.replace('.', '_')}", path)
+    except (Exception, SystemExit) as error:
+        _forget(package)
+        raise DefinitionError(
+            f"{path.name} failed while it was loaded: {type(error).__name__}: {error}",
+            code="module_failed",
+            details={"file": str(path), "exception": type(error).__name__},
+        ) from error
+
+
+def loaded_sources(module: ModuleType) -> dict[str, Path]:
+    """The source files of a loaded module and of the neighbours it has imported so far, by name."""
+    package = module.__name__.partition(".")[0]
+    return {
+        name.removeprefix(f"{package}."): Path(file)
+        for name, loaded in list(sys.modules.items())
+        if name.startswith(f"{package}.") and (file := getattr(loaded, "__file__", None))
+    }
+
+
+def _execute(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        name, path, loader=_PrivateLoader(name, str(path))
+    )
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    _PrivateLoader(name, str(path)).exec_module(module)
+    return module
+
+
+def _open_package(folder: Path, redirect_peer: bool) -> str:
+    name = f"{_PREFIX}{next(_numbers)}"
+    package = ModuleType(name, "The private package of one loaded component.")
+    package.__path__ = [str(folder)]
+    package.__spec__ = ModuleSpec(name, None, is_package=True)
+    namespace = dict(vars(builtins))
+    namespace["__import__"] = _private_import(name, folder, redirect_peer)
+    package.__dict__["private_builtins"] = namespace
+    sys.modules[name] = package
+    if not any(isinstance(finder, _PrivateFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _PrivateFinder())
+    return name
+
+
+def _forget(package: str) -> None:
+    for name in [n for n in list(sys.modules) if n == package or n.startswith(f"{package}.")]:
+        del sys.modules[name]
+
+
+def _private_import(package: str, folder: Path, redirect_peer: bool) -> Callable[..., Any]:
+    """The `__import__` that the code of one component sees."""
+
+    def private_import(
+        name: str,
+        globals: Mapping[str, Any] | None = None,
+        locals: Mapping[str, Any] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> Any:
+        top = name.partition(".")[0]
+        if level == 0 and redirect_peer and top == "tesseract_core":
+            return resolve_peer_module(name, tuple(fromlist or ()))
+        if level == 0 and _is_neighbour(folder, top):
+            if fromlist:
+                return builtins.__import__(f"{package}.{name}", globals, locals, fromlist)
+            importlib.import_module(f"{package}.{name}")
+            return sys.modules[f"{package}.{top}"]
+        return builtins.__import__(name, globals, locals, fromlist or (), level)
+
+    return private_import
+
+
+def _is_neighbour(folder: Path, top: str) -> bool:
+    if top in sys.stdlib_module_names:
+        return False
+    return (folder / f"{top}.py").is_file() or (
+        (folder / top).is_dir() and _has_python(folder / top)
+    )
+
+
+def _has_python(folder: Path) -> bool:
+    return next(folder.glob("*.py"), None) is not None
+
+
+class _PrivateFinder:
+    """Finds submodules of private packages, and nothing else."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The specification of a private submodule; `None` for every other name."""
+        if not fullname.startswith(_PREFIX):
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _PrivateLoader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+class _PrivateLoader(SourceFileLoader):
+    """Runs a source file with its package's builtins and leaves no bytecode beside it."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module's code."""
+        package = sys.modules[module.__name__.partition(".")[0]]
+        module.__dict__["__builtins__"] = package.__dict__["private_builtins"]
+        super().exec_module(module)
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Compile from source: a component's folder may be read-only, or under version control."""
+        return self.source_to_code(self.get_data(self.path), self.path)

@@ -1,0 +1,218 @@
+"""`LocalComponent`: a component in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import cached_property
+from typing import Any
+
+from pydantic import BaseModel
+
+from chainrule._errors import CapabilityError
+from chainrule.runtime._component._author import check_signature
+from chainrule.runtime._component._capabilities import ABSENT, ENDPOINTS, Capability
+from chainrule.runtime._component._definition import Batching, Definition
+from chainrule.runtime._component._derive import complete
+from chainrule.runtime._component._endpoints import AbstractEval, Apply, Derivative, Endpoint
+from chainrule.runtime._component._schemas import Schemas
+from chainrule.runtime._config import ComponentConfig
+from chainrule.runtime._derivatives._kinds import DERIVATIVES, JACOBIAN, JVP, VJP
+from chainrule.runtime._runs import Run, current_run
+from chainrule.runtime._schema import ArraySpec
+
+__all__ = ["LocalComponent"]
+
+
+class LocalComponent:
+    """A component in this process: typed endpoints around an author's program.
+
+    Made by `load_component`, `@component` or `from_command`. Inputs and results are plain trees: nested
+    dicts and lists of NumPy arrays and JSON values. Calls are independent of each other: there is no
+    lock around the author's code and no file unless something is logged.
+
+    Args:
+        definition: what the author gave.
+        config: settings of this component, none of which are shared with any other.
+
+    Raises:
+        DefinitionError: the definition contradicts itself.
+    """
+
+    def __init__(
+        self, definition: Definition, config: ComponentConfig | Mapping[str, Any] | None = None
+    ) -> None:
+        self.config = ComponentConfig.make(config)
+        self._definition = definition
+        self._schemas = Schemas(definition.input_schema, definition.output_schema)
+        implementations = complete(definition.implementations, self._schemas)
+        self._endpoints: dict[str, Endpoint] = {
+            name: _make_endpoint(name, implementations[name].function, self._schemas)
+            for name in ENDPOINTS
+            if name in implementations
+        }
+        self.capabilities: Mapping[str, Capability] = {
+            name: implementations[name].capability if name in implementations else ABSENT
+            for name in ENDPOINTS
+        }
+
+    @property
+    def name(self) -> str:
+        """Name of the component."""
+        return self.config.name or self._definition.name
+
+    @property
+    def version(self) -> str:
+        """Version as the author or the operator counts."""
+        return self.config.version or self._definition.version
+
+    @property
+    def description(self) -> str:
+        """Prose for people."""
+        return self.config.description or self._definition.description
+
+    @property
+    def content_hash(self) -> str:
+        """Hash of the component's code; equal hashes compute equal results."""
+        return self._definition.content_hash
+
+    @property
+    def input_schema(self) -> type[BaseModel]:
+        """The author's model of the inputs."""
+        return self._schemas.input_schema
+
+    @property
+    def output_schema(self) -> type[BaseModel]:
+        """The author's model of the outputs."""
+        return self._schemas.output_schema
+
+    @property
+    def differentiable_inputs(self) -> Mapping[str, ArraySpec]:
+        """Path pattern → declaration of every differentiable input."""
+        return self._schemas.differentiable["inputs"]
+
+    @property
+    def differentiable_outputs(self) -> Mapping[str, ArraySpec]:
+        """Path pattern → declaration of every differentiable output."""
+        return self._schemas.differentiable["outputs"]
+
+    @property
+    def available_endpoints(self) -> list[str]:
+        """Names of the endpoints, native and derived, and `health`."""
+        return [*self._endpoints, "health"]
+
+    @property
+    def jax_function(self) -> Any:
+        """The traceable function of nested inputs, for inlining into a JAX program; `None` if none."""
+        return self._definition.jax_function
+
+    @property
+    def batching(self) -> Batching | None:
+        """How the author says the component treats extra leading axes."""
+        return self._definition.batching
+
+    @cached_property
+    def openapi_schema(self) -> dict[str, Any]:
+        """The OpenAPI document of the component."""
+        from chainrule.runtime._component._openapi import openapi_document
+
+        return openapi_document(self, self._schemas)
+
+    def __repr__(self) -> str:
+        endpoints = ", ".join(self._endpoints)
+        return f"<LocalComponent {self.name} {self.version}: {endpoints}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the author's own function, with nothing in between."""
+        return self._definition.function(*args, **kwargs)
+
+    def configured(self, **changes: Any) -> LocalComponent:
+        """The same component with other settings."""
+        return LocalComponent(self._definition, self.config.replace(**changes))
+
+    def health(self) -> dict[str, str]:
+        """`{"status": "ok"}`."""
+        return {"status": "ok"}
+
+    def apply(self, inputs: Any) -> Any:
+        """The outputs for some inputs."""
+        return self.call("apply", {"inputs": inputs})
+
+    def jacobian(
+        self, inputs: Any, jac_inputs: Collection[str], jac_outputs: Collection[str]
+    ) -> dict[str, dict[str, Any]]:
+        """`{output path: {input path: block}}`, each block of output shape + input shape."""
+        return self._differentiate(JACOBIAN, inputs, jac_inputs, jac_outputs)
+
+    def jacobian_vector_product(
+        self,
+        inputs: Any,
+        jvp_inputs: Collection[str],
+        jvp_outputs: Collection[str],
+        tangent_vector: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """`{output path: J · tangent}`."""
+        return self._differentiate(JVP, inputs, jvp_inputs, jvp_outputs, tangent_vector)
+
+    def vector_jacobian_product(
+        self,
+        inputs: Any,
+        vjp_inputs: Collection[str],
+        vjp_outputs: Collection[str],
+        cotangent_vector: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """`{input path: Jᵀ · cotangent}`."""
+        return self._differentiate(VJP, inputs, vjp_inputs, vjp_outputs, cotangent_vector)
+
+    def _differentiate(self, kind: Any, *arguments: Any) -> Any:
+        return self.call(kind.endpoint, dict(zip(kind.argument_names, arguments, strict=True)))
+
+    def abstract_eval(self, abstract_inputs: Any) -> Any:
+        """Shapes and dtypes of the outputs for shapes and dtypes of the inputs."""
+        return self.call("abstract_eval", {"inputs": abstract_inputs})
+
+    def call(self, endpoint: str, payload: Mapping[str, Any], *, run: Run | None = None) -> Any:
+        """Answer a request: validate, run the author's function, validate, return a plain tree.
+
+        Args:
+            endpoint: one of `available_endpoints`.
+            payload: the whole body of the request, arrays decoded or encoded.
+            run: where files of this call go and under which id; a fresh run when not given.
+
+        Raises:
+            CapabilityError: the component does not have this endpoint.
+            InputError: the caller is at fault.
+            ComponentError: the component is at fault.
+        """
+        answer = self._endpoints.get(endpoint)
+        if answer is None:
+            return self._without_endpoint(endpoint)
+        config = self.config
+        context: dict[str, Any] = {"grants": config.grants, "limits": config.limits, "dims": {}}
+        run = run or Run(config)
+        token = current_run.set(run)
+        failed = True
+        try:
+            result = answer(payload, context)
+            failed = False
+            return result
+        finally:
+            current_run.reset(token)
+            run.close(failed=failed)
+
+    def _without_endpoint(self, endpoint: str) -> Any:
+        if endpoint == "health":
+            return self.health()
+        raise CapabilityError(
+            f"{self.name} has no endpoint {endpoint!r}; it has {', '.join(self.available_endpoints)}.",
+            code="endpoint_missing",
+            details={"endpoint": endpoint, "available": self.available_endpoints},
+        )
+
+
+def _make_endpoint(name: str, function: Any, schemas: Schemas) -> Endpoint:
+    for kind in DERIVATIVES:
+        if kind.endpoint == name:
+            check_signature(function, name, kind.argument_names)
+            return Derivative(kind, schemas, function)
+    check_signature(function, name, 1)
+    return Apply(schemas, function) if name == "apply" else AbstractEval(schemas, function)

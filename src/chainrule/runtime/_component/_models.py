@@ -1,0 +1,182 @@
+"""Models that Chainrule makes from the author's.
+
+A component's schemas are rewritten once: every model of the tree becomes `<Prefix>_<Name>`, and every
+array annotation may be exchanged. Two rewritings exist:
+
+    Apply_…         subclasses of the author's models, so that `isinstance` holds and their validators
+                    run; unknown fields are refused unless the author says otherwise; defaults are
+                    validated, so that a default array is an array.
+    AbstractEval_…  the same tree with a `ShapeDType` where an array was. Not subclasses: validators
+                    written for arrays mean nothing here.
+
+A model that contains itself has no finite set of array paths and is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping
+from copy import copy
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, RootModel, create_model
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+from typing_extensions import TypeAliasType
+
+from chainrule._errors import DefinitionError
+from chainrule._trees import is_arraylike
+from chainrule.runtime._schema import ArraySpec, ShapeDType, is_array_type
+
+__all__ = ["abstract_model", "apply_model", "contains", "is_model_class", "spec_of"]
+
+
+def spec_of(annotation: Any) -> ArraySpec | None:
+    """The declaration of an array annotation, or `None` for any other annotation."""
+    return annotation.spec if is_array_type(annotation) else None
+
+
+def is_model_class(annotation: Any) -> bool:
+    """Whether an annotation is a pydantic model."""
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def apply_model(model: type[BaseModel]) -> type[BaseModel]:
+    """The validating model that `apply` and the derivative endpoints use."""
+    return _Rewriter(_strict_subclass).model(model)
+
+
+def abstract_model(model: type[BaseModel]) -> type[BaseModel]:
+    """The model whose arrays are shapes and dtypes."""
+    return _Rewriter(_abstract_twin, lambda annotation: ShapeDType[annotation]).model(model)
+
+
+Build = Callable[[type[BaseModel], dict[str, FieldInfo]], type[BaseModel]]
+
+
+class _Rewriter:
+    """Rebuilds a tree of models from its leaves up, each shared model once."""
+
+    def __init__(self, build: Build, array: Callable[[Any], Any] = lambda annotation: annotation):
+        self._build = build
+        self._array = array
+        self._done: dict[type[BaseModel], type[BaseModel]] = {}
+        self._open: list[type[BaseModel]] = []
+
+    def model(self, model: type[BaseModel]) -> type[BaseModel]:
+        if model in self._open:
+            raise _recursive(model, self._open)
+        if model not in self._done:
+            self._open.append(model)
+            fields = {name: self._field(info) for name, info in _complete(model).items()}
+            self._done[model] = self._build(model, fields)
+            self._open.pop()
+        return self._done[model]
+
+    def _field(self, info: FieldInfo) -> FieldInfo:
+        changed = copy(info)
+        changed.annotation = self.annotation(info.annotation)
+        if contains(info.annotation, lambda part: spec_of(part) is not None):
+            changed.validate_default = True
+        return changed
+
+    def annotation(self, annotation: Any) -> Any:
+        if spec_of(annotation) is not None:
+            return self._array(annotation)
+        if is_model_class(annotation):
+            return self.model(annotation)
+        if isinstance(annotation, TypeAliasType):
+            return self.annotation(annotation.__value__)
+        arguments = get_args(annotation)
+        if not arguments:
+            return annotation
+        origin = get_origin(annotation)
+        if origin is Annotated:
+            inner, *metadata = arguments
+            return Annotated[(self.annotation(inner), *metadata)]
+        rewritten = tuple(self.annotation(argument) for argument in arguments)
+        if all(new is old for new, old in zip(rewritten, arguments, strict=True)):
+            return annotation
+        if origin in (Union, UnionType):
+            return functools.reduce(operator.or_, map(_or_none, rewritten))
+        return origin[rewritten]
+
+
+def _or_none(annotation: Any) -> Any:
+    # `None | Model` is fine, `None | None` is not: NoneType supports `|`, None does not.
+    return NoneType if annotation is None else annotation
+
+
+def _complete(model: type[BaseModel]) -> Mapping[str, FieldInfo]:
+    if not model.__pydantic_complete__:
+        try:
+            model.model_rebuild()
+        except Exception as error:
+            raise DefinitionError(
+                f"The schema {model.__name__} has annotations that cannot be resolved: {error}",
+                code="bad_schema",
+            ) from error
+    return model.model_fields
+
+
+def _strict_subclass(model: type[BaseModel], fields: Mapping[str, FieldInfo]) -> type[BaseModel]:
+    namespace: dict[str, Any] = {
+        "__module__": model.__module__,
+        "__qualname__": f"Apply_{model.__name__}",
+        "__doc__": model.__doc__,
+        "__annotations__": {name: info.annotation for name, info in fields.items()},
+        **fields,
+    }
+    if not issubclass(model, RootModel) and "extra" not in model.model_config:
+        namespace["model_config"] = ConfigDict(extra="forbid")
+    return type(model)(f"Apply_{model.__name__}", (model,), namespace)
+
+
+def _abstract_twin(model: type[BaseModel], fields: Mapping[str, FieldInfo]) -> type[BaseModel]:
+    definitions: dict[str, Any] = {
+        name: (info.annotation, _abstract_default(info)) for name, info in fields.items()
+    }
+    name = f"AbstractEval_{model.__name__}"
+    if issubclass(model, RootModel):
+        return create_model(name, __base__=RootModel[definitions["root"][0]], __module__=__name__)
+    config = ConfigDict(
+        extra=model.model_config.get("extra", "forbid"), arbitrary_types_allowed=True
+    )
+    return create_model(
+        name, __config__=config, __doc__=model.__doc__, __module__=model.__module__, **definitions
+    )
+
+
+def _abstract_default(info: FieldInfo) -> FieldInfo:
+    """The field with an abstract default: what is an array there becomes its shape and dtype."""
+    changed = copy(info)
+    if info.default_factory is None and info.default is not PydanticUndefined:
+        is_array = contains(info.annotation, lambda part: part is ShapeDType)
+        changed.default = _abstract_value(info.default) if is_array else info.default
+    return changed
+
+
+def _abstract_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _abstract_value(item) for key, item in value.items()}
+    if value is None or isinstance(value, (str, ShapeDType, BaseModel)):
+        return value
+    array = value if is_arraylike(value) else np.asarray(value)
+    return ShapeDType(shape=tuple(array.shape), dtype=str(array.dtype))
+
+
+def contains(annotation: Any, predicate: Callable[[Any], bool]) -> bool:
+    """Whether a part of an annotation, without looking into models, satisfies a predicate."""
+    return predicate(annotation) or any(contains(part, predicate) for part in get_args(annotation))
+
+
+def _recursive(model: type[BaseModel], open_models: list[type[BaseModel]]) -> DefinitionError:
+    chain = " → ".join(m.__name__ for m in [*open_models[open_models.index(model) :], model])
+    return DefinitionError(
+        f"The schema contains itself: {chain}. A component's arrays need a finite set of paths; use a "
+        "list or a dict of a model that does not refer back.",
+        code="recursive_schema",
+    )

@@ -1,0 +1,72 @@
+"""Components from module files: `InputSchema`, `OutputSchema`, `apply` and whatever else is defined."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from chainrule._errors import DefinitionError
+from chainrule.runtime._component._capabilities import ENDPOINTS, Implementation
+from chainrule.runtime._component._definition import Definition
+from chainrule.runtime._component._frameworks import recipe_implementations
+from chainrule.runtime._component._hashing import hash_files, hash_parts
+from chainrule.runtime._component._isolation import loaded_sources
+from chainrule.runtime._component._jax_modules import find_jax_function
+from chainrule.runtime._component._project_file import read_project_file
+
+__all__ = ["define_from_file", "define_from_module"]
+
+_REQUIRED = ("InputSchema", "OutputSchema", "apply")
+
+
+def define_from_file(module: ModuleType, path: Path) -> Definition:
+    """The component that a module loaded from a file defines."""
+    facts = read_project_file(path.parent)
+    stem = path.parent.resolve().name if path.stem == "tesseract_api" else path.stem
+    return _define(
+        module,
+        name=facts.get("name") or stem,
+        version=facts.get("version") or getattr(module, "__version__", "unknown"),
+        description=facts.get("description") or (module.__doc__ or "").strip(),
+        content_hash=hash_files(loaded_sources(module).items()),
+    )
+
+
+def define_from_module(module: ModuleType) -> Definition:
+    """The component that an imported module, or any object with the same attributes, defines."""
+    file = getattr(module, "__file__", None)
+    name = getattr(module, "__name__", type(module).__name__)
+    return _define(
+        module,
+        name=name.rpartition(".")[2],
+        version=getattr(module, "__version__", "unknown"),
+        description=(module.__doc__ or "").strip(),
+        content_hash=hash_files([(name, Path(file))]) if file else hash_parts([(name, b"")]),
+    )
+
+
+def _define(module: Any, **facts: Any) -> Definition:
+    missing = [name for name in _REQUIRED if not hasattr(module, name)]
+    if missing:
+        raise DefinitionError(
+            f"The module {facts['name']} does not define {', '.join(missing)}. A component needs "
+            "InputSchema and OutputSchema (subclasses of pydantic.BaseModel) and apply(inputs).",
+            code="module_incomplete",
+            details={"missing": missing},
+        )
+    implementations = {
+        name: Implementation(getattr(module, name)) for name in ENDPOINTS if hasattr(module, name)
+    }
+    jax_function = find_jax_function(module)
+    if jax_function is not None:
+        implementations = recipe_implementations("jax", jax_function) | implementations
+    return Definition(
+        input_schema=module.InputSchema,
+        output_schema=module.OutputSchema,
+        implementations=implementations,
+        function=module.apply,
+        jax_function=jax_function,
+        batching=getattr(module, "batching", None),
+        **facts,
+    )

@@ -1,0 +1,34 @@
+"""What `tesseract_config.yaml` beside a component file says about the component itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from chainrule._errors import DefinitionError
+
+__all__ = ["read_project_file"]
+
+
+def read_project_file(folder: Path) -> dict[str, Any]:
+    """The mapping in the project file; empty when there is none.
+
+    Raises:
+        DefinitionError: the file is not a YAML mapping (`bad_project_file`).
+    """
+    file = folder / "tesseract_config.yaml"
+    if not file.is_file():
+        return {}
+    import yaml
+
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise _bad(file, f"is not YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise _bad(file, f"has to be a mapping; found {type(content).__name__}")
+    return content
+
+
+def _bad(file: Path, reason: str) -> DefinitionError:
+    return DefinitionError(f"{file} {reason}.", code="bad_project_file")

@@ -1,0 +1,156 @@
+"""What a derivative request names: paths that exist and are differentiable, and vectors that fit them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel
+from pydantic_core import PydanticCustomError
+
+from chainrule._errors import InputError, PathError
+from chainrule._trees import get_at_path, matches_pattern, path_to_pattern
+from chainrule.runtime._component._schemas import Context, Schemas
+from chainrule.runtime._derivatives._kinds import DerivativeKind, Side
+from chainrule.runtime._schema import ArraySpec
+from chainrule.runtime._schema._validate import build_validator
+
+__all__ = ["Blocks", "fit_array", "read_paths", "read_vector"]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The selected paths of one derivative request, each with what is known of its array.
+
+    Inputs are there, so their shapes are exact; of outputs only the declaration is known.
+    """
+
+    inputs: Mapping[str, ArraySpec]
+    outputs: Mapping[str, ArraySpec]
+
+    def over(self, side: Side) -> Mapping[str, ArraySpec]:
+        """The paths of one side."""
+        return self.inputs if side == "inputs" else self.outputs
+
+
+def read_paths(
+    kind: DerivativeKind, schemas: Schemas, inputs: BaseModel, payload: Mapping[str, Any]
+) -> Blocks:
+    """The paths that a request selects.
+
+    Raises:
+        PathError: a path is unknown, not differentiable, or names a value that is absent.
+        InputError: no path at all, or not a list of texts (`bad_paths`).
+    """
+    declared = schemas.differentiable
+    given = _declared_paths(payload[kind.inputs_argument], kind.inputs_argument, declared["inputs"])
+    asked = _declared_paths(
+        payload[kind.outputs_argument], kind.outputs_argument, declared["outputs"]
+    )
+    exact = {path: _exact(inputs, path, spec, kind) for path, spec in given.items()}
+    return Blocks(exact, asked)
+
+
+def _declared_paths(
+    value: Any, argument: str, declared: Mapping[str, ArraySpec]
+) -> dict[str, ArraySpec]:
+    is_collection = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
+    paths = list(dict.fromkeys(value)) if is_collection else []
+    if not paths or not all(isinstance(path, str) for path in paths):
+        raise InputError(
+            f"{argument}: expected a list of at least one path; this component has "
+            f"{', '.join(declared) or 'none'}.",
+            code="bad_paths",
+            path=argument,
+        )
+    return {path: _declaration(path, argument, declared) for path in paths}
+
+
+def _declaration(path: str, argument: str, declared: Mapping[str, ArraySpec]) -> ArraySpec:
+    spec = declared.get(path) or declared.get(path_to_pattern(path))
+    if spec is None:
+        # Positions of fixed tuples keep their number in a pattern: `pairs.[].[0]`.
+        spec = next((s for pattern, s in declared.items() if matches_pattern(path, pattern)), None)
+    if spec is None:
+        raise PathError(
+            f"{argument}: {path!r} is not a differentiable array of this component. It has: "
+            f"{', '.join(declared) or 'none'}.",
+            code="path_not_differentiable",
+            path=path,
+            details={"argument": argument},
+        )
+    return spec
+
+
+def _exact(inputs: BaseModel, path: str, spec: ArraySpec, kind: DerivativeKind) -> ArraySpec:
+    value = get_at_path(inputs, path)
+    if value is None:
+        raise PathError(
+            f"{kind.inputs_argument}: {path!r} has no value in these inputs (it is null), so nothing "
+            "can be differentiated with respect to it. Leave the path out, or give it a value.",
+            code="path_is_none",
+            path=path,
+        )
+    return replace(
+        spec, shape=np.shape(value), dtype=str(value.dtype), dimension_names=(), units=None
+    )
+
+
+def read_vector(
+    kind: DerivativeKind, blocks: Blocks, value: Any, context: Context
+) -> dict[str, Any]:
+    """The tangent or cotangent vector, one array per selected path, in the paths' shapes and dtypes.
+
+    Raises:
+        InputError: other keys than the selected paths (`vector_keys_mismatch`), or an array that does
+            not fit its path.
+    """
+    assert kind.vector is not None
+    assert kind.vector_over is not None
+    specs = blocks.over(kind.vector_over)
+    if not isinstance(value, Mapping) or value.keys() != specs.keys():
+        found = sorted(map(str, value)) if isinstance(value, Mapping) else type(value).__name__
+        raise InputError(
+            f"{kind.vector}: expected exactly the keys {sorted(specs)}; found {found}.",
+            code="vector_keys_mismatch",
+            path=kind.vector,
+        )
+    return {
+        path: _vector_entry(kind.vector, path, value[path], spec, context)
+        for path, spec in specs.items()
+    }
+
+
+def _vector_entry(vector: str, path: str, value: Any, spec: ArraySpec, context: Context) -> Any:
+    try:
+        return fit_array(value, spec, context)
+    except PydanticCustomError as error:
+        raise InputError(
+            f"{vector} at {path!r}: {error.message()}",
+            code=(error.context or {}).get("code", error.type),
+            path=path,
+            details={
+                "problems": [
+                    {
+                        "type": error.type,
+                        "loc": [vector, path],
+                        "path": path,
+                        "msg": error.message(),
+                        "ctx": error.context or {},
+                    }
+                ],
+                "count": 1,
+            },
+        ) from error
+
+
+def fit_array(value: Any, spec: ArraySpec, context: Mapping[str, Any]) -> Any:
+    """An array validated against a declaration outside of any model.
+
+    Raises:
+        PydanticCustomError: it does not fit.
+    """
+    return build_validator(spec)(value, SimpleNamespace(context=context))  # type: ignore[arg-type]

@@ -1,0 +1,198 @@
+"""From a function's signature to schemas, and from schema values back to a call.
+
+    def solve(mesh: Mesh, load: Array[(3,), Float64], steps: int = 10) -> Array[("n",), Float64]: ...
+
+gives an `InputSchema` with the fields `mesh`, `load`, `steps` and an `OutputSchema`. How the return
+annotation becomes fields:
+
+    a pydantic model            is the OutputSchema
+    TypedDict, NamedTuple, dataclass    one field per entry
+    tuple[A, B]                 result_0, result_1
+    anything else               result
+
+A function of one argument that is itself a model takes that model as its InputSchema.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from chainrule._errors import DefinitionError
+from chainrule.runtime._component._models import is_model_class
+
+__all__ = ["Signature", "read_signature"]
+
+_CONFIG = ConfigDict(arbitrary_types_allowed=True)
+_ARGUMENT = re.compile(r"^\s+\*{0,2}(\w+)(?:\s*\([^)]*\))?:\s*(.*)$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """A function seen as a program from one tree to another.
+
+    Attributes:
+        function: the author's function.
+        input_schema: model of its arguments.
+        output_schema: model of what it returns.
+        takes_model: whether its only argument is the whole input model.
+        to_fields: makes a mapping of the output fields from what the function returns.
+    """
+
+    function: Callable[..., Any]
+    input_schema: type[BaseModel]
+    output_schema: type[BaseModel]
+    takes_model: bool
+    to_fields: Callable[[Any], Any]
+
+    def call_model(self, inputs: BaseModel) -> Any:
+        """The output fields for validated inputs."""
+        return self.call_fields(inputs.__dict__) if not self.takes_model else self._finish(inputs)
+
+    def call_tree(self, inputs: Mapping[str, Any]) -> Any:
+        """The output fields for a plain tree, whose leaves may be anything (traced arrays, tensors)."""
+        fields = self.input_schema.model_fields
+        revived = {name: _revive(fields[name].annotation, inputs[name]) for name in inputs}
+        if self.takes_model:
+            return self._finish(self.input_schema.model_construct(**revived))
+        return self.call_fields(revived)
+
+    def call_fields(self, fields: Mapping[str, Any]) -> Any:
+        """The output fields for the function's arguments by name."""
+        positional, named = [], {}
+        for name, parameter in inspect.signature(self.function).parameters.items():
+            if parameter.kind is parameter.POSITIONAL_ONLY:
+                positional.append(fields[name])
+            else:
+                named[name] = fields[name]
+        return self.to_fields(self.function(*positional, **named))
+
+    def _finish(self, inputs: Any) -> Any:
+        return self.to_fields(self.function(inputs))
+
+
+def read_signature(function: Callable[..., Any]) -> Signature:
+    """The schemas that a function's annotations describe.
+
+    Raises:
+        DefinitionError: an argument or the return value has no usable annotation (`bad_signature`).
+    """
+    hints = _type_hints(function)
+    parameters = inspect.signature(function).parameters
+    documented = _documented_arguments(inspect.getdoc(function) or "")
+    fields = {name: _field(name, p, hints, documented) for name, p in parameters.items()}
+    (only,) = [f[0] for f in fields.values()] if len(fields) == 1 else (None,)
+    takes_model = is_model_class(only)
+    input_schema = (
+        only if takes_model else create_model("InputSchema", __config__=_CONFIG, **fields)
+    )
+    if "return" not in hints or hints["return"] is type(None):
+        raise _bad(function, "has no return annotation, so its outputs are unknown")
+    output_schema, to_fields = _outputs(hints["return"])
+    return Signature(function, input_schema, output_schema, takes_model, to_fields)
+
+
+def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return get_type_hints(inspect.unwrap(function), include_extras=True)
+    except (NameError, TypeError) as error:
+        raise _bad(
+            function,
+            f"has annotations that cannot be resolved ({error}); define the types they name at module "
+            "level",
+        ) from error
+
+
+def _field(
+    name: str,
+    parameter: inspect.Parameter,
+    hints: Mapping[str, Any],
+    documented: Mapping[str, str],
+) -> Any:
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        raise DefinitionError(
+            f"The argument {parameter} takes anything; a component needs named arguments.",
+            code="bad_signature",
+        )
+    if name not in hints:
+        raise DefinitionError(
+            f"The argument {name!r} has no annotation. Write for example "
+            f"`{name}: Array[(3,), Float64]` or `{name}: float`.",
+            code="bad_signature",
+            path=name,
+        )
+    default = ... if parameter.default is parameter.empty else parameter.default
+    return hints[name], Field(default, description=documented.get(name))
+
+
+def _outputs(annotation: Any) -> tuple[type[BaseModel], Callable[[Any], Any]]:
+    if is_model_class(annotation):
+        return annotation, lambda result: result
+    if is_typeddict(annotation):
+        return _output_model(get_type_hints(annotation, include_extras=True)), lambda result: result
+    if isinstance(annotation, type) and issubclass(annotation, tuple) and annotation is not tuple:
+        return _output_model(get_type_hints(annotation, include_extras=True)), _namedtuple_fields
+    if dataclasses.is_dataclass(annotation):
+        hints = get_type_hints(annotation, include_extras=True)
+        return _output_model(hints), lambda result: {name: getattr(result, name) for name in hints}
+    members = get_args(annotation)
+    if get_origin(annotation) is tuple and ... not in members:
+        return _output_model({f"result_{i}": m for i, m in enumerate(members)}), _tuple_fields
+    return _output_model({"result": annotation}), lambda result: {"result": result}
+
+
+def _output_model(annotations: Mapping[str, Any]) -> type[BaseModel]:
+    fields: dict[str, Any] = {name: (annotation, ...) for name, annotation in annotations.items()}
+    return create_model("OutputSchema", __config__=_CONFIG, **fields)
+
+
+def _namedtuple_fields(result: Any) -> dict[str, Any]:
+    return result._asdict()
+
+
+def _tuple_fields(result: Any) -> dict[str, Any]:
+    return {f"result_{i}": value for i, value in enumerate(result)}
+
+
+def _revive(annotation: Any, value: Any) -> Any:
+    """Models where the author's code expects models, without validating the leaves."""
+    if is_model_class(annotation) and isinstance(value, Mapping):
+        fields = annotation.model_fields
+        parts = {name: _revive(fields[name].annotation, value[name]) for name in value}
+        return annotation.model_construct(**parts)
+    arguments = get_args(annotation)
+    if isinstance(value, list) and len(arguments) == 1:
+        return [_revive(arguments[0], item) for item in value]
+    if isinstance(value, dict) and len(arguments) == 2:
+        return {key: _revive(arguments[1], item) for key, item in value.items()}
+    return value
+
+
+def _documented_arguments(docstring: str) -> dict[str, str]:
+    """The entries of a docstring's `Args:` section."""
+    lines = iter(docstring.splitlines())
+    found: dict[str, str] = {}
+    name = None
+    for line in lines:
+        if line.strip() in ("Args:", "Arguments:"):
+            break
+    for line in lines:
+        if line.strip() and not line.startswith(" "):
+            break
+        match = _ARGUMENT.match(line)
+        if match and not line.startswith(" " * 8):
+            name = match[1]
+            found[name] = match[2]
+        elif name and line.strip():
+            found[name] += " " + line.strip()
+    return found
+
+
+def _bad(function: Callable[..., Any], reason: str) -> DefinitionError:
+    name = getattr(function, "__name__", repr(function))
+    return DefinitionError(f"The function {name} {reason}.", code="bad_signature")

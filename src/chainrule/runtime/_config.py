@@ -1,0 +1,114 @@
+"""The settings of one component: an immutable object that is passed, never a process-wide state."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from chainrule._errors import InputError
+from chainrule.runtime._codec import DEFAULT_LIMITS, Grants, Limits
+
+__all__ = ["ComponentConfig", "ReferenceKind"]
+
+OutputFormat = Literal["json", "json+base64", "json+binref"]
+ReferenceKind = Literal["api_path", "image", "url"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComponentConfig:
+    """What an operator may set for one component.
+
+    Attributes:
+        name: overrides the component's own name.
+        version: overrides the component's own version.
+        description: overrides the component's own description.
+        input_path: the folder that callers may name files in (`InputPath`, binref arrays). `None` grants
+            nothing.
+        output_path: the folder for files of a run; created when the first file is written.
+        allowed_urls: address prefixes that callers may name beside files.
+        limits: how large, deep and many the data of one call may be.
+        output_format: how arrays are written when the caller does not say.
+        compression: `"lz4"` or `None`, for the formats that can be compressed.
+        debug: let tracebacks out to remote callers.
+        profiling: log a profile of every endpoint call.
+        tracing: log the arguments and results of every call, arrays abbreviated.
+        mlflow_tracking_uri: send metrics, parameters and artifacts to this MLflow store instead of
+            local files.
+        mlflow_run_extra_args: keyword arguments for `mlflow.start_run`.
+        allow_references: the kinds of component references that are opened for a caller. Opening a path
+            runs its code, opening an image starts a container, opening a URL sends requests: nothing is
+            allowed unless it is listed here.
+
+    Example:
+        >>> ComponentConfig(name="solver", version="1.2.0").name
+        'solver'
+    """
+
+    name: str | None = None
+    version: str | None = None
+    description: str | None = None
+    input_path: Path | None = None
+    output_path: Path = field(default_factory=Path.cwd)
+    allowed_urls: tuple[str, ...] = ()
+    limits: Limits = DEFAULT_LIMITS
+    output_format: OutputFormat = "json"
+    compression: Literal["lz4"] | None = None
+    debug: bool = False
+    profiling: bool = False
+    tracing: bool = False
+    mlflow_tracking_uri: str = ""
+    mlflow_run_extra_args: Mapping[str, Any] = field(default_factory=dict)
+    allow_references: frozenset[ReferenceKind] = frozenset()
+
+    def __post_init__(self) -> None:
+        set_field = object.__setattr__
+        if self.input_path is not None:
+            set_field(self, "input_path", Path(self.input_path).resolve())
+        set_field(self, "output_path", Path(self.output_path).resolve())
+        set_field(self, "allow_references", frozenset(self.allow_references))
+        _check_choice("output_format", self.output_format, get_args(OutputFormat))
+        _check_choice("compression", self.compression, (None, "lz4"))
+        for kind in self.allow_references:
+            _check_choice("allow_references", kind, get_args(ReferenceKind))
+
+    @classmethod
+    def make(cls, settings: ComponentConfig | Mapping[str, Any] | None) -> ComponentConfig:
+        """A configuration from a configuration, a mapping of its fields, or nothing.
+
+        Raises:
+            InputError: the mapping has a key that is not a field (`unknown_setting`).
+        """
+        if isinstance(settings, ComponentConfig):
+            return settings
+        known = {f.name for f in dataclasses.fields(cls)}
+        unknown = sorted(set(settings or {}) - known)
+        if unknown:
+            raise InputError(
+                f"Unknown setting {unknown[0]!r}. A component has: {', '.join(sorted(known))}.",
+                code="unknown_setting",
+                details={"unknown": unknown},
+            )
+        return cls(**(settings or {}))
+
+    @cached_property
+    def grants(self) -> Grants:
+        """The files and addresses that a caller may name."""
+        return Grants(self.input_path, self.output_path, tuple(self.allowed_urls))
+
+    def replace(self, **changes: Any) -> ComponentConfig:
+        """A copy with some settings changed."""
+        return dataclasses.replace(self, **changes)
+
+
+def _check_choice(name: str, value: object, choices: Iterable[object]) -> None:
+    choices = tuple(choices)
+    if value not in choices:
+        raise InputError(
+            f"Setting {name!r} is {value!r}; expected one of {', '.join(map(repr, choices))}.",
+            code="bad_setting",
+            details={"setting": name},
+        )
