@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from chainrule._errors import ChainruleError, ComponentError, InputError
+    from chainrule.runtime._component import component
 
 __version__ = "0.1.0"
 
@@ -18,9 +19,10 @@ _HOMES = {
     "ChainruleError": "chainrule._errors",
     "ComponentError": "chainrule._errors",
     "InputError": "chainrule._errors",
+    "component": "chainrule.runtime._component",
 }
 
-__all__ = ["ChainruleError", "ComponentError", "InputError", "__version__"]
+__all__ = ["ChainruleError", "ComponentError", "InputError", "__version__", "component"]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,6 +13,7 @@ TOP_LEVEL = {
     "ComponentError",
     "InputError",
     "__version__",
+    "component",
 }
 
 
