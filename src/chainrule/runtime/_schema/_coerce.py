@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from chainrule._errors import ChainruleError
+from chainrule.runtime._codec import DEFAULT_LIMITS, BinrefArray, decode_array
 
 from . import _problems
 from ._dtypes import ALL_DTYPES, generality
 
-__all__ = ["Coerced", "coerce", "is_device_array", "is_tracer"]
+__all__ = ["Coerced", "coerce", "decode", "is_kept_in_place", "is_tracer"]
 
 _LITERALS = (bool, int, float, complex, list, tuple)
 
@@ -43,9 +44,13 @@ def coerce(value: Any) -> Coerced:
     return Coerced(array, literal)
 
 
-def is_device_array(value: Any) -> bool:
-    """Whether the data is on a GPU, where it stays."""
-    return hasattr(value, "__cuda_array_interface__")
+def is_kept_in_place(value: Any) -> bool:
+    """Whether an array is handed on as it is: on a GPU, in a file, or being traced."""
+    return (
+        hasattr(value, "__cuda_array_interface__")
+        or isinstance(value, BinrefArray)
+        or is_tracer(value)
+    )
 
 
 def is_tracer(value: Any) -> bool:
@@ -68,9 +73,7 @@ def _why_not_numbers(value: Any, array: np.ndarray[Any, Any]) -> Exception:
     if array.dtype.kind == "O":
         kinds = {type(item) for item in array.ravel()[:1000]}
         if kinds <= {int, bool}:
-            return _problems.value_lost(
-                "int64", "int", array.shape, count=array.size, why="among them one beyond 64 bits"
-            )
+            return _problems.integer_too_long(array.shape)
         names = sorted("null" if kind is type(None) else kind.__name__ for kind in kinds)
         return _problems.non_numeric(f"elements of type {', '.join(names)}")
     return _problems.non_numeric(f"data of NumPy type {array.dtype.name}")
@@ -92,8 +95,6 @@ def check_dtype_name(encoded: Mapping[str, Any]) -> None:
 
 def decode(encoded: Mapping[str, Any], context: Mapping[str, Any]) -> np.ndarray[Any, Any]:
     """The array of an encoded object, read with the grants and limits of the call."""
-    from chainrule.runtime._codec import DEFAULT_LIMITS, decode_array
-
     check_dtype_name(encoded)
     limits = context.get("limits") or DEFAULT_LIMITS
     try:

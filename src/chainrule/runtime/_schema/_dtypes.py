@@ -56,6 +56,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(ml_dtypes.bfloat16)
 
 
+@cache
 def generality(dtype: np.dtype[Any]) -> int | None:
     """bool 0, integers 1, floats 2, complex numbers 3; `None` when the dtype is not a number.
 

@@ -18,7 +18,7 @@ __all__ = [
     "decode_failed",
     "dimension_conflict",
     "dtype_mismatch",
-    "expected_integer",
+    "integer_too_long",
     "invalid_dtype",
     "non_numeric",
     "rank_mismatch",
@@ -90,12 +90,12 @@ def value_lost(expected: str, actual: str, shape: tuple[int, ...], *, count: int
     )
 
 
-def expected_integer(expected: str, shape: tuple[int, ...], why: str) -> PydanticCustomError:
-    """Fractions, NaN or infinities for an integer field."""
+def integer_too_long(shape: tuple[int, ...]) -> PydanticCustomError:
+    """An integer that no dtype holds."""
     return _problem(
-        "array_expected_integer",
-        f"Expected integers for {describe_type(shape, expected)}, found {why}.",
-        expected_dtype=expected,
+        "array_value_out_of_range",
+        f"Expected integers of at most 64 bits, found {describe_type(shape, 'int')} with longer ones.",
+        expected_dtype="int64",
     )
 
 
@@ -117,8 +117,9 @@ def non_numeric(why: str) -> PydanticCustomError:
 
 def decode_failed(encoding: Any, error: ChainruleError) -> PydanticCustomError:
     """An encoded array whose bytes, file or fields are not what they claim to be."""
+    known = error.code in ("array_expected_integer", "array_invalid_dtype")
     return _problem(
-        "array_decode_error",
+        error.code if known else "array_decode_error",
         f"Cannot decode the array: {error.message}",
         encoding=encoding if isinstance(encoding, str) else None,
         error=error.message,

@@ -12,6 +12,8 @@ import numpy as np
 from pydantic import SerializationInfo
 from pydantic_core import core_schema
 
+from chainrule.runtime._codec import encode_array
+
 from ._spec import ArraySpec
 
 __all__ = ["serialize_array"]
@@ -22,8 +24,6 @@ def serialize_array(spec: ArraySpec) -> core_schema.SerSchema:
     dtype = spec.dtype
 
     def serialize(value: Any, info: SerializationInfo) -> Any:
-        from chainrule.runtime._codec import encode_array
-
         context = info.context or {}
         array = value if isinstance(value, np.ndarray | np.generic) else np.asarray(value, dtype)
         return encode_array(

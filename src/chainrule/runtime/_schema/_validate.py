@@ -15,7 +15,7 @@ from pydantic import ValidationInfo
 
 from . import _problems
 from ._cast import cast_checked
-from ._coerce import coerce, decode, is_device_array, is_tracer
+from ._coerce import coerce, decode, is_kept_in_place, is_tracer
 from ._dtypes import generality, numpy_dtype
 from ._spec import ArraySpec
 from ._units import is_quantity, quantity_in, scaled_to
@@ -90,11 +90,11 @@ def _validate_slowly(
     literal = False
     if isinstance(value, Mapping) and value.keys() >= _ENCODED_KEYS:
         array = _load_encoded(spec, value, context, strict_shapes)
-    elif is_device_array(value) or is_tracer(value):
+    elif is_kept_in_place(value):
         return _validate_in_place(spec, dtype, value)
     else:
         array, literal = coerce(quantity_in(spec.units, value) if is_quantity(value) else value)
-    shape = check_shape(spec, array.shape, array.dtype.name, strict=strict_shapes)
+    shape = check_shape(spec, array.shape, array.dtype, strict=strict_shapes)
     if shape != array.shape:
         array = np.broadcast_to(array, shape)
     if dtype is not None and array.dtype != dtype:
@@ -145,16 +145,15 @@ def check_shape(
 
 
 def _validate_in_place(spec: ArraySpec, dtype: np.dtype[Any] | None, value: Any) -> Any:
-    """An array on a device, or one that is being traced: checked by shape and dtype, never moved.
+    """An array on a device, in a file, or one that is being traced: checked by shape and dtype only.
 
-    A traced array can be cast, because its values are not known yet; one on a device must be right.
+    A traced array can be cast, because its values are not known yet; the others must be right.
     """
     shape = check_shape(spec, tuple(value.shape), value.dtype, strict=True)
-    traced = is_tracer(value)
-    found = np.dtype(value.dtype if traced else value.__cuda_array_interface__["typestr"])
+    found = numpy_dtype(str(value.dtype).removeprefix("torch."))
     if dtype is None or found == dtype:
         return value
     level, wanted = generality(found), generality(dtype)
-    if not traced or level is None or wanted is None or level > wanted:
-        raise _problems.dtype_mismatch(dtype.name, found.name, shape, strict=not traced)
+    if not is_tracer(value) or level is None or wanted is None or level > wanted:
+        raise _problems.dtype_mismatch(dtype.name, found.name, shape, strict=not is_tracer(value))
     return value.astype(dtype)
