@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 import orjson
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
@@ -64,7 +64,7 @@ class LazySequence(Generic[T]):
             return _from_value(value, adapter, dict(info.context or {}))
 
         def dump(value: LazySequence[Any], info: core_schema.SerializationInfo) -> list[Any]:
-            mode = "json" if info.mode == "json" else "python"
+            mode: Literal["json", "python"] = "json" if info.mode == "json" else "python"
             return [adapter.dump_python(i, mode=mode, context=info.context) for i in value]
 
         return core_schema.with_info_plain_validator_function(
@@ -77,7 +77,7 @@ class LazySequence(Generic[T]):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        items = handler(schema["metadata"]["item_schema"])  # type: ignore[typeddict-item]
+        items = handler(schema["metadata"]["item_schema"])
         return {"anyOf": [{"type": "array", "items": items}, {"type": "string", "pattern": "^@"}]}
 
 

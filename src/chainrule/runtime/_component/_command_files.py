@@ -30,7 +30,7 @@ def write_payload(file: Path, payload: Any, format: Format) -> None:
     if rest:
         arrays[_REST] = np.array(json.dumps(rest, default=_listed))
     with file.open("wb") as stream:
-        np.savez(stream, **arrays)
+        np.savez(stream, allow_pickle=False, **arrays)
 
 
 def _listed(value: Any) -> Any:

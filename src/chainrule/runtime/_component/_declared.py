@@ -17,7 +17,8 @@ from typing import Any
 from pydantic import BaseModel, Field, create_model
 
 from chainrule._errors import DefinitionError
-from chainrule.runtime._schema import Array, Differentiable
+from chainrule.runtime._schema import array_type
+from chainrule.runtime._schema._spec import make_spec
 
 __all__ = ["declared_model"]
 
@@ -88,11 +89,8 @@ def _type(text: Any, units: Any, where: str) -> Any:
     annotation: Any = _SCALARS.get(match["name"])
     if annotation is None or match["shape"]:
         shape = _shape(match["shape"] or "[]", where)
-        annotation = Array[
-            (shape, match["name"]) if units is None else (shape, match["name"], units)
-        ]
-    if match["differentiable"]:
-        annotation = Differentiable[annotation]
+        spec = make_spec(shape, match["name"], units)
+        annotation = array_type(spec.with_differentiable() if match["differentiable"] else spec)
     return annotation | None if match["optional"] else annotation
 
 

@@ -26,8 +26,6 @@ Payload = Mapping[str, Any]
 class Endpoint(Protocol):
     """Something a component can be asked for."""
 
-    function: Callable[..., Any]
-
     def __call__(self, payload: Payload, context: Context) -> Any:
         """Answer one request."""
 

@@ -22,7 +22,7 @@ from chainrule.runtime._derivatives import (
     finite_difference_jvp,
     finite_difference_vjp,
 )
-from chainrule.runtime._derivatives._kinds import JACOBIAN, JVP, VJP
+from chainrule.runtime._derivatives._kinds import JACOBIAN, JVP, VJP, DerivativeKind
 
 __all__ = [
     "Derivatives",
@@ -129,7 +129,7 @@ def finite_implementations(
 ) -> dict[str, Implementation]:
     """The derivative endpoints by finite differences."""
     options = {"eps": "auto"} if derivatives == "finite" else dict(derivatives or {})
-    recipes = {
+    recipes: dict[DerivativeKind, Callable[..., Any]] = {
         JACOBIAN: finite_difference_jacobian,
         JVP: finite_difference_jvp,
         VJP: finite_difference_vjp,

@@ -46,7 +46,7 @@ class LocalComponent:
         self._schemas = Schemas(definition.input_schema, definition.output_schema)
         implementations = complete(definition.implementations, self._schemas)
         self._endpoints: dict[str, Endpoint] = {
-            name: _make_endpoint(name, implementations[name].function, self._schemas)
+            name: _make_endpoint(name, implementations[name].function, self._schemas, self.config)
             for name in ENDPOINTS
             if name in implementations
         }
@@ -209,10 +209,18 @@ class LocalComponent:
         )
 
 
-def _make_endpoint(name: str, function: Any, schemas: Schemas) -> Endpoint:
-    for kind in DERIVATIVES:
-        if kind.endpoint == name:
-            check_signature(function, name, kind.argument_names)
-            return Derivative(kind, schemas, function)
-    check_signature(function, name, 1)
-    return Apply(schemas, function) if name == "apply" else AbstractEval(schemas, function)
+def _make_endpoint(name: str, function: Any, schemas: Schemas, config: ComponentConfig) -> Endpoint:
+    kind = next((kind for kind in DERIVATIVES if kind.endpoint == name), None)
+    check_signature(function, name, 1 if kind is None else kind.argument_names)
+    endpoint: Endpoint
+    if kind is not None:
+        endpoint = Derivative(kind, schemas, function)
+    elif name == "apply":
+        endpoint = Apply(schemas, function)
+    else:
+        endpoint = AbstractEval(schemas, function)
+    if config.profiling or config.tracing:
+        from chainrule.runtime._component._observe import observed
+
+        endpoint = observed(name, endpoint, config)
+    return endpoint

@@ -44,24 +44,36 @@ def is_model_class(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
-def apply_model(model: type[BaseModel]) -> type[BaseModel]:
-    """The validating model that `apply` and the derivative endpoints use."""
-    return _Rewriter(_strict_subclass).model(model)
+def apply_model(model: type[BaseModel], root: str) -> type[BaseModel]:
+    """The validating model that `apply` and the derivative endpoints use.
+
+    Args:
+        model: the author's.
+        root: what the author's outermost model counts as, `InputSchema` or `OutputSchema`, whatever its
+            own name: clients look for that name.
+    """
+    return _Rewriter(_strict_subclass, {model: root}).model(model)
 
 
-def abstract_model(model: type[BaseModel]) -> type[BaseModel]:
-    """The model whose arrays are shapes and dtypes."""
-    return _Rewriter(_abstract_twin, lambda annotation: ShapeDType[annotation]).model(model)
+def abstract_model(model: type[BaseModel], root: str) -> type[BaseModel]:
+    """The model whose arrays are shapes and dtypes; arguments as in `apply_model`."""
+    return _Rewriter(_abstract_twin, {model: root}, ShapeDType.__class_getitem__).model(model)
 
 
-Build = Callable[[type[BaseModel], dict[str, FieldInfo]], type[BaseModel]]
+Build = Callable[[type[BaseModel], str, dict[str, FieldInfo]], type[BaseModel]]
 
 
 class _Rewriter:
     """Rebuilds a tree of models from its leaves up, each shared model once."""
 
-    def __init__(self, build: Build, array: Callable[[Any], Any] = lambda annotation: annotation):
+    def __init__(
+        self,
+        build: Build,
+        names: Mapping[type[BaseModel], str],
+        array: Callable[[Any], Any] = lambda annotation: annotation,
+    ) -> None:
         self._build = build
+        self._names = names
         self._array = array
         self._done: dict[type[BaseModel], type[BaseModel]] = {}
         self._open: list[type[BaseModel]] = []
@@ -72,7 +84,7 @@ class _Rewriter:
         if model not in self._done:
             self._open.append(model)
             fields = {name: self._field(info) for name, info in _complete(model).items()}
-            self._done[model] = self._build(model, fields)
+            self._done[model] = self._build(model, self._names.get(model, model.__name__), fields)
             self._open.pop()
         return self._done[model]
 
@@ -122,32 +134,44 @@ def _complete(model: type[BaseModel]) -> Mapping[str, FieldInfo]:
     return model.model_fields
 
 
-def _strict_subclass(model: type[BaseModel], fields: Mapping[str, FieldInfo]) -> type[BaseModel]:
+def _strict_subclass(
+    model: type[BaseModel], name: str, fields: Mapping[str, FieldInfo]
+) -> type[BaseModel]:
     namespace: dict[str, Any] = {
         "__module__": model.__module__,
-        "__qualname__": f"Apply_{model.__name__}",
+        "__qualname__": f"Apply_{name}",
         "__doc__": model.__doc__,
         "__annotations__": {name: info.annotation for name, info in fields.items()},
         **fields,
     }
     if not issubclass(model, RootModel) and "extra" not in model.model_config:
         namespace["model_config"] = ConfigDict(extra="forbid")
-    return type(model)(f"Apply_{model.__name__}", (model,), namespace)
+    metaclass: Any = type(model)
+    return metaclass(f"Apply_{name}", (model,), namespace)
 
 
-def _abstract_twin(model: type[BaseModel], fields: Mapping[str, FieldInfo]) -> type[BaseModel]:
+def _abstract_twin(
+    model: type[BaseModel], name: str, fields: Mapping[str, FieldInfo]
+) -> type[BaseModel]:
     definitions: dict[str, Any] = {
-        name: (info.annotation, _abstract_default(info)) for name, info in fields.items()
+        field: (info.annotation, _abstract_default(info)) for field, info in fields.items()
     }
-    name = f"AbstractEval_{model.__name__}"
     if issubclass(model, RootModel):
-        return create_model(name, __base__=RootModel[definitions["root"][0]], __module__=__name__)
+        return create_model(f"AbstractEval_{name}", __base__=_root_model(definitions["root"][0]))
     config = ConfigDict(
         extra=model.model_config.get("extra", "forbid"), arbitrary_types_allowed=True
     )
     return create_model(
-        name, __config__=config, __doc__=model.__doc__, __module__=model.__module__, **definitions
+        f"AbstractEval_{name}",
+        __config__=config,
+        __doc__=model.__doc__,
+        __module__=model.__module__,
+        **definitions,
     )
+
+
+def _root_model(annotation: Any) -> type[BaseModel]:
+    return RootModel.__class_getitem__(annotation)  # type: ignore[return-value]
 
 
 def _abstract_default(info: FieldInfo) -> FieldInfo:
@@ -165,7 +189,7 @@ def _abstract_value(value: Any) -> Any:
     if value is None or isinstance(value, (str, ShapeDType, BaseModel)):
         return value
     array = value if is_arraylike(value) else np.asarray(value)
-    return ShapeDType(shape=tuple(array.shape), dtype=str(array.dtype))
+    return ShapeDType.model_validate({"shape": array.shape, "dtype": str(array.dtype)})
 
 
 def contains(annotation: Any, predicate: Callable[[Any], bool]) -> bool:

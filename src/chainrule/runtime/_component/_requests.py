@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from pydantic import BaseModel
@@ -153,4 +153,4 @@ def fit_array(value: Any, spec: ArraySpec, context: Mapping[str, Any]) -> Any:
     Raises:
         PydanticCustomError: it does not fit.
     """
-    return build_validator(spec)(value, SimpleNamespace(context=context))  # type: ignore[arg-type]
+    return build_validator(spec)(value, cast(Any, SimpleNamespace(context=context)))

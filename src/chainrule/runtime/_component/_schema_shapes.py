@@ -61,5 +61,4 @@ def _sizes(abstract_inputs: BaseModel, named: Mapping[str, ArraySpec]) -> dict[s
 
 def _shape_dtype(spec: ArraySpec, sizes: Mapping[str, int]) -> ShapeDType:
     shape = tuple(d if isinstance(d, int) else sizes[str(d)] for d in spec.labelled_shape)
-    assert spec.dtype is not None
-    return ShapeDType(shape=shape, dtype=spec.dtype)  # type: ignore[arg-type]
+    return ShapeDType.model_validate({"shape": shape, "dtype": spec.dtype})

@@ -34,18 +34,18 @@ class Schemas:
     def __init__(self, input_schema: type[BaseModel], output_schema: type[BaseModel]) -> None:
         self.input_schema = _require_model("InputSchema", input_schema)
         self.output_schema = _require_model("OutputSchema", output_schema)
-        self.inputs = apply_model(input_schema)
-        self.outputs = apply_model(output_schema)
+        self.inputs = apply_model(input_schema, "InputSchema")
+        self.outputs = apply_model(output_schema, "OutputSchema")
 
     @cached_property
     def abstract_inputs(self) -> type[BaseModel]:
         """The inputs with shapes instead of arrays."""
-        return abstract_model(self.input_schema)
+        return abstract_model(self.input_schema, "InputSchema")
 
     @cached_property
     def abstract_outputs(self) -> type[BaseModel]:
         """The outputs with shapes instead of arrays."""
-        return abstract_model(self.output_schema)
+        return abstract_model(self.output_schema, "OutputSchema")
 
     @cached_property
     def differentiable(self) -> Mapping[Side, Mapping[str, ArraySpec]]:

@@ -88,7 +88,7 @@ def read_signature(function: Callable[..., Any]) -> Signature:
     fields = {name: _field(name, p, hints, documented) for name, p in parameters.items()}
     (only,) = [f[0] for f in fields.values()] if len(fields) == 1 else (None,)
     takes_model = is_model_class(only)
-    input_schema = (
+    input_schema: Any = (
         only if takes_model else create_model("InputSchema", __config__=_CONFIG, **fields)
     )
     if "return" not in hints or hints["return"] is type(None):

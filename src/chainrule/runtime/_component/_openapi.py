@@ -1,0 +1,280 @@
+"""The OpenAPI document of a component, in the form that Tesseract clients read.
+
+Models come from pydantic; the requests and responses around them are the same for every component and are
+written out here. Beyond the peer, `info` has the content hash and `x-capabilities` says of every endpoint
+whether it is native or derived and from what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, RootModel
+from pydantic.errors import PydanticInvalidForJsonSchema
+from pydantic.json_schema import models_json_schema
+
+from chainrule._errors import DefinitionError
+from chainrule._trees import pattern_to_regex
+from chainrule.runtime._component._models import is_model_class
+from chainrule.runtime._component._schemas import Schemas
+from chainrule.runtime._derivatives._kinds import DERIVATIVES, DerivativeKind, Side
+from chainrule.runtime._schema import Array, ArrayJsonSchema, ArraySpec
+from chainrule.runtime._schema._leaves import _parts as parts_of
+from chainrule.runtime._schema._leaves import unwrap
+
+if TYPE_CHECKING:
+    from chainrule.runtime._component._local import LocalComponent
+
+__all__ = ["openapi_document"]
+
+Json = dict[str, Any]
+_REFERENCE = "#/components/schemas/{model}"
+
+
+class AnyArray(RootModel[Array[..., None]]):  # type: ignore[type-arg, misc]
+    """An array of any shape and dtype: entries of vectors and blocks of derivatives."""
+
+
+def openapi_document(component: LocalComponent, schemas: Schemas) -> Json:
+    """The document of a component.
+
+    Raises:
+        DefinitionError: a field has no description in JSON schema (`bad_schema`).
+    """
+    endpoints = component.available_endpoints
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": component.name,
+            "version": component.version,
+            "description": component.description,
+            "x-content-hash": component.content_hash,
+        },
+        "x-supported-output-formats": ["json", "json+base64", "json+binref"],
+        "x-supported-gpu-transports": ["none"],
+        "x-supported-compressions": ["none", "lz4"],
+        "x-capabilities": {
+            name: {"status": capability.status, "via": capability.via}
+            for name, capability in component.capabilities.items()
+        },
+        "x-batching": component.batching,
+        "paths": {f"/{name}": _path(name) for name in _ordered(endpoints)},
+        "components": {"schemas": _schemas(schemas, endpoints)},
+    }
+
+
+def _ordered(endpoints: Iterable[str]) -> list[str]:
+    """The peer lists `health` before `abstract_eval`."""
+    return sorted(endpoints, key=lambda name: (name == "abstract_eval", name == "health"))
+
+
+def _schemas(schemas: Schemas, endpoints: Iterable[str]) -> Json:
+    has_abstract = "abstract_eval" in endpoints
+    models: list[type[BaseModel]] = [schemas.inputs, schemas.outputs, AnyArray]
+    if has_abstract:
+        models += [schemas.abstract_inputs, schemas.abstract_outputs]
+    components = _model_schemas(models)
+    components |= _apply_wrappers(schemas)
+    for kind in DERIVATIVES:
+        if kind.endpoint in endpoints:
+            components |= _derivative_wrappers(kind, schemas)
+    if has_abstract:
+        components |= _abstract_wrappers()
+    return components | _error_schemas()
+
+
+def _model_schemas(models: list[type[BaseModel]]) -> Json:
+    try:
+        _, document = models_json_schema(
+            [(model, "validation") for model in models],
+            ref_template=_REFERENCE,
+            schema_generator=ArrayJsonSchema,
+        )
+    except PydanticInvalidForJsonSchema as error:
+        raise DefinitionError(
+            f"A field of the schemas cannot be described to callers: {error.message}. Use arrays, "
+            "models, numbers, text, lists and dicts.",
+            code="bad_schema",
+        ) from error
+    return dict(document.get("$defs", {}))
+
+
+def _apply_wrappers(schemas: Schemas) -> Json:
+    return {
+        "ApplyInputSchema": {
+            **_request("ApplyInputSchema", {"inputs": _reference("Apply_InputSchema")}),
+            **_array_facts(schemas, "inputs"),
+        },
+        "ApplyOutputSchema": {
+            **_reference("Apply_OutputSchema"),
+            "title": "ApplyOutputSchema",
+            **_array_facts(schemas, "outputs"),
+        },
+    }
+
+
+def _abstract_wrappers() -> Json:
+    fields = {"inputs": _reference("AbstractEval_InputSchema")}
+    return {
+        "AbstractInputSchema": _request("AbstractInputSchema", fields),
+        "AbstractOutputSchema": {
+            **_reference("AbstractEval_OutputSchema"),
+            "title": "AbstractOutputSchema",
+        },
+    }
+
+
+def _derivative_wrappers(kind: DerivativeKind, schemas: Schemas) -> Json:
+    request, response = f"{kind.schema_prefix}InputSchema", f"{kind.schema_prefix}OutputSchema"
+    inputs = f"{kind.model_prefix}_InputSchema"
+    fields = {
+        "inputs": _reference(inputs),
+        kind.inputs_argument: _paths_schema(schemas, "inputs"),
+        kind.outputs_argument: _paths_schema(schemas, "outputs"),
+    }
+    if kind.vector is not None and kind.vector_over is not None:
+        fields[kind.vector] = _keyed_by_path(schemas, [kind.vector_over])
+    return {
+        inputs: _reference("Apply_InputSchema"),
+        request: _request(request, fields),
+        response: {**_keyed_by_path(schemas, list(kind.result_over)), "title": response},
+    }
+
+
+def _paths_schema(schemas: Schemas, side: Side) -> Json:
+    return {
+        "type": "array",
+        "items": _one_path(schemas, side),
+        "minItems": 1,
+        "uniqueItems": True,
+    }
+
+
+def _one_path(schemas: Schemas, side: Side) -> Json:
+    patterns = schemas.differentiable[side]
+    plain = [p for p in patterns if "[]" not in p and "{}" not in p]
+    choices: list[Json] = [{"type": "string", "enum": plain}] if plain else []
+    choices += [
+        {"type": "string", "pattern": pattern_to_regex(p)} for p in patterns if p not in plain
+    ]
+    return choices[0] if len(choices) == 1 else {"anyOf": choices}
+
+
+def _keyed_by_path(schemas: Schemas, sides: list[Side]) -> Json:
+    if not sides:
+        return _reference("AnyArray")
+    return {
+        "type": "object",
+        "propertyNames": _one_path(schemas, sides[0]),
+        "additionalProperties": _keyed_by_path(schemas, sides[1:]),
+    }
+
+
+def _request(title: str, fields: Json) -> Json:
+    return {
+        "title": title,
+        "type": "object",
+        "properties": fields,
+        "required": list(fields),
+        "additionalProperties": False,
+    }
+
+
+def _reference(model: str) -> Json:
+    return {"$ref": _REFERENCE.format(model=model)}
+
+
+def _array_facts(schemas: Schemas, side: Side) -> Json:
+    model = schemas.input_schema if side == "inputs" else schemas.output_schema
+    return {
+        "differentiable_arrays": {
+            pattern: _array_fact(spec) for pattern, spec in schemas.differentiable[side].items()
+        },
+        "field_order": _field_order(model, ""),
+    }
+
+
+def _array_fact(spec: ArraySpec) -> Json:
+    facts = {"shape": None if spec.shape is None else list(spec.shape), "dtype": spec.dtype}
+    return {key: value for key, value in facts.items() if value is not None}
+
+
+def _field_order(annotation: Any, prefix: str) -> Json:
+    """Path pattern of every model in the tree → its fields as declared (JSON objects are sorted)."""
+    annotation = unwrap(annotation)
+    if not is_model_class(annotation):
+        return _merged(
+            _field_order(child, _join(prefix, segment)) for segment, child in parts_of(annotation)
+        )
+    fields = annotation.model_fields
+    if issubclass(annotation, RootModel):
+        return _field_order(fields["root"].annotation, prefix)
+    below = _merged(
+        _field_order(field.annotation, _join(prefix, name)) for name, field in fields.items()
+    )
+    return {prefix: list(fields), **below}
+
+
+def _merged(mappings: Iterable[Json]) -> Json:
+    return {key: value for mapping in mappings for key, value in mapping.items()}
+
+
+def _join(prefix: str, segment: str) -> str:
+    return f"{prefix}.{segment}" if prefix and segment else prefix or segment
+
+
+_SCHEMA_NAMES: Mapping[str, str] = {
+    "apply": "Apply",
+    "abstract_eval": "Abstract",
+    **{kind.endpoint: kind.schema_prefix for kind in DERIVATIVES},
+}
+_SUMMARIES: Mapping[str, str] = {
+    "apply": "Outputs for some inputs.",
+    "jacobian": "Derivatives of selected outputs with respect to selected inputs.",
+    "jacobian_vector_product": "How selected outputs change along a tangent of the inputs.",
+    "vector_jacobian_product": "A cotangent of selected outputs, pulled back to the inputs.",
+    "abstract_eval": "Shapes and dtypes of the outputs, without computing them.",
+    "health": "Whether the component is up.",
+}
+
+
+def _path(endpoint: str) -> Json:
+    summary = {"summary": _SUMMARIES[endpoint], "operationId": endpoint}
+    if endpoint == "health":
+        status = {"type": "object", "properties": {"status": {"type": "string"}}}
+        return {"get": {**summary, "responses": {"200": _response("Up", status)}}}
+    name = _SCHEMA_NAMES[endpoint]
+    body = {"application/json": {"schema": _reference(f"{name}InputSchema")}}
+    return {
+        "post": {
+            **summary,
+            "parameters": [
+                {"name": "accept", "in": "header", "required": False, "schema": {"type": "string"}}
+            ],
+            "requestBody": {"required": True, "content": body},
+            "responses": {
+                "200": _response("Result", _reference(f"{name}OutputSchema")),
+                "422": _response("The caller's mistake", _reference("Problem")),
+                "500": _response("The component's mistake", _reference("Problem")),
+            },
+        }
+    }
+
+
+def _response(description: str, schema: Json) -> Json:
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+
+def _error_schemas() -> Json:
+    return {
+        "Problem": {
+            "title": "Problem",
+            "type": "object",
+            "properties": {
+                "code": {"type": "string", "description": "Stable name of the reason."},
+                "title": {"type": "string"},
+                "detail": {"description": "What was expected, what was found, and where."},
+            },
+        }
+    }
