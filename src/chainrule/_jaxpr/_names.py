@@ -10,31 +10,69 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from jax._src import core as _core
+from jax._src import effects as _effects
 from jax._src import linear_util as _linear_util
 from jax._src import source_info_util
 from jax._src.interpreters import partial_eval as _partial_eval
+from jax._src.sharding_impls import UNSPECIFIED
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
 
 __all__ = [
+    "UNSPECIFIED",
     "Atom",
     "ClosedJaxpr",
     "DropVar",
+    "Effect",
     "Jaxpr",
     "JaxprEqn",
     "Literal",
     "Primitive",
     "Var",
+    "aval_of",
     "bind_parameters",
     "close_program",
     "equation_context",
     "fresh_variable",
+    "name_stack_of",
+    "permit_effect",
     "replace_equation",
+    "scan_layout",
     "trace_flat",
     "user_frame_of",
 ]
 
 DropVar = _core.DropVar
+Effect = _effects.Effect
 Atom: TypeAlias = Var | Literal
+
+
+def permit_effect(effect: type[Effect]) -> None:
+    """Let an effect that only protects equations from dead-code elimination occur everywhere."""
+    for permitted in (
+        _effects.lowerable_effects,
+        _effects.control_flow_allowed_effects,
+        _effects.custom_derivatives_allowed_effects,
+        _effects.remat_allowed_effects,
+        _effects.partial_eval_kept_effects,
+    ):
+        permitted.add_type(effect)
+
+
+def aval_of(value: Any) -> Any:
+    """The exact abstract value of an array, tracer or scalar."""
+    return _core.typeof(value)
+
+
+def scan_layout(eqn: JaxprEqn) -> tuple[int, int]:
+    """How many operands of a `scan` are constants, and how many are carried.
+
+    JAX up to 0.10 says so in two numbers, later versions in a tree of the operands.
+    """
+    params = eqn.params
+    if "num_carry" in params:
+        return params["num_consts"], params["num_carry"]
+    constants, carry, _ = params["ft_in"].unpack()
+    return len(constants), len(carry)
 
 
 def fresh_variable(aval: Any) -> Var:
@@ -114,3 +152,8 @@ def trace_flat(function: Any, avals: Sequence[Any], *, debug_info: Any = None) -
 def user_frame_of(eqn: JaxprEqn) -> Any:
     """The innermost frame outside JAX of the line that made an equation, or `None`."""
     return source_info_util.user_frame(eqn.source_info.traceback)
+
+
+def name_stack_of(eqn: JaxprEqn) -> str:
+    """The names and transformations around an equation, as `transpose(jvp(layer))/…`."""
+    return str(eqn.source_info.name_stack)

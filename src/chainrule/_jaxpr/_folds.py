@@ -1,0 +1,87 @@
+"""How a loop combines what its iterations give, when it need not keep every one of them.
+
+A fold carries a state through a loop: `start` makes it from the abstract values of one iteration, `step`
+takes one more iteration in, `finish` turns it into the loop's value. `count` is the number of iterations
+taken in before.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+__all__ = ["FOLDS", "Fold", "ring"]
+
+Leaves = Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One way to combine iterations.
+
+    Attributes:
+        name: for messages.
+        start: abstract leaves → state.
+        step: state, leaves, count → state.
+        finish: state, count → leaves.
+    """
+
+    name: str
+    start: Callable[[Leaves], Leaves]
+    step: Callable[[Leaves, Leaves, Any], Leaves]
+    finish: Callable[[Leaves, Any], Leaves]
+
+
+def _zeros(avals: Leaves) -> Leaves:
+    return [jnp.zeros(aval.shape, aval.dtype) for aval in avals]
+
+
+def _as_it_is(state: Leaves, count: Any) -> Leaves:
+    return list(state)
+
+
+def _elementwise(
+    name: str,
+    combine: Callable[[Any, Any], Any],
+    finish: Callable[[Leaves, Any], Leaves] = _as_it_is,
+) -> Fold:
+    def step(state: Leaves, leaves: Leaves, count: Any) -> Leaves:
+        # The first iteration replaces the zeros: no neutral element is needed.
+        pairs = zip(state, leaves, strict=True)
+        return [jnp.where(count == 0, new, combine(old, new)) for old, new in pairs]
+
+    return Fold(name, _zeros, step, finish)
+
+
+def _divide(state: Leaves, count: Any) -> Leaves:
+    return [total / jnp.maximum(count, 1) for total in state]
+
+
+FOLDS: dict[str, Fold] = {
+    "last": Fold("last", _zeros, lambda state, leaves, count: list(leaves), _as_it_is),
+    "sum": _elementwise("sum", jnp.add),
+    "mean": _elementwise("mean", jnp.add, _divide),
+    "max": _elementwise("max", jnp.maximum),
+}
+
+
+@functools.lru_cache
+def ring(size: int) -> Fold:
+    """Keep the last `size` iterations, oldest first; places that were never used stay zero."""
+
+    def start(avals: Leaves) -> Leaves:
+        return [jnp.zeros((size, *aval.shape), aval.dtype) for aval in avals]
+
+    def step(state: Leaves, leaves: Leaves, count: Any) -> Leaves:
+        pairs = zip(state, leaves, strict=True)
+        return [buffer.at[count % size].set(leaf) for buffer, leaf in pairs]
+
+    def finish(state: Leaves, count: Any) -> Leaves:
+        oldest = jnp.where(count > size, count % size, 0)
+        return [jnp.roll(buffer, -oldest, axis=0) for buffer in state]
+
+    return Fold(f"ring of {size}", start, step, finish)

@@ -1,0 +1,83 @@
+"""Tracing a function with its sows alive, and running it so that the sown values come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from chainrule._jaxpr import (
+    FOLDS,
+    ClosedJaxpr,
+    Extra,
+    JaxprEqn,
+    Rewriter,
+    aval_of,
+    ring,
+    trace_avals,
+)
+from chainrule.harvest._sow import Reduce, Sowing, capturing, is_array, is_sow, sowing_of
+
+__all__ = ["Tap", "run_with_taps", "stage", "tap_values"]
+
+Tap = Callable[[Sowing, list[Any]], Extra]
+"""Makes the extra of one sow from what it says and its operands."""
+
+
+def stage(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tag: str
+) -> tuple[ClosedJaxpr, list[Any], Callable[[Sequence[Any]], Any]]:
+    """Trace a function with the sows of a tag protected from dead-code elimination.
+
+    Returns:
+        The flat program, its operands, and what rebuilds the function's result from the outputs.
+    """
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    notes: dict[str, Any] = {}
+
+    def flat(*operands: Any) -> list[Any]:
+        given, named = jax.tree.unflatten(tree, operands)
+        outputs, notes["tree"] = jax.tree.flatten(function(*given, **named))
+        notes["fixed"] = [None if is_array(output) else output for output in outputs]
+        notes["is_array"] = [is_array(output) for output in outputs]
+        return [output for output in outputs if is_array(output)]
+
+    with capturing(capturing.value | {tag}):
+        program = trace_avals(flat, [aval_of(leaf) for leaf in leaves])
+
+    def rebuild(outputs: Sequence[Any]) -> Any:
+        arrays = iter(outputs)
+        pairs = zip(notes["is_array"], notes["fixed"], strict=True)
+        return jax.tree.unflatten(notes["tree"], [next(arrays) if a else f for a, f in pairs])
+
+    return program, leaves, rebuild
+
+
+def run_with_taps(
+    program: ClosedJaxpr, operands: Sequence[Any], tag: str, tap: Tap
+) -> tuple[list[Any], list[Extra]]:
+    """The outputs of a program, and one extra per sow of a tag, in execution order."""
+
+    def is_claimed(eqn: JaxprEqn) -> bool:
+        return is_sow(eqn) and eqn.params["sowing"].tag == tag
+
+    def claim(eqn: JaxprEqn, values: list[Any], loops: tuple[Any, ...]) -> Any:
+        return values, [tap(sowing_of(eqn), values)]
+
+    return Rewriter(claim, is_claimed=is_claimed).run(program, operands)
+
+
+def tap_values(reduce: Reduce | None, buffer: int | None) -> Tap:
+    """Taps that hand out the sown values; the options are for sows that leave them open."""
+
+    def tap(sowing: Sowing, values: list[Any]) -> Extra:
+        chosen, kept = sowing.reduce or reduce, sowing.buffer or buffer
+        return Extra(
+            tuple(values),
+            sowing,
+            fold=FOLDS.get(chosen or "stack"),
+            open_fold=ring(kept) if kept else None,
+        )
+
+    return tap

@@ -1,0 +1,255 @@
+"""`sow`: one primitive that is the identity and carries a name.
+
+The primitive works on the array leaves of a pytree; everything else (name, tag, tree structure, mode) sits
+in its one parameter. It is linear, so each derivative rule sows what it is given under the composed mode
+and hands it on. It lowers to nothing.
+
+While a capture with its tag is being traced, a sow has an *effect*, which does nothing but keep JAX's
+dead-code elimination away from it, also inside `jit`, `scan` and `checkpoint`. The capture removes it
+again. The set of tags being captured is part of JAX's trace cache key, so programs traced without a
+capture are never mistaken for programs traced with one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import ad, batching, mlir
+
+from chainrule._errors import InputError
+from chainrule._jaxpr import Effect, JaxprEqn, Primitive, SourceLocation, locate, permit_effect
+from chainrule.harvest._mode import PRIMAL, Mode
+
+__all__ = ["REDUCTIONS", "Reduce", "Sowing", "capturing", "is_array", "is_sow", "sow", "sowing_of"]
+
+Reduce = Literal["stack", "last", "sum", "mean", "max"]
+REDUCTIONS: tuple[Reduce, ...] = ("stack", "last", "sum", "mean", "max")
+
+capturing = jax.make_user_context(frozenset())
+"""The tags that are being captured around the code that is traced now."""
+
+
+@dataclass(frozen=True)
+class Sowing:
+    """What a sow equation says about its operands.
+
+    Attributes:
+        name: the user's name.
+        tag: the user's group of names.
+        tree: structure of the sown pytree.
+        slots: per leaf of the tree, what fills it: an operand, or a value kept here.
+        mode: the value itself, or which derivative.
+        reduce: how loops combine iterations; `None` leaves it to the capture.
+        buffer: how many of the last iterations a `while` loop keeps; `None` leaves it to the capture.
+        where: the user's line, for messages; two sowings may be equal without it.
+    """
+
+    name: str
+    tag: str
+    tree: Any
+    slots: tuple[Slot, ...]
+    mode: Mode = PRIMAL
+    reduce: Reduce | None = None
+    buffer: int | None = None
+    where: SourceLocation | None = field(default=None, compare=False)
+
+    def value(self, operands: Sequence[Any]) -> Any:
+        """The pytree, as it was sown."""
+        arrays = iter(operands)
+        leaves = [next(arrays) if slot.is_operand else slot.content for slot in self.slots]
+        return jax.tree.unflatten(self.tree, leaves)
+
+    def derivative(self, mode: Mode, differentiable: Sequence[bool]) -> Sowing:
+        """The same place in another mode; leaves without derivatives become `None`."""
+        carried = iter(differentiable)
+        slots = tuple(
+            slot if not slot.is_operand or next(carried) else _NOTHING for slot in self.slots
+        )
+        return replace(self, mode=mode, slots=slots)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What fills a leaf: an operand, or content that is no array (a string, a function, `None`)."""
+
+    is_operand: bool
+    content: Any = None
+
+
+_OPERAND = Slot(True)
+_NOTHING = Slot(False)
+
+
+def sow(
+    value: Any,
+    name: str,
+    *,
+    tag: str = "intermediates",
+    reduce: Reduce | None = None,
+    buffer: int | None = None,
+) -> Any:
+    """Name a value, so that `save_intermediates` can find it; otherwise do nothing.
+
+    Args:
+        value: any pytree. Leaves that are not arrays or numbers are remembered and handed back.
+        name: what to call it. Names are unique within one captured function and tag.
+        tag: a group of names; a capture looks for one tag.
+        reduce: how loops combine the iterations: `"stack"` keeps all of them (in `scan`, `map` and
+            `fori_loop` with static bounds), the others keep one value. The capture's choice when `None`.
+        buffer: keep this many of the last iterations of a `while_loop`, oldest first.
+
+    Returns:
+        The value. The compiled program is the same as without the call.
+
+    Raises:
+        InputError: the name is not a string, or `reduce` or `buffer` is not one of the above.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from chainrule.harvest import save_intermediates, sow
+        >>> def f(x):
+        ...     h = sow(jnp.sin(x), "h")
+        ...     return 2 * h
+        >>> y, intermediates = save_intermediates(f)(0.0)
+        >>> float(intermediates["h"]["primal"])
+        0.0
+    """
+    check_options(name, reduce, buffer)
+    leaves, tree = jax.tree.flatten(value)
+    slots = tuple(_OPERAND if is_array(leaf) else Slot(False, leaf) for leaf in leaves)
+    sowing = Sowing(name, tag, tree, slots, reduce=reduce, buffer=buffer)
+    return sowing.value(_bind([leaf for leaf in leaves if is_array(leaf)], sowing))
+
+
+def check_options(name: Any, reduce: Any, buffer: Any) -> None:
+    """Raise `InputError` for options that mean nothing."""
+    if not isinstance(name, str):
+        raise InputError(
+            f"Expected a string as name of a sown value, found {type(name).__name__}.",
+            code="sow_name",
+        )
+    if reduce is not None and reduce not in REDUCTIONS:
+        raise InputError(
+            f"Expected reduce to be one of {', '.join(map(repr, REDUCTIONS))}, found {reduce!r}.",
+            code="sow_reduce",
+        )
+    if buffer is not None and (not isinstance(buffer, int) or buffer < 1):
+        raise InputError(
+            f"Expected buffer to be a positive number of iterations, found {buffer!r}.",
+            code="sow_buffer",
+        )
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether JAX can trace a leaf: arrays, NumPy values and numbers."""
+    return isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)) and (
+        not isinstance(leaf, (np.ndarray, np.generic)) or leaf.dtype.kind not in "OSUMm"
+    )
+
+
+def is_sow(eqn: JaxprEqn) -> bool:
+    """Whether an equation is a sow."""
+    return eqn.primitive is _sow_p
+
+
+def sowing_of(eqn: JaxprEqn) -> Sowing:
+    """What a sow equation says, with the user's line."""
+    return replace(eqn.params["sowing"], where=locate(eqn))
+
+
+# --- the primitive and its rules -----------------------------------------------------------------
+
+
+class _Captured(Effect):
+    """Keeps a sow alive while it is being captured. Has no meaning at run time."""
+
+    def __repr__(self) -> str:
+        return "Captured"
+
+
+permit_effect(_Captured)
+_CAPTURED = _Captured()
+_sow_p = Primitive("sow")
+_sow_p.multiple_results = True
+
+
+def _bind(operands: Sequence[Any], sowing: Sowing) -> list[Any]:
+    return _sow_p.bind(*operands, sowing=sowing)
+
+
+def _is_captured(sowing: Sowing) -> bool:
+    return sowing.tag in capturing.value
+
+
+@_sow_p.def_impl
+def _run(*operands: Any, sowing: Sowing) -> list[Any]:
+    return list(operands)
+
+
+@_sow_p.def_effectful_abstract_eval
+def _abstract(*avals: Any, sowing: Sowing) -> tuple[list[Any], set[Effect]]:
+    return list(avals), {_CAPTURED} if _is_captured(sowing) else set()
+
+
+def _is_zero(tangent: Any) -> bool:
+    return type(tangent) is ad.Zero
+
+
+def _jvp(primals: Any, tangents: Any, *, sowing: Sowing) -> tuple[list[Any], list[Any]]:
+    values = _bind(primals, replace(sowing, mode=sowing.mode.deeper()))
+    # Integers have tangents of type float0: nothing to report. Symbolic zeros are reported as zeros
+    # and handed on as symbolic zeros.
+    differentiable = [tangent.dtype != jax.dtypes.float0 for tangent in map(_aval, tangents)]
+    operands = [
+        ad.instantiate_zeros(tangent)
+        for tangent, carried in zip(tangents, differentiable, strict=True)
+        if carried
+    ]
+    sown = iter(_bind(operands, sowing.derivative(sowing.mode.tangent(), differentiable)))
+    results = [
+        next(sown) if carried else tangent
+        for tangent, carried in zip(tangents, differentiable, strict=True)
+    ]
+    return values, [t if _is_zero(t) else r for t, r in zip(tangents, results, strict=True)]
+
+
+def _transpose(cotangents: Any, *operands: Any, sowing: Sowing) -> list[Any]:
+    if all(map(_is_zero, cotangents)) and not _is_captured(sowing):
+        sown = cotangents
+    else:
+        instantiated = list(map(ad.instantiate_zeros, cotangents))
+        sown = _bind(instantiated, replace(sowing, mode=sowing.mode.cotangent()))
+    handed_on = [c if _is_zero(c) else s for c, s in zip(cotangents, sown, strict=True)]
+    return [
+        value if ad.is_undefined_primal(operand) else None
+        for value, operand in zip(handed_on, operands, strict=True)
+    ]
+
+
+def _batch(
+    axis: Any, values: Sequence[Any], dims: Sequence[int | None], *, sowing: Sowing
+) -> tuple[list[Any], list[int | None]]:
+    if not _is_captured(sowing):
+        return _bind(values, sowing), list(dims)
+    in_front = [
+        jnp.broadcast_to(value, (axis.size, *jnp.shape(value)))
+        if dim is None
+        else jnp.moveaxis(value, dim, 0)
+        for value, dim in zip(values, dims, strict=True)
+    ]
+    return _bind(in_front, sowing), [0] * len(values)
+
+
+def _aval(tangent: Any) -> Any:
+    return tangent.aval if _is_zero(tangent) else tangent
+
+
+ad.primitive_jvps[_sow_p] = _jvp
+ad.primitive_transposes[_sow_p] = _transpose
+batching.fancy_primitive_batchers[_sow_p] = _batch
+mlir.register_lowering(_sow_p, lambda context, *operands, sowing: list(operands))
