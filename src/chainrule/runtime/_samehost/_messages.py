@@ -1,0 +1,125 @@
+"""One packet, one message: a JSON header, an inline body, descriptors."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from chainrule._errors import DecodeError
+
+__all__ = [
+    "INLINE_BYTES",
+    "Message",
+    "connect",
+    "listen",
+    "receive_message",
+    "send_message",
+    "socket_pair",
+]
+
+INLINE_BYTES = 32 * 1024
+"""Bodies up to this size travel inside the message."""
+
+_LENGTH = struct.Struct("<I")
+# Below the size from which malloc asks the system for fresh memory at every receive.
+_MAX_PACKET = 64 * 1024
+_MAX_DESCRIPTORS = 4
+
+
+@dataclass(frozen=True)
+class Message:
+    """A received packet.
+
+    Attributes:
+        header: the JSON object at its start.
+        body: what follows.
+        descriptors: open files that came along; the receiver owns them.
+    """
+
+    header: dict[str, Any]
+    body: bytes = b""
+    descriptors: list[int] = field(default_factory=list)
+
+
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected sockets for messages between a process and its child."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def listen(address: str) -> socket.socket:
+    """A listening socket at an abstract address, which no file system shows and no crash leaves behind."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        listener.bind(f"\0chainrule-{address}")
+        listener.listen(128)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def connect(address: str, *, timeout_s: float = 5.0) -> socket.socket:
+    """A connection to `listen(address)` on the same host.
+
+    Raises:
+        OSError: there is nobody; most likely the address is of another host.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(timeout_s)
+    try:
+        connection.connect(f"\0chainrule-{address}")
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def send_message(
+    connection: socket.socket,
+    header: Mapping[str, Any],
+    body: Sequence[Any] = (),
+    descriptors: Sequence[int] = (),
+) -> None:
+    """Send one message; `body` is given as pieces, at most `INLINE_BYTES` together.
+
+    Raises:
+        OSError: the other side is gone, or does not read.
+    """
+    text = orjson.dumps(header)
+    pieces = [_LENGTH.pack(len(text)) + text, *body]
+    if descriptors:
+        socket.send_fds(connection, pieces, list(descriptors))
+    else:
+        connection.sendmsg(pieces)
+
+
+def receive_message(connection: socket.socket) -> Message | None:
+    """Receive one message; `None` when the other side has closed.
+
+    Raises:
+        DecodeError: not a message (`bad_message`).
+        OSError: the connection broke, or nothing came in time.
+    """
+    packet, descriptors, flags, _ = socket.recv_fds(
+        connection, _MAX_PACKET, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+    )
+    if not packet:
+        return None
+    try:
+        (length,) = _LENGTH.unpack_from(packet)
+        header = orjson.loads(packet[_LENGTH.size : _LENGTH.size + length])
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or not isinstance(header, dict):
+            raise ValueError("truncated, or no header")
+    except (struct.error, ValueError):
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise DecodeError(
+            "Expected a packet with a JSON header; found another one.", code="bad_message"
+        ) from None
+    return Message(header, packet[_LENGTH.size + length :], descriptors)
