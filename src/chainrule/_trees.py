@@ -18,7 +18,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from chainrule._errors import PathError
 
@@ -40,8 +40,11 @@ __all__ = [
     "unescape_dict_key",
 ]
 
-# One segment: an index, a braced key (escapes allowed), or a bare identifier.
-_SEGMENT = re.compile(r"\[(?P<index>\d+)\]|\{(?P<key>(?:[^{}\\]|\\.)*)\}|(?P<name>[^\W\d]\w*)")
+# One segment: an index, a braced key (escapes allowed), or a bare identifier. What an identifier is,
+# Python knows better than a regular expression: combining marks (NFD) are part of one, for example.
+_SEGMENT = re.compile(
+    r"\[(?P<index>[0-9]+)\]|\{(?P<key>(?:[^{}\\]|\\.)*)\}|(?P<name>[^.\[\]{}\\]+)", re.DOTALL
+)
 _ESCAPE = re.compile(r"([{}\\])")
 _UNESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
@@ -76,13 +79,15 @@ def split_path(path: str) -> tuple[Segment, ...]:
     while position < len(path):
         match = _SEGMENT.match(path, position)
         end = match.end() if match else -1
-        if match is None or (end < len(path) and (path[end] != "." or end + 1 == len(path))):
+        is_segment = match is not None and (match["name"] is None or match["name"].isidentifier())
+        if not is_segment or (end < len(path) and (path[end] != "." or end + 1 == len(path))):
             raise PathError(
                 f"Malformed path {path!r} at character {position}: a segment is a name, an index "
                 "like [0], or a key like {any text}, and segments are joined by dots.",
                 code="path_malformed",
                 path=path,
             )
+        assert match is not None
         if match["index"] is not None:
             segments.append(int(match["index"]))
         elif match["key"] is not None:
@@ -129,7 +134,7 @@ def pattern_to_regex(pattern: str) -> str:
 
 def matches_pattern(path: str, pattern: str) -> bool:
     """Whether a concrete path is one that the pattern stands for."""
-    return re.match(pattern_to_regex(pattern), path) is not None
+    return re.fullmatch(pattern_to_regex(pattern), path, re.ASCII | re.DOTALL) is not None
 
 
 def is_arraylike(value: Any) -> bool:
@@ -253,46 +258,95 @@ def set_at_path(tree: Any, updates: Mapping[str, Any]) -> Any:
     `tree`, which is never changed. A mapping key that does not exist yet is added; any other missing
     node is a `PathError`.
     """
+    plan = _Edit()
     for path, value in updates.items():
-        tree = _set_one(tree, split_path(path), value, path)
-    return tree
+        edit = plan
+        for segment in split_path(path):
+            edit = edit.parts.setdefault(segment, _Edit())
+        edit.value, edit.parts = value, {}
+    return _carry_out(plan, tree)
 
 
-def _set_one(node: Any, segments: tuple[Segment, ...], value: Any, path: str) -> Any:
-    if not segments:
-        return value
-    segment, rest = segments[0], segments[1:]
-    is_new_key = (
-        not rest
-        and isinstance(node, Mapping)
-        and not isinstance(segment, int)
-        and segment not in node
-    )
-    if is_new_key:
-        return {**node, str(segment): value}
+_UNCHANGED = object()
+
+
+class _Edit:
+    """What is to become of one node: a new value, new parts of the old or the new value, or both."""
+
+    __slots__ = ("parts", "value")
+
+    def __init__(self) -> None:
+        self.value: Any = _UNCHANGED
+        self.parts: dict[Segment, _Edit] = {}
+
+
+class _Visit(NamedTuple):
+    edit: _Edit
+    node: Any
+    parent: int
+    segments: tuple[Segment, ...]
+
+
+def _carry_out(plan: _Edit, tree: Any) -> Any:
+    """Rebuild every node on the way to an edit once, in loops: trees may be deeper than the stack."""
+    visits = [_Visit(plan, tree if plan.value is _UNCHANGED else plan.value, 0, ())]
+    for index, visit in enumerate(visits):  # grows meanwhile: parents come before their parts
+        for segment, edit in visit.edit.parts.items():
+            segments = (*visit.segments, segment)
+            visits.append(_Visit(edit, _edited_child(visit.node, edit, segments), index, segments))
+    parts: list[dict[Segment, Any]] = [{} for _ in visits]
+    for index in reversed(range(len(visits))):
+        _, node, parent, segments = visits[index]
+        if parts[index]:
+            node = _with_parts(node, dict(reversed(parts[index].items())))
+        if index == 0:
+            return node
+        parts[parent][segments[-1]] = node
+    raise AssertionError("the root is always visited")
+
+
+def _edited_child(node: Any, edit: _Edit, segments: tuple[Segment, ...]) -> Any:
+    segment = segments[-1]
+    is_new = edit.value is not _UNCHANGED
     try:
         child = _step(node, segment)
     except (LookupError, AttributeError, TypeError):
-        raise _no_such_path(path, node, (segment,)) from None
-    return _replace_child(node, segment, _set_one(child, rest, value, path))
+        if is_new and isinstance(node, Mapping) and not isinstance(segment, int):
+            return edit.value
+        raise _no_such_path(join_path(*segments), node, segments) from None
+    return edit.value if is_new else child
 
 
-def _replace_child(node: Any, segment: Segment, child: Any) -> Any:
+def _with_parts(node: Any, parts: dict[Segment, Any]) -> Any:
+    """A shallow copy of a node with some of its parts replaced."""
     if isinstance(node, Mapping):
-        return {**node, _mapping_key(node, segment): child}
+        return {**node, **{_own_key(node, segment): part for segment, part in parts.items()}}
     if _is_model(node):
         if getattr(type(node), "__pydantic_root_model__", False):
-            return node.model_copy(update={"root": _replace_child(node.root, segment, child)})
-        return node.model_copy(update={segment: child})
+            return node.model_copy(update={"root": _with_parts(node.root, parts)})
+        return node.model_copy(update=parts)
     if _is_namedtuple(node):
-        return node._replace(**{str(segment): child})
-    if isinstance(node, (list, tuple)) and isinstance(segment, int):
-        return type(node)((*node[:segment], child, *node[segment + 1 :]))
+        return type(node)(*(parts.get(name, part) for name, part in _namedtuple_items(node, parts)))
+    if isinstance(node, (list, tuple)) and all(isinstance(segment, int) for segment in parts):
+        return type(node)(parts.get(index, part) for index, part in enumerate(node))
     raise PathError(
-        f"Cannot set {_render_segment(segment)} of a {type(node).__name__}: only mappings, models, "
-        "lists and tuples can be rebuilt with a new part.",
-        path=_render_segment(segment),
+        f"Cannot set {', '.join(map(_render_segment, parts))} of a {type(node).__name__}: only "
+        "mappings, models, lists and tuples can be rebuilt with a new part.",
+        path=_render_segment(next(iter(parts))),
     )
+
+
+def _own_key(node: Mapping[Any, Any], segment: Segment) -> Any:
+    try:
+        return _mapping_key(node, segment)
+    except LookupError:
+        return str(segment)
+
+
+def _namedtuple_items(node: Any, parts: Mapping[Segment, Any]) -> Iterator[tuple[Segment, Any]]:
+    """The fields of a named tuple under the segment by which they are replaced: name or position."""
+    for index, (name, part) in enumerate(zip(node._fields, node, strict=True)):
+        yield (index if index in parts else name), part
 
 
 def map_with_paths(function: Callable[[str, Any], Any], tree: Any) -> Any:
