@@ -16,7 +16,13 @@ from jax._src.interpreters import mlir as _mlir
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from chainrule._jaxpr._ffi import TARGET, HostFunction, register_function, supports, target_is_registered
+from chainrule._jaxpr._ffi import (
+    TARGET,
+    HostFunction,
+    register_function,
+    supports,
+    target_is_registered,
+)
 
 __all__ = [
     "ORDERED_EFFECT",
@@ -55,10 +61,14 @@ def uses_ffi(ctx: Any) -> bool:
     platforms = ctx.module_context.platforms
     dtypes = [aval.dtype for aval in (*ctx.avals_in, *ctx.avals_out)]
     forced = os.environ.get("CHAINRULE_HOST_CALL") == "callback"
-    return tuple(platforms) == ("cpu",) and supports(dtypes) and not forced and target_is_registered()
+    return (
+        tuple(platforms) == ("cpu",) and supports(dtypes) and not forced and target_is_registered()
+    )
 
 
-def lower_host_call(ctx: Any, *operands: Any, function: HostFunction, ordered: bool) -> Sequence[Any]:
+def lower_host_call(
+    ctx: Any, *operands: Any, function: HostFunction, ordered: bool
+) -> Sequence[Any]:
     """A call that fills all results."""
     if ordered or not uses_ffi(ctx):
         return _lower_callback(ctx, operands, function, ordered)
@@ -108,7 +118,9 @@ def _lower_callback(
     return results
 
 
-def _as_callback(function: HostFunction, avals: Sequence[Any]) -> Callable[..., tuple[np.ndarray, ...]]:
+def _as_callback(
+    function: HostFunction, avals: Sequence[Any]
+) -> Callable[..., tuple[np.ndarray, ...]]:
     def callback(*operands: Any) -> tuple[np.ndarray, ...]:
         results = [np.empty(aval.shape, aval.dtype) for aval in avals]
         text = function.run([np.asarray(operand) for operand in operands], results)
@@ -120,5 +132,5 @@ def _as_callback(function: HostFunction, avals: Sequence[Any]) -> Callable[..., 
 
 
 def _sharding(ctx: Any) -> Any:
-    """Under `jit` over several devices the call runs once, on the whole value; under `shard_map` per shard."""
+    """Under `jit` over several devices a call runs once, on the whole value; in `shard_map` per shard."""
     return _callback._callback_op_sharding(ctx.module_context.axis_context, None, ctx.avals_out)

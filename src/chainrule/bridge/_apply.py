@@ -1,0 +1,206 @@
+"""`apply_component` and `from_callable`: the two public ways into JAX."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from chainrule._trees import is_arraylike
+from chainrule.bridge._callable import CallableTarget
+from chainrule.bridge._component_target import as_target
+from chainrule.bridge._inline import NotTraceableError, call_inline, check_signature
+from chainrule.bridge._inputs import take_inputs_apart
+from chainrule.bridge._options import Effects, Options, VmapMethod
+from chainrule.bridge._primitive import call_site, check_nans
+from chainrule.bridge._site import Site, find_site
+from chainrule.bridge._skeleton import Skeleton, take_apart
+from chainrule.bridge._target import Batching, Target
+from chainrule.bridge._types import ArrayType
+
+__all__ = ["PrecisionWarning", "apply_component", "from_callable"]
+
+
+class PrecisionWarning(UserWarning):
+    """A component computes in a wider dtype than JAX is configured to hold."""
+
+
+def apply_component(
+    component: Any,
+    inputs: Any,
+    *,
+    vmap_method: VmapMethod | None = "auto",
+    inline: bool = True,
+    effects: Effects = "none",
+    materialize_jacobian: bool | None = None,
+    spot_check: bool = False,
+    max_concurrency: int | None = None,
+    infer_by_evaluation: bool = False,
+) -> Any:
+    """Call a component as if it were a `jax.numpy` function.
+
+    Works under every JAX transformation. A component that is written in JAX and runs in this process
+    becomes part of the caller's program (*inlined*); any other one is called on the host, and its
+    derivative endpoints answer `grad`, `jvp` and their kin.
+
+    Args:
+        component: a component in this process, a handle of a served one, or a `tesseract_core.Tesseract`.
+        inputs: its inputs as nested data. Arrays, NumPy arrays and tracers are operands; everything else is
+            static and part of the program.
+        vmap_method: how `vmap` is done. `"auto"`: natively if the component declares how it batches,
+            else one call per example, concurrently where that is safe. `"sequential"`: one after the
+            other. `"concurrent"`: never natively. `"expand_dims"`, `"broadcast_all"`: natively because
+            *you* know that the component treats leading axes as batch axes. `"auto_experimental"`: the
+            same as `"auto"`. `None`: `vmap` is an error.
+        inline: `False` calls a component written in JAX on the host like any other.
+        effects: `"ordered"` for a component with side effects: calls happen in program order, exactly
+            once each, and are not merged.
+        materialize_jacobian: whether a batch of derivative products is answered by one Jacobian. `None`:
+            when it has an endpoint for it and the batch is at least as large as the Jacobian's smaller
+            side.
+        spot_check: compare the first example of each native batch with an unbatched call, once per program.
+        max_concurrency: upper bound on concurrent calls of one `vmap`.
+        infer_by_evaluation: learn the outputs' shapes from one real evaluation (of ones) when the
+            component has no `abstract_eval`.
+
+    Returns:
+        The component's outputs as a tree of JAX arrays. Outputs that are not arrays come as they are
+        outside of transformations, and as `abstract_eval` gives them inside.
+
+    Raises:
+        InputError: the inputs do not fit the component's schema, or a derivative was asked with respect to an
+            input that is not differentiable.
+        CapabilityError: the component cannot do what a transformation needs.
+        ComponentError: the component failed. Under `jit` JAX raises a `JaxRuntimeError` that quotes it; see
+            `chainrule.bridge.component_errors`.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from chainrule import from_callable
+        >>> sine = from_callable(
+        ...     np.sin, jvp=lambda primals, tangents: np.cos(primals[0]) * tangents[0], abstract=lambda x: x
+        ... )
+        >>> print(round(float(jax.jit(jax.grad(sine))(0.0)), 3))
+        1.0
+    """
+    options = Options(
+        vmap_method=vmap_method,
+        materialize_jacobian=materialize_jacobian,
+        spot_check=spot_check,
+        effects=effects,
+        max_concurrency=max_concurrency,
+        infer_by_evaluation=infer_by_evaluation,
+    )
+    return _call(as_target(component), inputs, options, inline=inline)
+
+
+def from_callable(
+    function: Callable[..., Any],
+    *,
+    jvp: Callable[[tuple[Any, ...], tuple[Any, ...]], Any] | None = None,
+    vjp: Callable[[tuple[Any, ...], Any], Any] | None = None,
+    abstract: Callable[..., Any] | Literal["evaluate"] | Any | None = None,
+    name: str | None = None,
+    batching: Batching | None = None,
+    max_concurrency: int = 1,
+    vmap_method: VmapMethod | None = "auto",
+    effects: Effects = "none",
+) -> Callable[..., Any]:
+    """Give NumPy, SciPy or C code the treatment of a component, without writing one.
+
+    The function is called on the host with NumPy arrays (read-only, and valid during the call only). It must
+    not call JAX.
+
+    Args:
+        function: of positional arguments, arrays or nested data; returns arrays or nested data.
+        jvp: `jvp(primals, tangents) -> tangents of the result`. One of `jvp` and `vjp` is enough: the other
+            product is then made of several of it.
+        vjp: `vjp(primals, cotangents of the result) -> one cotangent per argument, as a tuple`.
+        abstract: the result's shapes and dtypes: a function of the arguments' shapes and dtypes, or a fixed
+            tree, or `"evaluate"` to see them in one real evaluation of ones per signature.
+        name: for messages.
+        batching: `"elementwise"` or `"leading"` if the function treats leading axes as batch axes.
+        max_concurrency: how many threads may be inside the function at once, for `vmap`.
+        vmap_method: see `apply_component`.
+        effects: see `apply_component`.
+
+    Returns:
+        A function of the same arguments for use inside JAX.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from chainrule import from_callable
+        >>> solve = from_callable(
+        ...     np.linalg.solve,
+        ...     vjp=lambda primals, u: _solve_vjp(*primals, u),
+        ...     abstract=lambda a, b: b,
+        ... )
+        >>> def _solve_vjp(a, b, u):
+        ...     w = np.linalg.solve(a.T, u)
+        ...     return -np.outer(w, np.linalg.solve(a, b)), w
+        >>> a, b = np.eye(2, dtype="float32") * 2, np.ones(2, "float32")
+        >>> print(jax.jit(jax.grad(lambda b: solve(a, b).sum()))(b))
+        [0.5 0.5]
+    """
+    target = CallableTarget(
+        function, jvp=jvp, vjp=vjp, abstract=abstract, name=name, batching=batching,
+        max_concurrency=max_concurrency,
+    )  # fmt: skip
+    options = Options(
+        vmap_method=vmap_method,
+        effects=effects,
+        infer_by_evaluation=isinstance(abstract, str) and abstract == "evaluate",
+    )
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Any:
+        return _call(target, arguments, options, inline=False)
+
+    return call
+
+
+def _call(target: Target, inputs: Any, options: Options, *, inline: bool) -> Any:
+    skeleton, leaves = take_inputs_apart(target, inputs, jnp.asarray)
+    if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        return _call_now(target, skeleton, leaves)
+    arrays = [jnp.asarray(leaf) for leaf in leaves]
+    if inline and target.jax_function is not None:
+        check_signature(target, skeleton, arrays)
+        try:
+            return call_inline(target, skeleton, arrays)
+        except NotTraceableError:
+            pass
+    types = [ArrayType(array.shape, array.dtype) for array in arrays]
+    site = find_site(target, options, skeleton, types, jax.dtypes.canonicalize_dtype)
+    _warn_if_narrowed(site)
+    return site.output_skeleton.build(call_site(site, arrays))
+
+
+def _call_now(target: Target, skeleton: Skeleton, leaves: list[Any]) -> Any:
+    """Outside of transformations nothing needs to be known beforehand: call, and hand out what comes."""
+    arrays = [np.asarray(jnp.asarray(leaf)) for leaf in leaves]
+    for number, path in enumerate(skeleton.paths):
+        wanted = target.input_dtype(path)
+        if wanted is not None:
+            arrays[number] = arrays[number].astype(wanted, copy=False)
+    outputs = target.apply(skeleton.build(arrays))
+    output_skeleton, results = take_apart(outputs, lambda path, leaf: is_arraylike(leaf))
+    check_nans(target, output_skeleton.paths, results)
+    return output_skeleton.build([jnp.asarray(result) for result in results])
+
+
+def _warn_if_narrowed(site: Site) -> None:
+    narrowed = [port for port in site.outputs if port.wire_dtype is not None]
+    if narrowed:
+        listed = ", ".join(f"`{p.path}` {p.wire_dtype} as {p.type}" for p in narrowed)
+        warnings.warn(
+            f"{site.target.name} computes in 64 bits, and JAX holds its outputs in 32: {listed}. Inputs are "
+            'widened for it. Call `jax.config.update("jax_enable_x64", True)` to keep all digits.',
+            PrecisionWarning,
+            stacklevel=4,
+        )

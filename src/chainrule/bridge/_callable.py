@@ -1,0 +1,102 @@
+"""Any Python callable as a JAX function: NumPy, SciPy, C behind `ctypes`, a subprocess."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from chainrule._errors import ComponentError
+from chainrule._trees import flatten_with_paths, map_with_paths
+from chainrule.bridge._site import types_of
+from chainrule.bridge._skeleton import take_apart
+from chainrule.bridge._target import Batching, Target
+from chainrule.bridge._types import ArrayType, as_array_type
+from chainrule.runtime._derivatives import JVP, VJP, DerivativeKind
+
+__all__ = ["CallableTarget"]
+
+
+class CallableTarget(Target):
+    """A function of positional arguments as a target; see `chainrule.from_callable`.
+
+    Its input tree is the tuple of arguments, its output tree is what the function returns.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        jvp: Callable[[tuple[Any, ...], tuple[Any, ...]], Any] | None,
+        vjp: Callable[[tuple[Any, ...], Any], Any] | None,
+        abstract: Callable[..., Any] | Literal["evaluate"] | Any | None,
+        name: str | None,
+        batching: Batching | None,
+        max_concurrency: int,
+    ) -> None:
+        self._function = function
+        self._products = {JVP.endpoint: jvp, VJP.endpoint: vjp}
+        self._abstract = abstract
+        self.name = name or str(getattr(function, "__name__", type(function).__name__))
+        self.batching = batching
+        self.max_concurrency = max_concurrency
+        known = {endpoint for endpoint, product in self._products.items() if product is not None}
+        described = set() if abstract in (None, "evaluate") else {"abstract_eval"}
+        self.endpoints = frozenset({"apply"} | known | described)
+
+    def apply(self, inputs: tuple[Any, ...]) -> Any:
+        """Call the function; plain numbers in its result become arrays."""
+        return map_with_paths(lambda _, leaf: _as_array(leaf), self._function(*inputs))
+
+    def abstract_eval(self, inputs: tuple[Any, ...]) -> Any:
+        """What the author's description says about the result."""
+        described = self._abstract(*inputs) if callable(self._abstract) else self._abstract
+        return types_of(described)
+
+    def derivative(
+        self,
+        kind: DerivativeKind,
+        inputs: tuple[Any, ...],
+        input_paths: Sequence[str],
+        output_paths: Sequence[str],
+        vector: Mapping[str, np.ndarray] | None,
+    ) -> Mapping[str, Any]:
+        """A product, from whole trees: what was not given is zero, what was not asked for is dropped."""
+        assert vector is not None
+        side = inputs if kind is JVP else self._output_types(inputs)
+        product = self._products[kind.endpoint]
+        assert product is not None
+        answer = product(inputs, _spread(side, vector))
+        wanted = output_paths if kind is JVP else input_paths
+        if kind is VJP and not isinstance(answer, (tuple, list)):
+            raise ComponentError(
+                f"The vjp of {self.name} has to return one cotangent per argument in a tuple of "
+                f"{len(inputs)}; found {type(answer).__name__}. Return `(cotangent,)`.",
+                code="result_mismatch",
+            )
+        return flatten_with_paths(answer, wanted)
+
+    def _output_types(self, inputs: tuple[Any, ...]) -> Any:
+        if "abstract_eval" in self.endpoints:
+            return self.abstract_eval(types_of(inputs))
+        return types_of(self.apply(inputs))
+
+
+def _as_array(leaf: Any) -> Any:
+    return np.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
+
+
+def _spread(tree: Any, vector: Mapping[str, np.ndarray]) -> Any:
+    """A tree like `tree` with the vectors at their paths, zeros at other arrays, `None` at static leaves."""
+    skeleton, _ = take_apart(tree, lambda path, leaf: True)
+    return skeleton.build(
+        [
+            vector[path] if path in vector else _zeros(as_array_type(leaf))
+            for path, leaf in flatten_with_paths(tree).items()
+        ]
+    )
+
+
+def _zeros(type_: ArrayType | None) -> np.ndarray | None:
+    return None if type_ is None else np.zeros(type_.shape, type_.dtype)

@@ -1,0 +1,185 @@
+"""Components as targets: ours in this process, ours over HTTP, and real Tesseracts, by what they offer."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from chainrule._errors import DefinitionError
+from chainrule.bridge._patterns import Patterns, array_patterns_of_document
+from chainrule.bridge._skeleton import take_apart
+from chainrule.bridge._target import Target
+from chainrule.bridge._types import ArrayType, as_array_type
+from chainrule.runtime import LocalComponent, SparseArray
+from chainrule.runtime._derivatives import DerivativeKind
+from chainrule.runtime._schema import array_leaves
+
+__all__ = ["ComponentTarget", "as_target"]
+
+_REMOTE_CONCURRENCY = 32
+
+
+class ComponentTarget(Target):
+    """A component behind the methods that all of them share: `apply`, `jacobian`, …, `abstract_eval`."""
+
+    def __init__(self, component: Any) -> None:
+        self._component = component
+        self.name = getattr(component, "name", None) or type(component).__name__
+        self.endpoints = frozenset(component.available_endpoints)
+        self.batching = getattr(component, "batching", None)
+        self.jax_function = getattr(component, "jax_function", None)
+        self.is_remote = not _is_local(component)
+        self.max_concurrency = _concurrency(component, self.is_remote)
+        self._inputs = Patterns(_differentiable(component, "inputs"))
+        self._outputs = Patterns(_differentiable(component, "outputs"))
+        self._arrays = Patterns(_array_inputs(component))
+
+    def apply(self, inputs: Any) -> Any:
+        """Ask `apply`."""
+        return self._component.apply(inputs)
+
+    def abstract_eval(self, inputs: Any) -> Any:
+        """Ask `abstract_eval`, in whose requests an array is `{"shape": …, "dtype": …}`."""
+        skeleton, types = take_apart(inputs, lambda path, leaf: isinstance(leaf, ArrayType))
+        described = [{"shape": list(t.shape), "dtype": t.dtype.name} for t in types]
+        return _read_types(self._component.abstract_eval(skeleton.build(described)))
+
+    def derivative(
+        self,
+        kind: DerivativeKind,
+        inputs: Any,
+        input_paths: Sequence[str],
+        output_paths: Sequence[str],
+        vector: Mapping[str, np.ndarray] | None,
+    ) -> Mapping[str, Any]:
+        """Ask a derivative endpoint, in the schema's spelling of the paths."""
+        spelled = {
+            "inputs": {path: self._inputs.spell(path) for path in input_paths},
+            "outputs": {path: self._outputs.spell(path) for path in output_paths},
+        }
+        arguments: dict[str, Any] = {
+            "inputs": inputs,
+            kind.inputs_argument: list(spelled["inputs"].values()),
+            kind.outputs_argument: list(spelled["outputs"].values()),
+        }
+        if kind.vector is not None:
+            assert vector is not None
+            assert kind.vector_over is not None
+            names = spelled[kind.vector_over]
+            arguments[kind.vector] = {names[path]: value for path, value in vector.items()}
+        answer = getattr(self._component, kind.endpoint)(**arguments)
+        return _rename(answer, [spelled[side] for side in kind.result_over])
+
+    def hessian_vector_product(
+        self,
+        inputs: Any,
+        input_paths: Sequence[str],
+        output_paths: Sequence[str],
+        cotangents: Mapping[str, np.ndarray],
+        tangents: Mapping[str, np.ndarray],
+    ) -> Mapping[str, np.ndarray]:
+        """Ask the second-derivative endpoint."""
+        names = {path: self._inputs.spell(path) for path in input_paths}
+        answer = self._component.hessian_vector_product(
+            inputs=inputs,
+            hvp_inputs=list(names.values()),
+            hvp_outputs=[self._outputs.spell(path) for path in output_paths],
+            cotangent_vector={self._outputs.spell(p): v for p, v in cotangents.items()},
+            tangent_vector={names[p]: v for p, v in tangents.items()},
+        )
+        return _rename(answer, [names])
+
+    def is_differentiable_input(self, path: str) -> bool:
+        """Whether the schema says so."""
+        return path in self._inputs
+
+    def is_differentiable_output(self, path: str) -> bool:
+        """Whether the schema says so."""
+        return path in self._outputs
+
+    def is_array_input(self, path: str) -> bool:
+        """Whether the schema declares an array there."""
+        return path in self._arrays
+
+    def input_dtype(self, path: str) -> np.dtype[Any] | None:
+        """The dtype of the schema."""
+        found = self._arrays.find(path)
+        dtype = None if found is None else found[1]
+        return None if dtype is None else np.dtype(dtype)
+
+
+_targets: weakref.WeakKeyDictionary[Any, ComponentTarget] = weakref.WeakKeyDictionary()
+
+
+def as_target(component: Any) -> Target:
+    """The target of a component; the same one every time."""
+    if isinstance(component, Target):
+        return component
+    try:
+        target = _targets.get(component)
+        if target is None:
+            target = _targets[component] = ComponentTarget(component)
+    except (AttributeError, TypeError) as error:
+        raise DefinitionError(
+            f"Expected a component (with `apply`, `available_endpoints` and `openapi_schema`); found "
+            f"{type(component).__name__}. For a plain Python function use `chainrule.from_callable`.",
+            code="not_a_component",
+        ) from error
+    return target
+
+
+def _is_local(component: Any) -> bool:
+    """Whether calls run in this process; a peer's handle says so by having no server to describe."""
+    return (
+        isinstance(component, LocalComponent)
+        or getattr(component, "server_capabilities", 0) is None
+    )
+
+
+def _concurrency(component: Any, is_remote: bool) -> int:
+    declared = getattr(component, "max_concurrency", None)
+    return declared or (_REMOTE_CONCURRENCY if is_remote else 1)
+
+
+def _differentiable(component: Any, side: str) -> Mapping[str, Any]:
+    declared = getattr(component, f"differentiable_{side}", None)
+    if declared is not None:
+        return declared
+    schemas = component.openapi_schema["components"]["schemas"]
+    model = "ApplyInputSchema" if side == "inputs" else "ApplyOutputSchema"
+    return schemas[model].get("differentiable_arrays", {})
+
+
+def _array_inputs(component: Any) -> dict[str, str | None]:
+    """Pattern → dtype name of every array among the inputs, `None` where it is open or not told."""
+    if isinstance(component, LocalComponent):
+        return {path: spec.dtype for path, spec in array_leaves(component.input_schema).items()}
+    arrays = array_patterns_of_document(component.openapi_schema, "Apply_InputSchema")
+    dtypes = {path: _dtype_of(spec) for path, spec in _differentiable(component, "inputs").items()}
+    return {**arrays, **dtypes}
+
+
+def _dtype_of(spec: Any) -> str | None:
+    return spec.get("dtype") if isinstance(spec, Mapping) else spec.dtype
+
+
+def _read_types(outputs: Any) -> Any:
+    """Replace every `{"shape": …, "dtype": …}`, which a tree walk takes for a dict, by its type."""
+    if as_array_type(outputs) is not None:
+        return as_array_type(outputs)
+    if isinstance(outputs, Mapping):
+        return {key: _read_types(value) for key, value in outputs.items()}
+    if isinstance(outputs, (list, tuple)):
+        return [_read_types(value) for value in outputs]
+    return outputs
+
+
+def _rename(answer: Any, levels: Sequence[Mapping[str, str]]) -> Any:
+    """Back from the schema's spelling to the tree's, level by level; sparse blocks become dense."""
+    if not levels:
+        return answer.todense() if isinstance(answer, SparseArray) else answer
+    names, *inner = levels
+    return {path: _rename(answer[name], inner) for path, name in names.items()}

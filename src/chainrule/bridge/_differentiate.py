@@ -1,0 +1,174 @@
+"""The jvp and transpose rules of the host call, for every request at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from chainrule._errors import CapabilityError, InputError
+from chainrule._jaxpr._host_call import array_aval
+from chainrule.bridge._ask import Vectors, ask, host_call_p, open_call
+from chainrule.bridge._host import Call
+from chainrule.bridge._requests import Space
+from chainrule.bridge._site import Site
+from chainrule.bridge._types import is_inexact
+
+__all__ = ["jvp_rule", "transpose_rule"]
+
+
+def jvp_rule(operands: Any, tangents: Any, *, call: Call) -> tuple[list[Any], list[Any]]:
+    """A sum of one term for the moving primals and one for each slot with moving vectors."""
+    results = host_call_p.bind(*operands, call=call)
+    primals, slots = open_call(call, operands)
+    primal_tangents, slot_tangents = open_call(call, tangents)
+    moving = primal_tangents.keep(_is_nonzero)
+    if call.request.columns is not None:
+        return results, _jacobian_tangents(call, primals, moving)
+
+    result = _differentiable(call.site, call.request.result)
+    terms = []
+    if moving.values:
+        _check_inputs(call.site, moving.space)
+        terms.append(ask(call.site, call.batch.sizes, primals, [*slots, moving], result))
+    for number, each in enumerate(slot_tangents):
+        moving = each.keep(_is_nonzero)
+        if moving.values:
+            others = [*slots[:number], moving, *slots[number + 1 :]]
+            terms.append(ask(call.site, call.batch.sizes, primals, others, result))
+    total = [jax.tree.reduce(jnp.add, list(parts)) for parts in zip(*terms, strict=True)]
+    return results, _place(call, result, total, [t for t in tangents if _is_nonzero(t)])
+
+
+def transpose_rule(cotangents: Any, *operands: Any, call: Call) -> list[Any]:
+    """Exchange the slot that holds the unknown vectors with the result."""
+    primals, slots = open_call(call, operands)
+    number = next(
+        n for n, slot in enumerate(slots) if any(map(ad.is_undefined_primal, slot.values))
+    )
+    unknown = slots[number].keep(ad.is_undefined_primal)
+    everywhere = (True,) * len(call.batch.sizes)
+    given = Vectors(
+        call.request.result, tuple(cotangents), (everywhere,) * len(cotangents)
+    ).keep(_is_nonzero)  # fmt: skip
+    if not given.values:
+        return [ad.Zero(o.aval) if ad.is_undefined_primal(o) else None for o in operands]
+    others = [*slots[:number], given, *slots[number + 1 :]]
+    answers = ask(call.site, call.batch.sizes, primals, others, unknown.space)
+    # An operand without a batch axis was used by every example of that axis.
+    summed = iter(
+        answer.sum([axis for axis, has in enumerate(mapped) if not has])
+        for answer, mapped in zip(answers, unknown.mapped, strict=True)
+    )
+    return [next(summed) if ad.is_undefined_primal(operand) else None for operand in operands]
+
+
+def _is_nonzero(tangent: Any) -> bool:
+    return not isinstance(tangent, ad.Zero) and tangent.dtype != jax.dtypes.float0
+
+
+def _differentiable(site: Site, space: Space) -> Space:
+    return space.keep([port.differentiable for port in space.ports(site)])
+
+
+def _check_inputs(site: Site, moving: Space) -> None:
+    fixed = [port for port in moving.ports(site) if not port.differentiable]
+    if fixed:
+        listed = ", ".join(f"`{port.path}` {port.type}" for port in fixed)
+        raise InputError(
+            f"A derivative with respect to {listed} was asked for, which {site.target.name} does not mark "
+            "`Differentiable`. Mark it in the component's InputSchema, or wrap the value in "
+            "`jax.lax.stop_gradient` before the call.",
+            code="input_not_differentiable",
+            path=fixed[0].path,
+        )
+
+
+def _place(call: Call, result: Space, tangents: list[Any], moving: list[Any]) -> list[Any]:
+    """Tangents at the positions of the request's result."""
+    by_position = dict(zip(result.positions, tangents, strict=False))
+    placed = []
+    for position, port, type_ in zip(
+        call.request.result.positions, call.request.result.ports(call.site), call.result_types,
+        strict=True,
+    ):  # fmt: skip
+        if position in by_position:
+            placed.append(by_position[position])
+        elif is_inexact(type_.dtype):
+            where = f"`{port.path}` {port.type} of {call.site.target.name}"
+            placed.append(_constant_p.bind(*moving, type_=type_, where=where))
+        else:
+            placed.append(ad.Zero(array_aval(type_.shape, type_.dtype).to_tangent_aval()))
+    return placed
+
+
+def _jacobian_tangents(call: Call, primals: Vectors, moving: Vectors) -> list[Any]:
+    """The Jacobian's derivative, through the rows of which it consists."""
+    positions = {position: number for number, position in enumerate(moving.space.positions)}
+
+    def rows(*values: Any) -> list[Any]:
+        replaced = tuple(
+            values[positions[position]] if position in positions else value
+            for position, value in zip(primals.space.positions, primals.values, strict=True)
+        )
+        return _jacobian_by_rows(call, Vectors(primals.space, replaced, primals.mapped))
+
+    _check_inputs(call.site, moving.space)
+    start = [primals.values[position] for position in moving.space.positions]
+    return jax.jvp(rows, start, list(moving.values))[1]
+
+
+def _jacobian_by_rows(call: Call, primals: Vectors) -> list[Any]:
+    """Every row is a vjp of a unit vector; the units are an innermost batch axis."""
+    sizes = call.batch.sizes
+    columns = call.request.columns
+    assert columns is not None
+    blocks = []
+    for position, type_ in zip(
+        call.request.result.positions, call.request.result.types(call.site), strict=True
+    ):
+        units = jnp.eye(type_.size, dtype=type_.dtype).reshape(type_.size, *type_.shape)
+        axes = (*(False for _ in sizes), True)
+        given = Vectors(Space("outputs", (position,)), (units,), (axes,))
+        inner = primals.with_mapped(lambda mapped: (*mapped, False))
+        found = ask(call.site, (*sizes, type_.size), inner, [given], columns)
+        for block, column in zip(found, columns.types(call.site), strict=True):
+            blocks.append(block.reshape((*sizes, *type_.shape, *column.shape)).astype(type_.dtype))
+    return blocks
+
+
+# The tangent of an output that is not marked `Differentiable`: zero going forward, like a constant, and an
+# error when somebody asks for its gradient, who would otherwise get a silent zero.
+_constant_p = Primitive("undifferentiable_output")
+
+
+def _transpose_constant(cotangent: Any, *tangents: Any, type_: Any, where: str) -> Any:
+    raise CapabilityError(
+        f"The gradient of {where} was asked for, which is not marked `Differentiable`. Mark it in the "
+        "component's OutputSchema, or wrap it in `jax.lax.stop_gradient`.",
+        code="output_not_differentiable",
+    )
+
+
+def _batch_constant(tangents: Any, dims: Any, *, type_: Any, where: str) -> tuple[Any, None]:
+    return jnp.zeros(type_.shape, type_.dtype), None
+
+
+def _zeros(*tangents: Any, type_: Any, where: str) -> Any:
+    return jnp.zeros(type_.shape, type_.dtype)
+
+
+def _constant_jvp(operands: Any, tangents: Any, *, type_: Any, where: str) -> tuple[Any, Any]:
+    moving = [tangent for tangent in tangents if _is_nonzero(tangent)]
+    return _zeros(type_=type_, where=where), _constant_p.bind(*moving, type_=type_, where=where)
+
+
+_constant_p.def_abstract_eval(lambda *_, type_, where: array_aval(type_.shape, type_.dtype))
+_constant_p.def_impl(_zeros)
+ad.primitive_jvps[_constant_p] = _constant_jvp
+ad.primitive_transposes[_constant_p] = _transpose_constant
+batching.primitive_batchers[_constant_p] = _batch_constant
+mlir.register_lowering(_constant_p, mlir.lower_fun(_zeros, multiple_results=False))

@@ -1,0 +1,76 @@
+"""Exceptions that cross XLA.
+
+XLA carries an error as text and JAX raises it as a `JaxRuntimeError`, possibly later and elsewhere
+(dispatch is asynchronous). So the text says everything a reader needs, first the author's own type and
+message, then the traceback, and it ends in a number under which the exception object itself waits here for
+a while: `original_error` finds it, `component_errors` raises it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from chainrule._errors import ComponentError
+from chainrule._trees import LRUCache
+
+__all__ = ["component_errors", "original_error", "report_failure"]
+
+_numbers = itertools.count(1)
+_recent: LRUCache[int, BaseException] = LRUCache(64)
+_NUMBER = re.compile(r"\[chainrule failure (\d+)\]")
+
+
+def report_failure(error: BaseException, where: str) -> str:
+    """Keep an exception for `original_error` and describe it for XLA."""
+    # The frames hold views of buffers that XLA is about to reuse.
+    traceback.clear_frames(error.__traceback__)
+    number = next(_numbers)
+    _recent.put(number, error)
+    notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+    return (
+        f"{type(error).__name__}: {error}{notes}\n\n"
+        f"Raised in {where}.\n{_traceback_text(error)}\n[chainrule failure {number}]"
+    )
+
+
+def _traceback_text(error: BaseException) -> str:
+    remote = error.remote_traceback if isinstance(error, ComponentError) else None
+    local = "".join(traceback.format_exception(error))
+    return local if remote is None else f"Remote traceback:\n{remote}\n\nLocal traceback:\n{local}"
+
+
+def original_error(error: BaseException) -> BaseException | None:
+    """The exception of the component behind an error that JAX raised, or `None` if it is not one of ours.
+
+    Example:
+        >>> from chainrule.bridge import original_error
+        >>> original_error(RuntimeError("something else")) is None
+        True
+    """
+    found = _NUMBER.search(str(error))
+    return None if found is None else _recent.get(int(found[1]))
+
+
+@contextmanager
+def component_errors() -> Iterator[None]:
+    """Raise a component's own exception where JAX would raise a `JaxRuntimeError` that only quotes it.
+
+    Use it around calls of compiled functions, and wait for the results inside it. It also works as a
+    decorator. The exception has its own type, message and traceback.
+
+    Example:
+        >>> from chainrule.bridge import component_errors
+        >>> with component_errors():
+        ...     pass  # jax.block_until_ready(jitted(x))
+    """
+    try:
+        yield
+    except Exception as error:
+        original = original_error(error)
+        if original is None:
+            raise
+        raise original from None

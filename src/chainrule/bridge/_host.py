@@ -1,0 +1,189 @@
+"""The host's side of a call: operands in, results filled, batches fanned out, nothing raised into XLA."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from chainrule._errors import ComponentError
+from chainrule.bridge._failures import report_failure
+from chainrule.bridge._requests import Request
+from chainrule.bridge._routes import answer
+from chainrule.bridge._site import Site
+from chainrule.bridge._types import ArrayType
+
+__all__ = ["Batch", "Call", "HostCall", "host_call"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Batch axes that the host loops over, outermost first.
+
+    Attributes:
+        sizes: one per axis.
+        mapped: for every operand, which of these axes it has; those it has are in front, in order.
+    """
+
+    sizes: tuple[int, ...]
+    mapped: tuple[tuple[bool, ...], ...]
+
+    def select(self, operands: Sequence[np.ndarray], index: tuple[int, ...]) -> list[np.ndarray]:
+        """One example."""
+        return [
+            operand[tuple(i for i, has in zip(index, mapped, strict=True) if has)]
+            for operand, mapped in zip(operands, self.mapped, strict=True)
+        ]
+
+    def with_outer(self, size: int, mapped: Sequence[bool]) -> Batch:
+        """The batch with one more axis around it."""
+        pairs = zip(mapped, self.mapped, strict=True)
+        return Batch((size, *self.sizes), tuple((outer, *inner) for outer, inner in pairs))
+
+
+@dataclass(frozen=True)
+class Call:
+    """All that one equation says: which request, at which site, over which batch."""
+
+    site: Site
+    request: Request
+    batch: Batch
+
+    @property
+    def result_types(self) -> tuple[ArrayType, ...]:
+        """The types of the results, batch axes included."""
+        types = self.request.result_types(self.site)
+        return tuple(type_.with_leading(*self.batch.sizes) for type_ in types)
+
+
+def compute(call: Call, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
+    """Answer a call into `results`."""
+    if not call.batch.sizes:
+        _store(answer(call.site, call.request, operands), results)
+        return
+
+    def compute_one(index: tuple[int, ...]) -> None:
+        try:
+            example = call.batch.select(operands, index)
+            _store(answer(call.site, call.request, example), [each[index] for each in views])
+        except Exception as error:
+            error.add_note(f"This happened at batch index {index}.")
+            raise
+
+    # Indexing all axes of an array gives a scalar, not a view; one more axis makes it a view.
+    views = [each.reshape((*each.shape, 1)) for each in results]
+    each_index(compute_one, list(np.ndindex(*call.batch.sizes)), _concurrency(call.site))
+
+
+def _store(values: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
+    for value, result in zip(values, results, strict=True):
+        np.copyto(result, value.reshape(result.shape), casting="unsafe")
+
+
+def _concurrency(site: Site) -> int:
+    options = site.options
+    if options.vmap_method == "sequential" or options.effects == "ordered":
+        return 1
+    allowed = site.target.max_concurrency
+    return allowed if options.max_concurrency is None else min(allowed, options.max_concurrency)
+
+
+def each_index(
+    function: Callable[[tuple[int, ...]], None],
+    indices: Sequence[tuple[int, ...]],
+    concurrency: int,
+) -> None:
+    """Call a function for every index, some at a time; the error of the first failing index is raised."""
+    if concurrency == 1 or len(indices) == 1:
+        for index in indices:
+            function(index)
+        return
+    futures = [_pool(concurrency).submit(function, index) for index in indices]
+    try:
+        for future in futures:
+            future.result()
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+@lru_cache(maxsize=8)
+def _pool(size: int) -> ThreadPoolExecutor:
+    """Its own threads for fan-out: a call that waits for its examples must not hold one of theirs."""
+    return ThreadPoolExecutor(size, thread_name_prefix="chainrule-fan-out")
+
+
+_SMALL_BYTES = 16_384
+
+
+class HostCall:
+    """A `Call` that XLA can make: see `chainrule._jaxpr.HostFunction`.
+
+    Operands are views of XLA's buffers and die with the call. Small ones are copied, which costs nothing.
+    Large ones are lent once a first call, made with copies, has shown that the component keeps no
+    reference to its inputs.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self._lends = False
+        self._has_run = False
+
+    def __repr__(self) -> str:
+        return f"HostCall({self.call.request.name} of {self.call.site.target.name})"
+
+    def run(self, operands: list[np.ndarray], results: list[np.ndarray]) -> str | None:
+        """Fill `results`; return `None`, or the text of the error. Never raises."""
+        inputs = [self._protect(operand) for operand in operands]
+        try:
+            compute(self.call, inputs, results)
+        except BaseException as error:
+            return report_failure(error, repr(self))
+        return self._learn(inputs)
+
+    def evaluate(self, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The same outside XLA: new results, exceptions as they are."""
+        results = [np.empty(type_.shape, type_.dtype) for type_ in self.call.result_types]
+        compute(self.call, operands, results)
+        return results
+
+    def _protect(self, operand: np.ndarray) -> np.ndarray:
+        if operand.nbytes <= _SMALL_BYTES or not self._lends:
+            return operand.copy()
+        operand.flags.writeable = False
+        return operand
+
+    def _learn(self, inputs: list[np.ndarray]) -> str | None:
+        """Lend from now on if nothing was kept; an error if something was kept of what was lent."""
+        was_lent, first = self._lends, not self._has_run
+        kept = _are_kept(inputs) and (not was_lent or (gc.collect() >= 0 and _are_kept(inputs)))
+        self._lends, self._has_run = not kept and (first or was_lent), True
+        if not (kept and was_lent):
+            return None
+        error = ComponentError(
+            f"{self.call.site.target.name} kept a reference to one of its inputs, whose memory belongs to "
+            "XLA and is reused after the call. Keep a copy. (From the next call on it gets copies.)",
+            code="input_kept",
+        )
+        return report_failure(error, repr(self))
+
+
+def _are_kept(inputs: list[np.ndarray]) -> bool:
+    # Three references to each are ours: the list's, the loop's and that of `getrefcount`'s argument.
+    return any(sys.getrefcount(array) > 3 for array in inputs if array.nbytes > _SMALL_BYTES)
+
+
+def host_call(call: Call) -> HostCall:
+    """The one `HostCall` of a call, so that equal equations compile to equal instructions."""
+    known: dict[Hashable, Any] = call.site.host_functions
+    key = (call.request, call.batch)
+    found = known.get(key)
+    if found is None:
+        found = known.setdefault(key, HostCall(call))
+    return found

@@ -1,0 +1,52 @@
+"""Sites with a batch axis in front, for targets that say how they batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from chainrule._errors import ChainruleError
+from chainrule.bridge._requests import Request
+from chainrule.bridge._site import Site, make_site
+
+__all__ = ["batched_site", "is_native"]
+
+_BY_CALLER = ("expand_dims", "broadcast_all")
+_BY_DECLARATION = ("auto", "auto_experimental")
+
+
+def is_native(site: Site, request: Request) -> bool:
+    """Whether a request may be answered by one call with one more leading axis."""
+    if request.name not in ("apply", "jvp", "vjp"):
+        return False
+    if site.options.vmap_method in _BY_CALLER:
+        return True
+    if site.options.vmap_method not in _BY_DECLARATION:
+        return False
+    if site.target.batching == "leading":
+        return site.example is None  # one axis was promised, not two
+    # Broadcasting aligns axes from the right: arrays of different ranks would meet at the wrong ones.
+    same_rank = len({len(port.type.shape) for port in site.inputs}) == 1
+    return site.target.batching == "elementwise" and same_rank
+
+
+def batched_site(site: Site, size: int, leading: Sequence[int]) -> Site | None:
+    """The site with `leading[i]` in front of input `i`; `None` if the target cannot be called so.
+
+    A schema that fixes ranks, or outputs that do not all gain the axis, mean that it cannot.
+    """
+    key = (size, *leading)
+    if key not in site.batched:
+        site.batched[key] = _make_batched(site, size, leading)
+    return site.batched[key]
+
+
+def _make_batched(site: Site, size: int, leading: Sequence[int]) -> Site | None:
+    ports = zip(site.inputs, leading, strict=True)
+    types = [port.type.with_leading(lead) for port, lead in ports]
+    try:
+        found = make_site(site.target, site.options, site.input_skeleton, types, site.canonicalize)
+    except ChainruleError:
+        return None
+    expected = [port.type.with_leading(size) for port in site.outputs]
+    return replace(found, example=site) if [p.type for p in found.outputs] == expected else None

@@ -1,0 +1,95 @@
+"""One primitive for every call of a component.
+
+    host_call_p.bind(*primals, *vectors, call=Call(site, request, batch))
+
+The operands are all arrays of the site's inputs, then the vectors of the request's slots in order. The rules
+only rearrange requests (`_requests` has the algebra): differentiating appends a slot, transposing exchanges a
+slot and the result, batching adds an axis. What a request means to a component is the business of `_routes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.interpreters import ad, batching, mlir
+
+from chainrule._errors import CapabilityError
+from chainrule._jaxpr._host_call import (
+    ORDERED_EFFECT,
+    array_aval,
+    is_exporting,
+    lower_host_call,
+    lower_overlapping,
+    see_nans,
+    uses_ffi,
+)
+from chainrule.bridge._ask import host_call_p
+from chainrule.bridge._batching import batching_rule
+from chainrule.bridge._differentiate import jvp_rule, transpose_rule
+from chainrule.bridge._host import Batch, Call, host_call
+from chainrule.bridge._overlap import overlapping_pair
+from chainrule.bridge._requests import apply_request
+from chainrule.bridge._site import Site
+from chainrule.bridge._target import Target
+
+__all__ = ["call_site", "check_nans"]
+
+
+def call_site(site: Site, arrays: Sequence[Any]) -> list[Any]:
+    """The outputs of a site for arrays or tracers."""
+    batch = Batch((), ((),) * len(arrays))
+    return host_call_p.bind(*arrays, call=Call(site, apply_request(site), batch))
+
+
+def _implement(*operands: Any, call: Call) -> list[jax.Array]:
+    """Outside of `jit` XLA has no part in a call, and exceptions pass as they are."""
+    results = host_call(call).evaluate([np.asarray(operand) for operand in operands])
+    check_nans(call.site.target, call.request.result.paths(call.site), results)
+    return [jax.numpy.asarray(result) for result in results]
+
+
+def check_nans(target: Target, paths: Sequence[str], results: Sequence[Any]) -> None:
+    """What `jax_debug_nans` asks of every operation; here the message can say whose NaN it is."""
+    if not jax.config.read("jax_debug_nans"):
+        return
+    for path, result in zip(paths, results, strict=False):
+        array = np.asarray(result)
+        if array.dtype.kind in "fc" and np.isnan(array).any():
+            raise FloatingPointError(
+                f"{target.name} returned NaN at `{path}` (jax_debug_nans is on)."
+            )
+
+
+def _evaluate_abstractly(*operands: Any, call: Call) -> tuple[list[Any], set[Any]]:
+    effects = {ORDERED_EFFECT} if _is_ordered(call) else set()
+    return [array_aval(type_.shape, type_.dtype) for type_ in call.result_types], effects
+
+
+def _lower(ctx: Any, *operands: Any, call: Call) -> Sequence[Any]:
+    if is_exporting(ctx):
+        raise CapabilityError(
+            f"{call.site.target.name} is called on this host and cannot be part of an exported program. "
+            "Only components written in JAX that run in this process can be exported, since they become "
+            "part of the program.",
+            code="not_exportable",
+        )
+    function = host_call(call)
+    if call.site.target.is_remote and not _is_ordered(call) and uses_ffi(ctx):
+        return lower_overlapping(ctx, *operands, **overlapping_pair(function))
+    return lower_host_call(ctx, *operands, function=function, ordered=_is_ordered(call))
+
+
+def _is_ordered(call: Call) -> bool:
+    return call.site.options.effects == "ordered"
+
+
+host_call_p.def_impl(_implement)
+host_call_p.def_effectful_abstract_eval(_evaluate_abstractly)
+ad.primitive_jvps[host_call_p] = jvp_rule
+ad.primitive_transposes[host_call_p] = transpose_rule
+batching.primitive_batchers[host_call_p] = batching_rule
+mlir.register_lowering(host_call_p, _lower)
+see_nans(host_call_p)

@@ -1,0 +1,215 @@
+"""From a request to the endpoints: the first of several routes that the target has.
+
+    jvp    the JVP endpoint, else the Jacobian times the tangent, else one VJP per output element
+    vjp    the VJP endpoint, else the Jacobian transposed times the cotangent, else one JVP per input element
+    hvp    the hessian_vector_product endpoint
+
+Which route it will be is decided when a program is traced, so that a missing derivative is an error there,
+not in the middle of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from chainrule._errors import CapabilityError
+from chainrule.bridge._requests import Request, Space
+from chainrule.bridge._site import Site, check_result
+from chainrule.bridge._target import HESSIAN_VECTOR_PRODUCT
+from chainrule.bridge._types import ArrayType
+from chainrule.runtime._derivatives import JACOBIAN, JVP, VJP, DerivativeKind, product_from_jacobian
+
+__all__ = ["answer", "check_possible"]
+
+Vectors = Sequence[Sequence[np.ndarray]]
+Route = Callable[[Site, Request, Any, Vectors], Mapping[str, Any]]
+
+
+def answer(site: Site, request: Request, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Ask the target, check what comes back, and return it in the order of the request."""
+    primals, vectors = split_operands(site, request, operands)
+    inputs = site.build_inputs(primals)
+    if request.columns is not None:
+        return _jacobian(site, request, inputs)
+    if not request.slots:
+        values = site.output_skeleton.extract(site.target.apply(inputs))
+    else:
+        by_path = _route(site, request)(site, request, inputs, vectors)
+        values = [by_path[path] for path in request.result.paths(site)]
+    ports = request.result.ports(site)
+    return [
+        check_result(value, port, port.type, f"`{request.name}`", site.target)
+        for value, port in zip(values, ports, strict=True)
+    ]
+
+
+def check_possible(site: Site, request: Request) -> None:
+    """Raise when no route leads to an answer.
+
+    Raises:
+        CapabilityError: says which endpoint would help.
+    """
+    if request.slots:
+        _route(site, request)
+
+
+def split_operands(
+    site: Site, request: Request, operands: Sequence[Any]
+) -> tuple[list[Any], list[list[Any]]]:
+    """The primals, and the vectors of each slot."""
+    rest = list(operands)
+    primals, rest = rest[: len(site.inputs)], rest[len(site.inputs) :]
+    vectors = []
+    for slot in request.slots:
+        count = len(slot.positions)
+        vectors.append(rest[:count])
+        rest = rest[count:]
+    return primals, vectors
+
+
+def _route(site: Site, request: Request) -> Route:
+    for endpoint, route in _ROUTES[request.name]:
+        if endpoint in site.target.endpoints:
+            return route
+    needed = " or ".join(f"`{endpoint}`" for endpoint, _ in _ROUTES[request.name])
+    order = "second" if len(request.slots) > 1 else "first"
+    advice = (
+        "A component written in JAX that runs in this process has derivatives of every order; others "
+        "need that endpoint."
+        if order == "second"
+        else "Add one to the component (`jvp=` or `vjp=` to a callable), or wrap the call in "
+        "`jax.lax.stop_gradient`."
+    )
+    raise CapabilityError(
+        f"{site.target.name} cannot answer a {request.name}: that needs {needed}, and it offers "
+        f"{', '.join(sorted(site.target.endpoints))}. {advice}",
+        code=f"no_{order}_derivative",
+    )
+
+
+def _by_path(site: Site, space: Space, vectors: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    """Vectors in the dtype that the target expects at each path."""
+    pairs = zip(space.ports(site), vectors, strict=True)
+    return {port.path: port.to_wire(vector) for port, vector in pairs}
+
+
+def _sides(site: Site, request: Request) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Input and output paths of a first-order request."""
+    given, wanted = request.slots[0].paths(site), request.result.paths(site)
+    return (wanted, given) if request.result.side == "inputs" else (given, wanted)
+
+
+def _ask(kind: DerivativeKind) -> Route:
+    def route(site: Site, request: Request, inputs: Any, vectors: Vectors) -> Mapping[str, Any]:
+        vector = _by_path(site, request.slots[0], vectors[0])
+        return site.target.derivative(kind, inputs, *_sides(site, request), vector)
+
+    return route
+
+
+def _contract_jacobian(kind: DerivativeKind) -> Route:
+    def route(site: Site, request: Request, inputs: Any, vectors: Vectors) -> Mapping[str, Any]:
+        def jacobian(_: Any, input_paths: Any, output_paths: Any) -> Mapping[str, Any]:
+            paths = sorted(input_paths), sorted(output_paths)
+            return site.target.derivative(JACOBIAN, inputs, *paths, None)
+
+        vector = _by_path(site, request.slots[0], vectors[0])
+        return product_from_jacobian(kind, jacobian, inputs, *_sides(site, request), vector)
+
+    return route
+
+
+def _transpose_by_basis(
+    site: Site, request: Request, inputs: Any, vectors: Vectors
+) -> Mapping[str, Any]:
+    """A product with A from products with Aᵀ: entry i of A v is ⟨Aᵀ eᵢ, v⟩."""
+    flipped = request.transposed(0, request.result)
+    route = _route(site, flipped)
+    return _entries(site, request.result, lambda unit: _inner(
+        route(site, flipped, inputs, [unit]), _by_path(site, request.slots[0], vectors[0])
+    ))  # fmt: skip
+
+
+def _second_jvp(site: Site, request: Request, inputs: Any, vectors: Vectors) -> Mapping[str, Any]:
+    """Entry i of H[v, w] is ⟨Hᵀ[eᵢ, w], v⟩."""
+    flipped = request.transposed(0, request.result)
+    along = _by_path(site, request.slots[0], vectors[0])
+    return _entries(site, request.result, lambda unit: _inner(
+        _hessian_vector_product(site, flipped, inputs, [unit, vectors[1]]), along
+    ))  # fmt: skip
+
+
+def _hessian_vector_product(
+    site: Site, request: Request, inputs: Any, vectors: Vectors
+) -> Mapping[str, Any]:
+    cotangent_space, tangent_space = request.slots
+    tangents = _by_path(site, tangent_space, vectors[1])
+    # The endpoint differentiates along the inputs it returns: those that stand still move by zero.
+    still = Space("inputs", tuple(set(request.result.positions) - set(tangent_space.positions)))
+    zeros = [np.zeros(type_.shape, type_.dtype) for type_ in still.types(site)]
+    tangents |= _by_path(site, still, zeros)
+    return site.target.hessian_vector_product(
+        inputs,
+        sorted(tangents),
+        cotangent_space.paths(site),
+        _by_path(site, cotangent_space, vectors[0]),
+        tangents,
+    )
+
+
+def _entries(
+    site: Site, space: Space, entry: Callable[[list[np.ndarray]], Any]
+) -> dict[str, np.ndarray]:
+    """Arrays over a space, one scalar at a time from the unit vector that selects it."""
+    units = [np.zeros(type_.shape, type_.dtype) for type_ in space.types(site)]
+    found = {}
+    for unit, port in zip(units, space.ports(site), strict=True):
+        result = np.zeros(port.type.shape, port.type.dtype)
+        for index in np.ndindex(*port.type.shape):
+            unit[index] = 1
+            result[index] = entry([each.copy() for each in units])
+            unit[index] = 0
+        found[port.path] = result
+    return found
+
+
+def _inner(left: Mapping[str, Any], right: Mapping[str, np.ndarray]) -> Any:
+    """⟨left, right⟩ without conjugation, as JAX transposes."""
+    return sum(np.sum(np.asarray(left[path]) * vector) for path, vector in right.items())
+
+
+def _jacobian(site: Site, request: Request, inputs: Any) -> list[np.ndarray]:
+    assert request.columns is not None
+    rows, columns = request.result.ports(site), request.columns.ports(site)
+    paths = request.columns.paths(site), request.result.paths(site)
+    blocks = site.target.derivative(JACOBIAN, inputs, *paths, None)
+    return [
+        check_result(
+            blocks[row.path][column.path],
+            row,
+            ArrayType(row.type.shape + column.type.shape, row.type.dtype),
+            "`jacobian`",
+            site.target,
+        )
+        for row in rows
+        for column in columns
+    ]
+
+
+_ROUTES: dict[str, tuple[tuple[str, Route], ...]] = {
+    "jvp": (
+        (JVP.endpoint, _ask(JVP)),
+        (JACOBIAN.endpoint, _contract_jacobian(JVP)),
+        (VJP.endpoint, _transpose_by_basis),
+    ),
+    "vjp": (
+        (VJP.endpoint, _ask(VJP)),
+        (JACOBIAN.endpoint, _contract_jacobian(VJP)),
+        (JVP.endpoint, _transpose_by_basis),
+    ),
+    "hvp": ((HESSIAN_VECTOR_PRODUCT, _hessian_vector_product),),
+    "second_jvp": ((HESSIAN_VECTOR_PRODUCT, _second_jvp),),
+}

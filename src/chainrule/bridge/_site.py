@@ -1,0 +1,195 @@
+"""A call site: one target at one signature, flattened.
+
+A *signature* is everything about the inputs but the numbers in their arrays: the tree, the paths, shapes and
+dtypes of the arrays, and the static leaves. To everything above, a site is a flat function from arrays to
+arrays; positions in `inputs` and `outputs` are how requests name them.
+
+Invariant: sites are compared by identity and there is one per target, options and signature (as long as it is
+in use), so that equal calls are equal equations, which XLA merges.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from chainrule._errors import CapabilityError, ComponentError
+from chainrule._trees import LRUCache
+from chainrule.bridge._options import Options
+from chainrule.bridge._skeleton import Skeleton, take_apart
+from chainrule.bridge._target import Target
+from chainrule.bridge._types import ArrayType, as_array_type, is_inexact
+
+__all__ = ["Port", "Site", "check_result", "find_site", "make_site", "types_of"]
+
+Canonicalize = Callable[[np.dtype[Any]], np.dtype[Any]]
+"""The dtype in which a framework holds arrays of some dtype (JAX without x64 has no float64)."""
+
+
+@dataclass(frozen=True)
+class Port:
+    """One array that goes in or comes out.
+
+    Attributes:
+        path: where it is in the tree.
+        type: what the caller's framework sees.
+        differentiable: whether it can carry derivatives: declared so, and of a floating dtype.
+        wire_dtype: what the target wants to see, when that differs.
+    """
+
+    path: str
+    type: ArrayType
+    differentiable: bool
+    wire_dtype: np.dtype[Any] | None = None
+
+    def to_wire(self, array: np.ndarray) -> np.ndarray:
+        """An array, tangent or cotangent in the dtype that the target wants."""
+        return array if self.wire_dtype is None else array.astype(self.wire_dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """One target at one signature; see the module's docstring.
+
+    Attributes:
+        example: for a site with a batch axis in front of every array: the site of one example.
+        batched: such sites of this one, by their leading sizes.
+        host_functions: what compiled programs call, by request and batch.
+    """
+
+    target: Target
+    options: Options
+    input_skeleton: Skeleton
+    output_skeleton: Skeleton
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    canonicalize: Canonicalize
+    example: Site | None = None
+    batched: dict[tuple[int, ...], Site | None] = field(default_factory=dict)
+    host_functions: dict[Hashable, Any] = field(default_factory=dict)
+
+    def build_inputs(self, arrays: Sequence[np.ndarray]) -> Any:
+        """The tree that the target gets."""
+        return self.input_skeleton.build(
+            [port.to_wire(array) for array, port in zip(arrays, self.inputs, strict=True)]
+        )
+
+
+_sites: weakref.WeakKeyDictionary[Target, LRUCache[Hashable, Site]] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+_SITES_PER_TARGET = 512
+
+
+def find_site(
+    target: Target,
+    options: Options,
+    skeleton: Skeleton,
+    types: Sequence[ArrayType],
+    canonicalize: Canonicalize,
+) -> Site:
+    """The site of a signature; the target is asked for the outputs' types once per signature."""
+    with _lock:
+        known = _sites.setdefault(target, LRUCache(_SITES_PER_TARGET))
+    # A float64 output is another type when the framework's widest dtype changes.
+    key = skeleton.signature(options, tuple(types), canonicalize(np.dtype(np.float64)))
+    site = None if key is None else known.get(key)
+    if site is None:
+        site = make_site(target, options, skeleton, types, canonicalize)
+        if key is not None:
+            known.put(key, site)
+    return site
+
+
+def make_site(
+    target: Target,
+    options: Options,
+    skeleton: Skeleton,
+    types: Sequence[ArrayType],
+    canonicalize: Canonicalize,
+) -> Site:
+    """A new site; asks the target for the types of its outputs."""
+    inputs = tuple(
+        Port(
+            path,
+            type_,
+            is_inexact(type_.dtype) and target.is_differentiable_input(path),
+            _wire_dtype(target, path, type_),
+        )
+        for path, type_ in zip(skeleton.paths, types, strict=True)
+    )
+    wanted = [ArrayType(p.type.shape, p.wire_dtype or p.type.dtype) for p in inputs]
+    outcome = evaluate_abstractly(target, options, skeleton, wanted)
+    output_skeleton, leaves = take_apart(outcome, lambda path, leaf: isinstance(leaf, ArrayType))
+    outputs = tuple(
+        Port(
+            path,
+            held,
+            is_inexact(held.dtype) and target.is_differentiable_output(path),
+            None if held.dtype == leaf.dtype else leaf.dtype,
+        )
+        for path, leaf in zip(output_skeleton.paths, leaves, strict=True)
+        for held in [ArrayType(leaf.shape, canonicalize(leaf.dtype))]
+    )
+    return Site(target, options, skeleton, output_skeleton, inputs, outputs, canonicalize)
+
+
+def _wire_dtype(target: Target, path: str, type_: ArrayType) -> np.dtype[Any] | None:
+    wanted = target.input_dtype(path)
+    return None if wanted is None or wanted == type_.dtype else wanted
+
+
+def evaluate_abstractly(
+    target: Target, options: Options, skeleton: Skeleton, types: Sequence[ArrayType]
+) -> Any:
+    """The output tree with types for arrays: asked of the target, or seen in one real evaluation."""
+    if "abstract_eval" in target.endpoints:
+        return target.abstract_eval(skeleton.build(types))
+    if options.infer_by_evaluation:
+        # Ones: the value for which the fewest functions are undefined (a logarithm, a quotient, a root).
+        ones = [np.ones(type_.shape, type_.dtype) for type_ in types]
+        return types_of(target.apply(skeleton.build(ones)))
+    listed = ", ".join(f"`{p}` {t}" for p, t in zip(skeleton.paths, types, strict=True))
+    raise CapabilityError(
+        f"{target.name} has no `abstract_eval`, so the shapes of its outputs for {listed} are not known "
+        "before it runs, and a transformation has to know them. Add `abstract_eval` to the component "
+        "(`abstract=` to a callable), or allow one real evaluation with `infer_by_evaluation=True`.",
+        code="no_abstract_eval",
+    )
+
+
+def types_of(outputs: Any) -> Any:
+    """A tree with the type of every array in the place of the array."""
+    skeleton, arrays = take_apart(outputs, lambda path, leaf: as_array_type(leaf) is not None)
+    return skeleton.build([as_array_type(array) for array in arrays])
+
+
+def check_result(
+    value: Any, port: Port, type_: ArrayType, asked: str, target: Target
+) -> np.ndarray:
+    """A result of the target as an array of the promised shape.
+
+    Raises:
+        ComponentError: it has another shape, or a kind of number that cannot be converted.
+    """
+    array = np.asarray(value)
+    if array.shape == type_.shape and _converts(array.dtype, type_.dtype):
+        return array
+    found = ArrayType(array.shape, array.dtype)
+    raise ComponentError(
+        f"{asked} of {target.name} returned {found} at `{port.path}` where {type_} was promised. "
+        "Make the endpoint and `abstract_eval` agree.",
+        code="result_mismatch",
+        path=port.path,
+    )
+
+
+def _converts(found: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+    if found == wanted or np.can_cast(found, wanted, "same_kind"):
+        return True
+    # NumPy has no casting rules between the extension floats (bfloat16, …) and its own.
+    return is_inexact(found) and is_inexact(wanted) and "c" not in (found.kind, wanted.kind)

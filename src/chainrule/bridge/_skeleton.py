@@ -1,0 +1,116 @@
+"""Trees with holes: take the arrays out of nested data and put others in, cheaply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from chainrule._trees import get_at_path, iterate_leaves, join_path, split_path
+
+__all__ = ["Skeleton", "take_apart"]
+
+Build = Callable[[Sequence[Any]], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Skeleton:
+    """The shape of a tree whose array leaves were taken out.
+
+    Attributes:
+        paths: of the holes, in order.
+        statics: the leaves that stayed, by path.
+        outline: the containers, as a hashable value; trees that differ in it differ in shape.
+        build: a new tree of dicts, lists and tuples from values for the holes.
+    """
+
+    paths: tuple[str, ...]
+    statics: tuple[tuple[str, Any], ...]
+    outline: Hashable
+    build: Build
+
+    def signature(self, *facts: Any) -> Hashable | None:
+        """A key for everything but the values in the holes, and further facts; `None` if not hashable."""
+        statics = tuple((path, type(leaf), leaf) for path, leaf in self.statics)
+        key = (
+            self.outline,
+            self.paths,
+            statics,
+            *(tuple(f) if isinstance(f, list) else f for f in facts),
+        )
+        try:
+            hash(key)
+        except TypeError:
+            return None
+        return key
+
+    def extract(self, tree: Any) -> list[Any]:
+        """The values at the holes of another tree of this shape."""
+        return [_follow(tree, path) for path in self.paths]
+
+
+def take_apart(tree: Any, is_hole: Callable[[str, Any], bool]) -> tuple[Skeleton, list[Any]]:
+    """Split a tree into its skeleton and the leaves for which `is_hole(path, leaf)` holds."""
+    plan: list[int | None] = []  # for each leaf, in order: the number of its hole
+    paths: list[str] = []
+    values: list[Any] = []
+    statics: list[tuple[str, Any]] = []
+    for segments, leaf in iterate_leaves(tree):
+        path = join_path(*segments)
+        if is_hole(path, leaf):
+            plan.append(len(paths))
+            paths.append(path)
+            values.append(leaf)
+        else:
+            plan.append(None)
+            statics.append((path, leaf))
+    build = _builder(tree, iter(plan))
+    return Skeleton(tuple(paths), tuple(statics), _outline(tree), build), values
+
+
+def _outline(node: Any) -> Hashable:
+    """Empty containers have no leaves, so the paths alone do not tell `{}` from `{"a": []}`."""
+    if isinstance(node, Mapping):
+        return ("mapping", *((key, _outline(child)) for key, child in node.items()))
+    if isinstance(node, (list, tuple)):
+        return (type(node), *(_outline(child) for child in node))
+    return None
+
+
+def _builder(node: Any, plan: Any) -> Build:
+    """Visits leaves in the order of `iterate_leaves`; `plan` says what each of them is."""
+    if isinstance(node, Mapping):
+        parts = {key: _builder(child, plan) for key, child in node.items()}
+        return lambda values: {key: part(values) for key, part in parts.items()}
+    if hasattr(type(node), "model_fields"):
+        if getattr(type(node), "__pydantic_root_model__", False):
+            return _builder(node.root, plan)
+        return _builder({name: getattr(node, name) for name in type(node).model_fields}, plan)
+    if isinstance(node, (list, tuple)):
+        items = [_builder(child, plan) for child in node]
+        make = node._make if hasattr(node, "_make") else type(node)
+        return lambda values: make([item(values) for item in items])
+    number = next(plan)
+    if number is None:
+        return lambda values: node
+    return lambda values: values[number]
+
+
+def _follow(tree: Any, path: str) -> Any:
+    node = tree
+    try:
+        for segment in _segments(path):
+            node = node[segment]
+    except (LookupError, TypeError):  # a model, a NamedTuple or a key that is not a string
+        return get_at_path(tree, path)
+    return node
+
+
+_known_segments: dict[str, tuple[Any, ...]] = {}
+
+
+def _segments(path: str) -> tuple[Any, ...]:
+    found = _known_segments.get(path)
+    if found is None:
+        found = _known_segments[path] = split_path(path)
+    return found

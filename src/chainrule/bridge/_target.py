@@ -1,0 +1,89 @@
+"""The one interface between JAX (or torch) and a thing with endpoints.
+
+The rest of the bridge speaks only to a `Target`. There are two kinds: components of any origin
+(`_component_target.py`) and bare callables (`_callable.py`). A target works on plain trees of NumPy arrays
+and knows nothing of tracers, batches or cotangent bookkeeping.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from chainrule.runtime._derivatives import DerivativeKind
+
+__all__ = ["HESSIAN_VECTOR_PRODUCT", "Batching", "Target"]
+
+Batching = Literal["elementwise", "leading"]
+HESSIAN_VECTOR_PRODUCT = "hessian_vector_product"
+
+
+class Target(ABC):
+    """Something that maps a tree of arrays to a tree of arrays and may know its derivatives.
+
+    Attributes:
+        name: for messages.
+        endpoints: names of what can be asked: `apply`, `abstract_eval`, the three first-order derivatives
+            and `hessian_vector_product`.
+        batching: how the target says it treats an additional leading axis of all arrays: `elementwise` (any
+            axes), `leading` (one axis in front, examples independent), or `None` (it does not say).
+        max_concurrency: how many calls may run at the same time; 1 when it is not safe or does not pay.
+        is_remote: whether a call mostly waits, so that independent calls should overlap.
+        jax_function: the same function, traceable by JAX, or `None`.
+    """
+
+    name: str
+    endpoints: frozenset[str]
+    batching: Batching | None = None
+    max_concurrency: int = 1
+    is_remote: bool = False
+    jax_function: Callable[[Any], Any] | None = None
+
+    @abstractmethod
+    def apply(self, inputs: Any) -> Any:
+        """Outputs for a tree of NumPy arrays and static leaves."""
+
+    @abstractmethod
+    def abstract_eval(self, inputs: Any) -> Any:
+        """Outputs with an `ArrayType` at every array, for inputs with an `ArrayType` at every array."""
+
+    @abstractmethod
+    def derivative(
+        self,
+        kind: DerivativeKind,
+        inputs: Any,
+        input_paths: Sequence[str],
+        output_paths: Sequence[str],
+        vector: Mapping[str, np.ndarray] | None,
+    ) -> Mapping[str, Any]:
+        """Ask a first-order derivative endpoint."""
+
+    def hessian_vector_product(
+        self,
+        inputs: Any,
+        input_paths: Sequence[str],
+        output_paths: Sequence[str],
+        cotangents: Mapping[str, np.ndarray],
+        tangents: Mapping[str, np.ndarray],
+    ) -> Mapping[str, np.ndarray]:
+        """The derivative of the vector-Jacobian product along `tangents`; asked only if in `endpoints`."""
+        raise NotImplementedError
+
+    def is_differentiable_input(self, path: str) -> bool:
+        """Whether the target declares derivatives with respect to this input."""
+        return True
+
+    def is_differentiable_output(self, path: str) -> bool:
+        """Whether the target declares derivatives of this output."""
+        return True
+
+    def is_array_input(self, path: str) -> bool:
+        """Whether the target declares an array there, so that a plain number or list stands for one."""
+        return False
+
+    def input_dtype(self, path: str) -> np.dtype[Any] | None:
+        """The dtype the target wants at an input; `None` takes what comes."""
+        return None

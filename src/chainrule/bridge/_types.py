@@ -1,0 +1,50 @@
+"""What the bridge knows about one array before it exists."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from chainrule.runtime._schema import describe_array
+
+__all__ = ["ArrayType", "as_array_type", "is_inexact"]
+
+
+@dataclass(frozen=True)
+class ArrayType:
+    """Shape and dtype of an array; prints as `f64[3,4]`."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __str__(self) -> str:
+        return describe_array(self)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    def with_leading(self, *sizes: int) -> ArrayType:
+        """The type of a batch of such arrays."""
+        return ArrayType((*sizes, *self.shape), self.dtype)
+
+
+def as_array_type(leaf: Any) -> ArrayType | None:
+    """The type that a leaf describes (an array, a shape-dtype object, `{"shape", "dtype"}`), or `None`."""
+    if isinstance(leaf, ArrayType):
+        return leaf
+    if isinstance(leaf, Mapping) and set(leaf) == {"shape", "dtype"}:
+        return ArrayType(tuple(leaf["shape"]), np.dtype(leaf["dtype"]))
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return ArrayType(tuple(leaf.shape), np.dtype(leaf.dtype))
+    return None
+
+
+def is_inexact(dtype: np.dtype[Any]) -> bool:
+    """Whether arrays of this dtype can carry derivatives (bfloat16 and its kin are of NumPy's kind V)."""
+    return dtype.kind in "fc" or (dtype.kind == "V" and "float" in dtype.name)
