@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from chainrule.runtime._derivatives._layout import Layout
 from chainrule.runtime._derivatives._program import Program, evaluate_all
 from chainrule.runtime._derivatives._progress import track
 from chainrule.runtime._derivatives._sparsity import Pattern
-from chainrule.runtime._derivatives._stencils import Eps, Stencil, choose_steps
+from chainrule.runtime._derivatives._stencils import Eps, Stencil, choose_steps, coarsest
 
 __all__ = ["Sampler", "difference_columns", "random_directions"]
 
@@ -49,19 +50,29 @@ class Sampler:
         self.origin = program.layout.join(program.base)
         self._outputs: Layout | None = None
 
+    @cached_property
+    def base(self) -> dict[str, np.ndarray]:
+        """The outputs of the unperturbed program."""
+        point = self.origin.astype(complex) if self.stencil.is_complex else self.origin
+        return next(evaluate_all(self.program, [point]))
+
     @property
     def outputs(self) -> Layout:
         """The layout of the outputs, known from the first evaluation on."""
-        if self._outputs is None:
-            self._flatten(next(evaluate_all(self.program, [self.origin])))
-        assert self._outputs is not None
-        return self._outputs
+        return self._outputs or Layout.of(self.base)
 
     def steps(self, eps: Eps) -> np.ndarray:
-        """The step of every input element as one vector."""
+        """The step of every input element as one vector.
+
+        Automatic steps look at the outputs as well: a program that answers in float32 has the rounding
+        errors of float32, whatever it was asked in.
+        """
         program = self.program
-        steps = choose_steps(self.stencil, eps, program.base, program.precision)
-        return program.layout.join(steps)
+        precision = program.precision
+        if eps == "auto" and not self.stencil.is_complex:
+            answered = [output.dtype for output in self.base.values()]
+            precision = {path: coarsest(dtype, *answered) for path, dtype in precision.items()}
+        return program.layout.join(choose_steps(self.stencil, eps, program.base, precision))
 
     def differences(
         self, moves: Sequence[np.ndarray]
@@ -72,12 +83,11 @@ class Sampler:
             moves: displacements of the inputs for a step of one, as long vectors.
         """
         nodes = self.stencil.nodes
-        needs_base = self.stencil.needs_base
-        points = self._points(moves, nodes, needs_base)
-        total = len(moves) * len(nodes) + needs_base
+        points = (self._point(move, node) for move in moves for node in nodes)
         results = evaluate_all(self.program, points, self.executor)
+        total = len(moves) * len(nodes)
         results = track(results, "finite differences", total, show=self.show_progress)
-        base = {0: (self.origin, self._flatten(next(results)))} if needs_base else {}
+        base = {0: (self.origin, self._flatten(self.base))} if self.stencil.needs_base else {}
         for move in moves:
             found = {node: self._flatten(next(results)) for node in nodes}
             if self.stencil.is_complex:
@@ -85,14 +95,6 @@ class Sampler:
             else:
                 at = base | {node: (self._point(move, node), f) for node, f in found.items()}
                 yield [self._difference(at[p], at[m], w) for p, m, w in self.stencil.terms]
-
-    def _points(
-        self, moves: Sequence[np.ndarray], nodes: tuple[int, ...], needs_base: bool
-    ) -> Iterator[np.ndarray]:
-        if needs_base:
-            yield self.origin
-        for move in moves:
-            yield from (self._point(move, node) for node in nodes)
 
     def _point(self, move: np.ndarray, node: int) -> np.ndarray:
         if self.stencil.is_complex:
@@ -203,10 +205,9 @@ def _require_moved(sampler: Sampler, moved: np.ndarray, group: Any) -> None:
     stuck = np.flatnonzero(np.atleast_1d(moved[group]) == 0)
     if stuck.size:
         element = int(np.atleast_1d(group)[stuck[0]])
-        slices = sampler.program.layout.slices()
-        path = next(p for p, part in slices.items() if part.start <= element < part.stop)
+        path, index = sampler.program.layout.locate(element)
         raise InputError(
-            f"The step at {path!r} (element {element - slices[path].start}) is lost in rounding: the "
+            f"The step at {path!r} (element {list(index)}) is lost in rounding: the "
             f'input is {sampler.program.precision[path]}. Use eps="auto" or a larger eps.',
             code="step_lost",
             path=path,

@@ -9,6 +9,7 @@ JVP or VJP      Jacobian        one unit vector per input (output) element; elem
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -93,13 +94,18 @@ def product_from_jacobian(
     assert kind.vector_over is not None
     check_keys(vector, selected[kind.vector_over], kind.vector)
     jacobian = jacobian_fn(inputs, set(selected["inputs"]), set(selected["outputs"]))
-    result = {}
-    for answer in selected[kind.result_over[0]]:
-        result[answer] = sum(
-            contract(kind, _block(jacobian, kind, given, answer), vector[given], batched=batched)
-            for given in selected[kind.vector_over]
+    return {
+        answer: reduce(
+            np.add,
+            (
+                contract(
+                    kind, _block(jacobian, kind, given, answer), vector[given], batched=batched
+                )
+                for given in selected[kind.vector_over]
+            ),
         )
-    return result
+        for answer in selected[kind.result_over[0]]
+    }
 
 
 def _block(jacobian: Any, kind: DerivativeKind, given: str, answer: str) -> Any:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor
+from functools import reduce
 from typing import Any, Literal
 
 import numpy as np
@@ -101,8 +102,8 @@ def finite_difference_jacobian(
     count = _sample_count(algorithm, num_samples, columns.size)
     if count:
         directions = random_directions(sampler, eps, count, seed)
-        matrix = sum(np.outer(change, inverse) for change, inverse in directions) / count
-        return sampler.outputs.split_matrix(matrix, columns)
+        matrix = reduce(np.add, (np.outer(change, inverse) for change, inverse in directions))
+        return sampler.outputs.split_matrix(matrix / count, columns)
     pattern = _read(sparsity, sampler)
     entries = difference_columns(sampler, sampler.steps(eps), pattern)
     collect = dense_blocks if pattern is None else sparse_blocks

@@ -99,6 +99,14 @@ class Layout:
         ends = zip(self.offsets[:-1], self.offsets[1:], strict=True)
         return {path: slice(*pair) for path, pair in zip(self.paths, ends, strict=True)}
 
+    def locate(self, element: int) -> tuple[str, tuple[int, ...]]:
+        """The path and index of one element of the long vector."""
+        for (path, part), shape in zip(self.slices().items(), self.shapes, strict=True):
+            if part.start <= element < part.stop:
+                index = np.unravel_index(element - part.start, shape) if shape else ()
+                return path, tuple(map(int, index))
+        raise IndexError(element)
+
     def join(self, arrays: Mapping[str, Any]) -> np.ndarray:
         """Named arrays as one vector; arrays broadcast to the shape of their path."""
         parts = [

@@ -53,6 +53,6 @@ def _sparse_product(
     values: np.ndarray, read: np.ndarray, write: np.ndarray, vectors: np.ndarray, size: int
 ) -> np.ndarray:
     terms = vectors[..., read] * values
-    product = np.zeros((*vectors.shape[:-1], size), terms.dtype)
-    np.add.at(product, (..., write), terms)
-    return product
+    product = np.zeros((size, *vectors.shape[:-1]), terms.dtype)
+    np.add.at(product, write, np.moveaxis(terms, -1, 0))
+    return np.moveaxis(product, 0, -1)

@@ -34,6 +34,8 @@ class Program:
         inputs: a validated model, or nested mappings.
         input_paths: the leaves that vary, in canonical order.
         output_paths: the leaves that are looked at, in canonical order.
+        keep_precision: offer points in each leaf's own dtype instead of float64; for inputs whose
+            schema is out of sight, in a component that would round them by itself.
     """
 
     def __init__(
@@ -42,7 +44,10 @@ class Program:
         inputs: Any,
         input_paths: tuple[str, ...],
         output_paths: tuple[str, ...],
+        *,
+        keep_precision: bool = False,
     ) -> None:
+        self._keep_precision = keep_precision
         self.apply_fn = apply_fn
         self.inputs = inputs
         self.output_paths = output_paths
@@ -60,6 +65,8 @@ class Program:
     @cached_property
     def _kept(self) -> dict[str, np.dtype]:
         """The dtype that the schema makes of a float64 value at each path."""
+        if self._keep_precision:
+            return self.precision
         offered = self._validate(self.base)
         return {path: a.dtype for path, a in read_arrays(offered, self.layout.paths).items()}
 

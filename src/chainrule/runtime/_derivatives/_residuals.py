@@ -49,11 +49,11 @@ def content_digest(arrays: Sequence[Any]) -> bytes:
         digest.update(f"{array.dtype.str}{array.shape}".encode())
         content = _bytes(array)
         if content.size <= WHOLE_BYTES:
-            digest.update(content)
+            digest.update(content.data)
             continue
         count = WHOLE_BYTES // BLOCK_BYTES
         for start in np.linspace(0, content.size - BLOCK_BYTES, count, dtype=np.int64):
-            digest.update(content[start : start + BLOCK_BYTES])
+            digest.update(content[start : start + BLOCK_BYTES].data)
     return digest.digest()
 
 

@@ -162,4 +162,5 @@ def _places(
     if hasattr(block, "tocoo"):
         coo = block.tocoo()
         return np.asarray(coo.row), np.asarray(coo.col)
-    return np.nonzero(np.asarray(block).reshape(shape))
+    rows, columns = np.nonzero(np.asarray(block).reshape(shape))
+    return rows, columns

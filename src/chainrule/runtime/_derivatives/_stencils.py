@@ -18,7 +18,7 @@ import numpy as np
 
 from chainrule._errors import InputError
 
-__all__ = ["STENCILS", "Algorithm", "Eps", "Stencil", "choose_steps", "find_stencil"]
+__all__ = ["STENCILS", "Algorithm", "Eps", "Stencil", "choose_steps", "coarsest", "find_stencil"]
 
 Algorithm = Literal["central", "forward", "stochastic", "complex_step", "richardson"]
 Eps = float | Mapping[str, float] | Literal["auto"]
@@ -87,7 +87,7 @@ def choose_steps(
         stencil: the formula the steps are for.
         eps: an absolute step, one per path, or "auto".
         base: the values around which to differentiate.
-        precision: the dtype in which each path's values are computed with by the program.
+        precision: the dtype in which the program computes with each path's values.
 
     Raises:
         InputError: a mapping that does not name exactly the differentiated paths, or a step ≤ 0.
@@ -108,10 +108,16 @@ def choose_steps(
     return {path: np.full(x.shape, float(per_path[path])) for path, x in base.items()}
 
 
+def coarsest(*dtypes: np.dtype) -> np.dtype:
+    """The floating-point dtype with the largest rounding unit; exact dtypes do not count."""
+    inexact = [np.dtype(dtype) for dtype in dtypes if np.dtype(dtype).kind in "fc"]
+    return max(inexact, key=lambda dtype: float(np.finfo(dtype).eps), default=np.dtype(float))
+
+
 def _automatic(stencil: Stencil, x: np.ndarray, precision: np.dtype) -> np.ndarray:
     # Truncation grows like h^order, rounding like unit/h; they balance at unit^(1/(order + 1)) times the
     # scale on which x varies. An element that is zero, or tiny beside its neighbours, takes theirs.
-    unit = np.finfo(precision).eps if precision.kind == "f" else np.finfo(float).eps
+    unit = np.finfo(precision).eps
     largest = np.max(np.abs(x), initial=0.0)
     scale = np.maximum(np.abs(x), 0.01 * largest) if largest > 0 else np.ones_like(x)
     return unit ** (1 / (stencil.order + 1)) * scale

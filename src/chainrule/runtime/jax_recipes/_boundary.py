@@ -8,7 +8,7 @@ compiles once per frame, shapes and dtypes, like `equinox.filter_jit`, at the pr
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -85,7 +85,8 @@ class Frame:
 class Selection:
     """What a derivative is taken of: everything that decides what is compiled, array shapes aside."""
 
-    apply_jit: Callable[[Any], Any]
+    # Hashing an Equinox wrapper walks its leaves at every call; comparing it with itself is free.
+    apply_jit: Callable[[Any], Any] = field(hash=False)
     frame: Frame
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()

@@ -1,0 +1,158 @@
+"""Checking a component's derivatives against its own `apply`, and against each other.
+
+pointwise     sampled entries of the Jacobian against central differences
+taylor        φ(h) = ⟨u, f(x + h v)⟩ minus its linear part must vanish like h²; a wrong derivative
+              leaves a remainder of order h, whatever the accuracy of any single difference
+consistency   ⟨u, J v⟩ is one number: the Jacobian, the JVP and the VJP must agree on it
+              (between JVP and VJP this is the adjoint identity)
+shapes        abstract evaluation against the shapes and dtypes of the real result
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from chainrule.runtime._derivatives._kinds import DERIVATIVES, JACOBIAN, JVP, VJP, DerivativeKind
+from chainrule.runtime._derivatives._products import contract
+from chainrule.runtime._derivatives._stencils import Eps
+from chainrule.runtime.testing._entries import entries_of
+from chainrule.runtime.testing._references import Samples, make_samples
+from chainrule.runtime.testing._report import Check, GradientReport, Mismatch
+from chainrule.runtime.testing._shapes import check_shapes
+from chainrule.runtime.testing._subject import Differentiable, Subject
+from chainrule.runtime.testing._taylor import Direction, check_taylor
+
+__all__ = ["check_gradients"]
+
+ATOL = 1e-8
+
+
+def check_gradients(
+    component: Differentiable,
+    payload: Mapping[str, Any],
+    *,
+    input_paths: Collection[str] | None = None,
+    output_paths: Collection[str] | None = None,
+    endpoints: Collection[str] | None = None,
+    max_evals: int = 1000,
+    max_output_samples: int | None = None,
+    eps: Eps = "auto",
+    rtol: float = 0.1,
+    seed: int | None = 0,
+    show_progress: bool = True,
+) -> GradientReport:
+    """Test every derivative endpoint of a component at one point.
+
+    Args:
+        component: anything with the endpoint methods: in this process or behind a client.
+        payload: the body of an `apply` request, `{"inputs": ...}`.
+        input_paths: look at these inputs only.
+        output_paths: look at these outputs only.
+        endpoints: test these endpoints only; by default all derivative endpoints and `abstract_eval`.
+        max_evals: bound on the evaluations for pointwise differences; elements are sampled beyond it.
+        max_output_samples: bound on the output elements compared (each costs a VJP call).
+        eps: the step: a number, one per input path, or `"auto"`.
+        rtol: how far an entry may be off, relative to the difference; endpoints must agree with each
+            other a hundred times better.
+        seed: of the sampling and of the random directions.
+        show_progress: show a bar on a terminal when it takes longer than two seconds.
+
+    Returns:
+        A report; `report.passed` says whether all is well, printing it with rich shows a table.
+
+    Raises:
+        InputError: the payload is no request body or a path is not differentiable. What an endpoint
+            raises is a failed check, not an exception.
+    """
+    subject = Subject(component, payload, input_paths, output_paths)
+    generator = np.random.default_rng(seed)
+    samples = make_samples(
+        subject,
+        generator,
+        eps=eps,
+        max_evals=max_evals,
+        max_output_samples=max_output_samples,
+        show_progress=show_progress,
+    )
+    direction = Direction.random(subject, generator)
+    wanted = [k for k in DERIVATIVES if subject.has(k.endpoint)]
+    wanted = [k for k in wanted if endpoints is None or k.endpoint in endpoints]
+    checks = list(_check_derivatives(subject, samples, direction, wanted, rtol))
+    if subject.has("abstract_eval") and (endpoints is None or "abstract_eval" in endpoints):
+        checks.append(check_shapes(subject))
+    return GradientReport(tuple(checks))
+
+
+def _check_derivatives(
+    subject: Subject,
+    samples: Samples,
+    direction: Direction,
+    kinds: list[DerivativeKind],
+    rtol: float,
+) -> Iterator[Check]:
+    slopes: dict[str, float] = {}
+    for kind in kinds:
+        try:
+            yield _pointwise(kind, subject, samples, rtol)
+        except Exception as error:
+            yield _raised(kind.endpoint, "pointwise", error)
+        try:
+            slopes[kind.endpoint] = _slope(kind, subject, direction)
+            yield check_taylor(kind.endpoint, subject, direction, slopes[kind.endpoint])
+        except Exception as error:
+            yield _raised(kind.endpoint, "taylor", error)
+    if len(slopes) > 1:
+        yield _consistency(slopes, direction, rtol)
+
+
+def _raised(endpoint: str, test: str, error: Exception) -> Check:
+    summary = f"raised {type(error).__name__}: {error}"
+    return Check(endpoint, test, False, 0, summary, error=error)
+
+
+def _pointwise(kind: DerivativeKind, subject: Subject, samples: Samples, rtol: float) -> Check:
+    found = entries_of(kind, subject, samples)
+    expected = samples.values
+    wrong = ~(np.abs(found - expected) <= ATOL + samples.noise + rtol * np.abs(expected))
+    mismatches = sorted(
+        (_mismatch(samples, found, row, column) for row, column in np.argwhere(wrong)),
+        key=lambda m: -m.error if np.isfinite(m.error) else -np.inf,
+    )
+    worst = np.max(np.abs(found - expected), initial=0.0)
+    summary = f"{len(mismatches)} of {found.size} entries differ; largest difference {worst:.3g}"
+    return Check(kind.endpoint, "pointwise", not mismatches, found.size, summary, tuple(mismatches))
+
+
+def _mismatch(samples: Samples, found: np.ndarray, row: int, column: int) -> Mismatch:
+    out_path, out_index = samples.rows.locate(int(samples.row_ids[row]))
+    in_path, in_index = samples.columns.locate(int(samples.column_ids[column]))
+    values = float(found[row, column]), float(samples.values[row, column])
+    return Mismatch(in_path, out_path, in_index, out_index, *values)
+
+
+def _slope(kind: DerivativeKind, subject: Subject, direction: Direction) -> float:
+    """⟨u, J v⟩ as this endpoint sees it."""
+    if kind is JACOBIAN:
+        blocks = subject.differentiate(kind.endpoint)
+        pushed = {
+            out: sum(contract(JVP, row[p], v, batched=False) for p, v in direction.tangent.items())
+            for out, row in blocks.items()
+        }
+        return direction.weigh(pushed)
+    if kind is VJP:
+        gradient = subject.differentiate(kind.endpoint, direction.cotangent)
+        return sum(float(np.vdot(v, gradient[p])) for p, v in direction.tangent.items())
+    return direction.weigh(subject.differentiate(kind.endpoint, direction.tangent))
+
+
+def _consistency(slopes: Mapping[str, float], direction: Direction, rtol: float) -> Check:
+    spread = max(slopes.values()) - min(slopes.values())
+    scale = max(abs(slope) for slope in slopes.values())
+    allowed = rtol / 100 * scale + direction.noise
+    values = ", ".join(f"{name} {slope:.6g}" for name, slope in slopes.items())
+    name = "adjoint" if set(slopes) == {JVP.endpoint, VJP.endpoint} else "consistency"
+    passed = bool(spread <= allowed)
+    return Check(" = ".join(slopes), name, passed, len(slopes), f"⟨u, J v⟩: {values}")

@@ -1,0 +1,152 @@
+"""A component under test: what it offers, and which of its arrays can be differentiated.
+
+Anything with the endpoint methods will do: a component in this process, a client of a served one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from chainrule._errors import InputError
+from chainrule._trees import Key, Segment, get_at_path, join_path, set_at_path
+from chainrule.runtime._codec import decode_array, is_encoded_array
+from chainrule.runtime._derivatives._kinds import Side
+
+__all__ = ["Differentiable", "Subject", "decode_tree"]
+
+
+class Differentiable(Protocol):
+    """What `check_gradients` needs of a component; derivative endpoints are called when they exist."""
+
+    @property
+    def available_endpoints(self) -> Collection[str]:
+        """Names of the endpoints."""
+
+    def apply(self, inputs: Any) -> Any:
+        """The outputs for some inputs."""
+
+
+class Subject:
+    """One component at one point.
+
+    Args:
+        component: the component.
+        payload: the body of an `apply` request, `{"inputs": ...}`; arrays encoded or not.
+        input_paths: restrict the inputs looked at; all differentiable ones otherwise.
+        output_paths: the same for the outputs.
+
+    Attributes:
+        inputs: the inputs with NumPy arrays at `input_paths`.
+        outputs: what the component answers.
+
+    Raises:
+        InputError: the payload is no request body, or nothing differentiable is left.
+    """
+
+    def __init__(
+        self,
+        component: Any,
+        payload: Mapping[str, Any],
+        input_paths: Collection[str] | None = None,
+        output_paths: Collection[str] | None = None,
+    ) -> None:
+        if set(payload) != {"inputs"}:
+            raise InputError(
+                f'Expected a payload {{"inputs": ...}}, found the fields {sorted(payload)}.',
+                code="bad_payload",
+            )
+        self.component = component
+        tree = decode_tree(payload["inputs"])
+        patterns = _patterns(component, "inputs")
+        found = {path: patterns[p] for p in patterns for path in _expand(p, tree)}
+        self.input_paths = _restrict(found, input_paths, "input")
+        arrays = {
+            path: np.asarray(get_at_path(tree, path), dtype=found.get(path))
+            for path in self.input_paths
+        }
+        self.inputs = set_at_path(tree, arrays)
+        self.outputs = component.apply(self.inputs)
+        produced = [
+            path for p in _patterns(component, "outputs") for path in _expand(p, self.outputs)
+        ]
+        self.output_paths = _restrict(produced, output_paths, "output")
+
+    def has(self, endpoint: str) -> bool:
+        """Whether the component offers an endpoint."""
+        return endpoint in self.component.available_endpoints
+
+    def differentiate(self, endpoint: str, *vector: Mapping[str, Any]) -> Any:
+        """Call a derivative endpoint over all paths looked at."""
+        function = getattr(self.component, endpoint)
+        return function(self.inputs, set(self.input_paths), set(self.output_paths), *vector)
+
+    def dtypes(self, side: Side) -> dict[str, np.dtype]:
+        """The dtype of every path looked at, on one side."""
+        tree, paths = {
+            "inputs": (self.inputs, self.input_paths),
+            "outputs": (self.outputs, self.output_paths),
+        }[side]
+        return {path: np.asarray(get_at_path(tree, path)).dtype for path in paths}
+
+
+def decode_tree(tree: Any) -> Any:
+    """Nested data with every encoded array turned into a NumPy array."""
+    if is_encoded_array(tree):
+        return decode_array(tree)
+    if isinstance(tree, Mapping):
+        return {key: decode_tree(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [decode_tree(value) for value in tree]
+    return tree
+
+
+def _patterns(component: Any, side: str) -> dict[str, str | None]:
+    """Path pattern → dtype of the differentiable arrays of one side."""
+    declared = getattr(component, f"differentiable_{side}", None)
+    if declared is not None:
+        return {pattern: getattr(spec, "dtype", None) for pattern, spec in declared.items()}
+    schemas = component.openapi_schema["components"]["schemas"]
+    schema = schemas["ApplyInputSchema" if side == "inputs" else "ApplyOutputSchema"]
+    arrays = schema.get("differentiable_arrays", {})
+    return {pattern: facts.get("dtype") for pattern, facts in arrays.items()}
+
+
+def _expand(pattern: str, tree: Any) -> Iterator[str]:
+    """The concrete paths of a pattern that exist in a tree; absent optional parts yield nothing."""
+    yield from (join_path(*segments) for segments in _walk(pattern.split("."), tree, ()))
+
+
+def _walk(parts: list[str], node: Any, done: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    if node is None:
+        return
+    if not parts:
+        yield done
+        return
+    part, rest = parts[0], parts[1:]
+    children: Iterable[tuple[Segment, Any]]
+    if part == "[]":
+        children = enumerate(node)
+    elif part == "{}":
+        children = ((Key(key), value) for key, value in node.items())
+    else:
+        children = [(part, node[part])] if part in node else []
+    for segment, child in children:
+        yield from _walk(rest, child, (*done, segment))
+
+
+def _restrict(found: Collection[str], asked: Collection[str] | None, side: str) -> tuple[str, ...]:
+    chosen = tuple(sorted(found if asked is None else set(asked)))
+    unknown = sorted(set(chosen) - set(found))
+    if unknown or not chosen:
+        raise InputError(
+            f"Not differentiable {side} paths of this component at this payload: {unknown}; "
+            f"differentiable are {sorted(found)}."
+            if unknown
+            else f"The component has no differentiable {side} in this payload.",
+            code="path_not_differentiable",
+            path=unknown[0] if unknown else None,
+        )
+    return chosen
