@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
+from rich.table import Column, Table
 
 __all__ = ["Check", "GradientReport", "Mismatch"]
 
@@ -49,7 +49,7 @@ class Check:
 
     Attributes:
         endpoint: what was tested.
-        test: which property: "pointwise", "taylor", "adjoint", "consistency" or "shapes".
+        test: which property: "pointwise", "taylor", "adjoint" or "shapes".
         passed: whether it holds.
         count: how many values were compared.
         summary: one line for people.
@@ -64,6 +64,12 @@ class Check:
     summary: str
     mismatches: tuple[Mismatch, ...] = ()
     error: BaseException | None = None
+
+    @classmethod
+    def raised(cls, endpoint: str, test: str, error: BaseException) -> Check:
+        """The check that failed because an endpoint raised."""
+        summary = f"raised {type(error).__name__}: {error}"
+        return cls(endpoint, test, False, 0, summary, error=error)
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,9 @@ class GradientReport:
 
     def table(self, max_failures: int = 10) -> Table:
         """A table with the worst entries under each failed check."""
-        table = Table("endpoint", "test", "result", "values", "what was found")
+        table = Table(
+            Column("endpoint", no_wrap=True), "test", "result", "values", "what was found"
+        )
         for check in self.checks:
             result = "[green]passed[/]" if check.passed else "[red]FAILED[/]"
             lines = [check.summary, *map(str, check.mismatches[:max_failures])]

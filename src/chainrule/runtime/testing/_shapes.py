@@ -31,8 +31,7 @@ def check_shapes(subject: Subject) -> Check:
         abstract_inputs = map_with_paths(_abstract, subject.inputs)
         foretold = _avals(subject.component.abstract_eval(abstract_inputs))
     except Exception as error:
-        summary = f"raised {type(error).__name__}: {error}"
-        return Check("abstract_eval", "shapes", False, 0, summary, error=error)
+        return Check.raised("abstract_eval", "shapes", error)
     wrong = [
         f"{path}: foretold {foretold.get(path, 'nothing')}, got {facts}"
         for path, facts in real.items()
