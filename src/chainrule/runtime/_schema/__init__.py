@@ -1,6 +1,6 @@
 """Typed arrays: what an array field declares, and how values are held to it."""
 
-from ._array import (
+from chainrule.runtime._schema._array import (
     Array,
     BFloat16,
     Bool,
@@ -22,12 +22,12 @@ from ._array import (
     is_array_type,
     is_differentiable,
 )
-from ._dtypes import describe_array
-from ._json_schema import ArrayJsonSchema
-from ._leaves import array_leaves, differentiable_leaves
-from ._shape_dtype import ShapeDType
-from ._spec import ArraySpec
-from ._validate import build_validator
+from chainrule.runtime._schema._dtypes import describe_array
+from chainrule.runtime._schema._json_schema import ArrayJsonSchema
+from chainrule.runtime._schema._leaves import array_leaves, differentiable_leaves
+from chainrule.runtime._schema._shape_dtype import ShapeDType
+from chainrule.runtime._schema._spec import ArraySpec
+from chainrule.runtime._schema._validate import build_validator
 
 __all__ = [
     "Array",

@@ -15,12 +15,14 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from chainrule._errors import DefinitionError
-
-from ._json_schema import array_json_schema
-from ._model_hooks import check_dimensions_of_model, validate_default_of_field
-from ._serialize import serialize_array
-from ._spec import ArraySpec, make_spec
-from ._validate import build_validator
+from chainrule.runtime._schema._json_schema import array_json_schema
+from chainrule.runtime._schema._model_hooks import (
+    check_dimensions_of_model,
+    validate_default_of_field,
+)
+from chainrule.runtime._schema._serialize import serialize_array
+from chainrule.runtime._schema._spec import ArraySpec, make_spec
+from chainrule.runtime._schema._validate import build_validator
 
 __all__ = [
     "Array", "BFloat16", "Bool", "Complex64", "Complex128", "Differentiable", "Float16", "Float32",

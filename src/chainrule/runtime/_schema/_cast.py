@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from . import _problems
-from ._dtypes import generality, mantissa_bits
+from chainrule.runtime._schema import _problems
+from chainrule.runtime._schema._dtypes import generality, mantissa_bits
 
 __all__ = ["cast_checked"]
 

@@ -10,9 +10,8 @@ import numpy as np
 
 from chainrule._errors import ChainruleError
 from chainrule.runtime._codec import DEFAULT_LIMITS, BinrefArray, decode_array
-
-from . import _problems
-from ._dtypes import ALL_DTYPES, generality
+from chainrule.runtime._schema import _problems
+from chainrule.runtime._schema._dtypes import ALL_DTYPES, generality
 
 __all__ = ["Coerced", "coerce", "decode", "is_kept_in_place", "is_tracer"]
 

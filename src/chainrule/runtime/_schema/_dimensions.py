@@ -12,9 +12,9 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
-from . import _problems
-from ._leaves import is_union, join, spec_of, tuple_positions, unwrap
-from ._spec import ArraySpec
+from chainrule.runtime._schema import _problems
+from chainrule.runtime._schema._leaves import is_union, join, spec_of, tuple_positions, unwrap
+from chainrule.runtime._schema._spec import ArraySpec
 
 __all__ = ["DimensionTable", "agree_on_dimensions"]
 

@@ -13,8 +13,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, JsonValue, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-from ._dtypes import castable_dtypes
-from ._spec import ArraySpec
+from chainrule.runtime._schema._dtypes import castable_dtypes
+from chainrule.runtime._schema._spec import ArraySpec
 
 __all__ = ["ArrayJsonSchema", "array_json_schema"]
 

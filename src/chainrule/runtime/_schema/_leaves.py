@@ -14,8 +14,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from chainrule._errors import DefinitionError
-
-from ._spec import ArraySpec
+from chainrule.runtime._schema._spec import ArraySpec
 
 __all__ = [
     "array_leaves",

@@ -19,7 +19,7 @@ from pydantic import BaseModel, GetCoreSchemaHandler, ValidationInfo, ValidatorF
 from pydantic._internal._decorators import Decorator, ModelValidatorDecoratorInfo
 from pydantic_core import CoreSchema
 
-from ._dimensions import agree_on_dimensions
+from chainrule.runtime._schema._dimensions import agree_on_dimensions
 
 __all__ = ["check_dimensions_of_model", "validate_default_of_field"]
 

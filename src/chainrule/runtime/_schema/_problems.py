@@ -11,8 +11,7 @@ from typing import Any
 from pydantic_core import PydanticCustomError
 
 from chainrule._errors import ChainruleError
-
-from ._dtypes import ALL_DTYPES, describe_type
+from chainrule.runtime._schema._dtypes import ALL_DTYPES, describe_type
 
 __all__ = [
     "decode_failed",

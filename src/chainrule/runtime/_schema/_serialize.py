@@ -13,8 +13,7 @@ from pydantic import SerializationInfo
 from pydantic_core import core_schema
 
 from chainrule.runtime._codec import encode_array
-
-from ._spec import ArraySpec
+from chainrule.runtime._schema._spec import ArraySpec
 
 __all__ = ["serialize_array"]
 

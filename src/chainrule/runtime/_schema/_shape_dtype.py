@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, NonNegativeInt
 from pydantic_core import CoreSchema, core_schema
 
-from . import _problems
-from ._dtypes import castable_dtypes
-from ._model_hooks import check_dimensions_of_model
-from ._spec import ArraySpec, make_spec
-from ._validate import check_shape
+from chainrule.runtime._schema import _problems
+from chainrule.runtime._schema._dtypes import castable_dtypes
+from chainrule.runtime._schema._model_hooks import check_dimensions_of_model
+from chainrule.runtime._schema._spec import ArraySpec, make_spec
+from chainrule.runtime._schema._validate import check_shape
 
 __all__ = ["ShapeDType"]
 

@@ -8,9 +8,8 @@ from types import EllipsisType
 from typing import Any
 
 from chainrule._errors import DefinitionError
-
-from ._dtypes import ALL_DTYPES, describe_type
-from ._units import check_units
+from chainrule.runtime._schema._dtypes import ALL_DTYPES, describe_type
+from chainrule.runtime._schema._units import check_units
 
 __all__ = ["ArraySpec", "make_spec"]
 

@@ -10,8 +10,7 @@ from functools import cache
 from typing import Any
 
 from chainrule._errors import DefinitionError
-
-from ._problems import unit_mismatch
+from chainrule.runtime._schema._problems import unit_mismatch
 
 __all__ = ["check_units", "is_quantity", "quantity_in", "scaled_to"]
 

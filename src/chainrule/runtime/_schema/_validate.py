@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationInfo
 
-from . import _problems
-from ._cast import cast_checked
-from ._coerce import coerce, decode, is_kept_in_place, is_tracer
-from ._dtypes import generality, numpy_dtype
-from ._spec import ArraySpec
-from ._units import is_quantity, quantity_in, scaled_to
+from chainrule.runtime._schema import _problems
+from chainrule.runtime._schema._cast import cast_checked
+from chainrule.runtime._schema._coerce import coerce, decode, is_kept_in_place, is_tracer
+from chainrule.runtime._schema._dtypes import generality, numpy_dtype
+from chainrule.runtime._schema._spec import ArraySpec
+from chainrule.runtime._schema._units import is_quantity, quantity_in, scaled_to
 
 __all__ = ["build_validator", "check_shape"]
 
