@@ -1,0 +1,17 @@
+"""Searching for a cheap elimination order, on the bare graph.
+
+This package knows nothing of JAX: a `Problem` is vertices, edges with a structure number each, and an
+`Algebra` that says which structure a product or a sum of two structures has and what it costs. Two
+engines evaluate orders on it, one in C (built on first use where a compiler is found) and one in Python;
+`search` runs the portfolio: forward, reverse, greedy with look-ahead, annealing sweeps, exact windows.
+
+The fact the search stands on: the graph that is left after eliminating a *set* of vertices does not
+depend on the order in which they went. So a change inside a window of an order changes the costs inside
+that window only.
+"""
+
+from chainrule.elimination._search._bound import lower_bound
+from chainrule.elimination._search._portfolio import Found, search
+from chainrule.elimination._search._problem import Algebra, Problem, ScalarAlgebra
+
+__all__ = ["Algebra", "Found", "Problem", "ScalarAlgebra", "lower_bound", "search"]

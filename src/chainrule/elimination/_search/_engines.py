@@ -1,0 +1,54 @@
+"""Which engine evaluates orders on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from chainrule.elimination._search._build import load_library
+from chainrule.elimination._search._native_engine import NativeEngine
+from chainrule.elimination._search._problem import Problem
+from chainrule.elimination._search._python_engine import PythonEngine
+
+__all__ = ["Engine", "make_engine"]
+
+
+class Engine(Protocol):
+    """What the portfolio asks of an engine. Deterministic for a seed."""
+
+    sweeps_per_call: int
+    """How many annealing passes take about a hundredth of a second, to the nearest order."""
+
+    @property
+    def evaluations(self) -> int:
+        """Eliminations tried so far."""
+        ...
+
+    def costs(self, order: Sequence[int]) -> list[int]:
+        """What every step of an order costs."""
+        ...
+
+    def greedy(self, look_ahead: float, noise: float, seed: int) -> list[int]:
+        """An order by repeatedly taking the vertex with the smallest score."""
+        ...
+
+    def anneal(
+        self,
+        order: Sequence[int],
+        temperatures: Sequence[float],
+        window: int,
+        tries: int,
+        seed: int,
+    ) -> tuple[list[int], list[int]]:
+        """One pass per temperature: the order after the last, and the best after any."""
+        ...
+
+    def windows(self, order: Sequence[int], width: int) -> list[int]:
+        """Every window of an order put into its best order."""
+        ...
+
+
+def make_engine(problem: Problem) -> Engine:
+    """The engine in C where it can be built, the one in Python otherwise."""
+    library = load_library()
+    return PythonEngine(problem) if library is None else NativeEngine(problem, library)

@@ -1,0 +1,185 @@
+"""The engine in C, seen from Python."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from chainrule.elimination._search._problem import Problem
+
+__all__ = ["NativeEngine"]
+
+_UNKNOWN, _MISS = -2, -1
+
+
+class _CProblem(ctypes.Structure):
+    """Mirrors `Problem` in _engine.c."""
+
+    _fields_ = (
+        ("size", ctypes.c_int32),
+        ("words", ctypes.c_int32),
+        ("capacity", ctypes.c_int32),
+        ("kept", ctypes.c_void_p),
+        ("eliminable", ctypes.c_void_p),
+        ("predecessors", ctypes.c_void_p),
+        ("successors", ctypes.c_void_p),
+        ("edges", ctypes.c_void_p),
+        ("product_structure", ctypes.c_void_p),
+        ("sum_structure", ctypes.c_void_p),
+        ("product_cost", ctypes.c_void_p),
+        ("sum_cost", ctypes.c_void_p),
+        ("missing_kind", ctypes.c_int32),
+        ("missing_first", ctypes.c_int32),
+        ("missing_second", ctypes.c_int32),
+        ("evaluations", ctypes.c_int64),
+    )
+
+
+class _Table:
+    """Answers of the algebra as a square array; -2 where it was not asked yet."""
+
+    def __init__(self, ask: Callable[[int, int], tuple[int, int]], capacity: int) -> None:
+        self._ask = ask
+        self.structure = np.full((capacity, capacity), _UNKNOWN, np.int32)
+        self.cost = np.zeros((capacity, capacity), np.int64)
+
+    def fill(self, first: int, second: int) -> int:
+        """Ask about a pair; the structure it has."""
+        structure, cost = self._ask(first, second)
+        self.structure[first, second] = structure
+        self.cost[first, second] = cost
+        return structure
+
+    def grow(self, capacity: int) -> None:
+        extra = capacity - len(self.structure)
+        margins = ((0, extra), (0, extra))
+        self.structure = np.pad(self.structure, margins, constant_values=_UNKNOWN)
+        self.cost = np.pad(self.cost, margins)
+
+
+class NativeEngine:
+    """Costs of orders, greedy construction and improvement, in C. Deterministic for a seed."""
+
+    sweeps_per_call = 16
+
+    def __init__(self, problem: Problem, library: ctypes.CDLL) -> None:
+        self.problem = problem
+        self._library = library
+        most = max((structure for *_, structure in problem.edges), default=0)
+        self._capacity = 2 ** (most + 1).bit_length()
+        self._products = _Table(problem.algebra.product, self._capacity)
+        self._sums = _Table(problem.algebra.sum, self._capacity)
+        self._arrays = _arrays(problem)
+        self._c = _CProblem(size=problem.size, words=self._arrays["successors"].shape[1])
+        for name, array in self._arrays.items():
+            setattr(self._c, name, array.ctypes.data)
+        self._point_at_tables()
+
+    @property
+    def evaluations(self) -> int:
+        """Eliminations tried so far."""
+        return self._c.evaluations
+
+    def costs(self, order: Sequence[int]) -> list[int]:
+        """What every step of an order costs."""
+        vertices, costs = _vertices(order), np.zeros(len(order), np.int64)
+        self._call("chainrule_costs", lambda: (_at(vertices), len(order), _at(costs)))
+        return costs.tolist()
+
+    def greedy(self, look_ahead: float, noise: float, seed: int) -> list[int]:
+        """An order by repeatedly taking the vertex with the smallest score."""
+        start = _vertices(self.problem.eliminable)
+        order = start.copy()
+
+        def arguments() -> tuple[Any, ...]:
+            order[:] = start
+            weights = ctypes.c_double(look_ahead), ctypes.c_double(noise)
+            return _at(order), len(order), *weights, ctypes.c_uint64(seed)
+
+        self._call("chainrule_greedy", arguments)
+        return order.tolist()
+
+    def anneal(
+        self,
+        order: Sequence[int],
+        temperatures: Sequence[float],
+        window: int,
+        tries: int,
+        seed: int,
+    ) -> tuple[list[int], list[int]]:
+        """One pass per temperature: the order after the last, and the best after any."""
+        current, best = _vertices(order), _vertices(order)
+        heat = np.asarray(temperatures, np.float64)
+
+        def arguments() -> tuple[Any, ...]:
+            current[:] = order
+            schedule = _at(heat), len(heat), window, tries
+            return _at(current), len(current), *schedule, ctypes.c_uint64(seed), _at(best)
+
+        self._call("chainrule_anneal", arguments)
+        return current.tolist(), best.tolist()
+
+    def windows(self, order: Sequence[int], width: int) -> list[int]:
+        """Every window of an order put into its best order."""
+        result = _vertices(order)
+
+        def arguments() -> tuple[Any, ...]:
+            result[:] = order
+            return _at(result), len(result), width
+
+        self._call("chainrule_windows", arguments)
+        return result.tolist()
+
+    def _call(self, name: str, arguments: Callable[[], tuple[Any, ...]]) -> None:
+        """Call into C until every product and sum it needs is in the tables."""
+        function = getattr(self._library, name)
+        function.restype = ctypes.c_int64
+        while (status := function(ctypes.byref(self._c), *arguments())) < 0:
+            if status != _MISS:
+                raise MemoryError("the order search ran out of memory")
+            self._answer()
+
+    def _answer(self) -> None:
+        table = self._products if self._c.missing_kind == 1 else self._sums
+        structure = table.fill(self._c.missing_first, self._c.missing_second)
+        if structure >= self._capacity:
+            self._capacity = 2 ** (structure + 1).bit_length()
+            self._products.grow(self._capacity)
+            self._sums.grow(self._capacity)
+            self._point_at_tables()
+
+    def _point_at_tables(self) -> None:
+        self._c.capacity = self._capacity
+        self._c.product_structure = self._products.structure.ctypes.data
+        self._c.product_cost = self._products.cost.ctypes.data
+        self._c.sum_structure = self._sums.structure.ctypes.data
+        self._c.sum_cost = self._sums.cost.ctypes.data
+
+
+def _vertices(order: Sequence[int]) -> np.ndarray:
+    return np.array(order, np.int32)
+
+
+def _at(array: np.ndarray) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+def _arrays(problem: Problem) -> dict[str, np.ndarray]:
+    words = (problem.size + 63) // 64
+    arrays: dict[str, np.ndarray] = {
+        "kept": np.zeros(problem.size, np.uint8),
+        "eliminable": np.zeros(problem.size, np.uint8),
+        "predecessors": np.zeros((problem.size, words), np.uint64),
+        "successors": np.zeros((problem.size, words), np.uint64),
+        "edges": np.zeros((problem.size, problem.size), np.int32),
+    }
+    arrays["kept"][list(problem.kept)] = 1
+    arrays["eliminable"][list(problem.eliminable)] = 1
+    for source, target, structure in problem.edges:
+        arrays["edges"][source, target] = structure
+        arrays["successors"][source, target // 64] |= np.uint64(1 << target % 64)
+        arrays["predecessors"][target, source // 64] |= np.uint64(1 << source % 64)
+    return arrays

@@ -1,0 +1,171 @@
+"""The search: cheap constructions first, then annealing and exact windows until the time is up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from chainrule.elimination._search._bound import lower_bound
+from chainrule.elimination._search._engines import Engine, make_engine
+from chainrule.elimination._search._problem import Problem
+
+__all__ = ["Found", "search"]
+
+_LOOK_AHEADS = (0.5, 0.0, 0.25, 1.0)
+_NOISES = (0.0, 0.0, 0.1, 0.3)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best order of a search.
+
+    Attributes:
+        order: the vertices.
+        cost: what it costs.
+        bound: no order costs less than this; `None` when no bound is known.
+        method: which part of the portfolio found it.
+        seconds: when it was found.
+        evaluations: orders evaluated, whole or in part.
+    """
+
+    order: tuple[int, ...]
+    cost: int
+    bound: int | None
+    method: str
+    seconds: float
+    evaluations: int
+
+    @property
+    def is_optimal(self) -> bool:
+        """Whether the bound proves that no order is cheaper."""
+        return self.bound is not None and self.cost <= self.bound
+
+
+def search(
+    problem: Problem,
+    *,
+    budget_s: float,
+    seed: int = 0,
+    starts: Sequence[Sequence[int]] = (),
+    on_progress: Callable[[Found, float], None] | None = None,
+) -> Found:
+    """The cheapest order found within a budget of seconds.
+
+    Stops early when the lower bound is met. A keyboard interrupt ends the search, not the program: the
+    best order so far is returned. With the same seed and enough budget the same order is found.
+
+    Args:
+        problem: the graph.
+        budget_s: seconds; the constructions run in any case.
+        seed: of all random choices.
+        starts: further orders to start from.
+        on_progress: called about ten times a second with the best so far and the time spent.
+    """
+    run = _Run(problem, make_engine(problem), budget_s, seed, on_progress)
+    try:
+        run.construct(starts)
+        run.improve()
+    except KeyboardInterrupt:
+        if run.best is None:
+            raise
+    assert run.best is not None
+    return run.best
+
+
+class _Run:
+    """The state of one search."""
+
+    def __init__(
+        self, problem: Problem, engine: Engine, budget_s: float, seed: int,
+        on_progress: Callable[[Found, float], None] | None,
+    ) -> None:  # fmt: skip
+        self.problem, self.engine, self.budget_s = problem, engine, budget_s
+        self.bound = lower_bound(problem)
+        self.best: Found | None = None
+        self._seed = seed
+        self._began = time.perf_counter()
+        self._reported = 0.0
+        self._on_progress = on_progress
+
+    @property
+    def elapsed(self) -> float:
+        return time.perf_counter() - self._began
+
+    @property
+    def is_over(self) -> bool:
+        return self.elapsed > self.budget_s or (self.best is not None and self.best.is_optimal)
+
+    def next_seed(self) -> int:
+        self._seed += 1
+        return self._seed
+
+    def offer(self, order: Sequence[int], method: str) -> int:
+        """Keep an order if it is the best so far; its cost."""
+        cost = sum(self.engine.costs(order))
+        if self.best is None or cost < self.best.cost:
+            self.best = Found(
+                tuple(order), cost, self.bound, method, self.elapsed, self.engine.evaluations
+            )
+        if self._on_progress is not None and self.elapsed - self._reported > 0.1:
+            self._reported = self.elapsed
+            self._on_progress(self.best, self.elapsed)
+        return cost
+
+    def construct(self, starts: Sequence[Sequence[int]]) -> None:
+        """Orders that need no search."""
+        forward = list(self.problem.eliminable)
+        self.offer(forward, "forward")
+        self.offer(forward[::-1], "reverse")
+        for start in starts:
+            self.offer(start, "given")
+        for look_ahead in _LOOK_AHEADS:
+            if self.is_over:
+                return
+            self.offer(self.engine.greedy(look_ahead, 0.0, self.next_seed()), "greedy")
+
+    def improve(self) -> None:
+        """Restarted annealing, each restart finished with exact windows."""
+        length = len(self.problem.eliminable)
+        if length < 2:
+            return
+        sweeps = 40
+        while not self.is_over:
+            order = self._start()
+            order = self._anneal(order, sweeps)
+            order = self._polish(order, width=min(6, length))
+            # Short restarts first: they settle easy graphs. Longer ones reach deeper.
+            sweeps = min(2 * sweeps, 4000)
+
+    def _start(self) -> list[int]:
+        assert self.best is not None
+        seed = self.next_seed()
+        if seed % 3 == 0:
+            return list(self.best.order)
+        look_ahead = _LOOK_AHEADS[seed % len(_LOOK_AHEADS)]
+        return self.engine.greedy(look_ahead, _NOISES[seed % len(_NOISES)], seed)
+
+    def _anneal(self, order: list[int], sweeps: int) -> list[int]:
+        cost = self.offer(order, "greedy")
+        mean_cost = cost / max(1, len(order))
+        hottest, coldest = max(1.0, 0.08 * mean_cost), 0.05 * max(1.0, 0.02 * mean_cost)
+        cooling = (coldest / hottest) ** (1 / max(1, sweeps - 1))
+        temperatures = [hottest * cooling**step for step in range(sweeps)]
+        window = max(1, min(len(order) - 1, 24))
+        for start in range(0, sweeps, self.engine.sweeps_per_call):
+            if self.is_over:
+                break
+            part = temperatures[start : start + self.engine.sweeps_per_call]
+            order, best = self.engine.anneal(order, part, window, 4, self.next_seed())
+            self.offer(best, "annealing")
+        return order
+
+    def _polish(self, order: list[int], width: int) -> list[int]:
+        cost = self.offer(order, "annealing")
+        while not self.is_over:
+            order = self.engine.windows(order, width)
+            improved = self.offer(order, "exact windows")
+            if improved >= cost:
+                return order
+            cost = improved
+        return order

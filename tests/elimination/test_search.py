@@ -1,0 +1,187 @@
+"""The order search on bare graphs: both engines, the bound, and optima known from elsewhere."""
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chainrule.elimination._search import Problem, lower_bound, search
+from chainrule.elimination._search._build import load_library
+from chainrule.elimination._search._native_engine import NativeEngine
+from chainrule.elimination._search._problem import ZERO
+from chainrule.elimination._search._python_engine import PythonEngine
+
+
+def engines(problem):
+    found = [PythonEngine(problem)]
+    if load_library() is not None:
+        found.append(NativeEngine(problem, load_library()))
+    return found
+
+
+@st.composite
+def scalar_problems(draw, max_inner=6):
+    """Random graphs: inputs, inner vertices with one or more in-edges, outputs; some are kept."""
+    n_inputs = draw(st.integers(1, 3))
+    n_inner = draw(st.integers(1, max_inner))
+    n_outputs = draw(st.integers(1, 3))
+    rng = random.Random(draw(st.integers(0, 10**6)))
+    first_output = n_inputs + n_inner
+    edges = set()
+    for v in range(n_inputs, first_output + n_outputs):
+        below = range(min(v, first_output))
+        edges |= {(u, v) for u in rng.sample(below, min(len(below), rng.randint(1, 3)))}
+    inner = range(n_inputs, first_output)
+    feeding = {u for u, _ in edges}
+    kept = [v for v in inner if v not in feeding or rng.random() < 0.2]
+    return Problem.scalar(first_output + n_outputs, sorted(edges), inner, kept)
+
+
+class MatrixChain:
+    """Edges are matrices; structure numbers stand for (rows, columns)."""
+
+    def __init__(self, dims):
+        self.shapes = [(dims[i + 1], dims[i]) for i in range(len(dims) - 1)]
+
+    def _number(self, shape):
+        if shape not in self.shapes:
+            self.shapes.append(shape)
+        return self.shapes.index(shape)
+
+    def product(self, out_edge, in_edge):
+        (rows, inner), (same, columns) = self.shapes[out_edge], self.shapes[in_edge]
+        assert inner == same
+        return self._number((rows, columns)), rows * inner * columns
+
+    def sum(self, first, second):
+        raise AssertionError("a chain has no parallel edges")
+
+
+def cheapest_chain(dims):
+    """The classical dynamic programme for the order of matrix products."""
+    count = len(dims) - 1
+    best = {(i, i): 0 for i in range(count)}
+    for span in range(1, count):
+        for i in range(count - span):
+            j = i + span
+            best[i, j] = min(
+                best[i, k] + best[k + 1, j] + dims[i] * dims[k + 1] * dims[j + 1]
+                for k in range(i, j)
+            )
+    return best[0, count - 1]
+
+
+@given(scalar_problems(), st.randoms(use_true_random=False))
+def test_engines_agree_with_each_other_and_with_counting(problem, rng):
+    order = list(problem.eliminable)
+    rng.shuffle(order)
+    expected = count_by_hand(problem, order)
+    for engine in engines(problem):
+        assert engine.costs(order) == expected
+
+
+def count_by_hand(problem, order):
+    edges = {(u, v) for u, v, _ in problem.edges}
+    costs = []
+    for vertex in order:
+        before = {u for u, v in edges if v == vertex}
+        after = {v for u, v in edges if u == vertex}
+        costs.append(len(before) * len(after))
+        edges = {(u, v) for u, v in edges if u != vertex}
+        edges |= set(itertools.product(before, after))
+        if vertex not in problem.kept:
+            edges = {(u, v) for u, v in edges if v != vertex}
+    return costs
+
+
+@given(scalar_problems(max_inner=5))
+def test_search_finds_the_optimum_and_the_bound_is_below_it(problem):
+    optimum = min(
+        sum(count_by_hand(problem, order)) for order in itertools.permutations(problem.eliminable)
+    )
+    found = search(problem, budget_s=0.05)
+    assert sorted(found.order) == sorted(problem.eliminable)
+    assert found.cost == sum(count_by_hand(problem, found.order)) == optimum
+    assert found.bound == lower_bound(problem) <= optimum
+    assert found.is_optimal == (found.bound == optimum)
+
+
+@given(st.lists(st.integers(1, 30), min_size=3, max_size=9))
+def test_matrix_chain(dims):
+    count = len(dims)
+    algebra = MatrixChain(dims)
+    edges = tuple(
+        (i, i + 1, algebra.shapes.index((dims[i + 1], dims[i]))) for i in range(count - 1)
+    )
+    problem = Problem(count, edges, tuple(range(1, count - 1)), frozenset(), algebra)
+    found = search(problem, budget_s=0.1)
+    assert found.cost == cheapest_chain(dims)
+    assert found.bound is None
+    assert not found.is_optimal
+
+
+def test_product_without_entries_makes_no_edge():
+    class Orthogonal:
+        def product(self, out_edge, in_edge):
+            return (ZERO, 0) if out_edge != in_edge else (out_edge, 1)
+
+        def sum(self, first, second):
+            return first, 0
+
+    # 0 → 1 → 2 → 3 with a middle edge of another kind: nothing gets through.
+    problem = Problem(4, ((0, 1, 0), (1, 2, 1), (2, 3, 0)), (1, 2), frozenset(), Orthogonal())
+    for engine in engines(problem):
+        assert engine.costs([1, 2]) == [0, 0]
+
+
+@given(scalar_problems())
+def test_windows_and_annealing_never_lose_vertices_or_make_it_worse(problem):
+    order = list(problem.eliminable)
+    for engine in engines(problem):
+        start = sum(engine.costs(order))
+        improved = engine.windows(order, 4)
+        assert sorted(improved) == order
+        assert sum(engine.costs(improved)) <= start
+        if len(order) > 1:
+            last, best = engine.anneal(order, [1.0, 0.1], 3, 2, seed=1)
+            assert sorted(last) == sorted(best) == order
+            assert sum(engine.costs(best)) <= start
+
+
+def layered(seed, width=8, depth=6):
+    rng = random.Random(seed)
+    edges = set()
+    for layer in range(1, depth):
+        for v in range(width):
+            for u in rng.sample(range(width), 2):
+                edges.add(((layer - 1) * width + u, layer * width + v))
+    inner = range(width, (depth - 1) * width)
+    kept = [v for v in inner if not any(u == v for u, _ in edges)]
+    return Problem.scalar(width * depth, sorted(edges), inner, kept)
+
+
+def test_same_seed_same_order():
+    problem = layered(0)
+    for engine in engines(problem):
+        assert engine.greedy(0.5, 0.3, 7) == engine.greedy(0.5, 0.3, 7)
+        order = engine.greedy(0.5, 0.0, 1)
+        assert engine.anneal(order, [2.0, 1.0], 8, 2, 3) == engine.anneal(
+            order, [2.0, 1.0], 8, 2, 3
+        )
+
+
+def test_interrupt_returns_the_best_so_far():
+    def interrupt(found, seconds):
+        raise KeyboardInterrupt
+
+    found = search(layered(1), budget_s=60, on_progress=interrupt)
+    assert found.seconds < 60
+    assert found.cost >= found.bound
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_tiny_graphs(size):
+    problem = Problem.scalar(size + 2, [(i, i + 1) for i in range(size + 1)], range(1, size + 1))
+    assert search(problem, budget_s=1).is_optimal
