@@ -1,0 +1,1 @@
+"""Runnable components and pipelines; each has a test."""

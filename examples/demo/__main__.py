@@ -1,0 +1,144 @@
+"""`make demo`: check the gradient, optimise the board, leave a plot and a report."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from rich.console import Console
+from rich.progress import Progress
+
+from chainrule import apply_component, save_intermediates, sow
+from examples.demo import _report
+from examples.demo._programs import Programs, started
+
+jax.config.update("jax_enable_x64", True)
+
+COPPER_BUDGET = 3.0  # W/(m·K), averaged over the board
+PATCHES = 6
+
+
+def starting_design() -> dict[str, jax.Array]:
+    """Six equal patches, evenly spread: what one would do without a gradient."""
+    rows, columns = jnp.meshgrid(jnp.array([0.3, 0.7]), jnp.array([0.25, 0.5, 0.75]))
+    return {
+        "centres": jnp.stack([rows.ravel(), columns.ravel()], axis=1),
+        "widths": jnp.full(PATCHES, 0.15),
+        "amounts": jnp.full(PATCHES, 4.0),
+    }
+
+
+def run_pipeline(programs: Programs, design: dict[str, Any]) -> tuple[jax.Array, dict[str, Any]]:
+    """The cost of a design, and what the programs said on the way."""
+    board = sow(apply_component(programs.layout, design), "board")
+    thermal = sow(
+        apply_component(programs.heat, {"conductivity": board["conductivity"]}), "thermal"
+    )
+    wear = apply_component(programs.reliability, {"temperatures": thermal["chips"]})
+    rates = sow(wear["rates"], "rates")
+    too_much = jax.nn.softplus(20 * (board["copper"] / COPPER_BUDGET - 1))
+    outside = jnp.sum(jnp.maximum(jnp.abs(design["centres"] - 0.5) - 0.5, 0.0) ** 2)
+    cost = jnp.log(jnp.sum(rates)) + too_much + 100 * outside
+    return cost, {**board, **thermal, "rates": rates}
+
+
+def check_gradient(cost: Any, design: dict[str, jax.Array]) -> tuple[float, float]:
+    """A directional derivative by the chain rule and by central differences."""
+    flat, rebuild = jax.flatten_util.ravel_pytree(design)
+    direction = jnp.asarray(np.random.default_rng(0).normal(size=flat.size))
+    gradient, _ = jax.flatten_util.ravel_pytree(jax.grad(cost)(design))
+    step = 1e-5
+    up, down = (cost(rebuild(flat + sign * step * direction)) for sign in (1, -1))
+    return float(gradient @ direction), float((up - down) / (2 * step))
+
+
+def optimise(cost: Any, design: dict[str, Any], steps: int) -> tuple[dict[str, Any], list[float]]:
+    """Adam on the whole pipeline."""
+    optimiser = optax.adam(optax.cosine_decay_schedule(0.02, steps))
+    scale = {"centres": 1.0, "widths": 0.3, "amounts": 20.0}
+    state = optimiser.init(design)
+    step = jax.jit(jax.value_and_grad(cost))
+    costs = []
+    with Progress(transient=True) as progress:
+        for _ in progress.track(range(steps), description="optimising"):
+            value, gradient = step(design)
+            costs.append(float(value))
+            updates, state = optimiser.update(gradient, state)
+            design = {name: design[name] + scale[name] * updates[name] for name in design}
+            design["widths"] = jnp.clip(design["widths"], 0.05, 0.4)
+            design["amounts"] = jnp.maximum(design["amounts"], 0.0)
+    costs.append(float(cost(design)))
+    return design, costs
+
+
+def gradient_flow(cost: Any, design: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """Norms of the values between the programs, and of what the gradient says about them."""
+    _, seen = save_intermediates(jax.grad(cost))(design)
+    picks = {
+        "conductivity": ("board", "conductivity"), "chips": ("thermal", "chips"),
+        "rates": ("rates", None),
+    }  # fmt: skip
+
+    def norm(tree: Any, key: str | None) -> float:
+        return float(jnp.linalg.norm(tree if key is None else tree[key]))
+
+    return {
+        label: (norm(seen[name]["primal"], key), norm(seen[name]["cotangent"], key))
+        for label, (name, key) in picks.items()
+    }
+
+
+def main() -> None:
+    """Run the demo."""
+    parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
+    parser.add_argument("--steps", type=int, default=60, help="gradient steps (default 60)")
+    parser.add_argument("--output", type=Path, default=Path("demo-output"), help="where to write")
+    options = parser.parse_args()
+    console = Console()
+    with console.status("starting three programs"):
+        programs_context = started()
+        programs = programs_context.__enter__()
+    try:
+        result = study(programs, options.steps, console)
+    finally:
+        programs_context.__exit__(None, None, None)
+    plot, page = _report.write(result, options.output)
+    console.print(f"\nplot    {plot.resolve()}\nreport  {page.resolve()}")
+    console.print(
+        "\nNext: read examples/demo/__main__.py (the pipeline is ten lines), "
+        "change COPPER_BUDGET and run again, or package your own program: chainrule init --help"
+    )
+
+
+def study(programs: Programs, steps: int, console: Console) -> _report.Result:
+    """Check, optimise, look inside."""
+
+    def cost(design: dict[str, Any]) -> jax.Array:
+        return run_pipeline(programs, design)[0]
+
+    design = starting_design()
+    chain, differences = check_gradient(cost, design)
+    console.print(f"gradient check: chain rule {chain:.10g}, differences {differences:.10g}")
+    began = time.perf_counter()
+    best, costs = optimise(cost, design, steps)
+    seconds = time.perf_counter() - began
+    console.print(f"cost {costs[0]:.4g} → {costs[-1]:.4g} in {steps} steps, {seconds:.1f} s")
+    return _report.Result(
+        before=run_pipeline(programs, design)[1],
+        after=run_pipeline(programs, best)[1],
+        costs=costs,
+        flow=gradient_flow(cost, best),
+        check=(chain, differences),
+        seconds=seconds,
+        compiler=programs.compiler,
+    )
+
+
+if __name__ == "__main__":
+    main()
