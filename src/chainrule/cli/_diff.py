@@ -1,0 +1,56 @@
+"""`chainrule diff`: what a newer component breaks for callers of an older one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from chainrule._errors import InputError
+from chainrule.cli._compatibility import Change, compare
+from chainrule.cli._failures import failures
+from chainrule.cli._source import open_component
+from chainrule.cli._streams import result_stream
+from chainrule.cli._tables import table_text
+
+__all__ = ["diff"]
+
+
+def diff(old: str, new: str, *, as_json: bool) -> None:
+    """Compare two components; exits with 1 when something breaks."""
+    with failures(as_json=as_json), result_stream() as stdout:
+        changes = compare(_document(old), _document(new))
+        stdout.write([_text(changes, as_json).encode()])
+        if any(change.breaks for change in changes):
+            raise typer.Exit(1)
+
+
+def _document(source: str) -> dict[str, Any]:
+    if not source.endswith(".json"):
+        return open_component(source).openapi_schema
+    try:
+        document = json.loads(Path(source).read_text(encoding="utf-8"))
+        document["components"]["schemas"]["Apply_InputSchema"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{source} is not the OpenAPI document of a component; `chainrule schema` writes one.",
+            code="bad_document",
+        ) from error
+    return document
+
+
+def _text(changes: Sequence[Change], as_json: bool) -> str:
+    if as_json:
+        facts = {
+            "compatible": not any(change.breaks for change in changes),
+            "changes": [dataclasses.asdict(change) for change in changes],
+        }
+        return json.dumps(facts) + "\n"
+    if not changes:
+        return "No change that callers could notice.\n"
+    rows = [("breaks" if c.breaks else "fine", c.where, c.what) for c in changes]
+    return table_text("changes", ("callers", "where", "what"), rows)

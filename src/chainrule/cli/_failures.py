@@ -1,0 +1,49 @@
+"""From errors to messages on standard error and exit codes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from chainrule._errors import ChainruleError
+
+__all__ = ["failures"]
+
+
+@contextmanager
+def failures(*, as_json: bool = False) -> Iterator[None]:
+    """Report an error of Chainrule in one message, without a traceback, and exit with its code.
+
+    Args:
+        as_json: write the error as one JSON object.
+    """
+    try:
+        yield
+    except ChainruleError as error:
+        text = _as_json(error) if as_json else _as_text(error)
+        sys.stderr.write(f"{text}\n")
+        raise typer.Exit(error.exit_code) from None
+
+
+def _as_json(error: ChainruleError) -> str:
+    facts = {
+        "code": error.code,
+        "message": error.message,
+        "path": error.path,
+        "details": error.details,
+    }
+    return json.dumps({"error": facts}, default=str)
+
+
+def _as_text(error: ChainruleError) -> str:
+    lines = [f"Error: {error.message}"]
+    problems = error.details.get("problems", [])
+    lines += [f"  - {problem['path']}: {problem['msg']}" for problem in problems[1:]]
+    hidden = error.details.get("count", 0) - len(problems)
+    if hidden > 0:
+        lines.append(f"  … and {hidden} more")
+    return "\n".join([*lines, f"[{error.code}]"])

@@ -1,0 +1,65 @@
+"""`chainrule init`: start a component from a template."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from chainrule._errors import InputError, StorageError
+from chainrule.cli._failures import failures
+from chainrule.cli._streams import result_stream
+
+__all__ = ["TEMPLATES", "init"]
+
+_FOLDER = Path(__file__).parent / "_templates"
+TEMPLATES = ("function", "module", "jax", "torch", "command")
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+
+
+def init(folder: Path, template: str, name: str | None, *, as_json: bool) -> None:
+    """Write the files of a template; an existing file is never overwritten."""
+    with failures(as_json=as_json), result_stream() as stdout:
+        files = _render(template, name or folder.resolve().name)
+        existing = sorted(n for n in files if (folder / n).exists())
+        if existing:
+            raise InputError(
+                f"{folder / existing[0]} exists already; nothing was written. Choose another folder.",
+                code="file_exists",
+            )
+        _write(folder, files)
+        written = [str(folder / file) for file in files]
+        text = json.dumps({"written": written}) if as_json else "\n".join(written)
+        stdout.write([f"{text}\n".encode()])
+
+
+def _render(template: str, name: str) -> dict[str, str]:
+    if template not in TEMPLATES:
+        raise InputError(
+            f"There is no template {template!r}; there are {', '.join(TEMPLATES)}.",
+            code="unknown_template",
+        )
+    if not _NAME.fullmatch(name):
+        raise InputError(
+            f"{name!r} cannot be a component's name: use letters, digits, '_' and '-', and start with "
+            "a letter. Pass --name.",
+            code="bad_name",
+        )
+    return {
+        file.name.removesuffix(".template"): file.read_text(encoding="utf-8").replace(
+            "@NAME@", name
+        )
+        for file in sorted((_FOLDER / template).glob("*.template"))
+    }
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            file = folder / name
+            file.write_text(text, encoding="utf-8")
+            if text.startswith("#!"):
+                file.chmod(0o755)
+    except OSError as error:
+        raise StorageError(f"Cannot write into {folder}: {error.strerror}.") from error

@@ -1,0 +1,106 @@
+"""The payload of a call: inline, from a file or from standard input, with single values set on top."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from chainrule._errors import DecodeError, InputError, LimitError
+from chainrule._trees import Segment, split_path
+from chainrule.runtime._codec import FRAMES_MEDIA_TYPE, Grants, Limits, decode_body
+
+__all__ = ["read_payload"]
+
+
+def read_payload(
+    text: str | None, values: Sequence[str], *, grants: Grants, limits: Limits
+) -> dict[str, Any]:
+    """The whole body of a request.
+
+    Args:
+        text: JSON, `@file`, `-` for standard input, or nothing.
+        values: `path=value` settings of single inputs; a value is JSON, or else text.
+        grants: folders that references in the payload may name.
+        limits: how large it may be.
+
+    Raises:
+        InputError: it cannot be read, or is not an object.
+    """
+    payload = {} if text is None else _decode(text, grants, limits)
+    if not isinstance(payload, dict):
+        raise DecodeError(
+            f'Expected the payload to be an object such as {{"inputs": {{…}}}}; found '
+            f"{type(payload).__name__}.",
+            code="invalid_input",
+        )
+    for assignment in values:
+        _assign(payload.setdefault("inputs", {}), *_parse_assignment(assignment))
+    return payload
+
+
+def _decode(text: str, grants: Grants, limits: Limits) -> Any:
+    if text.startswith("@"):
+        file = Path(text[1:])
+        kind = FRAMES_MEDIA_TYPE if file.suffix == ".frames" else "application/json"
+        return decode_body(_read_file(file, limits), media_type=kind, grants=grants, limits=limits)
+    content = _read_stdin(limits) if text == "-" else text.encode()
+    return decode_body(content, grants=grants, limits=limits)
+
+
+def _read_file(file: Path, limits: Limits) -> bytes:
+    try:
+        if not file.is_file():
+            raise InputError(f"There is no payload file {str(file)!r}.", code="payload_missing")
+        limits.check_body(file.stat().st_size)
+        return file.read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"The payload file {str(file)!r} cannot be read: {error.strerror}.",
+            code="payload_unreadable",
+        ) from error
+
+
+def _read_stdin(limits: Limits) -> bytes:
+    content = sys.stdin.buffer.read(limits.max_body_bytes + 1)
+    if len(content) > limits.max_body_bytes:
+        raise LimitError(
+            f"Standard input has more than {limits.max_body_bytes} bytes.", code="body_too_large"
+        )
+    return content
+
+
+def _parse_assignment(assignment: str) -> tuple[tuple[Segment, ...], Any]:
+    path, separator, value = assignment.partition("=")
+    if not separator or not path:
+        raise InputError(
+            f"--set takes path=value, for example --set a.b=1.5; found {assignment[:80]!r}.",
+            code="bad_assignment",
+        )
+    try:
+        return split_path(path), json.loads(value)
+    except json.JSONDecodeError:
+        return split_path(path), value
+
+
+def _assign(node: Any, segments: tuple[Segment, ...], value: Any) -> None:
+    """Put a value at a path; mappings on the way are made when they are missing."""
+    *parents, last = segments
+    for segment in parents:
+        node = node.setdefault(str(segment), {}) if isinstance(node, dict) else _item(node, segment)
+    if isinstance(node, dict):
+        node[str(last)] = value
+    else:
+        _item(node, last)
+        node[last] = value
+
+
+def _item(node: Any, segment: Segment) -> Any:
+    if isinstance(node, list) and isinstance(segment, int) and segment < len(node):
+        return node[segment]
+    raise InputError(
+        f"--set cannot reach {segment!r}: there is a {type(node).__name__} in the payload.",
+        code="bad_assignment",
+    )

@@ -1,0 +1,29 @@
+"""Tables for people."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+__all__ = ["renderable_text", "table_text"]
+
+
+def table_text(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table as text."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(*columns, title=escape(title), title_justify="left", show_header=any(columns))
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return renderable_text(table)
+
+
+def renderable_text(renderable: Any) -> str:
+    """Anything that rich can show, as text that fits the terminal."""
+    from rich.console import Console
+
+    stream = io.StringIO()
+    Console(file=stream, width=Console(stderr=True).width).print(renderable)
+    return stream.getvalue()
