@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from chainrule._errors import ChainruleError, ComponentError, InputError
+    from chainrule.bridge._apply import apply_component, from_callable
     from chainrule.runtime._component import component
 
 __version__ = "0.1.0"
@@ -19,10 +20,20 @@ _HOMES = {
     "ChainruleError": "chainrule._errors",
     "ComponentError": "chainrule._errors",
     "InputError": "chainrule._errors",
+    "apply_component": "chainrule.bridge._apply",
     "component": "chainrule.runtime._component",
+    "from_callable": "chainrule.bridge._apply",
 }
 
-__all__ = ["ChainruleError", "ComponentError", "InputError", "__version__", "component"]
+__all__ = [
+    "ChainruleError",
+    "ComponentError",
+    "InputError",
+    "__version__",
+    "apply_component",
+    "component",
+    "from_callable",
+]
 
 
 def __getattr__(name: str) -> Any:

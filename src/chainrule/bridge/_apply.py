@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from chainrule._trees import is_arraylike
+from chainrule._trees import is_arraylike, map_with_paths
 from chainrule.bridge._callable import CallableTarget
 from chainrule.bridge._component_target import as_target
-from chainrule.bridge._inline import NotTraceableError, call_inline, check_signature
+from chainrule.bridge._inline import NotTraceableError, call_inline
 from chainrule.bridge._inputs import take_inputs_apart
 from chainrule.bridge._options import Effects, Options, VmapMethod
 from chainrule.bridge._primitive import call_site, check_nans
@@ -104,6 +104,7 @@ def from_callable(
     *,
     jvp: Callable[[tuple[Any, ...], tuple[Any, ...]], Any] | None = None,
     vjp: Callable[[tuple[Any, ...], Any], Any] | None = None,
+    hvp: Callable[[tuple[Any, ...], Any, tuple[Any, ...]], Any] | None = None,
     abstract: Callable[..., Any] | Literal["evaluate"] | Any | None = None,
     name: str | None = None,
     batching: Batching | None = None,
@@ -117,10 +118,13 @@ def from_callable(
     not call JAX.
 
     Args:
-        function: of positional arguments, arrays or nested data; returns arrays or nested data.
+        function: of positional arguments, arrays or nested data; returns arrays or nested data. Floats and
+            complex numbers among the arguments are operands; integers, booleans and text are static.
         jvp: `jvp(primals, tangents) -> tangents of the result`. One of `jvp` and `vjp` is enough: the other
             product is then made of several of it.
         vjp: `vjp(primals, cotangents of the result) -> one cotangent per argument, as a tuple`.
+        hvp: `hvp(primals, cotangents, tangents)`: the derivative of `vjp` along tangents of the arguments, in
+            the form of `vjp`'s result. Gives second derivatives.
         abstract: the result's shapes and dtypes: a function of the arguments' shapes and dtypes, or a fixed
             tree, or `"evaluate"` to see them in one real evaluation of ones per signature.
         name: for messages.
@@ -148,7 +152,7 @@ def from_callable(
         [0.5 0.5]
     """
     target = CallableTarget(
-        function, jvp=jvp, vjp=vjp, abstract=abstract, name=name, batching=batching,
+        function, jvp=jvp, vjp=vjp, hvp=hvp, abstract=abstract, name=name, batching=batching,
         max_concurrency=max_concurrency,
     )  # fmt: skip
     options = Options(
@@ -159,9 +163,13 @@ def from_callable(
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
-        return _call(target, arguments, options, inline=False)
+        return _call(target, map_with_paths(_float_as_array, arguments), options, inline=False)
 
     return call
+
+
+def _float_as_array(path: str, leaf: Any) -> Any:
+    return jnp.asarray(leaf) if isinstance(leaf, (float, complex)) else leaf
 
 
 def _call(target: Target, inputs: Any, options: Options, *, inline: bool) -> Any:
@@ -170,7 +178,6 @@ def _call(target: Target, inputs: Any, options: Options, *, inline: bool) -> Any
         return _call_now(target, skeleton, leaves)
     arrays = [jnp.asarray(leaf) for leaf in leaves]
     if inline and target.jax_function is not None:
-        check_signature(target, skeleton, arrays)
         try:
             return call_inline(target, skeleton, arrays)
         except NotTraceableError:

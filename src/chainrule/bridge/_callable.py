@@ -11,7 +11,7 @@ from chainrule._errors import ComponentError
 from chainrule._trees import flatten_with_paths, map_with_paths
 from chainrule.bridge._site import types_of
 from chainrule.bridge._skeleton import take_apart
-from chainrule.bridge._target import Batching, Target
+from chainrule.bridge._target import HESSIAN_VECTOR_PRODUCT, Batching, Target
 from chainrule.bridge._types import ArrayType, as_array_type
 from chainrule.runtime._derivatives import JVP, VJP, DerivativeKind
 
@@ -30,13 +30,18 @@ class CallableTarget(Target):
         *,
         jvp: Callable[[tuple[Any, ...], tuple[Any, ...]], Any] | None,
         vjp: Callable[[tuple[Any, ...], Any], Any] | None,
+        hvp: Callable[[tuple[Any, ...], Any, tuple[Any, ...]], Any] | None,
         abstract: Callable[..., Any] | Literal["evaluate"] | Any | None,
         name: str | None,
         batching: Batching | None,
         max_concurrency: int,
     ) -> None:
         self._function = function
-        self._products = {JVP.endpoint: jvp, VJP.endpoint: vjp}
+        self._products: dict[str, Any] = {
+            JVP.endpoint: jvp,
+            VJP.endpoint: vjp,
+            HESSIAN_VECTOR_PRODUCT: hvp,
+        }
         self._abstract = abstract
         self.name = name or str(getattr(function, "__name__", type(function).__name__))
         self.batching = batching
@@ -47,12 +52,12 @@ class CallableTarget(Target):
 
     def apply(self, inputs: tuple[Any, ...]) -> Any:
         """Call the function; plain numbers in its result become arrays."""
-        return map_with_paths(lambda _, leaf: _as_array(leaf), self._function(*inputs))
+        return _with_arrays(self._function(*inputs))
 
     def abstract_eval(self, inputs: tuple[Any, ...]) -> Any:
         """What the author's description says about the result."""
         described = self._abstract(*inputs) if callable(self._abstract) else self._abstract
-        return types_of(described)
+        return types_of(_with_arrays(described))
 
     def derivative(
         self,
@@ -64,18 +69,35 @@ class CallableTarget(Target):
     ) -> Mapping[str, Any]:
         """A product, from whole trees: what was not given is zero, what was not asked for is dropped."""
         assert vector is not None
-        side = inputs if kind is JVP else self._output_types(inputs)
-        product = self._products[kind.endpoint]
-        assert product is not None
-        answer = product(inputs, _spread(side, vector))
-        wanted = output_paths if kind is JVP else input_paths
-        if kind is VJP and not isinstance(answer, (tuple, list)):
-            raise ComponentError(
-                f"The vjp of {self.name} has to return one cotangent per argument in a tuple of "
-                f"{len(inputs)}; found {type(answer).__name__}. Return `(cotangent,)`.",
-                code="result_mismatch",
-            )
-        return flatten_with_paths(answer, wanted)
+        if kind is JVP:
+            answer = self._products[kind.endpoint](inputs, _spread(inputs, vector))
+            return flatten_with_paths(answer, output_paths)
+        cotangents = _spread(self._output_types(inputs), vector)
+        answer = self._products[kind.endpoint](inputs, cotangents)
+        return flatten_with_paths(self._check_tuple(answer, inputs), input_paths)
+
+    def hessian_vector_product(
+        self,
+        inputs: tuple[Any, ...],
+        input_paths: Sequence[str],
+        output_paths: Sequence[str],
+        cotangents: Mapping[str, np.ndarray],
+        tangents: Mapping[str, np.ndarray],
+    ) -> Mapping[str, np.ndarray]:
+        """The author's second derivative, from whole trees."""
+        spread = _spread(self._output_types(inputs), cotangents)
+        answer = self._products[HESSIAN_VECTOR_PRODUCT](inputs, spread, _spread(inputs, tangents))
+        return flatten_with_paths(self._check_tuple(answer, inputs), input_paths)
+
+    def _check_tuple(self, answer: Any, inputs: tuple[Any, ...]) -> Any:
+        if isinstance(answer, (tuple, list)) and len(answer) == len(inputs):
+            return answer
+        found = f"{len(answer)}" if isinstance(answer, (tuple, list)) else type(answer).__name__
+        raise ComponentError(
+            f"The vjp of {self.name} has to return one cotangent per argument, as a tuple of {len(inputs)}; "
+            f"found {found}. Return `(cotangent,)` for one argument.",
+            code="result_mismatch",
+        )
 
     def _output_types(self, inputs: tuple[Any, ...]) -> Any:
         if "abstract_eval" in self.endpoints:
@@ -83,7 +105,13 @@ class CallableTarget(Target):
         return types_of(self.apply(inputs))
 
 
-def _as_array(leaf: Any) -> Any:
+def _with_arrays(tree: Any) -> Any:
+    """A tree whose plain numbers became arrays."""
+    return map_with_paths(lambda _, leaf: as_array(leaf), tree)
+
+
+def as_array(leaf: Any) -> Any:
+    """A plain number as an array; anything else as it is."""
     return np.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
 
 

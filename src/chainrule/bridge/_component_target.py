@@ -14,6 +14,7 @@ from chainrule.bridge._skeleton import take_apart
 from chainrule.bridge._target import Target
 from chainrule.bridge._types import ArrayType, as_array_type
 from chainrule.runtime import LocalComponent, SparseArray
+from chainrule.runtime._component._plain import to_plain
 from chainrule.runtime._derivatives import DerivativeKind
 from chainrule.runtime._schema import array_leaves
 
@@ -42,10 +43,14 @@ class ComponentTarget(Target):
         return self._component.apply(inputs)
 
     def abstract_eval(self, inputs: Any) -> Any:
-        """Ask `abstract_eval`, in whose requests an array is `{"shape": …, "dtype": …}`."""
-        skeleton, types = take_apart(inputs, lambda path, leaf: isinstance(leaf, ArrayType))
-        described = [{"shape": list(t.shape), "dtype": t.dtype.name} for t in types]
-        return _read_types(self._component.abstract_eval(skeleton.build(described)))
+        """Ask `abstract_eval`."""
+        return _read_types(self._component.abstract_eval(_write_types(inputs)))
+
+    def complete_inputs(self, inputs: Any) -> Any:
+        """What the schema makes of the inputs; only asked of components in this process."""
+        schemas = self._component._schemas
+        model = schemas.read_abstract_inputs(_write_types(inputs), "abstract_eval", {"dims": {}})
+        return _read_types(to_plain(model))
 
     def derivative(
         self,
@@ -166,15 +171,21 @@ def _dtype_of(spec: Any) -> str | None:
     return spec.get("dtype") if isinstance(spec, Mapping) else spec.dtype
 
 
-def _read_types(outputs: Any) -> Any:
-    """Replace every `{"shape": …, "dtype": …}`, which a tree walk takes for a dict, by its type."""
-    if as_array_type(outputs) is not None:
-        return as_array_type(outputs)
-    if isinstance(outputs, Mapping):
-        return {key: _read_types(value) for key, value in outputs.items()}
-    if isinstance(outputs, (list, tuple)):
-        return [_read_types(value) for value in outputs]
-    return outputs
+def _write_types(tree: Any) -> Any:
+    """An array is `{"shape": …, "dtype": …}` in requests for abstract evaluation."""
+    skeleton, types = take_apart(tree, lambda path, leaf: isinstance(leaf, ArrayType))
+    return skeleton.build([{"shape": list(t.shape), "dtype": t.dtype.name} for t in types])
+
+
+def _read_types(tree: Any) -> Any:
+    """The inverse: such a dict, which a tree walk would take apart, becomes a type."""
+    if isinstance(tree, Mapping) and set(tree) == {"shape", "dtype"}:
+        return as_array_type(tree)
+    if isinstance(tree, Mapping):
+        return {key: _read_types(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [_read_types(value) for value in tree]
+    return tree
 
 
 def _rename(answer: Any, levels: Sequence[Mapping[str, str]]) -> Any:

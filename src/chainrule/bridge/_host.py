@@ -47,13 +47,17 @@ class Batch:
         return Batch((size, *self.sizes), tuple((outer, *inner) for outer, inner in pairs))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Call:
     """All that one equation says: which request, at which site, over which batch."""
 
     site: Site
     request: Request
     batch: Batch
+
+    def __repr__(self) -> str:
+        batch = f", batch {list(self.batch.sizes)}" if self.batch.sizes else ""
+        return f"{self.request.name} of {self.site.target.name}{batch}"
 
     @property
     def result_types(self) -> tuple[ArrayType, ...]:
@@ -136,7 +140,7 @@ class HostCall:
         self._has_run = False
 
     def __repr__(self) -> str:
-        return f"HostCall({self.call.request.name} of {self.call.site.target.name})"
+        return f"HostCall({self.call})"
 
     def run(self, operands: list[np.ndarray], results: list[np.ndarray]) -> str | None:
         """Fill `results`; return `None`, or the text of the error. Never raises."""

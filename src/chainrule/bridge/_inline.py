@@ -20,7 +20,7 @@ from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._target import Target
 from chainrule.bridge._types import ArrayType
 
-__all__ = ["NotTraceableError", "call_inline", "check_signature"]
+__all__ = ["NotTraceableError", "call_inline"]
 
 _NOT_TRACEABLE = (
     jax.errors.ConcretizationTypeError,
@@ -39,47 +39,48 @@ def call_inline(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> An
 
     Raises:
         NotTraceableError: it cannot be traced.
+        InputError: shapes, dtypes or static leaves do not fit the schema.
     """
     assert target.jax_function is not None
+    completed, types = _complete(target, skeleton, arrays)
+    by_path = dict(zip(skeleton.paths, arrays, strict=True))
     cast = [
-        _cast(array, target.input_dtype(path))
-        for array, path in zip(arrays, skeleton.paths, strict=True)
+        _cast(by_path[path], type_.dtype)
+        for path, type_ in zip(completed.paths, types, strict=True)
     ]
     try:
-        outputs = target.jax_function(skeleton.build(cast))
+        outputs = target.jax_function(completed.build(cast))
     except _NOT_TRACEABLE as error:
         raise NotTraceableError from error
     output_skeleton, results = take_apart(outputs, lambda path, leaf: is_arraylike(leaf))
     return output_skeleton.build([jnp.asarray(result) for result in results])
 
 
-def _cast(array: Any, wanted: np.dtype[Any] | None) -> Any:
-    held = None if wanted is None else jax.dtypes.canonicalize_dtype(wanted)
-    return array if held is None or held == array.dtype else array.astype(held)
+def _cast(array: Any, wanted: np.dtype[Any]) -> Any:
+    held = jax.dtypes.canonicalize_dtype(wanted)
+    return array if held == array.dtype else array.astype(held)
 
 
-_checked: weakref.WeakKeyDictionary[Target, LRUCache[Hashable, bool]] = weakref.WeakKeyDictionary()
+Completed = tuple[Skeleton, list[ArrayType]]
+_completed: weakref.WeakKeyDictionary[Target, LRUCache[Hashable, Completed]] = (
+    weakref.WeakKeyDictionary()
+)
 _lock = threading.Lock()
 _SIGNATURES_PER_TARGET = 512
 
 
-def check_signature(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> None:
-    """Validate shapes, dtypes and static leaves against the schema, once per signature.
-
-    Raises:
-        InputError: they do not fit.
-    """
-    is_symbolic = any(not isinstance(size, int) for array in arrays for size in array.shape)
-    if is_symbolic or "abstract_eval" not in target.endpoints:
-        return
-    types = [
-        ArrayType(array.shape, target.input_dtype(path) or np.dtype(array.dtype))
-        for array, path in zip(arrays, skeleton.paths, strict=True)
-    ]
+def _complete(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> Completed:
+    """The inputs as the schema sees them, defaults filled in and checked, once per signature."""
+    types = tuple(ArrayType(tuple(array.shape), np.dtype(array.dtype)) for array in arrays)
+    if any(not isinstance(size, int) for type_ in types for size in type_.shape):
+        return skeleton, list(types)  # symbolic sizes of `jax.export`, which no schema knows
     with _lock:
-        checked = _checked.setdefault(target, LRUCache(_SIGNATURES_PER_TARGET))
+        known = _completed.setdefault(target, LRUCache(_SIGNATURES_PER_TARGET))
     key = skeleton.signature(types)
-    if key is None or key not in checked:
-        target.abstract_eval(skeleton.build(types))
+    found = None if key is None else known.get(key)
+    if found is None:
+        completed = target.complete_inputs(skeleton.build(types))
+        found = take_apart(completed, lambda path, leaf: isinstance(leaf, ArrayType))
         if key is not None:
-            checked.put(key, True)
+            known.put(key, found)
+    return found

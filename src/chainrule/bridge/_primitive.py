@@ -53,7 +53,7 @@ def _implement(*operands: Any, call: Call) -> list[jax.Array]:
 
 def check_nans(target: Target, paths: Sequence[str], results: Sequence[Any]) -> None:
     """What `jax_debug_nans` asks of every operation; here the message can say whose NaN it is."""
-    if not jax.config.read("jax_debug_nans"):
+    if not jax.config.jax_debug_nans:  # type: ignore[attr-defined]
         return
     for path, result in zip(paths, results, strict=False):
         array = np.asarray(result)

@@ -124,7 +124,7 @@ def make_site(
     )
     wanted = [ArrayType(p.type.shape, p.wire_dtype or p.type.dtype) for p in inputs]
     outcome = evaluate_abstractly(target, options, skeleton, wanted)
-    output_skeleton, leaves = take_apart(outcome, lambda path, leaf: isinstance(leaf, ArrayType))
+    output_skeleton, leaves = take_apart(outcome, lambda path, leaf: _output_type(leaf) is not None)
     outputs = tuple(
         Port(
             path,
@@ -132,10 +132,17 @@ def make_site(
             is_inexact(held.dtype) and target.is_differentiable_output(path),
             None if held.dtype == leaf.dtype else leaf.dtype,
         )
-        for path, leaf in zip(output_skeleton.paths, leaves, strict=True)
+        for path, leaf in zip(output_skeleton.paths, map(_output_type, leaves), strict=True)
         for held in [ArrayType(leaf.shape, canonicalize(leaf.dtype))]
     )
     return Site(target, options, skeleton, output_skeleton, inputs, outputs, canonicalize)
+
+
+def _output_type(leaf: Any) -> ArrayType | None:
+    """The type of an output that flows: an array, or a plain number, whose value is not known yet."""
+    if isinstance(leaf, (bool, int, float, complex)):
+        return ArrayType((), np.asarray(leaf).dtype)
+    return leaf if isinstance(leaf, ArrayType) else None
 
 
 def _wire_dtype(target: Target, path: str, type_: ArrayType) -> np.dtype[Any] | None:

@@ -72,6 +72,10 @@ class Target(ABC):
         """The derivative of the vector-Jacobian product along `tangents`; asked only if in `endpoints`."""
         raise NotImplementedError
 
+    def complete_inputs(self, inputs: Any) -> Any:
+        """Inputs with an `ArrayType` at every array, checked, with defaults filled in."""
+        return inputs
+
     def is_differentiable_input(self, path: str) -> bool:
         """Whether the target declares derivatives with respect to this input."""
         return True

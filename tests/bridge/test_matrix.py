@@ -1,0 +1,102 @@
+"""Transformations × component kinds: every cell equals the same function in plain JAX, or says why not."""
+
+import importlib.util
+from functools import cache
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from chainrule import apply_component, from_callable
+from chainrule._errors import CapabilityError
+from chainrule.runtime import load_component
+
+HERE = Path(__file__).parent
+
+
+def _load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+matrix = _load(HERE / "matrix.py")
+numpy_component = _load(HERE / "components" / "numpy_component.py")
+
+
+@cache
+def component(name):
+    return load_component(HERE / "components" / f"{name}.py")
+
+
+def _blocks(primals):
+    return numpy_component._blocks(*primals)
+
+
+def _callable_jvp(primals, tangents):
+    blocks, (v, b) = _blocks(primals), tangents
+    return {
+        "y": blocks["y", "x"] @ v + blocks["y", "a"] * b,
+        "s": blocks["s", "x"] @ v + blocks["s", "a"] * b,
+    }
+
+
+def _callable_vjp(primals, cotangents):
+    blocks, y, s = _blocks(primals), cotangents["y"], cotangents["s"]
+    return y @ blocks["y", "x"] + s * blocks["s", "x"], y @ blocks["y", "a"] + s * blocks["s", "a"]
+
+
+def _numpy_function(x, a):
+    return {"y": a * np.sin(x) + x.sum() * x, "s": a * (x * x).sum()}
+
+
+def _from_callable(**products):
+    return from_callable(_numpy_function, abstract=lambda x, a: {"y": x, "s": a}, **products)
+
+
+KINDS = {
+    "jax inlined": lambda: (
+        lambda x, a: apply_component(component("jax_component"), {"x": x, "a": a})
+    ),
+    "jax on the host": lambda: (
+        lambda x, a: apply_component(component("jax_component"), {"x": x, "a": a}, inline=False)
+    ),
+    "numpy": lambda: lambda x, a: apply_component(component("numpy_component"), {"x": x, "a": a}),
+    "callable with jvp": lambda: _from_callable(jvp=_callable_jvp),
+    "callable with vjp": lambda: _from_callable(vjp=_callable_vjp),
+}
+
+
+@cache
+def expected(name):
+    rows = matrix.FIRST_ORDER | matrix.SECOND_ORDER
+    return rows[name](matrix.reference)
+
+
+def check(found, name):
+    wanted = expected(name)
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    for left, right in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert (left.shape, left.dtype) == (right.shape, right.dtype)
+        tolerance = 1e-5 if left.dtype == np.float32 else 1e-12
+        np.testing.assert_allclose(left, right, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", matrix.FIRST_ORDER)
+def test_first_order(name, kind):
+    check(matrix.FIRST_ORDER[name](KINDS[kind]()), name)
+
+
+@pytest.mark.parametrize("name", matrix.SECOND_ORDER)
+def test_second_order_of_inlined(name):
+    check(matrix.SECOND_ORDER[name](KINDS["jax inlined"]()), name)
+
+
+@pytest.mark.parametrize("name", matrix.SECOND_ORDER)
+def test_second_order_of_others_says_what_is_missing(name):
+    with pytest.raises(CapabilityError, match="hessian_vector_product") as caught:
+        matrix.SECOND_ORDER[name](KINDS["numpy"]())
+    assert caught.value.code == "no_second_derivative"
