@@ -1,9 +1,8 @@
 """A missing derivative endpoint from one that the author has.
 
-have            want            how
-Jacobian        JVP, VJP        contract its blocks with the vector
-JVP or VJP      Jacobian        one unit vector per input (output) element; elements whose answers
-                                cannot overlap share a vector when the sparsity is known
+A JVP or VJP follows from the Jacobian: its blocks are contracted with the vector. The Jacobian follows
+from a JVP or VJP: one unit vector per input (output) element is asked for; elements whose answers cannot
+overlap share a vector when the sparsity is known.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ which paths come does not matter. Leaves that are not arrays are part of the com
 
 from chainrule.runtime._derivatives._residuals import set_jax_vjp_cache_size
 from chainrule.runtime.jax_recipes._abstract import jax_abstract_eval
+from chainrule.runtime.jax_recipes._implicit import jax_implicit
 from chainrule.runtime.jax_recipes._jacobian import jax_jacobian
 from chainrule.runtime.jax_recipes._products import (
     jax_hessian_vector_product,
@@ -24,6 +25,7 @@ __all__ = [
     "jax_abstract_eval",
     "jax_apply",
     "jax_hessian_vector_product",
+    "jax_implicit",
     "jax_jacobian",
     "jax_jvp",
     "jax_value_and_vjp",

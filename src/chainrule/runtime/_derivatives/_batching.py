@@ -1,0 +1,72 @@
+"""More than one vector at a time, and value and gradient together, for endpoints that know neither."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from chainrule._errors import InputError
+
+__all__ = ["batched_product", "value_and_vjp"]
+
+
+def batched_product(
+    product_fn: Callable[..., Mapping[str, Any]],
+    inputs: Any,
+    input_paths: Collection[str],
+    output_paths: Collection[str],
+    vector: Mapping[str, Any],
+    *,
+    can_batch: bool = False,
+) -> dict[str, Any]:
+    """A JVP or VJP for a batch of tangents or cotangents.
+
+    Args:
+        product_fn: the author's product endpoint.
+        inputs: passed on.
+        input_paths: passed on.
+        output_paths: passed on.
+        vector: `{path: array with a leading batch axis}`, the same length for every path.
+        can_batch: whether `product_fn` takes `batched=True`; it is called once for each vector otherwise.
+
+    Returns:
+        `{path: array with a leading batch axis}`.
+
+    Raises:
+        InputError: the vectors' batches have different lengths, or there is none.
+    """
+    if can_batch:
+        return dict(product_fn(inputs, input_paths, output_paths, vector, batched=True))
+    arrays = {path: np.asarray(array) for path, array in vector.items()}
+    lengths = {array.shape[0] if array.ndim else None for array in arrays.values()}
+    if len(lengths) != 1 or not all(lengths):
+        shapes = {path: array.shape for path, array in arrays.items()}
+        raise InputError(
+            f"Batched vectors need one leading axis of the same length ≥ 1 for every path: {shapes}.",
+            code="batch_mismatch",
+        )
+    (length,) = lengths
+    assert length is not None
+    answers = [
+        product_fn(inputs, input_paths, output_paths, {p: a[i] for p, a in arrays.items()})
+        for i in range(length)
+    ]
+    return {path: np.stack([np.asarray(answer[path]) for answer in answers]) for path in answers[0]}
+
+
+def value_and_vjp(
+    apply_fn: Callable[[Any], Any],
+    vjp_fn: Callable[..., Mapping[str, Any]],
+    inputs: Any,
+    vjp_inputs: Collection[str],
+    vjp_outputs: Collection[str],
+    cotangent_vector: Mapping[str, Any],
+) -> tuple[Any, dict[str, Any]]:
+    """The outputs and the vector-Jacobian product, from the two endpoints.
+
+    A recipe does the same in one pass (`jax_value_and_vjp`); this is for components without one.
+    """
+    outputs = apply_fn(inputs)
+    return outputs, dict(vjp_fn(inputs, vjp_inputs, vjp_outputs, cotangent_vector))
