@@ -76,13 +76,12 @@ def _assemble(program: ClosedJaxpr) -> str:
         raise NativeUnavailableError("A native kernel writes non-empty arrays only.")
     scalars = scalarise(program)
     try:
-        from chainrule.elimination._native._lower import lower
-        from chainrule.elimination._native._machine import vector_math
+        from chainrule.elimination._native._machine import lower
     except ImportError as error:
         raise NativeUnavailableError(
             "Native kernels need llvmlite: pip install 'chainrule[native]'."
         ) from error
-    return lower(scalars, counts, vector_math())
+    return lower(scalars, counts)
 
 
 def _sizes(avals: Any) -> tuple[int, ...]:

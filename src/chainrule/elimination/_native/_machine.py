@@ -11,10 +11,13 @@ import tempfile
 from pathlib import Path
 
 import llvmlite.binding as llvm
+from llvmlite import ir
 
-from chainrule.elimination._native._lower import VectorMath
+from chainrule.elimination._native._handler import emit_handler
+from chainrule.elimination._native._lower import Counts, Kernel, VectorMath
+from chainrule.elimination._native._scalars import ScalarProgram
 
-__all__ = ["CompiledModule", "compile_module", "fingerprint_of", "vector_math"]
+__all__ = ["CompiledModule", "compile_module", "fingerprint_of", "lower"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -41,8 +44,15 @@ def _target_machine() -> llvm.TargetMachine:
     )
 
 
+def lower(program: ScalarProgram, counts: Counts) -> str:
+    """The LLVM assembly of a program for this machine, with one exported function, `handler`."""
+    module = ir.Module(name="chainrule_native")
+    emit_handler(module, Kernel(module, program, counts, _vector_math()))
+    return str(module)
+
+
 @functools.cache
-def vector_math() -> VectorMath:
+def _vector_math() -> VectorMath:
     """The vector functions of glibc's libmvec for the widest registers of this processor."""
     features = llvm.get_host_cpu_features()
     if features.get("avx512f"):

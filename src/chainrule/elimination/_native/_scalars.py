@@ -138,7 +138,7 @@ def scalarise(program: ClosedJaxpr) -> ScalarProgram:
 
     def read_known(atom: Any) -> np.ndarray | None:
         if isinstance(atom, Literal):
-            return np.asarray(atom.val, atom.aval.dtype)
+            return np.asarray(atom.val, _aval(atom).dtype)
         return known.get(atom)
 
     def read(atom: Any) -> np.ndarray:
@@ -176,6 +176,11 @@ _INLINED = frozenset(
 )  # fmt: skip
 
 
+def _aval(atom: Any) -> Any:
+    """The shape and dtype of a variable or literal (JAX's own annotation says less)."""
+    return atom.aval
+
+
 def _dtype_name(dtype: Any) -> str:
     name = np.dtype(dtype).name
     if name not in {"float32", "float64", "bool"}:
@@ -201,8 +206,8 @@ def _constant_nodes(scalars: ScalarProgram, array: np.ndarray) -> np.ndarray:
 
 def _elementwise(operation: str) -> Rule:
     def rule(scalars: ScalarProgram, eqn: JaxprEqn, *operands: np.ndarray) -> np.ndarray:
-        dtype = _dtype_name(eqn.outvars[0].aval.dtype)
-        operand_dtype = _dtype_name(eqn.invars[0].aval.dtype)
+        dtype = _dtype_name(_aval(eqn.outvars[0]).dtype)
+        operand_dtype = _dtype_name(_aval(eqn.invars[0]).dtype)
         operands = tuple(_coerce_constants(scalars, operand_dtype, xs) for xs in operands)
         return _map(lambda *xs: scalars.apply(operation, dtype, *xs), *operands)
 
@@ -227,7 +232,7 @@ def _map(function: Callable[..., int], *operands: np.ndarray) -> np.ndarray:
 
 def _integer_pow(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
     exponent = eqn.params["y"]
-    dtype = _dtype_name(eqn.outvars[0].aval.dtype)
+    dtype = _dtype_name(_aval(eqn.outvars[0]).dtype)
 
     def power(base: int) -> int:
         result, square, rest = scalars.constant(1.0, dtype), base, abs(exponent)
@@ -248,7 +253,7 @@ def _composed(build: Callable[[ScalarProgram, str, int], int]) -> Rule:
     """A rule for a unary function that is written in terms of others."""
 
     def rule(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
-        dtype = _dtype_name(eqn.outvars[0].aval.dtype)
+        dtype = _dtype_name(_aval(eqn.outvars[0]).dtype)
         return _map(lambda node: build(scalars, dtype, node), x)
 
     return rule
@@ -288,7 +293,7 @@ def _convert(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray
 def _select_n(scalars: ScalarProgram, eqn: JaxprEqn, which: np.ndarray, *cases: np.ndarray) -> Any:
     if len(cases) != 2:
         raise NativeUnavailableError("A native kernel selects between two cases only.")
-    dtype = _dtype_name(eqn.outvars[0].aval.dtype)
+    dtype = _dtype_name(_aval(eqn.outvars[0]).dtype)
     return _map(lambda w, no, yes: scalars.apply("select", dtype, w, yes, no), which, *cases)
 
 
@@ -297,7 +302,7 @@ def _identity(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarra
 
 
 def _reshape(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
-    return x.reshape(eqn.outvars[0].aval.shape)
+    return x.reshape(_aval(eqn.outvars[0]).shape)
 
 
 def _broadcast(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
@@ -322,6 +327,10 @@ def _concatenate(scalars: ScalarProgram, eqn: JaxprEqn, *xs: np.ndarray) -> np.n
     return np.concatenate(xs, axis=eqn.params["dimension"])
 
 
+def _stack(scalars: ScalarProgram, eqn: JaxprEqn, *xs: np.ndarray) -> np.ndarray:
+    return np.stack(xs, axis=eqn.params["axis"])
+
+
 def _split(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> list[np.ndarray]:
     return np.split(x, np.cumsum(eqn.params["sizes"])[:-1], axis=eqn.params["axis"])
 
@@ -339,7 +348,7 @@ def _pad(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray, fill: np.ndarray)
 
 def _reduce(operation: str) -> Rule:
     def rule(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
-        dtype = _dtype_name(eqn.outvars[0].aval.dtype)
+        dtype = _dtype_name(_aval(eqn.outvars[0]).dtype)
         axes = tuple(eqn.params["axes"])
         kept = [axis for axis in range(x.ndim) if axis not in axes]
         rows = x.transpose((*kept, *axes)).reshape((*(x.shape[a] for a in kept), -1))
@@ -359,7 +368,7 @@ def _fold(scalars: ScalarProgram, operation: str, dtype: str, rows: np.ndarray) 
 
 
 def _dot_general(scalars: ScalarProgram, eqn: JaxprEqn, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    dtype = _dtype_name(eqn.outvars[0].aval.dtype)
+    dtype = _dtype_name(_aval(eqn.outvars[0]).dtype)
     (contract_a, contract_b), (batch_a, batch_b) = eqn.params["dimension_numbers"]
     free_a = [i for i in range(a.ndim) if i not in contract_a and i not in batch_a]
     free_b = [i for i in range(b.ndim) if i not in contract_b and i not in batch_b]
@@ -399,6 +408,7 @@ _RULES: dict[str, Rule] = {
     "transpose": _transpose,
     "slice": _slice,
     "concatenate": _concatenate,
+    "stack": _stack,
     "split": _split,
     "rev": _rev,
     "pad": _pad,

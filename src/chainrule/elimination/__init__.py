@@ -1,0 +1,27 @@
+"""Cheap exact Jacobians: vertex elimination on the computational graph, in any order.
+
+A function's jaxpr is a graph of local partials. Eliminating its vertices one by one, by the chain rule,
+leaves the Jacobian; forward and reverse mode are two of the possible orders. Blocks keep their structure
+(diagonals, stencils, selections, replications), so that what is zero or repeated is never computed.
+"""
+
+from chainrule.elimination._api import hessian, jacobian, linearization, value_and_jacobian
+from chainrule.elimination._counting import OperationCounts
+from chainrule.elimination._jacve import jacve, tree_allclose, vertex_elimination_jaxpr
+from chainrule.elimination._linearize import Linearization
+from chainrule.elimination._orders import OrderError
+from chainrule.elimination._result import StructuredJacobian
+
+__all__ = [
+    "Linearization",
+    "OperationCounts",
+    "OrderError",
+    "StructuredJacobian",
+    "hessian",
+    "jacobian",
+    "jacve",
+    "linearization",
+    "tree_allclose",
+    "value_and_jacobian",
+    "vertex_elimination_jaxpr",
+]

@@ -1,0 +1,170 @@
+"""The computational graph of a program: what depends on what, and with which structure.
+
+A vertex is an equation of the flat program, numbered from 1. A node is a variable; an equation with
+several results has several nodes and one number. An edge goes from a result to an operand and carries the
+structure of ∂result/∂operand. The graph is static: it is built from shapes, before any value exists, so
+that orders can be searched and counted without running anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from chainrule._jaxpr import ClosedJaxpr, DropVar, JaxprEqn, Literal, Var, bind_equation
+from chainrule.elimination._blocks import sum_structure
+from chainrule.elimination._rules import LocalJacobian, Site, has_rule, local_jacobian
+
+__all__ = ["Edges", "Graph", "build_graph"]
+
+Edges = dict[Var, dict[Var, Any]]
+"""Result → operand → block (or structure, or whatever is being computed per edge)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A program with the partials of its equations.
+
+    Attributes:
+        program: the flat program.
+        inputs: the variables to differentiate with respect to, in order.
+        targets: the program's outputs that are differentiated, in order.
+        partials: vertex number → local Jacobian, for the equations on a way from inputs to outputs.
+        without_rule: vertex numbers whose partials come from JAX rather than from a rule.
+    """
+
+    program: ClosedJaxpr
+    inputs: tuple[Var, ...]
+    targets: tuple[Any, ...]
+    partials: Mapping[int, LocalJacobian]
+    without_rule: tuple[int, ...]
+
+    @cached_property
+    def outputs(self) -> frozenset[Var]:
+        """The variables whose rows are wanted."""
+        return frozenset(v for v in self.targets if not isinstance(v, Literal))
+
+    def equation(self, vertex: int) -> JaxprEqn:
+        """The equation of a vertex."""
+        return self.program.jaxpr.eqns[vertex - 1]
+
+    def nodes(self, vertex: int) -> tuple[Var, ...]:
+        """The variables that a vertex defines."""
+        return tuple(v for v in self.equation(vertex).outvars if not isinstance(v, DropVar))
+
+    @property
+    def size(self) -> int:
+        """The number of vertices, eliminable or not."""
+        return len(self.program.jaxpr.eqns)
+
+    @cached_property
+    def structures(self) -> Edges:
+        """The structure of every edge; partials of repeated operands are added up."""
+        return self.collect(
+            {vertex: partial.structures for vertex, partial in self.partials.items()}, sum_structure
+        )
+
+    @cached_property
+    def required(self) -> tuple[int, ...]:
+        """The vertices an order has to contain: those with a result that another vertex reads."""
+        read = {operand for row in self.structures.values() for operand in row}
+        return tuple(v for v in self.partials if any(node in read for node in self.nodes(v)))
+
+    def collect(self, partials: Mapping[int, Mapping[Any, Any]], add: Any) -> Edges:
+        """Per-equation edges, by position, as edges between variables."""
+        edges: Edges = {}
+        for vertex, local in partials.items():
+            eqn = self.equation(vertex)
+            for (result, operand), block in local.items():
+                row = edges.setdefault(eqn.outvars[result], {})
+                source = eqn.invars[operand]
+                row[source] = add(row[source], block) if source in row else block
+        return edges
+
+
+def build_graph(program: ClosedJaxpr, inputs: Sequence[int], n_targets: int | None = None) -> Graph:
+    """The graph of a flat program, pruned to what lies between inputs and targets.
+
+    Args:
+        program: without call-like equations.
+        inputs: positions of the inputs to differentiate with respect to.
+        n_targets: how many of the outputs, from the first on, are differentiated; `None` for all.
+    """
+    targets = tuple(program.jaxpr.outvars[:n_targets])
+    chosen = tuple(program.jaxpr.invars[k] for k in inputs)
+    known = _Known(program)
+    active = _active(program, chosen)
+    useful = _useful(program, targets)
+    partials: dict[int, LocalJacobian] = {}
+    without_rule = []
+    for vertex, eqn in enumerate(program.jaxpr.eqns, start=1):
+        if not any(v in useful and v in active for v in eqn.outvars):
+            continue
+        wanted = tuple(_is_active(atom, active) for atom in eqn.invars)
+        site = Site(eqn, known.reader(eqn), wanted)
+        if not has_rule(site):
+            without_rule.append(vertex)
+        partials[vertex] = local_jacobian(site)
+    return Graph(program, chosen, targets, partials, tuple(without_rule))
+
+
+def _is_active(atom: Any, active: set[Var]) -> bool:
+    return not isinstance(atom, Literal) and atom in active
+
+
+def _is_inexact(var: Any) -> bool:
+    return jnp.issubdtype(var.aval.dtype, jnp.inexact) and var.aval.size > 0
+
+
+def _active(program: ClosedJaxpr, inputs: Sequence[Var]) -> set[Var]:
+    """The real or complex variables that depend on the inputs."""
+    active = {var for var in inputs if _is_inexact(var)}
+    for eqn in program.jaxpr.eqns:
+        if any(_is_active(atom, active) for atom in eqn.invars):
+            active.update(v for v in eqn.outvars if _is_inexact(v) and not isinstance(v, DropVar))
+    return active
+
+
+def _useful(program: ClosedJaxpr, targets: Sequence[Any]) -> set[Var]:
+    """The variables that a target depends on."""
+    useful = {v for v in targets if not isinstance(v, Literal)}
+    for eqn in reversed(program.jaxpr.eqns):
+        if any(v in useful for v in eqn.outvars):
+            useful.update(v for v in eqn.invars if not isinstance(v, Literal))
+    return useful
+
+
+class _Known:
+    """Values that follow from literals and captured constants alone, computed when asked for."""
+
+    def __init__(self, program: ClosedJaxpr) -> None:
+        jaxpr = program.jaxpr
+        self._values: dict[Var, Any] = {
+            var: None if isinstance(value, jax.core.Tracer) else value
+            for var, value in zip(jaxpr.constvars, program.consts, strict=True)
+        }
+        self._values.update(dict.fromkeys(jaxpr.invars))
+        self._makers = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+
+    def reader(self, eqn: JaxprEqn) -> Any:
+        return lambda position: self.value(eqn.invars[position])
+
+    def value(self, atom: Any) -> Any:
+        if isinstance(atom, Literal):
+            return atom.val
+        if atom not in self._values:
+            self._evaluate(self._makers[atom])
+        return self._values[atom]
+
+    def _evaluate(self, eqn: JaxprEqn) -> None:
+        operands = [self.value(atom) for atom in eqn.invars]
+        results: Sequence[Any] = [None] * len(eqn.outvars)
+        if not eqn.effects and all(value is not None for value in operands):
+            with jax.ensure_compile_time_eval():
+                results = bind_equation(eqn, operands)
+        self._values.update(zip(eqn.outvars, results, strict=True))

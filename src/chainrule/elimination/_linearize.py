@@ -1,0 +1,160 @@
+"""Linearising a function of pytrees at a point: the object behind every public entry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from chainrule._errors import InputError
+from chainrule._jaxpr import trace
+from chainrule.elimination._accumulate import accumulate
+from chainrule.elimination._counting import OperationCounts, count_operations
+from chainrule.elimination._graph import Graph, build_graph
+from chainrule.elimination._prepare import flatten
+from chainrule.elimination._result import StructuredJacobian
+
+__all__ = ["Linearization", "Traced", "is_structured", "linearize_traced", "trace_function"]
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A function traced at a point.
+
+    Attributes:
+        graph: its computational graph.
+        operands: the values of the graph's inputs, all of which are differentiated.
+        in_tree: structure of what is differentiated: one argument, or a tuple of arguments.
+        out_tree: structure of the differentiated result.
+        aux_tree: structure of the auxiliary result; `None` when the function has none.
+    """
+
+    graph: Graph
+    operands: tuple[Any, ...]
+    in_tree: Any
+    out_tree: Any
+    aux_tree: Any = None
+
+
+def trace_function(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    *,
+    has_aux: bool = False,
+) -> Traced:
+    """Trace a function with respect to some arguments; all others stay as they are, untraced."""
+    single = isinstance(argnums, int)
+    positions = [_checked_position(p, len(args)) for p in ([argnums] if single else argnums)]
+    chosen = tuple(args[p] for p in positions)
+    leaves, in_tree = jax.tree.flatten(chosen[0] if single else chosen)
+    operands = tuple(_checked_leaf(leaf, k, in_tree) for k, leaf in enumerate(leaves))
+
+    def of_chosen(*flat: Any) -> Any:
+        restored = jax.tree.unflatten(in_tree, flat)
+        full = list(args)
+        for p, value in zip(positions, (restored,) if single else restored, strict=True):
+            full[p] = value
+        return fun(*full, **kwargs)
+
+    program, _, out_tree = trace(of_chosen, *operands)
+    out_tree, aux_tree = _split_aux(out_tree) if has_aux else (out_tree, None)
+    graph = build_graph(flatten(program), range(len(operands)), out_tree.num_leaves)
+    return Traced(graph, operands, in_tree, out_tree, aux_tree)
+
+
+def _split_aux(tree: Any) -> tuple[Any, Any]:
+    children = tree.children()
+    if tree.node_data() is None or tree.node_data()[0] is not tuple or len(children) != 2:
+        raise InputError(
+            f"With has_aux=True the function returns a pair (result, auxiliary), but it returned {tree}.",
+            code="bad_aux",
+        )
+    return children[0], children[1]
+
+
+def _checked_position(position: int, count: int) -> int:
+    if not -count <= position < count:
+        raise InputError(
+            f"argnums names argument {position}, but the function was called with {count} positional "
+            "arguments. Pass what is differentiated by position.",
+            code="bad_argnums",
+        )
+    return position % count
+
+
+def _checked_leaf(leaf: Any, index: int, tree: Any) -> Any:
+    value = jnp.asarray(leaf)
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        paths = jax.tree_util.tree_leaves_with_path(
+            jax.tree.unflatten(tree, range(tree.num_leaves))
+        )
+        where = jax.tree_util.keystr(paths[index][0]) or "the argument"
+        raise InputError(
+            f"Jacobians are taken with respect to real floating-point arrays, but {where} is "
+            f"{value.dtype.name}{list(value.shape)}. Convert it to a float, or leave it out of argnums.",
+            code="not_differentiable",
+        )
+    return value
+
+
+@dataclass(frozen=True)
+class Linearization:
+    """A function at a point: its value, its Jacobian in structured blocks, and what they cost.
+
+    Attributes:
+        value: the function's result.
+        aux: its auxiliary result, or `None`.
+        blocks: `StructuredJacobian`s, arranged like the result of `jax.jacrev`.
+        order: the vertices in the order in which they were eliminated.
+        graph: the computational graph.
+    """
+
+    value: Any
+    aux: Any
+    blocks: Any
+    order: tuple[int, ...]
+    graph: Graph = field(repr=False)
+
+    @cached_property
+    def jacobian(self) -> Any:
+        """The blocks as dense arrays."""
+        return jax.tree.map(lambda b: b.todense(), self.blocks, is_leaf=is_structured)
+
+    @cached_property
+    def counts(self) -> OperationCounts:
+        """Multiplications and additions of the elimination."""
+        return count_operations(self.graph, self.order)
+
+
+def is_structured(node: Any) -> bool:
+    """Whether a node of a result tree is a block."""
+    return isinstance(node, StructuredJacobian)
+
+
+def linearize_traced(traced: Traced, order: Sequence[int]) -> Linearization:
+    """Evaluate a traced function and its Jacobian by elimination in the given order."""
+    outputs, found = accumulate(traced.graph, order, traced.operands)
+    outputs = [jnp.asarray(value) for value in outputs]
+    n_targets = traced.out_tree.num_leaves
+    rows = [
+        jax.tree.unflatten(
+            traced.in_tree,
+            [
+                StructuredJacobian(found[o, i].structure, found[o, i].values, operand.dtype)
+                for i, operand in enumerate(traced.operands)
+            ],
+        )
+        for o in range(n_targets)
+    ]
+    aux = None
+    if traced.aux_tree is not None:
+        aux = jax.tree.unflatten(traced.aux_tree, outputs[n_targets:])
+    value = jax.tree.unflatten(traced.out_tree, outputs[:n_targets])
+    blocks = jax.tree.unflatten(traced.out_tree, rows)
+    return Linearization(value, aux, blocks, tuple(order), traced.graph)

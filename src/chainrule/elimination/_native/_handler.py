@@ -1,0 +1,156 @@
+"""An XLA foreign-function handler in LLVM: from the call frame to the kernel and back.
+
+The layout of the frame is XLA's C interface (`xla/ffi/api/c_api.h`), the same that `chainrule._jaxpr._ffi`
+describes for handlers in Python. The elements past the last full block of lanes are computed in scratch
+memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+
+from chainrule.elimination._native._lower import Kernel
+from chainrule.elimination._native._vectors import I1, I8, I32, I64, POINTER, byte_size
+
+__all__ = ["emit_handler"]
+
+# Byte offsets in the structures of the interface.
+_FRAME_EXTENSION, _FRAME_API, _FRAME_STAGE, _FRAME_ARGS, _FRAME_RETS = 8, 16, 32, 40 + 32, 80 + 32
+_EXTENSION_TYPE, _EXTENSION_METADATA = 8, 24
+_API_VERSION, _METADATA_VERSION = 32, 24  # major and minor, two 32-bit integers
+_BUFFER_DATA, _BUFFER_RANK, _BUFFER_DIMS = 24, 32, 40
+_STAGE_EXECUTE, _METADATA_EXTENSION = 3, 1
+
+
+def emit_handler(module: ir.Module, kernel: Kernel) -> None:
+    """Add the function `handler`, which XLA calls, to a module."""
+    handler = ir.Function(module, ir.FunctionType(POINTER, [POINTER]), "handler")
+    frame = handler.args[0]
+    builder = ir.IRBuilder(handler.append_basic_block())
+    null = ir.Constant(POINTER, None)
+
+    extension = _field(builder, frame, _FRAME_EXTENSION, POINTER)
+    with builder.if_then(builder.icmp_unsigned("!=", extension, null)):
+        kind = _field(builder, extension, _EXTENSION_TYPE, I32)
+        is_query = builder.icmp_signed("==", kind, ir.Constant(I32, _METADATA_EXTENSION))
+        with builder.if_then(is_query):
+            metadata = _field(builder, extension, _EXTENSION_METADATA, POINTER)
+            # XLA asks which version the handler speaks: its own, since layouts only grow.
+            api = _field(builder, frame, _FRAME_API, POINTER)
+            version = _field(builder, api, _API_VERSION, I64)
+            address = builder.gep(metadata, [ir.Constant(I64, _METADATA_VERSION)], source_etype=I8)
+            builder.store(version, address)
+            builder.ret(null)
+
+    stage = _field(builder, frame, _FRAME_STAGE, I32)
+    executes = builder.icmp_signed("==", stage, ir.Constant(I32, _STAGE_EXECUTE))
+    with builder.if_then(builder.not_(executes)):
+        builder.ret(null)
+
+    arguments = _data_pointers(
+        builder, _field(builder, frame, _FRAME_ARGS, POINTER), kernel.counts[0]
+    )
+    result_buffers = _field(builder, frame, _FRAME_RETS, POINTER)
+    results = _data_pointers(builder, result_buffers, kernel.counts[1])
+    size = _element_count(builder, handler, builder.load(result_buffers, typ=POINTER))
+    batch = builder.sdiv(size, ir.Constant(I64, kernel.counts[1][0]))
+    blocks = builder.sdiv(batch, ir.Constant(I64, kernel.lanes))
+    function = kernel.emit()
+    builder.call(function, [blocks, _table(builder, arguments), _table(builder, results)])
+    done = builder.mul(blocks, ir.Constant(I64, kernel.lanes))
+    with builder.if_then(builder.icmp_signed("<", done, batch)):
+        rest = _Rest(builder, done, builder.sub(batch, done), kernel)
+        inputs = [
+            rest.copy_in(*item)
+            for item in zip(arguments, kernel.counts[0], kernel.in_types, strict=True)
+        ]
+        outputs = [
+            rest.room(*item) for item in zip(kernel.counts[1], kernel.out_types, strict=True)
+        ]
+        one = ir.Constant(I64, 1)
+        builder.call(function, [one, _table(builder, inputs), _table(builder, outputs)])
+        for item in zip(outputs, results, kernel.counts[1], kernel.out_types, strict=True):
+            rest.copy_out(*item)
+    builder.ret(null)
+
+
+def _field(builder: ir.IRBuilder, base: Any, offset: int, type_: ir.Type) -> Any:
+    address = builder.gep(base, [ir.Constant(I64, offset)], source_etype=I8)
+    return builder.load(address, typ=type_)
+
+
+def _data_pointers(builder: ir.IRBuilder, buffers: Any, counts: Sequence[int]) -> list[Any]:
+    pointers = []
+    for index in range(len(counts)):
+        slot = builder.gep(buffers, [ir.Constant(I64, index)], source_etype=POINTER)
+        pointers.append(_field(builder, builder.load(slot, typ=POINTER), _BUFFER_DATA, POINTER))
+    return pointers
+
+
+def _table(builder: ir.IRBuilder, pointers: list[Any]) -> Any:
+    table = builder.alloca(POINTER, len(pointers))
+    for index, pointer in enumerate(pointers):
+        slot = builder.gep(table, [ir.Constant(I64, index)], source_etype=POINTER)
+        builder.store(pointer, slot)
+    return table
+
+
+@dataclass(frozen=True)
+class _Rest:
+    """The elements past the last full block: computed in scratch memory that holds a whole block."""
+
+    builder: ir.IRBuilder
+    done: Any
+    rows: Any
+    kernel: Kernel
+
+    def room(self, count: int, element: ir.Type) -> Any:
+        """Scratch memory for one block, zeroed so that unused lanes hold numbers."""
+        size = self.kernel.lanes * count
+        scratch = self.builder.alloca(ir.ArrayType(element, size))
+        self.builder.store(ir.Constant(ir.ArrayType(element, size), None), scratch)
+        return scratch
+
+    def copy_in(self, pointer: Any, count: int, element: ir.Type) -> Any:
+        scratch = self.room(count, element)
+        self._copy(scratch, self._at(pointer, count, element), count, element)
+        return scratch
+
+    def copy_out(self, scratch: Any, pointer: Any, count: int, element: ir.Type) -> None:
+        self._copy(self._at(pointer, count, element), scratch, count, element)
+
+    def _at(self, pointer: Any, count: int, element: ir.Type) -> Any:
+        offset = self.builder.mul(self.done, ir.Constant(I64, count))
+        return self.builder.gep(pointer, [offset], source_etype=element)
+
+    def _copy(self, target: Any, source: Any, count: int, element: ir.Type) -> None:
+        size = self.builder.mul(self.rows, ir.Constant(I64, count * byte_size(element)))
+        self.kernel.call(
+            self.builder, "llvm.memcpy.p0.p0.i64", ir.VoidType(),
+            [target, source, size, ir.Constant(I1, 0)],
+        )  # fmt: skip
+
+
+def _element_count(builder: ir.IRBuilder, function: ir.Function, buffer: Any) -> Any:
+    """The product of a buffer's dimensions."""
+    rank = _field(builder, buffer, _BUFFER_RANK, I64)
+    dims = _field(builder, buffer, _BUFFER_DIMS, POINTER)
+    entry = builder.block
+    head, body, done = (function.append_basic_block(name) for name in ("head", "body", "done"))
+    builder.branch(head)
+    builder.position_at_end(head)
+    axis, product = builder.phi(I64), builder.phi(I64)
+    axis.add_incoming(ir.Constant(I64, 0), entry)
+    product.add_incoming(ir.Constant(I64, 1), entry)
+    builder.cbranch(builder.icmp_signed("<", axis, rank), body, done)
+    builder.position_at_end(body)
+    size = builder.load(builder.gep(dims, [axis], source_etype=I64), typ=I64)
+    axis.add_incoming(builder.add(axis, ir.Constant(I64, 1)), body)
+    product.add_incoming(builder.mul(product, size), body)
+    builder.branch(head)
+    builder.position_at_end(done)
+    return product

@@ -1,0 +1,136 @@
+"""Elimination orders: the classical ones, and checking one that somebody gave."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from chainrule._errors import InputError
+from chainrule._jaxpr import Var, locate
+from chainrule.elimination._blocks import product_structure, sum_structure
+from chainrule.elimination._counting import multiplications
+from chainrule.elimination._graph import Edges, Graph
+from chainrule.elimination._structure import Structure
+
+__all__ = ["OrderError", "check_order", "forward_order", "markowitz_order", "reverse_order"]
+
+
+class OrderError(InputError):
+    """An elimination order that does not fit the function."""
+
+    default_code = "bad_order"
+
+
+def forward_order(graph: Graph) -> tuple[int, ...]:
+    """From the inputs on: forward accumulation."""
+    return graph.required
+
+
+def reverse_order(graph: Graph) -> tuple[int, ...]:
+    """From the outputs back: reverse accumulation."""
+    return tuple(reversed(graph.required))
+
+
+def markowitz_order(graph: Graph) -> tuple[int, ...]:
+    """Always the vertex that is cheapest to eliminate now; the earlier one among equals."""
+    costs = _GreedyCosts(graph)
+    order = []
+    remaining = list(graph.required)
+    while remaining:
+        vertex = min(remaining, key=costs.of)
+        costs.eliminate(vertex)
+        remaining.remove(vertex)
+        order.append(vertex)
+    return tuple(order)
+
+
+class _GreedyCosts:
+    """The cost of eliminating each vertex next, kept up to date."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._rows: Edges = {result: dict(row) for result, row in graph.structures.items()}
+        self._readers: dict[Var, set[Var]] = {}
+        for result, row in self._rows.items():
+            for operand in row:
+                self._readers.setdefault(operand, set()).add(result)
+        self._vertex_of = {node: v for v in graph.partials for node in graph.nodes(v)}
+        self._known: dict[int, int] = {}
+
+    def of(self, vertex: int) -> int:
+        if vertex not in self._known:
+            self._known[vertex] = sum(
+                multiplications(self._rows[reader][node], inner)
+                for node in self._graph.nodes(vertex)
+                for reader in self._readers.get(node, ())
+                for inner in self._rows.get(node, {}).values()
+            )
+        return self._known[vertex]
+
+    def eliminate(self, vertex: int) -> None:
+        for node in self._graph.nodes(vertex):
+            self._eliminate_node(node)
+
+    def _eliminate_node(self, node: Var) -> None:
+        incoming = self._rows.get(node, {})
+        readers = self._readers.pop(node, set())
+        for reader in readers:
+            row = self._rows[reader]
+            outer = row.pop(node)
+            for operand, inner in incoming.items():
+                product = product_structure(outer, inner)
+                self._put(row, reader, operand, product)
+        if node not in self._graph.outputs:
+            for operand in self._rows.pop(node, {}):
+                self._readers[operand].discard(node)
+        for touched in (*readers, *incoming):
+            self._known.pop(self._vertex_of.get(touched, 0), None)
+
+    def _put(
+        self, row: dict[Var, Structure], reader: Var, operand: Var, product: Structure
+    ) -> None:
+        if product.is_zero:
+            return
+        row[operand] = sum_structure(row[operand], product) if operand in row else product
+        self._readers.setdefault(operand, set()).add(reader)
+
+
+def check_order(graph: Graph, order: Iterable[int]) -> tuple[int, ...]:
+    """The order as a tuple, or an error that lists what is wrong with it.
+
+    Vertices that need no elimination (dead ones, pure outputs) may be left out or put in.
+    """
+    order = tuple(int(vertex) for vertex in order)
+    missing = sorted(set(graph.required) - set(order))
+    repeated = sorted(v for v, count in Counter(order).items() if count > 1)
+    unknown = sorted({v for v in order if not 1 <= v <= graph.size})
+    if not (missing or repeated or unknown):
+        return order
+    parts = []
+    if missing:
+        parts.append(f"missing: {', '.join(_name(graph, v) for v in missing[:6])}{_more(missing)}")
+    if repeated:
+        parts.append(f"more than once: {_list(repeated)}")
+    if unknown:
+        parts.append(f"unknown (vertices are numbered from 1 to {graph.size}): {_list(unknown)}")
+    raise OrderError(
+        "An elimination order names every vertex that another one reads exactly once. "
+        f"In the given order of {len(order)} vertices, "
+        + "; ".join(parts)
+        + ". Use order='reverse', 'forward', 'markowitz' or 'auto' for a complete one.",
+        details={"missing": missing, "repeated": repeated, "unknown": unknown},
+    )
+
+
+def _name(graph: Graph, vertex: int) -> str:
+    eqn = graph.equation(vertex)
+    where = locate(eqn)
+    return f"{vertex} ({eqn.primitive.name}{f' at {where}' if where else ''})"
+
+
+def _list(vertices: Sequence[int]) -> str:
+    return ", ".join(map(str, vertices[:12])) + _more(vertices, 12)
+
+
+def _more(items: Sequence[int], shown: int = 6) -> str:
+    return f" and {len(items) - shown} more" if len(items) > shown else ""

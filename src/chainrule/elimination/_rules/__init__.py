@@ -1,0 +1,33 @@
+"""Local partials: rules as data, one small file per family of primitives.
+
+`local_jacobian` looks a rule up by the primitive's name. No name, no problem: the conservative road
+(`_fallback`) asks JAX for the partials of that one equation. Nothing is ever dropped.
+"""
+
+from __future__ import annotations
+
+from chainrule.elimination._rules._calls import CALL_RULES
+from chainrule.elimination._rules._elementwise import ELEMENTWISE_RULES
+from chainrule.elimination._rules._fallback import fallback
+from chainrule.elimination._rules._moving import MOVING_RULES
+from chainrule.elimination._rules._site import LocalJacobian, Rule, Site, is_complex, real_shape
+from chainrule.elimination._rules._sums import SUMMING_RULES
+
+__all__ = ["LocalJacobian", "Rule", "Site", "has_rule", "local_jacobian", "real_shape"]
+
+_RULES: dict[str, Rule] = {**ELEMENTWISE_RULES, **MOVING_RULES, **SUMMING_RULES, **CALL_RULES}
+
+
+def has_rule(site: Site) -> bool:
+    """Whether the equation has a rule of its own."""
+    return site.eqn.primitive.name in _RULES and not _touches_complex(site)
+
+
+def local_jacobian(site: Site) -> LocalJacobian:
+    """The partials of an equation with respect to its wanted operands."""
+    return _RULES[site.eqn.primitive.name](site) if has_rule(site) else fallback(site)
+
+
+def _touches_complex(site: Site) -> bool:
+    wanted = (site.eqn.invars[p] for p in site.wanted_operands)
+    return any(is_complex(atom.aval) for atom in (*wanted, *site.eqn.outvars))

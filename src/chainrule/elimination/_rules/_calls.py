@@ -1,0 +1,121 @@
+"""Functions with a derivative rule of their own: `custom_jvp` and `custom_vjp`.
+
+The user's rule is a linear program in the tangents (or cotangents). Its Jacobian, found by elimination,
+is the Jacobian of the call; so an elementwise `relu` gives a diagonal without anybody saying so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from chainrule._jaxpr import as_function, trace_avals
+from chainrule.elimination._rules._fallback import fallback
+from chainrule.elimination._rules._site import Edge, LocalJacobian, Rule, Site
+from chainrule.elimination._structure import Structure, structure_of
+
+__all__ = ["CALL_RULES"]
+
+
+def _custom_jvp(site: Site) -> LocalJacobian:
+    if not _is_real(site):
+        return fallback(site)
+    wanted = site.wanted_operands
+
+    def push(operands: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+        return jax.jvp(_restricted(site, operands), [operands[p] for p in wanted], list(tangents))[
+            1
+        ]
+
+    inner = _Linear(site, push, [site.eqn.invars[p] for p in wanted])
+    structures = {(r, wanted[c]): s for (r, c), s in inner.structures.items()}
+
+    def evaluate(operands: Sequence[Any], results: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:
+        found = inner.evaluate(operands)
+        return {(r, wanted[c]): values for (r, c), values in found.items()}
+
+    return LocalJacobian(structures, evaluate)
+
+
+def _custom_vjp(site: Site) -> LocalJacobian:
+    if not _is_real(site):
+        return fallback(site)
+    wanted = site.wanted_operands
+
+    def pull(operands: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        _, back = jax.vjp(_restricted(site, operands), *(operands[p] for p in wanted))
+        return list(back(list(cotangents)))
+
+    inner = _Linear(site, pull, site.eqn.outvars)
+    structures = {(c, wanted[r]): _transposed(s) for (r, c), s in inner.structures.items()}
+
+    def evaluate(operands: Sequence[Any], results: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:
+        found = inner.evaluate(operands)
+        return {
+            (c, wanted[r]): _transposed_values(inner.structures[r, c], values)
+            for (r, c), values in found.items()
+        }
+
+    return LocalJacobian(structures, evaluate)
+
+
+def _is_real(site: Site) -> bool:
+    return all(jnp.issubdtype(var.aval.dtype, jnp.floating) for var in site.eqn.outvars)
+
+
+def _restricted(site: Site, operands: Sequence[Any]) -> Any:
+    apply = as_function(site.eqn)
+
+    def function(*inputs: Any) -> list[Any]:
+        full = list(operands)
+        for position, value in zip(site.wanted_operands, inputs, strict=True):
+            full[position] = value
+        return apply(*full)
+
+    return function
+
+
+class _Linear:
+    """The Jacobian of a function that is linear in its directions, at any direction."""
+
+    def __init__(self, site: Site, function: Any, directions: Sequence[Any]) -> None:
+        # The one rule that needs the whole machine, which is built on top of the rules.
+        from chainrule.elimination._accumulate import accumulate, result_structures
+        from chainrule.elimination._graph import build_graph
+        from chainrule.elimination._prepare import flatten
+
+        count = len(site.eqn.invars)
+        self._directions = [var.aval for var in directions]
+        avals = [*(atom.aval for atom in site.eqn.invars), *self._directions]
+        program = flatten(trace_avals(lambda *v: function(v[:count], v[count:]), avals))
+        self._graph = build_graph(program, range(count, len(avals)))
+        self._order = tuple(reversed(self._graph.required))
+        self._accumulate = accumulate
+        found = result_structures(self._graph, self._order)
+        self.structures = {place: s for place, s in found.items() if not s.is_zero}
+
+    def evaluate(self, operands: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:
+        at = [jnp.zeros(aval.shape, aval.dtype) for aval in self._directions]
+        _, blocks = self._accumulate(self._graph, self._order, [*operands, *at])
+        return {place: blocks[place].values for place in self.structures}
+
+
+def _transposed(structure: Structure) -> Structure:
+    return structure_of([term.transposed()[0] for term in structure.terms])
+
+
+def _transposed_values(structure: Structure, values: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(
+        None if value is None else value.transpose(term.transposed()[1])
+        for term, value in zip(structure.terms, values, strict=True)
+    )
+
+
+CALL_RULES: dict[str, Rule] = {
+    "custom_jvp_call": _custom_jvp,
+    "custom_vjp_call": _custom_vjp,
+    "custom_vjp_call_jaxpr": _custom_vjp,
+}

@@ -1,0 +1,254 @@
+"""Elementwise primitives: every result entry depends on one entry of each operand.
+
+The structure is a diagonal over all axes (operands of length 1 along an axis, and scalars, are broadcast).
+The tables hold ∂z/∂x as a number, or as a function of operands and result. Primitives of this family
+without an entry are differentiated by JAX itself, in the direction of ones, which for a diagonal Jacobian
+gives all entries at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from chainrule._jaxpr import bind_equation
+from chainrule.elimination._axes import Axis
+from chainrule.elimination._rules._site import (
+    NOTHING,
+    Edge,
+    LocalJacobian,
+    Rule,
+    Site,
+    constant,
+    term_structure,
+)
+from chainrule.elimination._structure import Structure
+
+__all__ = ["ELEMENTWISE_RULES", "diagonal_structure"]
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A partial that equals a function of one operand, and is a constant when that operand is."""
+
+    operand: int
+    function: Callable[[Any], Any]
+
+
+Partial = float | Factor | Callable[..., Any]
+
+# ∂z/∂x from (x, z).
+UNARY: dict[str, Partial] = {
+    "neg": -1.0,
+    "copy": 1.0,
+    "copy_p": 1.0,
+    "reduce_precision": 1.0,
+    "sin": lambda x, z: lax.cos(x),
+    "cos": lambda x, z: -lax.sin(x),
+    "tan": lambda x, z: 1 + z * z,
+    "sinh": lambda x, z: lax.cosh(x),
+    "cosh": lambda x, z: lax.sinh(x),
+    "tanh": lambda x, z: 1 - z * z,
+    "asinh": lambda x, z: lax.rsqrt(x * x + 1),
+    "atan": lambda x, z: 1 / (1 + x * x),
+    "exp": lambda x, z: z,
+    "log": lambda x, z: 1 / x,
+    "expm1": lambda x, z: z + 1,
+    "log1p": lambda x, z: 1 / (x + 1),
+    "logistic": lambda x, z: z * (1 - z),
+    "sqrt": lambda x, z: 0.5 / z,
+    "abs": lambda x, z: lax.sign(x),
+    "square": lambda x, z: 2 * x,
+}
+
+# (∂z/∂x, ∂z/∂y); functions take (x, y, z).
+BINARY: dict[str, tuple[Partial, Partial]] = {
+    "add": (1.0, 1.0),
+    "add_any": (1.0, 1.0),
+    "sub": (1.0, -1.0),
+    "mul": (Factor(1, lambda y: y), Factor(0, lambda x: x)),
+    "div": (Factor(1, lambda y: 1 / y), lambda x, y, z: -z / y),
+    "max": (lambda x, y, z: _share(x, y, z), lambda x, y, z: _share(y, x, z)),
+    "min": (lambda x, y, z: _share(x, y, z), lambda x, y, z: _share(y, x, z)),
+    "atan2": (lambda x, y, z: y / (x * x + y * y), lambda x, y, z: -x / (x * x + y * y)),
+}
+
+# Differentiated by JAX in the direction of ones.
+BY_JVP = (
+    "acos", "acosh", "asin", "atanh", "bessel_i0e", "bessel_i1e", "cbrt", "clamp", "digamma", "erf",
+    "erf_inv", "erfc", "exp2", "igamma", "igammac", "lgamma", "nextafter", "polygamma", "pow",
+    "regularized_incomplete_beta", "rem", "rsqrt", "tan_pi", "zeta",
+)  # fmt: skip
+
+# Piecewise constant: no derivative anywhere that JAX defines one.
+WITHOUT_DERIVATIVE = ("ceil", "floor", "round", "sign", "stop_gradient", "is_finite", "random_bits")
+
+
+def _share(x: Any, y: Any, z: Any) -> Any:
+    """The part of a maximum or minimum z that x gets: all, none, or half where x = y."""
+    mine = jnp.where(x == z, 1, 0).astype(z.dtype)
+    return mine / jnp.where(y == z, 2, 1).astype(z.dtype)
+
+
+def diagonal_structure(
+    out_shape: Sequence[int],
+    in_shape: Sequence[int],
+    *,
+    stored: bool | None,
+    coefficient: float = 1.0,
+    index_map: bool = False,
+) -> Structure | None:
+    """The structure of an elementwise partial.
+
+    Args:
+        out_shape: shape of the result.
+        in_shape: shape of the operand, broadcast the NumPy way.
+        stored: whether the value has an entry per result entry; `False` for one number that is not
+            static, `None` for no value.
+        coefficient: static factor.
+        index_map: whether the partial only moves entries.
+    """
+    missing = len(out_shape) - len(in_shape)
+    out_axes = [Axis.of(v) for v in range(len(out_shape))]
+    in_axes = [
+        Axis.of(v + missing) if length == out_shape[v + missing] else Axis()
+        for v, length in enumerate(in_shape)
+    ]
+    everything = range(len(out_shape)) if stored else ()
+    found = term_structure(
+        out_shape, in_shape, out_shape, out_axes, in_axes,
+        stored=None if stored is None else tuple(everything),
+        coefficient=coefficient, index_map=index_map,
+    )  # fmt: skip
+    return None if found is None else found[0]
+
+
+def _elementwise(partials: Sequence[Partial]) -> Rule:
+    def rule(site: Site) -> LocalJacobian:
+        structures: dict[Edge, Structure] = {}
+        functions: dict[Edge, Callable[..., Any]] = {}
+        for position in site.wanted_operands:
+            structure, function = _edge(site, position, partials[position])
+            if structure is None:
+                continue
+            structures[0, position] = structure
+            if function is not None:
+                functions[0, position] = function
+        return LocalJacobian(structures, _evaluator(functions, structures))
+
+    return rule
+
+
+def _edge(
+    site: Site, position: int, partial: Partial
+) -> tuple[Structure | None, Callable[..., Any] | None]:
+    out_shape, in_shape = site.result_shape(), site.operand_shape(position)
+    if isinstance(partial, Factor):
+        number = site.known_scalar(partial.operand)
+        if number is None:
+            whole = site.operand_shape(partial.operand) == out_shape
+            structure = diagonal_structure(out_shape, in_shape, stored=whole or None)
+            if not whole and not site.operand_shape(partial.operand):
+                structure = diagonal_structure(out_shape, in_shape, stored=False)
+            elif not whole:
+                structure = diagonal_structure(out_shape, in_shape, stored=True)
+            operand, function = partial.operand, partial.function
+            return structure, lambda *values: function(values[operand])
+        partial = float(partial.function(number))
+    if isinstance(partial, float):
+        return diagonal_structure(out_shape, in_shape, stored=None, coefficient=partial), None
+    return diagonal_structure(out_shape, in_shape, stored=True), partial
+
+
+def _evaluator(
+    functions: dict[Edge, Callable[..., Any]], structures: dict[Edge, Structure]
+) -> Callable[[Sequence[Any], Sequence[Any]], dict[Edge, tuple[Any, ...]]]:
+    def evaluate(operands: Sequence[Any], results: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:
+        return {
+            edge: (_shaped(function(*operands, results[0]), structures[edge]),)
+            for edge, function in functions.items()
+        }
+
+    return evaluate
+
+
+def _shaped(value: Any, structure: Structure) -> Any:
+    """A value, possibly still to be broadcast, in the shape that the term stores."""
+    (term,) = structure.terms
+    if not term.stored:
+        return jnp.reshape(value, ())
+    whole = jnp.broadcast_to(value, structure.out_shape)
+    return whole.reshape(term.stored_shape)
+
+
+def _by_jvp(site: Site) -> LocalJacobian:
+    def derivative(position: int) -> Callable[..., Any]:
+        def function(*values: Any) -> Any:
+            operands = list(values[:-1])
+
+            def alone(x: Any) -> Any:
+                return bind_equation(
+                    site.eqn, [*operands[:position], x, *operands[position + 1 :]]
+                )[0]
+
+            primal = jnp.asarray(operands[position])
+            return jax.jvp(alone, (primal,), (jnp.ones_like(primal),))[1]
+
+        return function
+
+    return _elementwise([derivative(k) for k in range(len(site.eqn.invars))])(site)
+
+
+def _integer_pow(site: Site) -> LocalJacobian:
+    exponent = site.eqn.params["y"]
+    if exponent == 0:
+        return NOTHING
+    if exponent == 1:
+        return _elementwise([1.0])(site)
+    if exponent == 2:
+        return _elementwise([lambda x, z: 2 * x])(site)
+    return _elementwise([lambda x, z: exponent * lax.integer_pow(x, exponent - 1)])(site)
+
+
+def _select(site: Site) -> LocalJacobian:
+    """`select_n(which, *cases)`: the partial of a case is 1 where it is chosen."""
+    scalar_which = not site.operand_shape(0)
+    structures = {
+        (0, k): structure
+        for k in site.wanted_operands
+        if (structure := diagonal_structure(
+            site.result_shape(), site.operand_shape(k), stored=not scalar_which
+        )) is not None
+    }  # fmt: skip
+
+    def evaluate(operands: Sequence[Any], results: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:
+        which, dtype = operands[0], results[0].dtype
+        return {
+            edge: (_shaped((which == edge[1] - 1).astype(dtype), structure),)
+            for edge, structure in structures.items()
+        }
+
+    return LocalJacobian(structures, evaluate)
+
+
+def _convert(site: Site) -> LocalJacobian:
+    structure = diagonal_structure(
+        site.result_shape(), site.operand_shape(0), stored=None, index_map=True
+    )
+    return NOTHING if structure is None else constant({(0, 0): structure})
+
+
+ELEMENTWISE_RULES: dict[str, Rule] = {
+    **{name: _elementwise([partial]) for name, partial in UNARY.items()},
+    **{name: _elementwise(partials) for name, partials in BINARY.items()},
+    **dict.fromkeys(BY_JVP, _by_jvp),
+    **dict.fromkeys(WITHOUT_DERIVATIVE, lambda site: NOTHING),
+    "integer_pow": _integer_pow,
+    "select_n": _select,
+    "convert_element_type": _convert,
+}

@@ -1,0 +1,276 @@
+"""Primitives that only move entries: each result entry is one operand entry, or a fill value.
+
+Their partials have no values. Written as: result position and operand position as functions of the same
+loop variables.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from chainrule._jaxpr import bind_equation
+from chainrule.elimination._axes import Axis, Table
+from chainrule.elimination._rules._site import (
+    NOTHING,
+    Edge,
+    LocalJacobian,
+    Rule,
+    Site,
+    constant,
+    term_structure,
+)
+from chainrule.elimination._structure import Structure
+
+__all__ = ["MOVING_RULES", "moves_known"]
+
+
+def _move(
+    site: Site, sizes: Sequence[int], out_axes: Sequence[Axis], in_axes: Sequence[Axis],
+    *, result: int = 0, operand: int = 0,
+) -> dict[Edge, Structure]:  # fmt: skip
+    found = term_structure(
+        site.result_shape(result), site.operand_shape(operand), sizes, out_axes, in_axes,
+        index_map=True,
+    )  # fmt: skip
+    return {} if found is None else {(result, operand): found[0]}
+
+
+def _loops(sizes: Sequence[int]) -> list[Axis]:
+    return [Axis.of(v) for v in range(len(sizes))]
+
+
+def _reshape(site: Site) -> LocalJacobian:
+    if site.eqn.params.get("dimensions") is not None:
+        return _probe(site)
+    digits = _common_digits(site.operand_shape(0), site.result_shape())
+    if digits is None:
+        return _probe(site)
+    sizes, in_groups, out_groups = digits
+    out_axes, in_axes = _spell(out_groups, sizes), _spell(in_groups, sizes)
+    return constant(_move(site, sizes, out_axes, in_axes))
+
+
+def _common_digits(
+    first: Sequence[int], second: Sequence[int]
+) -> tuple[list[int], list[list[int]], list[list[int]]] | None:
+    """Loop sizes whose products give the lengths of both shapes, and which loops make which axis."""
+    sizes: list[int] = []
+    groups: tuple[list[list[int]], list[list[int]]] = ([[] for _ in first], [[] for _ in second])
+    rest = [list(first), list(second)]
+    at = [0, 0]
+    while True:
+        for side in (0, 1):
+            while at[side] < len(rest[side]) and rest[side][at[side]] == 1:
+                at[side] += 1
+        if at[0] == len(first) or at[1] == len(second):
+            return (sizes, *groups) if at[0] == len(first) and at[1] == len(second) else None
+        # Row-major order: the most significant digit comes first, so split from the outside.
+        n, m = rest[0][at[0]], rest[1][at[1]]
+        step = math.gcd(n, m)
+        if step not in (n, m) or step == 0:
+            return None
+        for side in (0, 1):
+            groups[side][at[side]].append(len(sizes))
+            rest[side][at[side]] //= step
+        sizes.append(step)
+
+
+def _spell(groups: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[Axis]:
+    axes = []
+    for group in groups:
+        stride, weights = 1, []
+        for variable in reversed(group):
+            weights.append((variable, stride))
+            stride *= sizes[variable]
+        axes.append(Axis.sum_of(0, weights))
+    return axes
+
+
+def _squeeze(site: Site) -> LocalJacobian:
+    dropped = {d % len(site.operand_shape(0)) for d in site.eqn.params["dimensions"]}
+    sizes = site.result_shape()
+    loops = iter(_loops(sizes))
+    in_axes = [Axis() if d in dropped else next(loops) for d in range(len(site.operand_shape(0)))]
+    return constant(_move(site, sizes, _loops(sizes), in_axes))
+
+
+def _expand_dims(site: Site) -> LocalJacobian:
+    added = {d % len(site.result_shape()) for d in site.eqn.params["dimensions"]}
+    sizes = site.operand_shape(0)
+    loops = iter(_loops(sizes))
+    out_axes = [Axis() if d in added else next(loops) for d in range(len(site.result_shape()))]
+    return constant(_move(site, sizes, out_axes, _loops(sizes)))
+
+
+def _broadcast_in_dim(site: Site) -> LocalJacobian:
+    sizes = site.result_shape()
+    targets = site.eqn.params["broadcast_dimensions"]
+    in_axes = [
+        Axis.of(d) if length == sizes[d] else Axis()
+        for d, length in zip(targets, site.operand_shape(0), strict=True)
+    ]
+    return constant(_move(site, sizes, _loops(sizes), in_axes))
+
+
+def _transpose(site: Site) -> LocalJacobian:
+    sizes = site.operand_shape(0)
+    out_axes = [Axis.of(d) for d in site.eqn.params["permutation"]]
+    return constant(_move(site, sizes, out_axes, _loops(sizes)))
+
+
+def _slice(site: Site) -> LocalJacobian:
+    sizes = site.result_shape()
+    starts = site.eqn.params["start_indices"]
+    strides = site.eqn.params["strides"] or (1,) * len(starts)
+    in_axes = [
+        Axis.of(d, offset=int(a), stride=int(s))
+        for d, (a, s) in enumerate(zip(starts, strides, strict=True))
+    ]
+    return constant(_move(site, sizes, _loops(sizes), in_axes))
+
+
+def _rev(site: Site) -> LocalJacobian:
+    sizes = site.result_shape()
+    flipped = site.eqn.params["dimensions"]
+    in_axes = [
+        Axis.of(d, offset=n - 1, stride=-1) if d in flipped else Axis.of(d)
+        for d, n in enumerate(sizes)
+    ]
+    return constant(_move(site, sizes, _loops(sizes), in_axes))
+
+
+def _concatenate(site: Site) -> LocalJacobian:
+    dimension = site.eqn.params["dimension"]
+    structures: dict[Edge, Structure] = {}
+    start = 0
+    for position in range(len(site.eqn.invars)):
+        sizes = site.operand_shape(position)
+        if site.wanted[position]:
+            out_axes = _loops(sizes)
+            out_axes[dimension] = Axis.of(dimension, offset=start)
+            structures |= _move(site, sizes, out_axes, _loops(sizes), operand=position)
+        start += sizes[dimension]
+    return constant(structures)
+
+
+def _split(site: Site) -> LocalJacobian:
+    dimension = site.eqn.params["axis"]
+    structures: dict[Edge, Structure] = {}
+    start = 0
+    for position in range(len(site.eqn.outvars)):
+        sizes = site.result_shape(position)
+        in_axes = _loops(sizes)
+        in_axes[dimension] = Axis.of(dimension, offset=start)
+        structures |= _move(site, sizes, _loops(sizes), in_axes, result=position)
+        start += sizes[dimension]
+    return constant(structures)
+
+
+def _pad(site: Site) -> LocalJacobian:
+    """`pad(x, fill)`: x moves, with gaps, and may lose its edges; `fill` goes everywhere else."""
+    from chainrule.elimination._rules._fallback import fallback
+
+    if site.wanted[1]:
+        return fallback(site)
+    sizes, out_axes, in_axes = [], [], []
+    lengths = zip(
+        site.operand_shape(0), site.result_shape(), site.eqn.params["padding_config"], strict=True
+    )
+    for d, (n, total, (low, _high, interior)) in enumerate(lengths):
+        step = interior + 1
+        first = max(0, -(low // step))
+        last = min(n - 1, (total - 1 - low) // step)
+        sizes.append(max(0, last - first + 1))
+        out_axes.append(Axis.of(d, offset=low + first * step, stride=step))
+        in_axes.append(Axis.of(d, offset=first))
+    return constant(_move(site, sizes, out_axes, in_axes))
+
+
+def moves_known(site: Site) -> bool:
+    """Whether all operands but the first, the indices, are known."""
+    return all(site.known(k) is not None for k in range(1, len(site.eqn.invars)))
+
+
+def _probe(site: Site) -> LocalJacobian:
+    """Find out where entries go by moving their numbers instead of them."""
+    source = _moved_numbers(site)
+    lost = source < 0
+    found = None if lost.any() else _fit(site, source)
+    if found is not None:
+        return constant(found)
+    kept = np.flatnonzero(~lost)
+    if kept.size == 0:
+        return NOTHING
+    out_axes = _coordinates(kept, site.result_shape())
+    in_axes = _coordinates(source.reshape(-1)[kept], site.operand_shape(0))
+    return constant(_move(site, [kept.size], out_axes, in_axes))
+
+
+def _moved_numbers(site: Site) -> np.ndarray:
+    """For every result entry the flat index of the operand entry that it is, or -1."""
+    shape = site.operand_shape(0)
+    # Numbers start at 1, so that a fill value of zero can be told from entry 0.
+    numbers = np.arange(1, math.prod(shape) + 1, dtype=np.int32).reshape(shape)
+    params = dict(site.eqn.params)
+    if params.get("fill_value", 0) is None:
+        params["fill_value"] = 0
+    with jax.ensure_compile_time_eval():
+        indices = [site.known(k) for k in range(1, len(site.eqn.invars))]
+        (moved,) = bind_equation(site.eqn, [numbers, *indices], params)
+    return np.asarray(moved).astype(np.int64) - 1
+
+
+def _fit(site: Site, source: np.ndarray) -> dict[Edge, Structure] | None:
+    """The move with one loop per result axis, if operand positions are sums over the result axes."""
+    sizes = site.result_shape()
+    coordinates = np.unravel_index(source, site.operand_shape(0)) if source.ndim else ()
+    in_axes = []
+    for coordinate in coordinates:
+        corner = coordinate[(0,) * source.ndim]
+        rows = [coordinate[_line(d, source.ndim)] - corner for d in range(source.ndim)]
+        total = np.asarray(corner)
+        for d, row in enumerate(rows):
+            total = total + row.reshape([-1 if e == d else 1 for e in range(source.ndim)])
+        if not np.array_equal(total, coordinate):
+            return None
+        in_axes.append(Axis.sum_of(int(corner), ((d, Table(row)) for d, row in enumerate(rows))))
+    if not source.ndim:
+        in_axes = _coordinates(source.reshape(1), site.operand_shape(0))
+    return _move(site, sizes, _loops(sizes), in_axes)
+
+
+def _line(d: int, rank: int) -> tuple[Any, ...]:
+    return tuple(slice(None) if e == d else 0 for e in range(rank))
+
+
+def _coordinates(flat: np.ndarray, shape: Sequence[int]) -> list[Axis]:
+    indices = np.unravel_index(flat, shape) if len(shape) else ()
+    return [Axis.sum_of(0, ((0, Table(index)),)) for index in indices]
+
+
+def _indexed(site: Site) -> LocalJacobian:
+    """Gathers and dynamic slices: moves when the indices are known, else by JAX's own rule."""
+    from chainrule.elimination._rules._fallback import fallback
+
+    return _probe(site) if moves_known(site) else fallback(site)
+
+
+MOVING_RULES: dict[str, Rule] = {
+    "reshape": _reshape,
+    "squeeze": _squeeze,
+    "expand_dims": _expand_dims,
+    "broadcast_in_dim": _broadcast_in_dim,
+    "transpose": _transpose,
+    "slice": _slice,
+    "rev": _rev,
+    "concatenate": _concatenate,
+    "split": _split,
+    "pad": _pad,
+    "gather": _indexed,
+    "dynamic_slice": _indexed,
+}

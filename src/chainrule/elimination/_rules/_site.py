@@ -1,0 +1,120 @@
+"""What a rule is given and what it gives back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from chainrule._jaxpr import JaxprEqn
+from chainrule.elimination._axes import Axis
+from chainrule.elimination._structure import Structure, canonical_term, structure_of
+
+__all__ = [
+    "NOTHING",
+    "Edge",
+    "LocalJacobian",
+    "Rule",
+    "Site",
+    "constant",
+    "is_complex",
+    "real_shape",
+    "term_structure",
+]
+
+Edge = tuple[int, int]
+"""(result, operand) of an equation, by position."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """An equation whose partials are wanted.
+
+    Attributes:
+        eqn: the equation.
+        known: from the position of an operand to its value, where that is known before anything runs,
+            else `None`.
+        wanted: per operand, whether a derivative with respect to it is needed.
+    """
+
+    eqn: JaxprEqn
+    known: Callable[[int], Any]
+    wanted: tuple[bool, ...]
+
+    @property
+    def wanted_operands(self) -> list[int]:
+        return [position for position, wanted in enumerate(self.wanted) if wanted]
+
+    def operand_shape(self, position: int) -> tuple[int, ...]:
+        return tuple(self.eqn.invars[position].aval.shape)
+
+    def result_shape(self, position: int = 0) -> tuple[int, ...]:
+        return tuple(self.eqn.outvars[position].aval.shape)
+
+    def known_scalar(self, position: int) -> float | None:
+        """The operand as a number, when it is a known real scalar."""
+        aval = self.eqn.invars[position].aval
+        if aval.shape or is_complex(aval):
+            return None
+        value = self.known(position)
+        return None if value is None else float(value)
+
+
+@dataclass(frozen=True)
+class LocalJacobian:
+    """The partials of one equation; edges that are missing are structurally zero.
+
+    Attributes:
+        structures: the structure of every edge.
+        evaluate: from the values of operands and results, the values of the edges' terms. It may leave
+            out edges whose terms have no values.
+    """
+
+    structures: Mapping[Edge, Structure]
+    evaluate: Callable[[Sequence[Any], Sequence[Any]], Mapping[Edge, tuple[Any, ...]]]
+
+
+Rule = Callable[[Site], LocalJacobian]
+
+NOTHING = LocalJacobian({}, lambda operands, results: {})
+
+
+def constant(structures: Mapping[Edge, Structure]) -> LocalJacobian:
+    """Partials without values: moves, sums, sign flips."""
+    return LocalJacobian(structures, lambda operands, results: {})
+
+
+def is_complex(aval: Any) -> bool:
+    return jnp.issubdtype(aval.dtype, jnp.complexfloating)
+
+
+def real_shape(aval: Any) -> tuple[int, ...]:
+    """The shape of a value seen as real numbers: complex ones have a last axis (real, imaginary)."""
+    return (*aval.shape, 2) if is_complex(aval) else tuple(aval.shape)
+
+
+def term_structure(
+    out_shape: Sequence[int],
+    in_shape: Sequence[int],
+    sizes: Sequence[int],
+    out_axes: Sequence[Axis],
+    in_axes: Sequence[Axis],
+    *,
+    stored: Sequence[int] | None = None,
+    coefficient: float = 1.0,
+    index_map: bool = False,
+) -> tuple[Structure, tuple[int, ...]] | None:
+    """A structure of one term, and the stored variables in the order of its value's axes.
+
+    `stored=None` means that there is no value. Returns `None` where there is no entry at all.
+    """
+    if math.prod(sizes) == 0:
+        return None
+    term, order = canonical_term(
+        tuple(out_shape), tuple(in_shape), dict(enumerate(sizes)), out_axes, in_axes, stored or (),
+        valued=stored is not None, coefficient=coefficient,
+    )  # fmt: skip
+    return structure_of([term], index_map=index_map), order

@@ -1,0 +1,123 @@
+"""Reductions and contractions: many operand entries make one result entry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from chainrule.elimination._axes import Axis
+from chainrule.elimination._rules._site import (
+    NOTHING,
+    Edge,
+    LocalJacobian,
+    Rule,
+    Site,
+    constant,
+    term_structure,
+)
+from chainrule.elimination._structure import Structure
+
+__all__ = ["SUMMING_RULES"]
+
+
+def _reduced(site: Site, *, stored: bool) -> Structure | None:
+    sizes = site.operand_shape(0)
+    axes = {d % len(sizes) for d in site.eqn.params["axes"]}
+    out_axes = [Axis.of(d) for d in range(len(sizes)) if d not in axes]
+    in_axes = [Axis.of(d) for d in range(len(sizes))]
+    order = [d for d in range(len(sizes)) if d not in axes] + sorted(axes)
+    found = term_structure(
+        site.result_shape(), sizes, sizes, out_axes, in_axes, stored=order if stored else None
+    )
+    return None if found is None else found[0]
+
+
+def _reduce_sum(site: Site) -> LocalJacobian:
+    structure = _reduced(site, stored=False)
+    return NOTHING if structure is None else constant({(0, 0): structure})
+
+
+def _reduce_extremum(site: Site) -> LocalJacobian:
+    """Entries that attain the extremum share the derivative, as JAX has it."""
+    structure = _reduced(site, stored=True)
+    if structure is None:
+        return NOTHING
+    axes = tuple(site.eqn.params["axes"])
+    rank = len(site.operand_shape(0))
+    kept = [d for d in range(rank) if d not in axes]
+
+    def evaluate(operands: Sequence[Any], results: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:
+        hit = (operands[0] == jnp.expand_dims(results[0], axes)).astype(results[0].dtype)
+        share = hit / hit.sum(axis=axes, keepdims=True)
+        value = share.transpose([*kept, *sorted(axes)])
+        return {(0, 0): (value.reshape(structure.terms[0].stored_shape),)}
+
+    return LocalJacobian({(0, 0): structure}, evaluate)
+
+
+def _dot_general(site: Site) -> LocalJacobian:
+    """z[b, m, n] = Σ_k x[b, m, k] · y[b, k, n]; ∂z/∂x is y, repeated along a diagonal in m."""
+    structures: dict[Edge, Structure] = {}
+    layouts = {}
+    for position in site.wanted_operands:
+        found = _dot_edge(site, position)
+        if found is not None:
+            structures[0, position], layouts[position] = found
+
+    def evaluate(operands: Sequence[Any], results: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:
+        values = {}
+        for position, order in layouts.items():
+            other = operands[1 - position].astype(results[0].dtype)
+            shape = structures[0, position].terms[0].stored_shape
+            values[0, position] = (other.transpose(order).reshape(shape),)
+        return values
+
+    return LocalJacobian(structures, evaluate)
+
+
+def _dot_edge(site: Site, position: int) -> tuple[Structure, list[int]] | None:
+    contracting, batch = site.eqn.params["dimension_numbers"]
+    shapes = site.operand_shape(0), site.operand_shape(1)
+    # One loop per batch pair, per free axis of either operand, and per contracted pair.
+    sizes: list[int] = []
+    loops: list[dict[int, int]] = [{}, {}]
+
+    def loop(*places: tuple[int, int]) -> None:
+        for side, axis in places:
+            loops[side][axis] = len(sizes)
+        side, axis = places[0]
+        sizes.append(shapes[side][axis])
+
+    for pair in zip(*batch, strict=True):
+        loop((0, pair[0]), (1, pair[1]))
+    for side in (0, 1):
+        for axis in range(len(shapes[side])):
+            if axis not in (*contracting[side], *batch[side]):
+                loop((side, axis))
+    out_rank = len(sizes)
+    for pair in zip(*contracting, strict=True):
+        loop((0, pair[0]), (1, pair[1]))
+
+    own, other = loops[position], loops[1 - position]
+    out_axes = [Axis.of(v) for v in range(out_rank)]
+    in_axes = [Axis.of(own[axis]) for axis in range(len(own))]
+    held = [other[axis] for axis in range(len(other))]
+    found = term_structure(
+        site.result_shape(), shapes[position], sizes, out_axes, in_axes, stored=held
+    )
+    if found is None:
+        return None
+    structure, order = found
+    # Loops of length 1 have no stored axis; where they stand does not matter to a reshape.
+    trivial = [v for v in held if v not in order]
+    return structure, [held.index(v) for v in (*order, *trivial)]
+
+
+SUMMING_RULES: dict[str, Rule] = {
+    "reduce_sum": _reduce_sum,
+    "reduce_max": _reduce_extremum,
+    "reduce_min": _reduce_extremum,
+    "dot_general": _dot_general,
+}

@@ -1,0 +1,254 @@
+"""The static shape of a Jacobian block: where its entries are, before any number is known.
+
+A block of the Jacobian, ∂(output of shape O)/∂(input of shape I), is a sum of *terms*
+
+    J[o, i] = coefficient · Σ_t  value[t_stored] · [o = out(t)] · [i = in(t)]
+
+over loop variables t. `out` and `in` are one `Axis` per array axis (see `_axes`). One formula covers the
+kinds a Jacobian is made of:
+
+    scalar, dense           every axis has a variable of its own
+    diagonal pair           one variable walks an output axis and an input axis (a batch axis, a map)
+    offset diagonal         the same with different offsets (slices, pads, stencils)
+    replicated              a variable that `value` is not stored over (broadcasts, sums)
+    selection, permutation  an axis with a table (gathers with known indices)
+    ±1, constants           no value at all, only the coefficient
+
+Structures are interned: equal ones are the same object, so that products and sums can be memoised by
+identity. The numbers live elsewhere (`_values`), in arrays that may be traced.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from chainrule.elimination._axes import Axis, positions, substitute
+
+__all__ = ["Structure", "Term", "canonical_term", "dense_term", "structure_of", "zero_structure"]
+
+Shape = tuple[int, ...]
+
+# Weak, because constants of the user's become coefficients: what nobody uses any more is forgotten.
+_interned: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
+
+
+def _intern(key: Any, make: Any) -> Any:
+    found = _interned.get(key)
+    return _interned.setdefault(key, make()) if found is None else found
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """One summand of a block. Make it with `canonical_term`, which interns.
+
+    Attributes:
+        out_shape: shape of the output array.
+        in_shape: shape of the input array.
+        sizes: how far every loop variable runs; all at least 2.
+        out_axes: where an iteration lands in the output, per axis.
+        in_axes: where it lands in the input, per axis.
+        stored: the variables that `value` has an axis for, ascending.
+        valued: whether there is a value array; otherwise all entries equal the coefficient.
+        coefficient: static factor of every entry.
+    """
+
+    out_shape: Shape
+    in_shape: Shape
+    sizes: Shape
+    out_axes: tuple[Axis, ...]
+    in_axes: tuple[Axis, ...]
+    stored: tuple[int, ...]
+    valued: bool
+    coefficient: float
+
+    @cached_property
+    def place(self) -> tuple[Any, ...]:
+        """What has to agree for two terms to be added entry by entry."""
+        return self.sizes, self.out_axes, self.in_axes
+
+    @property
+    def entries(self) -> int:
+        """The number of loop iterations, that is of structural non-zeros."""
+        return math.prod(self.sizes)
+
+    @property
+    def stored_shape(self) -> Shape:
+        return tuple(self.sizes[v] for v in self.stored)
+
+    def flat_positions(self) -> tuple[np.ndarray, np.ndarray]:
+        """The flat output and input index of every entry, over the grid of all variables."""
+        grid = range(len(self.sizes))
+        sizes = dict(enumerate(self.sizes))
+        rows = _flat(self.out_axes, self.out_shape, grid, sizes)
+        columns = _flat(self.in_axes, self.in_shape, grid, sizes)
+        return np.broadcast_to(rows, self.sizes), np.broadcast_to(columns, self.sizes)
+
+    def transposed(self) -> tuple[Term, tuple[int, ...]]:
+        """The term of the transposed block, and how to transpose the value for it."""
+        term, order = canonical_term(
+            self.in_shape, self.out_shape, dict(enumerate(self.sizes)),
+            self.in_axes, self.out_axes, self.stored,
+            valued=self.valued, coefficient=self.coefficient,
+        )  # fmt: skip
+        return term, tuple(self.stored.index(v) for v in order)
+
+    def with_coefficient(self, coefficient: float) -> Term:
+        """The same places with another static factor."""
+        return _make_term(
+            self.out_shape, self.in_shape, self.sizes, self.out_axes, self.in_axes, self.stored,
+            self.valued, coefficient,
+        )  # fmt: skip
+
+    def with_stored(self, stored: Sequence[int]) -> Term:
+        """The same places with a value over the given variables, and no coefficient."""
+        return _make_term(
+            self.out_shape, self.in_shape, self.sizes, self.out_axes, self.in_axes, tuple(stored),
+            True, 1.0,
+        )  # fmt: skip
+
+
+def _flat(axes: Sequence[Axis], shape: Shape, grid: range, sizes: Mapping[int, int]) -> np.ndarray:
+    total = np.zeros((1,) * len(grid), dtype=np.int64)
+    for axis, length in zip(axes, shape, strict=True):
+        total = total * length + positions(axis, grid, sizes)
+    return total
+
+
+def _make_term(*fields: Any) -> Term:
+    return _intern((Term, *fields), lambda: Term(*fields))
+
+
+def canonical_term(
+    out_shape: Shape,
+    in_shape: Shape,
+    sizes: Mapping[int, int],
+    out_axes: Sequence[Axis],
+    in_axes: Sequence[Axis],
+    stored: Sequence[int],
+    *,
+    valued: bool,
+    coefficient: float = 1.0,
+) -> tuple[Term, tuple[int, ...]]:
+    """The interned term, with variables numbered in order of first appearance.
+
+    Args:
+        out_shape: shape of the output array.
+        in_shape: shape of the input array.
+        sizes: size of every variable that occurs.
+        out_axes: position in the output, per axis.
+        in_axes: position in the input, per axis.
+        stored: the variables of the value's axes, in the order of those axes.
+        valued: whether there is a value.
+        coefficient: static factor.
+
+    Returns:
+        The term, and the variables of `stored` in the order in which the term's value wants its axes
+        (variables of size 1 have none; the caller squeezes them).
+    """
+    trivial = {v: Axis() for v, size in sizes.items() if size == 1}
+    out_axes = [substitute(axis, trivial, sizes) for axis in out_axes]
+    in_axes = [substitute(axis, trivial, sizes) for axis in in_axes]
+    names: dict[int, int] = {}
+    for axis in (*out_axes, *in_axes):
+        for variable in axis.variables:
+            names.setdefault(variable, len(names))
+    new_sizes = {new: sizes[old] for old, new in names.items()}
+    renamed = {old: Axis.of(new) for old, new in names.items()}
+    kept = sorted((v for v in stored if v in names), key=names.__getitem__)
+    term = _make_term(
+        tuple(out_shape), tuple(in_shape), tuple(new_sizes[i] for i in range(len(names))),
+        tuple(substitute(axis, renamed, new_sizes) for axis in out_axes),
+        tuple(substitute(axis, renamed, new_sizes) for axis in in_axes),
+        tuple(names[v] for v in kept), valued, coefficient,
+    )  # fmt: skip
+    return term, tuple(kept)
+
+
+def dense_term(out_shape: Shape, in_shape: Shape) -> Term:
+    """A value for every pair of an output and an input element."""
+    sizes = dict(enumerate((*out_shape, *in_shape)))
+    axes = [Axis.of(v) for v in sizes]
+    split = len(out_shape)
+    return canonical_term(
+        out_shape, in_shape, sizes, axes[:split], axes[split:], tuple(sizes), valued=True
+    )[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """The structure of a whole block: its terms. No term means structurally zero.
+
+    Attributes:
+        out_shape: shape of the output array.
+        in_shape: shape of the input array.
+        terms: the summands.
+        index_map: the block only moves entries (reshape, slice, transpose, …); products with it are
+            free in the counting convention, because nobody would multiply there.
+    """
+
+    out_shape: Shape
+    in_shape: Shape
+    terms: tuple[Term, ...]
+    index_map: bool = False
+
+    @property
+    def entries(self) -> int:
+        """Structural non-zeros, terms counted one by one."""
+        return sum(term.entries for term in self.terms)
+
+    @property
+    def is_zero(self) -> bool:
+        return not self.terms
+
+    def __repr__(self) -> str:
+        kind = " + ".join(describe_term(term) for term in self.terms) or "zero"
+        return f"{list(self.out_shape)} × {list(self.in_shape)}: {kind}"
+
+
+def structure_of(terms: Sequence[Term], *, index_map: bool = False) -> Structure:
+    """The interned structure of at least one term."""
+    fields = (terms[0].out_shape, terms[0].in_shape, tuple(terms), index_map)
+    return _intern((Structure, *fields), lambda: Structure(*fields))
+
+
+def zero_structure(out_shape: Shape, in_shape: Shape) -> Structure:
+    """The structure of a block without entries."""
+    fields = (tuple(out_shape), tuple(in_shape), (), False)
+    return _intern((Structure, *fields), lambda: Structure(*fields))
+
+
+def describe_term(term: Term) -> str:
+    """A term in words, as `repr` of structures and results show it."""
+    if not term.sizes:
+        kind = "entry" if term.out_shape or term.in_shape else "scalar"
+    else:
+        in_out = {v for axis in term.out_axes for v in axis.variables}
+        in_in = {v for axis in term.in_axes for v in axis.variables}
+        parts = []
+        diagonal = len(in_out & in_in)
+        if diagonal:
+            shifted = any(_is_offset_pair(term, v) for v in in_out & in_in)
+            parts.append(f"{'offset-' if shifted else ''}diagonal({diagonal})")
+        dense = (in_out | in_in) - (in_out & in_in)
+        replicated = dense - set(term.stored)
+        if dense - replicated:
+            parts.append(f"dense({len(dense - replicated)})")
+        if replicated:
+            parts.append(f"replicated({len(replicated)})")
+        kind = "×".join(parts)
+    if not term.valued:
+        return kind if term.coefficient == 1 else f"{term.coefficient:g}·{kind}"
+    return kind
+
+
+def _is_offset_pair(term: Term, variable: int) -> bool:
+    out = {axis.offset for axis in term.out_axes if variable in axis.variables}
+    inside = {axis.offset for axis in term.in_axes if variable in axis.variables}
+    return out != inside
