@@ -20,6 +20,7 @@ from chainrule.runtime.jax_recipes._products import (
     jax_vjp,
 )
 from chainrule.runtime.jax_recipes._residuals import jax_apply
+from chainrule.runtime.jax_recipes._sparse_jacobian import jax_sparse_jacobian
 
 __all__ = [
     "jax_abstract_eval",
@@ -28,6 +29,7 @@ __all__ = [
     "jax_implicit",
     "jax_jacobian",
     "jax_jvp",
+    "jax_sparse_jacobian",
     "jax_value_and_vjp",
     "jax_vjp",
     "set_jax_vjp_cache_size",

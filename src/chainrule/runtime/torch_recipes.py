@@ -1,0 +1,323 @@
+"""One-line endpoint bodies around a torch function, the twins of `chainrule.runtime.jax_recipes`.
+
+`apply_fn` takes and returns nested dictionaries; arrays arrive as tensors. Derivatives come from
+`torch.func`, so `apply_fn` must be free of in-place changes to its inputs. Results are NumPy arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from chainrule._errors import PathError
+from chainrule._trees import flatten_with_paths, get_at_path, is_arraylike, set_at_path
+from chainrule.runtime._derivatives._layout import canonical, check_keys
+
+__all__ = [
+    "torch_abstract_eval",
+    "torch_apply",
+    "torch_hessian_vector_product",
+    "torch_jacobian",
+    "torch_jvp",
+    "torch_value_and_vjp",
+    "torch_vjp",
+]
+
+Apply = Callable[[Any], Any]
+Tensors = dict[str, torch.Tensor]
+
+
+def torch_apply(apply_fn: Apply, inputs: Any) -> Any:
+    """Call a torch function `dict -> dict` with an endpoint's inputs; tensors come back as arrays."""
+    with torch.no_grad():
+        return _map_leaves(_to_array, apply_fn(_to_tensors(inputs)))
+
+
+def torch_jacobian(
+    apply_fn: Apply,
+    inputs: Any,
+    jac_inputs: Collection[str],
+    jac_outputs: Collection[str],
+    *,
+    mode: Literal["auto", "forward", "reverse"] = "auto",
+) -> dict[str, dict[str, np.ndarray]]:
+    """The Jacobian of a torch function, by forward or reverse mode, whichever takes fewer passes.
+
+    Args:
+        apply_fn: the function.
+        inputs: a model or nested mappings.
+        jac_inputs: paths of the inputs.
+        jac_outputs: paths of the outputs.
+        mode: how to accumulate.
+
+    Returns:
+        `{output path: {input path: array of output shape + input shape}}`.
+    """
+    narrowed = _narrow(apply_fn, inputs, jac_inputs, jac_outputs)
+    with torch.no_grad():
+        outputs, (exact, _) = narrowed.function(narrowed.primals)
+    if mode == "auto":
+        mode = "forward" if _size(narrowed.primals) <= _size(outputs) else "reverse"
+    transform = torch.func.jacfwd if mode == "forward" else torch.func.jacrev
+    blocks: Any = {}
+    if narrowed.primals and outputs:
+        blocks, _ = transform(narrowed.function, has_aux=True)(narrowed.primals)
+    everything = narrowed.primals | narrowed.exact
+    return {
+        out: {
+            path: _to_array(blocks[out][path])
+            if out in outputs and path in narrowed.primals
+            else np.zeros((*(outputs | exact)[out].shape, *everything[path].shape))
+            for path in canonical(jac_inputs)
+        }
+        for out in canonical(jac_outputs)
+    }
+
+
+def torch_jvp(
+    apply_fn: Apply,
+    inputs: Any,
+    jvp_inputs: Collection[str],
+    jvp_outputs: Collection[str],
+    tangent_vector: Mapping[str, Any],
+    *,
+    batched: bool = False,
+) -> dict[str, np.ndarray]:
+    """The Jacobian-vector product of a torch function.
+
+    Args:
+        apply_fn: the function.
+        inputs: a model or nested mappings.
+        jvp_inputs: paths of the inputs.
+        jvp_outputs: paths of the outputs.
+        tangent_vector: `{input path: array}`.
+        batched: whether tangents carry a leading batch axis; the result then does too.
+
+    Returns:
+        `{output path: array}`.
+    """
+    narrowed = _narrow(apply_fn, inputs, jvp_inputs, jvp_outputs)
+    check_keys(tangent_vector, canonical(jvp_inputs), "tangent_vector")
+    tangents = _fit(tangent_vector, narrowed.primals, batched)
+
+    def push(tangent: Tensors) -> Tensors:
+        _, pushed, (exact, _) = torch.func.jvp(
+            narrowed.function, (narrowed.primals,), (tangent,), has_aux=True
+        )
+        return pushed | _zeros(exact)
+
+    return _to_arrays(torch.func.vmap(push)(tangents) if batched else push(tangents))
+
+
+def torch_vjp(
+    apply_fn: Apply,
+    inputs: Any,
+    vjp_inputs: Collection[str],
+    vjp_outputs: Collection[str],
+    cotangent_vector: Mapping[str, Any],
+    *,
+    batched: bool = False,
+) -> dict[str, np.ndarray]:
+    """The vector-Jacobian product of a torch function; arguments as in `torch_jvp`.
+
+    Returns:
+        `{input path: array}`.
+    """
+    narrowed = _narrow(apply_fn, inputs, vjp_inputs, vjp_outputs)
+    check_keys(cotangent_vector, canonical(vjp_outputs), "cotangent_vector")
+    outputs, pull, _ = torch.func.vjp(narrowed.function, narrowed.primals, has_aux=True)
+    cotangents = _fit(cotangent_vector, outputs, batched)
+
+    def pull_back(cotangent: Tensors) -> Tensors:
+        return pull(cotangent)[0] | _zeros(narrowed.exact)
+
+    return _to_arrays(torch.func.vmap(pull_back)(cotangents) if batched else pull_back(cotangents))
+
+
+def torch_value_and_vjp(
+    apply_fn: Apply,
+    inputs: Any,
+    vjp_inputs: Collection[str],
+    vjp_outputs: Collection[str],
+    cotangent_vector: Mapping[str, Any],
+) -> tuple[Any, dict[str, np.ndarray]]:
+    """All outputs and the vector-Jacobian product, from one forward and one backward pass."""
+    narrowed = _narrow(apply_fn, inputs, vjp_inputs, vjp_outputs)
+    check_keys(cotangent_vector, canonical(vjp_outputs), "cotangent_vector")
+    outputs, pull, (_, tensors) = torch.func.vjp(narrowed.function, narrowed.primals, has_aux=True)
+    (gradient,) = pull(_fit(cotangent_vector, outputs, False))
+    return narrowed.outputs(tensors), _to_arrays(gradient | _zeros(narrowed.exact))
+
+
+def torch_hessian_vector_product(
+    apply_fn: Apply,
+    inputs: Any,
+    hvp_inputs: Collection[str],
+    hvp_outputs: Collection[str],
+    cotangent_vector: Mapping[str, Any],
+    tangent_vector: Mapping[str, Any],
+) -> dict[str, np.ndarray]:
+    """The Hessian of ⟨cotangent, outputs⟩ times the tangent; arguments as in `jax_recipes`."""
+    narrowed = _narrow(apply_fn, inputs, hvp_inputs, hvp_outputs)
+    check_keys(cotangent_vector, canonical(hvp_outputs), "cotangent_vector")
+    check_keys(tangent_vector, canonical(hvp_inputs), "tangent_vector")
+
+    def gradient(primals: Tensors) -> Tensors:
+        outputs, pull, _ = torch.func.vjp(narrowed.function, primals, has_aux=True)
+        return pull(_fit(cotangent_vector, outputs, False))[0]
+
+    directions = _fit(tangent_vector, narrowed.primals, False)
+    _, product = torch.func.jvp(gradient, (narrowed.primals,), (directions,))
+    return _to_arrays(product | _zeros(narrowed.exact))
+
+
+def torch_abstract_eval(apply_fn: Apply, abstract_inputs: Any) -> Any:
+    """Evaluate a torch function on shapes, with tensors that hold no data.
+
+    Args:
+        apply_fn: the function.
+        abstract_inputs: inputs whose arrays are `{"shape": ..., "dtype": ...}`.
+
+    Returns:
+        The outputs, arrays again as `{"shape": ..., "dtype": ...}`.
+    """
+    dumped = hasattr(abstract_inputs, "model_dump")
+    tree = abstract_inputs.model_dump() if dumped else abstract_inputs
+    with FakeTensorMode(), torch.no_grad():
+        outputs = apply_fn(_map_leaves(_empty, tree, is_leaf=_is_aval))
+    return _map_leaves(_aval, outputs)
+
+
+@dataclass(frozen=True)
+class _Narrowed:
+    """A function of the selected inputs that can vary.
+
+    Attributes:
+        function: `{input path: tensor}` → `({output path: tensor}, (exact outputs, all tensors))`.
+        primals: the selected inputs that can vary.
+        exact: the selected inputs that are integer or boolean; their derivative is zero.
+        seen: the outputs of the last call. `torch.func` lets only tensors out of a function, so what else
+            there is (text, `None`) is left here.
+    """
+
+    function: Callable[[Tensors], tuple[Tensors, tuple[Tensors, Tensors]]]
+    primals: Tensors
+    exact: Tensors
+    seen: dict[str, Any]
+
+    def outputs(self, tensors: Tensors) -> Any:
+        """All outputs, with arrays for the tensors."""
+        return set_at_path(self.seen["outputs"], _to_arrays(tensors))
+
+
+def _narrow(
+    apply_fn: Apply, inputs: Any, input_paths: Collection[str], output_paths: Collection[str]
+) -> _Narrowed:
+    tree = _to_tensors(inputs)
+    primals, exact = _by_exactness(_select(tree, canonical(input_paths)))
+    seen: dict[str, Any] = {}
+
+    def function(values: Tensors) -> tuple[Tensors, tuple[Tensors, Tensors]]:
+        outputs = seen["outputs"] = apply_fn(set_at_path(tree, values))
+        leaves = flatten_with_paths(outputs)
+        tensors = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
+        varying, fixed = _by_exactness(_select(outputs, canonical(output_paths)))
+        return varying, (fixed, tensors)
+
+    return _Narrowed(function, primals, exact, seen)
+
+
+def _select(tree: Any, paths: tuple[str, ...]) -> Tensors:
+    return {path: _numeric(get_at_path(tree, path), path) for path in paths}
+
+
+def _numeric(leaf: Any, path: str) -> torch.Tensor:
+    if isinstance(leaf, (bool, int, float, complex)):
+        return torch.as_tensor(leaf)
+    if not isinstance(leaf, torch.Tensor):
+        raise PathError(
+            f"Expected an array at {path!r} to differentiate, found {type(leaf).__name__}. "
+            "Leave this path out, or give it a value.",
+            code="path_not_differentiable",
+            path=path,
+        )
+    return leaf
+
+
+def _by_exactness(tensors: Tensors) -> tuple[Tensors, Tensors]:
+    inexact = {p: t for p, t in tensors.items() if t.is_floating_point() or t.is_complex()}
+    return inexact, {path: t for path, t in tensors.items() if path not in inexact}
+
+
+def _fit(vector: Mapping[str, Any], like: Tensors, batched: bool) -> Tensors:
+    """Tangents or cotangents in the shapes and dtypes of what they belong to."""
+    fitted = {}
+    for path, tensor in like.items():
+        value = torch.as_tensor(np.array(vector[path])).to(tensor.dtype)
+        fitted[path] = value.broadcast_to((*value.shape[: int(batched)], *tensor.shape))
+    return fitted
+
+
+def _zeros(tensors: Tensors) -> Tensors:
+    return {path: torch.zeros_like(tensor) for path, tensor in tensors.items()}
+
+
+def _size(tensors: Tensors) -> int:
+    return sum(math.prod(tensor.shape) for tensor in tensors.values())
+
+
+def _to_tensors(inputs: Any) -> Any:
+    tree = inputs.model_dump() if hasattr(inputs, "model_dump") else inputs
+    return _map_leaves(_to_tensor, tree)
+
+
+def _to_tensor(leaf: Any) -> Any:
+    # Copied: an endpoint's arrays are read-only views, which torch would warn about.
+    is_numeric = is_arraylike(leaf) and np.asarray(leaf).dtype.kind in "biufc"
+    return torch.as_tensor(np.array(leaf)) if is_numeric else leaf
+
+
+def _to_array(leaf: Any) -> Any:
+    return leaf.detach().cpu().resolve_conj().numpy() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _to_arrays(tensors: Tensors) -> dict[str, np.ndarray]:
+    return {path: _to_array(tensor) for path, tensor in tensors.items()}
+
+
+def _map_leaves(
+    function: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], bool] = lambda node: False
+) -> Any:
+    if is_leaf(tree):
+        return function(tree)
+    if isinstance(tree, Mapping):
+        return {key: _map_leaves(function, value, is_leaf) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_map_leaves(function, value, is_leaf) for value in tree)
+    return function(tree)
+
+
+def _is_aval(node: Any) -> bool:
+    if isinstance(node, Mapping):
+        return set(node) == {"shape", "dtype"} and isinstance(node["shape"], (tuple, list))
+    return is_arraylike(node)
+
+
+def _empty(node: Any) -> Any:
+    if not _is_aval(node):
+        return node
+    facts = node if isinstance(node, Mapping) else {"shape": node.shape, "dtype": node.dtype}
+    dtype = getattr(torch, np.dtype(facts["dtype"]).name)
+    return torch.empty(tuple(facts["shape"]), dtype=dtype)
+
+
+def _aval(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return {"shape": tuple(leaf.shape), "dtype": str(leaf.dtype).removeprefix("torch.")}
