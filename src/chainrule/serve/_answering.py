@@ -1,0 +1,135 @@
+"""From a call's bytes to a reply's bytes, once, in one direction: the whole work of a worker."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from typing import Any
+
+from chainrule._errors import ChainruleError, ComponentError, DecodeError, InputError, LimitError
+from chainrule.runtime._codec import (
+    BinrefWriter,
+    Negotiated,
+    decode_body,
+    encode_body,
+    negotiate,
+)
+from chainrule.runtime._component import LocalComponent
+from chainrule.runtime._runs import Run
+from chainrule.serve._calls import Call, Facts, Reply
+from chainrule.serve._problems import problem_reply
+
+__all__ = ["Answerer"]
+
+_log = logging.getLogger(__name__)
+
+
+class Answerer:
+    """Answers calls with one component. Runs wherever author code may run, never on the event loop.
+
+    Args:
+        component: the component.
+    """
+
+    def __init__(self, component: LocalComponent) -> None:
+        self._component = component
+        self._config = component.config
+
+    @property
+    def facts(self) -> Facts:
+        """What the server tells about the component."""
+        component = self._component
+        return Facts(
+            component.name,
+            component.version,
+            component.description,
+            [name for name in component.available_endpoints if name != "health"],
+            component.openapi_schema,
+            self._config.limits.max_body_bytes,
+        )
+
+    def answer(self, call: Call) -> Reply:
+        """Decode, compute, encode. Whatever goes wrong becomes a problem reply."""
+        try:
+            return self._answer(call)
+        except ChainruleError as error:
+            return problem_reply(error, debug=self._config.debug)
+        except (Exception, RecursionError) as error:
+            _log.exception("%s failed outside of the component", call.endpoint)
+            hidden = ComponentError(
+                f"The server failed on this request ({type(error).__name__}).",
+                code="internal_error",
+            )
+            hidden.__cause__ = error
+            return problem_reply(hidden, debug=self._config.debug)
+
+    def _answer(self, call: Call) -> Reply:
+        config = self._config
+        form = negotiate(
+            call.accept,
+            default_format=config.output_format,
+            default_compression=config.compression,
+        )
+        run = Run(config, run_id=call.run_id)
+        body = _expand(call.body, call.content_encoding, config.limits.max_body_bytes)
+        payload = decode_body(
+            body, media_type=call.content_type, grants=config.grants, limits=config.limits
+        )
+        if not isinstance(payload, dict):
+            raise InputError(
+                f"Expected an object as body; found {type(payload).__name__}.", code="invalid_input"
+            )
+        result = self._component.call(call.endpoint, payload, run=run)
+        if call.endpoint == "abstract_eval" and form.format.startswith("json"):
+            form = Negotiated("json")
+        return Reply(200, form.media_type, self._encode(result, form, run))
+
+    def _encode(self, result: Any, form: Negotiated, run: Run) -> list[Any]:
+        options: dict[str, Any] = {"compression": form.compression, "sparse": form.sparse}
+        if form.format != "json+binref":
+            return encode_body(result, format=form.format, **options)
+        with BinrefWriter(self._config.output_path, run=run.folder.name) as writer:
+            return encode_body(result, format=form.format, writer=writer, **options)
+
+
+def _expand(body: Any, encoding: str, max_bytes: int) -> Any:
+    """Undo a `Content-Encoding`, never past the limit."""
+    if encoding in ("", "identity"):
+        return body
+    if encoding == "gzip":
+        content = _expand_gzip(body, max_bytes)
+    elif encoding == "zstd":
+        content = _expand_zstd(body, max_bytes)
+    else:
+        raise DecodeError(
+            f"Content-Encoding {encoding[:40]!r} is not understood; send gzip, zstd or none.",
+            code="unsupported_content_encoding",
+        )
+    if len(content) > max_bytes:
+        raise LimitError(f"The body expands to more than {max_bytes} bytes.", code="body_too_large")
+    return content
+
+
+def _expand_gzip(body: Any, max_bytes: int) -> bytes:
+    stream = zlib.decompressobj(wbits=31)
+    try:
+        content = stream.decompress(body, max_bytes + 1)
+    except zlib.error:
+        raise _damaged("gzip") from None
+    if len(content) <= max_bytes and not stream.eof:
+        raise _damaged("gzip")
+    return content
+
+
+def _expand_zstd(body: Any, max_bytes: int) -> bytes:
+    import zstandard
+
+    try:
+        with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(body) as reader:
+            return reader.read(max_bytes + 1)
+    except zstandard.ZstdError:
+        raise _damaged("zstd") from None
+
+
+def _damaged(encoding: str) -> DecodeError:
+    return DecodeError(f"The body is not sound {encoding}.", code="bad_content_encoding")

@@ -1,0 +1,190 @@
+"""The ASGI application: components in, routes out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from chainrule._errors import DefinitionError
+from chainrule.runtime._component import LocalComponent
+from chainrule.runtime._config import ComponentConfig
+from chainrule.runtime._samehost import SegmentPool, is_supported
+from chainrule.serve._endpoint import Endpoint
+from chainrule.serve._inline import ThreadPool
+from chainrule.serve._options import ServeOptions
+from chainrule.serve._page import page_route
+from chainrule.serve._pool import ProcessPool
+from chainrule.serve._problems import PROBLEM
+from chainrule.serve._security import BearerToken
+from chainrule.serve._service import Pool, Service
+from chainrule.serve._status import status_routes
+
+__all__ = ["Server", "create_app"]
+
+
+def create_app(
+    components: Any,
+    *,
+    options: ServeOptions | None = None,
+    config: ComponentConfig | None = None,
+) -> Any:
+    """An ASGI application that serves components, for uvicorn or any other server.
+
+    Args:
+        components: one source or several: paths, `path.py:name`, modules, functions or components (see
+            `chainrule.runtime`). Worker processes load them themselves, so with `workers > 0` a source is
+            a path or something that can be pickled.
+        options: how to serve.
+        config: settings of every component.
+
+    Returns:
+        The application. The first component answers at `/`, all of them at `/c/<name>/`.
+    """
+    return Server(components, options=options or ServeOptions(), config=config).app
+
+
+class Server:
+    """The components of one application and what runs them.
+
+    Attributes:
+        app: the ASGI application.
+        services: name → component, once started.
+    """
+
+    def __init__(
+        self, components: Any, *, options: ServeOptions, config: ComponentConfig | None = None
+    ) -> None:
+        self._options = options
+        self._config = (config or ComponentConfig()).replace(debug=options.debug)
+        self._pools = [self._make_pool(source) for source in _as_sources(components)]
+        self._segments = SegmentPool("s") if is_supported() else None
+        self.services: dict[str, Service] = {}
+        self.startup_error: BaseException | None = None
+        self._starlette = Starlette(
+            lifespan=self._lifespan, exception_handlers={HTTPException: _on_http_exception}
+        )
+        token = options.read_token()
+        self.app: Any = self._starlette if token is None else BearerToken(self._starlette, token)
+
+    def _make_pool(self, source: Any) -> Pool:
+        options = self._options
+        config = self._config_of(source)
+        limits: dict[str, Any] = {"timeout_s": options.timeout_s, "max_queue": options.max_queue}
+        if options.workers == 0:
+            return ThreadPool(source, config, **limits)
+        return ProcessPool(
+            source,
+            config,
+            workers=options.workers,
+            startup_timeout_s=options.startup_timeout_s,
+            **limits,
+        )
+
+    def _config_of(self, source: Any) -> ComponentConfig:
+        if isinstance(source, LocalComponent):
+            return source.config.replace(debug=self._options.debug)
+        return self._config
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        try:
+            await self._start()
+        except BaseException as error:
+            self.startup_error = error
+            await self.stop()
+            raise
+        try:
+            yield
+        finally:
+            await self.stop()
+
+    async def _start(self) -> None:
+        for pool in self._pools:
+            facts = await pool.start()
+            name = _url_name(facts.name)
+            if name in self.services:
+                raise DefinitionError(
+                    f"Two components are called {name!r}; give one another name.",
+                    code="duplicate_component",
+                )
+            self.services[name] = Service(pool, facts)
+        self._starlette.router.routes[:] = self._routes()
+
+    def _routes(self) -> list[Any]:
+        first = next(iter(self.services.values()))
+        routes: list[Any] = self._component_routes("", first)
+        routes += status_routes(self.services)
+        for name, service in self.services.items():
+            routes += self._component_routes(f"/c/{name}", service)
+            routes += [Route(f"/c/{name}/health", _health, methods=["GET"])]
+        return routes
+
+    def _component_routes(self, prefix: str, service: Service) -> list[Any]:
+        facts = service.facts
+
+        async def openapi(request: Request) -> Response:
+            return JSONResponse(facts.openapi)
+
+        endpoints = [
+            Route(
+                f"{prefix}/{name}",
+                Endpoint(service, name, self._options, self._segments),
+                methods=["POST"],
+            )
+            for name in facts.endpoints
+        ]
+        return [
+            *endpoints,
+            Route(f"{prefix}/openapi.json", openapi, methods=["GET"]),
+            page_route(f"{prefix}/docs", facts),
+        ]
+
+    async def drain(self) -> None:
+        """Take no new calls; give those under way the grace period, then stop the workers."""
+        for pool in self._pools:
+            await pool.drain(self._options.grace_s)
+        await self.stop()
+
+    async def stop(self) -> None:
+        """End all workers."""
+        for pool in self._pools:
+            await pool.stop()
+
+
+def _as_sources(components: Any) -> list[Any]:
+    several = isinstance(components, Sequence) and not isinstance(components, str)
+    sources = list(components) if several else [components]
+    if not sources:
+        raise DefinitionError("There is no component to serve.", code="no_component")
+    return sources
+
+
+def _url_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") or "component"
+
+
+async def _health(request: Request) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+    content = {
+        "type": f"urn:chainrule:error:{code}",
+        "status": error.status_code,
+        "code": code,
+        "message": error.detail,
+        "detail": error.detail,
+    }
+    return JSONResponse(
+        content, status_code=error.status_code, headers=error.headers, media_type=PROBLEM
+    )

@@ -1,0 +1,84 @@
+"""What passes between the layers of the server: a call as bytes, a reply as bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from chainrule._errors import TransportError
+
+__all__ = ["Call", "CallError", "Facts", "Reply", "stopping", "unavailable"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request to one endpoint of one component, undecoded.
+
+    Attributes:
+        endpoint: name of the endpoint.
+        body: the bytes, or a body that lies in a segment.
+        content_type, content_encoding, accept: the headers of these names.
+        run_id: what the caller wants its files to be known by.
+    """
+
+    endpoint: str
+    body: Any
+    content_type: str = "application/json"
+    content_encoding: str = ""
+    accept: str | None = None
+    run_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An encoded answer.
+
+    Attributes:
+        status: HTTP status.
+        content_type: media type of the body.
+        pieces: buffers which, one after the other, are the body.
+        retry_after_s: when a caller that was turned away may come back.
+    """
+
+    status: int
+    content_type: str
+    pieces: list[Any]
+    retry_after_s: int | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a server says about a component without asking it again."""
+
+    name: str
+    version: str
+    description: str
+    endpoints: list[str]
+    openapi: dict[str, Any] = field(repr=False)
+    max_body_bytes: int
+
+
+class CallError(TransportError):
+    """A call that got no answer from the component: its worker died, hung, or was never free.
+
+    Attributes:
+        http_status: 502 crashed, 503 no room or stopping, 504 too slow.
+        retry_after_s: when to try again; `None` when that would not help.
+    """
+
+    def __init__(
+        self, message: str, *, status: int, retry_after_s: int | None = None, **facts: Any
+    ) -> None:
+        super().__init__(message, **facts)
+        self.http_status = status  # type: ignore[misc]
+        self.retry_after_s = retry_after_s
+
+
+def unavailable(message: str, code: str, retry_after_s: int = 1) -> CallError:
+    """A 503: nothing was run, come back later."""
+    return CallError(message, code=code, status=503, retry_after_s=retry_after_s)
+
+
+def stopping() -> CallError:
+    """What callers get while the server stops."""
+    return unavailable("The server is stopping.", "shutting_down", 5)

@@ -1,0 +1,146 @@
+"""One compute endpoint as an ASGI application: bytes in, a worker's bytes out, nothing looked into."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import parse_qsl
+
+from chainrule._errors import ChainruleError
+from chainrule.runtime._samehost import SegmentPool
+from chainrule.serve._bodies import Disconnected, Receive, read_body
+from chainrule.serve._calls import Call, Reply
+from chainrule.serve._options import ServeOptions
+from chainrule.serve._problems import problem_reply
+from chainrule.serve._service import Service
+
+__all__ = ["Endpoint", "send_reply"]
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+# A caller that leaves is noticed only after this: most calls are over by then, and watching costs.
+_WATCH_AFTER_S = 0.03
+
+
+class Endpoint:
+    """Answers `POST /<endpoint>` of one component.
+
+    Args:
+        service: the component.
+        name: of the endpoint.
+        options: of the server.
+        segments: memory for large bodies.
+    """
+
+    def __init__(
+        self, service: Service, name: str, options: ServeOptions, segments: SegmentPool | None
+    ) -> None:
+        self._service = service
+        self._name = name
+        self._timeout_s = options.read_timeout_s
+        self._debug = options.debug
+        self._segments = segments if service.pool.uses_segments else None
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        try:
+            call = await self._read(scope, receive)
+        except Disconnected:
+            return
+        except ChainruleError as error:
+            # The rest of the body has not been read: this connection cannot be used again.
+            await send_reply(send, problem_reply(error), close=True)
+            return
+        reply = await self._answer(call, receive)
+        if reply is not None:
+            await send_reply(send, reply)
+
+    async def _read(self, scope: MutableMapping[str, Any], receive: Receive) -> Call:
+        headers = dict(scope["headers"])
+        length = headers.get(b"content-length")
+        body = await read_body(
+            receive,
+            None if length is None else length.decode("latin-1"),
+            max_bytes=self._service.facts.max_body_bytes,
+            timeout_s=self._timeout_s,
+            segments=self._segments,
+            forget=self._service.pool.forget_segment,
+        )
+        accept = headers.get(b"accept")
+        return Call(
+            self._name,
+            body,
+            content_type=headers.get(b"content-type", b"").decode("latin-1"),
+            content_encoding=headers.get(b"content-encoding", b"")
+            .decode("latin-1")
+            .strip()
+            .lower(),
+            accept=None if accept is None else accept.decode("latin-1"),
+            run_id=_run_id(scope["query_string"]) if scope["query_string"] else None,
+        )
+
+    async def _answer(self, call: Call, receive: Receive) -> Reply | None:
+        """The reply, or `None` when the caller went away; its work is then cancelled."""
+        watch = _Watch(receive)
+        try:
+            return await self._service.pool.call(call)
+        except ChainruleError as error:
+            return problem_reply(error, debug=self._debug)
+        except asyncio.CancelledError:
+            if watch.left:
+                return None
+            raise
+        finally:
+            watch.stop()
+
+
+class _Watch:
+    """Cancels the current task when the caller disconnects."""
+
+    def __init__(self, receive: Receive) -> None:
+        self.left = False
+        self._receive = receive
+        self._loop = asyncio.get_running_loop()
+        self._watched = asyncio.current_task()
+        self._watcher: asyncio.Task[None] | None = None
+        self._timer = self._loop.call_later(_WATCH_AFTER_S, self._start)
+
+    def _start(self) -> None:
+        self._watcher = self._loop.create_task(self._wait())
+
+    async def _wait(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.left = True
+        if self._watched is not None:
+            self._watched.cancel()
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        self._timer.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+
+def _run_id(query: bytes) -> str | None:
+    values = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+    return next((value for name, value in values if name == "run_id"), None)
+
+
+async def send_reply(send: Send, reply: Reply, *, close: bool = False) -> None:
+    """Send an encoded answer; its pieces are handed on as they are."""
+    headers = [
+        (b"content-type", reply.content_type.encode()),
+        (b"content-length", str(sum(map(len, reply.pieces))).encode()),
+        (b"x-content-type-options", b"nosniff"),
+    ]
+    if reply.retry_after_s is not None:
+        headers.append((b"retry-after", str(reply.retry_after_s).encode()))
+    if close:
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    *first, last = reply.pieces or [b""]
+    for piece in first:
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": last})

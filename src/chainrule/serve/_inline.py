@@ -1,0 +1,143 @@
+"""`workers=0`: author code on one thread of the server. Fast and simple; it cannot be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from typing import Any
+
+from chainrule.runtime._component import load_component
+from chainrule.serve._answering import Answerer
+from chainrule.serve._calls import Call, CallError, Facts, Reply, stopping, unavailable
+from chainrule.serve._pool import Counters
+
+__all__ = ["ThreadPool"]
+
+
+class ThreadPool:
+    """One thread of this process that answers one call after the other.
+
+    A call that takes too long is given up on (504), but its thread goes on: calls behind it wait.
+
+    Args:
+        source: what `load_component` takes.
+        config: the component's settings.
+        timeout_s: how long a caller waits; `None` for ever.
+        max_queue: how many calls may wait.
+    """
+
+    uses_segments = False
+
+    def __init__(
+        self, source: Any, config: Any, *, timeout_s: float | None, max_queue: int
+    ) -> None:
+        self._source, self._config = source, config
+        self._timeout_s = timeout_s
+        self._max_queue = max_queue
+        self._calls: queue.SimpleQueue[tuple[Call, asyncio.Future[Reply]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._pending: set[asyncio.Future[Reply]] = set()
+        self._stopping = False
+        self.counters = Counters()
+
+    async def start(self) -> Facts:
+        """Load the component and start the thread."""
+        loop = asyncio.get_running_loop()
+        component = await loop.run_in_executor(None, self._load)
+        self._answerer = Answerer(component)
+        threading.Thread(
+            target=self._run, args=(loop,), name="chainrule-component", daemon=True
+        ).start()
+        return self._answerer.facts
+
+    def _load(self) -> Any:
+        return load_component(self._source, config=self._config)
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        while (item := self._calls.get()) is not None:
+            call, future = item
+            if future.cancelled():
+                continue
+            reply = self._answerer.answer(call)
+            try:
+                loop.call_soon_threadsafe(_resolve, future, reply)
+            except RuntimeError:
+                return  # the loop is closed: nobody waits any more
+            del call, future, reply, item
+
+    @property
+    def queue_length(self) -> int:
+        """How many calls wait."""
+        return max(0, len(self._pending) - 1)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether calls can be expected to be answered."""
+        return not self._stopping
+
+    @property
+    def alive(self) -> int:
+        """How many workers are up."""
+        return 1
+
+    async def call(self, call: Call) -> Reply:
+        """Have a call answered by the thread.
+
+        Raises:
+            CallError: no room, stopping, or no answer in time.
+        """
+        if self._stopping:
+            raise stopping()
+        if len(self._pending) > self._max_queue:
+            self.counters.turned_away += 1
+            raise unavailable(f"{self._max_queue} calls wait already.", "queue_full")
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._pending.add(future)
+        self._calls.put((call, future))
+        future.add_done_callback(self._on_done)
+        try:
+            if self._timeout_s is None:
+                reply = await future
+            else:
+                reply = await asyncio.wait_for(future, self._timeout_s)
+        except TimeoutError:
+            self.counters.timed_out += 1
+            raise CallError(
+                f"{call.endpoint} did not return within {self._timeout_s:g} s. It still runs, because "
+                "author code in a thread cannot be stopped; serve with --workers 1 to change that.",
+                code="call_timeout",
+                status=504,
+            ) from None
+        self.counters.answered += 1
+        return reply
+
+    def _on_done(self, future: asyncio.Future[Reply]) -> None:
+        self._pending.discard(future)
+        if future.cancelled():
+            self.counters.cancelled += 1
+
+    def forget_segment(self, key: str) -> None:
+        """Nothing to do: no segments here."""
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no new calls, and wait until those under way are answered."""
+        self._stopping = True
+        deadline = time.monotonic() + grace_s
+        while self._pending and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+
+    async def stop(self) -> None:
+        """Let the thread end; calls that are under way fail."""
+        self._stopping = True
+        for future in list(self._pending):
+            if not future.done():
+                future.set_exception(stopping())
+        self._calls.put(None)
+
+
+def _resolve(future: asyncio.Future[Reply], reply: Reply) -> None:
+    if not future.done():
+        future.set_result(reply)

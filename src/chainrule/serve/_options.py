@@ -1,0 +1,98 @@
+"""How a server is run: one immutable object."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from chainrule._errors import DefinitionError
+
+__all__ = ["ServeOptions", "is_loopback"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """Settings of a server.
+
+    Attributes:
+        host, port: where to listen; port 0 picks a free one.
+        workers: processes per component; 0 runs author code in a thread of the server.
+        timeout_s: how long one call may run before its worker is replaced; `None` for ever.
+        grace_s: how long calls under way may go on after SIGTERM.
+        max_queue: calls per component that may wait for a free worker; beyond it callers get 503.
+        max_connections: connections at a time; beyond it callers get 503.
+        token_file: file with the bearer token that callers must send.
+        insecure: allow a bind beyond loopback without a token.
+        debug: tracebacks to callers; loopback only.
+        tls_certificate, tls_key: files for HTTPS.
+        read_timeout_s: how long a caller may take to send its headers, or the next part of its body.
+        startup_timeout_s: how long loading a component may take.
+        same_host: offer shared memory to clients of the same host and user.
+
+    Raises:
+        DefinitionError: the settings are not safe together (`unsafe_bind`, `unsafe_debug`).
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    workers: int = 1
+    timeout_s: float | None = None
+    grace_s: float = 30.0
+    max_queue: int = 64
+    max_connections: int = 1024
+    token_file: Path | None = None
+    insecure: bool = False
+    debug: bool = False
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    read_timeout_s: float = 30.0
+    startup_timeout_s: float = 300.0
+    same_host: bool = True
+
+    def __post_init__(self) -> None:
+        if is_loopback(self.host):
+            return
+        if self.debug:
+            raise DefinitionError(
+                f"debug shows tracebacks to callers and is only allowed on loopback, not on {self.host}.",
+                code="unsafe_debug",
+            )
+        if self.token_file is None and not self.insecure:
+            raise DefinitionError(
+                f"Listening on {self.host} lets others call this component. Pass --token-file FILE, or "
+                "--insecure if that is what you want.",
+                code="unsafe_bind",
+            )
+
+    def read_token(self) -> bytes | None:
+        """The bearer token, or `None` where none is asked for.
+
+        Raises:
+            DefinitionError: the file cannot be read or is empty.
+        """
+        if self.token_file is None:
+            return None
+        try:
+            token = Path(self.token_file).read_text().strip().encode()
+        except OSError as error:
+            raise DefinitionError(
+                f"The token file cannot be read: {error.strerror}.", code="bad_token_file"
+            ) from None
+        if len(token) < 16:
+            raise DefinitionError(
+                "The token has fewer than 16 characters. Make one with: "
+                "python -c 'import secrets; print(secrets.token_urlsafe(32))'",
+                code="bad_token_file",
+            )
+        return token
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,248 @@
+"""The workers of one component: a bounded queue in front, replacements behind.
+
+Why not a library: `ProcessPoolExecutor` breaks for good when one process dies, `pebble` and `loky` replace
+processes but pickle every argument and result, and none of them lets the server cancel one call and keep
+the process warm. What is left after taking that away is this file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from chainrule._errors import ChainruleError
+from chainrule.serve._calls import Call, CallError, Facts, Reply, stopping, unavailable
+from chainrule.serve._process import WorkerProcess
+
+__all__ = ["Counters", "ProcessPool"]
+
+_log = logging.getLogger(__name__)
+
+_FIRST_BACKOFF_S = 0.1
+_MAX_BACKOFF_S = 10.0
+# A pool whose workers failed this often in a row turns callers away instead of letting them wait.
+_FAILURES_UNTIL_UNAVAILABLE = 3
+
+
+@dataclass
+class Counters:
+    """What happened so far, for `/metrics`."""
+
+    answered: int = 0
+    crashed: int = 0
+    timed_out: int = 0
+    cancelled: int = 0
+    turned_away: int = 0
+    running: int = field(default=0)
+
+
+class ProcessPool:
+    """Supervised worker processes of one component.
+
+    Args:
+        source: what `load_component` takes; pickled.
+        config: the component's settings.
+        workers: how many processes.
+        timeout_s: how long one call may run; `None` for ever.
+        max_queue: how many calls may wait for a free process.
+        startup_timeout_s: how long loading the component may take.
+    """
+
+    uses_segments = True
+
+    def __init__(
+        self,
+        source: Any,
+        config: Any,
+        *,
+        workers: int,
+        timeout_s: float | None,
+        max_queue: int,
+        startup_timeout_s: float,
+    ) -> None:
+        self._source, self._config = source, config
+        self._size = workers
+        self._timeout_s = timeout_s
+        self._max_queue = max_queue
+        self._startup_timeout_s = startup_timeout_s
+        self._workers: set[WorkerProcess] = set()
+        self._idle: deque[WorkerProcess] = deque()
+        self._waiting: deque[asyncio.Future[WorkerProcess]] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failures_in_a_row = 0
+        self._stopping = False
+        self.counters = Counters()
+
+    async def start(self) -> Facts:
+        """Start all workers.
+
+        Raises:
+            ChainruleError: the component cannot be loaded.
+        """
+        try:
+            facts = await asyncio.gather(*(self._start_one() for _ in range(self._size)))
+        except BaseException:
+            await self.stop()
+            raise
+        return facts[0]
+
+    @property
+    def queue_length(self) -> int:
+        """How many calls wait."""
+        return len(self._waiting)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether calls can be expected to be answered."""
+        return not self._stopping and self._failures_in_a_row < _FAILURES_UNTIL_UNAVAILABLE
+
+    @property
+    def alive(self) -> int:
+        """How many workers are up."""
+        return len(self._workers)
+
+    async def call(self, call: Call) -> Reply:
+        """Have a call answered by the next free worker.
+
+        Raises:
+            CallError: no room, stopping, or the worker died or hung.
+        """
+        worker = await self._acquire()
+        self.counters.running += 1
+        try:
+            reply = await worker.call(call, timeout_s=self._timeout_s)
+            self.counters.answered += 1
+            self._failures_in_a_row = 0
+            return reply
+        except CallError as error:
+            self._count(error)
+            if self._stopping:
+                raise stopping() from error
+            raise
+        except asyncio.CancelledError:
+            self.counters.cancelled += 1
+            raise
+        finally:
+            self.counters.running -= 1
+            self._release(worker)
+
+    def _count(self, error: CallError) -> None:
+        if error.code == "call_timeout":
+            self.counters.timed_out += 1
+        else:
+            self.counters.crashed += 1
+            self._failures_in_a_row += 1
+
+    async def _acquire(self) -> WorkerProcess:
+        if self._stopping:
+            raise stopping()
+        while self._idle:
+            worker = self._idle.popleft()
+            if worker.is_alive:
+                return worker
+        if len(self._waiting) >= self._max_queue:
+            self.counters.turned_away += 1
+            raise unavailable(
+                f"All {self._size} workers are busy and {self._max_queue} calls wait already.",
+                "queue_full",
+            )
+        if not self.is_ready and not self._workers:
+            raise unavailable("The component keeps crashing; it is being restarted.", "degraded", 5)
+        turn: asyncio.Future[WorkerProcess] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self._release(turn.result())
+            elif turn in self._waiting:
+                self._waiting.remove(turn)
+            raise
+
+    def _release(self, worker: WorkerProcess) -> None:
+        if not worker.is_alive or worker not in self._workers:
+            return
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(worker)
+                return
+        self._idle.append(worker)
+
+    async def _start_one(self) -> Facts:
+        worker = WorkerProcess(self._source, self._config, self._on_exit)
+        try:
+            facts = await asyncio.wait_for(worker.start(), self._startup_timeout_s)
+        except TimeoutError:
+            worker.kill()
+            raise CallError(
+                f"The component was not loaded within {self._startup_timeout_s:g} s.",
+                code="startup_timeout",
+                status=504,
+            ) from None
+        except BaseException:
+            worker.kill()
+            raise
+        self._workers.add(worker)
+        self._release(worker)
+        return facts
+
+    def _on_exit(self, worker: WorkerProcess) -> None:
+        if worker not in self._workers:
+            return  # it never got ready; whoever started it knows
+        self._workers.discard(worker)
+        if worker in self._idle:
+            self._idle.remove(worker)
+        if not self._stopping:
+            task = asyncio.get_running_loop().create_task(self._replace())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _replace(self) -> None:
+        while not self._stopping:
+            await asyncio.sleep(self._backoff_s())
+            try:
+                await self._start_one()
+                return
+            except ChainruleError as error:
+                self._failures_in_a_row += 1
+                _log.error("A worker could not be started: %s", error)
+                if not self.is_ready and not self._workers:
+                    self._turn_away_waiting()
+
+    def _backoff_s(self) -> float:
+        if self._failures_in_a_row <= 1:
+            return 0.0
+        return min(_FIRST_BACKOFF_S * 2 ** (self._failures_in_a_row - 2), _MAX_BACKOFF_S)
+
+    def _turn_away_waiting(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_exception(unavailable("The component cannot be started.", "degraded", 5))
+
+    def forget_segment(self, key: str) -> None:
+        """Tell every worker that a segment is no longer used."""
+        for worker in self._workers:
+            worker.forget_segment(key)
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no new calls, and wait until those under way are answered."""
+        self._stopping = True
+        deadline = time.monotonic() + grace_s
+        while (self.counters.running or self._waiting) and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+
+    async def stop(self) -> None:
+        """End all workers; calls that are under way fail."""
+        self._stopping = True
+        for task in self._tasks:
+            task.cancel()
+        for turn in self._waiting:
+            if not turn.done():
+                turn.set_exception(stopping())
+        await asyncio.gather(*(worker.close() for worker in list(self._workers)))

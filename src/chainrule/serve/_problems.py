@@ -1,0 +1,96 @@
+"""Errors as `application/problem+json`, with the `detail` list that Tesseract clients read.
+
+At most 20 problems and 16 kB, never the data, no traceback unless the operator debugs.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import orjson
+
+from chainrule._errors import ChainruleError
+from chainrule._trees import split_path
+from chainrule.serve._calls import Reply
+
+__all__ = ["PROBLEM", "problem_reply", "status_of"]
+
+PROBLEM = "application/problem+json"
+
+_MAX_BYTES = 16_000
+_MAX_TEXT = 600
+_STATUS = {
+    "duplicate_key": 400,
+    "bad_content_encoding": 400,
+    "unsupported_media_type": 415,
+    "unsupported_content_encoding": 415,
+}
+
+
+def status_of(error: ChainruleError) -> int:
+    """The HTTP status of an error."""
+    return _STATUS.get(error.code, error.http_status)
+
+
+def problem_reply(error: ChainruleError, *, debug: bool = False) -> Reply:
+    """The answer for an error."""
+    status = status_of(error)
+    content: dict[str, Any] = {
+        "type": f"urn:chainrule:error:{error.code}",
+        "status": status,
+        "code": error.code,
+        "message": _clip(error.message),
+        "detail": _detail(error, status),
+    }
+    if error.path:
+        content["path"] = _clip(error.path)
+    for name in ("exception", "exception_message", "count", "signal", "exit_code"):
+        if name in error.details:
+            value = error.details[name]
+            content[name] = _clip(value) if isinstance(value, str) else value
+    if debug:
+        text = "".join(traceback.format_exception(error))
+        content["traceback"] = text[-8000:]
+    retry_after_s = getattr(error, "retry_after_s", None)
+    return Reply(status, PROBLEM, [_dump(content)], retry_after_s)
+
+
+def _detail(error: ChainruleError, status: int) -> Any:
+    if status == 406:
+        return {"message": _clip(error.message), **error.details}
+    if status not in (400, 413, 415, 422):
+        return _clip(error.message)
+    problems = error.details.get("problems") or [
+        {"type": error.code, "loc": _location(error.path), "msg": error.message}
+    ]
+    return [_problem(problem) for problem in problems]
+
+
+def _problem(problem: dict[str, Any]) -> dict[str, Any]:
+    loc = [_clip(part) if isinstance(part, str) else part for part in problem["loc"]]
+    if loc[:1] != ["body"]:
+        loc = ["body", *loc]
+    kept: dict[str, Any] = {"type": problem["type"], "loc": loc, "msg": _clip(problem["msg"])}
+    context = orjson.dumps(problem.get("ctx") or {}, default=str, option=orjson.OPT_NON_STR_KEYS)
+    if len(context) < _MAX_TEXT:
+        kept["ctx"] = orjson.loads(context)
+    return kept
+
+
+def _location(path: str | None) -> list[str | int]:
+    return [str(s) if isinstance(s, str) else s for s in split_path(path)] if path else []
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
+
+
+def _dump(content: dict[str, Any]) -> bytes:
+    """The problem as JSON; the last entries of a long list go first."""
+    while True:
+        body = orjson.dumps(content, default=str)
+        detail = content["detail"]
+        if len(body) <= _MAX_BYTES or not isinstance(detail, list) or len(detail) <= 1:
+            return body[:_MAX_BYTES] if isinstance(detail, str) else body
+        content["detail"] = detail[: len(detail) // 2]

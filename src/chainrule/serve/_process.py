@@ -1,0 +1,261 @@
+"""The server's side of one worker process: start it, talk to it, notice its end, kill it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from chainrule._errors import ChainruleError, DefinitionError
+from chainrule.runtime._samehost import (
+    Message,
+    Segment,
+    SegmentCache,
+    receive_message,
+    send_message,
+    socket_pair,
+)
+from chainrule.serve._calls import Call, CallError, Facts, Reply
+
+__all__ = ["SegmentBody", "WorkerProcess"]
+
+_CANCEL_GRACE_S = 1.0
+# Fresh memory is the larger part of the cost of large arrays; this keeps freed memory for the next call.
+_MALLOC = (
+    "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:"
+    "glibc.malloc.trim_threshold=4294967296:glibc.malloc.top_pad=67108864"
+)
+
+
+@dataclass(frozen=True)
+class SegmentBody:
+    """A request's body in a segment of the server's or of a client's.
+
+    Attributes:
+        segment: the memory.
+        nbytes: how much of it is the body.
+        on_done: called once the worker is done with it, with whether it may be written to again.
+    """
+
+    segment: Segment
+    nbytes: int
+    on_done: Callable[[bool], None]
+
+
+class WorkerProcess:
+    """One worker process. At most one call at a time.
+
+    Args:
+        source: what `load_component` takes.
+        config: the component's settings.
+        on_exit: called on the event loop when the process has ended.
+    """
+
+    def __init__(self, source: Any, config: Any, on_exit: Callable[[WorkerProcess], None]) -> None:
+        self._setup = pickle.dumps((source, config))
+        self._on_exit = on_exit
+        self._loop = asyncio.get_running_loop()
+        self._received = SegmentCache()
+        self._sent: set[str] = set()
+        self._release: list[str] = []
+        self._forget: list[str] = []
+        self._answer: asyncio.Future[Message] | None = None
+        self.exit_code: int | None = None
+
+    async def start(self) -> Facts:
+        """Start the process and load the component in it.
+
+        Raises:
+            DefinitionError: the component cannot be loaded.
+            CallError: the process died while loading.
+        """
+        self._connection, theirs = socket_pair()
+        self._connection.setblocking(False)
+        environment = {"GLIBC_TUNABLES": _MALLOC, **os.environ}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "chainrule.serve._worker", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=environment,
+            )
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self._loop.add_reader(self._pidfd, self._on_process_end)
+        self._loop.add_reader(self._connection, self._on_readable)
+        reply = self._to_reply(await self._exchange({}, [self._setup], []))
+        content = orjson.loads(b"".join(reply.pieces))
+        if reply.status != 200:
+            raise DefinitionError(
+                content["message"],
+                code=content["code"],
+                details={"traceback": content.get("traceback")},
+            )
+        return Facts(**content)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process has not ended."""
+        return self.exit_code is None
+
+    async def call(self, call: Call, *, timeout_s: float | None) -> Reply:
+        """Have a call answered.
+
+        Raises:
+            CallError: the process died (`worker_crashed`) or took too long (`call_timeout`); in both
+                cases it has to be replaced.
+        """
+        header: dict[str, Any] = {
+            "call": {
+                "endpoint": call.endpoint,
+                "content_type": call.content_type,
+                "content_encoding": call.content_encoding,
+                "accept": call.accept,
+                "run_id": call.run_id,
+            }
+        }
+        held = True
+        try:
+            message = await asyncio.wait_for(self._send_call(header, call.body), timeout_s)
+            held = message.header["held"]
+            return self._to_reply(message)
+        except TimeoutError:
+            self.kill()
+            raise CallError(
+                f"{call.endpoint} did not return within {timeout_s:g} s and was stopped. The operator "
+                "can allow more with --timeout.",
+                code="call_timeout",
+                status=504,
+            ) from None
+        except asyncio.CancelledError:
+            held = await self._cancel()
+            raise
+        finally:
+            if isinstance(call.body, SegmentBody):
+                self._done_with(call.body, held)
+
+    def _send_call(self, header: dict[str, Any], body: Any) -> asyncio.Future[Message]:
+        self._release, header["release"] = [], self._release
+        self._forget, header["forget"] = [], self._forget
+        if not isinstance(body, SegmentBody):
+            return self._exchange(header, [body], [])
+        segment = body.segment
+        header["segment"] = [segment.key, body.nbytes]
+        descriptors = [] if segment.key in self._sent else [segment.descriptor]
+        self._sent.add(segment.key)
+        return self._exchange(header, [], descriptors)
+
+    def _exchange(
+        self, header: dict[str, Any], body: list[Any], descriptors: list[int]
+    ) -> asyncio.Future[Message]:
+        self._answer = self._loop.create_future()
+        try:
+            send_message(self._connection, header, body, descriptors)
+        except OSError:
+            self.kill()
+            if not self.is_alive:
+                self._fail_answer()
+        return self._answer
+
+    def _done_with(self, body: SegmentBody, held: bool) -> None:
+        if held:
+            self._sent.discard(body.segment.key)
+        body.on_done(not held)
+
+    async def _cancel(self) -> bool:
+        """Ask the author's code to stop; kill it when it does not. Returns whether inputs are held."""
+        answer = self._loop.create_future()
+        self._answer = answer
+        try:
+            os.kill(self._process.pid, signal.SIGUSR1)
+            message = await asyncio.wait_for(answer, _CANCEL_GRACE_S)
+            self._to_reply(message)  # it may have been finished after all: its memory goes back
+            return message.header["held"]
+        except (TimeoutError, CallError, asyncio.CancelledError, OSError):
+            self.kill()
+            return True
+
+    def forget_segment(self, key: str) -> None:
+        """Tell the process, with the next call, that a segment is no longer used."""
+        if key in self._sent:
+            self._sent.discard(key)
+            self._forget.append(key)
+
+    def kill(self) -> None:
+        """End the process at once; `on_exit` follows."""
+        if self.is_alive:
+            self._process.kill()
+
+    async def close(self) -> None:
+        """End the process and wait until it is gone."""
+        self.kill()
+        while self.is_alive:
+            await asyncio.sleep(0.005)
+
+    def _to_reply(self, message: Message) -> Reply:
+        header = message.header
+        pieces: list[Any] = [message.body]
+        if "segment" in header:
+            key, nbytes = header["segment"]
+            descriptor = message.descriptors[0] if message.descriptors else None
+            segment = self._received.get(key, descriptor)
+            if segment is None:
+                raise CallError(
+                    "The worker named unknown memory.", code="worker_crashed", status=502
+                )
+            pieces = [segment.lease(nbytes, lambda: self._release.append(key)).data]
+        return Reply(header["status"], header["content_type"], pieces)
+
+    def _on_readable(self) -> None:
+        try:
+            message = receive_message(self._connection)
+        except BlockingIOError:
+            return
+        except (OSError, ChainruleError):
+            message = None
+        if message is None:
+            self._loop.remove_reader(self._connection)
+            self.kill()
+        elif self._answer is not None and not self._answer.done():
+            self._answer.set_result(message)
+
+    def _on_process_end(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        self._loop.remove_reader(self._connection)
+        self.exit_code = self._process.wait()
+        os.close(self._pidfd)
+        self._connection.close()
+        self._fail_answer()
+        self._on_exit(self)
+
+    def _fail_answer(self) -> None:
+        if self._answer is None or self._answer.done():
+            return
+        self._answer.set_exception(
+            CallError(
+                f"The component's process ended {self._how_it_ended()} while it was computing. It has been "
+                "replaced; the next call gets a new one.",
+                code="worker_crashed",
+                status=502,
+                details=self._end_facts(),
+            )
+        )
+        # Nobody may be waiting any more; that is not an error.
+        self._answer.exception()
+
+    def _how_it_ended(self) -> str:
+        facts = self._end_facts()
+        return f"by {facts['signal']}" if "signal" in facts else f"with status {facts['exit_code']}"
+
+    def _end_facts(self) -> dict[str, Any]:
+        code = self.exit_code
+        if code is not None and code < 0:
+            return {"signal": signal.Signals(-code).name}
+        return {"exit_code": code}

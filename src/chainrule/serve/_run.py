@@ -1,0 +1,96 @@
+"""`serve`: an application on uvicorn, from start to an orderly stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import uvicorn
+
+from chainrule._errors import TransportError
+from chainrule.runtime._config import ComponentConfig
+from chainrule.serve._app import Server
+from chainrule.serve._options import ServeOptions
+from chainrule.serve._protocol import TimedHttpProtocol
+
+__all__ = ["serve"]
+
+_log = logging.getLogger(__name__)
+
+
+def serve(
+    components: Any,
+    *,
+    config: ComponentConfig | None = None,
+    on_ready: Callable[[str], None] | None = None,
+    **settings: Any,
+) -> None:
+    """Serve components over HTTP until SIGTERM or SIGINT.
+
+    Args:
+        components: one source or several, see `create_app`.
+        config: settings of every component.
+        on_ready: called with the URL once the server answers.
+        **settings: the fields of `ServeOptions`: `host`, `port`, `workers`, `timeout_s`, ….
+
+    Raises:
+        ChainruleError: the settings are unsafe, a component cannot be loaded, or the address is taken.
+    """
+    options = ServeOptions(**settings)
+    server = Server(components, options=options, config=config)
+    runner = _Runner(server, options, on_ready)
+    runner.run()
+    if server.startup_error is not None:
+        raise server.startup_error
+    if not runner.started:
+        raise TransportError(
+            f"Cannot listen on {options.host}:{options.port}; the address is taken or not allowed.",
+            code="address_in_use",
+        )
+
+
+class _Runner(uvicorn.Server):
+    def __init__(
+        self, server: Server, options: ServeOptions, on_ready: Callable[[str], None] | None
+    ) -> None:
+        protocol = TimedHttpProtocol.with_timeout(options.read_timeout_s)
+        config = uvicorn.Config(
+            server.app,
+            host=options.host,
+            port=options.port,
+            http=protocol,
+            ws="none",
+            loop="auto",
+            lifespan="on",
+            access_log=False,
+            log_level="warning",
+            limit_concurrency=options.max_connections,
+            timeout_keep_alive=60,
+            # Our own drain comes first; this is for callers that do not read their answers.
+            timeout_graceful_shutdown=int(options.grace_s) + 5,
+            ssl_certfile=options.tls_certificate,
+            ssl_keyfile=options.tls_key,
+            server_header=False,
+        )
+        super().__init__(config)
+        self._server = server
+        self._options = options
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        if self.started and self._on_ready is not None:
+            self._on_ready(self._url())
+
+    def _url(self) -> str:
+        scheme = "https" if self._options.tls_certificate else "http"
+        port = self.servers[0].sockets[0].getsockname()[1]
+        host = f"[{self._options.host}]" if ":" in self._options.host else self._options.host
+        return f"{scheme}://{host}:{port}"
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        drain = asyncio.create_task(self._server.drain())
+        await super().shutdown(sockets)
+        await drain

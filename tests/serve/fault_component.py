@@ -1,0 +1,86 @@
+"""A component that misbehaves on request; the tests of the server serve it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+
+import numpy as np
+from pydantic import BaseModel, Field
+
+from chainrule.runtime import Array, Differentiable, Float64
+
+
+class InputSchema(BaseModel):
+    x: Differentiable[Array[(None,), Float64]] = Field(description="Any numbers")
+    action: str = "double"
+    seconds: float = 0.0
+
+
+class OutputSchema(BaseModel):
+    y: Differentiable[Array[(None,), Float64]]
+    pid: int
+
+
+_KEPT = []
+
+
+def apply(inputs: InputSchema) -> OutputSchema:
+    y = 2 * inputs.x
+    match inputs.action:
+        case "same":
+            y = inputs.x
+        case "sleep":
+            time.sleep(inputs.seconds)
+        case "spin":
+            deadline = time.monotonic() + inputs.seconds
+            while time.monotonic() < deadline:
+                pass
+        case "hold_the_gil":
+            ctypes.PyDLL(None).usleep(int(inputs.seconds * 1e6))
+        case "exit":
+            os._exit(3)
+        case "segfault":
+            ctypes.string_at(0)
+        case "raise":
+            raise ValueError("mesh is empty")
+        case "exit_politely":
+            sys.exit(1)
+        case "bad_output":
+            return {"y": "text", "pid": 0}
+        case "print":
+            line = "x" * 99 + "\n"
+            for _ in range(int(inputs.seconds)):
+                sys.stdout.write(line * 10_000)
+        case "keep":
+            _KEPT.append(inputs.x)
+        case "kept":
+            y = _KEPT[-1]
+        case "stubborn":
+            deadline = time.monotonic() + inputs.seconds
+            while time.monotonic() < deadline:
+                try:
+                    time.sleep(0.05)
+                except BaseException:
+                    pass
+        case "nan":
+            y = np.array([np.nan, np.inf, -np.inf])
+    return OutputSchema(y=y, pid=os.getpid())
+
+
+def vector_jacobian_product(inputs, vjp_inputs, vjp_outputs, cotangent_vector):
+    return {"x": 2 * cotangent_vector["y"]}
+
+
+def jacobian_vector_product(inputs, jvp_inputs, jvp_outputs, tangent_vector):
+    return {"y": 2 * tangent_vector["x"]}
+
+
+def jacobian(inputs, jac_inputs, jac_outputs):
+    return {"y": {"x": 2 * np.eye(len(inputs.x))}}
+
+
+def abstract_eval(abstract_inputs):
+    return {"y": {"shape": abstract_inputs.x.shape, "dtype": "float64"}, "pid": 0}
