@@ -6,7 +6,7 @@ call's one attribute, a number, stands for. `jax.pure_callback` does the same th
 and conversions, at about eight times the cost of a small call.
 
 The layouts below are those of `xla/ffi/api/c_api.h` (API major version 0), which ships with jaxlib. XLA keeps
-them stable within a major version and only appends; `_check_frame` compares sizes and version before the
+them stable within a major version and only appends; `_problem` compares sizes and version before the
 first field is trusted, and `tests/bridge/test_ffi_layout.py` compares them with the header itself.
 
 Invariant: no exception leaves the handler. `ctypes` would swallow it, and XLA would take whatever is in the
@@ -22,6 +22,7 @@ import struct
 import threading
 import weakref
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Protocol
 
 import jax
@@ -32,14 +33,21 @@ __all__ = ["TARGET", "HostFunction", "register_function", "supports", "target_is
 
 TARGET = "chainrule_host_call"
 
-# name → (format, fields); `=` and explicit padding, so that the sizes are those of the C compiler.
-CALL_FRAME = struct.Struct("=QQQQi4x" + "QQqQQ" + "QQqQQ" + "QQqQQQ")
-BUFFER = struct.Struct("=QQi4xQqQ")
-SCALAR = struct.Struct("=i4xQ")
-EXTENSION = struct.Struct("=Qi4xQQ")
-API_HEADER = struct.Struct("=QQQQiiQ")
+# Padding stands for fields that are not read.
+CALL_FRAME = struct.Struct("=QQQ16x" + "16xq8xQ" + "16xq8xQ" + "40xQ")
+"""struct_size, extension, api; count and table of the arguments, of the results; table of the attributes."""
+BUFFER = struct.Struct("=16xi4xQqQ")
+"""dtype, data, rank, dims."""
+SCALAR = struct.Struct("=8xQ")
+"""Address of the value."""
+EXTENSION = struct.Struct("=8xi12xQ")
+"""Kind, and for the metadata extension the address of the metadata."""
+API_HEADER = struct.Struct("=Q24xi12x")
+"""struct_size and major version; the table of functions follows."""
 ERROR_CREATE = struct.Struct("=QQQi4x")
+"""struct_size, extension, message, status code."""
 
+_API_VERSION_OFFSET = 32
 _METADATA_VERSION_OFFSET = (
     8 + 16
 )  # struct_size, then major and minor inside the nested version struct
@@ -87,30 +95,40 @@ def supports(dtypes: Sequence[Any]) -> bool:
     return all(dtype in _SUPPORTED for dtype in dtypes)
 
 
+# `ctypes.string_at` without its Python wrapper: the handler reads memory a dozen times per call.
+_bytes_at = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
+    ("PyBytes_FromStringAndSize", ctypes.pythonapi)
+)
+_ADDRESSES = [struct.Struct(f"={count}Q") for count in range(64)]
+_SIZES = [struct.Struct(f"={rank}q") for rank in range(64)]
+
+
 def _handle(address: int) -> int | None:
-    frame = ctypes.string_at(address, CALL_FRAME.size)
-    size, extension, api, _, _, *spans = CALL_FRAME.unpack(frame)
-    if extension and _answer_metadata(extension, api):
-        return None
+    frame = CALL_FRAME.unpack(_bytes_at(address, CALL_FRAME.size))
+    size, extension, api, *tables = frame
     try:
-        text = _check_frame(size, api) or _execute(spans)
+        if extension and _answer_metadata(extension, api):
+            return None
+        text = _problem(size, api) or _execute(*tables)
     except BaseException as error:
         text = f"chainrule's host call failed: {type(error).__name__}: {error}"
     return None if text is None else _new_error(api, text)
 
 
 def _answer_metadata(extension: int, api: int) -> bool:
-    """At registration XLA asks which version the handler speaks: its own, since layouts only grow."""
-    _, kind, _, metadata = EXTENSION.unpack(ctypes.string_at(extension, EXTENSION.size))
+    """Before compiling XLA asks which version the handler speaks: its own, since layouts only grow."""
+    kind, metadata = EXTENSION.unpack(_bytes_at(extension, EXTENSION.size))
     if kind != _METADATA_EXTENSION:
         return False
-    version = ctypes.string_at(api + 32, 8)
+    version = _bytes_at(api + _API_VERSION_OFFSET, 8)
     ctypes.memmove(metadata + _METADATA_VERSION_OFFSET, version, 8)
     return True
 
 
-def _check_frame(size: int, api: int) -> str | None:
-    api_size, *_, major, _minor, _ = API_HEADER.unpack(ctypes.string_at(api, API_HEADER.size))
+@cache
+def _problem(size: int, api: int) -> str | None:
+    """What is wrong with this XLA's interface, by the size of a frame and the address of the API."""
+    api_size, major = API_HEADER.unpack(_bytes_at(api, API_HEADER.size))
     if major == 0 and size >= CALL_FRAME.size and api_size >= API_HEADER.size + 8:
         return None
     return (
@@ -119,34 +137,33 @@ def _check_frame(size: int, api: int) -> str | None:
     )
 
 
-def _execute(spans: list[int]) -> str | None:
-    _, _, operand_count, _, operand_table = spans[:5]
-    _, _, result_count, _, result_table = spans[5:10]
-    attributes = spans[15]
+def _execute(
+    operand_count: int, operands: int, result_count: int, results: int, attributes: int
+) -> str | None:
     number = _read_number(attributes)
     function = _functions.get(number)
     if function is None:
         return (
-            f"The compiled program calls host function {number}, which is not alive in this process: it was "
-            "compiled elsewhere, or outlived everything that knew its component."
+            f"The compiled program calls host function {number}, which is not alive in this process: it "
+            "was compiled elsewhere, or outlived everything that knew its component."
         )
-    return function.run(_views(operand_count, operand_table), _views(result_count, result_table))
+    return function.run(_views(operand_count, operands), _views(result_count, results))
 
 
 def _read_number(attributes: int) -> int:
-    (scalar,) = struct.unpack("=Q", ctypes.string_at(attributes, 8))
-    _, value = SCALAR.unpack(ctypes.string_at(scalar, SCALAR.size))
-    return int.from_bytes(ctypes.string_at(value, 8), "little")
+    (scalar,) = _ADDRESSES[1].unpack(_bytes_at(attributes, 8))
+    (value,) = SCALAR.unpack(_bytes_at(scalar, SCALAR.size))
+    return _SIZES[1].unpack(_bytes_at(value, 8))[0]
 
 
 def _views(count: int, table: int) -> list[np.ndarray]:
-    addresses = struct.unpack(f"={count}Q", ctypes.string_at(table, 8 * count))
-    return [_view(address) for address in addresses]
+    pointers = _ADDRESSES[count] if count < len(_ADDRESSES) else struct.Struct(f"={count}Q")
+    return [_view(address) for address in pointers.unpack(_bytes_at(table, pointers.size))]
 
 
 def _view(address: int) -> np.ndarray:
-    _, _, code, data, rank, dims = BUFFER.unpack(ctypes.string_at(address, BUFFER.size))
-    shape = struct.unpack(f"={rank}q", ctypes.string_at(dims, 8 * rank))
+    code, data, rank, dims = BUFFER.unpack(_bytes_at(address, BUFFER.size))
+    shape = _SIZES[rank].unpack(_bytes_at(dims, 8 * rank))
     dtype = _DTYPES[code]
     byte_count = dtype.itemsize * math.prod(shape)
     if byte_count == 0:
@@ -159,7 +176,7 @@ _CREATE_ERROR = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)
 
 def _new_error(api: int, text: str) -> int:
     """An error object of XLA, made by the first function of the API's table."""
-    (pointer,) = struct.unpack("=Q", ctypes.string_at(api + API_HEADER.size, 8))
+    (pointer,) = _ADDRESSES[1].unpack(_bytes_at(api + API_HEADER.size, 8))
     message = ctypes.create_string_buffer(text.encode())
     return _CREATE_ERROR(pointer)(ERROR_CREATE.pack(28, 0, ctypes.addressof(message), _UNKNOWN))
 

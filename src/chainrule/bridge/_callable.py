@@ -107,6 +107,8 @@ class CallableTarget(Target):
 
 def _with_arrays(tree: Any) -> Any:
     """A tree whose plain numbers became arrays."""
+    if isinstance(tree, np.ndarray):
+        return tree
     return map_with_paths(lambda _, leaf: as_array(leaf), tree)
 
 

@@ -145,6 +145,7 @@ class HostCall:
     def run(self, operands: list[np.ndarray], results: list[np.ndarray]) -> str | None:
         """Fill `results`; return `None`, or the text of the error. Never raises."""
         inputs = [self._protect(operand) for operand in operands]
+        operands.clear()  # so that references can be counted
         try:
             compute(self.call, inputs, results)
         except BaseException as error:

@@ -30,19 +30,21 @@ Route = Callable[[Site, Request, Any, Vectors], Mapping[str, Any]]
 
 def answer(site: Site, request: Request, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Ask the target, check what comes back, and return it in the order of the request."""
+    if not request.slots and request.columns is None:
+        outputs = site.target.apply(site.build_inputs(operands))
+        return _checked(site, request, site.output_skeleton.extract(outputs))
     primals, vectors = split_operands(site, request, operands)
     inputs = site.build_inputs(primals)
     if request.columns is not None:
         return _jacobian(site, request, inputs)
-    if not request.slots:
-        values = site.output_skeleton.extract(site.target.apply(inputs))
-    else:
-        by_path = _route(site, request)(site, request, inputs, vectors)
-        values = [by_path[path] for path in request.result.paths(site)]
-    ports = request.result.ports(site)
+    by_path = _route(site, request)(site, request, inputs, vectors)
+    return _checked(site, request, [by_path[path] for path in request.result.paths(site)])
+
+
+def _checked(site: Site, request: Request, values: Sequence[Any]) -> list[np.ndarray]:
     return [
-        check_result(value, port, port.type, f"`{request.name}`", site.target)
-        for value, port in zip(values, ports, strict=True)
+        check_result(value, port, port.type, request.name, site.target)
+        for value, port in zip(values, request.result.ports(site), strict=True)
     ]
 
 
@@ -191,7 +193,7 @@ def _jacobian(site: Site, request: Request, inputs: Any) -> list[np.ndarray]:
             blocks[row.path][column.path],
             row,
             ArrayType(row.type.shape + column.type.shape, row.type.dtype),
-            "`jacobian`",
+            "jacobian",
             site.target,
         )
         for row in rows

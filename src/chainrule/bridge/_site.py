@@ -113,41 +113,34 @@ def make_site(
     canonicalize: Canonicalize,
 ) -> Site:
     """A new site; asks the target for the types of its outputs."""
-    inputs = tuple(
-        Port(
-            path,
-            type_,
-            is_inexact(type_.dtype) and target.is_differentiable_input(path),
-            _wire_dtype(target, path, type_),
-        )
-        for path, type_ in zip(skeleton.paths, types, strict=True)
-    )
+    pairs = zip(skeleton.paths, types, strict=True)
+    inputs = tuple(_input_port(target, path, type_) for path, type_ in pairs)
     wanted = [ArrayType(p.type.shape, p.wire_dtype or p.type.dtype) for p in inputs]
     outcome = evaluate_abstractly(target, options, skeleton, wanted)
-    output_skeleton, leaves = take_apart(outcome, lambda path, leaf: _output_type(leaf) is not None)
+    output_skeleton, leaves = take_apart(outcome, lambda path, leaf: _flows(leaf))
     outputs = tuple(
-        Port(
-            path,
-            held,
-            is_inexact(held.dtype) and target.is_differentiable_output(path),
-            None if held.dtype == leaf.dtype else leaf.dtype,
-        )
-        for path, leaf in zip(output_skeleton.paths, map(_output_type, leaves), strict=True)
-        for held in [ArrayType(leaf.shape, canonicalize(leaf.dtype))]
+        _output_port(target, path, leaf, canonicalize)
+        for path, leaf in zip(output_skeleton.paths, leaves, strict=True)
     )
     return Site(target, options, skeleton, output_skeleton, inputs, outputs, canonicalize)
 
 
-def _output_type(leaf: Any) -> ArrayType | None:
-    """The type of an output that flows: an array, or a plain number, whose value is not known yet."""
-    if isinstance(leaf, (bool, int, float, complex)):
-        return ArrayType((), np.asarray(leaf).dtype)
-    return leaf if isinstance(leaf, ArrayType) else None
-
-
-def _wire_dtype(target: Target, path: str, type_: ArrayType) -> np.dtype[Any] | None:
+def _input_port(target: Target, path: str, type_: ArrayType) -> Port:
     wanted = target.input_dtype(path)
-    return None if wanted is None or wanted == type_.dtype else wanted
+    differentiable = is_inexact(type_.dtype) and target.is_differentiable_input(path)
+    return Port(path, type_, differentiable, None if wanted == type_.dtype else wanted)
+
+
+def _output_port(target: Target, path: str, leaf: Any, canonicalize: Canonicalize) -> Port:
+    given = leaf if isinstance(leaf, ArrayType) else ArrayType((), np.asarray(leaf).dtype)
+    held = ArrayType(given.shape, canonicalize(given.dtype))
+    differentiable = is_inexact(held.dtype) and target.is_differentiable_output(path)
+    return Port(path, held, differentiable, None if held == given else given.dtype)
+
+
+def _flows(leaf: Any) -> bool:
+    """Whether an abstract output stands for a value: an array, or a plain number, not known yet."""
+    return isinstance(leaf, (ArrayType, bool, int, float, complex))
 
 
 def evaluate_abstractly(
@@ -184,11 +177,12 @@ def check_result(
         ComponentError: it has another shape, or a kind of number that cannot be converted.
     """
     array = np.asarray(value)
-    if array.shape == type_.shape and _converts(array.dtype, type_.dtype):
+    same_dtype = array.dtype == type_.dtype
+    if array.shape == type_.shape and (same_dtype or _converts(array.dtype, type_.dtype)):
         return array
     found = ArrayType(array.shape, array.dtype)
     raise ComponentError(
-        f"{asked} of {target.name} returned {found} at `{port.path}` where {type_} was promised. "
+        f"`{asked}` of {target.name} returned {found} at `{port.path}` where {type_} was promised. "
         "Make the endpoint and `abstract_eval` agree.",
         code="result_mismatch",
         path=port.path,
@@ -196,7 +190,7 @@ def check_result(
 
 
 def _converts(found: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    if found == wanted or np.can_cast(found, wanted, "same_kind"):
+    if np.can_cast(found, wanted, "same_kind"):
         return True
     # NumPy has no casting rules between the extension floats (bfloat16, …) and its own.
     return is_inexact(found) and is_inexact(wanted) and "c" not in (found.kind, wanted.kind)
