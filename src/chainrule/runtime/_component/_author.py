@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from chainrule._errors import ChainruleError, ComponentError, DefinitionError
 from chainrule.runtime._component._problems import bad_output
 
-__all__ = ["call_author", "check_signature"]
+__all__ = ["call_author", "check_signature", "is_jitted"]
 
 
 def call_author(function: Callable[..., Any], endpoint: str, /, *args: Any, **kwargs: Any) -> Any:
@@ -66,6 +66,11 @@ def check_signature(function: Any, name: str, arguments: tuple[str, ...] | int) 
     except TypeError as error:
         wanted = "one argument" if isinstance(arguments, int) else ", ".join(arguments)
         raise _bad(name, f"{name}{signature} cannot be called with {wanted}: {error}") from error
+
+
+def is_jitted(value: Any) -> bool:
+    """Whether a value is a function that `jax.jit` or `equinox.filter_jit` compiled."""
+    return callable(value) and hasattr(value, "lower")
 
 
 def _bad(name: str, message: str) -> DefinitionError:

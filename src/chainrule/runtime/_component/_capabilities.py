@@ -6,15 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from chainrule.runtime._derivatives._kinds import DERIVATIVES
+__all__ = [
+    "ABSENT",
+    "DERIVATIVE_ENDPOINTS",
+    "ENDPOINTS",
+    "NATIVE",
+    "Capability",
+    "Implementation",
+    "derived",
+]
 
-__all__ = ["ABSENT", "ENDPOINTS", "NATIVE", "Capability", "Implementation", "derived"]
-
-ENDPOINTS: tuple[str, ...] = (
-    "apply",
-    *(kind.endpoint for kind in DERIVATIVES),
-    "abstract_eval",
-)
+DERIVATIVE_ENDPOINTS = ("jacobian", "jacobian_vector_product", "vector_jacobian_product")
+ENDPOINTS = ("apply", *DERIVATIVE_ENDPOINTS, "abstract_eval")
 """Every endpoint that an author can define, in the order in which they are listed."""
 
 

@@ -1,8 +1,7 @@
-"""Fill in the endpoints that an author left out.
+"""Fill in the derivative endpoints that an author left out.
 
-    Jacobian           from JVP or VJP, whichever needs fewer calls for this request
-    JVP, VJP           from the Jacobian, native or derived
-    abstract_eval      from the output schema, when it fixes every shape
+    Jacobian    from JVP or VJP, whichever needs fewer calls for this request
+    JVP, VJP    from the Jacobian, native or derived
 
 What a framework gives for free (JAX, torch, finite differences when asked for) is already among the
 implementations when this runs, marked as derived by its maker.
@@ -21,7 +20,6 @@ from pydantic import BaseModel
 from chainrule._errors import DefinitionError
 from chainrule._trees import get_at_path
 from chainrule.runtime._component._capabilities import Implementation, derived
-from chainrule.runtime._component._schema_shapes import shapes_from_schema
 from chainrule.runtime._component._schemas import Schemas
 from chainrule.runtime._derivatives import (
     jacobian_from_jvp,
@@ -31,7 +29,7 @@ from chainrule.runtime._derivatives import (
 )
 from chainrule.runtime._derivatives._kinds import DERIVATIVES, JACOBIAN, JVP, VJP, DerivativeKind
 
-__all__ = ["complete"]
+__all__ = ["with_derivatives"]
 
 _PRODUCTS: dict[DerivativeKind, Callable[..., Any]] = {
     JVP: jvp_from_jacobian,
@@ -39,8 +37,10 @@ _PRODUCTS: dict[DerivativeKind, Callable[..., Any]] = {
 }
 
 
-def complete(given: Mapping[str, Implementation], schemas: Schemas) -> dict[str, Implementation]:
-    """Everything that was given and everything that follows from it.
+def with_derivatives(
+    given: Mapping[str, Implementation], schemas: Schemas
+) -> dict[str, Implementation]:
+    """What was given, and the derivative endpoints that follow from it.
 
     Raises:
         DefinitionError: a derivative is defined although nothing is differentiable
@@ -51,10 +51,6 @@ def complete(given: Mapping[str, Implementation], schemas: Schemas) -> dict[str,
         _complete_derivatives(found)
     else:
         _refuse_derivatives(found)
-    if "abstract_eval" not in found:
-        from_schema = shapes_from_schema(schemas)
-        if from_schema is not None:
-            found["abstract_eval"] = derived(from_schema, "schema")
     return found
 
 

@@ -1,7 +1,6 @@
 """Endpoints: a payload in, the author's function, a plain tree out.
 
-Each endpoint validates once on the way in and once on the way out. The three derivative endpoints are one
-class over `DerivativeKind`.
+Each endpoint validates once on the way in and once on the way out. Derivatives have a file of their own.
 """
 
 from __future__ import annotations
@@ -13,12 +12,9 @@ from typing import Any, Protocol
 from chainrule._errors import InputError
 from chainrule.runtime._component._author import call_author
 from chainrule.runtime._component._plain import to_plain
-from chainrule.runtime._component._requests import read_paths, read_vector
-from chainrule.runtime._component._results import read_derivative
 from chainrule.runtime._component._schemas import Context, Schemas
-from chainrule.runtime._derivatives._kinds import DerivativeKind
 
-__all__ = ["AbstractEval", "Apply", "Derivative", "Endpoint"]
+__all__ = ["AbstractEval", "Apply", "Endpoint", "Payload", "check_fields"]
 
 Payload = Mapping[str, Any]
 
@@ -39,7 +35,7 @@ class Apply:
 
     def __call__(self, payload: Payload, context: Context) -> Any:
         """The outputs as a plain tree."""
-        _check_fields(payload, ("inputs",), "apply")
+        check_fields(payload, ("inputs",), "apply")
         inputs = self.schemas.read_inputs(payload["inputs"], "apply", context)
         result = call_author(self.function, "apply", inputs)
         return to_plain(self.schemas.read_outputs(result, "apply", context))
@@ -55,38 +51,18 @@ class AbstractEval:
     def __call__(self, payload: Payload, context: Context) -> Any:
         """The abstract outputs as a plain tree."""
         name = "abstract_eval"
-        _check_fields(payload, ("inputs",), name)
+        check_fields(payload, ("inputs",), name)
         inputs = self.schemas.read_abstract_inputs(payload["inputs"], name, context)
         result = call_author(self.function, name, inputs)
         return to_plain(self.schemas.read_abstract_outputs(result, name, context))
 
 
-@dataclass(frozen=True)
-class Derivative:
-    """`jacobian`, `jacobian_vector_product` or `vector_jacobian_product`."""
+def check_fields(payload: Payload, expected: tuple[str, ...], endpoint: str) -> None:
+    """Refuse a payload that has other fields than its endpoint.
 
-    kind: DerivativeKind
-    schemas: Schemas
-    function: Callable[..., Any]
-
-    def __call__(self, payload: Payload, context: Context) -> Any:
-        """The derivative as a plain tree keyed by paths."""
-        kind, schemas = self.kind, self.schemas
-        _check_fields(payload, kind.argument_names, kind.endpoint)
-        inputs = schemas.read_inputs(payload["inputs"], kind.endpoint, context)
-        blocks = read_paths(kind, schemas, inputs, payload)
-        arguments: dict[str, Any] = {
-            "inputs": inputs,
-            kind.inputs_argument: set(blocks.inputs),
-            kind.outputs_argument: set(blocks.outputs),
-        }
-        if kind.vector is not None:
-            arguments[kind.vector] = read_vector(kind, blocks, payload[kind.vector], context)
-        result = call_author(self.function, kind.endpoint, **arguments)
-        return read_derivative(kind, blocks, result)
-
-
-def _check_fields(payload: Payload, expected: tuple[str, ...], endpoint: str) -> None:
+    Raises:
+        InputError: the first field that is missing or unknown is named.
+    """
     if not isinstance(payload, Mapping):
         raise InputError(
             f"{endpoint}: expected an object with {', '.join(expected)}; "

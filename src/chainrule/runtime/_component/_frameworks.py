@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel
 
 from chainrule._errors import DefinitionError
+from chainrule.runtime._component._author import is_jitted
 from chainrule.runtime._component._capabilities import Implementation, derived
 from chainrule.runtime._component._plain import to_plain
 from chainrule.runtime._component._signature import Signature
@@ -54,7 +55,7 @@ class Free(NamedTuple):
 
 def guess_framework(function: Callable[..., Any]) -> Framework:
     """JAX for a jitted function, NumPy for any other."""
-    return "jax" if hasattr(function, "lower") else "numpy"
+    return "jax" if is_jitted(function) else "numpy"
 
 
 def framework_implementations(framework: Framework, signature: Signature) -> Free:

@@ -7,8 +7,7 @@ Such a file has a jitted function of the dumped inputs and an `apply` that does 
                                                            return OutputSchema(**out)
 
 Only then is the jitted function the same thing as the component, and may be traced in its place. This is
-read from the syntax of `apply`; anything else in its body and the answer is no. A module can also say it
-itself with a name `jax_function`.
+read from the syntax of `apply`; anything else in its body and the answer is no.
 """
 
 from __future__ import annotations
@@ -19,16 +18,13 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["find_jax_function"]
+from chainrule.runtime._component._author import is_jitted
+
+__all__ = ["function_behind_apply"]
 
 
-def find_jax_function(module: Any) -> Callable[[Any], Any] | None:
-    """The traceable function that a module's `apply` stands for, or `None`."""
-    declared = getattr(module, "jax_function", None)
-    if declared is not None:
-        return declared
-    if not any(hasattr(getattr(module, name), "lower") for name in vars(module)):
-        return None
+def function_behind_apply(module: Any) -> Callable[[Any], Any] | None:
+    """The jitted function that a module's `apply` stands for, or `None`."""
     try:
         source = textwrap.dedent(inspect.getsource(module.apply))
         (definition,) = ast.parse(source).body
@@ -36,7 +32,7 @@ def find_jax_function(module: Any) -> Callable[[Any], Any] | None:
         return None
     name = _called_function(definition) if isinstance(definition, ast.FunctionDef) else None
     function = getattr(module, name, None) if name else None
-    return function if hasattr(function, "lower") else None
+    return function if is_jitted(function) else None
 
 
 def _called_function(definition: ast.FunctionDef) -> str | None:
@@ -82,16 +78,21 @@ def _unwrapped(expression: ast.expr) -> ast.expr:
 def _jitted_name(expression: ast.expr, inputs: str) -> str | None:
     match expression:
         case ast.Call(
-            func=ast.Name(id="jax_apply"), args=[ast.Name(id=name), ast.Name(id=argument)]
+            func=ast.Name(id="jax_apply"),
+            args=[ast.Name(id=name), ast.Name(id=argument)],
+            keywords=[],
         ) if argument == inputs:
             return name
         case ast.Call(
             func=ast.Name(id=name),
             args=[
                 ast.Call(
-                    func=ast.Attribute(value=ast.Name(id=argument), attr="model_dump"), args=[]
+                    func=ast.Attribute(value=ast.Name(id=argument), attr="model_dump"),
+                    args=[],
+                    keywords=[],
                 )
             ],
+            keywords=[],
         ) if argument == inputs:
             return name
     return None

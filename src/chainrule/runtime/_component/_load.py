@@ -8,8 +8,6 @@ from types import ModuleType
 from typing import Any
 
 from chainrule._errors import DefinitionError
-from chainrule.runtime._component._command_file import define_from_command_file
-from chainrule.runtime._component._function import component
 from chainrule.runtime._component._isolation import load_module
 from chainrule.runtime._component._local import LocalComponent
 from chainrule.runtime._component._module import define_from_file, define_from_module
@@ -51,6 +49,8 @@ def load_component(
     if isinstance(source, ModuleType):
         return LocalComponent(define_from_module(source), config)
     if callable(source):
+        from chainrule.runtime._component._function import component
+
         return component(source, config=config)
     raise DefinitionError(
         f"Cannot make a component from {type(source).__name__}: expected a path, a module, a function "
@@ -69,6 +69,8 @@ def _load_path(
     if path.is_dir():
         path = _file_in(path)
     if path.suffix in (".yaml", ".yml"):
+        from chainrule.runtime._component._command_file import define_from_command_file
+
         return LocalComponent(define_from_command_file(path), config)
     module = load_module(path, redirect_peer=redirect_peer)
     if not hasattr(module, "InputSchema"):

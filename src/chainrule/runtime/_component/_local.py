@@ -10,13 +10,18 @@ from pydantic import BaseModel
 
 from chainrule._errors import CapabilityError
 from chainrule.runtime._component._author import check_signature
-from chainrule.runtime._component._capabilities import ABSENT, ENDPOINTS, Capability
+from chainrule.runtime._component._capabilities import (
+    ABSENT,
+    DERIVATIVE_ENDPOINTS,
+    ENDPOINTS,
+    Capability,
+    Implementation,
+)
 from chainrule.runtime._component._definition import Batching, Definition
-from chainrule.runtime._component._derive import complete
-from chainrule.runtime._component._endpoints import AbstractEval, Apply, Derivative, Endpoint
+from chainrule.runtime._component._endpoints import AbstractEval, Apply, Endpoint
+from chainrule.runtime._component._schema_shapes import with_abstract_eval
 from chainrule.runtime._component._schemas import Schemas
 from chainrule.runtime._config import ComponentConfig
-from chainrule.runtime._derivatives._kinds import DERIVATIVES, JACOBIAN, JVP, VJP
 from chainrule.runtime._runs import Run, current_run
 from chainrule.runtime._schema import ArraySpec
 
@@ -44,7 +49,7 @@ class LocalComponent:
         self.config = ComponentConfig.make(config)
         self._definition = definition
         self._schemas = Schemas(definition.input_schema, definition.output_schema)
-        implementations = complete(definition.implementations, self._schemas)
+        implementations = _complete(definition.implementations, self._schemas)
         self._endpoints: dict[str, Endpoint] = {
             name: _make_endpoint(name, implementations[name].function, self._schemas, self.config)
             for name in ENDPOINTS
@@ -141,7 +146,8 @@ class LocalComponent:
         self, inputs: Any, jac_inputs: Collection[str], jac_outputs: Collection[str]
     ) -> dict[str, dict[str, Any]]:
         """`{output path: {input path: block}}`, each block of output shape + input shape."""
-        return self._differentiate(JACOBIAN, inputs, jac_inputs, jac_outputs)
+        payload = {"inputs": inputs, "jac_inputs": jac_inputs, "jac_outputs": jac_outputs}
+        return self.call("jacobian", payload)
 
     def jacobian_vector_product(
         self,
@@ -151,7 +157,13 @@ class LocalComponent:
         tangent_vector: Mapping[str, Any],
     ) -> dict[str, Any]:
         """`{output path: J · tangent}`."""
-        return self._differentiate(JVP, inputs, jvp_inputs, jvp_outputs, tangent_vector)
+        payload = {
+            "inputs": inputs,
+            "jvp_inputs": jvp_inputs,
+            "jvp_outputs": jvp_outputs,
+            "tangent_vector": tangent_vector,
+        }
+        return self.call("jacobian_vector_product", payload)
 
     def vector_jacobian_product(
         self,
@@ -161,10 +173,13 @@ class LocalComponent:
         cotangent_vector: Mapping[str, Any],
     ) -> dict[str, Any]:
         """`{input path: Jᵀ · cotangent}`."""
-        return self._differentiate(VJP, inputs, vjp_inputs, vjp_outputs, cotangent_vector)
-
-    def _differentiate(self, kind: Any, *arguments: Any) -> Any:
-        return self.call(kind.endpoint, dict(zip(kind.argument_names, arguments, strict=True)))
+        payload = {
+            "inputs": inputs,
+            "vjp_inputs": vjp_inputs,
+            "vjp_outputs": vjp_outputs,
+            "cotangent_vector": cotangent_vector,
+        }
+        return self.call("vector_jacobian_product", payload)
 
     def abstract_eval(self, abstract_inputs: Any) -> Any:
         """Shapes and dtypes of the outputs for shapes and dtypes of the inputs."""
@@ -209,16 +224,29 @@ class LocalComponent:
         )
 
 
+# Imports inside functions below: a component without derivatives starts without their code.
+
+
+def _complete(
+    given: Mapping[str, Implementation], schemas: Schemas
+) -> Mapping[str, Implementation]:
+    if not any(name in given for name in DERIVATIVE_ENDPOINTS):
+        return with_abstract_eval(given, schemas)
+    from chainrule.runtime._component._derive import with_derivatives
+
+    return with_abstract_eval(with_derivatives(given, schemas), schemas)
+
+
 def _make_endpoint(name: str, function: Any, schemas: Schemas, config: ComponentConfig) -> Endpoint:
-    kind = next((kind for kind in DERIVATIVES if kind.endpoint == name), None)
-    check_signature(function, name, 1 if kind is None else kind.argument_names)
     endpoint: Endpoint
-    if kind is not None:
-        endpoint = Derivative(kind, schemas, function)
-    elif name == "apply":
-        endpoint = Apply(schemas, function)
+    if name in DERIVATIVE_ENDPOINTS:
+        from chainrule.runtime._component._derivative import derivative_endpoint
+
+        endpoint = derivative_endpoint(name, schemas, function)
     else:
-        endpoint = AbstractEval(schemas, function)
+        check_signature(function, name, 1)
+        make = Apply if name == "apply" else AbstractEval
+        endpoint = make(schemas, function)
     if config.profiling or config.tracing:
         from chainrule.runtime._component._observe import observed
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from chainrule._errors import DefinitionError
+from chainrule.runtime._component._author import is_jitted
 from chainrule.runtime._component._capabilities import ENDPOINTS, Implementation
 from chainrule.runtime._component._definition import Definition
-from chainrule.runtime._component._frameworks import recipe_implementations
 from chainrule.runtime._component._hashing import hash_files, hash_parts
 from chainrule.runtime._component._isolation import loaded_sources
-from chainrule.runtime._component._jax_modules import find_jax_function
 from chainrule.runtime._component._project_file import read_project_file
 
 __all__ = ["define_from_file", "define_from_module"]
@@ -58,8 +58,10 @@ def _define(module: Any, **facts: Any) -> Definition:
     implementations = {
         name: Implementation(getattr(module, name)) for name in ENDPOINTS if hasattr(module, name)
     }
-    jax_function = find_jax_function(module)
+    jax_function = _find_jax_function(module)
     if jax_function is not None:
+        from chainrule.runtime._component._frameworks import recipe_implementations
+
         implementations = recipe_implementations("jax", jax_function) | implementations
     return Definition(
         input_schema=module.InputSchema,
@@ -70,3 +72,12 @@ def _define(module: Any, **facts: Any) -> Definition:
         batching=getattr(module, "batching", None),
         **facts,
     )
+
+
+def _find_jax_function(module: Any) -> Callable[[Any], Any] | None:
+    declared = getattr(module, "jax_function", None)
+    if declared is not None or not any(is_jitted(value) for value in vars(module).values()):
+        return declared
+    from chainrule.runtime._component._jax_modules import function_behind_apply
+
+    return function_behind_apply(module)

@@ -12,11 +12,22 @@ from typing import Any
 from pydantic import BaseModel
 
 from chainrule._trees import get_at_path
+from chainrule.runtime._component._capabilities import Implementation, derived
 from chainrule.runtime._component._models import spec_of
 from chainrule.runtime._component._schemas import Schemas
 from chainrule.runtime._schema import ArraySpec, ShapeDType, array_leaves
 
-__all__ = ["shapes_from_schema"]
+__all__ = ["shapes_from_schema", "with_abstract_eval"]
+
+
+def with_abstract_eval(
+    given: Mapping[str, Implementation], schemas: Schemas
+) -> Mapping[str, Implementation]:
+    """What was given, and abstract evaluation when the schemas imply it."""
+    if "abstract_eval" in given:
+        return given
+    implied = shapes_from_schema(schemas)
+    return given if implied is None else {**given, "abstract_eval": derived(implied, "schema")}
 
 
 def shapes_from_schema(schemas: Schemas) -> Callable[[BaseModel], Any] | None:

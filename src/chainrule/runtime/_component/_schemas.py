@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
 from chainrule._errors import DefinitionError
 from chainrule.runtime._component._models import abstract_model, apply_model, is_model_class
 from chainrule.runtime._component._problems import bad_input, bad_output
-from chainrule.runtime._derivatives._kinds import Side
 from chainrule.runtime._schema import ArraySpec, differentiable_leaves
 
-__all__ = ["Schemas"]
+if TYPE_CHECKING:
+    from chainrule.runtime._derivatives._kinds import Side
+
+__all__ = ["Context", "Schemas"]
 
 Context = dict[str, Any]
 
