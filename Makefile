@@ -7,6 +7,11 @@ WORKERS ?= 2
 SETUP_KEY := $(shell cat pyproject.toml requirements/*.txt | sha256sum | cut -c1-16)
 STAMP  := $(VENV)/.ready-$(SETUP_KEY)
 
+# A second, small environment with the newest JAX, where this machine has a Python that gets it.
+NEXT   := .venv-next
+NEXT_STAMP := $(NEXT)/.ready-$(SETUP_KEY)
+export CHAINRULE_PYTHON_NEXT ?= $(abspath $(NEXT)/bin/python)
+
 .PHONY: help demo test lint format bench docs setup clean
 
 help:  ## Show this list
@@ -22,10 +27,18 @@ $(STAMP): pyproject.toml $(wildcard requirements/*.txt)
 	@rm -f $(VENV)/.ready-*
 	@touch $@
 
+$(NEXT_STAMP): $(STAMP)
+	@python="$$(scripts/next_python.sh)"; if [ -n "$$python" ]; then \
+	    echo "Installing the newest JAX into $(NEXT) with $$python…"; \
+	    { test -x $(NEXT)/bin/python || "$$python" -m venv $(NEXT); } \
+	    && $(NEXT)/bin/python -m pip install --quiet -e '.[jax]' pytest hypothesis \
+	    || echo "not to be had here; the tests on the newest JAX are skipped"; fi
+	@mkdir -p $(NEXT) && rm -f $(NEXT)/.ready-* && touch $@
+
 demo: $(STAMP)  ## Run a gradient through several programs; leaves a plot and a report in demo-output/
 	@$(BIN)/python -m examples.demo
 
-test: $(STAMP)  ## Run all tests
+test: $(STAMP) $(NEXT_STAMP)  ## Run all tests
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 lint: $(STAMP)  ## Lint, format check, types, floors
@@ -46,4 +59,4 @@ docs: $(STAMP)  ## Build the documentation in strict mode into site/
 	@echo "Open site/index.html"
 
 clean:  ## Remove the environment and everything generated
-	rm -rf $(VENV) site demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NEXT) site demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
