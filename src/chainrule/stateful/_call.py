@@ -1,0 +1,114 @@
+"""One call of a transformed function: collect, run purely, commit.
+
+The protocol is the same for all transformations: collect the tracked parameters, make a pure function of
+their flat values, hand it to a JAX transformation, commit what was written. `execute` is the pure function's
+core. `Call` is the whole protocol for transformations that trace anew each time; they add only how JAX
+has to treat the values (mapped, differentiated, carried, …). `jit`, which replays, has its own (`_jit`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from chainrule.stateful._errors import TrackingError
+from chainrule.stateful._frames import Frame, enter, write
+from chainrule.stateful._plan import Plan
+from chainrule.stateful._statics import same
+
+__all__ = ["Call", "execute", "name_of"]
+
+
+class Outcome(NamedTuple):
+    """What one run of the user's function left behind."""
+
+    result: Any
+    frame: Frame
+    returns_live: bool
+
+
+def execute(
+    plan: Plan,
+    function: Callable[..., Any],
+    values: Sequence[Any],
+    args: tuple[Any, ...],
+    *,
+    is_barrier: bool = False,
+) -> Outcome:
+    """Run the user's function on the caller's live objects, with `values` for what they hold."""
+    count = len(plan.params)
+    with enter(plan, values[:count], is_barrier=is_barrier) as frame:
+        # Copies made inside the frame belong to it: a positional module is never the caller's.
+        copies = jax.tree.map(lambda leaf: leaf, args)
+        result = function(*copies, **plan.live_kwargs(values[count:]))
+        result, returns_live = plan.detach(result)
+    return Outcome(result, frame, returns_live)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """The name a function has in jaxprs, profiles and messages."""
+    return getattr(function, "__name__", type(function).__name__)
+
+
+class Call:
+    """The tracked state of one call.
+
+    Attributes:
+        plan: the parameters and their paths.
+        values: the values of all slots at the start.
+        written: slots that any run of the function has set.
+    """
+
+    def __init__(self, kwargs: Mapping[str, Any]) -> None:
+        self.plan = Plan(kwargs)
+        self.values = self.plan.read(kwargs)
+        self.written: set[int] = set()
+        self._static_runs: list[dict[int, Any]] = []
+        self._returns_live = False
+
+    def pure(
+        self, function: Callable[..., Any], *, within: str | None = None
+    ) -> Callable[..., Any]:
+        """A pure function `(values, *args) -> (result, values of the parameters)`.
+
+        Args:
+            function: the user's function; it gets `args` and the live keyword arguments.
+            within: in loops and branches, their name for messages: types must not change there.
+        """
+
+        def run(values: Sequence[Any], *args: Any) -> tuple[Any, list[Any]]:
+            result, frame, returns_live = execute(self.plan, function, values, args)
+            if within is not None:
+                frame.check_types_kept(within)
+            self.written.update(self.plan.slots_of(frame.written))
+            self._static_runs.append(self.plan.static_writes(frame.statics))
+            self._returns_live |= returns_live
+            return result, frame.results()
+
+        run.__name__ = run.__qualname__ = name_of(function)
+        return run
+
+    def finish(self, result: Any, values: Sequence[Any], *, is_loop: bool = False) -> Any:
+        """Commit what was written, and put the caller's own objects back into a result."""
+        static_writes = self._agreed_static_writes(is_loop)
+        for index in sorted(self.written):
+            write(self.plan.params[index], values[index])
+        self.plan.commit_statics(static_writes)
+        return self.attach(result)
+
+    def attach(self, result: Any) -> Any:
+        """A result with the caller's own objects in their places."""
+        return self.plan.attach(result) if self._returns_live else result
+
+    def _agreed_static_writes(self, is_loop: bool) -> dict[int, Any]:
+        """Static writes have no array to travel in: all traces of a call must agree on them."""
+        runs = [*self._static_runs, *([{}] if is_loop else [])]
+        if not runs or all(same(run, runs[0]) for run in runs):
+            return runs[0] if runs else {}
+        raise TrackingError(
+            "A static parameter was changed inside a loop, or differently in two branches. What a static "
+            "parameter holds must be known before the program runs; use a `Param` for what changes there.",
+            code="static_changed",
+        )

@@ -1,0 +1,88 @@
+"""`custom_vjp`: a function that brings its own backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from chainrule._errors import DefinitionError
+from chainrule.stateful._call import Call
+from chainrule.stateful._selection import Selection
+from chainrule.stateful._transformation import Transformation, decorator
+
+__all__ = ["CustomVjp", "custom_vjp"]
+
+
+class CustomVjp(Transformation):
+    """A function with a derivative rule; see `custom_vjp`."""
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        *,
+        nondiff_argnums: Sequence[int] = (),
+        kwargs_mask: Any = None,
+    ) -> None:
+        super().__init__(fun, nondiff_argnums=nondiff_argnums, kwargs_mask=kwargs_mask)
+        self._nondiff = tuple(nondiff_argnums)
+        self._mask = kwargs_mask
+        self._rules: tuple[Callable[..., Any], Callable[..., Any]] | None = None
+
+    def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
+        """Set the rule.
+
+        Args:
+            fwd: `fwd(*args, **tracked) -> (result, residuals)`; it may write parameters, as the function.
+            bwd: `bwd(*nondiff_args, residuals, cotangent)` → a tuple of cotangents, one per other
+                argument, and with `kwargs_mask` one more: `{keyword: {path: cotangent}}`.
+        """
+        self._rules = fwd, bwd
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._rules is None:
+            raise DefinitionError(
+                f"{self!r} has no rule yet; call `.defvjp(fwd, bwd)` before using it.",
+                code="missing_rule",
+            )
+        fwd, bwd = self._rules
+        call = Call(kwargs)
+        selection = Selection(call, self._mask)
+        primal = selection.as_argument(self._fun)
+        forward = selection.as_argument(fwd)
+
+        def rule_forward(*args: Any) -> Any:
+            (result, residuals), values = forward(*args)
+            return (result, values), residuals
+
+        def rule_backward(*args: Any) -> Any:
+            # The cotangents of written parameters are dropped: a rule speaks about the result only.
+            *nondiff_and_residuals, (cotangent, _) = args
+            return bwd(*nondiff_and_residuals, cotangent)
+
+        function = jax.custom_vjp(primal, nondiff_argnums=self._nondiff)
+        function.defvjp(rule_forward, rule_backward)
+        result, values = function(*selection.arguments(args))
+        return call.finish(result, values)
+
+
+def custom_vjp(
+    fun: Callable[..., Any] | None = None,
+    *,
+    nondiff_argnums: Sequence[int] = (),
+    kwargs_mask: Any = None,
+) -> Any:
+    """Give a function its own backward pass.
+
+    Args:
+        fun: the function. Without it, a decorator is returned.
+        nondiff_argnums: as in `jax.custom_vjp`.
+        kwargs_mask: parameters the rule returns cotangents for (see `grad`); they count as one more,
+            last argument. Parameters it does not name are constants for the rule.
+
+    Returns:
+        A function; call its `defvjp(fwd, bwd)` before using it.
+    """
+    options = dict(nondiff_argnums=nondiff_argnums, kwargs_mask=kwargs_mask)
+    return decorator(CustomVjp, fun, options)

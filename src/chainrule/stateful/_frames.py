@@ -1,0 +1,261 @@
+"""Transactions: where the values of parameters live while a transformed function runs.
+
+A transformation pushes a `Frame` that maps every tracked parameter to its (traced) value, runs the user's
+function on the caller's own live objects, pops the frame, and hands the new values on. Reads and writes of
+parameters go through the stack of frames of the current thread; the parameters' own storage is touched
+only by a commit after success. From that one mechanism follow: sharing (an object is itself), nesting (a
+deeper stack), exact exceptions (nothing to restore), and no tracer in a caller's object.
+
+Rules, in the order in which they are applied:
+
+    read    the topmost frame that tracks the parameter; else its own storage. A jitted frame is a barrier:
+            its trace is kept and replayed, so a parameter from outside that it does not track is an error,
+            not a constant that grows stale.
+    write   the topmost frame must track the parameter, or the parameter must have been born in it, and the
+            write must happen in the trace the frame belongs to. Anything else would leak or lose the value.
+
+"Born in" is a comparison of serial numbers: frames and objects draw from one counter.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+from jax.extend.core import get_opaque_trace_state
+
+from chainrule.stateful._errors import TrackingError
+from chainrule.stateful._statics import same
+from chainrule.stateful._values import conform, describe, same_type
+
+__all__ = [
+    "Frame", "birth", "current_trace", "enter", "epoch", "guard_edit", "local",
+    "read", "read_static", "restructured", "write", "write_static",
+]  # fmt: skip
+
+
+class _Local(threading.local):
+    """Per thread: the open frames, and the jitted call whose body may be traced now."""
+
+    stack: tuple[Frame, ...] = ()
+    call: Any = None
+
+
+local = _Local()
+
+
+class _Epoch:
+    """Counts changes to the structure of objects that a cached plan has seen."""
+
+    __slots__ = ("_counter", "now")
+
+    def __init__(self) -> None:
+        self._counter = itertools.count(1)
+        self.now = 0
+
+    def advance(self) -> None:
+        self.now = next(self._counter)
+
+
+epoch = _Epoch()
+_serials = itertools.count(1)
+
+
+def current_trace() -> Any:
+    """An opaque object that is equal exactly while the same JAX trace is current."""
+    return get_opaque_trace_state(convention="chainrule")
+
+
+def birth() -> int:
+    """The serial number of the innermost open frame; 0 outside of all."""
+    stack = local.stack
+    return stack[-1].serial if stack else 0
+
+
+class Frame:
+    """The values of the parameters that one run of a transformed function tracks.
+
+    Attributes:
+        plan: knows the paths of parameters, for messages.
+        entry: the values at the start, by the identity of the parameter.
+        values: the values now.
+        written: identities of parameters that were set.
+        statics: new values of tracked static parameters that were set.
+        is_barrier: whether the trace is kept and replayed (see the module's docstring).
+    """
+
+    __slots__ = (
+        "entry", "is_barrier", "plan", "serial", "statics", "trace", "values", "written",
+    )  # fmt: skip
+
+    def __init__(self, plan: Any, values: Sequence[Any], is_barrier: bool) -> None:
+        self.plan = plan
+        self.entry = {
+            id(param): _own(value) for param, value in zip(plan.params, values, strict=True)
+        }
+        self.values = dict(self.entry)
+        self.written: set[int] = set()
+        self.statics: dict[int, Any] = {}
+        self.is_barrier = is_barrier
+        self.serial = next(_serials)
+        self.trace = current_trace()
+
+    def results(self) -> list[Any]:
+        """The values of all tracked parameters, in the plan's order."""
+        return [self.values[id(param)] for param in self.plan.params]
+
+    def check_types_kept(self, where: str) -> None:
+        """Raise where a loop or a branch would need one type before and after, and has two."""
+        for param in self.plan.params:
+            old, new = self.entry[id(param)], self.values[id(param)]
+            if id(param) in self.written and not same_type(old, new):
+                raise _changed(self.plan.path_of(param), old, new, "structure_changed", where)
+
+
+def _own(value: Any) -> Any:
+    """Containers are rebuilt so that a tracer put into one cannot enter the caller's."""
+    return value if isinstance(value, jax.Array) else jax.tree.map(lambda leaf: leaf, value)
+
+
+@contextmanager
+def enter(plan: Any, values: Sequence[Any], *, is_barrier: bool = False) -> Iterator[Frame]:
+    """Run the body on a new frame."""
+    frame = Frame(plan, values, is_barrier)
+    outer = local.stack
+    local.stack = (*outer, frame)
+    try:
+        yield frame
+    finally:
+        local.stack = outer
+
+
+def read(param: Any, stack: tuple[Frame, ...]) -> Any:
+    """The value of a parameter as the innermost frame sees it."""
+    key = id(param)
+    for frame in reversed(stack):
+        if key in frame.values:
+            return frame.values[key]
+        if param._birth >= frame.serial:
+            break
+        if frame.is_barrier:
+            raise TrackingError(
+                f"A {type(param).__name__} {describe(param._value)} was read inside a jitted function "
+                f"that does not track it. Its value would be frozen into the compiled code. Pass it, or "
+                f"the module that holds it, as a keyword argument. {_tracked_here(frame)}",
+                code="untracked_read",
+            )
+    return param._value
+
+
+def write(param: Any, value: Any) -> None:
+    """Set a parameter in the innermost frame, or in its own storage when there is none."""
+    stack = local.stack
+    if not stack:
+        _guard_trace(param, value, param._trace)
+        param._value = value
+        return
+    frame, key = stack[-1], id(param)
+    if key in frame.values:
+        _guard_trace(param, value, frame.trace)
+        frame.values[key] = _fit(param, frame, value)
+        frame.written.add(key)
+    elif param._birth >= frame.serial:
+        param._value = value
+    else:
+        raise _untracked_write(param, frame)
+
+
+def _fit(param: Any, frame: Frame, value: Any) -> Any:
+    old = frame.entry[id(param)]
+    fits, fitted = conform(old, value)
+    if fits:
+        return fitted
+    if type(param).keeps_type:
+        raise _changed(
+            frame.plan.path_of(param), old, value, "value_changed", "a transformed function"
+        )
+    return value
+
+
+def _guard_trace(param: Any, value: Any, trace: Any) -> None:
+    """A plain `jax.*` transformation has no frame: a write under it would leak its tracer."""
+    holds_tracer = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
+    if holds_tracer and trace != current_trace():
+        raise TrackingError(
+            f"A {type(param).__name__} {describe(param._value)} that lives outside was set inside a plain "
+            "`jax.*` transformation, which cannot track it. Use the transformation of the same name "
+            "from `chainrule.stateful` and pass the parameter as a keyword argument.",
+            code="untracked_write",
+        )
+
+
+def read_static(param: Any) -> Any:
+    """The value of a static parameter as the innermost frame sees it."""
+    key = id(param)
+    for frame in reversed(local.stack):
+        if key in frame.statics:
+            return frame.statics[key]
+    return param._value
+
+
+def write_static(param: Any, value: Any) -> None:
+    """Set a static parameter; outside of all frames this counts as a change of structure."""
+    stack = local.stack
+    if not stack:
+        if not same(param._value, value):
+            param._value = value
+            restructured(param)
+        return
+    frame = stack[-1]
+    if frame.plan.tracks_static(param):
+        frame.statics[id(param)] = value
+    elif param._birth >= frame.serial:
+        param._value = value
+    else:
+        raise _untracked_write(param, frame)
+
+
+def guard_edit(node: Any, what: str) -> None:
+    """Refuse a change of structure inside a frame, unless the object was made there."""
+    stack = local.stack
+    if stack and node._birth < stack[-1].serial:
+        raise TrackingError(
+            f"{what} inside a transformed function: the structure of a model is fixed there, because the "
+            "change would be lost when compiled code runs again. Set values with `param.set(...)`, keep "
+            "changeable options in `static(...)`, and add or remove attributes outside.",
+            code="structure_changed",
+        )
+
+
+def restructured(node: Any) -> None:
+    """Note that an object's structure changed; plans that have seen it are checked again."""
+    if node._seen:
+        epoch.advance()
+
+
+def _untracked_write(param: Any, frame: Frame) -> TrackingError:
+    return TrackingError(
+        f"A {type(param).__name__} {describe(param._value)} was set inside a transformed function that "
+        f"does not track it. Pass it, or the module that holds it, as a keyword argument (positional "
+        f"arguments are copies). {_tracked_here(frame)}",
+        code="untracked_write",
+    )
+
+
+def _tracked_here(frame: Frame) -> str:
+    names = frame.plan.names
+    return f"Tracked here: {', '.join(f'`{name}`' for name in names) if names else 'nothing'}."
+
+
+def _changed(path: str, old: Any, new: Any, code: str, where: str) -> TrackingError:
+    return TrackingError(
+        f"Parameter `{path}` entered {where} as {describe(old)} and was set to {describe(new)}. Shape, "
+        "dtype and structure stay the same there; change them outside, or cast the new value.",
+        code=code,
+        path=path,
+        details={"expected": describe(old), "found": describe(new)},
+    )

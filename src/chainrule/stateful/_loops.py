@@ -1,0 +1,160 @@
+"""Loops: `scan` and `while_loop`. All tracked parameters are part of the carry.
+
+JAX turns what a body passes through unchanged into a constant of the loop, so carrying parameters that are
+only read costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from chainrule.stateful._call import Call
+from chainrule.stateful._masks import resolve_mask
+from chainrule.stateful._transformation import Transformation, decorator
+
+__all__ = ["Scan", "WhileLoop", "scan", "while_loop"]
+
+
+class Scan(Transformation):
+    """A loop over the leading axis; see `scan`."""
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        *,
+        length: int | None = None,
+        reverse: bool = False,
+        unroll: int | bool = 1,
+        kwargs_mask: Any = None,
+    ) -> None:
+        loop = {"length": length, "reverse": reverse, "unroll": unroll}
+        super().__init__(fun, kwargs_mask=kwargs_mask, **loop)
+        self._mask = kwargs_mask
+        self._loop = loop
+
+    def __call__(self, init: Any, xs: Any = None, **kwargs: Any) -> tuple[Any, Any]:
+        call = Call(kwargs)
+        axes = resolve_mask(self._mask, call.plan, None)
+        sliced = [slot for slot, axis in enumerate(axes) if axis is not None]
+        pure = call.pure(self._fun, within="the body of a scan")
+
+        def body(carry: Any, x: Any) -> Any:
+            inner, values = carry
+            own, slices = x
+            merged = list(values)
+            for slot, value in zip(sliced, slices, strict=True):
+                merged[slot] = value
+            (inner, y), new = pure(merged, inner, own)
+            new = [*new, *merged[len(new) :]]
+            return (inner, _without(new, sliced)), (y, [new[slot] for slot in sliced])
+
+        slices = [_move_axis(call.values[slot], axes[slot], 0) for slot in sliced]
+        (carry, values), (ys, stacked) = jax.lax.scan(
+            body, (init, _without(call.values, sliced)), (xs, slices), **self._loop
+        )
+        for slot, value in zip(sliced, stacked, strict=True):
+            values[slot] = _move_axis(value, 0, axes[slot])
+        return call.finish((carry, ys), values, is_loop=True)
+
+
+def _without(values: list[Any], slots: list[int]) -> list[Any]:
+    return [None if slot in slots else value for slot, value in enumerate(values)]
+
+
+def _move_axis(value: Any, source: int, target: int) -> Any:
+    if source == target:
+        return value
+    return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, source, target), value)
+
+
+def scan(
+    f: Callable[..., Any] | None = None,
+    *operands: Any,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    kwargs_mask: Any = None,
+    **tracked: Any,
+) -> Any:
+    """Loop over the leading axis of arrays, carrying a value and every tracked parameter.
+
+    `scan(f, init, xs, **tracked)` runs at once, as in JAX; `scan(f)` and `@scan(length=…)` make a function
+    `(init, xs=None, **tracked)`.
+
+    Args:
+        f: the body, `f(carry, x, **tracked) -> (carry, y)`.
+        *operands: `init` and `xs`.
+        length: as in `jax.lax.scan`.
+        reverse: as in `jax.lax.scan`.
+        unroll: as in `jax.lax.scan`.
+        kwargs_mask: the axis of parameters the loop goes along (one slice per step, as in a scan over
+            layers); `None`, the default, for parameters that are carried from step to step.
+        **tracked: the body's keyword arguments.
+
+    Returns:
+        `(carry, ys)`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from chainrule.stateful import Param, scan
+        >>> total = Param(jnp.zeros(()))
+        >>> def body(carry, x, *, total):
+        ...     total += x
+        ...     return carry + 1, carry * x
+        >>> count, products = scan(body, 0, jnp.array([1.0, 2.0, 3.0]), total=total)
+        >>> int(count), products.tolist(), float(total)
+        (3, [0.0, 2.0, 6.0], 6.0)
+    """
+    options = dict(length=length, reverse=reverse, unroll=unroll, kwargs_mask=kwargs_mask)
+    looped = decorator(Scan, f, options)
+    return looped(*operands, **tracked) if operands else looped
+
+
+class WhileLoop(Transformation):
+    """A loop until a condition fails; see `while_loop`."""
+
+    def __init__(self, cond_fun: Callable[..., Any], body_fun: Callable[..., Any]) -> None:
+        super().__init__(body_fun)
+        self._cond = cond_fun
+
+    def __call__(self, init_val: Any, **kwargs: Any) -> Any:
+        call = Call(kwargs)
+        condition = call.pure(self._cond, within="the condition of a while_loop")
+        step = call.pure(self._fun, within="the body of a while_loop")
+        plain = call.values[len(call.plan.params) :]
+
+        # JAX's condition cannot return state. It is evaluated ahead, at the end of every step, and its
+        # answer is carried: so it may draw random keys and write like any other function.
+        def body(carry: Any) -> Any:
+            _, value, values = carry
+            value, values = step([*values, *plain], value)
+            go_on, values = condition([*values, *plain], value)
+            return go_on, value, values
+
+        go_on, values = condition(call.values, init_val)
+        _, value, values = jax.lax.while_loop(
+            lambda carry: carry[0], body, (go_on, init_val, values)
+        )
+        return call.finish(value, values, is_loop=True)
+
+
+def while_loop(
+    cond_fun: Callable[..., Any], body_fun: Callable[..., Any], *init_val: Any, **tracked: Any
+) -> Any:
+    """Repeat a function while a condition holds, carrying every tracked parameter.
+
+    `while_loop(cond_fun, body_fun, init_val, **tracked)` runs at once, as in JAX; without `init_val` it makes
+    a function `(init_val, **tracked)`.
+
+    Args:
+        cond_fun: `cond_fun(value, **tracked) -> bool`; what it writes and draws is kept.
+        body_fun: `body_fun(value, **tracked) -> value`.
+        *init_val: the first value.
+        **tracked: keyword arguments of both.
+    """
+    loop = WhileLoop(cond_fun, body_fun)
+    return loop(*init_val, **tracked) if init_val else loop

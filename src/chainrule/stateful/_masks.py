@@ -1,0 +1,270 @@
+"""Masks: which parameters, said by kind, attribute, path or predicate.
+
+    M(Weight) & ~M(Param).has(frozen=True)      weights that are not frozen
+    M((Weight, Bias)).at("encoder.*")           by kind and place
+    M(State).to((None, 0))                      axis 0 for states, None for the rest
+
+A mask is immutable. Asked about one parameter it answers yes or no, or one of two chosen values; called on a
+tree, it gives the same tree with only the selected parameters left.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from chainrule._errors import InputError
+from chainrule.stateful._containers import Container
+from chainrule.stateful._module import Module
+from chainrule.stateful._params import BaseParam, Param, ParamCache, StaticParam
+from chainrule.stateful._plan import Plan, keyword_of
+from chainrule.stateful._random import RKG
+from chainrule.stateful._statics import same
+from chainrule.stateful._values import is_inexact
+from chainrule.stateful._walk import join, named_pairs, params_of, replicate
+
+__all__ = ["TRAINABLE", "M", "Mask", "resolve_mask", "select"]
+
+Predicate = Callable[[Any, str], bool]
+
+
+class Mask:
+    """A selection of parameters.
+
+    Args:
+        select: a kind (type), several kinds (tuple or union), a mask, a function of the parameter, or
+            `None` for everything.
+
+    Example:
+        >>> from chainrule.stateful import M, Param
+        >>> class Weight(Param): ...
+        >>> mask = M(Weight).hasnot(frozen=True)
+        >>> mask.matches(Weight(1.0)), mask.matches(Weight(1.0, frozen=True))
+        (True, False)
+    """
+
+    __slots__ = ("_choice", "_predicate", "_text")
+
+    def __init__(self, select: Any = None) -> None:
+        if isinstance(select, Mask):
+            self._predicate, self._text, self._choice = (
+                select._predicate, select._text, select._choice,
+            )  # fmt: skip
+            return
+        self._predicate, self._text = _parse(select)
+        self._choice: tuple[Any, Any] | None = None
+
+    @classmethod
+    def _make(cls, predicate: Predicate, text: str, choice: Any = None) -> Mask:
+        self = cls.__new__(cls)
+        self._predicate, self._text, self._choice = predicate, text, choice
+        return self
+
+    def matches(self, param: Any, path: str = "") -> bool:
+        """Whether a parameter (at a path) is selected."""
+        return bool(self._predicate(param, path))
+
+    def value(self, param: Any, path: str = "") -> Any:
+        """`True` or `False`, or the value chosen with `to`."""
+        selected = self.matches(param, path)
+        return selected if self._choice is None else self._choice[selected]
+
+    def __call__(self, tree: Any) -> Any:
+        """The tree with the parameters that are selected and `None` for others, or the chosen values."""
+
+        def replace(path: str, param: BaseParam) -> Any:
+            if self._choice is None:
+                return param if self.matches(param, path) else None
+            return self.value(param, path)
+
+        return replicate(tree, replace)
+
+    def to(self, choice: tuple[Any, Any]) -> Mask:
+        """A mask that answers with `choice[0]` when off and `choice[1]` when on."""
+        off, on = choice
+        return Mask._make(self._predicate, self._text, (off, on))
+
+    def has(self, **attributes: Any) -> Mask:
+        """And: every attribute is present and equal (attributes of the value, like `ndim`, count)."""
+        return self & Mask._make(
+            lambda param, path: all(_has(param, *item) for item in attributes.items()),
+            f"has({_keywords(attributes)})",
+        )
+
+    def hasnot(self, **attributes: Any) -> Mask:
+        """And: every attribute is absent or different."""
+        return self & Mask._make(
+            lambda param, path: not any(_has(param, *item) for item in attributes.items()),
+            f"hasnot({_keywords(attributes)})",
+        )
+
+    def at(self, pattern: str) -> Mask:
+        """And: the path matches a pattern with `*` and `?`, for example `"encoder.*"`."""
+        # Paths contain brackets ("[0]"), which fnmatch would read as character sets.
+        literal = pattern.replace("[", "[[]")
+        return self & Mask._make(
+            lambda param, path: fnmatch.fnmatchcase(path, literal), f"at({pattern!r})"
+        )
+
+    def __or__(self, other: Any) -> Mask:
+        a, b = self, Mask(other)
+        return Mask._make(lambda p, path: a.matches(p, path) or b.matches(p, path), f"({a} | {b})")
+
+    def __and__(self, other: Any) -> Mask:
+        a, b = self, Mask(other)
+        return Mask._make(lambda p, path: a.matches(p, path) and b.matches(p, path), f"({a} & {b})")
+
+    def __xor__(self, other: Any) -> Mask:
+        a, b = self, Mask(other)
+        return Mask._make(lambda p, path: a.matches(p, path) != b.matches(p, path), f"({a} ^ {b})")
+
+    def __sub__(self, other: Any) -> Mask:
+        return self & ~Mask(other)
+
+    def __rsub__(self, other: Any) -> Mask:
+        return Mask(other) - self
+
+    def __ror__(self, other: Any) -> Mask:
+        return Mask(other) | self
+
+    def __rand__(self, other: Any) -> Mask:
+        return Mask(other) & self
+
+    def __rxor__(self, other: Any) -> Mask:
+        return Mask(other) ^ self
+
+    def __invert__(self) -> Mask:
+        return Mask._make(lambda param, path: not self.matches(param, path), f"~{self}")
+
+    def __repr__(self) -> str:
+        return self._text if self._choice is None else f"{self._text}.to({self._choice!r})"
+
+
+M = Mask
+
+
+def _parse(select: Any) -> tuple[Predicate, str]:
+    if select is None:
+        return (lambda param, path: True), "M()"
+    if isinstance(select, (type, tuple, types.UnionType)):
+        kinds = select
+        name = getattr(select, "__name__", None) or str(select)
+        return (lambda param, path: isinstance(param, kinds)), f"M({name})"
+    if callable(select):
+        function = select
+        return (
+            lambda param, path: function(param)
+        ), f"M({getattr(function, '__name__', function)})"
+    raise InputError(
+        f"A mask is made from a kind, a tuple of kinds, a mask or a function; found {select!r}.",
+        code="bad_mask",
+    )
+
+
+def _has(param: Any, name: str, value: Any) -> bool:
+    try:
+        return same(getattr(param, name), value)
+    except AttributeError:
+        return False
+
+
+def _keywords(attributes: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in attributes.items())
+
+
+def _is_trainable(param: Any) -> bool:
+    return isinstance(param, Param) and not (param.frozen or isinstance(param, ParamCache)) and (
+        is_inexact(param.get())
+    )  # fmt: skip
+
+
+TRAINABLE = Mask(_is_trainable)
+"""What `True` means where parameters are selected for training: real or complex, not frozen, no cache."""
+
+
+def select(tree: Any, mask: Any) -> dict[str, Any]:
+    """Path → parameter of what a mask selects in a tree; `None` and `True` mean `TRAINABLE`."""
+    chosen = TRAINABLE if mask is None or mask is True else Mask(mask)
+    return {path: p for path, p in params_of(tree).items() if chosen.matches(p, path)}
+
+
+def resolve_mask(mask: Any, plan: Plan, off: Any) -> list[Any]:
+    """The value a `kwargs_mask` gives to every slot of a plan.
+
+    Args:
+        mask: a `Mask` or kind for all parameters; a constant; a function of the keyword arguments that
+            returns a tree; or a dictionary from keyword (or tuple of keywords) to any of those or to a
+            tree of values. Keywords it does not mention are off.
+        plan: the tracked keyword arguments.
+        off: the value of what is not selected.
+    """
+    per_keyword = _per_keyword(mask, plan)
+    values = []
+    for slot, path in enumerate(plan.paths):
+        param = plan.params[slot] if slot < len(plan.params) else None
+        name = keyword_of(path)
+        if param is RKG.key or name not in per_keyword:
+            values.append(off)
+        else:
+            inner = path[len(name) + 1 :]
+            values.append(_value_at(per_keyword[name], param, inner, off))
+    return values
+
+
+def _per_keyword(mask: Any, plan: Plan) -> dict[str, Any]:
+    if mask is None:
+        return {}
+    if callable(mask) and not isinstance(mask, (Mask, type, BaseParam, Module)):
+        mask = mask(plan.live_kwargs([None] * (len(plan.paths) - len(plan.params))))
+    if not isinstance(mask, dict):
+        return dict.fromkeys(plan.names, mask)
+    expanded = {}
+    for names, entry in mask.items():
+        for name in names if isinstance(names, tuple) else (names,):
+            expanded[name] = entry
+    unknown = sorted(set(expanded) - set(plan.names))
+    if unknown:
+        raise InputError(
+            f"kwargs_mask names {', '.join(map(repr, unknown))}, but the call has the keyword arguments "
+            f"{', '.join(map(repr, plan.names)) or 'none'}.",
+            code="bad_mask",
+        )
+    return expanded
+
+
+def _value_at(entry: Any, param: Any, path: str, off: Any) -> Any:
+    if isinstance(entry, (type, types.UnionType)):
+        entry = Mask(entry)
+    if isinstance(entry, Mask):
+        return off if param is None else entry.value(param, path)
+    if isinstance(entry, (Module, Container, dict, list, tuple)) and not _is_spec(entry):
+        places = dict(_places(entry))
+        prefix = path
+        while prefix and prefix not in places:
+            prefix = prefix.rpartition(".")[0]
+        value = places.get(prefix, off)
+        return (True if isinstance(value, BaseParam) else value) if value is not None else off
+    return entry
+
+
+def _is_spec(entry: Any) -> bool:
+    """A PartitionSpec is a tuple in some versions of JAX, and always a value."""
+    return type(entry).__name__ == "PartitionSpec"
+
+
+def _places(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, StaticParam):
+        return
+    if isinstance(tree, (Module, Container)):
+        pairs = named_pairs(tree)
+    elif isinstance(tree, dict):
+        pairs = [(str(key), value) for key, value in tree.items()]
+    elif isinstance(tree, (list, tuple)) and not _is_spec(tree):
+        pairs = [(f"[{index}]", value) for index, value in enumerate(tree)]
+    else:
+        yield path, tree
+        return
+    for name, value in pairs:
+        yield from _places(value, join(path, name))

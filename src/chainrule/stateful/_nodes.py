@@ -1,0 +1,79 @@
+"""What everything inside a model has in common, and what may be put into one.
+
+A model is made of *nodes*: parameters, modules, and the containers a module holds. Whatever else is
+assigned to a module is structure: numbers, names, functions, a component's handle. Arrays have to be boxed,
+because a bare array would be neither: it could not be tracked, and comparing it is not structure's job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+from chainrule._errors import DefinitionError
+from chainrule.stateful._values import describe
+
+__all__ = ["Node", "Pairs", "check_structure", "has_leaves", "is_node", "split"]
+
+Pairs = list[tuple[Any, Any]]
+_ATOMS = frozenset((bool, int, float, complex, str, bytes, type(None), type(len), type(lambda: 0)))
+
+
+class Node:
+    """A parameter, a module, or a container that belongs to one.
+
+    Attributes:
+        _birth: serial number of the frame it was made in (see `_frames`).
+        _seen: whether a cached plan depends on its structure.
+    """
+
+    __slots__ = ()
+
+    _birth: int
+    _seen: bool
+
+
+def is_node(x: Any) -> bool:
+    """Whether a tree walk should stop here and treat `x` by its identity."""
+    return isinstance(x, Node)
+
+
+def has_leaves(value: Any) -> bool:
+    """Whether a part of a module carries arrays (as opposed to being structure)."""
+    if isinstance(value, Node):
+        return True
+    if type(value) in _ATOMS:
+        return False
+    leaves = jax.tree.leaves(value, is_leaf=is_node)
+    return any(isinstance(leaf, (Node, jax.Array, np.ndarray)) for leaf in leaves)
+
+
+def split(pairs: Iterable[tuple[Any, Any]]) -> tuple[Pairs, Pairs]:
+    """Separate (key, value) pairs into those with leaves and those that are structure."""
+    dynamic: Pairs = []
+    static: Pairs = []
+    for key, value in pairs:
+        (dynamic if has_leaves(value) else static).append((key, value))
+    return dynamic, static
+
+
+def check_structure(value: Any, where: str) -> None:
+    """Refuse arrays that nothing boxes.
+
+    Raises:
+        DefinitionError: `value` is an array, or a pytree that holds one outside of parameters.
+    """
+    if type(value) in _ATOMS:
+        return
+    for leaf in jax.tree.leaves(value, is_leaf=is_node):
+        if isinstance(leaf, (jax.Array, np.ndarray)):
+            raise DefinitionError(
+                f"`{where}` is set to an array {describe(leaf)} that no parameter holds. Write "
+                "`Param(array)` to track and train it, `Param(array, frozen=True)` for a buffer, or "
+                "`static(array)` for a constant that is part of the structure.",
+                code="bare_array",
+                path=where,
+            )

@@ -1,0 +1,82 @@
+"""Random keys as tracked state: a generator is a parameter that advances whenever a key is drawn.
+
+`RKG` is the default generator. Every transformation tracks it without being told; it is made when the first
+key is drawn, always from the same seed, so a program is reproducible unless it asks for something else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from chainrule.stateful._module import Module
+from chainrule.stateful._params import DynamicParam
+
+__all__ = ["RKG", "RKGState", "RandomKeyGenerator"]
+
+
+class RKGState(DynamicParam):
+    """The state of a generator: the raw data of one random key.
+
+    The raw data, not a typed key, because `jax.jit` dispatches plain arrays several times faster.
+    The state is made from the seed when it is first read, so that making a generator starts no backend.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(None)
+        self.__dict__["_seed"] = seed
+
+    def get(self) -> Any:
+        if self._value is None and "_seed" in self.__dict__:
+            # The first read may happen inside a trace; the state itself never belongs to one.
+            with jax.ensure_compile_time_eval():
+                self._value = jax.random.PRNGKey(self.__dict__["_seed"])
+        return super().get()
+
+    @property
+    def metadata(self) -> Any:
+        """None: the seed is where the state came from, not part of the structure."""
+        return _NO_METADATA
+
+    def seed(self, seed: Any) -> RKGState:
+        """Start again from a seed."""
+        return self.set(jax.random.PRNGKey(seed))
+
+    def split(self, count: int) -> Any:
+        """Draw `count` keys and advance."""
+        keys = jax.random.split(jax.random.wrap_key_data(self.get()), count + 1)
+        self.set(jax.random.key_data(keys[0]))
+        return keys[1:]
+
+
+class RandomKeyGenerator(Module):
+    """Hands out fresh random keys.
+
+    Args:
+        seed: where the sequence starts.
+
+    Example:
+        >>> generator = RandomKeyGenerator(0)
+        >>> key = generator()
+        >>> keys = generator(3)
+        >>> keys.shape
+        (3,)
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.key = RKGState(seed)
+
+    def seed(self, seed: Any) -> None:
+        """Start again from a seed."""
+        self.key.seed(seed)
+
+    def __call__(self, count: int | None = None) -> Any:
+        """One typed key; with a count, an array of that many."""
+        return self.key.split(1)[0] if count is None else self.key.split(count)
+
+
+RKG = RandomKeyGenerator(0)
+_NO_METADATA = DynamicParam().metadata

@@ -1,0 +1,89 @@
+"""Parameters as one more argument of a function that is differentiated.
+
+JAX differentiates positional arguments. Where a mask selects parameters, their values become one more, last
+positional argument: a dictionary `{keyword: {path: value}}`. Every rule of JAX about arguments (`argnums`, the
+structure of gradients, Jacobians and Hessians, tangents and cotangents) then holds for parameters too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from chainrule.stateful._call import Call
+from chainrule.stateful._masks import TRAINABLE, resolve_mask
+from chainrule.stateful._plan import keyword_of
+from chainrule.stateful._values import is_inexact
+
+__all__ = ["Selection"]
+
+Tree = dict[str, Any]
+
+
+class Selection:
+    """The parameters of a call that a mask selects.
+
+    Args:
+        call: the call.
+        mask: a `kwargs_mask` of truth values; `True` stands for all trainable parameters, `None` for
+            no selection at all. What is not a real or complex number is never selected.
+    """
+
+    def __init__(self, call: Call, mask: Any) -> None:
+        self.is_given = mask is not None
+        self._call = call
+        chosen = resolve_mask(_with_default(mask), call.plan, False)
+        self._slots = [i for i, on in enumerate(chosen) if on and is_inexact(call.values[i])]
+
+    def tree(self, values: Sequence[Any]) -> Tree:
+        """Flat values of all slots → `{keyword: {path: value}}` of the selected ones.
+
+        A parameter that is a keyword argument itself has no path: `{keyword: value}`.
+        """
+        tree: Tree = {name: {} for name in self._call.plan.names} if self._slots else {}
+        for slot in self._slots:
+            path = self._call.plan.paths[slot]
+            name = keyword_of(path)
+            if path == name:
+                tree[name] = values[slot]
+            else:
+                tree[name][path[len(name) + 1 :]] = values[slot]
+        return {name: entry for name, entry in tree.items() if not _is_empty(entry)}
+
+    def merge(self, tree: Tree) -> list[Any]:
+        """The values of all slots, with the selected ones taken from a tree."""
+        values = list(self._call.values)
+        for slot in self._slots:
+            path = self._call.plan.paths[slot]
+            name = keyword_of(path)
+            values[slot] = tree[name] if path == name else tree[name][path[len(name) + 1 :]]
+        return values
+
+    def as_argument(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        """The pure function with the selected parameters as last argument: `(*args, tree)`."""
+        pure = self._call.pure(function, **options)
+
+        def run(*args: Any) -> tuple[Any, list[Any]]:
+            if not self.is_given:
+                return pure(self._call.values, *args)
+            *rest, tree = args
+            return pure(self.merge(tree), *rest)
+
+        run.__name__ = run.__qualname__ = pure.__name__
+        return run
+
+    def arguments(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The positional arguments, followed by the selected parameters if any were asked for."""
+        return (*args, self.tree(self._call.values)) if self.is_given else args
+
+
+def _is_empty(entry: Any) -> bool:
+    return isinstance(entry, dict) and not entry
+
+
+def _with_default(mask: Any) -> Any:
+    if mask is True:
+        return TRAINABLE
+    if isinstance(mask, dict):
+        return {name: TRAINABLE if entry is True else entry for name, entry in mask.items()}
+    return mask

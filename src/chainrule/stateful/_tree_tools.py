@@ -1,0 +1,160 @@
+"""Helpers for trees of parameters: take values out, put values in, write sharing down and undo it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from chainrule._errors import InputError
+from chainrule.stateful._frames import write
+from chainrule.stateful._masks import Mask
+from chainrule.stateful._operators import unwrap
+from chainrule.stateful._params import BaseParam, DynamicParam, StaticParam
+from chainrule.stateful._walk import params_of, replicate
+
+__all__ = [
+    "frozen",
+    "get",
+    "set_",
+    "shared",
+    "tree_extract",
+    "tree_inject",
+    "tree_ref",
+    "tree_unref",
+]
+
+T = TypeVar("T")
+
+
+def get(x: Any) -> Any:
+    """The value of a parameter; anything else as it is."""
+    return x.get() if isinstance(x, BaseParam) else x
+
+
+def set_(target: Any, value: Any) -> Any:
+    """Set a parameter and return it; for anything else, return the new value."""
+    value = get(value)
+    return target.set(value) if isinstance(target, BaseParam) else value
+
+
+def frozen(tree: T, flag: bool = True) -> T:
+    """Freeze every parameter in a tree (or thaw, with `False`), and return the tree.
+
+    A frozen parameter is left out of every default selection: no gradient, no optimiser step.
+    """
+    for param in params_of(tree).values():
+        param.frozen = flag
+    return tree
+
+
+def shared(tree: T, mask: Any = None) -> T:
+    """A copy of a tree's modules that holds the same parameters, so that both always agree.
+
+    Args:
+        tree: usually a module.
+        mask: which parameters are shared; the others are copied. By default all.
+    """
+    chosen = Mask(mask)
+    copies: dict[int, BaseParam] = {}
+
+    def replace(path: str, param: BaseParam) -> BaseParam:
+        if chosen.matches(param, path):
+            return param
+        if id(param) not in copies:
+            copies[id(param)] = type(param)._restore(param.get(), dict(vars(param)))
+        return copies[id(param)]
+
+    return replicate(tree, replace)
+
+
+def tree_extract(tree: Any, mask: Any = None) -> tuple[DynamicParam, ...]:
+    """The parameters of a tree, each once, in the order of their paths' walk.
+
+    Args:
+        tree: modules, parameters, and containers of them.
+        mask: which ones; by default all.
+    """
+    chosen = Mask(mask)
+    return tuple(p for path, p in params_of(tree).items() if chosen.matches(p, path))
+
+
+def tree_inject(tree: T, values: Iterable[Any], mask: Any = None) -> T:
+    """Set the parameters that `tree_extract` gives, in its order, and return the tree.
+
+    Args:
+        tree: modules, parameters, and containers of them.
+        values: as many values (or parameters, whose values are taken) as parameters.
+        mask: which ones; by default all.
+
+    Raises:
+        InputError: too few or too many values; nothing has been set then.
+    """
+    params = tree_extract(tree, mask)
+    new = [value.value if isinstance(value, DynamicParam) else unwrap(value) for value in values]
+    if len(new) != len(params):
+        raise InputError(
+            f"Expected {len(params)} values, one per parameter, found {len(new)}; nothing was set.",
+            code="wrong_count",
+        )
+    for param, value in zip(params, new, strict=True):
+        write(param, value)
+    return tree
+
+
+class ParamRef(StaticParam):
+    """Stands for a later occurrence of a shared parameter: the ordinal of the first one."""
+
+    __slots__ = ()
+
+
+def tree_ref(tree: T) -> T:
+    """A copy of a tree in which every parameter occurs once; later occurrences become references.
+
+    The result is a tree without sharing, as plain `jax.*` transformations take it. Applied twice, it has
+    to be undone twice.
+    """
+    seen: dict[int, int] = {}
+
+    def replace(path: str, param: BaseParam) -> BaseParam:
+        if isinstance(param, ParamRef):
+            return ParamRef(param)
+        if id(param) in seen:
+            return ParamRef(seen[id(param)])
+        seen[id(param)] = len(seen)
+        return param
+
+    return replicate(tree, replace)
+
+
+def tree_unref(tree: T) -> T:
+    """Undo `tree_ref`: references become the parameters they stand for.
+
+    Raises:
+        InputError: the tree has lost the parameter a reference stands for.
+    """
+    found: list[BaseParam] = []
+    known: set[int] = set()
+
+    def replace(path: str, param: BaseParam) -> BaseParam:
+        if isinstance(param, ParamRef):
+            return _resolve(param, found, path)
+        if id(param) not in known:
+            known.add(id(param))
+            found.append(param)
+        return param
+
+    return replicate(tree, replace)
+
+
+def _resolve(reference: ParamRef, found: list[BaseParam], path: str) -> BaseParam:
+    target = reference.get()
+    if isinstance(target, ParamRef):
+        return target
+    if target >= len(found):
+        raise InputError(
+            f"`{path}` refers to parameter number {target}, but only {len(found)} come before it. "
+            "References can be resolved only in the tree they were made in.",
+            code="dangling_reference",
+            path=path,
+        )
+    return found[target]

@@ -1,0 +1,163 @@
+"""One walk over a tree of nodes: which parameters it holds, where, and what its structure is.
+
+The walk visits every node once (by identity), modules and dictionaries in sorted order, and names places in
+the path grammar of `chainrule._trees`: `model.layers.[0].weight`. The first path of a shared parameter is its
+name; the others are its aliases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
+
+from chainrule._trees import Key, Segment, join_path
+from chainrule.stateful._containers import Container
+from chainrule.stateful._module import Module
+from chainrule.stateful._nodes import Node, has_leaves, is_node
+from chainrule.stateful._params import BaseParam, DynamicParam, StaticParam
+from chainrule.stateful._statics import Static
+
+__all__ = ["Structure", "flatten", "join", "key_path", "named_pairs", "params_of", "replicate"]
+
+
+def _segment(key: Any) -> Segment:
+    match key:
+        case SequenceKey(idx) | FlattenedIndexKey(idx):
+            return idx
+        case GetAttrKey(name):
+            return name
+        case DictKey(name):
+            text = str(name)
+            return text if text.isidentifier() else Key(text)
+    return Key(str(key))
+
+
+def key_path(keys: tuple[Any, ...]) -> str:
+    """A JAX key path in our path grammar."""
+    return join_path(*map(_segment, keys))
+
+
+def join(*parts: str) -> str:
+    """Join paths; empty parts vanish."""
+    return ".".join(part for part in parts if part)
+
+
+def flatten(tree: Any) -> tuple[list[tuple[str, Any]], Any]:
+    """The leaves of a tree with their paths, nodes being leaves, and the treedef around them."""
+    pairs, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_node)
+    return [(key_path(keys), leaf) for keys, leaf in pairs], treedef
+
+
+class Structure:
+    """What a walk found.
+
+    Attributes:
+        params: path → parameter, each parameter once, under its first path.
+        aliases: further path → first path, of shared parameters.
+        statics: identity → static parameter.
+        nodes: every node, in the order of the walk.
+        signature: everything but the values of parameters, comparable and hashable: two trees with
+            equal signatures can run the same compiled code.
+    """
+
+    __slots__ = ("_seen", "_signature", "aliases", "nodes", "params", "statics")
+
+    def __init__(self) -> None:
+        self.params: dict[str, DynamicParam] = {}
+        self.aliases: dict[str, str] = {}
+        self.statics: dict[int, StaticParam] = {}
+        self.nodes: list[Node] = []
+        self._seen: dict[int, tuple[int, str]] = {}
+        self._signature: list[Any] = []
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        return tuple(self._signature)
+
+    def visit(self, tree: Any, path: str = "") -> Structure:
+        """Add a tree, named `path`, to the structure."""
+        if isinstance(tree, Node):
+            self._visit_node(tree, path)
+        elif has_leaves(tree):
+            pairs, treedef = flatten(tree)
+            self._signature.append(treedef)
+            for inner, leaf in pairs:
+                if is_node(leaf):
+                    self._visit_node(leaf, join(path, inner))
+                else:
+                    self._note(leaf)
+        else:
+            self._note(tree)
+        return self
+
+    def _note(self, value: Any) -> None:
+        self._signature.append(Static(value))
+
+    def _visit_node(self, node: Node, path: str) -> None:
+        known = self._seen.get(id(node))
+        if known is not None:
+            self._signature.append(("again", known[0]))
+            if isinstance(node, DynamicParam):
+                self.aliases[path] = known[1]
+            elif not isinstance(node, BaseParam):
+                self._alias_inside(node, path, known[1])
+            return
+        self._seen[id(node)] = (len(self.nodes), path)
+        self.nodes.append(node)
+        self._signature.append(type(node))
+        if isinstance(node, DynamicParam):
+            self.params[path] = node
+            self._signature.append(node.metadata)
+        elif isinstance(node, StaticParam):
+            self.statics[id(node)] = node
+            self._signature.append(Static((node.get(), node.metadata)))
+        else:
+            for name, value in named_pairs(node):
+                self._signature.append(name)
+                self.visit(value, join(path, name))
+
+    def _alias_inside(self, node: Node, path: str, first: str) -> None:
+        """A shared module: all of its parameters have a second path."""
+        for name in Structure().visit(node).params:
+            original = join(first, name)
+            self.aliases[join(path, name)] = self.aliases.get(original, original)
+
+
+def named_pairs(node: Any) -> list[tuple[str, Any]]:
+    """The parts of a module or container with their path segments."""
+    if isinstance(node, Module):
+        return node.pairs()
+    return [(join_path(_segment(node._key_entry(key))), value) for key, value in node.pairs()]
+
+
+def params_of(tree: Any) -> dict[str, DynamicParam]:
+    """Path → parameter, each parameter once."""
+    return Structure().visit(tree).params
+
+
+def replicate(tree: Any, replace: Callable[[str, BaseParam], Any], path: str = "") -> Any:
+    """A copy of a tree's modules and containers with `replace(path, param)` for every parameter.
+
+    What is not a parameter is taken over; static parameters are offered to `replace` too.
+    """
+    if isinstance(tree, BaseParam):
+        return replace(path, tree)
+    if isinstance(tree, (Module, Container)):
+        pairs = tree.pairs()
+        names = [name for name, _ in named_pairs(tree)]
+        copies = [
+            (key, replicate(value, replace, join(path, name)))
+            for name, (key, value) in zip(names, pairs, strict=True)
+        ]
+        return type(tree).from_pairs(copies)
+    if not has_leaves(tree):
+        return tree
+    leaves, treedef = flatten(tree)
+    copies = [
+        replicate(leaf, replace, join(path, inner)) if is_node(leaf) else leaf
+        for inner, leaf in leaves
+    ]
+    return jax.tree.unflatten(treedef, copies)
