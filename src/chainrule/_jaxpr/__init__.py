@@ -19,6 +19,7 @@ from chainrule._jaxpr._evaluate import (
     trace,
     trace_avals,
 )
+from chainrule._jaxpr._extras import Extra
 from chainrule._jaxpr._folds import FOLDS, Fold, ring
 from chainrule._jaxpr._inline import CALLS, inline_calls
 from chainrule._jaxpr._names import (
@@ -34,13 +35,14 @@ from chainrule._jaxpr._names import (
     aval_of,
     close_program,
     fresh_variable,
+    loop_input,
     name_stack_of,
     permit_effect,
     replace_equation,
     scan_layout,
 )
 from chainrule._jaxpr._programs import Role, SubProgram, subprograms
-from chainrule._jaxpr._rewrite import Claim, Extra, Rewriter
+from chainrule._jaxpr._rewrite import Claim, Rewriter
 from chainrule._jaxpr._source import SourceLocation, locate
 from chainrule._jaxpr._walk import Site, walk
 
@@ -72,6 +74,7 @@ __all__ = [
     "fresh_variable",
     "inline_calls",
     "locate",
+    "loop_input",
     "name_stack_of",
     "permit_effect",
     "replace_equation",

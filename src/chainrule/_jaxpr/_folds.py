@@ -28,12 +28,14 @@ class Fold:
         start: abstract leaves → state.
         step: state, leaves, count → state.
         finish: state, count → leaves.
+        axes: how many axes the result has in front of those of one iteration.
     """
 
     name: str
     start: Callable[[Leaves], Leaves]
     step: Callable[[Leaves, Leaves, Any], Leaves]
     finish: Callable[[Leaves, Any], Leaves]
+    axes: int = 0
 
 
 def _zeros(avals: Leaves) -> Leaves:
@@ -84,4 +86,4 @@ def ring(size: int) -> Fold:
         oldest = jnp.where(count > size, count % size, 0)
         return [jnp.roll(buffer, -oldest, axis=0) for buffer in state]
 
-    return Fold(f"ring of {size}", start, step, finish)
+    return Fold(f"ring of {size}", start, step, finish, axes=1)

@@ -7,6 +7,7 @@ with its name and not somewhere deep inside a gradient.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from jax._src import core as _core
@@ -33,6 +34,8 @@ __all__ = [
     "close_program",
     "equation_context",
     "fresh_variable",
+    "loop_input",
+    "manual_axes",
     "name_stack_of",
     "permit_effect",
     "replace_equation",
@@ -40,6 +43,9 @@ __all__ = [
     "trace_flat",
     "user_frame_of",
 ]
+
+# Lines of this package are never "the user's line" of an equation.
+source_info_util.register_exclusion(str(Path(__file__).parents[1]))
 
 DropVar = _core.DropVar
 Effect = _effects.Effect
@@ -61,6 +67,30 @@ def permit_effect(effect: type[Effect]) -> None:
 def aval_of(value: Any) -> Any:
     """The exact abstract value of an array, tracer or scalar."""
     return _core.typeof(value)
+
+
+def loop_input() -> Any:
+    """A small value that differs between iterations of the `scan` whose body is being traced.
+
+    `None` when the innermost function being staged is not the body of a `scan`.
+    """
+    trace = _core.trace_ctx.trace
+    while trace is not None and not isinstance(trace, _partial_eval.DynamicJaxprTrace):
+        trace = getattr(trace, "parent_trace", None)
+    if trace is None or trace.frame.debug_info.traced_for not in ("scan", "fori_loop"):
+        return None
+    arrays = [var for var in trace.frame.invars if hasattr(var.aval, "shape")]
+    if not arrays:
+        return None
+    smallest = min(arrays, key=lambda var: var.aval.size)
+    return trace.var_to_tracer(smallest, source_info_util.current())
+
+
+def manual_axes(eqn: JaxprEqn) -> tuple[str, ...]:
+    """The mesh axes that a `shard_map` divides its operands over, in the order of the mesh."""
+    params = eqn.params
+    names = params["newly_manual_axes"] if "newly_manual_axes" in params else params["manual_axes"]
+    return tuple(name for name in params["mesh"].axis_names if name in names)
 
 
 def scan_layout(eqn: JaxprEqn) -> tuple[int, int]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from chainrule._jaxpr import (
     FOLDS,
@@ -16,6 +18,7 @@ from chainrule._jaxpr import (
     aval_of,
     ring,
     trace_avals,
+    walk,
 )
 from chainrule.harvest._sow import Reduce, Sowing, capturing, is_array, is_sow, sowing_of
 
@@ -26,9 +29,9 @@ Tap = Callable[[Sowing, list[Any]], Extra]
 
 
 def stage(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tag: str
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tag: str | None
 ) -> tuple[ClosedJaxpr, list[Any], Callable[[Sequence[Any]], Any]]:
-    """Trace a function with the sows of a tag protected from dead-code elimination.
+    """Trace a function with the sows of a tag, if one is given, safe from dead-code elimination.
 
     Returns:
         The flat program, its operands, and what rebuilds the function's result from the outputs.
@@ -43,7 +46,8 @@ def stage(
         notes["is_array"] = [is_array(output) for output in outputs]
         return [output for output in outputs if is_array(output)]
 
-    with capturing(capturing.value | {tag}):
+    tags = frozenset() if tag is None else frozenset({tag})
+    with capturing(capturing.value | tags):
         program = trace_avals(flat, [aval_of(leaf) for leaf in leaves])
 
     def rebuild(outputs: Sequence[Any]) -> Any:
@@ -58,14 +62,29 @@ def run_with_taps(
     program: ClosedJaxpr, operands: Sequence[Any], tag: str, tap: Tap
 ) -> tuple[list[Any], list[Extra]]:
     """The outputs of a program, and one extra per sow of a tag, in execution order."""
+    pushed = _names_with_tangents(program, tag)
 
-    def is_claimed(eqn: JaxprEqn) -> bool:
-        return is_sow(eqn) and eqn.params["sowing"].tag == tag
+    def claim(eqn: JaxprEqn, operands: list[Any], loops: tuple[Any, ...]) -> Any:
+        sowing = sowing_of(eqn)
+        values = operands[: len(eqn.outvars)]
+        shown = values if sowing.name in pushed else _repeat(values, sowing.shared)
+        return values, [tap(sowing, shown)]
 
-    def claim(eqn: JaxprEqn, values: list[Any], loops: tuple[Any, ...]) -> Any:
-        return values, [tap(sowing_of(eqn), values)]
+    return Rewriter(claim, is_claimed=functools.partial(is_sow, tag=tag)).run(program, operands)
 
-    return Rewriter(claim, is_claimed=is_claimed).run(program, operands)
+
+def _names_with_tangents(program: ClosedJaxpr, tag: str) -> set[str]:
+    """Names whose tangents are taken: a `vmap` around them runs over directions, not over examples."""
+    sowings = (
+        site.equation.params["sowing"] for site in walk(program) if is_sow(site.equation, tag)
+    )
+    return {sowing.name for sowing in sowings if sowing.mode.is_tangent}
+
+
+def _repeat(values: Sequence[Any], sizes: tuple[int, ...]) -> list[Any]:
+    if not sizes:
+        return list(values)
+    return [jnp.broadcast_to(value, (*sizes, *jnp.shape(value))) for value in values]
 
 
 def tap_values(reduce: Reduce | None, buffer: int | None) -> Tap:

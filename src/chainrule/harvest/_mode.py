@@ -38,7 +38,7 @@ class Mode:
 
     def cotangent(self) -> Mode:
         """The mode after transposition: a tangent turns into the cotangent of the same step."""
-        if self.steps and self.steps[0][0] == "tangent":
+        if self.is_tangent:
             (_, depth), *rest = self.steps
             return replace(self, steps=(("cotangent", depth), *rest))
         return Mode((("cotangent", self.depth), *self.steps), self.depth + 1)
@@ -56,6 +56,11 @@ class Mode:
     def is_primal(self) -> bool:
         """Whether this is the value itself."""
         return not self.steps
+
+    @property
+    def is_tangent(self) -> bool:
+        """Whether the latest step was a push forward."""
+        return bool(self.steps) and self.steps[0][0] == "tangent"
 
     @property
     def label(self) -> str:

@@ -77,7 +77,7 @@ def save_intermediates(
         )
     tap = tap_values(reduce, buffer)
 
-    def capture(
+    def rewrite(
         function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
         program, operands, rebuild = stage(function, args, kwargs, tag)
@@ -85,5 +85,5 @@ def save_intermediates(
         return rebuild(outputs), collect(taps, mode)
 
     return compile_capture(
-        fn, capture, static_argnums=static_argnums, static_argnames=static_argnames
+        fn, rewrite, static_argnums=static_argnums, static_argnames=static_argnames
     )

@@ -22,7 +22,15 @@ import numpy as np
 from jax.interpreters import ad, batching, mlir
 
 from chainrule._errors import InputError
-from chainrule._jaxpr import Effect, JaxprEqn, Primitive, SourceLocation, locate, permit_effect
+from chainrule._jaxpr import (
+    Effect,
+    JaxprEqn,
+    Primitive,
+    SourceLocation,
+    locate,
+    loop_input,
+    permit_effect,
+)
 from chainrule.harvest._mode import PRIMAL, Mode
 
 __all__ = ["REDUCTIONS", "Reduce", "Sowing", "capturing", "is_array", "is_sow", "sow", "sowing_of"]
@@ -46,6 +54,9 @@ class Sowing:
         mode: the value itself, or which derivative.
         reduce: how loops combine iterations; `None` leaves it to the capture.
         buffer: how many of the last iterations a `while` loop keeps; `None` leaves it to the capture.
+        shared: sizes of the `vmap` axes that the value does not depend on, outermost first.
+        is_anchored: whether one more operand follows that ties the equation to its loop: JAX moves
+            equations that only use constants of a `scan` out of it when it differentiates.
         where: the user's line, for messages; two sowings may be equal without it.
     """
 
@@ -56,6 +67,8 @@ class Sowing:
     mode: Mode = PRIMAL
     reduce: Reduce | None = None
     buffer: int | None = None
+    shared: tuple[int, ...] = ()
+    is_anchored: bool = False
     where: SourceLocation | None = field(default=None, compare=False)
 
     def value(self, operands: Sequence[Any]) -> Any:
@@ -70,7 +83,7 @@ class Sowing:
         slots = tuple(
             slot if not slot.is_operand or next(carried) else _NOTHING for slot in self.slots
         )
-        return replace(self, mode=mode, slots=slots)
+        return replace(self, mode=mode, slots=slots, is_anchored=False)
 
 
 @dataclass(frozen=True)
@@ -122,8 +135,12 @@ def sow(
     check_options(name, reduce, buffer)
     leaves, tree = jax.tree.flatten(value)
     slots = tuple(_OPERAND if is_array(leaf) else Slot(False, leaf) for leaf in leaves)
-    sowing = Sowing(name, tag, tree, slots, reduce=reduce, buffer=buffer)
-    return sowing.value(_bind([leaf for leaf in leaves if is_array(leaf)], sowing))
+    operands = [leaf for leaf in leaves if is_array(leaf)]
+    anchor = loop_input() if tag in capturing.value else None
+    sowing = Sowing(
+        name, tag, tree, slots, reduce=reduce, buffer=buffer, is_anchored=anchor is not None
+    )
+    return sowing.value(_bind(operands if anchor is None else [*operands, anchor], sowing))
 
 
 def check_options(name: Any, reduce: Any, buffer: Any) -> None:
@@ -152,9 +169,9 @@ def is_array(leaf: Any) -> bool:
     )
 
 
-def is_sow(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a sow."""
-    return eqn.primitive is _sow_p
+def is_sow(eqn: JaxprEqn, tag: str) -> bool:
+    """Whether an equation is a sow with a tag."""
+    return eqn.primitive is _sow_p and eqn.params["sowing"].tag == tag
 
 
 def sowing_of(eqn: JaxprEqn) -> Sowing:
@@ -186,14 +203,18 @@ def _is_captured(sowing: Sowing) -> bool:
     return sowing.tag in capturing.value
 
 
+def _sown(operands: Sequence[Any], sowing: Sowing) -> list[Any]:
+    return list(operands[:-1] if sowing.is_anchored else operands)
+
+
 @_sow_p.def_impl
 def _run(*operands: Any, sowing: Sowing) -> list[Any]:
-    return list(operands)
+    return _sown(operands, sowing)
 
 
 @_sow_p.def_effectful_abstract_eval
 def _abstract(*avals: Any, sowing: Sowing) -> tuple[list[Any], set[Effect]]:
-    return list(avals), {_CAPTURED} if _is_captured(sowing) else set()
+    return _sown(avals, sowing), {_CAPTURED} if _is_captured(sowing) else set()
 
 
 def _is_zero(tangent: Any) -> bool:
@@ -202,19 +223,18 @@ def _is_zero(tangent: Any) -> bool:
 
 def _jvp(primals: Any, tangents: Any, *, sowing: Sowing) -> tuple[list[Any], list[Any]]:
     values = _bind(primals, replace(sowing, mode=sowing.mode.deeper()))
-    # Integers have tangents of type float0: nothing to report. Symbolic zeros are reported as zeros
-    # and handed on as symbolic zeros.
-    differentiable = [tangent.dtype != jax.dtypes.float0 for tangent in map(_aval, tangents)]
-    operands = [
-        ad.instantiate_zeros(tangent)
-        for tangent, carried in zip(tangents, differentiable, strict=True)
-        if carried
+    tangents = _sown(tangents, sowing)
+    if all(map(_is_zero, tangents)):
+        return values, tangents
+    # Integers have tangents of type float0: nothing to sow. Symbolic zeros are sown as zeros, and
+    # handed on as symbolic zeros.
+    differentiable = [_dtype(tangent) != jax.dtypes.float0 for tangent in tangents]
+    carried = [
+        t for t, has_derivative in zip(tangents, differentiable, strict=True) if has_derivative
     ]
-    sown = iter(_bind(operands, sowing.derivative(sowing.mode.tangent(), differentiable)))
-    results = [
-        next(sown) if carried else tangent
-        for tangent, carried in zip(tangents, differentiable, strict=True)
-    ]
+    derivative = sowing.derivative(sowing.mode.tangent(), differentiable)
+    sown = iter(_bind(list(map(ad.instantiate_zeros, carried)), derivative))
+    results = [next(sown) if has_derivative else None for has_derivative in differentiable]
     return values, [t if _is_zero(t) else r for t, r in zip(tangents, results, strict=True)]
 
 
@@ -222,9 +242,11 @@ def _transpose(cotangents: Any, *operands: Any, sowing: Sowing) -> list[Any]:
     if all(map(_is_zero, cotangents)) and not _is_captured(sowing):
         sown = cotangents
     else:
-        instantiated = list(map(ad.instantiate_zeros, cotangents))
-        sown = _bind(instantiated, replace(sowing, mode=sowing.mode.cotangent()))
+        # The cotangent of a value shared by a batch is a sum over the batch: it has no such axis.
+        mode = replace(sowing, mode=sowing.mode.cotangent(), shared=(), is_anchored=False)
+        sown = _bind(list(map(ad.instantiate_zeros, cotangents)), mode)
     handed_on = [c if _is_zero(c) else s for c, s in zip(cotangents, sown, strict=True)]
+    handed_on += [None] * (len(operands) - len(handed_on))
     return [
         value if ad.is_undefined_primal(operand) else None
         for value, operand in zip(handed_on, operands, strict=True)
@@ -232,21 +254,26 @@ def _transpose(cotangents: Any, *operands: Any, sowing: Sowing) -> list[Any]:
 
 
 def _batch(
-    axis: Any, values: Sequence[Any], dims: Sequence[int | None], *, sowing: Sowing
+    axis: Any, operands: Sequence[Any], dims: Sequence[int | None], *, sowing: Sowing
 ) -> tuple[list[Any], list[int | None]]:
+    leaf_dims = _sown(dims, sowing)
     if not _is_captured(sowing):
-        return _bind(values, sowing), list(dims)
+        return _bind(operands, sowing), leaf_dims
+    if all(dim is None for dim in leaf_dims):
+        shared = replace(sowing, shared=(axis.size, *sowing.shared))
+        return _bind(operands, shared), leaf_dims
     in_front = [
         jnp.broadcast_to(value, (axis.size, *jnp.shape(value)))
         if dim is None
         else jnp.moveaxis(value, dim, 0)
-        for value, dim in zip(values, dims, strict=True)
+        for value, dim in zip(operands, leaf_dims, strict=False)
     ]
-    return _bind(in_front, sowing), [0] * len(values)
+    anchor = operands[len(leaf_dims) :]
+    return _bind([*in_front, *anchor], sowing), [0] * len(in_front)
 
 
-def _aval(tangent: Any) -> Any:
-    return tangent.aval if _is_zero(tangent) else tangent
+def _dtype(tangent: Any) -> Any:
+    return (tangent.aval if _is_zero(tangent) else tangent).dtype
 
 
 ad.primitive_jvps[_sow_p] = _jvp

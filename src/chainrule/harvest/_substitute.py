@@ -1,0 +1,218 @@
+"""Running a function with other values in the place of sown ones: `plant` and `grad_wrt`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from chainrule._errors import InputError, PathError
+from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, Rewriter, walk
+from chainrule.harvest._capture import run_with_taps, stage, tap_values
+from chainrule.harvest._collect import collect
+from chainrule.harvest._sow import Sowing, is_array, is_sow, sowing_of
+from chainrule.harvest._staged import compile_rewrite
+
+__all__ = ["grad_wrt", "plant"]
+
+
+def plant(
+    fn: Callable[..., Any],
+    values: Mapping[str, Any],
+    *,
+    tag: str = "intermediates",
+    **options: Any,
+) -> Callable[..., Any]:
+    """Run a function with given values in the place of sown ones.
+
+    Everything after the sow uses the planted value; what led to it is still computed but no longer
+    matters, so a derivative taken around the new function does not flow past it. With
+    `values = intermediates-of-another-run` this is activation patching.
+
+    Args:
+        fn: a function with sows in it.
+        values: per name a pytree like the sown one. Inside loops a value of the sown shape is used in
+            every iteration; one with the loops' axes in front, as `save_intermediates` gives it, is
+            used iteration by iteration.
+        tag: the sows to look for.
+        **options: `static_argnums` and `static_argnames`, as in `jax.jit`.
+
+    Returns:
+        A function like `fn`, compiled once per signature.
+
+    Raises:
+        PathError: (when called) a name is not sown in `fn`.
+        InputError: (when called) a value does not fit the sown one.
+
+    Example:
+        >>> from chainrule.harvest import plant, sow
+        >>> def f(x):
+        ...     return sow(x + 1, "h") * 10
+        >>> int(plant(f, {"h": 5})(0))
+        50
+    """
+    planted = dict(values)
+
+    def rewrite(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        program, operands, rebuild = stage(function, args, kwargs, tag)
+        _check_known(planted, program, tag)
+        return rebuild(_substitute(program, operands, tag, planted, _replace))
+
+    return compile_rewrite(fn, rewrite, **options)
+
+
+def grad_wrt(
+    fn: Callable[..., Any],
+    names: str | Iterable[str],
+    *,
+    tag: str = "intermediates",
+    **options: Any,
+) -> Callable[..., dict[str, Any]]:
+    """The gradient of a scalar function with respect to sown values instead of arguments.
+
+    The gradient of `fn` by `h` is that by a perturbation added to `h`, at zero:
+    ∂/∂δ fn(…, h + δ, …) at δ = 0. None of the arguments needs to be differentiable.
+
+    Args:
+        fn: a function with a scalar result and sows in it.
+        names: one or more sown names.
+        tag: the sows to look for.
+        **options: `static_argnums` and `static_argnames`, as in `jax.jit`.
+
+    Returns:
+        A function of the arguments of `fn` that gives `{name: gradient}`, each shaped like
+        `save_intermediates` gives the value. Leaves without derivative (integers) are `None`.
+
+    Raises:
+        PathError: (when called) a name is not sown in `fn`.
+
+    Example:
+        >>> from chainrule.harvest import grad_wrt, sow
+        >>> def loss(x):
+        ...     return sow(2.0 * x, "h") ** 2
+        >>> float(grad_wrt(loss, "h")(3.0)["h"])
+        12.0
+    """
+    wanted = (names,) if isinstance(names, str) else tuple(names)
+
+    def rewrite(
+        function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
+        program, operands, rebuild = stage(function, args, kwargs, tag)
+        _check_known(wanted, program, tag)
+        shapes = _sown_shapes(program, operands, tag)
+        zeros = {name: jax.tree.map(_zero_like, shapes[name]) for name in wanted}
+
+        def perturbed(perturbations: dict[str, Any]) -> Any:
+            return rebuild(_substitute(program, operands, tag, perturbations, _add))
+
+        return jax.grad(perturbed)(zeros)
+
+    return compile_rewrite(fn, rewrite, **options)
+
+
+def _sown_shapes(program: ClosedJaxpr, operands: Sequence[Any], tag: str) -> dict[str, Any]:
+    def found(operands: Sequence[Any]) -> dict[str, Any]:
+        _, taps = run_with_taps(program, operands, tag, tap_values(None, None))
+        return {
+            name: _arrays_only(entry["primal"])
+            for name, entry in collect(taps, "strict").items()
+            if "primal" in entry
+        }
+
+    return jax.eval_shape(found, list(operands))
+
+
+def _arrays_only(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf if is_array(leaf) else None, tree)
+
+
+def _zero_like(aval: Any) -> Any:
+    return jnp.zeros(aval.shape, aval.dtype) if jnp.issubdtype(aval.dtype, jnp.inexact) else None
+
+
+Change = Callable[[Any, Any], Any]
+"""The sown leaf and the given one, to the leaf that is used."""
+
+
+def _replace(sown: Any, given: Any) -> Any:
+    return jnp.asarray(given, sown.dtype)
+
+
+def _add(sown: Any, given: Any) -> Any:
+    return sown if given is None else sown + given
+
+
+def _substitute(
+    program: ClosedJaxpr,
+    operands: Sequence[Any],
+    tag: str,
+    values: Mapping[str, Any],
+    change: Change,
+) -> list[Any]:
+    """The outputs of a program with sown values changed."""
+
+    def is_claimed(eqn: JaxprEqn) -> bool:
+        if not is_sow(eqn, tag):
+            return False
+        sowing = eqn.params["sowing"]
+        return sowing.name in values and sowing.mode.is_primal
+
+    def claim(eqn: JaxprEqn, operands: list[Any], loops: tuple[Any, ...]) -> Any:
+        sowing = sowing_of(eqn)
+        sown = operands[: len(eqn.outvars)]
+        given = _leaves_for(sowing, values[sowing.name])
+        changed = [
+            old if new is None else change(old, _at_iteration(sowing, old, new, loops))
+            for old, new in zip(sown, given, strict=True)
+        ]
+        return changed, []
+
+    rewriter = Rewriter(claim, is_claimed=is_claimed, substitutes=True)
+    return rewriter.run(program, operands)[0]
+
+
+def _leaves_for(sowing: Sowing, value: Any) -> list[Any]:
+    """The leaves of a given value that stand for the operands of a sow."""
+    leaves, tree = jax.tree.flatten(value, is_leaf=lambda node: node is None)
+    expected = jax.tree.structure(
+        jax.tree.unflatten(sowing.tree, [0] * len(sowing.slots)), is_leaf=lambda n: n is None
+    )
+    if tree != expected:
+        raise InputError(
+            f"Expected a value with the structure {sowing.tree} for {sowing.name!r}, sown at "
+            f"{sowing.where}; found {jax.tree.structure(value)}.",
+            code="planted_structure",
+            details={"name": sowing.name},
+        )
+    return [leaf for leaf, slot in zip(leaves, sowing.slots, strict=True) if slot.is_operand]
+
+
+def _at_iteration(sowing: Sowing, old: Any, new: Any, loops: tuple[Any, ...]) -> Any:
+    """The part of a given leaf that belongs to this iteration of the loops around the sow."""
+    given, sown = jnp.shape(new), jnp.shape(old)
+    if given == sown:
+        return new
+    if len(given) == len(loops) + len(sown) and given[len(loops) :] == sown:
+        return jnp.asarray(new)[loops]
+    raise InputError(
+        f"Expected a value of shape {sown} for {sowing.name!r}, sown at {sowing.where}, or of that "
+        f"shape with {len(loops)} loop axes in front; found {given}.",
+        code="planted_shape",
+        details={"name": sowing.name},
+    )
+
+
+def _check_known(names: Iterable[str], program: ClosedJaxpr, tag: str) -> None:
+    sows = (site.equation for site in walk(program) if is_sow(site.equation, tag))
+    known = {eqn.params["sowing"].name for eqn in sows}
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise PathError(
+            f"No value named {', '.join(map(repr, missing))} is sown with the tag {tag!r}; "
+            f"found: {', '.join(map(repr, sorted(known))) or 'none'}.",
+            code="name_unknown",
+            details={"missing": missing},
+        )
