@@ -1,4 +1,3 @@
-# ruff: noqa: F821  (names of dimensions are not forward references)
 """One name, one size: in one model, in nested models, across the inputs and outputs of one call."""
 
 from typing import Annotated, Literal

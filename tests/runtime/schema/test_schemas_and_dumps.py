@@ -1,4 +1,3 @@
-# ruff: noqa: F821  (names of dimensions are not forward references)
 """JSON schemas that real clients read, dumps, and shapes without data."""
 
 import json
@@ -119,6 +118,8 @@ def test_shapes_ignore_other_keys_and_read_arrays():
     assert ShapeDType.model_validate(encoded) == ShapeDType(shape=(2,), dtype="int8")
     adapter = TypeAdapter(ShapeDType[(None,), None])
     assert adapter.validate_python(np.ones(2, np.int8)) == ShapeDType(shape=(2,), dtype="int8")
+    assert adapter.validate_python([1.0, 2.0]) == ShapeDType(shape=(2,), dtype="float64")
+    assert TypeAdapter(ShapeDType[(), Float32]).validate_python(2).dtype == "float32"
     jax = pytest.importorskip("jax")
     struct = jax.ShapeDtypeStruct((4,), "float32")
     assert adapter.validate_python(struct) == ShapeDType(shape=(4,), dtype="float32")

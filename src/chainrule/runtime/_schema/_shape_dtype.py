@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, NonNegativeInt
 from pydantic_core import CoreSchema, core_schema
 
 from chainrule.runtime._schema import _problems
+from chainrule.runtime._schema._coerce import coerce
 from chainrule.runtime._schema._dtypes import castable_dtypes
 from chainrule.runtime._schema._model_hooks import check_dimensions_of_model
 from chainrule.runtime._schema._spec import ArraySpec, make_spec
@@ -77,7 +78,9 @@ class _ShapeOf:
 
 
 def _from_array(value: Any) -> Any:
-    """The shape and dtype of anything that has both (NumPy, JAX, `jax.ShapeDtypeStruct`)."""
+    """The shape and dtype of an array: NumPy's, JAX's, `jax.ShapeDtypeStruct`, or numbers written out."""
+    if isinstance(value, bool | int | float | complex | list | tuple):
+        value = coerce(value).array
     if isinstance(value, ShapeDType) or not hasattr(value, "shape"):
         return value
     return {"shape": tuple(value.shape), "dtype": str(getattr(value, "dtype", None))}
