@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import json
+from argparse import ArgumentParser, Namespace
 
-from chainrule.cli._failures import failures
+from chainrule.cli._arguments import add_component
 from chainrule.cli._source import open_component
 from chainrule.cli._streams import result_stream
 from chainrule.cli._tables import table_text
 
-__all__ = ["check"]
+__all__ = ["add_arguments", "run"]
 
 
-def check(source: str, *, as_json: bool, redirect_peer: bool = True) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
+    """Only the component."""
+    add_component(parser)
+
+
+def run(options: Namespace) -> int:
     """Load a component, build everything that callers need, and say which endpoints there are."""
-    with failures(as_json=as_json), result_stream() as stdout:
-        component = open_component(source, redirect_peer=redirect_peer)
-        component.openapi_schema  # noqa: B018  (built here to find fields that cannot be described)
+    with result_stream() as stdout:
+        component = open_component(options)
+        # Built here to find fields that cannot be described to callers.
+        facts = component.openapi_schema["info"]
         endpoints = {name: str(c) for name, c in component.capabilities.items()}
-        if as_json:
-            text = json.dumps({"ok": True, "name": component.name, "endpoints": endpoints}) + "\n"
+        if options.json:
+            text = json.dumps({"ok": True, "name": facts["title"], "endpoints": endpoints}) + "\n"
         else:
-            text = table_text(
-                f"{component.name} {component.version} is fine",
-                ("endpoint", "available"),
-                list(endpoints.items()),
-            )
+            title = f"{facts['title']} {facts['version']} is fine"
+            text = table_text(title, ("endpoint", "available"), list(endpoints.items()))
         stdout.write([text.encode()])
+    return 0

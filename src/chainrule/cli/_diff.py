@@ -4,34 +4,39 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from chainrule._errors import InputError
 from chainrule.cli._compatibility import Change, compare
-from chainrule.cli._failures import failures
 from chainrule.cli._source import open_component
 from chainrule.cli._streams import result_stream
 from chainrule.cli._tables import table_text
 
-__all__ = ["diff"]
+__all__ = ["add_arguments", "run"]
 
 
-def diff(old: str, new: str, *, as_json: bool) -> None:
-    """Compare two components; exits with 1 when something breaks."""
-    with failures(as_json=as_json), result_stream() as stdout:
-        changes = compare(_document(old), _document(new))
-        stdout.write([_text(changes, as_json).encode()])
-        if any(change.breaks for change in changes):
-            raise typer.Exit(1)
+def add_arguments(parser: ArgumentParser) -> None:
+    """Two components, or their OpenAPI documents."""
+    for name in ("old", "new"):
+        parser.add_argument(
+            name, metavar=name.upper(), help="a component, or its OpenAPI document (.json)"
+        )
+
+
+def run(options: Namespace) -> int:
+    """Compare two components; 1 when something breaks."""
+    with result_stream() as stdout:
+        changes = compare(_document(options.old), _document(options.new))
+        stdout.write([_text(changes, options.json).encode()])
+    return int(any(change.breaks for change in changes))
 
 
 def _document(source: str) -> dict[str, Any]:
     if not source.endswith(".json"):
-        return open_component(source).openapi_schema
+        return open_component(Namespace(component=source, peer_imports=False)).openapi_schema
     try:
         document = json.loads(Path(source).read_text(encoding="utf-8"))
         document["components"]["schemas"]["Apply_InputSchema"]

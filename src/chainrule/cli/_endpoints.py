@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Mapping, Sequence
+from argparse import ArgumentParser, Namespace
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from chainrule._errors import InputError, StorageError
-from chainrule.cli._failures import failures
+from chainrule.cli._arguments import add_component, add_folders, add_payload
 from chainrule.cli._payload import read_payload
 from chainrule.cli._source import open_component
 from chainrule.cli._streams import result_stream
@@ -18,33 +17,71 @@ from chainrule.runtime._codec import BinrefWriter, encode_body
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._runs import Run
 
-__all__ = ["call_endpoint"]
+__all__ = ["add_arguments", "endpoint_name", "run"]
+
+_SHORT_NAMES = {"jvp": "jacobian_vector_product", "vjp": "vector_jacobian_product"}
 
 
-def call_endpoint(
-    source: str,
-    endpoint: str,
-    payload: str | None,
-    values: Sequence[str],
-    settings: Mapping[str, Any],
-    *,
-    output_file: str | None,
-    redirect_peer: bool,
-    errors_as_json: bool,
-) -> None:
-    """Run an endpoint and write its result to standard output, or to a file in the output path."""
-    with failures(as_json=errors_as_json), result_stream() as stdout:
-        config = ComponentConfig.make(settings)
-        if config.profiling or config.tracing:
-            logging.basicConfig(level=logging.INFO, format="%(message)s")
-        body = read_payload(payload, values, grants=config.grants, limits=config.limits)
-        component = open_component(source, settings, redirect_peer=redirect_peer)
-        result = component.call(endpoint, body, run=Run(component.config, is_flat=True))
+def endpoint_name(command: str) -> str:
+    """The endpoint that a command, in short or in long, stands for."""
+    return _SHORT_NAMES.get(command, command.replace("-", "_"))
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Component, payload, and how the result is written."""
+    add_component(parser)
+    add_payload(parser)
+    add_folders(parser)
+    parser.add_argument(
+        "--output-format", "-f", default="json", help="json, json+base64 or json+binref"
+    )
+    parser.add_argument("--compression", help="lz4, for base64 and binref")
+    parser.add_argument("--output-file", help="write the result to this file in the output path")
+    parser.add_argument("--profiling", action="store_true", help="log a profile of the call")
+    parser.add_argument(
+        "--tracing", action="store_true", help="log payload and result, abbreviated"
+    )
+    parser.add_argument(
+        "--allow-reference",
+        action="append",
+        default=[],
+        metavar="KIND",
+        help="open component references of this kind: api_path, url or image",
+    )
+
+
+def run(options: Namespace) -> int:
+    """Call the endpoint and write its result to standard output, or to a file in the output path."""
+    with result_stream() as stdout:
+        config = _config(options)
+        payload = read_payload(
+            options.payload, options.values, grants=config.grants, limits=config.limits
+        )
+        component = open_component(options, config)
+        endpoint = endpoint_name(options.command)
+        result = component.call(endpoint, payload, run=Run(component.config, is_flat=True))
         pieces = _encode(result, config)
-        if output_file is None:
+        if options.output_file is None:
             stdout.write([*pieces, b"\n"])
         else:
-            _write_file(config.output_path, output_file, pieces)
+            _write_file(config.output_path, options.output_file, pieces)
+    return 0
+
+
+def _config(options: Namespace) -> ComponentConfig:
+    if options.profiling or options.tracing:
+        import logging
+
+        logging.basicConfig(level=logging.INFO, format="%(message)s")
+    return ComponentConfig(
+        input_path=options.input_path,
+        output_path=options.output_path,
+        output_format=options.output_format,
+        compression=options.compression,
+        profiling=options.profiling,
+        tracing=options.tracing,
+        allow_references=frozenset(options.allow_reference),
+    )
 
 
 def _encode(result: Any, config: ComponentConfig) -> list[bytes | memoryview]:

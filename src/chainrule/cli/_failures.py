@@ -7,8 +7,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import typer
-
 from chainrule._errors import ChainruleError
 
 __all__ = ["failures"]
@@ -26,7 +24,7 @@ def failures(*, as_json: bool = False) -> Iterator[None]:
     except ChainruleError as error:
         text = _as_json(error) if as_json else _as_text(error)
         sys.stderr.write(f"{text}\n")
-        raise typer.Exit(error.exit_code) from None
+        raise SystemExit(error.exit_code) from None
 
 
 def _as_json(error: ChainruleError) -> str:

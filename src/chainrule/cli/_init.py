@@ -4,41 +4,48 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from chainrule._errors import InputError, StorageError
-from chainrule.cli._failures import failures
-from chainrule.cli._streams import result_stream
 
-__all__ = ["TEMPLATES", "init"]
+__all__ = ["TEMPLATES", "add_arguments", "run"]
 
 _FOLDER = Path(__file__).parent / "_templates"
 TEMPLATES = ("function", "module", "jax", "torch", "command")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
-def init(folder: Path, template: str, name: str | None, *, as_json: bool) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
+    """Where to write, and which template."""
+    parser.add_argument(
+        "folder", metavar="FOLDER", nargs="?", type=Path, default=Path(), help="made if needed"
+    )
+    parser.add_argument(
+        "--template", "-t", choices=TEMPLATES, default="function", help="what to start from"
+    )
+    parser.add_argument("--name", help="of the component; the folder's name by default")
+
+
+def run(options: Namespace) -> int:
     """Write the files of a template; an existing file is never overwritten."""
-    with failures(as_json=as_json), result_stream() as stdout:
-        files = _render(template, name or folder.resolve().name)
-        existing = sorted(n for n in files if (folder / n).exists())
-        if existing:
-            raise InputError(
-                f"{folder / existing[0]} exists already; nothing was written. Choose another folder.",
-                code="file_exists",
-            )
-        _write(folder, files)
-        written = [str(folder / file) for file in files]
-        text = json.dumps({"written": written}) if as_json else "\n".join(written)
-        stdout.write([f"{text}\n".encode()])
+    folder: Path = options.folder
+    files = _render(options.template, options.name or folder.resolve().name)
+    existing = sorted(n for n in files if (folder / n).exists())
+    if existing:
+        raise InputError(
+            f"{folder / existing[0]} exists already; nothing was written. Choose another folder.",
+            code="file_exists",
+        )
+    _write(folder, files)
+    written = [str(folder / file) for file in files]
+    text = json.dumps({"written": written}) if options.json else "\n".join(written)
+    sys.stdout.write(f"{text}\n")
+    return 0
 
 
 def _render(template: str, name: str) -> dict[str, str]:
-    if template not in TEMPLATES:
-        raise InputError(
-            f"There is no template {template!r}; there are {', '.join(TEMPLATES)}.",
-            code="unknown_template",
-        )
     if not _NAME.fullmatch(name):
         raise InputError(
             f"{name!r} cannot be a component's name: use letters, digits, '_' and '-', and start with "

@@ -3,38 +3,42 @@
 from __future__ import annotations
 
 import json
+from argparse import ArgumentParser, Namespace
 from typing import Any
 
+from chainrule.cli._arguments import add_component
 from chainrule.cli._facts import component_facts
-from chainrule.cli._failures import failures
 from chainrule.cli._source import open_component
 from chainrule.cli._streams import result_stream
 from chainrule.cli._tables import table_text
 
-__all__ = ["inspect"]
+__all__ = ["add_arguments", "run"]
 
 
-def inspect(source: str, *, as_json: bool) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
+    """Only the component."""
+    add_component(parser)
+
+
+def run(options: Namespace) -> int:
     """Show what a component is and what it takes and gives."""
-    with failures(as_json=as_json), result_stream() as stdout:
-        facts = component_facts(open_component(source))
-        text = json.dumps(facts, indent=2) + "\n" if as_json else _as_tables(facts)
+    with result_stream() as stdout:
+        facts = component_facts(open_component(options))
+        text = json.dumps(facts, indent=2) + "\n" if options.json else _as_tables(facts)
         stdout.write([text.encode()])
+    return 0
 
 
 def _as_tables(facts: dict[str, Any]) -> str:
-    head = [
-        (key, str(facts[key] or ""))
-        for key in ("version", "content_hash", "description", "batching")
-    ]
-    parts = [table_text(facts["name"], ("", ""), head)]
+    identity = ("version", "content_hash", "description", "batching")
+    rows = [(key, str(facts[key])) for key in identity if facts[key]]
+    parts = [table_text(facts["name"], ("", ""), rows)]
     for side in ("inputs", "outputs"):
-        rows = [
+        fields = [
             (name, field["type"], "yes" if field["required"] else "no", field["description"])
             for name, field in facts[side].items()
         ]
-        parts.append(table_text(side, ("field", "type", "required", "description"), rows))
-    parts.append(
-        table_text("endpoints", ("endpoint", "available"), list(facts["endpoints"].items()))
-    )
+        parts.append(table_text(side, ("field", "type", "required", "description"), fields))
+    endpoints = list(facts["endpoints"].items())
+    parts.append(table_text("endpoints", ("endpoint", "available"), endpoints))
     return "\n".join(parts)

@@ -1,247 +1,98 @@
-"""The commands, as typer sees them: options and help here, work in modules that are imported when used."""
+"""Which commands there are. Each is a module with `add_arguments(parser)` and `run(arguments) -> exit code`.
+
+Only the module of the command that was asked for is imported, and the overview not even needs `argparse`:
+the shell is where a second of imports is felt. (Measured: typer alone costs as much as pydantic.)
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
 
-import typer
+__all__ = ["COMMANDS", "main"]
 
-from chainrule.cli._options import (
-    AllowReference,
-    Component,
-    Compression,
-    InputPath,
-    Json,
-    OutputFile,
-    OutputFormat,
-    OutputPath,
-    Payload,
-    PeerImports,
-    Profiling,
-    Set,
-    Tracing,
-)
 
-__all__ = ["app", "main"]
+class Command(NamedTuple):
+    """A command: the module that has it, and one line of help."""
 
-app = typer.Typer(
-    name="chainrule",
-    help="Package programs as differentiable components, and use them from the shell.",
-    epilog="Exit codes: 0 it worked, 1 the component failed, 2 bad input or usage.",
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+    module: str
+    help: str
 
-# Command → (endpoint, the peer's name for it, help).
-_ENDPOINT_COMMANDS = {
-    "apply": ("apply", None, "Compute the outputs for some inputs."),
-    "jacobian": ("jacobian", None, "Differentiate outputs with respect to inputs."),
-    "jvp": (
-        "jacobian_vector_product",
-        "jacobian-vector-product",
-        "Push a tangent of the inputs forward.",
-    ),
-    "vjp": (
-        "vector_jacobian_product",
-        "vector-jacobian-product",
-        "Pull a cotangent of the outputs back.",
-    ),
-    "abstract-eval": ("abstract_eval", None, "Shapes and dtypes of the outputs."),
+
+COMMANDS = {
+    "init": Command("_init", "Start a component from a template."),
+    "check": Command("_check", "Load a component; say what it can do or what is wrong."),
+    "apply": Command("_endpoints", "Compute the outputs for some inputs."),
+    "jacobian": Command("_endpoints", "Differentiate outputs with respect to inputs."),
+    "jvp": Command("_endpoints", "Push a tangent of the inputs forward."),
+    "vjp": Command("_endpoints", "Pull a cotangent of the outputs back."),
+    "abstract-eval": Command("_endpoints", "Shapes and dtypes of the outputs."),
+    "inspect": Command("_inspect", "Show inputs, outputs and endpoints of a component."),
+    "schema": Command("_schema", "Print the OpenAPI document, or a part of it."),
+    "diff": Command("_diff", "Say what a newer component breaks for callers."),
+    "check-gradients": Command("_check_gradients", "Check derivatives against finite differences."),
+    "test": Command("_test", "Run the regression tests of a component."),
+    "record": Command("_record", "Keep a call and its result as a regression test."),
+    "serve": Command("_serve", "Serve components over HTTP."),
+}
+
+# The peer's names.
+_ALIASES = {
+    "jacobian-vector-product": "jvp",
+    "vector-jacobian-product": "vjp",
+    "openapi-schema": "schema",
 }
 
 
-def _add_endpoint_command(command: str, endpoint: str, alias: str | None, help: str) -> None:
-    def run(
-        component: Component,
-        payload: Payload = None,
-        values: Set = None,
-        input_path: InputPath = Path(),
-        output_path: OutputPath = Path(),
-        output_format: OutputFormat = "json",
-        compression: Compression = None,
-        output_file: OutputFile = None,
-        profiling: Profiling = False,
-        tracing: Tracing = False,
-        allow_reference: AllowReference = None,
-        peer_imports: PeerImports = False,
-        json: Json = False,
-    ) -> None:
-        from chainrule.cli._endpoints import call_endpoint
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the `chainrule` command; always leaves by `SystemExit`."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given and given[0] in ("-h", "--help"):
+        sys.stdout.write(_overview())
+        raise SystemExit(0)
+    if given and given[0] == "--version":
+        from chainrule import __version__
 
-        settings = {
-            "input_path": input_path,
-            "output_path": output_path,
-            "output_format": output_format,
-            "compression": compression,
-            "profiling": profiling,
-            "tracing": tracing,
-            "allow_references": frozenset(allow_reference or ()),
-        }
-        call_endpoint(
-            component,
-            endpoint,
-            payload,
-            values or [],
-            settings,
-            output_file=output_file,
-            redirect_peer=not peer_imports,
-            errors_as_json=json,
-        )
-
-    run.__doc__ = help
-    app.command(command, help=help)(run)
-    if alias is not None:
-        app.command(alias, help=help, hidden=True)(run)
+        sys.stdout.write(f"{__version__}\n")
+        raise SystemExit(0)
+    if not given or _ALIASES.get(given[0], given[0]) not in COMMANDS:
+        sys.stderr.write(_unknown(given[0]) if given else _overview())
+        raise SystemExit(2)
+    raise SystemExit(_run(_ALIASES.get(given[0], given[0]), given[1:]))
 
 
-@app.command("init")
-def init_command(
-    folder: Annotated[Path, typer.Argument(help="Where to write; created if needed.")] = Path(),
-    template: Annotated[
-        str, typer.Option("--template", "-t", help="function, module, jax, torch or command.")
-    ] = "function",
-    name: Annotated[
-        str | None, typer.Option(help="Name of the component; the folder's name by default.")
-    ] = None,
-    json: Json = False,
-) -> None:
-    """Start a component from a template."""
-    from chainrule.cli._init import init
+def _run(name: str, rest: list[str]) -> int:
+    from argparse import ArgumentParser
 
-    init(folder, template, name, as_json=json)
+    from chainrule.cli._failures import failures
 
-
-@app.command("check")
-def check_command(
-    component: Component, json: Json = False, peer_imports: PeerImports = False
-) -> None:
-    """Load a component; say what it can do or what is wrong."""
-    from chainrule.cli._check import check
-
-    check(component, as_json=json, redirect_peer=not peer_imports)
+    command = COMMANDS[name]
+    module = importlib.import_module(f"chainrule.cli.{command.module}")
+    parser = ArgumentParser(f"chainrule {name}", description=command.help, allow_abbrev=False)
+    parser.set_defaults(command=name)
+    module.add_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="write for machines, errors included")
+    options = parser.parse_intermixed_args(rest)
+    with failures(as_json=options.json):
+        return module.run(options)
 
 
-for _command, (_endpoint, _alias, _help) in _ENDPOINT_COMMANDS.items():
-    _add_endpoint_command(_command, _endpoint, _alias, _help)
+def _overview() -> str:
+    lines = "\n".join(f"  {name:<16} {command.help}" for name, command in COMMANDS.items())
+    return (
+        "Usage: chainrule COMMAND …\n\n"
+        "Package programs as differentiable components, and use them from the shell.\n\n"
+        f"{lines}\n\n"
+        "`chainrule COMMAND --help` says more. Exit codes: 0 it worked, 1 the component failed,\n"
+        "2 bad input or usage. Results go to standard output, everything else to standard error.\n"
+    )
 
 
-@app.command("inspect")
-def inspect_command(component: Component, json: Json = False) -> None:
-    """Show inputs, outputs and endpoints of a component."""
-    from chainrule.cli._inspect import inspect
+def _unknown(name: str) -> str:
+    import difflib
 
-    inspect(component, as_json=json)
-
-
-@app.command("schema")
-def schema_command(
-    component: Component,
-    part: Annotated[str, typer.Option(help="openapi, inputs or outputs.")] = "openapi",
-    json: Json = False,
-) -> None:
-    """Print the OpenAPI document, or a part of it."""
-    from chainrule.cli._schema import schema
-
-    schema(component, part, errors_as_json=json)
-
-
-app.command("openapi-schema", hidden=True, help="The peer's name of `schema`.")(schema_command)
-
-
-@app.command("diff")
-def diff_command(
-    old: Annotated[str, typer.Argument(help="A component, or its OpenAPI document (.json).")],
-    new: Annotated[str, typer.Argument(help="Another one.")],
-    json: Json = False,
-) -> None:
-    """Say what a newer component breaks for callers."""
-    from chainrule.cli._diff import diff
-
-    diff(old, new, as_json=json)
-
-
-@app.command("check-gradients")
-def check_gradients_command(
-    component: Component,
-    payload: Payload = None,
-    values: Set = None,
-    input_paths: Annotated[
-        list[str] | None, typer.Option(help="Only these inputs; repeat for more.")
-    ] = None,
-    output_paths: Annotated[
-        list[str] | None, typer.Option(help="Only these outputs; repeat for more.")
-    ] = None,
-    endpoints: Annotated[
-        list[str] | None, typer.Option(help="Only these endpoints; repeat for more.")
-    ] = None,
-    eps: Annotated[float | None, typer.Option(help="Step of the differences.")] = None,
-    rtol: Annotated[float, typer.Option(help="Allowed relative error.")] = 0.1,
-    max_evals: Annotated[int, typer.Option(help="Evaluations to spend.")] = 1000,
-    seed: Annotated[int | None, typer.Option(help="Seed of the sampled elements.")] = None,
-    input_path: InputPath = Path(),
-    json: Json = False,
-) -> None:
-    """Check derivatives against finite differences."""
-    from chainrule.cli._testing import check_gradients
-
-    options = {
-        "input_paths": input_paths,
-        "output_paths": output_paths,
-        "endpoints": endpoints,
-        "eps": eps,
-        "rtol": rtol,
-        "max_evals": max_evals,
-        "seed": seed,
-    }
-    check_gradients(component, payload, values or [], options, input_path, as_json=json)
-
-
-@app.command("test")
-def regression_command(
-    component: Component,
-    cases: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="Test cases; `test_cases/test_*.json` beside the component by default."
-        ),
-    ] = None,
-    json: Json = False,
-) -> None:
-    """Run the regression tests of a component."""
-    from chainrule.cli._testing import run_tests
-
-    run_tests(component, cases or [], as_json=json)
-
-
-@app.command("record")
-def record_command(
-    component: Component,
-    endpoint: Annotated[str, typer.Argument(help="The endpoint to call, for example apply.")],
-    payload: Payload = None,
-    values: Set = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The test case to write.")
-    ] = None,
-    json: Json = False,
-) -> None:
-    """Keep a call and its result as a regression test."""
-    from chainrule.cli._testing import record
-
-    record(component, endpoint, payload, values or [], output, as_json=json)
-
-
-@app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def serve_command(context: typer.Context) -> None:
-    """Serve components over HTTP. Options are those of `chainrule.serve`."""
-    from chainrule.cli._serve import serve
-
-    serve(context.args)
-
-
-def main() -> None:
-    """Entry point of the `chainrule` command."""
-    app()
+    close = difflib.get_close_matches(name, [*COMMANDS, *_ALIASES], n=1)
+    hint = f"Did you mean `chainrule {close[0]}`?" if close else "`chainrule --help` lists them."
+    return f"Error: there is no command {name!r}. {hint}\n"

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import json
+from argparse import ArgumentParser, Namespace
 
-from chainrule._errors import InputError
-from chainrule.cli._failures import failures
+from chainrule.cli._arguments import add_component
 from chainrule.cli._source import open_component
 from chainrule.cli._streams import result_stream
 
-__all__ = ["schema"]
+__all__ = ["add_arguments", "run"]
 
 _PARTS = {"inputs": "Apply_InputSchema", "outputs": "Apply_OutputSchema"}
 
 
-def schema(source: str, part: str, *, errors_as_json: bool) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
+    """The component, and which part of the document."""
+    add_component(parser)
+    parser.add_argument(
+        "--part", choices=("openapi", *_PARTS), default="openapi", help="the whole, or one side"
+    )
+
+
+def run(options: Namespace) -> int:
     """Print the OpenAPI document, or the JSON schema of one side."""
-    with failures(as_json=errors_as_json), result_stream() as stdout:
-        if part != "openapi" and part not in _PARTS:
-            raise InputError(
-                f"--part is openapi, inputs or outputs; found {part!r}.", code="bad_option"
-            )
-        document = open_component(source).openapi_schema
-        if part != "openapi":
-            definitions = document["components"]["schemas"]
+    with result_stream() as stdout:
+        document = open_component(options).openapi_schema
+        if options.part in _PARTS:
             document = {
-                "$ref": f"#/components/schemas/{_PARTS[part]}",
-                "components": {"schemas": definitions},
+                "$ref": f"#/components/schemas/{_PARTS[options.part]}",
+                "components": {"schemas": document["components"]["schemas"]},
             }
         stdout.write([json.dumps(document, indent=2, sort_keys=True).encode(), b"\n"])
+    return 0

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from chainrule._errors import InputError
 from chainrule.runtime._component import LocalComponent, load_component
+from chainrule.runtime._config import ComponentConfig
 
-__all__ = ["open_component"]
+__all__ = ["component_folder", "open_component"]
 
 
 def open_component(
-    source: str, settings: Mapping[str, Any] | None = None, *, redirect_peer: bool = True
+    options: Namespace, config: ComponentConfig | Mapping[str, Any] | None = None
 ) -> LocalComponent:
-    """Load the component that the caller named.
+    """Load the component that the caller named with `add_component`'s arguments.
 
     Raises:
         InputError: there is no such file (`component_missing`): the caller's mistake, not the author's.
     """
-    file = source.rpartition(":")[0] if ".py:" in source else source
-    if not Path(file).exists():
+    file = _file(options.component)
+    if not file.exists():
         raise InputError(
-            f"There is no component at {file!r}. Name a module file, its folder, file.py:name, or a "
-            "component.yaml; `chainrule init` starts one.",
+            f"There is no component at {str(file)!r}. Name a module file, its folder, file.py:name, or "
+            "a component.yaml; `chainrule init` starts one.",
             code="component_missing",
         )
-    return load_component(source, config=settings, redirect_peer=redirect_peer)
+    return load_component(options.component, config=config, redirect_peer=not options.peer_imports)
+
+
+def component_folder(options: Namespace) -> Path:
+    """The folder that the component lies in."""
+    file = _file(options.component)
+    return file if file.is_dir() else file.parent
+
+
+def _file(source: str) -> Path:
+    return Path(source.rpartition(":")[0] if ".py:" in source else source)

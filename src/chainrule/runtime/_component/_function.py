@@ -17,7 +17,7 @@ from chainrule.runtime._component._frameworks import (
 )
 from chainrule.runtime._component._hashing import hash_function
 from chainrule.runtime._component._local import LocalComponent
-from chainrule.runtime._component._signature import read_signature
+from chainrule.runtime._component._signature import read_signature, summary
 from chainrule.runtime._config import ComponentConfig
 
 __all__ = ["component"]
@@ -86,7 +86,7 @@ def component(
         definition = Definition(
             name=name or function.__name__,
             version=version,
-            description=inspect.getdoc(function) or "",
+            description=summary(inspect.getdoc(function) or ""),
             input_schema=signature.input_schema,
             output_schema=signature.output_schema,
             implementations=implementations,

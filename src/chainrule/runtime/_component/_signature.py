@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from chainrule._errors import DefinitionError
 from chainrule.runtime._component._models import is_model_class
 
-__all__ = ["Signature", "read_signature"]
+__all__ = ["Signature", "read_signature", "summary"]
 
 _CONFIG = ConfigDict(arbitrary_types_allowed=True)
 _ARGUMENT = re.compile(r"^\s+\*{0,2}(\w+)(?:\s*\([^)]*\))?:\s*(.*)$")
@@ -171,6 +171,13 @@ def _revive(annotation: Any, value: Any) -> Any:
     if isinstance(value, dict) and len(arguments) == 2:
         return {key: _revive(arguments[1], item) for key, item in value.items()}
     return value
+
+
+def summary(docstring: str) -> str:
+    """A docstring without its sections: what a function is about."""
+    return re.split(r"^(?:Args|Arguments|Returns|Raises|Example):$", docstring, flags=re.M)[
+        0
+    ].strip()
 
 
 def _documented_arguments(docstring: str) -> dict[str, str]:

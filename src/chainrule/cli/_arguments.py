@@ -1,0 +1,59 @@
+"""Arguments that several commands share."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from pathlib import Path
+
+__all__ = ["add_component", "add_folders", "add_payload"]
+
+
+def add_component(parser: ArgumentParser) -> None:
+    """The component that the command is about."""
+    parser.add_argument(
+        "component",
+        metavar="COMPONENT",
+        help="a module file, its folder, file.py:name, or component.yaml",
+    )
+    parser.add_argument(
+        "--peer-imports",
+        action="store_true",
+        help="leave imports of tesseract_core to an installed tesseract-core",
+    )
+
+
+def add_payload(parser: ArgumentParser) -> None:
+    """What the endpoint is called with."""
+    parser.add_argument(
+        "payload",
+        metavar="PAYLOAD",
+        nargs="?",
+        help='JSON such as {"inputs": {…}}, @file, or - for standard input',
+    )
+    parser.add_argument(
+        "--set",
+        "-s",
+        dest="values",
+        metavar="PATH=VALUE",
+        action="append",
+        default=[],
+        help="one input by its path, for example a.b=1.5; repeat for more",
+    )
+
+
+def add_folders(parser: ArgumentParser) -> None:
+    """Where files are read and written."""
+    parser.add_argument(
+        "--input-path",
+        "-i",
+        type=Path,
+        default=Path(),
+        help="folder that the payload may name files in",
+    )
+    parser.add_argument(
+        "--output-path",
+        "-o",
+        type=Path,
+        default=Path(),
+        help="folder for files that the run writes",
+    )

@@ -1,0 +1,51 @@
+"""`chainrule record`: make a regression test of what a component answers now."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from chainrule._errors import InputError
+from chainrule.cli._arguments import add_component, add_payload
+from chainrule.cli._endpoints import endpoint_name
+from chainrule.cli._payload import read_payload
+from chainrule.cli._source import component_folder, open_component
+from chainrule.cli._streams import result_stream
+from chainrule.runtime.testing import record
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The component, the call, and the file to write."""
+    add_component(parser)
+    parser.add_argument("endpoint", metavar="ENDPOINT", help="for example apply or vjp")
+    add_payload(parser)
+    parser.add_argument("--output", "-o", type=Path, help="the test case to write")
+
+
+def run(options: Namespace) -> int:
+    """Call the endpoint and write the test case."""
+    with result_stream() as stdout:
+        component = open_component(options)
+        endpoint = endpoint_name(options.endpoint)
+        config = component.config
+        payload = read_payload(
+            options.payload, options.values, grants=config.grants, limits=config.limits
+        )
+        folder = component_folder(options) / "test_cases"
+        file = options.output or _free_name(folder, f"test_{endpoint}")
+        if file.exists():
+            raise InputError(f"{file} exists already; nothing was written.", code="file_exists")
+        record(component, endpoint, payload, path=file)
+        text = json.dumps({"written": str(file)}) if options.json else str(file)
+        stdout.write([f"{text}\n".encode()])
+    return 0
+
+
+def _free_name(folder: Path, stem: str) -> Path:
+    count = 1
+    while (folder / f"{stem}_{count}.json").exists():
+        count += 1
+    return folder / f"{stem}_{count}.json"
