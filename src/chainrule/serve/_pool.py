@@ -142,7 +142,7 @@ class ProcessPool:
             raise stopping()
         while self._idle:
             worker = self._idle.popleft()
-            if worker.is_alive:
+            if worker.is_usable:
                 return worker
         if len(self._waiting) >= self._max_queue:
             self.counters.turned_away += 1
@@ -164,7 +164,7 @@ class ProcessPool:
             raise
 
     def _release(self, worker: WorkerProcess) -> None:
-        if not worker.is_alive or worker not in self._workers:
+        if not worker.is_usable or worker not in self._workers:
             return
         while self._waiting:
             turn = self._waiting.popleft()

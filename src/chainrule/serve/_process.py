@@ -68,6 +68,7 @@ class WorkerProcess:
         self._release: list[str] = []
         self._forget: list[str] = []
         self._answer: asyncio.Future[Message] | None = None
+        self._is_doomed = False
         self.exit_code: int | None = None
 
     async def start(self) -> Facts:
@@ -104,6 +105,11 @@ class WorkerProcess:
     def is_alive(self) -> bool:
         """Whether the process has not ended."""
         return self.exit_code is None
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the next call can be given to it."""
+        return self.is_alive and not self._is_doomed
 
     async def call(self, call: Call, *, timeout_s: float | None) -> Reply:
         """Have a call answered.
@@ -190,6 +196,7 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End the process at once; `on_exit` follows."""
+        self._is_doomed = True
         if self.is_alive:
             self._process.kill()
 

@@ -54,8 +54,8 @@ def is_encoded_array(obj: Any) -> bool:
     """Whether an object claims to be an encoded array; `decode_array` then says if it is a sound one."""
     if not isinstance(obj, Mapping):
         return False
-    if obj.get("object_type") == "array":
-        return True
+    if "object_type" in obj:
+        return bool(obj["object_type"] == "array")
     return "shape" in obj and "dtype" in obj and isinstance(obj.get("data"), Mapping)
 
 

@@ -1,0 +1,22 @@
+"""Serves components with settings given as JSON; prints the URL. The tests start it as a process."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from chainrule.runtime._codec import Limits
+from chainrule.runtime._config import ComponentConfig
+from chainrule.serve import serve
+
+if __name__ == "__main__":
+    settings = json.loads(sys.argv[1])
+    config = settings.pop("config", {})
+    if "limits" in config:
+        config["limits"] = Limits(**config["limits"])
+    serve(
+        settings.pop("components"),
+        config=ComponentConfig(**config),
+        on_ready=lambda url: print(url, flush=True),
+        **settings,
+    )

@@ -1,0 +1,66 @@
+"""Who may call, and which settings are refused before anybody can."""
+
+from __future__ import annotations
+
+import pytest
+
+from chainrule._errors import DefinitionError
+from chainrule.serve import ServeOptions
+
+TOKEN = "correct-horse-battery-staple"
+
+
+@pytest.fixture(scope="module")
+def guarded(start_server, tmp_path_factory):
+    file = tmp_path_factory.mktemp("token") / "token"
+    file.write_text(TOKEN + "\n")
+    return start_server(workers=0, token_file=str(file))
+
+
+@pytest.mark.parametrize(
+    "header", [None, "", "Bearer", f"Bearer {TOKEN}x", f"Basic {TOKEN}", TOKEN, f"bearer {TOKEN}"]
+)
+def test_without_the_token(guarded, header):
+    headers = {} if header is None else {"Authorization": header}
+    for path in ("/openapi.json", "/docs", "/metrics", "/same-host"):
+        assert guarded.get(path, headers).status == 401
+    answer = guarded.apply(headers=headers)
+    assert (answer.status, answer.problem["code"]) == (401, "unauthorized")
+
+
+def test_with_the_token(guarded):
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    assert guarded.apply(headers=headers).status == 200
+    assert guarded.get("/openapi.json", headers).status == 200
+
+
+def test_probes_need_no_token(guarded):
+    assert guarded.get("/health").status == 200
+    assert guarded.get("/ready").status == 200
+
+
+@pytest.mark.parametrize(
+    ("settings", "code"),
+    [
+        ({"host": "0.0.0.0"}, "unsafe_bind"),
+        ({"host": "::"}, "unsafe_bind"),
+        ({"host": "example.org"}, "unsafe_bind"),
+        ({"host": "0.0.0.0", "insecure": True, "debug": True}, "unsafe_debug"),
+    ],
+)
+def test_unsafe_settings(settings, code):
+    with pytest.raises(DefinitionError) as caught:
+        ServeOptions(**settings)
+    assert caught.value.code == code
+
+
+def test_safe_settings(tmp_path):
+    for host in ("127.0.0.1", "127.0.0.5", "::1", "localhost"):
+        assert ServeOptions(host=host).read_token() is None
+    assert ServeOptions(host="0.0.0.0", insecure=True).host == "0.0.0.0"
+    for content in ("", "short"):
+        (tmp_path / "token").write_text(content)
+        with pytest.raises(DefinitionError):
+            ServeOptions(host="0.0.0.0", token_file=tmp_path / "token").read_token()
+    with pytest.raises(DefinitionError):
+        ServeOptions(token_file=tmp_path / "absent").read_token()

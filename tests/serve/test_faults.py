@@ -1,0 +1,186 @@
+"""Author code that hangs, crashes or blocks, callers that leave: what the others notice is nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+
+@pytest.fixture(scope="module")
+def single(start_server):
+    """One worker, one place in the queue, calls of at most two seconds."""
+    return start_server(workers=1, max_queue=1, timeout_s=2.0)
+
+
+def wait_until(condition, timeout=20.0):
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.02)
+
+
+def metric(served, name) -> int:
+    for line in served.get("/metrics").body.decode().splitlines():
+        if line.startswith(f"chainrule_{name}{{"):
+            return int(line.split()[-1])
+    raise AssertionError(name)
+
+
+def is_running(served) -> bool:
+    return metric(served, "calls_running") == 1
+
+
+@pytest.mark.parametrize("action", ["sleep", "spin", "hold_the_gil"])
+def test_health_answers_while_a_worker_computes(single, action):
+    call = single.in_background(action, 0.5)
+    wait_until(lambda: is_running(single))
+    assert single.get("/health").status == 200
+    assert is_running(single)
+    assert call.result().status == 200
+
+
+def test_callers_queue_up_and_are_then_turned_away(single):
+    first = single.in_background("sleep", 0.8)
+    wait_until(lambda: is_running(single))
+    second = single.in_background("double")
+    wait_until(lambda: metric(single, "calls_waiting") == 1)
+    third = single.apply()
+    assert third.status == 503
+    assert third.problem["code"] == "queue_full"
+    assert int(third.headers["retry-after"]) >= 1
+    assert first.result().status == second.result().status == 200
+
+
+@pytest.mark.parametrize(
+    ("action", "fact"), [("segfault", {"signal": "SIGSEGV"}), ("exit", {"exit_code": 3})]
+)
+def test_a_crash_costs_one_answer(single, action, fact):
+    call = single.in_background("sleep", 0.3)
+    wait_until(lambda: is_running(single))
+    crashing = single.in_background(action)
+    assert call.result().status == 200
+    answer = crashing.result()
+    assert answer.status == 502
+    assert answer.problem["code"] == "worker_crashed"
+    assert fact.items() <= answer.problem.items()
+    assert single.apply().status == 200
+
+
+def test_a_queued_call_survives_the_crash_before_it(single):
+    slow = single.in_background("sleep", 0.5)
+    wait_until(lambda: is_running(single))
+    queued = single.in_background("double")
+    wait_until(lambda: metric(single, "calls_waiting") == 1)
+    (worker,) = psutil.Process(single.process.pid).children()
+    os.kill(worker.pid, signal.SIGKILL)
+    answer = slow.result()
+    assert (answer.status, answer.problem["signal"]) == (502, "SIGKILL")
+    assert queued.result().status == 200
+
+
+@pytest.mark.parametrize("action", ["sleep", "hold_the_gil", "stubborn"])
+def test_a_call_that_takes_too_long_is_stopped(single, action):
+    answer = single.apply(action, 60.0)
+    assert answer.status == 504
+    assert answer.problem["code"] == "call_timeout"
+    assert single.apply().status == 200
+
+
+@pytest.mark.parametrize(("action", "stays"), [("sleep", True), ("stubborn", False)])
+def test_a_caller_that_leaves_cancels_its_work(served, action, stays):
+    def pids():
+        return {child.pid for child in psutil.Process(served.process.pid).children()}
+
+    before = pids()
+    body = json.dumps({"inputs": {"x": [1.0], "action": action, "seconds": 60}})
+    with contextlib.closing(served.connect()) as connection:
+        connection.request("POST", "/apply", body, {"Content-Type": "application/json"})
+        wait_until(lambda: is_running(served))
+    wait_until(lambda: not is_running(served))
+    # Code that can be interrupted keeps its process and what it has loaded.
+    wait_until(lambda: len(pids()) == 2)
+    assert (pids() == before) is stays
+    assert served.apply().status == 200
+
+
+def test_crashes_in_a_row_are_reported_and_overcome(start_server):
+    served = start_server(workers=1)
+    statuses = [served.apply("exit").status for _ in range(4)]
+    assert set(statuses) <= {502, 503}
+    ready = served.get("/ready")
+    assert (ready.status, ready.tree["status"]) == (503, "degraded")
+    assert served.get("/health").status == 200
+    wait_until(lambda: served.apply().status == 200)
+    assert served.get("/ready").status == 200
+    served.stop()
+
+
+def test_stop_lets_calls_finish(start_server):
+    served = start_server(workers=1, grace_s=20)
+    call = served.in_background("sleep", 0.7)
+    wait_until(lambda: is_running(served))
+    served.process.send_signal(signal.SIGTERM)
+    assert call.result().status == 200
+    served.process.wait(20)
+
+
+def test_stop_does_not_wait_for_ever(start_server):
+    served = start_server(workers=1, grace_s=0.3)
+    workers = psutil.Process(served.process.pid).children()
+    call = served.in_background("stubborn", 60)
+    wait_until(lambda: is_running(served))
+    served.process.send_signal(signal.SIGTERM)
+    answer = call.result()
+    assert answer.status == 503
+    assert answer.problem["code"] == "shutting_down"
+    served.process.wait(20)
+    assert not any(worker.is_running() for worker in workers)
+
+
+def test_workers_do_not_outlive_a_killed_server(start_server):
+    served = start_server(workers=2)
+    workers = psutil.Process(served.process.pid).children()
+    assert len(workers) == 2
+    served.in_background("stubborn", 60)
+    wait_until(lambda: is_running(served))
+    served.process.kill()
+    served.process.wait(20)
+    wait_until(lambda: not any(worker.is_running() for worker in workers))
+
+
+@pytest.mark.parametrize(
+    ("action", "code", "text"),
+    [
+        ("raise", "component_failed", "ValueError: mesh is empty"),
+        ("exit_politely", "component_exited", "exit"),
+        ("bad_output", "bad_output", "y"),
+    ],
+)
+def test_the_author_is_heard(served, action, code, text):
+    answer = served.apply(action)
+    assert answer.status == 500
+    assert answer.problem["code"] == code
+    assert text in answer.problem["message"]
+    assert "traceback" not in answer.problem
+
+
+def test_debug_shows_tracebacks(start_server):
+    debugging = start_server(workers=1, debug=True)
+    assert "fault_component.py" in debugging.apply("raise").problem["traceback"]
+    debugging.stop()
+
+
+def test_an_author_who_prints_a_lot(served):
+    assert served.apply("print", 20).status == 200
+
+
+def test_plain_calls_leave_no_file(served, folder):
+    assert served.apply().status == 200
+    assert not (folder / "out").exists() or not list(Path(folder / "out").iterdir())

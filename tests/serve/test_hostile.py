@@ -1,0 +1,259 @@
+"""Callers that send too much, too slowly, or what they should not: the right 4xx, little memory, no file."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+
+import lz4.frame
+import numpy as np
+import psutil
+import pybase64
+import pytest
+import zstandard
+
+JSON = {"Content-Type": "application/json"}
+BODY = b'{"inputs": {"x": [1.0, 2.0]}}'
+
+
+def encoded(**changes):
+    array = {
+        "shape": [2],
+        "dtype": "float64",
+        "data": {"encoding": "base64", "buffer": pybase64.b64encode_as_string(np.ones(2))},
+    }
+    return {**array, **changes}
+
+
+def converse(served, data: bytes, *, close=False) -> bytes:
+    """Send raw bytes and read until the server closes."""
+    host, port = served.netloc.split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(data)
+        if close:
+            connection.shutdown(socket.SHUT_WR)
+        received = b""
+        while chunk := connection.recv(65536):
+            received += chunk
+        return received
+
+
+def peak_memory(served) -> int:
+    return psutil.Process(served.process.pid).memory_info().rss
+
+
+def test_a_huge_body_is_refused_before_it_is_read(served):
+    head = b"POST /apply HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    answer = converse(served, head + b"Content-Length: 1000000000\r\n\r\n[")
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert b"body_too_large" in answer
+
+
+def test_a_huge_body_without_a_length_is_refused_on_the_way(served):
+    def endless():
+        for _ in range(60):
+            yield b" " * 1_000_000
+
+    before = peak_memory(served)
+    try:
+        status = served.request("POST", "/apply", endless(), JSON).status
+    except ConnectionError:
+        status = 413  # the server answered and closed while we were still sending
+    assert status == 413
+    assert peak_memory(served) - before < 150_000_000
+
+
+@pytest.mark.parametrize(
+    ("array", "status", "code"),
+    [
+        (encoded(shape=[2**60]), 413, "array_too_large"),
+        (encoded(shape=[2**40, 2**40]), 413, "array_too_large"),
+        (
+            encoded(
+                data={
+                    "encoding": "base64",
+                    "compression": "lz4",
+                    "buffer": pybase64.b64encode_as_string(lz4.frame.compress(bytes(10**8))),
+                }
+            ),
+            422,
+            "array_decode_error",
+        ),
+        (encoded(dtype="Float64"), 422, "array_invalid_dtype"),
+        (encoded(shape=["2"]), 422, "array_decode_error"),
+        (encoded(shape=[2.0]), 422, "array_decode_error"),
+        (encoded(shape=[1, 2]), 422, "array_dimensionality_mismatch"),
+        (encoded(data={"encoding": "raw", "buffer": ""}), 422, "array_decode_error"),
+        ([1, [2]], 422, "array_non_numeric"),
+    ],
+)
+def test_bad_arrays(served, array, status, code):
+    answer = served.request("POST", "/apply", json.dumps({"inputs": {"x": array}}), JSON)
+    assert (answer.status, answer.problem["code"]) == (status, code)
+    problem = answer.problem["detail"][0]
+    assert problem["type"] == code
+    assert problem["loc"][:3] == ["body", "inputs", "x"]
+
+
+@pytest.mark.parametrize(
+    "reference",
+    ["/etc/passwd", "../../etc/passwd", "file:///etc/passwd", "/proc/self/environ",
+     "http://127.0.0.1:1/x", "s3://bucket/x"],
+)  # fmt: skip
+def test_files_that_were_not_granted(served, reference):
+    array = encoded(shape=[8], dtype="uint8", data={"encoding": "binref", "buffer": reference})
+    answer = served.request("POST", "/apply", json.dumps({"inputs": {"x": array}}), JSON)
+    assert (answer.status, answer.problem["code"]) == (422, "path_not_granted")
+    assert b"root" not in answer.body
+
+
+def test_granted_files_are_read_and_written(served, folder):
+    np.arange(3.0).tofile(folder / "in" / "x.bin")
+    array = encoded(shape=[3], data={"encoding": "binref", "buffer": "x.bin:0"})
+    answer = served.request(
+        "POST",
+        "/apply?run_id=mine",
+        json.dumps({"inputs": {"x": array}}),
+        {**JSON, "Accept": "application/json+binref"},
+    )
+    assert answer.status == 200
+    name, _, offset = json.loads(answer.body)["y"]["data"]["buffer"].partition(":")
+    assert name.startswith("run_mine/")
+    assert offset == "0"
+    np.testing.assert_array_equal(np.fromfile(folder / "out" / name), [0, 2, 4])
+    for file in (folder / "out").rglob("*"):
+        assert file.is_dir() or file.suffix == ".bin"
+
+
+@pytest.mark.parametrize("run_id", ["..", ".", "%2e%2e%2fx", "a/b", "a%00b", "x" * 129, ""])
+def test_run_ids(served, run_id, folder):
+    answer = served.request("POST", f"/apply?run_id={run_id}", BODY, JSON)
+    assert (answer.status, answer.problem["code"]) == (422, "bad_run_id")
+
+
+def test_an_output_folder_that_cannot_be_written(start_server, tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    served = start_server(config={"output_path": str(tmp_path / "file" / "out")})
+    assert served.apply().status == 200
+    answer = served.apply(accept="application/json+binref")
+    assert answer.status == 507
+    assert answer.problem["code"].startswith("storage_")
+    served.stop()
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"", 422, "json_invalid"),
+        (b"{", 422, "json_invalid"),
+        (b"[]", 422, "invalid_input"),
+        (b"3", 422, "invalid_input"),
+        (b"{}", 422, None),
+        (b'{"inputs": {"x": [1.0], "x": [2.0]}}', 400, "duplicate_key"),
+        (b'{"inputs": {"x": [1e999999]}}', 200, None),
+        (
+            b'{"inputs": {"x": [12345678901234567890123456789012345]}}',
+            422,
+            "array_value_out_of_range",
+        ),
+        (b'{"inputs": {"x": [null]}}', 422, None),
+        (b'{"inputs": {"x": ["1"]}}', 422, "array_non_numeric"),
+        (b"[" * 100_000, 413, "too_deep"),
+        (b'{"inputs": {"x": [1.0], "seconds": "soon"}}', 422, "invalid_input"),
+        (b'{"inputs": {"x": [1.0], "action": "\xff"}}', 422, "json_invalid"),
+    ],
+)
+def test_bad_bodies(served, body, status, code):
+    answer = served.request("POST", "/apply", body, JSON)
+    assert answer.status == status, answer.body
+    if status != 200:
+        assert isinstance(answer.problem["detail"], list)
+        assert code is None or answer.problem["code"] == code
+
+
+def test_error_bodies_are_small_and_echo_nothing(served):
+    many = {"inputs": {"x": [1.0], **{f"field_{i}": "secret" for i in range(10_000)}}}
+    big = {"inputs": {"x": encoded(data={"encoding": "base64", "buffer": "!" * 10_000_000})}}
+    for tree in (many, big, {"inputs": {"x": [1.0], "k" * 100_000: 1}}):
+        answer = served.request("POST", "/apply", json.dumps(tree), JSON)
+        assert answer.status == 422
+        assert len(answer.body) <= 16_384
+        assert b"secret" not in answer.body
+        assert b"!!!" not in answer.body
+    assert served.request("POST", "/apply", json.dumps(many), JSON).problem["count"] == 10_000
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status"),
+    [
+        ({}, BODY, 415),
+        ({"Content-Type": "text/plain"}, BODY, 415),
+        ({"Content-Type": "application/json; charset=utf-8"}, BODY, 200),
+        ({"Content-Type": "application/json+base64"}, BODY, 200),
+        ({"Content-Type": "application/vnd.chainrule.frames"}, BODY, 422),
+        ({**JSON, "Content-Encoding": "gzip"}, gzip.compress(BODY), 200),
+        ({**JSON, "Content-Encoding": "zstd"}, zstandard.compress(BODY), 200),
+        ({**JSON, "Content-Encoding": "gzip"}, BODY, 400),
+        ({**JSON, "Content-Encoding": "zstd"}, BODY, 400),
+        ({**JSON, "Content-Encoding": "br"}, BODY, 415),
+        ({**JSON, "Content-Encoding": "gzip"}, gzip.compress(bytes(10**8)), 413),
+        ({**JSON, "Content-Encoding": "zstd"}, zstandard.compress(bytes(10**8)), 413),
+        ({**JSON, "Accept": "image/png"}, BODY, 406),
+        ({**JSON, "Accept": "image/png, */*;q=0.1"}, BODY, 200),
+    ],
+)
+def test_headers(served, headers, body, status):
+    with_type = headers or {"Content-Type": ""}
+    answer = served.request("POST", "/apply", body, with_type)
+    assert answer.status == status, answer.body
+    if status == 406:
+        assert "json+base64" in answer.problem["detail"]["available_formats"]
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH"])
+def test_methods(served, method):
+    answer = served.request(method, "/apply")
+    assert answer.status == 405
+    assert answer.headers["allow"] == "POST"
+
+
+def test_unknown_places(served):
+    for path in ("/nowhere", "/c/x/apply", "/../etc/passwd", "/redoc"):
+        answer = served.get(path)
+        assert (answer.status, answer.problem["detail"]) == (404, "Not Found")
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"nonsense\r\n\r\n",
+        b"POST /apply HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+        b"POST /apply HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST /apply HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"POST /apply HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+)
+def test_requests_that_contradict_themselves(served, request_bytes):
+    assert converse(served, request_bytes, close=True).startswith(b"HTTP/1.1 400")
+    assert served.get("/health").status == 200
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"POST /apply HTTP/1.1\r\nHost: x\r\n",
+        b"",
+        b"POST /apply HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 100\r\n\r\n{",
+    ],
+)
+def test_slow_callers_are_let_go(served, request_bytes):
+    assert converse(served, request_bytes).startswith(b"HTTP/1.1 408")
+
+
+def test_a_caller_that_leaves_in_the_middle_of_its_body(served):
+    head = b"POST /apply HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    for size in (100, 1_000_000):
+        converse(served, head + b"Content-Length: %d\r\n\r\n{" % size, close=True)
+    assert served.apply().status == 200
