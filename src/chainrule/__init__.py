@@ -12,6 +12,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from chainrule._errors import ChainruleError, ComponentError, InputError
     from chainrule.bridge._apply import apply_component, from_callable
+    from chainrule.harvest import (
+        grad_wrt,
+        intermediate_stats,
+        locate_nonfinite,
+        plant,
+        save_intermediates,
+        sow,
+    )
     from chainrule.runtime._component import component
 
 __version__ = "0.1.0"
@@ -23,6 +31,12 @@ _HOMES = {
     "apply_component": "chainrule.bridge._apply",
     "component": "chainrule.runtime._component",
     "from_callable": "chainrule.bridge._apply",
+    "grad_wrt": "chainrule.harvest",
+    "intermediate_stats": "chainrule.harvest",
+    "locate_nonfinite": "chainrule.harvest",
+    "plant": "chainrule.harvest",
+    "save_intermediates": "chainrule.harvest",
+    "sow": "chainrule.harvest",
 }
 
 __all__ = [
@@ -33,6 +47,12 @@ __all__ = [
     "apply_component",
     "component",
     "from_callable",
+    "grad_wrt",
+    "intermediate_stats",
+    "locate_nonfinite",
+    "plant",
+    "save_intermediates",
+    "sow",
 ]
 
 
