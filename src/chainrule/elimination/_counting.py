@@ -90,8 +90,14 @@ def _term_view(term: Term) -> tuple[set[tuple[int, int]], list[bool], list[bool]
             )
             if is_line and out == inside and _uses(term, out.variables[0]) == 2:
                 pairs.add((a, b))
+    # The convention stores the ones of a sum, so an input axis that is not diagonal carries data.
+    free = {v for axis in term.in_axes for v in axis.variables}
+    free -= {v for axis in term.out_axes for v in axis.variables}
     out_data = [_has_data(x, n, term) for x, n in zip(term.out_axes, term.out_shape, strict=True)]
-    in_data = [_has_data(x, n, term) for x, n in zip(term.in_axes, term.in_shape, strict=True)]
+    in_data = [
+        _has_data(x, n, term) or not free.isdisjoint(x.variables)
+        for x, n in zip(term.in_axes, term.in_shape, strict=True)
+    ]
     return pairs, out_data, in_data
 
 

@@ -9,7 +9,7 @@ that orders can be searched and counted without running anything.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from chainrule._jaxpr import ClosedJaxpr, DropVar, JaxprEqn, Literal, Var, bind_equation
 from chainrule.elimination._blocks import sum_structure
 from chainrule.elimination._rules import LocalJacobian, Site, has_rule, local_jacobian
+from chainrule.elimination._structure import Structure
 
 __all__ = ["Edges", "Graph", "build_graph"]
 
@@ -110,7 +111,32 @@ def build_graph(program: ClosedJaxpr, inputs: Sequence[int], n_targets: int | No
         if not has_rule(site):
             without_rule.append(vertex)
         partials[vertex] = local_jacobian(site)
-    return Graph(program, chosen, targets, partials, tuple(without_rule))
+    partials = _pruned(program, chosen, targets, partials)
+    kept_without_rule = tuple(vertex for vertex in without_rule if vertex in partials)
+    return Graph(program, chosen, targets, partials, kept_without_rule)
+
+
+def _pruned(
+    program: ClosedJaxpr, inputs: Sequence[Var], targets: Sequence[Any],
+    partials: Mapping[int, LocalJacobian],
+) -> dict[int, LocalJacobian]:  # fmt: skip
+    """Only the edges on a way from inputs to targets; dependence need not mean a derivative."""
+    reached = set(inputs)
+    kept: dict[int, dict[Any, Structure]] = {}
+    for vertex, local in partials.items():
+        eqn = program.jaxpr.eqns[vertex - 1]
+        kept[vertex] = {e: s for e, s in local.structures.items() if eqn.invars[e[1]] in reached}
+        reached.update(eqn.outvars[result] for result, _ in kept[vertex])
+    wanted = {atom for atom in targets if not isinstance(atom, Literal)}
+    for vertex in reversed(kept):
+        eqn = program.jaxpr.eqns[vertex - 1]
+        kept[vertex] = {e: s for e, s in kept[vertex].items() if eqn.outvars[e[0]] in wanted}
+        wanted.update(eqn.invars[operand] for _, operand in kept[vertex])
+    return {
+        vertex: replace(local, structures=kept[vertex])
+        for vertex, local in partials.items()
+        if kept[vertex]
+    }
 
 
 def _is_active(atom: Any, active: set[Var]) -> bool:

@@ -6,19 +6,27 @@ counts of operations are compared with published ones. `TASKS` lists them by nam
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 __all__ = [
+    "TASKS",
+    "Task",
     "black_scholes",
+    "black_scholes_jacobian",
+    "encoder",
     "helmholtz",
     "human_heart_dipole",
-    "lighthouse",
+    "perceptron",
     "propane_combustion",
     "robot_arm_6dof",
     "roe_flux_1d",
+    "roe_flux_3d",
     "simple",
 ]
 
@@ -30,13 +38,6 @@ def simple(x: Array, y: Array) -> tuple[Array, Array]:
     z = x * y
     w = jnp.sin(z)
     return w + z, jnp.log(w)
-
-
-def lighthouse(nu: Array, gamma: Array, omega: Array, t: Array) -> tuple[Array, Array]:
-    """Where a lighthouse's beam hits the quay y = γx (Griewank and Walther)."""
-    y1 = nu * jnp.tan(omega * t)
-    y2 = gamma * y1
-    return y1 / (gamma - jnp.tan(omega * t)), y2 / (gamma - jnp.tan(omega * t))
 
 
 def helmholtz(x: Array) -> Array:
@@ -126,36 +127,33 @@ def human_heart_dipole(
     f2 = x3 + x4
     f3 = x1 * x5 + x2 * x6 - x3 * x7 - x4 * x8
     f4 = x1 * x7 + x2 * x8 + x3 * x5 + x4 * x6
-    f5 = x1 * (x5**2 - x7**2) - 2.0 * x3 * x5 * x7 + x2 * (x6**2 - x8**2) - 2.0 * x4 * x6 * x8
-    f6 = x3 * (x5**2 - x7**2) + 2.0 * x1 * x5 * x7 + x4 * (x6**2 - x8**2) + 2.0 * x2 * x6 * x8
-    f7 = (
-        x1 * x5 * (x5**2 - 3.0 * x7**2) + x3 * x7 * (x7**2 - 3.0 * x5**2)
-        + x2 * x6 * (x6**2 - 3.0 * x8**2) + x4 * x8 * (x8**2 - 3.0 * x6**2)
-    )  # fmt: skip
-    f8 = (
-        x3 * x5 * (x5**2 - 3.0 * x7**2) - x1 * x7 * (x7**2 - 3.0 * x5**2)
-        + x4 * x6 * (x6**2 - 3.0 * x8**2) - x2 * x8 * (x8**2 - 3.0 * x6**2)
-    )  # fmt: skip
-    return f1, f2, f3, f4, f5, f6, f7, f8
+    difference_57, difference_68 = x5**2 - x7**2, x6**2 - x8**2
+    cubic_57, cubic_75 = x5 * (x5**2 - 3.0 * x7**2), x7 * (x7**2 - 3.0 * x5**2)
+    cubic_68, cubic_86 = x6 * (x6**2 - 3.0 * x8**2), x8 * (x8**2 - 3.0 * x6**2)
+    f5 = x1 * difference_57 - 2.0 * x3 * x5 * x7 + x2 * difference_68 - 2.0 * x4 * x6 * x8
+    f6 = x3 * difference_57 + 2.0 * x1 * x5 * x7 + x4 * difference_68 + 2.0 * x2 * x6 * x8
+    f7 = x1 * cubic_57 + x3 * cubic_75 + x2 * cubic_68 + x4 * cubic_86
+    f8 = x3 * cubic_57 - x1 * cubic_75 + x4 * cubic_68 - x2 * cubic_86
+    sums = (0.485, -0.0019, -0.0581, 0.015, 0.105, 0.0406, 0.167, -0.399)
+    return tuple(f - c for f, c in zip((f1, f2, f3, f4, f5, f6, f7, f8), sums, strict=True))
 
 
 def propane_combustion(
     x1: Array, x2: Array, x3: Array, x4: Array, x5: Array, x6: Array, x7: Array, x8: Array,
     x9: Array, x10: Array, x11: Array,
 ) -> tuple[Array, ...]:  # fmt: skip
-    """The full formulation of the combustion of propane of MINPACK-2, p = 40, R = 10."""
+    """The combustion of propane of MINPACK-2, full formulation, p = 40, R = 10, unit equilibrium constants."""
     p, R = 40.0, 10.0
-    k5, k6, k7, k8, k9, k10 = 1.930e-1, 2.597e-3, 3.448e-3, 1.799e-5, 2.155e-4, 3.846e-5
     f1 = x1 + x4 - 3.0
     f2 = 2.0 * x1 + x2 + x4 + x7 + x8 + x9 + 2.0 * x10 - R
     f3 = 2.0 * x2 + 2.0 * x5 + x6 + x7 - 8.0
     f4 = 2.0 * x3 + x9 - 4.0 * R
-    f5 = k5 * x2 * x4 - x1 * x5
-    f6 = k6 * jnp.sqrt(x2 * x4) - jnp.sqrt(x1) * x6 * jnp.sqrt(p / x11)
-    f7 = k7 * jnp.sqrt(x1 * x2) - jnp.sqrt(x4) * x7 * jnp.sqrt(p / x11)
-    f8 = k8 * x1 - x4 * x8 * (p / x11)
-    f9 = k9 * x1 * jnp.sqrt(x3) - x4 * x9 * jnp.sqrt(p / x11)
-    f10 = k10 * x1**2 - x4**2 * x10 * (p / x11)
+    f5 = x2 * x4 - x1 * x5
+    f6 = jnp.sqrt(x2 * x4) - jnp.sqrt(x1) * x6 * jnp.sqrt(p / x11)
+    f7 = jnp.sqrt(x1 * x2) - jnp.sqrt(x4) * x7 * jnp.sqrt(p / x11)
+    f8 = x1 - x4 * x8 * (p / x11)
+    f9 = x1 * jnp.sqrt(x3) - x4 * x9 * jnp.sqrt(p / x11)
+    f10 = x1**2 - x4**2 * x10 * (p / x11)
     f11 = x11 - (x1 + x2 + x3 + x4 + x5 + x6 + x7 + x8 + x9 + x10)
     return f1, f2, f3, f4, f5, f6, f7, f8, f9, f10, f11
 
@@ -167,7 +165,145 @@ def _normal_cdf(z: Array) -> Array:
 def black_scholes(s: Array, k: Array, r: Array, sigma: Array, t: Array) -> Array:
     """The price of a call by Black's formula of 1976, with the forward F = e^{rT} S."""
     f = jnp.exp(r * t) * s
-    v = sigma * jnp.sqrt(t)
-    d1 = (jnp.log(f / k) + 0.5 * sigma**2 * t) / v
-    d2 = d1 - v
+    d1 = (jnp.log(f / k) + 0.5 * sigma**2 * t) / (sigma * jnp.sqrt(t))
+    d2 = d1 - sigma * jnp.sqrt(t)
     return jnp.exp(-r * t) * (f * _normal_cdf(d1) - k * _normal_cdf(d2))
+
+
+def black_scholes_jacobian(s: Array, k: Array, r: Array, sigma: Array, t: Array) -> Any:
+    """The first-order greeks, reverse-accumulated; their Jacobian has the second-order ones."""
+    return jax.jacrev(black_scholes, argnums=(0, 1, 2, 3, 4))(s, k, r, sigma, t)
+
+
+def roe_flux_3d(
+    l0: Array, ul: Array, l4: Array, r0: Array, ur: Array, r4: Array
+) -> tuple[Array, Array, Array]:
+    """Roe's approximate Riemann solver for the three-dimensional Euler equations (Roe, 1981)."""
+    gamma = 0.5
+    du0, du, du4 = r0 - l0, ur - ul, r4 - l4
+    weight = jnp.sqrt(l0) + jnp.sqrt(r0)
+    vl, vr = ul / l0, ur / r0
+    velocity = (jnp.sqrt(l0) * vl + jnp.sqrt(r0) * vr) / weight
+    u, v, w = velocity[0:1], velocity[1:2], velocity[2:3]
+    pl = (gamma - 1.0) * (l4 - 0.5 * jnp.sum(ul**2) / l0)
+    pr = (gamma - 1.0) * (r4 - 0.5 * jnp.sum(ur**2) / r0)
+    hl, hr = (l4 + pl) / l0, (r4 + pr) / r0
+    h = (jnp.sqrt(l0) * hl + jnp.sqrt(r0) * hr) / weight
+    q = jnp.sum(velocity**2)
+    a2 = (gamma - 1.0) * (h - 0.5 * q)
+    a = jnp.sqrt(a2)
+    fast, middle, slow = u + a, u, u - a
+    du1, du2, du3 = du[0:1], du[1:2], du[2:3]
+    along = jnp.sum(velocity * du)
+    c3 = ((gamma - 1.0) / a2 * ((h - q) * du0 + along - du4)) * middle
+    c2 = (du3 / w - du1) * middle
+    c1 = (du2 / v - du0) * middle
+    k1 = du0 - c3
+    k2 = (du1 - u * du0) / a
+    c0 = 0.5 * (k1 - k2) * slow
+    c4 = 0.5 * (k1 + k2) * fast
+    fl, fr = _roe_flux_3d_state(ul, l4, vl, pl), _roe_flux_3d_state(ur, r4, vr, pr)
+    d0 = c0 + c3 + c4 * fast
+    d1 = c0 * slow + c3 * u + c4 * fast
+    d2 = c0 * v + c1 * v + c3 * v + c4 * v
+    d3 = c0 * w + c2 * w + c3 * w + c4 * w
+    d4 = c0 * (h - u * a) + c1 * v**2 + c2 * w**2 + c3 * 0.5 * q + c4 * (h + u * a)
+    f0, f123, f4 = fl[0] + fr[0], fl[1] + fr[1], fl[2] + fr[2]
+    d123 = jnp.concatenate([d1, d2, d3])
+    return 0.5 * (f0 - d0), 0.5 * (f123 - d123), 0.5 * (f4 - d4)
+
+
+def _roe_flux_3d_state(u: Array, u4: Array, v: Array, p: Array) -> tuple[Array, Array, Array]:
+    momentum = jnp.concatenate([p, jnp.zeros(2, u.dtype)]) + u * v
+    return u[0:1], momentum, v[0:1] * (p + u4)
+
+
+def _layer_norm(x: Array, scale: Array, shift: Array) -> Array:
+    mean = jnp.mean(x)
+    variance = jnp.mean((x - mean) ** 2)
+    return scale * (x - mean) / jnp.sqrt(variance + 1e-6) + shift
+
+
+def _softmax(x: Array, axis: int = 0) -> Array:
+    exponentials = jnp.exp(x)
+    return exponentials / jnp.sum(exponentials, axis=axis, keepdims=True)
+
+
+def _cross_entropy(logits: Array, target: Array) -> Array:
+    return -jnp.sum(target * jnp.log(_softmax(logits)))
+
+
+def perceptron(
+    x: Array, y: Array, w1: Array, b1: Array, w2: Array, b2: Array, scale: Array, shift: Array
+) -> Array:
+    """A loss of a network with one hidden layer, tanh, layer norm and softmax cross-entropy."""
+    hidden = _layer_norm(jnp.tanh(w1 @ x + b1), scale, shift)
+    return _cross_entropy(jnp.tanh(w2 @ hidden + b2), y)
+
+
+def _attention(
+    x: Array, wq: Array, wk: Array, wv: Array, w: Array, b: Array, scale: Array, shift: Array
+) -> Array:
+    q, k, v = wq @ x, wk @ x, wv @ x
+    context = _softmax(q.T @ k, axis=1) @ v
+    normed = _layer_norm(context + x, scale, shift)
+    return jax.nn.silu(w @ normed + b)
+
+
+def encoder(x: Array, y: Array, *weights: Array) -> Array:
+    """A loss of two attention blocks, seven weights each."""
+    hidden = _attention(x, *weights[:7])
+    return _cross_entropy(_attention(hidden, *weights[7:]), y)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A benchmark function with a point to evaluate it at.
+
+    Attributes:
+        name: as in the literature.
+        function: differentiated with respect to all arguments.
+        arguments: makes the point, in float32.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    arguments: Callable[[], tuple[Array, ...]]
+
+
+def _scalars(*values: float) -> Callable[[], tuple[Array, ...]]:
+    return lambda: tuple(jnp.float32(value) for value in values)
+
+
+def _weights(*shapes: tuple[int, ...]) -> Callable[[], tuple[Array, ...]]:
+    """Reproducible small numbers."""
+    return lambda: tuple(
+        0.1
+        + 0.05 * jnp.sin(1.7 * k + jnp.arange(math.prod(shape), dtype=jnp.float32)).reshape(shape)
+        for k, shape in enumerate(shapes)
+    )
+
+
+def _roe_flux_3d_point() -> tuple[Array, ...]:
+    rows = ([0.1], [0.1, 0.2, 0.3], [0.5], [0.2], [0.2, 0.2, 0.4], [0.6])
+    return tuple(jnp.array([row], jnp.float32) for row in rows)
+
+
+TASKS: tuple[Task, ...] = (
+    Task("RoeFlux_1d", roe_flux_1d, _scalars(0.01, 0.02, 0.02, 0.01, 0.03, 0.03)),
+    Task("RobotArm_6DOF", robot_arm_6dof, _scalars(*[0.02] * 6)),
+    Task("HumanHeartDipole", human_heart_dipole, _scalars(*[0.15] * 8)),
+    Task("PropaneCombustion", propane_combustion, _scalars(*[0.15] * 11)),
+    Task("BlackScholes_Jacobian", black_scholes_jacobian, _scalars(*[1.0] * 5)),
+    Task("RoeFlux_3d", jax.vmap(roe_flux_3d), _roe_flux_3d_point),
+    Task(
+        "Perceptron", perceptron,
+        _weights((4,), (4,), (8, 4), (8,), (4, 8), (4,), (8,), (8,)),
+    ),
+    Task(
+        "Encoder", encoder,
+        _weights((4, 4), (2, 4), *[(4, 4)] * 4, (4, 1), (4, 4), (4, 4),
+                 *[(4, 4)] * 3, (2, 4), (2, 1), (4, 4), (4, 4)),
+    ),
+)  # fmt: skip
+"""The tasks of AlphaGrad's table."""
