@@ -120,11 +120,9 @@ def expected_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
 def to_wire(array: Any) -> np.ndarray[Any, Any]:
     """An array as C-contiguous, little-endian ndarray; the very object when it already is one."""
     result = np.asarray(array, order="C")
-    if result.dtype in _NAMES and _NATIVE_IS_WIRE:
+    if _NATIVE_IS_WIRE and result.dtype.isnative:
         return result
-    if result.dtype.byteorder == ">" or not (_NATIVE_IS_WIRE or result.dtype.itemsize == 1):
-        result = result.astype(result.dtype.newbyteorder("<"))
-    return result
+    return result.astype(result.dtype.newbyteorder("<"))
 
 
 def raw_bytes(array: np.ndarray[Any, Any]) -> memoryview:
@@ -135,11 +133,9 @@ def raw_bytes(array: np.ndarray[Any, Any]) -> memoryview:
 
 def from_wire(buffer: Any, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int = 0) -> Any:
     """A read-only array over `buffer`, without a copy where the machine can read it in place."""
-    count = math.prod(shape)
     stored = dtype if _NATIVE_IS_WIRE else dtype.newbyteorder("<")
-    flat = np.frombuffer(buffer, stored, count, offset) if count else np.empty(0, stored)
-    array = flat.reshape(shape)
+    array = np.ndarray(shape, stored, buffer, offset) if 0 not in shape else np.empty(shape, stored)
     if not (array.flags.aligned and _NATIVE_IS_WIRE):
         array = array.astype(dtype)
-    array.flags.writeable = False
+    array.setflags(write=False)
     return array

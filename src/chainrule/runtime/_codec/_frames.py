@@ -143,9 +143,9 @@ class _DataSection:
 
     def _add(self, array: Any) -> dict[str, Any]:
         wire = to_wire(array)
-        name = dtype_name(wire.dtype)
-        content: Any = raw_bytes(wire)
-        node = [name, wire.shape, self.nbytes, len(content)]
+        # Copying a small array is cheaper than making a view of its bytes, and it is gathered anyway.
+        content: Any = wire.tobytes() if wire.nbytes < _GATHER_BELOW else raw_bytes(wire)
+        node = [dtype_name(wire.dtype), wire.shape, self.nbytes, len(content)]
         if self._compression is not None:
             smaller = compress(content, self._compression)
             if len(smaller) < len(content):
@@ -220,7 +220,7 @@ def decode_frames(buffer: Any, *, limits: Limits = DEFAULT_LIMITS) -> Any:
         raise _malformed(f"a header of {header_nbytes} bytes", "fewer")
     header = parse_json(bytes(view[_PREFIX.size : start]), limits)
     budget = Budget(limits)
-    reader = _Reader(view[start + _padding(start) :], budget)
+    reader = _Reader(view[start + _padding(start) :].toreadonly(), budget)
     return raise_tree(header, reader.special, budget)
 
 
@@ -232,11 +232,13 @@ class _Reader:
     budget: Budget
 
     def special(self, node: dict[str, Any], depth: int) -> Any:
-        if len(node) != 1 or not _starts_special(node):
+        if len(node) != 1:
+            return NOT_SPECIAL
+        if "$array" in node:
+            return self._array(node["$array"])
+        if not _starts_special(node):
             return NOT_SPECIAL
         ((name, content),) = node.items()
-        if name == "$array":
-            return self._array(content)
         if name == "$map" and isinstance(content, dict):
             self.budget.enter(len(content), depth)
             return raise_items(content, self.special, self.budget, depth)

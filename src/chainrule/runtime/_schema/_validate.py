@@ -75,7 +75,7 @@ def _array_validator(spec: ArraySpec, exact: bool) -> Validator:
 def _read_only(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if array.flags.writeable:
         array = array.view()
-        array.flags.writeable = False
+        array.setflags(write=False)
     return array
 
 
