@@ -1,0 +1,14 @@
+"""Reach a component wherever it is: in this process, in its own, or behind a URL.
+
+Component.from_api       in this process
+Component.from_source    in a process of its own, with its own environment if wanted
+Component.from_url       served by Chainrule or by a Tesseract
+Job                      a call that is under way
+Transport                what to implement for another way
+"""
+
+from chainrule.client._component import Component
+from chainrule.client._jobs import Job
+from chainrule.client._transport import Ticket, Transport
+
+__all__ = ["Component", "Job", "Ticket", "Transport"]

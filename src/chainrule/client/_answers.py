@@ -1,0 +1,198 @@
+"""From a component's answer, as bytes with a status, to a result or the right exception."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+import numpy as np
+import orjson
+
+from chainrule._errors import (
+    CapabilityError,
+    ChainruleError,
+    ComponentError,
+    DecodeError,
+    InputError,
+    LimitError,
+    NotGrantedError,
+    PathError,
+    StorageError,
+    TransportError,
+)
+from chainrule.runtime._codec import Grants, Limits, decode_body
+
+__all__ = ["Answer", "read_answer", "with_numpy_scalars"]
+
+# A caller trusts the server it chose with the size of an answer, and nothing with its form.
+_LIMITS = Limits(
+    max_body_bytes=1 << 50, max_array_bytes=1 << 50, max_total_bytes=1 << 50, max_fields=1 << 30
+)
+
+_CLASS_OF_STATUS: dict[int, type[ChainruleError]] = {
+    401: NotGrantedError,
+    403: NotGrantedError,
+    404: CapabilityError,
+    405: CapabilityError,
+    413: LimitError,
+    507: StorageError,
+    **dict.fromkeys((408, 429, 502, 503, 504), TransportError),
+}
+_CLASS_OF_CODE: dict[str, type[ChainruleError]] = {
+    "path_not_granted": NotGrantedError,
+    **dict.fromkeys(
+        (
+            "json_invalid",
+            "duplicate_key",
+            "frames_malformed",
+            "decode_failed",
+            "unsupported_media_type",
+        ),
+        DecodeError,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back.
+
+    Attributes:
+        status: HTTP status.
+        content_type: media type of the body.
+        body: bytes or another buffer.
+        retry_after_s: when a caller that was turned away may come back.
+    """
+
+    status: int
+    content_type: str
+    body: Any
+    retry_after_s: float | None = None
+
+    @property
+    def was_turned_away(self) -> bool:
+        """Whether the server says that it has done nothing and may do it later."""
+        return self.status == HTTPStatus.SERVICE_UNAVAILABLE and self.retry_after_s is not None
+
+
+def read_answer(answer: Answer, *, grants: Grants | None = None) -> Any:
+    """The result that an answer carries, as a plain tree with read-only arrays.
+
+    Args:
+        answer: what came back.
+        grants: the folder in which a server leaves arrays as files (`json+binref`).
+
+    Raises:
+        ChainruleError: the exception that the answer stands for.
+    """
+    if answer.status == HTTPStatus.OK:
+        tree = decode_body(
+            answer.body, media_type=answer.content_type, grants=grants, limits=_LIMITS
+        )
+        return with_numpy_scalars(tree)
+    raise _error_of(answer)
+
+
+def with_numpy_scalars(tree: Any) -> Any:
+    """The same tree with NumPy scalars for arrays of rank 0, as a component in this process returns them."""
+    if type(tree) is np.ndarray:
+        return tree if tree.ndim else tree[()]
+    if type(tree) is dict:
+        return {key: with_numpy_scalars(value) for key, value in tree.items()}
+    if type(tree) is list and not all(type(item) in (float, int) for item in tree):
+        return [with_numpy_scalars(item) for item in tree]
+    return tree
+
+
+def _error_of(answer: Answer) -> ChainruleError:
+    problem = _read_problem(answer)
+    if "code" in problem:
+        return _chainrule_error(answer.status, problem)
+    return _peer_error(answer.status, problem)
+
+
+def _read_problem(answer: Answer) -> dict[str, Any]:
+    """The body of an error, whoever wrote it: a problem of ours, the peer's JSON, or plain text."""
+    body = bytes(answer.body)
+    if "json" in answer.content_type:
+        try:
+            content = orjson.loads(body)
+            if isinstance(content, dict):
+                return content
+        except ValueError:
+            pass
+    return {"text": body.decode("utf-8", "replace").strip()}
+
+
+def _chainrule_error(status: int, problem: dict[str, Any]) -> ChainruleError:
+    code = str(problem["code"])
+    facts: dict[str, Any] = {
+        "code": code,
+        "path": problem.get("path"),
+        "details": _details(problem) | {"status": status},
+    }
+    message = str(problem.get("message", code))
+    trace = problem.get("traceback")
+    cls = _class_of(status, code)
+    if cls is ComponentError:
+        facts["remote_traceback"] = trace
+    error = cls(message, **facts)
+    if trace:
+        error.add_note(f"Traceback of the component:\n{trace}")
+    return error
+
+
+def _class_of(status: int, code: str) -> type[ChainruleError]:
+    if status in _CLASS_OF_STATUS:
+        return _CLASS_OF_STATUS[status]
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return ComponentError
+    if code in _CLASS_OF_CODE:
+        return _CLASS_OF_CODE[code]
+    return PathError if code.startswith("path_") else InputError
+
+
+def _details(problem: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {
+        name: problem[name]
+        for name in ("exception", "exception_message", "count", "signal", "exit_code")
+        if name in problem
+    }
+    if isinstance(problem.get("detail"), list):
+        kept["problems"] = [_without_data(entry) for entry in problem["detail"]]
+    return kept
+
+
+def _without_data(entry: Any) -> Any:
+    """One problem in pydantic's form, with the location as a component in this process states it."""
+    if not isinstance(entry, dict):
+        return entry
+    kept = {key: value for key, value in entry.items() if key not in ("input", "url")}
+    loc = kept.get("loc")
+    if isinstance(loc, list) and loc[:1] == ["body"]:
+        kept["loc"] = loc[1:]
+    return kept
+
+
+def _peer_error(status: int, problem: dict[str, Any]) -> ChainruleError:
+    """The error of a server that has no codes: a Tesseract, or a proxy in between."""
+    text = problem.get("text", "")
+    detail = problem.get("detail", text)
+    details = _details(problem) | {"status": status}
+    if status == HTTPStatus.UNPROCESSABLE_ENTITY and "problems" in details:
+        first = details["problems"][0] if details["problems"] else {}
+        place = ".".join(map(str, first.get("loc", ())))
+        message = f"The component refused the request at {place!r}: {first.get('msg', '')}"
+        return InputError(message, details=details)
+    cls = _class_of(status, "")
+    summary = detail if isinstance(detail, str) else str(detail)
+    last_line = summary.splitlines()[-1] if summary else HTTPStatus(status).phrase
+    message = f"The server answered {status}: {last_line}"
+    if cls is not ComponentError:
+        return cls(message, details=details)
+    error = ComponentError(message, remote_traceback=text or None, details=details)
+    if text:
+        error.add_note(f"What the component sent:\n{text}")
+    return error

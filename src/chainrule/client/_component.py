@@ -1,0 +1,452 @@
+"""`Component`: the one handle to a component, wherever it is."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any, Self
+
+from chainrule._errors import CapabilityError, TransportError
+from chainrule.client._abstract import to_abstract
+from chainrule.client._facts import capabilities_of, differentiable_of, endpoints_of
+from chainrule.client._jobs import Job
+from chainrule.client._mapping import map_in_order
+from chainrule.client._summary import summary_html, summary_text
+from chainrule.client._transport import Ticket, Transport
+from chainrule.runtime import ArraySpec, Capability, ComponentConfig, LocalComponent
+from chainrule.runtime._derivatives._kinds import DERIVATIVES, JACOBIAN, JVP, VJP, DerivativeKind
+
+__all__ = ["Component"]
+
+_KIND_OF = {kind.endpoint: kind for kind in DERIVATIVES}
+
+
+class Component:
+    """A component: in this process, in a process of its own, or behind a URL.
+
+    Made by `from_api`, `from_source` or `from_url`. Inputs and results are plain trees, nested dicts and
+    lists of NumPy arrays and JSON values, and errors are the same exceptions, whatever the transport.
+
+    Args:
+        transport: the way to the component.
+
+    Example:
+        >>> def double(x: float) -> float:
+        ...     return 2 * x
+        >>> Component.from_api(double).apply({"x": 3.0})
+        {'result': 6.0}
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self._lock = threading.Lock()
+        self._executor: ThreadPoolExecutor | None = None
+        self._is_closed = False
+
+    @classmethod
+    def from_api(
+        cls,
+        source: str | Path | ModuleType | LocalComponent | Any,
+        *,
+        config: ComponentConfig | Mapping[str, Any] | None = None,
+    ) -> Self:
+        """A component in this process.
+
+        Args:
+            source: a path to a module file or its folder, an imported module, a function with annotated
+                arguments, or a component.
+            config: settings of the component.
+
+        Raises:
+            DefinitionError: the source is not a complete component.
+        """
+        from chainrule.client._in_process import InProcessTransport
+        from chainrule.runtime import load_component
+
+        return cls(InProcessTransport(load_component(source, config=config)))
+
+    @classmethod
+    def from_url(
+        cls,
+        url: str,
+        *,
+        token: str | None = None,
+        timeout: float | None = None,
+        retries: int = 2,
+        idempotent: bool = False,
+        share_memory: bool = True,
+        verify: bool | ssl.SSLContext = True,
+        output_path: str | Path | None = None,
+    ) -> Self:
+        """A component that is served somewhere, by Chainrule or by a Tesseract. Nothing is sent yet.
+
+        Args:
+            url: `http://host:port`, with the path of the component where a server has several.
+            token: by which the server knows you.
+            timeout: seconds that any one wait may last; `None` waits forever.
+            retries: how often a call is repeated when it certainly has not run: the connection could not be
+                made or broke while the request was sent, or the server turned it away with `Retry-After`.
+            idempotent: calls may run twice; they are then repeated also when the connection broke later.
+            share_memory: let arrays go through shared memory when the server is on this host.
+            verify: how certificates of `https` are checked; `False` trusts any.
+            output_path: the folder in which a server leaves arrays of the format `json+binref`.
+
+        Raises:
+            InputError: the URL is not one.
+        """
+        from chainrule.client._http import HttpTransport
+
+        return cls(
+            HttpTransport(
+                url,
+                token=token,
+                timeout=timeout,
+                retries=retries,
+                idempotent=idempotent,
+                share_memory=share_memory,
+                verify=verify,
+                output_path=output_path,
+            )
+        )
+
+    @classmethod
+    def from_source(
+        cls,
+        path: str | Path,
+        *,
+        config: ComponentConfig | Mapping[str, Any] | None = None,
+        environment: bool | str | Path = False,
+        python: str | Path | None = None,
+        startup_timeout: float = 60.0,
+        timeout: float | None = None,
+    ) -> Self:
+        """A component in a process of its own, which ends with this object or this process.
+
+        Args:
+            path: of the module file or its folder.
+            config: settings of the component.
+            environment: give the process a virtual environment with the component's own requirements:
+                `True` for one beside the component, or a folder for it.
+            python: the interpreter to use instead.
+            startup_timeout: seconds that loading the component may take.
+            timeout: seconds that a call may take; a call that takes longer ends the process.
+
+        Raises:
+            DefinitionError: the component cannot be loaded.
+            TransportError: the process ended or did not start in time.
+        """
+        from chainrule.client._environment import ensure_environment
+        from chainrule.client._subprocess import SubprocessTransport
+
+        source = Path(path).resolve()
+        if environment:
+            folder = None if environment is True else Path(environment)
+            python = ensure_environment(source, folder)
+        return cls(
+            SubprocessTransport(
+                str(source),
+                config=config,
+                python=None if python is None else str(python),
+                startup_timeout=startup_timeout,
+                timeout=timeout,
+            )
+        )
+
+    # What it is
+
+    @cached_property
+    def openapi_schema(self) -> dict[str, Any]:
+        """The OpenAPI document; asked for once."""
+        return self.transport.describe()
+
+    @property
+    def name(self) -> str:
+        """Name of the component."""
+        return self.openapi_schema["info"]["title"]
+
+    @property
+    def version(self) -> str:
+        """Version of the component."""
+        return self.openapi_schema["info"]["version"]
+
+    @property
+    def description(self) -> str:
+        """Prose for people."""
+        return self.openapi_schema["info"].get("description", "")
+
+    @cached_property
+    def available_endpoints(self) -> list[str]:
+        """Names of the endpoints that can be called."""
+        return endpoints_of(self.openapi_schema)
+
+    @cached_property
+    def capabilities(self) -> Mapping[str, Capability]:
+        """How each endpoint is available: native, derived and from what, or absent."""
+        return capabilities_of(self.openapi_schema)
+
+    @cached_property
+    def differentiable_inputs(self) -> Mapping[str, ArraySpec]:
+        """Path pattern → declaration of every differentiable input."""
+        return differentiable_of(self.openapi_schema, "Input")
+
+    @cached_property
+    def differentiable_outputs(self) -> Mapping[str, ArraySpec]:
+        """Path pattern → declaration of every differentiable output."""
+        return differentiable_of(self.openapi_schema, "Output")
+
+    @property
+    def batching(self) -> str | None:
+        """How the author says the component treats extra leading axes."""
+        return self.openapi_schema.get("x-batching")
+
+    @property
+    def local(self) -> LocalComponent | None:
+        """The component itself when it is in this process."""
+        return self.transport.local
+
+    @property
+    def jax_function(self) -> Any:
+        """The traceable function of a component in this process, for inlining; `None` otherwise."""
+        return None if self.local is None else self.local.jax_function
+
+    @property
+    def max_concurrency(self) -> int:
+        """How many calls may be under way at once."""
+        return self.transport.max_concurrency
+
+    def __repr__(self) -> str:
+        # A repr does not open connections: it shows what is known already.
+        document = self.transport.known_document
+        if document is None:
+            return f"<Component at {self.transport.place}>"
+        return summary_text(document, self.transport.place)
+
+    def _repr_html_(self) -> str | None:
+        try:
+            return summary_html(self.openapi_schema, self.transport.place)
+        except TransportError:
+            return None
+
+    # What it does
+
+    def health(self) -> dict[str, Any]:
+        """What the component says of its health."""
+        self._check_open()
+        return self.transport.health()
+
+    def apply(self, inputs: Any, *, run_id: str | None = None) -> Any:
+        """The outputs for some inputs.
+
+        Args:
+            inputs: a tree that fits the input schema, or a model.
+            run_id: what files of this call are to be known by.
+
+        Raises:
+            InputError: the inputs are at fault; `details["problems"]` lists every reason.
+            ComponentError: the component is at fault.
+            TransportError: no answer came.
+        """
+        return self._call("apply", {"inputs": inputs}, run_id)
+
+    def jacobian(
+        self,
+        inputs: Any,
+        jac_inputs: Collection[str],
+        jac_outputs: Collection[str],
+        *,
+        run_id: str | None = None,
+    ) -> dict[str, dict[str, Any]]:
+        """`{output path: {input path: block}}`, each block of output shape + input shape."""
+        return self._differentiate(JACOBIAN, run_id, inputs, jac_inputs, jac_outputs)
+
+    def jacobian_vector_product(
+        self,
+        inputs: Any,
+        jvp_inputs: Collection[str],
+        jvp_outputs: Collection[str],
+        tangent_vector: Mapping[str, Any],
+        *,
+        run_id: str | None = None,
+    ) -> dict[str, Any]:
+        """`{output path: J · tangent}`."""
+        return self._differentiate(JVP, run_id, inputs, jvp_inputs, jvp_outputs, tangent_vector)
+
+    def vector_jacobian_product(
+        self,
+        inputs: Any,
+        vjp_inputs: Collection[str],
+        vjp_outputs: Collection[str],
+        cotangent_vector: Mapping[str, Any],
+        *,
+        run_id: str | None = None,
+    ) -> dict[str, Any]:
+        """`{input path: Jᵀ · cotangent}`."""
+        return self._differentiate(VJP, run_id, inputs, vjp_inputs, vjp_outputs, cotangent_vector)
+
+    def abstract_eval(self, abstract_inputs: Any) -> Any:
+        """Shapes and dtypes of the outputs for shapes and dtypes of the inputs.
+
+        Args:
+            abstract_inputs: the inputs with `{"shape": …, "dtype": …}`, or anything that has a shape and
+                a dtype, in place of every array. Arrays are not sent, only what they look like.
+        """
+        return self._call("abstract_eval", {"inputs": to_abstract(abstract_inputs)}, None)
+
+    def submit(self, endpoint: str, *args: Any, **kwargs: Any) -> Job:
+        """Start a call and return at once.
+
+        Args:
+            endpoint: name of the endpoint.
+            *args: the arguments of the method of this name.
+            **kwargs: likewise.
+
+        Example:
+            >>> def double(x: float) -> float:
+            ...     return 2 * x
+            >>> Component.from_api(double).submit("apply", {"x": 3.0}).result()
+            {'result': 6.0}
+        """
+        payload, run_id = _payload(endpoint, *args, **kwargs)
+        self._check_endpoint(endpoint)
+        return Job(
+            self._workers(),
+            lambda ticket: self.transport.call(endpoint, payload, run_id=run_id, ticket=ticket),
+            endpoint,
+        )
+
+    def map(
+        self,
+        inputs: Iterable[Any],
+        *,
+        max_in_flight: int | None = None,
+        progress: bool = False,
+    ) -> Iterator[Any]:
+        """`apply` over many inputs, results in their order.
+
+        Args:
+            inputs: taken one by one, when there is room.
+            max_in_flight: how many calls are under way at once; what the transport can do when not given.
+            progress: show a progress bar.
+        """
+        return map_in_order(
+            lambda item: self.submit("apply", item),
+            inputs,
+            max_in_flight=max_in_flight or self.max_concurrency,
+            progress=progress,
+            label="apply",
+        )
+
+    async def apply_async(self, inputs: Any, *, run_id: str | None = None) -> Any:
+        """`apply` for asynchronous code."""
+        return await self.submit("apply", inputs, run_id=run_id)
+
+    async def jacobian_async(
+        self, inputs: Any, jac_inputs: Collection[str], jac_outputs: Collection[str]
+    ) -> dict[str, dict[str, Any]]:
+        """`jacobian` for asynchronous code."""
+        return await self.submit("jacobian", inputs, jac_inputs, jac_outputs)
+
+    async def jacobian_vector_product_async(
+        self,
+        inputs: Any,
+        jvp_inputs: Collection[str],
+        jvp_outputs: Collection[str],
+        tangent_vector: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """`jacobian_vector_product` for asynchronous code."""
+        return await self.submit(JVP.endpoint, inputs, jvp_inputs, jvp_outputs, tangent_vector)
+
+    async def vector_jacobian_product_async(
+        self,
+        inputs: Any,
+        vjp_inputs: Collection[str],
+        vjp_outputs: Collection[str],
+        cotangent_vector: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """`vector_jacobian_product` for asynchronous code."""
+        return await self.submit(VJP.endpoint, inputs, vjp_inputs, vjp_outputs, cotangent_vector)
+
+    async def abstract_eval_async(self, abstract_inputs: Any) -> Any:
+        """`abstract_eval` for asynchronous code."""
+        return await self.submit("abstract_eval", abstract_inputs)
+
+    # Its end
+
+    def close(self) -> None:
+        """Let go of connections and processes; calls that are under way finish first."""
+        self._is_closed = True
+        with self._lock:
+            executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown()
+        self.transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _differentiate(self, kind: DerivativeKind, run_id: str | None, *arguments: Any) -> Any:
+        return self._call(kind.endpoint, _derivative_payload(kind, *arguments), run_id)
+
+    def _call(self, endpoint: str, payload: Mapping[str, Any], run_id: str | None) -> Any:
+        self._check_endpoint(endpoint)
+        return self.transport.call(endpoint, payload, run_id=run_id, ticket=Ticket())
+
+    def _check_endpoint(self, endpoint: str) -> None:
+        self._check_open()
+        if endpoint not in self.available_endpoints:
+            raise CapabilityError(
+                f"{self.name} has no endpoint {endpoint!r}; it has "
+                f"{', '.join(self.available_endpoints)}.",
+                code="endpoint_missing",
+                details={"endpoint": endpoint, "available": self.available_endpoints},
+            )
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise TransportError("This component has been closed.", code="closed")
+
+    def _workers(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(
+                    self.max_concurrency, thread_name_prefix="chainrule-client"
+                )
+            return self._executor
+
+
+def _payload(
+    endpoint: str, *args: Any, run_id: str | None = None, **kwargs: Any
+) -> tuple[dict[str, Any], str | None]:
+    """The request that the method of an endpoint would send."""
+    if endpoint in _KIND_OF:
+        return _derivative_payload(_KIND_OF[endpoint], *args, **kwargs), run_id
+    name = "abstract_inputs" if endpoint == "abstract_eval" else "inputs"
+    (inputs,) = (*args, *(kwargs.pop(key) for key in [name] if key in kwargs))
+    if kwargs:
+        raise TypeError(f"{endpoint} takes no argument {', '.join(kwargs)}")
+    return {"inputs": to_abstract(inputs) if endpoint == "abstract_eval" else inputs}, run_id
+
+
+def _derivative_payload(kind: DerivativeKind, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    given = dict(zip(kind.argument_names, args, strict=False)) | kwargs
+    if len(args) + len(kwargs) != len(kind.argument_names) or given.keys() != set(
+        kind.argument_names
+    ):
+        raise TypeError(f"{kind.endpoint} takes {', '.join(kind.argument_names)}")
+    for name in (kind.inputs_argument, kind.outputs_argument):
+        if not isinstance(given[name], str):
+            given[name] = list(given[name])
+    return given

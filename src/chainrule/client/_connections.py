@@ -1,0 +1,260 @@
+"""HTTP/1.1 over plain sockets: one exchange at a time per connection, connections kept for the next.
+
+The standard library parses responses; requests are written here, headers and body in one system call, and
+bodies are received into fresh memory without another copy. What matters to a caller whose connection breaks
+is whether the whole request had left: `LostConnectionError.was_sent` says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http.client import HTTPException, HTTPResponse
+from typing import Any
+
+import numpy as np
+
+from chainrule._errors import TransportError
+from chainrule.client._answers import Answer
+from chainrule.client._transport import Ticket
+
+__all__ = ["ConnectionPool", "LostConnectionError", "Origin", "Request"]
+
+# Servers close idle connections after five seconds or more; a younger one is most likely still open.
+_MAX_IDLE_S = 4.0
+_MAX_IDLE = 32
+_MAX_PIECES = 512
+
+
+class LostConnectionError(TransportError):
+    """The connection could not be made, or broke.
+
+    Attributes:
+        was_sent: whether the whole request had left, so that the component may have run.
+    """
+
+    def __init__(self, message: str, *, was_sent: bool, **facts: Any) -> None:
+        super().__init__(message, **facts)
+        self.was_sent = was_sent
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a server listens.
+
+    Attributes:
+        host: name or address.
+        port: number.
+        tls: settings of an encrypted connection, or `None` for a plain one.
+    """
+
+    host: str
+    port: int
+    tls: ssl.SSLContext | None = None
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request.
+
+    Attributes:
+        method: `GET` or `POST`.
+        target: path and query.
+        headers: names and values.
+        pieces: buffers which, one after the other, are the body.
+    """
+
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    pieces: Sequence[Any] = ()
+
+    def head(self) -> bytes:
+        """The request line and headers as bytes."""
+        nbytes = sum(memoryview(piece).nbytes for piece in self.pieces)
+        lines = [f"{self.method} {self.target} HTTP/1.1"]
+        lines += [f"{name}: {value}" for name, value in self.headers.items()]
+        if self.method == "POST":
+            lines.append(f"Content-Length: {nbytes}")
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+class ConnectionPool:
+    """Connections to one server, opened as they are needed. Safe between threads.
+
+    Args:
+        origin: where the server listens.
+        timeout_s: how long any one wait may last; `None` waits forever.
+    """
+
+    def __init__(self, origin: Origin, timeout_s: float | None) -> None:
+        self.origin = origin
+        self._timeout_s = timeout_s
+        self._idle: list[tuple[float, socket.socket]] = []
+        self._lock = threading.Lock()
+
+    def exchange(self, request: Request, ticket: Ticket) -> Answer:
+        """Send a request and receive its answer.
+
+        Raises:
+            LostConnectionError: the connection could not be made (`unreachable`), broke
+                (`connection_lost`), or nothing came in time (`timeout`).
+        """
+        connection = self._take()
+        ticket.when_cancelled(lambda: _abort(connection))
+        keep = False
+        try:
+            self._send(connection, request)
+            answer, keep = self._receive(connection, request)
+            return answer
+        finally:
+            ticket.when_cancelled(None)
+            if keep:
+                self._give_back(connection)
+            else:
+                connection.close()
+
+    def close(self) -> None:
+        """Close the connections that nobody uses."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for _, connection in idle:
+            connection.close()
+
+    def _take(self) -> socket.socket:
+        while True:
+            with self._lock:
+                if not self._idle:
+                    break
+                since, connection = self._idle.pop()
+            # Readable before anything was asked means that the server has closed it.
+            is_closed = bool(select.select([connection], [], [], 0)[0])
+            if not is_closed and time.monotonic() - since < _MAX_IDLE_S:
+                return connection
+            connection.close()
+        return self._connect()
+
+    def _connect(self) -> socket.socket:
+        origin = self.origin
+        try:
+            connection = socket.create_connection((origin.host, origin.port), self._timeout_s)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if origin.tls is not None:
+                connection = origin.tls.wrap_socket(connection, server_hostname=origin.host)
+        except OSError as error:
+            raise LostConnectionError(
+                f"Cannot connect to {origin}: {error}. Is the component being served there?",
+                was_sent=False,
+                code="unreachable",
+            ) from error
+        return connection
+
+    def _give_back(self, connection: socket.socket) -> None:
+        with self._lock:
+            if len(self._idle) < _MAX_IDLE:
+                self._idle.append((time.monotonic(), connection))
+                return
+        connection.close()
+
+    def _send(self, connection: socket.socket, request: Request) -> None:
+        try:
+            _send_all(connection, [request.head(), *request.pieces])
+        except TimeoutError as error:
+            raise self._timed_out(was_sent=False) from error
+        except OSError as error:
+            if _has_answer(connection):  # refused before it was read to the end, with a reason
+                return
+            raise LostConnectionError(
+                f"The connection to {self.origin} broke while the request was sent ({error}).",
+                was_sent=False,
+                code="connection_lost",
+            ) from error
+
+    def _receive(self, connection: socket.socket, request: Request) -> tuple[Answer, bool]:
+        response = HTTPResponse(connection, method=request.method)
+        try:
+            response.begin()
+            answer = Answer(
+                response.status,
+                response.headers.get("content-type", ""),
+                _read_body(response),
+                _seconds(response.headers.get("retry-after")),
+            )
+            return answer, not response.will_close
+        except TimeoutError as error:
+            raise self._timed_out(was_sent=True) from error
+        except (OSError, HTTPException) as error:
+            raise LostConnectionError(
+                f"The connection to {self.origin} broke before the answer was complete "
+                f"({type(error).__name__}).",
+                was_sent=True,
+                code="connection_lost",
+            ) from error
+        finally:
+            response.close()
+
+    def _timed_out(self, *, was_sent: bool) -> LostConnectionError:
+        return LostConnectionError(
+            f"No answer from {self.origin} within {self._timeout_s} s. Pass a larger timeout.",
+            was_sent=was_sent,
+            code="timeout",
+        )
+
+
+def _send_all(connection: socket.socket, pieces: list[Any]) -> None:
+    if isinstance(connection, ssl.SSLSocket) or len(pieces) > _MAX_PIECES:
+        for piece in pieces:
+            connection.sendall(piece)
+        return
+    views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
+    while views:
+        sent = connection.sendmsg(views)
+        while views and sent >= len(views[0]):
+            sent -= len(views.pop(0))
+        if sent:
+            views[0] = views[0][sent:]
+
+
+def _read_body(response: HTTPResponse) -> Any:
+    if response.length is None:
+        return response.read()
+    body = np.empty(response.length, np.uint8)
+    position = 0
+    while position < len(body):
+        count = response.readinto(body[position:].data)
+        if not count:
+            raise ConnectionError("the body ended early")
+        position += count
+    response.read()  # marks the response as complete
+    return body
+
+
+def _has_answer(connection: socket.socket) -> bool:
+    try:
+        return bool(select.select([connection], [], [], 0.1)[0]) and bool(
+            connection.recv(1, socket.MSG_PEEK)
+        )
+    except (OSError, ValueError):
+        return False
+
+
+def _abort(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        return None if text is None else max(0.0, float(text))
+    except ValueError:
+        return None

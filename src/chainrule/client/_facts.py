@@ -1,0 +1,141 @@
+"""What an OpenAPI document says about a component, in words a person and a program can use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from chainrule.runtime import ArraySpec, Capability
+from chainrule.runtime._component import ENDPOINTS
+
+__all__ = ["Field", "capabilities_of", "differentiable_of", "endpoints_of", "fields_of"]
+
+Side = Literal["Input", "Output"]
+_MAX_DEPTH = 8
+
+
+@dataclass(frozen=True)
+class Field:
+    """One leaf of a schema.
+
+    Attributes:
+        path: its path pattern.
+        type: an array like `f64[n,3]`, or the JSON type.
+        is_differentiable: whether derivatives may be asked for.
+        is_required: whether the caller has to give it.
+    """
+
+    path: str
+    type: str
+    is_differentiable: bool = False
+    is_required: bool = True
+
+
+def endpoints_of(document: Mapping[str, Any]) -> list[str]:
+    """The endpoints that are served, in the document's order; pages and probes are left out."""
+    known = {*ENDPOINTS, "health"}
+    return [name for path in document["paths"] if (name := path.strip("/")) in known]
+
+
+def capabilities_of(document: Mapping[str, Any]) -> dict[str, Capability]:
+    """How each endpoint is available; a server that does not say is taken to have it by itself."""
+    told = document.get("x-capabilities", {})
+    served = endpoints_of(document)
+
+    def capability(name: str) -> Capability:
+        if name in told:
+            return Capability(told[name]["status"], told[name].get("via"))
+        return Capability("native" if name in served else "absent")
+
+    return {name: capability(name) for name in ENDPOINTS}
+
+
+def differentiable_of(document: Mapping[str, Any], side: Side) -> dict[str, ArraySpec]:
+    """Path pattern → declaration of every differentiable array of one side."""
+    schemas = document["components"]["schemas"]
+    declared = schemas[f"Apply{side}Schema"].get("differentiable_arrays", {})
+    return {
+        pattern: ArraySpec(
+            tuple(entry["shape"]) if "shape" in entry else None, entry.get("dtype"), True
+        )
+        for pattern, entry in declared.items()
+    }
+
+
+def fields_of(document: Mapping[str, Any], side: Side) -> list[Field]:
+    """The leaves of one side's schema, for people."""
+    schemas = document["components"]["schemas"]
+    root = schemas.get(f"Apply_{side}Schema")
+    if root is None:  # the peer names the model after the author's class
+        root = schemas.get(f"Apply{side}Schema", {})
+        root = root.get("properties", {}).get("inputs", root)
+    return list(_walk(root, "", True, schemas, 0))
+
+
+def _walk(
+    node: Mapping[str, Any], path: str, required: bool, schemas: Mapping[str, Any], depth: int
+) -> Iterator[Field]:
+    node = _resolve(node, schemas)
+    if depth > _MAX_DEPTH:
+        yield Field(path, "…", is_required=required)
+    elif "array_flags" in node:
+        yield Field(path, _array_type(node), "DIFFERENTIABLE" in node["array_flags"], required)
+    elif node.get("properties"):
+        needed = node.get("required", ())
+        for name, child in node["properties"].items():
+            inner = required and name in needed
+            yield from _walk(child, _join(path, name), inner, schemas, depth + 1)
+    elif "prefixItems" in node:
+        for index, child in enumerate(node["prefixItems"]):
+            yield from _walk(child, _join(path, f"[{index}]"), required, schemas, depth + 1)
+    elif isinstance(node.get("items"), Mapping):
+        yield from _walk(node["items"], _join(path, "[]"), required, schemas, depth + 1)
+    elif isinstance(node.get("additionalProperties"), Mapping):
+        child = node["additionalProperties"]
+        yield from _walk(child, _join(path, "{}"), required, schemas, depth + 1)
+    else:
+        yield from _walk_union(node, path, required, schemas, depth)
+
+
+def _walk_union(
+    node: Mapping[str, Any], path: str, required: bool, schemas: Mapping[str, Any], depth: int
+) -> Iterator[Field]:
+    members = [m for m in node.get("anyOf", node.get("oneOf", ())) if m.get("type") != "null"]
+    if not members:
+        yield Field(path, str(node.get("type", "any")), is_required=required)
+    for member in members:
+        yield from _walk(member, path, required, schemas, depth + 1)
+
+
+def _resolve(node: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, Any]:
+    for _ in range(_MAX_DEPTH):
+        if "$ref" not in node:
+            break
+        node = schemas.get(node["$ref"].rsplit("/", 1)[-1], {})
+    return node
+
+
+def _array_type(node: Mapping[str, Any]) -> str:
+    """`f64[n,3] m/s`, read from the title, which states shape and dtype in every version of the peer."""
+    _, shape_text, dtype, _ = (*node.get("title", "").split("__"), "", "", "", "")[:4]
+    shape: tuple[int | None, ...] | None
+    if shape_text == "anyrank":
+        shape = None
+    elif shape_text in ("scalar", ""):
+        shape = ()
+    else:
+        shape = tuple(None if size == "any" else int(size) for size in shape_text.split("_"))
+    names = tuple(node.get("array_dims", ()))
+    return str(
+        ArraySpec(
+            shape,
+            None if dtype in ("None", "") else dtype,
+            dimension_names=names,
+            units=node.get("array_units"),
+        )
+    )
+
+
+def _join(path: str, segment: str) -> str:
+    return f"{path}.{segment}" if path else segment

@@ -1,0 +1,209 @@
+"""A component behind a URL: one of ours or a real Tesseract."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import orjson
+
+from chainrule._errors import InputError
+from chainrule.client._answers import Answer, read_answer
+from chainrule.client._connections import ConnectionPool, LostConnectionError, Origin, Request
+from chainrule.client._dialect import Dialect, dialect_of
+from chainrule.client._same_host import SameHost, try_same_host
+from chainrule.client._transport import Ticket, Transport
+from chainrule.runtime._codec import Grants, encode_body, encode_frames
+
+__all__ = ["HttpTransport"]
+
+_FIRST_PAUSE_S = 0.1
+_MAX_PAUSE_S = 5.0
+
+
+class HttpTransport(Transport):
+    """Requests to a server.
+
+    Args:
+        url: where the component is served; `http://` is assumed when no scheme is given.
+        token: sent as `Authorization: Bearer …`.
+        timeout: seconds that any one wait may last; `None` waits forever.
+        retries: how often a call is repeated when it certainly has not run.
+        idempotent: calls may run twice, so they are also repeated when the connection broke after the
+            request had left.
+        share_memory: let arrays go through shared memory when the server is on this host.
+        verify: how certificates of `https` are checked; `False` trusts any.
+        output_path: the folder in which a server leaves arrays of the format `json+binref`.
+
+    Raises:
+        InputError: the URL is not one (`bad_url`).
+    """
+
+    max_concurrency = 32
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        timeout: float | None = None,
+        retries: int = 2,
+        idempotent: bool = False,
+        share_memory: bool = True,
+        verify: bool | ssl.SSLContext = True,
+        output_path: Any = None,
+    ) -> None:
+        origin, self._base = _parse_url(url, verify)
+        self._pool = ConnectionPool(origin, timeout)
+        self._timeout_s = timeout
+        self._retries = retries
+        self._idempotent = idempotent
+        self._grants = Grants(input_dir=output_path) if output_path is not None else None
+        self._headers = {"Host": str(origin)}
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {_checked_token(token)}"
+        scheme = "http" if origin.tls is None else "https"
+        self.place = f"{scheme}://{origin}{self._base}"
+        self._share_memory = share_memory
+        self._lock = threading.Lock()
+        self._document: dict[str, Any] | None = None
+        self._dialect: Dialect | None = None
+        self._same_host: SameHost | None = None
+
+    @property
+    def known_document(self) -> dict[str, Any] | None:
+        """The server's document, once it has been asked for."""
+        return self._document
+
+    def describe(self) -> dict[str, Any]:
+        """The server's OpenAPI document, asked for once."""
+        with self._lock:
+            if self._document is None:
+                self._document = self._get("/openapi.json")
+        return self._document
+
+    def health(self) -> dict[str, Any]:
+        """The answer of `/health`."""
+        return self._get("/health")
+
+    def call(
+        self,
+        endpoint: str,
+        payload: Mapping[str, Any],
+        *,
+        run_id: str | None = None,
+        ticket: Ticket | None = None,
+    ) -> Any:
+        """Ask an endpoint of the served component."""
+        ticket = ticket or Ticket()
+        dialect = self._agree()
+        path = f"{self._base}/{quote(endpoint)}"
+        answer = self._share(path, payload, run_id, ticket)
+        if answer is None:
+            pieces = encode_body(payload, format=dialect.body_format)
+            headers = {**self._headers, "Content-Type": dialect.content_type}
+            if dialect.accept is not None:
+                headers["Accept"] = dialect.accept
+            target = path if run_id is None else f"{path}?run_id={quote(run_id, safe='')}"
+            answer = self._exchange(Request("POST", target, headers, pieces), ticket)
+        return read_answer(answer, grants=self._grants)
+
+    def _share(
+        self, path: str, payload: Mapping[str, Any], run_id: str | None, ticket: Ticket
+    ) -> Answer | None:
+        """The answer through shared memory; `None` where there is no such way, or not any more."""
+        same_host = self._same_host
+        if same_host is None:
+            return None
+        header: dict[str, Any] = {"path": path}
+        if run_id is not None:
+            header["run_id"] = run_id
+        body = encode_frames(payload)
+        try:
+            return self._repeat(lambda: same_host.exchange(header, body, ticket), False, ticket)
+        except LostConnectionError as error:
+            if error.was_sent:
+                raise
+        except OSError:
+            pass  # the server has been restarted: its address is another one
+        self._same_host = None
+        return None
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self._pool.close()
+        if self._same_host is not None:
+            self._same_host.close()
+
+    def _agree(self) -> Dialect:
+        """Find out, once, what the server speaks and whether memory can be shared."""
+        if self._dialect is None:
+            dialect = dialect_of(self.describe())
+            if dialect.is_native and self._share_memory:
+                self._same_host = try_same_host(self._offer, self._timeout_s)
+            self._dialect = dialect
+        return self._dialect
+
+    def _offer(self) -> Answer:
+        request = Request("GET", f"{self._base}/same-host", self._headers)
+        return self._exchange(request, Ticket())
+
+    def _get(self, path: str) -> dict[str, Any]:
+        answer = self._exchange(Request("GET", self._base + path, self._headers), Ticket())
+        if answer.status != 200:
+            read_answer(answer)
+        return orjson.loads(bytes(answer.body))
+
+    def _exchange(self, request: Request, ticket: Ticket) -> Answer:
+        return self._repeat(
+            lambda: self._pool.exchange(request, ticket), request.method == "GET", ticket
+        )
+
+    def _repeat(self, once: Callable[[], Answer], may_repeat: bool, ticket: Ticket) -> Answer:
+        """Do something, and again where that is safe: nothing was run, or twice does no harm."""
+        may_repeat = may_repeat or self._idempotent
+        pause_s = _FIRST_PAUSE_S
+        for attempts_left in reversed(range(self._retries + 1)):
+            wait_s = pause_s
+            try:
+                answer = once()
+            except LostConnectionError as error:
+                is_safe = not error.was_sent or may_repeat
+                if not attempts_left or not is_safe or ticket.is_cancelled:
+                    raise
+            else:
+                if not attempts_left or not answer.was_turned_away or ticket.is_cancelled:
+                    return answer
+                wait_s = max(pause_s, answer.retry_after_s or 0.0)
+            ticket.pause(min(wait_s, _MAX_PAUSE_S))
+            pause_s *= 2
+        raise AssertionError("the last attempt returns or raises")
+
+
+def _parse_url(url: str, verify: bool | ssl.SSLContext) -> tuple[Origin, str]:
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+        raise InputError(
+            f"Expected a URL such as http://localhost:8000; found {url[:200]!r}.", code="bad_url"
+        )
+    tls = None
+    if parts.scheme == "https":
+        tls = verify if isinstance(verify, ssl.SSLContext) else ssl.create_default_context()
+        if verify is False:
+            tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    default_port = 80 if tls is None else 443
+    return Origin(parts.hostname, port or default_port, tls), quote(parts.path.rstrip("/"), "/%")
+
+
+def _checked_token(token: str) -> str:
+    token = token.strip()
+    if not token.isascii() or any(character.isspace() for character in token):
+        raise InputError("A token is one word of ASCII characters.", code="bad_token")
+    return token

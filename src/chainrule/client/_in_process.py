@@ -1,0 +1,53 @@
+"""A component in this process, behind the interface of all transports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from chainrule.client._transport import Ticket, Transport
+from chainrule.runtime import LocalComponent
+from chainrule.runtime._runs import Run
+
+__all__ = ["InProcessTransport"]
+
+
+class InProcessTransport(Transport):
+    """Calls a component of this process; nothing is encoded, nothing is copied.
+
+    Args:
+        component: the component.
+    """
+
+    place = "in this process"
+
+    def __init__(self, component: LocalComponent) -> None:
+        self.local: LocalComponent = component
+
+    @property
+    def known_document(self) -> dict[str, Any]:
+        """The component's own document."""
+        return self.local.openapi_schema
+
+    def describe(self) -> dict[str, Any]:
+        """The component's own document."""
+        return self.local.openapi_schema
+
+    def call(
+        self,
+        endpoint: str,
+        payload: Mapping[str, Any],
+        *,
+        run_id: str | None = None,
+        ticket: Ticket | None = None,
+    ) -> Any:
+        """Call the endpoint in the calling thread; it cannot be broken off."""
+        run = None if run_id is None else Run(self.local.config, run_id=run_id)
+        return self.local.call(endpoint, payload, run=run)
+
+    def health(self) -> dict[str, Any]:
+        """Always well: we are running."""
+        return dict(self.local.health())
+
+    def close(self) -> None:
+        """There is nothing to let go of."""

@@ -1,0 +1,129 @@
+"""Calls over a Unix socket, arrays in shared memory: the client's end of `chainrule.runtime._samehost`."""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from chainrule._errors import DecodeError
+from chainrule.client._answers import Answer
+from chainrule.client._connections import LostConnectionError
+from chainrule.runtime._codec import Frames
+from chainrule.runtime._samehost import (
+    INLINE_BYTES,
+    Message,
+    SegmentCache,
+    SegmentPool,
+    receive_message,
+    send_message,
+)
+
+__all__ = ["PacketConnection"]
+
+
+class PacketConnection:
+    """One connection, one call at a time.
+
+    Memory of a request is used again for the next one. Memory of an answer belongs to the arrays that were
+    read from it, and goes back to its owner, with a later call, when the last of them is gone.
+
+    Args:
+        connection: a connected socket of packets.
+        place: the other side, for messages.
+    """
+
+    def __init__(self, connection: socket.socket, place: str) -> None:
+        self._connection = connection
+        self._place = place
+        self._own = SegmentPool("c")
+        self._received = SegmentCache()
+        self._sent: set[str] = set()
+        self._release: deque[str] = deque()
+
+    def exchange(self, header: Mapping[str, Any], body: Frames) -> Answer:
+        """Send a call and receive its answer.
+
+        Raises:
+            LostConnectionError: the other side is gone (`connection_lost`) or silent (`timeout`).
+        """
+        key = self._send(header, body)
+        message = self._receive()
+        if key is not None:
+            self._take_back(key, held=bool(message.header.get("held")))
+        return Answer(
+            int(message.header["status"]),
+            str(message.header.get("content_type", "")),
+            self._body(message),
+            message.header.get("retry_after"),
+        )
+
+    def break_off(self) -> None:
+        """Make a call that is under way in another thread fail; the connection is lost."""
+        try:
+            self._connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return
+
+    def close(self) -> None:
+        """Close the connection. Arrays that were received stay valid."""
+        self._connection.close()
+
+    def _send(self, header: Mapping[str, Any], body: Frames) -> str | None:
+        """Send a call; returns the key of the segment that holds its body, if one does."""
+        released = [self._release.popleft() for _ in range(len(self._release))]
+        header = {**header, "release": released}
+        try:
+            if body.nbytes <= INLINE_BYTES:
+                send_message(self._connection, header, body.pieces)
+                return None
+            segment = self._own.take(body.nbytes)
+            body.write_into(segment.array(body.nbytes))
+            header["segment"] = [segment.key, body.nbytes]
+            descriptors = [] if segment.key in self._sent else [segment.descriptor]
+            send_message(self._connection, header, (), descriptors)
+            self._sent.add(segment.key)
+            return segment.key
+        except OSError as error:
+            raise self._lost(error, was_sent=False) from error
+
+    def _receive(self) -> Message:
+        try:
+            message = receive_message(self._connection)
+        except (OSError, DecodeError) as error:
+            raise self._lost(error, was_sent=True) from error
+        if message is None:
+            raise self._lost(ConnectionError("closed"), was_sent=True)
+        return message
+
+    def _take_back(self, key: str, *, held: bool) -> None:
+        if held:
+            self._own.forget(key)
+            self._sent.discard(key)
+            return
+        dropped = self._own.give_back(key)
+        if dropped is not None:
+            self._sent.discard(dropped)
+
+    def _body(self, message: Message) -> Any:
+        if "segment" not in message.header:
+            return message.body
+        key, nbytes = message.header["segment"]
+        segment = self._received.get(key, message.descriptors[0] if message.descriptors else None)
+        if segment is None:
+            raise self._lost(ConnectionError("unknown memory was named"), was_sent=True)
+        return segment.lease(nbytes, lambda: self._release.append(key))
+
+    def _lost(self, error: Exception, *, was_sent: bool) -> LostConnectionError:
+        if isinstance(error, TimeoutError):
+            return LostConnectionError(
+                f"No answer from {self._place} in time. Pass a larger timeout.",
+                was_sent=was_sent,
+                code="timeout",
+            )
+        return LostConnectionError(
+            f"The connection to {self._place} broke ({error}).",
+            was_sent=was_sent,
+            code="connection_lost",
+        )

@@ -1,0 +1,189 @@
+"""A component in a process of its own: started here, reached by messages, gone when we are.
+
+The process runs the same worker as a server's, so a crash of the author's code is an exception here and the
+next call gets a new process. Arrays go through shared memory; there is no port and no HTTP.
+"""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from chainrule._errors import DefinitionError, TransportError
+from chainrule.client._answers import Answer, read_answer
+from chainrule.client._connections import LostConnectionError
+from chainrule.client._dialect import NATIVE
+from chainrule.client._packets import PacketConnection
+from chainrule.client._transport import Ticket, Transport
+from chainrule.runtime._codec import Frames, encode_frames
+from chainrule.runtime._config import ComponentConfig
+from chainrule.runtime._samehost import socket_pair
+
+__all__ = ["SubprocessTransport"]
+
+_WORKER = "chainrule.serve._worker"
+_STOP_S = 2.0
+
+
+class SubprocessTransport(Transport):
+    """A child process with one component.
+
+    Args:
+        source: path of the component, as `load_component` takes it.
+        config: settings of the component.
+        python: the interpreter to run it with; this one when not given.
+        startup_timeout: seconds that loading the component may take.
+        timeout: seconds that a call may take; a call that takes longer ends the process.
+
+    Raises:
+        DefinitionError: the component cannot be loaded.
+        TransportError: the process ended or did not start in time.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        config: ComponentConfig | Mapping[str, Any] | None = None,
+        python: str | None = None,
+        startup_timeout: float = 60.0,
+        timeout: float | None = None,
+    ) -> None:
+        # The process is ours, so its tracebacks are for our eyes.
+        settings = ComponentConfig.make(config).replace(debug=True)
+        self._setup = pickle.dumps((source, settings))
+        self._python = python or sys.executable
+        self._startup_timeout_s = startup_timeout
+        self._timeout_s = timeout
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._start()
+
+    @property
+    def known_document(self) -> dict[str, Any]:
+        """The document that the process sent when it started."""
+        return self._facts["openapi"]
+
+    def describe(self) -> dict[str, Any]:
+        """The document that the process sent when it started."""
+        return self._facts["openapi"]
+
+    def health(self) -> dict[str, Any]:
+        """Well while the process lives."""
+        is_alive = self._process is not None and self._process.poll() is None
+        return {"status": "ok" if is_alive else "stopped"}
+
+    def call(
+        self,
+        endpoint: str,
+        payload: Mapping[str, Any],
+        *,
+        run_id: str | None = None,
+        ticket: Ticket | None = None,
+    ) -> Any:
+        """Have the process answer; one call at a time, others wait."""
+        ticket = ticket or Ticket()
+        call = {
+            "endpoint": endpoint,
+            "content_type": NATIVE.content_type,
+            "accept": NATIVE.accept,
+            "run_id": run_id,
+        }
+        body = encode_frames(payload)
+        with self._lock:
+            answer = self._exchange({"call": call}, body, ticket)
+        return read_answer(answer)
+
+    def close(self) -> None:
+        """End the process."""
+        self._is_closed = True
+        self._stop()
+
+    def _start(self) -> None:
+        ours, theirs = socket_pair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [self._python, "-m", _WORKER, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        self.place = f"process {self._process.pid}"
+        self._connection = PacketConnection(ours, self.place)
+        ours.settimeout(self._startup_timeout_s)
+        try:
+            answer = self._connection.exchange({}, Frames((self._setup,), len(self._setup)))
+            self._facts = _read_facts(answer)
+        except BaseException as error:
+            self._stop()
+            if isinstance(error, LostConnectionError):
+                raise self._ended("while it loaded the component", error) from error
+            raise
+        ours.settimeout(self._timeout_s)
+
+    def _exchange(self, header: Mapping[str, Any], body: Frames, ticket: Ticket) -> Answer:
+        if self._is_closed:
+            raise TransportError("This component has been closed.", code="closed")
+        if self._process is None or self._process.poll() is not None:
+            self._stop()
+            self._start()
+        assert self._process is not None
+        process = self._process
+        ticket.when_cancelled(lambda: process.send_signal(signal.SIGUSR1))
+        try:
+            return self._connection.exchange(header, body)
+        except LostConnectionError as error:
+            self._stop()
+            raise self._ended("during the call", error) from error
+        finally:
+            ticket.when_cancelled(None)
+
+    def _stop(self) -> None:
+        """End the process and take note how it ended."""
+        if self._process is None:
+            return
+        self._connection.close()
+        try:
+            self._process.wait(timeout=0.2)
+        except subprocess.TimeoutExpired:
+            self._process.terminate()
+        try:
+            self._process.wait(timeout=_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _ended(self, when: str, error: LostConnectionError) -> TransportError:
+        if error.code == "timeout":
+            return TransportError(
+                f"The component's process did not answer in time {when} and was stopped.",
+                code="call_timeout",
+            )
+        assert self._process is not None
+        code = self._process.returncode
+        facts: dict[str, Any] = (
+            {"signal": signal.Signals(-code).name} if code < 0 else {"exit_code": code}
+        )
+        how = f"by {facts['signal']}" if code < 0 else f"with status {code}"
+        return TransportError(
+            f"The component's process ended {how} {when}. The next call starts a new one.",
+            code="worker_crashed",
+            details=facts,
+        )
+
+
+def _read_facts(answer: Answer) -> dict[str, Any]:
+    content = orjson.loads(bytes(answer.body))
+    if answer.status == 200:
+        return content
+    error = DefinitionError(content["message"], code=content["code"])
+    if content.get("traceback"):
+        error.add_note(f"Traceback of the component:\n{content['traceback']}")
+    raise error

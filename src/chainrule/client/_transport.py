@@ -1,0 +1,109 @@
+"""How a component is reached: one interface, whatever is behind it.
+
+A transport carries payloads (plain trees with NumPy arrays) to endpoints and brings results back, or raises
+the same exceptions that a component in this process would raise. `Component` knows nothing else of it.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from chainrule.runtime import LocalComponent
+
+__all__ = ["Ticket", "Transport"]
+
+
+class Ticket:
+    """Lets a call that is under way be given up from another thread."""
+
+    def __init__(self) -> None:
+        self._cancelled = threading.Event()
+        self._lock = threading.Lock()
+        self._abort: Callable[[], Any] | None = None
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the caller has given up."""
+        return self._cancelled.is_set()
+
+    def pause(self, seconds: float) -> None:
+        """Sleep, unless the caller gives up meanwhile."""
+        self._cancelled.wait(seconds)
+
+    def when_cancelled(self, abort: Callable[[], Any] | None) -> None:
+        """What breaks off the call at its present stage; `None` when nothing can."""
+        with self._lock:
+            self._abort = abort
+        if self.is_cancelled and abort is not None:
+            abort()
+
+    def cancel(self) -> None:
+        """Give up the call."""
+        self._cancelled.set()
+        with self._lock:
+            abort = self._abort
+        if abort is not None:
+            abort()
+
+
+class Transport(ABC):
+    """A way to a component. Safe between threads.
+
+    Attributes:
+        place: where the component is, for people.
+        max_concurrency: how many calls may be under way at once.
+        local: the component itself when it is in this process.
+    """
+
+    place: str
+    max_concurrency: int = 1
+    local: LocalComponent | None = None
+
+    @property
+    def known_document(self) -> dict[str, Any] | None:
+        """The OpenAPI document as far as it is known without asking anybody."""
+        return None
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """The OpenAPI document of the component.
+
+        Raises:
+            TransportError: the component cannot be reached.
+        """
+
+    @abstractmethod
+    def call(
+        self,
+        endpoint: str,
+        payload: Mapping[str, Any],
+        *,
+        run_id: str | None = None,
+        ticket: Ticket | None = None,
+    ) -> Any:
+        """The answer of an endpoint.
+
+        Args:
+            endpoint: its name.
+            payload: the whole request.
+            run_id: what files of this call are to be known by.
+            ticket: by which the caller may give up.
+
+        Raises:
+            InputError: the request is at fault.
+            CapabilityError: the component has no such endpoint.
+            ComponentError: the component is at fault.
+            TransportError: no answer came.
+        """
+
+    @abstractmethod
+    def health(self) -> dict[str, Any]:
+        """What the component says of its health."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of connections and processes."""

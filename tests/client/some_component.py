@@ -1,0 +1,45 @@
+"""A small component with every endpoint, and ways to misbehave on request."""
+
+import os
+import time
+
+import numpy as np
+from pydantic import BaseModel
+
+from chainrule.runtime import Array, Differentiable, Float64
+
+
+class InputSchema(BaseModel):
+    x: Differentiable[Array[("n",), Float64]]
+    scale: Differentiable[Float64] = 2.0
+    action: str = ""
+
+
+class OutputSchema(BaseModel):
+    y: Differentiable[Array[("n",), Float64]]
+    total: Differentiable[Float64]
+    note: str = ""
+
+
+def apply(inputs: InputSchema) -> OutputSchema:
+    if inputs.action == "raise":
+        raise ValueError("mesh is empty")
+    if inputs.action == "exit":
+        os._exit(3)
+    if inputs.action.startswith("sleep"):
+        time.sleep(float(inputs.action.removeprefix("sleep")))
+    note = str(os.getpid()) if inputs.action == "pid" else inputs.action
+    return OutputSchema(y=inputs.scale * inputs.x**2, total=inputs.x.sum(), note=note)
+
+
+def jacobian(inputs, jac_inputs, jac_outputs):
+    x, scale = inputs.x, inputs.scale
+    blocks = {
+        "y": {"x": np.diag(2 * scale * x), "scale": x**2},
+        "total": {"x": np.ones(x.size), "scale": np.zeros(())},
+    }
+    return {path: {other: blocks[path][other] for other in jac_inputs} for path in jac_outputs}
+
+
+def abstract_eval(abstract_inputs):
+    return {"y": abstract_inputs.x, "total": {"shape": (), "dtype": "float64"}, "note": ""}

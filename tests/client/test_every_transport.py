@@ -1,0 +1,224 @@
+"""The same calls give the same answers and the same exceptions over every transport."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from pydantic import BaseModel
+
+from chainrule._errors import CapabilityError, ComponentError, InputError, PathError
+from chainrule.client import Component
+
+X = np.array([1.0, 2.0, 3.0])
+
+
+def test_apply_gives_plain_trees_with_arrays_and_numpy_scalars(component):
+    result = component.apply({"x": X, "scale": 3})
+    np.testing.assert_array_equal(result["y"], 3 * X**2)
+    assert result["y"].dtype == np.float64
+    assert type(result["total"]) is np.float64
+    assert result == {"y": result["y"], "total": 6.0, "note": ""}
+
+
+@pytest.mark.parametrize("x", [[1, 2], (1.0, 2.0), np.array([1, 2], np.int8), np.zeros(0)])
+def test_inputs_may_be_lists_and_other_dtypes(component, x):
+    np.testing.assert_array_equal(component.apply({"x": x})["y"], 2.0 * np.asarray(x) ** 2)
+
+
+def test_inputs_may_be_models(component):
+    class Anything(BaseModel):
+        x: list[float]
+
+    assert component.apply(Anything(x=[1.0]))["total"] == 1.0
+
+
+def test_nan_and_infinities_survive(component):
+    x = np.array([np.nan, np.inf, -np.inf])
+    np.testing.assert_array_equal(component.apply({"x": x, "scale": 1})["y"], x**2)
+
+
+@pytest.mark.parametrize("size", [1, 4097, 300_000])
+def test_arrays_of_any_size(component, size):
+    x = np.arange(float(size))
+    results = [component.apply({"x": x + k, "scale": 1})["y"] for k in range(3)]
+    for k, result in enumerate(results):  # earlier results are not overwritten by later calls
+        np.testing.assert_array_equal(result, (x + k) ** 2)
+
+
+def test_derivatives(component):
+    inputs = {"x": X, "scale": 3.0}
+    jacobian = component.jacobian(inputs, ["x", "scale"], ["y", "total"])
+    np.testing.assert_allclose(jacobian["y"]["x"], np.diag(6 * X))
+    np.testing.assert_allclose(jacobian["y"]["scale"], X**2)
+    np.testing.assert_allclose(jacobian["total"]["x"], np.ones(3))
+    assert jacobian["total"]["scale"] == 0.0
+    v, u = np.array([1.0, -1.0, 2.0]), np.array([0.5, 1.0, -2.0])
+    jvp = component.jacobian_vector_product(inputs, ["x"], ["y"], {"x": v})
+    np.testing.assert_allclose(jvp["y"], 6 * X * v)
+    vjp = component.vector_jacobian_product(inputs, {"x"}, {"y"}, {"y": u})
+    np.testing.assert_allclose(vjp["x"], 6 * X * u)
+
+
+def test_abstract_eval_sends_shapes_only(component):
+    expected = {"shape": [3], "dtype": "float64"}
+    for x in (X, {"shape": [3], "dtype": "float64"}):
+        result = component.abstract_eval({"x": x, "scale": {"shape": [], "dtype": "float64"}})
+        assert dict(result["y"], shape=list(result["y"]["shape"])) == expected
+        assert list(result["total"]["shape"]) == []
+
+
+def test_what_it_is(component):
+    assert component.name == "some_component"
+    assert sorted(component.available_endpoints) == [
+        "abstract_eval", "apply", "health", "jacobian", "jacobian_vector_product",
+        "vector_jacobian_product",
+    ]  # fmt: skip
+    assert component.capabilities["jacobian"].status == "native"
+    assert str(component.capabilities["vector_jacobian_product"]) == "derived (jacobian)"
+    assert component.differentiable_inputs["x"].dtype == "float64"
+    assert list(component.differentiable_outputs) == ["y", "total"]
+    assert component.health()["status"] == "ok"
+    assert component.openapi_schema["openapi"] == "3.1.0"
+
+
+def test_how_it_looks(component):
+    assert component.name  # a repr shows only what is known already
+    text = repr(component)
+    assert "some_component" in text
+    assert "f64[n] (differentiable)" in text
+    assert "vector_jacobian_product derived (jacobian)" in text
+    html = component._repr_html_()
+    assert "<td>x</td><td>f64[n]</td><td>∂</td>" in html
+    assert "jacobian native" in html
+
+
+def test_unfit_inputs(component):
+    with pytest.raises(InputError) as caught:
+        component.apply({"x": [[1.0]], "scale": "much"})
+    error = caught.value
+    assert error.code == "array_dimensionality_mismatch"
+    assert error.path == "x"
+    assert error.details["count"] == 2
+    first = error.details["problems"][0]
+    assert first["type"] == "array_dimensionality_mismatch"
+    assert first["loc"] == ["inputs", "x"]
+    assert first["ctx"] == {"actual_dims": 2, "expected_dims": 1}
+    assert "input" not in first
+
+
+def test_unknown_paths(component):
+    with pytest.raises(PathError) as caught:
+        component.jacobian({"x": X}, ["action"], ["y"])
+    assert isinstance(caught.value, InputError)
+
+
+def test_dimensions_agree_over_the_whole_call(component):
+    with pytest.raises(InputError):
+        component.jacobian_vector_product({"x": X}, ["x"], ["y"], {"x": np.ones(2)})
+
+
+def test_the_authors_exception_arrives_with_type_message_and_traceback(component):
+    with pytest.raises(ComponentError, match="mesh is empty") as caught:
+        component.apply({"x": X, "action": "raise"})
+    error = caught.value
+    assert error.code == "component_failed"
+    assert error.details["exception"] == "ValueError"
+    assert error.details["exception_message"] == "mesh is empty"
+    if component.local is not None:
+        assert isinstance(error.__cause__, ValueError)
+    elif component.transport.place.startswith("process"):
+        assert 'raise ValueError("mesh is empty")' in error.remote_traceback
+        assert "mesh is empty" in error.__notes__[0]
+    else:
+        assert error.remote_traceback is None  # the server was not told to let it out
+
+
+def test_an_endpoint_that_is_not_there(component):
+    with pytest.raises(CapabilityError) as caught:
+        component.submit("hessian", {"x": X})
+    assert isinstance(caught.value, NotImplementedError)
+    assert caught.value.code == "endpoint_missing"
+
+
+def test_a_bad_run_id(component):
+    with pytest.raises(InputError) as caught:
+        component.apply({"x": X}, run_id="../../x")
+    assert caught.value.code == "bad_run_id"
+    assert component.apply({"x": X}, run_id="fine-1")["total"] == 6.0
+
+
+def test_jobs(component):
+    job = component.submit("apply", {"x": X})
+    assert job.result(timeout=30)["total"] == 6.0
+    assert job.done
+    assert job.status == "done"
+    assert repr(job) == "<Job apply: done>"
+    failing = component.submit("apply", inputs={"x": X, "action": "raise"})
+    with pytest.raises(ComponentError):
+        failing.result(timeout=30)
+    assert failing.status == "failed"
+    vjp = component.submit("vector_jacobian_product", {"x": X}, ["x"], ["y"], {"y": X})
+    np.testing.assert_allclose(vjp.result()["x"], 4 * X * X)
+    shapes = component.submit("abstract_eval", {"x": X, "scale": 1.0}).result()
+    assert list(shapes["y"]["shape"]) == [3]
+    for wrong in (("apply",), ("jacobian", {"x": X}), ("apply", {}, {})):
+        with pytest.raises((TypeError, ValueError)):
+            component.submit(*wrong)
+
+
+def test_async_twins(component):
+    async def work():
+        inputs = {"x": X}
+        return await asyncio.gather(
+            component.apply_async(inputs),
+            component.jacobian_async(inputs, ["x"], ["total"]),
+            component.jacobian_vector_product_async(inputs, ["x"], ["total"], {"x": X}),
+            component.vector_jacobian_product_async(inputs, ["x"], ["total"], {"total": 1.0}),
+            component.abstract_eval_async({"x": X, "scale": 1.0}),
+        )
+
+    applied, jacobian, jvp, vjp, shapes = asyncio.run(work())
+    assert applied["total"] == 6.0
+    np.testing.assert_array_equal(jacobian["total"]["x"], np.ones(3))
+    assert jvp["total"] == 6.0
+    np.testing.assert_array_equal(vjp["x"], np.ones(3))
+    assert list(shapes["y"]["shape"]) == [3]
+
+
+def test_map_keeps_the_order_and_takes_inputs_when_there_is_room(component):
+    taken = []
+
+    def inputs():
+        for k in range(20):
+            taken.append(k)
+            yield {"x": [float(k)]}
+
+    results = component.map(inputs(), max_in_flight=3)
+    assert next(results)["total"] == 0.0
+    assert len(taken) <= 4
+    assert [result["total"] for result in results] == [float(k) for k in range(1, 20)]
+    assert list(component.map([], progress=True)) == []
+    assert len(list(component.map([{"x": X}] * 3, progress=True))) == 3
+
+
+def test_map_stops_at_the_first_failure(component):
+    inputs = [{"x": X}, {"x": X, "action": "raise"}, {"x": X}]
+    results = component.map(inputs, max_in_flight=1)
+    assert next(results)["total"] == 6.0
+    with pytest.raises(ComponentError):
+        next(results)
+
+
+def test_a_closed_component_says_so():
+    component = Component.from_api(lambda_component())
+    component.close()
+    with pytest.raises(ConnectionError) as caught:
+        component.apply({"x": 1.0})
+    assert caught.value.code == "closed"
+
+
+def lambda_component():
+    def double(x: float) -> float:
+        return 2 * x
+
+    return double
