@@ -77,8 +77,8 @@ class _Flattener:
             operands = [environment.read(atom) for atom in eqn.invars]
             called = self._called(eqn)
             if called is None:
-                results = [environment.define(var) for var in eqn.outvars]
-                self.eqns.append(replace_equation(eqn, invars=operands, outvars=results))
+                fresh = [environment.define(var) for var in eqn.outvars]
+                self.eqns.append(replace_equation(eqn, invars=operands, outvars=fresh))
             else:
                 results = self._enter(called, operands)
                 environment.atoms.update(zip(eqn.outvars, results, strict=True))

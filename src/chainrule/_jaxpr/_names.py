@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 from jax._src import core as _core
 from jax._src import effects as _effects
 from jax._src import linear_util as _linear_util
+from jax._src import named_sharding as _named_sharding
 from jax._src import source_info_util
 from jax._src.interpreters import partial_eval as _partial_eval
-from jax._src.sharding_impls import UNSPECIFIED
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
 # Lines of this package are never "the user's line" of an equation.
 source_info_util.register_exclusion(str(Path(__file__).parents[1]))
 
+UNSPECIFIED: Any = _named_sharding.UNSPECIFIED
 DropVar = _core.DropVar
 Effect = _effects.Effect
 Atom: TypeAlias = Var | Literal
@@ -74,12 +75,13 @@ def loop_input() -> Any:
 
     `None` when the innermost function being staged is not the body of a `scan`.
     """
-    trace = _core.trace_ctx.trace
-    while trace is not None and not isinstance(trace, _partial_eval.DynamicJaxprTrace):
-        trace = getattr(trace, "parent_trace", None)
-    if trace is None or trace.frame.debug_info.traced_for not in ("scan", "fori_loop"):
+    trace: Any = _core.trace_ctx.trace
+    while not hasattr(trace, "frame") and hasattr(trace, "parent_trace"):
+        trace = trace.parent_trace
+    frame = getattr(trace, "frame", None)
+    if frame is None or frame.debug_info.traced_for not in ("scan", "fori_loop"):
         return None
-    arrays = [var for var in trace.frame.invars if hasattr(var.aval, "shape")]
+    arrays = [var for var in frame.invars if hasattr(var.aval, "size")]
     if not arrays:
         return None
     smallest = min(arrays, key=lambda var: var.aval.size)
@@ -120,8 +122,8 @@ def close_program(
     consts: Sequence[Any] = (),
 ) -> ClosedJaxpr:
     """A program from its parts; effects are those of its equations, the rest is taken from `like`."""
-    effects = _core.no_effects.union(*(eqn.effects for eqn in eqns))
-    debug_info = like.debug_info
+    effects = frozenset().union(*(eqn.effects for eqn in eqns))
+    debug_info: Any = like.debug_info
     if len(debug_info.result_paths or ()) not in (0, len(outvars)):
         debug_info = debug_info._replace(result_paths=None)
     if len(debug_info.arg_names or ()) not in (0, len(invars)):

@@ -207,7 +207,7 @@ class _Search:
         if eqn.primitive.name == "scan":
             return self._replay(subs[0], _scan_steps(eqn, values), context)
         if eqn.primitive.name == "while":
-            return self._replay(subs[1], _while_steps(eqn, *subs, values), context)
+            return self._replay(subs[1], _while_steps(eqn, subs[0], values), context)
         return None
 
     def _trace_into(
@@ -246,9 +246,7 @@ def _scan_steps(eqn: JaxprEqn, values: list[Any]) -> _Steps:
     yield 0, None
 
 
-def _while_steps(
-    eqn: JaxprEqn, condition: SubProgram, body: SubProgram, values: list[Any]
-) -> _Steps:
+def _while_steps(eqn: JaxprEqn, condition: SubProgram, values: list[Any]) -> _Steps:
     n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     cond_constants, body_constants = values[:n_cond], values[n_cond : n_cond + n_body]
     carry = values[n_cond + n_body :]

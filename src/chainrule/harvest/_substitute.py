@@ -176,17 +176,15 @@ def _substitute(
 
 def _leaves_for(sowing: Sowing, value: Any) -> list[Any]:
     """The leaves of a given value that stand for the operands of a sow."""
-    leaves, tree = jax.tree.flatten(value, is_leaf=lambda node: node is None)
-    expected = jax.tree.structure(
-        jax.tree.unflatten(sowing.tree, [0] * len(sowing.slots)), is_leaf=lambda n: n is None
-    )
-    if tree != expected:
+    try:
+        leaves = sowing.tree.flatten_up_to(value)
+    except ValueError as error:
         raise InputError(
             f"Expected a value with the structure {sowing.tree} for {sowing.name!r}, sown at "
             f"{sowing.where}; found {jax.tree.structure(value)}.",
             code="planted_structure",
             details={"name": sowing.name},
-        )
+        ) from error
     return [leaf for leaf, slot in zip(leaves, sowing.slots, strict=True) if slot.is_operand]
 
 
