@@ -109,8 +109,7 @@ def _backward(
     pull: Any,
     cotangents: dict[str, Any],
 ) -> dict[str, jax.Array]:
-    structure, shapes = template
-    zeros = jax.tree_util.tree_unflatten(structure, [jnp.zeros(*shape) for shape in shapes])
+    zeros = _zeros(template)
     leaves = tuple(map(jnp.asarray, arrays))
     inputs = selection.frame.join(leaves)
     exact = {p: a for p in selection.inputs if not is_inexact(a := get_at_path(inputs, p))}
@@ -137,7 +136,7 @@ def _keeps_residuals(cache: ResidualCache, program: Selection, arrays: tuple[Any
 
 def _judge(cache: ResidualCache, program: Selection, arrays: tuple[Any, ...]) -> tuple[bool, str]:
     try:
-        jax.eval_shape(partial(_forward, program), arrays)
+        jax.eval_shape(partial(_there_and_back, program), arrays)
     except Exception as error:
         # The program runs but has no reverse derivative (say, a while loop): it must go on running.
         return False, f"the program has no reverse-mode derivative ({type(error).__name__})"
@@ -152,6 +151,16 @@ def _judge(cache: ResidualCache, program: Selection, arrays: tuple[Any, ...]) ->
         f"the key {key_s * 1e3:.3g} ms"
     )
     return gain_s > 0.1 * plain_s, reason
+
+
+def _there_and_back(program: Selection, arrays: Any) -> Any:
+    _, template, pull = _forward(program, arrays)
+    return pull(_zeros(template.value))
+
+
+def _zeros(template: tuple[Any, Any]) -> Any:
+    structure, shapes = template
+    return jax.tree_util.tree_unflatten(structure, [jnp.zeros(*shape) for shape in shapes])
 
 
 def _seconds(call: Callable[[], Any]) -> float:

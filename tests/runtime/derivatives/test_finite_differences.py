@@ -1,0 +1,274 @@
+import itertools
+import threading
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+
+import numpy as np
+import pytest
+from pydantic import BaseModel, model_validator
+
+from chainrule._errors import CapabilityError, InputError, PathError
+from chainrule.runtime._derivatives import (
+    finite_difference_jacobian,
+    finite_difference_jvp,
+    finite_difference_vjp,
+)
+from chainrule.runtime._schema import Array, Differentiable, Float32, Float64
+
+EXACT = ["central", "forward", "richardson", "complex_step"]
+TOLERANCE = {"central": 1e-9, "forward": 1e-6, "richardson": 1e-11, "complex_step": 1e-14}
+EVALUATIONS = {"central": 12, "forward": 7, "richardson": 24, "complex_step": 6}
+
+
+def assert_blocks_close(found, expected, tolerance):
+    assert found.keys() == expected.keys()
+    for out, row in expected.items():
+        for path, block in row.items():
+            assert found[out][path].shape == block.shape
+            np.testing.assert_allclose(found[out][path], block, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("algorithm", EXACT)
+def test_jacobian_against_closed_form(problem, algorithm):
+    found = finite_difference_jacobian(
+        problem.apply, problem.inputs, problem.input_paths, problem.output_paths,
+        algorithm=algorithm, eps="auto",
+    )  # fmt: skip
+    assert_blocks_close(found, problem.reference, TOLERANCE[algorithm])
+
+
+@pytest.mark.parametrize("algorithm", EXACT)
+def test_evaluations_do_not_grow_with_outputs(problem, algorithm):
+    for outputs in ({"y"}, {"y", "n.s"}):
+        problem.calls = 0
+        finite_difference_jacobian(
+            problem.apply, problem.inputs, problem.input_paths, outputs, algorithm=algorithm
+        )
+        assert problem.calls == EVALUATIONS[algorithm]
+
+
+@pytest.mark.parametrize("algorithm", EXACT)
+def test_products_against_closed_form(problem, tangent, cotangent, algorithm):
+    paths = (problem.input_paths, problem.output_paths)
+    options = {"algorithm": algorithm, "eps": "auto"}
+    pushed = finite_difference_jvp(problem.apply, problem.inputs, *paths, tangent, **options)
+    for path, value in problem.push(tangent).items():
+        np.testing.assert_allclose(pushed[path], value, atol=10 * TOLERANCE[algorithm])
+    pulled = finite_difference_vjp(problem.apply, problem.inputs, *paths, cotangent, **options)
+    for path, value in problem.pull(cotangent).items():
+        np.testing.assert_allclose(pulled[path], value, atol=10 * TOLERANCE[algorithm])
+
+
+def test_fixed_step_is_absolute():
+    # The forward difference of x² is 2x + h, exactly for numbers that add without rounding.
+    found = finite_difference_jacobian(
+        lambda d: {"y": d["x"] ** 2}, {"x": 4.0}, {"x"}, {"y"}, algorithm="forward", eps=0.25
+    )
+    assert found["y"]["x"] == 8.25
+
+
+def test_steps_per_path(problem, tangent):
+    paths = (problem.input_paths, problem.output_paths)
+    eps = {"x": 1e-5, "a.b": 1e-3}
+    found = finite_difference_jacobian(problem.apply, problem.inputs, *paths, eps=eps)
+    assert_blocks_close(found, problem.reference, 1e-6)
+    pushed = finite_difference_jvp(problem.apply, problem.inputs, *paths, tangent, eps=eps)
+    for path, value in problem.push(tangent).items():
+        np.testing.assert_allclose(pushed[path], value, atol=1e-6)
+
+
+@pytest.mark.parametrize("eps", [{"x": 1e-4}, {"x": 1e-4, "a.b": 1.0, "c": 1.0}, -1.0, "large"])
+def test_steps_that_do_not_fit(problem, eps):
+    with pytest.raises(InputError) as caught:
+        finite_difference_jacobian(
+            problem.apply, problem.inputs, problem.input_paths, {"y"}, eps=eps
+        )
+    assert caught.value.code == "bad_eps"
+
+
+def test_automatic_step_scales_with_each_element():
+    x = np.array([1e-12, 1e-12, 2e-12])
+    found = finite_difference_jacobian(
+        lambda d: {"y": np.exp(d["x"] / 1e-12)}, {"x": x}, {"x"}, {"y"}, eps="auto"
+    )
+    expected = np.diag(np.exp(x / 1e-12) / 1e-12)
+    np.testing.assert_allclose(found["y"]["x"], expected, rtol=1e-8)
+
+
+class Single(BaseModel):
+    x: Differentiable[Array[(None,), Float32]]
+
+
+class Narrow(BaseModel):
+    """A float32 field beside one that a validator computes from it."""
+
+    x: Differentiable[Array[(None,), Float32]]
+    double: Array[(None,), Float64] | None = None
+
+    @model_validator(mode="after")
+    def _compute(self):
+        self.__dict__["double"] = 2.0 * self.x.astype(np.float64)
+        return self
+
+
+def test_float32_schema_divides_by_the_step_really_taken():
+    # 1e-4 is not a float32 distance at 3: dividing by 2e-4 would be off by a part in a thousand.
+    seen = []
+
+    def apply(inputs):
+        seen.append(inputs.x.dtype)
+        return {"y": inputs.x.astype(np.float64) ** 2}
+
+    inputs = Single(x=np.array([3.1, 70.3], np.float32))
+    found = finite_difference_jacobian(apply, inputs, {"x"}, {"y"}, eps=1e-4)
+    assert set(seen) == {np.dtype("float32")}
+    np.testing.assert_allclose(np.diag(found["y"]["x"]), 2 * inputs.x, rtol=1e-6)
+
+
+def test_points_go_through_the_schema():
+    inputs = Narrow(x=np.array([1.0, 2.0], np.float32))
+    found = finite_difference_jacobian(
+        lambda model: {"y": model.double**2}, inputs, {"x"}, {"y"}, eps="auto"
+    )
+    np.testing.assert_allclose(found["y"]["x"], np.diag([8.0, 16.0]), rtol=1e-3)
+
+
+def test_plain_float32_inputs_are_perturbed_in_float64():
+    seen = []
+
+    def apply(inputs):
+        seen.append(inputs["x"].dtype)
+        return {"y": inputs["x"] ** 2}
+
+    inputs = {"x": np.array([3.1], np.float32)}
+    finite_difference_jacobian(apply, inputs, {"x"}, {"y"})
+    assert set(seen) == {np.dtype("float64")}
+
+
+def test_lost_step_is_an_error():
+    inputs = Single(x=np.array([1e6], np.float32))
+    with pytest.raises(InputError, match="lost in rounding") as caught:
+        finite_difference_jacobian(lambda m: {"y": m.x}, inputs, {"x"}, {"y"}, eps=1e-4)
+    assert caught.value.code == "step_lost"
+
+
+def test_output_buffer_may_be_reused_by_the_program():
+    buffer = np.zeros(3)
+
+    def apply(inputs):
+        np.multiply(inputs["x"], 3.0, out=buffer)
+        return {"y": buffer}
+
+    found = finite_difference_jacobian(apply, {"x": np.ones(3)}, {"x"}, {"y"})
+    np.testing.assert_allclose(found["y"]["x"], 3 * np.eye(3), rtol=1e-9)
+
+
+def test_complex_step_refuses_code_that_drops_imaginary_parts():
+    def apply(inputs):
+        return {"y": np.abs(inputs["x"])}
+
+    with pytest.raises(CapabilityError) as caught:
+        finite_difference_jacobian(apply, {"x": np.ones(2)}, {"x"}, {"y"}, algorithm="complex_step")
+    assert caught.value.code == "complex_step_unsupported"
+
+
+def test_stochastic_estimate_is_exact_in_expectation():
+    # Over all sign patterns the cross terms cancel; many samples of a linear map come close.
+    A = np.random.default_rng(3).normal(size=(2, 12))
+    arguments = (lambda d: {"y": A @ d["x"]}, {"x": np.ones(12)}, {"x"}, {"y"})
+    estimates = [
+        finite_difference_jacobian(*arguments, algorithm="stochastic", num_samples=11, seed=s)
+        for s in range(300)
+    ]
+    mean = np.mean([e["y"]["x"] for e in estimates], axis=0)
+    np.testing.assert_allclose(mean, A, atol=0.25)
+    u = {"y": np.array([1.0, -2.0])}
+    gradients = [
+        finite_difference_vjp(*arguments, u, algorithm="stochastic", num_samples=11, seed=s)
+        for s in range(300)
+    ]
+    np.testing.assert_allclose(np.mean([g["x"] for g in gradients], axis=0), u["y"] @ A, atol=0.5)
+
+
+def test_stochastic_uses_the_samples_asked_for(problem):
+    paths = (problem.input_paths, problem.output_paths)
+    finite_difference_jacobian(
+        problem.apply, problem.inputs, *paths, algorithm="stochastic", num_samples=3, seed=0
+    )
+    assert problem.calls == 6
+    # No fewer samples than elements: central differences, exact and as cheap.
+    found = finite_difference_jacobian(
+        problem.apply, problem.inputs, *paths, algorithm="stochastic", seed=0
+    )
+    assert_blocks_close(found, problem.reference, 1e-6)
+
+
+def test_evaluations_in_other_processes():
+    # `dict` with the same names is a function that a spawned process can import.
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
+        found = finite_difference_jacobian(dict, {"x": np.ones(2)}, {"x"}, {"x"}, executor=executor)
+    np.testing.assert_allclose(found["x"]["x"], np.eye(2), rtol=1e-9)
+
+
+def test_threads_overlap():
+    barrier = threading.Barrier(2, timeout=20)
+
+    def apply(inputs):
+        barrier.wait()
+        return {"y": inputs["x"]}
+
+    with ThreadPoolExecutor(2) as executor:
+        found = finite_difference_jacobian(
+            apply, {"x": np.ones(2)}, {"x"}, {"y"}, executor=executor
+        )
+    np.testing.assert_allclose(found["y"]["x"], np.eye(2), rtol=1e-9)
+
+
+def test_scalars_and_empty_arrays():
+    found = finite_difference_jacobian(
+        lambda d: {"y": d["x"] * 2, "e": d["e"]},
+        {"x": np.float64(1.0), "e": np.zeros((0,))},
+        {"x", "e"},
+        {"y", "e"},
+    )
+    assert found["y"]["x"].shape == ()
+    assert found["y"]["e"].shape == (0,)
+    assert found["e"]["e"].shape == (0, 0)
+    none = finite_difference_jacobian(lambda d: {"y": d["x"]}, {"x": 1.0}, set(), {"y"})
+    assert none == {"y": {}}
+    zero = finite_difference_jvp(lambda d: {"y": d["x"]}, {"x": 1.0}, set(), {"y"}, {})
+    assert zero["y"] == 0
+
+
+@pytest.mark.parametrize(
+    ("inputs", "path", "code"),
+    [
+        ({"x": np.arange(3)}, "x", "path_not_differentiable"),
+        ({"x": np.ones(2) * 1j}, "x", "path_not_differentiable"),
+        ({"x": None}, "x", "path_not_differentiable"),
+        ({"x": 1.0}, "z", "path_unknown"),
+    ],
+)
+def test_inputs_that_cannot_vary(inputs, path, code):
+    with pytest.raises((InputError, PathError)) as caught:
+        finite_difference_jacobian(lambda d: d, inputs, {path}, {"x"})
+    assert caught.value.code == code
+
+
+def test_unknown_algorithm(problem):
+    with pytest.raises(InputError, match="complex_step") as caught:
+        finite_difference_jvp(problem.apply, problem.inputs, {"x"}, {"y"}, {}, algorithm="magic")
+    assert caught.value.code == "unknown_algorithm"
+
+
+def test_outputs_must_keep_their_shape():
+    sizes = itertools.count(1)
+    with pytest.raises(CapabilityError) as caught:
+        finite_difference_jacobian(lambda d: {"y": np.ones(next(sizes))}, {"x": 1.0}, {"x"}, {"y"})
+    assert caught.value.code == "output_shape_changed"
+
+
+def test_vector_must_name_the_selected_paths(problem):
+    with pytest.raises(InputError) as caught:
+        finite_difference_vjp(problem.apply, problem.inputs, {"x"}, {"y"}, {"n.s": 1.0})
+    assert caught.value.code == "vector_keys_mismatch"

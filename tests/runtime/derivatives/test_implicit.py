@@ -1,0 +1,105 @@
+import numpy as np
+import pytest
+
+from chainrule._errors import DefinitionError
+from chainrule.runtime._derivatives import ImplicitFunction, finite_difference_jacobian
+
+MATRIX = np.random.default_rng(0).normal(size=(4, 4)) + 4 * np.eye(4)
+
+
+def residual(inputs, outputs):
+    y = outputs["y"]
+    return {"r": MATRIX @ y + 0.1 * y**3 - inputs["b"] * inputs["k"]}
+
+
+def solve(inputs):
+    y = np.zeros(4)
+    for _ in range(40):
+        slope = MATRIX + np.diag(0.3 * y**2)
+        y = y - np.linalg.solve(slope, residual(inputs, {"y": y})["r"])
+    return {"y": y}
+
+
+@pytest.fixture
+def inputs():
+    return {"b": np.random.default_rng(1).normal(size=4), "k": np.float64(1.5), "name": "test"}
+
+
+@pytest.fixture
+def slope(inputs):
+    return MATRIX + np.diag(0.3 * solve(inputs)["y"] ** 2)
+
+
+def expected_jacobian(inputs, slope):
+    return np.linalg.solve(slope, inputs["k"] * np.eye(4)), np.linalg.solve(slope, inputs["b"])
+
+
+VARIANTS = {
+    "dense": {},
+    "complex": {"algorithm": "complex_step"},
+    "sparse": {"sparsity": np.ones((4, 4), bool)},
+    "named sparse": {"sparsity": {"r": {"y": np.ones((4, 4), bool)}}},
+    "own solver": {
+        "solve_linear": lambda i, o, right: {
+            "y": np.linalg.solve(MATRIX + np.diag(0.3 * o["y"] ** 2), right["r"])
+        },
+        "solve_transpose": lambda i, o, right: {
+            "r": np.linalg.solve((MATRIX + np.diag(0.3 * o["y"] ** 2)).T, right["y"])
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_against_closed_form(inputs, slope, variant):
+    function = ImplicitFunction(solve, residual, **VARIANTS[variant])
+    by_b, by_k = expected_jacobian(inputs, slope)
+    jacobian = function.jacobian(inputs, {"b", "k"}, {"y"})
+    np.testing.assert_allclose(jacobian["y"]["b"], by_b, atol=1e-9)
+    np.testing.assert_allclose(jacobian["y"]["k"], by_k, atol=1e-9)
+    v, u = np.random.default_rng(2).normal(size=(2, 4))
+    pushed = function.jacobian_vector_product(inputs, {"b", "k"}, {"y"}, {"b": v, "k": 2.0})
+    np.testing.assert_allclose(pushed["y"], by_b @ v + 2.0 * by_k, atol=1e-9)
+    pulled = function.vector_jacobian_product(inputs, {"b", "k"}, {"y"}, {"y": u})
+    np.testing.assert_allclose(pulled["b"], u @ by_b, atol=1e-9)
+    np.testing.assert_allclose(pulled["k"], u @ by_k, atol=1e-9)
+
+
+def test_against_differences_through_the_solver(inputs):
+    through = finite_difference_jacobian(solve, inputs, {"b", "k"}, {"y"}, eps="auto")
+    implicit = ImplicitFunction(solve, residual).jacobian(inputs, {"b", "k"}, {"y"})
+    for path in ("b", "k"):
+        np.testing.assert_allclose(implicit["y"][path], through["y"][path], atol=1e-8)
+
+
+def test_the_solver_runs_once_for_apply_and_its_derivatives(inputs):
+    calls = []
+
+    def counted(inputs):
+        calls.append(1)
+        return solve(inputs)
+
+    function = ImplicitFunction(counted, residual)
+    function.apply(inputs)
+    function.vector_jacobian_product(inputs, {"b"}, {"y"}, {"y": np.ones(4)})
+    function.jacobian_vector_product(inputs, {"b"}, {"y"}, {"b": np.ones(4)})
+    assert len(calls) == 1
+    function.apply(inputs | {"b": inputs["b"] + 1.0})
+    function.apply(inputs | {"name": "other"})
+    assert len(calls) == 3
+
+
+def test_only_some_outputs_are_unknowns(inputs, slope):
+    function = ImplicitFunction(
+        lambda i: solve(i) | {"iterations": 40, "norm": 1.0}, residual, unknowns={"y"}
+    )
+    by_b, _ = expected_jacobian(inputs, slope)
+    found = function.jacobian(inputs, {"b"}, {"y"})
+    np.testing.assert_allclose(found["y"]["b"], by_b, atol=1e-9)
+
+
+def test_residual_must_determine_the_unknowns(inputs):
+    function = ImplicitFunction(lambda i: solve(i) | {"norm": 1.0}, residual)
+    with pytest.raises(DefinitionError, match="4 elements for 5 unknowns") as caught:
+        function.jacobian(inputs, {"b"}, {"y"})
+    assert caught.value.code == "residual_size_mismatch"

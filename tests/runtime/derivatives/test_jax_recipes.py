@@ -1,0 +1,271 @@
+"""The recipes against plain JAX, on a function with every kind of leaf."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from pydantic import BaseModel
+
+from chainrule._errors import InputError, PathError
+from chainrule.runtime._schema import Array, Differentiable, Float32
+from chainrule.runtime.jax_recipes import (
+    jax_abstract_eval,
+    jax_apply,
+    jax_hessian_vector_product,
+    jax_jacobian,
+    jax_jvp,
+    jax_value_and_vjp,
+    jax_vjp,
+)
+
+INPUTS = {"x", "a.b.[0]"}
+OUTPUTS = {"y", "l.[0]"}
+
+
+def make_apply():
+    traces = []
+
+    @eqx.filter_jit
+    def apply(d):
+        traces.append(1)
+        wave = jnp.sin if d["mode"] == "sin" else jnp.cos
+        return {
+            "y": wave(d["x"]) * d["a"]["b"][0],
+            "k": 2 * d["i"],
+            "flag": d["x"].sum() > 0,
+            "label": d["mode"],
+            "nothing": None,
+            "l": [jnp.sum(d["x"] ** 2) * d["c"] * d["a"]["b"][0]],
+        }
+
+    return apply, traces
+
+
+@pytest.fixture
+def inputs():
+    return {
+        "x": np.arange(3, dtype=np.float32),
+        "a": {"b": [np.float32(2.0)]},
+        "i": np.arange(2),
+        "mode": "sin",
+        "c": 1.5,
+        "absent": None,
+    }
+
+
+def plain(x, b):
+    """The same function on bare arrays."""
+    return {"y": jnp.sin(x) * b, "l.[0]": jnp.sum(x**2) * 1.5 * b}
+
+
+@pytest.fixture
+def point(inputs):
+    return jnp.asarray(inputs["x"]), jnp.asarray(inputs["a"]["b"][0])
+
+
+@pytest.fixture
+def cotangent():
+    return {"y": np.array([1.0, -1.0, 2.0]), "l.[0]": 0.5}
+
+
+def assert_close(found, expected):
+    assert found.keys() == expected.keys()
+    for path, value in expected.items():
+        assert found[path].shape == np.shape(value)
+        np.testing.assert_allclose(found[path], value, rtol=1e-5, atol=1e-6)
+
+
+def test_apply_returns_what_the_function_returns(inputs, point):
+    apply, _ = make_apply()
+    outputs = jax_apply(apply, inputs)
+    np.testing.assert_allclose(outputs["y"], plain(*point)["y"])
+    assert outputs["label"] == "sin"
+    assert outputs["nothing"] is None
+
+
+@pytest.mark.parametrize("mode", ["auto", "forward", "reverse"])
+def test_jacobian(inputs, point, mode):
+    apply, _ = make_apply()
+    found = jax_jacobian(apply, inputs, INPUTS, OUTPUTS, mode=mode)
+    expected = jax.jacrev(plain, argnums=(0, 1))(*point)
+    for out, (by_x, by_b) in expected.items():
+        assert_close(found[out], {"x": by_x, "a.b.[0]": by_b})
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_jvp(inputs, point, batched):
+    apply, _ = make_apply()
+    v = {"x": np.array([[1.0, 2.0, 3.0], [0.0, 1.0, 0.0]]), "a.b.[0]": np.array([1.0, -1.0])}
+    expected = [
+        jax.jvp(plain, point, (jnp.float32(v["x"][i]), jnp.float32(v["a.b.[0]"][i])))[1]
+        for i in range(2)
+    ]
+    if batched:
+        found = jax_jvp(apply, inputs, INPUTS, OUTPUTS, v, batched=True)
+        assert_close(found, {p: np.stack([e[p] for e in expected]) for p in OUTPUTS})
+    else:
+        first = {path: value[0] for path, value in v.items()}
+        assert_close(jax_jvp(apply, inputs, INPUTS, OUTPUTS, first), expected[0])
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_vjp(inputs, point, cotangent, batched):
+    apply, _ = make_apply()
+    _, pull = jax.vjp(plain, *point)
+    by_x, by_b = pull({p: jnp.float32(u) for p, u in cotangent.items()})
+    if batched:
+        scales = np.array([1.0, 3.0])
+        batch = {p: np.multiply.outer(scales, u) for p, u in cotangent.items()}
+        found = jax_vjp(apply, inputs, INPUTS, OUTPUTS, batch, batched=True)
+        expected = {"x": np.multiply.outer(scales, by_x), "a.b.[0]": scales * by_b}
+        assert_close(found, expected)
+    else:
+        found = jax_vjp(apply, inputs, INPUTS, OUTPUTS, cotangent)
+        assert_close(found, {"x": by_x, "a.b.[0]": by_b})
+
+
+def test_value_and_vjp_is_one_pass(inputs, cotangent):
+    apply, traces = make_apply()
+    outputs, gradient = jax_value_and_vjp(apply, inputs, INPUTS, OUTPUTS, cotangent)
+    assert len(traces) == 1
+    assert_close(gradient, jax_vjp(apply, inputs, INPUTS, OUTPUTS, cotangent))
+    np.testing.assert_array_equal(outputs["k"], [0, 2])
+    assert outputs["label"] == "sin"
+    assert outputs["nothing"] is None
+
+
+def test_hessian_vector_product(inputs, point, cotangent):
+    apply, _ = make_apply()
+
+    def weighed(x, b):
+        outputs = plain(x, b)
+        return sum(jnp.sum(jnp.float32(u) * outputs[p]) for p, u in cotangent.items())
+
+    v = (jnp.array([1.0, 0.5, -1.0]), jnp.float32(2.0))
+    _, (by_x, by_b) = jax.jvp(jax.grad(weighed, argnums=(0, 1)), point, v)
+    tangent = {"x": v[0], "a.b.[0]": v[1]}
+    found = jax_hessian_vector_product(apply, inputs, INPUTS, OUTPUTS, cotangent, tangent)
+    assert_close(found, {"x": by_x, "a.b.[0]": by_b})
+
+
+def test_integers_booleans_and_python_numbers(inputs):
+    apply, _ = make_apply()
+    ins, outs = {"x", "i", "c"}, {"y", "k", "flag", "l.[0]"}
+    jacobian = jax_jacobian(apply, inputs, ins, outs)
+    assert jacobian["k"]["i"].shape == (2, 2)
+    assert not np.any(jacobian["k"]["i"])
+    assert jacobian["flag"]["x"].shape == (3,)
+    np.testing.assert_allclose(jacobian["l.[0]"]["c"], 10.0)
+    pushed = jax_jvp(apply, inputs, ins, outs, {"x": np.ones(3), "i": np.zeros(2), "c": 1.0})
+    assert pushed["k"].dtype == jnp.int32
+    assert pushed["flag"].dtype == bool
+    pulled = jax_vjp(
+        apply, inputs, ins, outs, {"y": np.ones(3), "k": np.ones(2), "flag": 1, "l.[0]": 0.0}
+    )
+    assert pulled["i"].shape == (2,)
+    assert not np.any(pulled["i"])
+
+
+def test_nothing_that_varies(inputs):
+    apply, _ = make_apply()
+    assert jax_jacobian(apply, inputs, {"i"}, {"k"})["k"]["i"].shape == (2, 2)
+    assert not np.any(jax_vjp(apply, inputs, {"i"}, {"k"}, {"k": np.ones(2)})["i"])
+
+
+@pytest.mark.parametrize("path", ["absent", "mode"])
+def test_what_is_no_array_cannot_be_differentiated(inputs, path):
+    apply, _ = make_apply()
+    with pytest.raises(PathError) as caught:
+        jax_jacobian(apply, inputs, {path}, {"y"})
+    assert caught.value.code == "path_not_differentiable"
+    with pytest.raises(PathError):
+        jax_jacobian(apply, inputs, {"x"}, {"label"})
+
+
+def test_compiled_once_whatever_the_order_of_paths(inputs, cotangent):
+    apply, traces = make_apply()
+    for ins in (["x", "a.b.[0]"], ["a.b.[0]", "x"], {"x", "a.b.[0]"}):
+        for outs in (["y", "l.[0]"], ["l.[0]", "y"]):
+            jax_vjp(apply, inputs, ins, outs, dict(reversed(cotangent.items())))
+            jax_vjp(apply, inputs, ins, outs, cotangent)
+    assert len(traces) == 1
+    jax_vjp(apply, inputs | {"x": inputs["x"] + 1}, ["x", "a.b.[0]"], OUTPUTS, cotangent)
+    assert len(traces) == 1
+    jax_vjp(apply, inputs | {"mode": "cos"}, ["x", "a.b.[0]"], OUTPUTS, cotangent)
+    assert len(traces) == 2
+
+
+def test_equal_statics_of_different_types_are_told_apart():
+    # Not jitted: `filter_jit` itself takes True for 1.
+    def apply(d):
+        return {"y": d["x"] * (2.0 if d["flag"] is True else 1.0)}
+
+    x = np.ones(2, np.float32)
+    for flag, factor in ((True, 2.0), (1, 1.0), (1.0, 1.0), (True, 2.0)):
+        found = jax_jacobian(apply, {"x": x, "flag": flag}, {"x"}, {"y"})
+        np.testing.assert_array_equal(found["y"]["x"], factor * np.eye(2))
+
+
+def test_statics_need_not_be_hashable():
+    def apply(d):
+        return {"y": d["x"] * len(d["names"]) * len(d["tags"])}
+
+    inputs = {"x": np.float32(1), "names": np.array(["a", "b", "c"]), "tags": {"t", "u"}}
+    assert jax_vjp(apply, inputs, {"x"}, {"y"}, {"y": 1.0})["x"] == 6.0
+
+
+class Model(BaseModel):
+    x: Differentiable[Array[(None,), Float32]]
+    scale: float = 2.0
+
+
+def test_inputs_may_be_a_model():
+    apply = eqx.filter_jit(lambda d: {"y": d["x"] * d["scale"]})
+    model = Model(x=np.ones(2, np.float32))
+    found = jax_jacobian(apply, model, {"x"}, {"y"})
+    np.testing.assert_array_equal(found["y"]["x"], 2 * np.eye(2))
+
+
+@pytest.mark.parametrize(
+    ("tangent", "code"),
+    [({"x": np.ones(3)}, "vector_keys_mismatch"),
+     ({"x": np.ones(4), "a.b.[0]": 1.0}, "vector_shape_mismatch")],
+)  # fmt: skip
+def test_vectors_that_do_not_fit(inputs, tangent, code):
+    apply, _ = make_apply()
+    with pytest.raises(InputError) as caught:
+        jax_jvp(apply, inputs, INPUTS, OUTPUTS, tangent)
+    assert caught.value.code == code
+
+
+def test_complex_functions():
+    apply = jax.jit(lambda d: {"y": d["z"] ** 2, "r": jnp.abs(d["x"] * (1 + 2j)) ** 2})
+    inputs = {"z": np.complex64([1 + 2j, 3j]), "x": np.float32([1.0, 2.0])}
+    found = jax_jacobian(apply, inputs, {"z"}, {"y"})
+    np.testing.assert_allclose(found["y"]["z"], np.diag(2 * inputs["z"]), rtol=1e-6)
+    found = jax_jacobian(apply, inputs, {"x"}, {"r"})
+    np.testing.assert_allclose(found["r"]["x"], np.diag(10 * inputs["x"]), rtol=1e-6)
+
+
+def test_abstract_evaluation_foretells_the_result(inputs):
+    apply, _ = make_apply()
+    abstract = inputs | {
+        "x": {"shape": (3,), "dtype": "float32"},
+        "a": {"b": [{"shape": [], "dtype": "float32"}]},
+        "i": {"shape": [2], "dtype": "int32"},
+    }
+    found = jax_abstract_eval(apply, abstract)
+    outputs = jax_apply(apply, inputs)
+    assert found["y"] == {"shape": outputs["y"].shape, "dtype": outputs["y"].dtype.name}
+    assert found["l"] == [{"shape": (), "dtype": "float32"}]
+    assert found["label"] == "sin"
+    assert found["nothing"] is None
+
+
+def test_forward_or_reverse_by_size():
+    from chainrule.runtime.jax_recipes._jacobian import choose_mode
+
+    wide, narrow = {"a": jnp.zeros(1000)}, {"b": jnp.zeros(4)}
+    assert choose_mode(narrow, wide) == "forward"
+    assert choose_mode(wide, narrow) == "reverse"
