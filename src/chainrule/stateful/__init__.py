@@ -5,7 +5,9 @@ transformed function is there after the call, nobody returns models, and several
 are one parameter.
 """
 
+from chainrule.stateful import layers
 from chainrule.stateful._branches import Cond, Switch, cond, switch
+from chainrule.stateful._checkpoint import LoadReport, load, save
 from chainrule.stateful._custom_vjp import CustomVjp, custom_vjp
 from chainrule.stateful._errors import CheckpointError, GradientError, TrackingError
 from chainrule.stateful._eval_shape import eval_shape
@@ -26,6 +28,7 @@ from chainrule.stateful._linear import jvp, linearize, vjp
 from chainrule.stateful._loops import Scan, WhileLoop, scan, while_loop
 from chainrule.stateful._masks import M, Mask
 from chainrule.stateful._module import Mode, Module
+from chainrule.stateful._optim import Optim, OptimState
 from chainrule.stateful._params import (
     BaseParam,
     DynamicParam,
@@ -66,10 +69,13 @@ __all__ = [
     "Jacfwd",
     "Jacrev",
     "Jit",
+    "LoadReport",
     "M",
     "Mask",
     "Mode",
     "Module",
+    "Optim",
+    "OptimState",
     "Param",
     "ParamCache",
     "ParamDict",
@@ -97,7 +103,10 @@ __all__ = [
     "jacrev",
     "jit",
     "jvp",
+    "layers",
     "linearize",
+    "load",
+    "save",
     "scan",
     "set_",
     "shard_map",

@@ -150,7 +150,7 @@ class Tuple(Container, tuple):
         return type(self), (tuple(self),)
 
 
-_CONTAINERS: dict[type, type[Container]] = {list: List, dict: Dict, tuple: Tuple}
+_CONTAINERS: dict[type, Any] = {list: List, dict: Dict, tuple: Tuple}
 _EDITS = {
     List: ("append", "extend", "insert", "remove", "pop", "clear", "sort", "reverse",
            "__setitem__", "__delitem__", "__iadd__", "__imul__"),

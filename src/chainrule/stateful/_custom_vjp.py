@@ -84,5 +84,4 @@ def custom_vjp(
     Returns:
         A function; call its `defvjp(fwd, bwd)` before using it.
     """
-    options = dict(nondiff_argnums=nondiff_argnums, kwargs_mask=kwargs_mask)
-    return decorator(CustomVjp, fun, options)
+    return decorator(CustomVjp, fun, nondiff_argnums=nondiff_argnums, kwargs_mask=kwargs_mask)

@@ -122,8 +122,9 @@ def _make(cls: type[_Derivative], summary: str, example: str = "") -> Any:
         kwargs_mask: Any = None,
         **jax_options: Any,
     ) -> Any:
-        options = dict(argnums=argnums, has_aux=has_aux, kwargs_mask=kwargs_mask, **jax_options)
-        return decorator(cls, fun, options)
+        return decorator(
+            cls, fun, argnums=argnums, has_aux=has_aux, kwargs_mask=kwargs_mask, **jax_options
+        )
 
     name = {"ValueAndGrad": "value_and_grad"}.get(cls.__name__, cls.__name__.lower())
     derivative.__name__ = derivative.__qualname__ = name

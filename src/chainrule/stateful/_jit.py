@@ -120,10 +120,10 @@ def _flat_function(
     def flat(values: list[Any], *args: Any) -> tuple[Any, dict[int, Any], _Notes | None]:
         plan = owner.plan(local.call)
         if donated:
-            given, *args = args
+            given, args = args[0], args[1:]
             by_slot = dict(zip((*kept, *donated), (*values, *given), strict=True))
             values = [by_slot[slot] for slot in range(len(by_slot))]
-        result, frame, returns_live = execute(plan, owner.fun, values, tuple(args), is_barrier=True)
+        result, frame, returns_live = execute(plan, owner.fun, values, args, is_barrier=True)
         new = frame.results()
         writes = {slot: new[slot] for slot in {*plan.slots_of(frame.written), *donated}}
         statics = plan.static_writes(frame.statics)
@@ -428,10 +428,17 @@ def jit(
         >>> float(decay(0.5, weight=w)), float(w[0])
         (2.0, 0.5)
     """
-    options = dict(
-        donate=donate, static_argnums=static_argnums, static_argnames=static_argnames,
-        donate_argnums=donate_argnums, in_shardings=in_shardings, out_shardings=out_shardings,
-        kwargs_shardings=kwargs_shardings, keep_unused=keep_unused, inline=inline,
+    return decorator(
+        Jit,
+        fun,
+        donate=donate,
+        static_argnums=static_argnums,
+        static_argnames=static_argnames,
+        donate_argnums=donate_argnums,
+        in_shardings=in_shardings,
+        out_shardings=out_shardings,
+        kwargs_shardings=kwargs_shardings,
+        keep_unused=keep_unused,
+        inline=inline,
         compiler_options=compiler_options,
-    )  # fmt: skip
-    return decorator(Jit, fun, options)
+    )

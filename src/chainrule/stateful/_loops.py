@@ -31,7 +31,7 @@ class Scan(Transformation):
         unroll: int | bool = 1,
         kwargs_mask: Any = None,
     ) -> None:
-        loop = {"length": length, "reverse": reverse, "unroll": unroll}
+        loop: dict[str, Any] = {"length": length, "reverse": reverse, "unroll": unroll}
         super().__init__(fun, kwargs_mask=kwargs_mask, **loop)
         self._mask = kwargs_mask
         self._loop = loop
@@ -109,8 +109,9 @@ def scan(
         >>> int(count), products.tolist(), float(total)
         (3, [0.0, 2.0, 6.0], 6.0)
     """
-    options = dict(length=length, reverse=reverse, unroll=unroll, kwargs_mask=kwargs_mask)
-    looped = decorator(Scan, f, options)
+    looped = decorator(
+        Scan, f, length=length, reverse=reverse, unroll=unroll, kwargs_mask=kwargs_mask
+    )
     return looped(*operands, **tracked) if operands else looped
 
 

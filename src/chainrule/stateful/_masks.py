@@ -48,13 +48,10 @@ class Mask:
     __slots__ = ("_choice", "_predicate", "_text")
 
     def __init__(self, select: Any = None) -> None:
-        if isinstance(select, Mask):
-            self._predicate, self._text, self._choice = (
-                select._predicate, select._text, select._choice,
-            )  # fmt: skip
-            return
-        self._predicate, self._text = _parse(select)
-        self._choice: tuple[Any, Any] | None = None
+        self._predicate: Predicate
+        self._text: str
+        self._choice: tuple[Any, Any] | None
+        self._predicate, self._text, self._choice = _parse(select)
 
     @classmethod
     def _make(cls, predicate: Predicate, text: str, choice: Any = None) -> Mask:
@@ -145,18 +142,19 @@ class Mask:
 M = Mask
 
 
-def _parse(select: Any) -> tuple[Predicate, str]:
+def _parse(select: Any) -> tuple[Predicate, str, tuple[Any, Any] | None]:
+    if isinstance(select, Mask):
+        return select._predicate, select._text, select._choice
     if select is None:
-        return (lambda param, path: True), "M()"
+        return (lambda param, path: True), "M()", None
     if isinstance(select, (type, tuple, types.UnionType)):
         kinds = select
         name = getattr(select, "__name__", None) or str(select)
-        return (lambda param, path: isinstance(param, kinds)), f"M({name})"
+        return (lambda param, path: isinstance(param, kinds)), f"M({name})", None
     if callable(select):
         function = select
-        return (
-            lambda param, path: function(param)
-        ), f"M({getattr(function, '__name__', function)})"
+        name = getattr(function, "__name__", repr(function))
+        return (lambda param, path: function(param)), f"M({name})", None
     raise InputError(
         f"A mask is made from a kind, a tuple of kinds, a mask or a function; found {select!r}.",
         code="bad_mask",

@@ -119,7 +119,7 @@ class Module(Node):
 
         A module that matches is not searched further; one that does not is.
         """
-        kinds = Module if cls is None else cls
+        kinds: Any = Module if cls is None else cls
         seen: set[int] = set()
 
         def search(tree: Any) -> Iterator[Module]:

@@ -106,7 +106,7 @@ class BaseParam(Node):
         return tuple((_VALUE_KEY, child) for child in children), aux
 
     @classmethod
-    def _unflatten(cls, aux: Any, children: tuple[Any, ...]) -> BaseParam:
+    def _unflatten(cls, aux: Any, children: Any) -> BaseParam:
         raise NotImplementedError
 
     @classmethod
@@ -180,7 +180,7 @@ class DynamicParam(BaseParam):
         return (DynamicParam.get(self),), self.metadata
 
     @classmethod
-    def _unflatten(cls, aux: Static, children: tuple[Any, ...]) -> BaseParam:
+    def _unflatten(cls, aux: Static, children: Any) -> BaseParam:
         return cls._restore(children[0], aux.value)
 
     def get(self) -> Any:
@@ -326,7 +326,7 @@ class StaticParam(BaseParam):
         return (), Static((self.get(), self.metadata))
 
     @classmethod
-    def _unflatten(cls, aux: Static, children: tuple[Any, ...]) -> StaticParam:
+    def _unflatten(cls, aux: Static, children: Any) -> StaticParam:
         value, metadata = aux.value
         return cls._restore(value, metadata.value)  # type: ignore[return-value]
 

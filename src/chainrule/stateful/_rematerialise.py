@@ -27,7 +27,7 @@ class Checkpoint(Transformation):
     ) -> None:
         super().__init__(fun, prevent_cse=prevent_cse, policy=policy, static_argnums=static_argnums)
         nums = (static_argnums,) if isinstance(static_argnums, int) else static_argnums
-        self._jax_options = {
+        self._jax_options: dict[str, Any] = {
             "prevent_cse": prevent_cse,
             "policy": policy,
             "static_argnums": tuple(num + 1 if num >= 0 else num for num in nums),
@@ -56,5 +56,6 @@ def checkpoint(
         policy: as in `jax.checkpoint`.
         static_argnums: as in `jax.checkpoint`; positions count the positional arguments.
     """
-    options = dict(prevent_cse=prevent_cse, policy=policy, static_argnums=static_argnums)
-    return decorator(Checkpoint, fun, options)
+    return decorator(
+        Checkpoint, fun, prevent_cse=prevent_cse, policy=policy, static_argnums=static_argnums
+    )

@@ -1,8 +1,8 @@
 """Parameters as one more argument of a function that is differentiated.
 
 JAX differentiates positional arguments. Where a mask selects parameters, their values become one more, last
-positional argument: a dictionary `{keyword: {path: value}}`. Every rule of JAX about arguments (`argnums`, the
-structure of gradients, Jacobians and Hessians, tangents and cotangents) then holds for parameters too.
+positional argument: a dictionary `{keyword: {path: value}}`. Every rule of JAX about arguments (`argnums`,
+the structure of gradients, Jacobians and Hessians, tangents and cotangents) then holds for parameters too.
 """
 
 from __future__ import annotations

@@ -77,8 +77,12 @@ def shard_map(
 
     Random generators that are replicated give every shard its own keys.
     """
-    options = dict(
-        mesh=mesh, in_specs=in_specs, out_specs=out_specs, kwargs_mask=kwargs_mask,
+    return decorator(
+        ShardMap,
+        f,
+        mesh=mesh,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        kwargs_mask=kwargs_mask,
         check_vma=check_vma,
-    )  # fmt: skip
-    return decorator(ShardMap, f, options)
+    )

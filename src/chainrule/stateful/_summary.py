@@ -8,7 +8,6 @@ from typing import Any
 
 from chainrule.stateful._module import Module
 from chainrule.stateful._nodes import Node
-from chainrule.stateful._params import StaticParam
 from chainrule.stateful._values import describe, nbytes
 from chainrule.stateful._walk import Structure, named_pairs
 
@@ -108,7 +107,7 @@ def render(node: Node, indent: int = 0, seen: set[int] | None = None) -> str:
     pad = "  " * (indent + 1)
     lines = []
     for key, value in named_pairs(node):
-        if key == "_mode" and isinstance(value, StaticParam):
+        if key.startswith("_"):
             continue
         is_branch = isinstance(value, Module) or hasattr(value, "pairs")
         text = render(value, indent + 1, seen) if is_branch else repr(value)

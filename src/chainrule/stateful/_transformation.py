@@ -45,7 +45,7 @@ class Transformation:
 
 
 def decorator(
-    transformation: Callable[..., Any], fun: Callable[..., Any] | None, options: dict[str, Any]
+    transformation: Callable[..., Any], fun: Callable[..., Any] | None, **options: Any
 ) -> Any:
     """`f = transformation(f)`, `@transformation` and `@transformation(option=…)` alike."""
     if fun is None:

@@ -90,9 +90,9 @@ def is_inexact(value: Any) -> bool:
 
 def same_type(a: Any, b: Any) -> bool:
     """Whether two values have the same tree structure, shapes and dtypes."""
-    leaves_a, tree_a = jax.tree.flatten(a)
-    leaves_b, tree_b = jax.tree.flatten(b)
-    return tree_a == tree_b and all(
+    leaves_a, leaves_b = jax.tree.leaves(a), jax.tree.leaves(b)
+    structure: Any = jax.tree.structure(a)
+    return structure == jax.tree.structure(b) and all(
         np.shape(x) == np.shape(y) and _dtype(x) == _dtype(y)
         for x, y in zip(leaves_a, leaves_b, strict=True)
     )
@@ -111,12 +111,12 @@ def conform(old: Any, new: Any) -> tuple[bool, Any]:
         return True, new
     if isinstance(old, jax.Array) and isinstance(new, jax.Array):
         return _conform_leaf(old, new)
-    old_leaves, old_tree = jax.tree.flatten(old)
-    new_leaves, new_tree = jax.tree.flatten(new)
-    if old_tree != new_tree:
+    old_leaves, new_leaves = jax.tree.leaves(old), jax.tree.leaves(new)
+    tree: Any = jax.tree.structure(new)
+    if tree != jax.tree.structure(old):
         return False, new
     fitted = [_conform_leaf(o, n) for o, n in zip(old_leaves, new_leaves, strict=True)]
-    return all(ok for ok, _ in fitted), jax.tree.unflatten(new_tree, [leaf for _, leaf in fitted])
+    return all(ok for ok, _ in fitted), jax.tree.unflatten(tree, [leaf for _, leaf in fitted])
 
 
 def _conform_leaf(old: Any, new: Any) -> tuple[bool, Any]:

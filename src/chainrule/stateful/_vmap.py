@@ -29,27 +29,30 @@ class Vmap(Transformation):
         in_axes: Any = 0,
         out_axes: Any = 0,
         axis_name: Hashable | None = None,
-        axis_size: int | None = None,
-        spmd_axis_name: Any = None,
+        **jax_options: Any,
     ) -> None:
-        options = dict(
-            kwargs_mask=kwargs_mask, in_axes=in_axes, out_axes=out_axes, axis_name=axis_name,
-            axis_size=axis_size, spmd_axis_name=spmd_axis_name,
-        )  # fmt: skip
-        super().__init__(fun, **options)
+        super().__init__(
+            fun,
+            kwargs_mask=kwargs_mask,
+            in_axes=in_axes,
+            out_axes=out_axes,
+            axis_name=axis_name,
+            **jax_options,
+        )
         self._mask = kwargs_mask
-        self._in_axes, self._out_axes = in_axes, out_axes
+        self._in_axes = in_axes
+        self._out_axes = out_axes
         # Lanes are told apart by their index, so the axis always has a name.
         self._axis_name = _LANES if axis_name is None else axis_name
-        self._jax_options = {"axis_size": axis_size, "spmd_axis_name": spmd_axis_name}
+        self._jax_options = jax_options
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = Call(kwargs)
         axes = resolve_mask(self._mask, call.plan, None)
         fork = Fork(call, [axis is None for axis in axes])
-        mapped = fork.lanes(call.pure(self._fun), lambda: jax.lax.axis_index(self._axis_name))
+        lanes = fork.lanes(call.pure(self._fun), self._lane_index)
         try:
-            result, values = self._map(mapped, axes, axes[: len(call.plan.params)])(
+            result, values = self._map(lanes, args, axes, axes[: len(call.plan.params)])(
                 fork.values, *args
             )
         except ValueError as error:
@@ -57,59 +60,50 @@ class Vmap(Transformation):
             raise
         return fork.finish(result, values)
 
+    def _lane_index(self) -> Any:
+        return jax.lax.axis_index(self._axis_name)
+
     def _map(
-        self, mapped: Callable[..., Any], axes: list[Any], out_axes: Any
+        self, function: Callable[..., Any], args: tuple[Any, ...], axes: Any, out_axes: Any
     ) -> Callable[..., Any]:
         in_axes = self._in_axes
-        if isinstance(in_axes, (tuple, list)):
-            in_axes = (axes, *in_axes)
-            return jax.vmap(
-                mapped, in_axes=in_axes, out_axes=(self._out_axes, out_axes),
-                axis_name=self._axis_name, **self._jax_options,
-            )  # fmt: skip
-
-        def call(values: Any, *args: Any) -> Any:
-            return jax.vmap(
-                mapped, in_axes=(axes, *(in_axes for _ in args)), out_axes=(self._out_axes, out_axes),
-                axis_name=self._axis_name, **self._jax_options,
-            )(values, *args)  # fmt: skip
-
-        return call
+        per_argument = in_axes if isinstance(in_axes, (tuple, list)) else (in_axes,) * len(args)
+        return jax.vmap(
+            function,
+            in_axes=(axes, *per_argument),
+            out_axes=(self._out_axes, out_axes),
+            axis_name=self._axis_name,
+            **self._jax_options,
+        )
 
     def _explain(
-        self, error: Exception, call: Call, fork: Fork, axes: list[Any], args: Any
+        self, error: Exception, call: Call, fork: Fork, axes: list[Any], args: tuple[Any, ...]
     ) -> None:
-        """Name the shared parameters that got a different value per lane, if that is what failed."""
-        culprits = [
-            slot for slot in sorted(call.written) if self._is_batched(slot, call, fork, axes, args)
-        ]
-        if culprits:
-            paths = ", ".join(f"`{call.plan.paths[slot]}`" for slot in culprits)
-            raise TrackingError(
-                f"Under vmap, {paths} is shared by all lanes but was set to a value that differs between "
-                "them. Map it (`kwargs_mask`), or reduce the value over the axis first "
-                "(`jax.lax.pmean(value, axis_name)`).",
-                code="batched_write",
-                path=call.plan.paths[culprits[0]],
-            ) from error
+        """Name the shared parameters that got a different value per lane, if that is what failed.
 
-    def _is_batched(self, slot: int, call: Call, fork: Fork, axes: list[Any], args: Any) -> bool:
-        """Found by experiment: return only this parameter, once as shared and once as mapped."""
-        if axes[slot] is not None:
-            return False
-        run = fork.lanes(call.pure(self._fun), lambda: jax.lax.axis_index(self._axis_name))
+        Found by experiment: return only one parameter, once as mapped and once as shared.
+        """
 
-        def only(values: Any, *args: Any) -> Any:
-            return None, run(values, *args)[1][slot]
-
-        def works(axis: int | None) -> bool:
+        def works(slot: int, axis: int | None) -> bool:
+            lanes = fork.lanes(call.pure(self._fun), self._lane_index)
+            only = self._map(lambda *a: (None, lanes(*a)[1][slot]), args, axes, axis)
             try:
-                jax.eval_shape(self._map(only, axes, axis), fork.values, *args)
+                jax.eval_shape(only, fork.values, *args)
             except ValueError:
                 return False
             return True
 
-        return works(0) and not works(None)
+        shared = [slot for slot in sorted(call.written) if axes[slot] is None]
+        culprits = [slot for slot in shared if works(slot, 0) and not works(slot, None)]
+        if culprits:
+            paths = ", ".join(f"`{call.plan.paths[slot]}`" for slot in culprits)
+            raise TrackingError(
+                f"Under vmap, {paths} is shared by all lanes but was set to a value that differs "
+                "between them. Map it (`kwargs_mask`), or reduce the value over the axis first "
+                "(`jax.lax.pmean(value, axis_name)`).",
+                code="batched_write",
+                path=call.plan.paths[culprits[0]],
+            ) from error
 
 
 def vmap(
@@ -139,7 +133,7 @@ def vmap(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from chainrule.stateful import M, Param, vmap
+        >>> from chainrule.stateful import Param, vmap
         >>> total = Param(jnp.zeros(3))
         >>> @vmap(kwargs_mask={"total": 0})
         ... def add(x, *, total):
@@ -148,8 +142,13 @@ def vmap(
         >>> total.get().tolist()
         [0.0, 1.0, 2.0]
     """
-    options = dict(
-        kwargs_mask=kwargs_mask, in_axes=in_axes, out_axes=out_axes, axis_name=axis_name,
-        axis_size=axis_size, spmd_axis_name=spmd_axis_name,
-    )  # fmt: skip
-    return decorator(Vmap, fun, options)
+    return decorator(
+        Vmap,
+        fun,
+        kwargs_mask=kwargs_mask,
+        in_axes=in_axes,
+        out_axes=out_axes,
+        axis_name=axis_name,
+        axis_size=axis_size,
+        spmd_axis_name=spmd_axis_name,
+    )

@@ -1,0 +1,200 @@
+"""Optimisers: optax on the parameters of a model, with its state as one more tracked parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from chainrule._errors import InputError
+from chainrule.stateful._errors import GradientError
+from chainrule.stateful._masks import Mask, select
+from chainrule.stateful._module import Module
+from chainrule.stateful._params import DynamicParam, Param, StaticParam
+from chainrule.stateful._values import describe
+from chainrule.stateful._walk import join
+
+__all__ = ["Optim", "OptimState"]
+
+
+class OptimState(Param):
+    """The state of an optimiser: `None` until the first step, then optax's own pytree."""
+
+    __slots__ = ()
+    keeps_type: ClassVar[bool] = False
+
+
+class Optim(Module):
+    """An optax optimiser for the parameters that a mask selects.
+
+    Pass it by keyword to the transformed function that calls `step`; its state is made at the first step
+    and tracked like any parameter. Starting again (`reset`) compiles nothing anew.
+
+    Args:
+        optimizer: an optax transformation, or a function of no arguments that makes one. A dictionary
+            from kind (or mask) to optimiser gives every kind its own; each parameter belongs to the
+            first entry that matches.
+        mask: which parameters are trained; by default all trainable ones (real or complex, not frozen,
+            no caches), with a dictionary those that an entry matches.
+        accumulate: apply the average of this many gradients at every such step.
+
+    Example:
+        >>> import jax.numpy as jnp, optax
+        >>> from chainrule.stateful import Optim, Param, jit, value_and_grad
+        >>> w, optim = Param(jnp.array([3.0])), Optim(optax.sgd(0.1))
+        >>> @jit
+        ... def step(*, w, optim):
+        ...     loss = value_and_grad(lambda *, w: jnp.sum(w**2), kwargs_mask=True)
+        ...     value, grads = loss(w=w)
+        ...     optim.step(w, grads["w"])
+        ...     return value
+        >>> [round(float(step(w=w, optim=optim)), 3) for _ in range(3)]
+        [9.0, 5.76, 3.686]
+    """
+
+    def __init__(self, optimizer: Any, mask: Any = None, *, accumulate: int = 1) -> None:
+        self.optimizers = StaticParam(_groups(optimizer))
+        self.mask = StaticParam(mask)
+        self.accumulate = accumulate
+        self.state = OptimState(None)
+        self.count = Param(jnp.zeros((), jnp.int32), frozen=True)
+
+    def step(
+        self, tree: Any, gradients: Any, *, allow_missing: bool = False, **extra: Any
+    ) -> dict[str, Any]:
+        """Change the selected parameters of a tree by one step.
+
+        Args:
+            tree: a module, a parameter, or a container of them.
+            gradients: `{path: gradient}` as `grad` and `value_and_grad` return for one keyword; for a
+                single parameter, its gradient; for a dictionary of modules, one entry per module.
+            allow_missing: leave parameters without gradient unchanged instead of raising. Each step
+                must miss the same ones.
+            **extra: what the optimiser's `update` takes beyond that (a loss value for a line search).
+
+        Returns:
+            `{path: update}` as added to the parameters.
+
+        Raises:
+            GradientError: a selected parameter has no gradient, or one of another shape.
+        """
+        params, given = self._match(tree, gradients, allow_missing)
+        values = {path: param.value for path, param in params.items()}
+        optimizer = self._optimizer(params)
+        state = self.state.get()
+        if state is None:
+            state = optimizer.init(values)
+        updates, state = optax.with_extra_args_support(optimizer).update(
+            given, state, values, **extra
+        )
+        for path, value in optax.apply_updates(values, updates).items():
+            params[path].set(value)
+        self.state.set(state)
+        self.count.set(self.count.get() + 1)
+        return updates
+
+    def init(self, tree: Any) -> None:
+        """Make the state now; otherwise the first step does."""
+        params = self._selected(tree)
+        self.state.set(self._optimizer(params).init({k: p.value for k, p in params.items()}))
+
+    def reset(self) -> None:
+        """Forget the state; the next step starts afresh."""
+        self.state.set(None)
+        self.count.set(jnp.zeros_like(self.count.get()))
+
+    def _selected(self, tree: Any) -> dict[str, DynamicParam]:
+        groups = self.optimizers.get()
+        params = select(tree, self.mask.get())
+        if len(groups) == 1 and groups[0][0] is None:
+            return params
+        return {path: p for path, p in params.items() if _group_of(groups, p, path) is not None}
+
+    def _optimizer(self, params: Mapping[str, DynamicParam]) -> Any:
+        groups = self.optimizers.get()
+        if len(groups) == 1 and groups[0][0] is None:
+            optimizer = groups[0][1]
+        else:
+            labels = {path: _group_of(groups, param, path) for path, param in params.items()}
+            optimizer = optax.partition(
+                {str(i): transformation for i, (_, transformation) in enumerate(groups)}, labels
+            )
+        if self.accumulate > 1:
+            steps = optax.MultiSteps(optimizer, every_k_schedule=self.accumulate)
+            optimizer = steps.gradient_transformation()
+        return optimizer
+
+    def _match(
+        self, tree: Any, gradients: Any, allow_missing: bool
+    ) -> tuple[dict[str, DynamicParam], dict[str, Any]]:
+        params = self._selected(tree)
+        given = _by_path(gradients, params)
+        missing = {path: param for path, param in params.items() if given.get(path) is None}
+        if missing and not allow_missing:
+            raise _missing(missing, len(params), given)
+        params = {path: param for path, param in params.items() if path not in missing}
+        for path, param in params.items():
+            if jax.tree.map(jnp.shape, param.value) != jax.tree.map(jnp.shape, given[path]):
+                raise GradientError(
+                    f"The gradient of `{path}` is {describe(given[path])}, the parameter is "
+                    f"{describe(param.value)}.",
+                    code="gradient_shape",
+                    path=path,
+                )
+        return params, {path: given[path] for path in params}
+
+
+def _groups(optimizer: Any) -> tuple[tuple[Mask | None, Any], ...]:
+    if not isinstance(optimizer, Mapping):
+        return ((None, _made(optimizer)),)
+    return tuple((Mask(kind), _made(entry)) for kind, entry in optimizer.items())
+
+
+def _made(optimizer: Any) -> Any:
+    if isinstance(optimizer, optax.GradientTransformation):
+        return optimizer
+    if callable(optimizer):
+        return _made(optimizer())
+    raise InputError(
+        f"Expected an optax optimiser such as `optax.adam(1e-3)`, found {type(optimizer).__name__}.",
+        code="bad_argument",
+    )
+
+
+def _group_of(groups: Any, param: Any, path: str) -> str | None:
+    return next((str(i) for i, (mask, _) in enumerate(groups) if mask.matches(param, path)), None)
+
+
+def _by_path(gradients: Any, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Gradients by path, whether they come for one keyword, for several, or for a bare parameter."""
+    if "" in params:
+        return {"": gradients.value if isinstance(gradients, DynamicParam) else gradients}
+    if not isinstance(gradients, Mapping):
+        raise GradientError(
+            f"Expected gradients as {{path: gradient}}, found {type(gradients).__name__}.",
+            code="gradient_structure",
+        )
+    flat = {}
+    for key, entry in gradients.items():
+        if key not in params and isinstance(entry, Mapping):
+            flat.update({join(key, path): gradient for path, gradient in entry.items()})
+        else:
+            flat[key] = entry
+    return flat
+
+
+def _missing(missing: Mapping[str, Any], total: int, given: Mapping[str, Any]) -> GradientError:
+    shown = [f"`{path}` {describe(param.value)}" for path, param in list(missing.items())[:8]]
+    hint = ""
+    if given and not set(given) & set(missing):
+        hint = f" The gradients given are for {', '.join(f'`{path}`' for path in list(given)[:4])}."
+    return GradientError(
+        f"No gradient reached {len(missing)} of {total} parameters: {', '.join(shown)}"
+        f"{', …' if len(missing) > 8 else ''}.{hint} Select them in `kwargs_mask` of the gradient, leave "
+        "them out of the optimiser's mask, or pass `allow_missing=True` to leave them unchanged.",
+        path=next(iter(missing)),
+        details={"missing": list(missing)},
+    )

@@ -1,0 +1,46 @@
+"""Layers: thin over equinox, with tracked parameters inside.
+
+Every layer works on one sample, as in equinox; map over a batch with `chainrule.stateful.vmap`.
+"""
+
+from chainrule.stateful._tree_tools import shared
+from chainrule.stateful.layers._basic import (
+    Attention,
+    AvgPool,
+    Conv,
+    ConvTranspose,
+    Dropout,
+    Embedding,
+    GroupNorm,
+    GRUCell,
+    LayerNorm,
+    Linear,
+    LSTMCell,
+    MaxPool,
+    RMSNorm,
+    Sequential,
+)
+from chainrule.stateful.layers._batch_norm import BatchNorm
+from chainrule.stateful.layers._layer import Layer, LayerParam, LayerState
+
+__all__ = [
+    "Attention",
+    "AvgPool",
+    "BatchNorm",
+    "Conv",
+    "ConvTranspose",
+    "Dropout",
+    "Embedding",
+    "GRUCell",
+    "GroupNorm",
+    "LSTMCell",
+    "Layer",
+    "LayerNorm",
+    "LayerParam",
+    "LayerState",
+    "Linear",
+    "MaxPool",
+    "RMSNorm",
+    "Sequential",
+    "shared",
+]

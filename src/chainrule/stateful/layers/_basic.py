@@ -1,0 +1,198 @@
+"""Layers that are equinox layers with parameters inside; keys come from a generator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+
+from chainrule.stateful._module import Module
+from chainrule.stateful._params import StaticParam
+from chainrule.stateful._random import RKG, RandomKeyGenerator
+from chainrule.stateful.layers._layer import Layer
+
+__all__ = [
+    "Attention", "AvgPool", "Conv", "ConvTranspose", "Dropout", "Embedding", "GRUCell", "GroupNorm",
+    "LSTMCell", "LayerNorm", "Linear", "MaxPool", "RMSNorm", "Sequential",
+]  # fmt: skip
+
+
+class Linear(Layer):
+    """`weight @ x + bias`, for one vector.
+
+    Args:
+        in_features: size of the input.
+        out_features: size of the output.
+        use_bias: whether there is a bias.
+        dtype: of the parameters.
+        rkg: where the initial weights come from.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        use_bias: bool = True,
+        dtype: Any = None,
+        rkg: RandomKeyGenerator = RKG,
+    ) -> None:
+        super().__init__(
+            eqx.nn.Linear(in_features, out_features, use_bias=use_bias, dtype=dtype, key=rkg())
+        )
+
+
+class Conv(Layer):
+    """Convolution of one image with channels first.
+
+    Args:
+        dims: number of spatial dimensions.
+        in_channels: channels of the input.
+        out_channels: channels of the output.
+        kernel_size: an integer or one per dimension.
+        rkg: where the initial weights come from.
+        **options: `stride`, `padding`, `dilation`, `groups`, `use_bias`, …, as in `equinox.nn.Conv`.
+    """
+
+    def __init__(
+        self,
+        dims: int,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        *,
+        rkg: RandomKeyGenerator = RKG,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            eqx.nn.Conv(dims, in_channels, out_channels, kernel_size, key=rkg(), **options)
+        )
+
+
+class ConvTranspose(Layer):
+    """Transposed convolution; arguments as for `Conv`."""
+
+    def __init__(
+        self,
+        dims: int,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        *,
+        rkg: RandomKeyGenerator = RKG,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            eqx.nn.ConvTranspose(dims, in_channels, out_channels, kernel_size, key=rkg(), **options)
+        )
+
+
+class MaxPool(Layer):
+    """Maximum over windows of one image with channels first; arguments as `equinox.nn.MaxPool1d` ff."""
+
+    def __init__(self, dims: int, kernel_size: int | Sequence[int], **options: Any) -> None:
+        pool = (eqx.nn.MaxPool1d, eqx.nn.MaxPool2d, eqx.nn.MaxPool3d)[dims - 1]
+        super().__init__(pool(kernel_size, **options))
+
+
+class AvgPool(Layer):
+    """Mean over windows of one image with channels first; arguments as `equinox.nn.AvgPool1d` ff."""
+
+    def __init__(self, dims: int, kernel_size: int | Sequence[int], **options: Any) -> None:
+        pool = (eqx.nn.AvgPool1d, eqx.nn.AvgPool2d, eqx.nn.AvgPool3d)[dims - 1]
+        super().__init__(pool(kernel_size, **options))
+
+
+class LayerNorm(Layer):
+    """Normalisation over the whole input of a given shape."""
+
+    def __init__(self, shape: int | Sequence[int], **options: Any) -> None:
+        super().__init__(eqx.nn.LayerNorm(shape, **options))
+
+
+class RMSNorm(Layer):
+    """Normalisation by the root mean square over the whole input of a given shape."""
+
+    def __init__(self, shape: int | Sequence[int], **options: Any) -> None:
+        super().__init__(eqx.nn.RMSNorm(shape, **options))
+
+
+class GroupNorm(Layer):
+    """Normalisation over groups of channels."""
+
+    def __init__(self, groups: int, channels: int | None = None, **options: Any) -> None:
+        super().__init__(eqx.nn.GroupNorm(groups, channels, **options))
+
+
+class Embedding(Layer):
+    """A table of vectors, looked up by an integer."""
+
+    def __init__(
+        self, num_embeddings: int, embedding_size: int, *, rkg: RandomKeyGenerator = RKG
+    ) -> None:
+        super().__init__(eqx.nn.Embedding(num_embeddings, embedding_size, key=rkg()))
+
+
+class Attention(Layer):
+    """Multi-head attention of one sequence of queries; arguments as `equinox.nn.MultiheadAttention`."""
+
+    def __init__(
+        self, num_heads: int, query_size: int, *, rkg: RandomKeyGenerator = RKG, **options: Any
+    ) -> None:
+        super().__init__(eqx.nn.MultiheadAttention(num_heads, query_size, key=rkg(), **options))
+
+
+class GRUCell(Layer):
+    """One step of a gated recurrent unit: `cell(x, hidden) -> hidden`."""
+
+    def __init__(
+        self, input_size: int, hidden_size: int, *, rkg: RandomKeyGenerator = RKG, **options: Any
+    ) -> None:
+        super().__init__(eqx.nn.GRUCell(input_size, hidden_size, key=rkg(), **options))
+
+
+class LSTMCell(Layer):
+    """One step of a long short-term memory: `cell(x, (hidden, cell)) -> (hidden, cell)`."""
+
+    def __init__(
+        self, input_size: int, hidden_size: int, *, rkg: RandomKeyGenerator = RKG, **options: Any
+    ) -> None:
+        super().__init__(eqx.nn.LSTMCell(input_size, hidden_size, key=rkg(), **options))
+
+
+class Dropout(Module):
+    """Sets entries to zero at random while training, and scales the others to keep the mean.
+
+    Args:
+        p: the share of entries set to zero.
+        inference: whether to pass the input through; `model.train()` and `model.eval()` switch it.
+        rkg: where the keys come from.
+    """
+
+    def __init__(
+        self, p: float = 0.5, *, inference: bool = False, rkg: RandomKeyGenerator = RKG
+    ) -> None:
+        self.p = p
+        self.inference = StaticParam(inference)
+        # The default generator is tracked everywhere; only one of the user's own has to be held.
+        self.rkg = None if rkg is RKG else rkg
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        if self.inference.get() or self.p == 0:
+            return x
+        key = (self.rkg or RKG)()
+        return eqx.nn.Dropout(self.p)(x, key=key)
+
+
+class Sequential(Module):
+    """Layers and functions, one after the other."""
+
+    def __init__(self, *layers: Callable[..., Any]) -> None:
+        self.layers = list(layers)
+
+    def __call__(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = layer(x)
+        return x

@@ -1,0 +1,125 @@
+"""`Layer`: an equinox module whose arrays are parameters."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import equinox as eqx
+import jax
+
+from chainrule._errors import DefinitionError
+from chainrule._trees import Segment, split_path
+from chainrule.stateful._containers import List
+from chainrule.stateful._module import Module
+from chainrule.stateful._params import DynamicParam, Param, StaticParam
+from chainrule.stateful._statics import Static
+from chainrule.stateful._walk import key_path
+
+__all__ = ["Layer", "LayerParam", "LayerState"]
+
+
+class LayerParam(Param):
+    """A weight of a layer."""
+
+    __slots__ = ()
+
+
+class LayerState(Param):
+    """State of a layer that is computed, not trained: running statistics."""
+
+    __slots__ = ()
+    frozen = True
+
+
+class _Namespace(Module):
+    """Parameters of a part of an equinox module."""
+
+
+class Layer(Module):
+    """An equinox module inside a model: its arrays are parameters with the paths they have in it.
+
+    `Layer(eqx.nn.MLP(...))` has parameters `layers.[0].weight`, and so on; calling it calls the equinox
+    module with their current values. Assigning an equinox module to an attribute of a `Module` makes a
+    `Layer` of it.
+
+    Args:
+        module: an equinox module.
+        kind: the kind of its parameters.
+
+    Example:
+        >>> import equinox as eqx, jax, jax.numpy as jnp
+        >>> layer = Layer(eqx.nn.Linear(3, 2, key=jax.random.key(0)))
+        >>> layer.weight
+        LayerParam(f32[2,3])
+        >>> layer(jnp.ones(3)).shape
+        (2,)
+    """
+
+    def __init__(self, module: eqx.Module, *, kind: type[DynamicParam] = LayerParam) -> None:
+        arrays, rest = eqx.partition(module, eqx.is_array)
+        pairs = jax.tree_util.tree_flatten_with_path(arrays)[0]
+        places = tuple(split_path(key_path(keys)) for keys, _ in pairs)
+        for place, (_, leaf) in zip(places, pairs, strict=True):
+            _put(self, place, kind(leaf))
+        self._places = places
+        self._arrays = jax.tree.structure(arrays)
+        self._rest = Static(rest)
+        flags = jax.tree.leaves(module, is_leaf=_has_flag)
+        flag = next((part.inference for part in flags if _has_flag(part)), None)
+        if flag is not None:
+            self.inference = StaticParam(flag)
+
+    def build(self) -> Any:
+        """The equinox module with the current values."""
+        leaves = [_at(self, place).get() for place in self._places]
+        arrays = jax.tree.unflatten(self._arrays, leaves)
+        module = eqx.combine(arrays, self._rest.value)
+        flag = self.__dict__.get("inference")
+        return module if flag is None else eqx.nn.inference_mode(module, flag.get())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.build()(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self._rest.value, name)
+
+
+def _has_flag(part: Any) -> bool:
+    return isinstance(part, eqx.Module) and hasattr(part, "inference")
+
+
+def _put(module: Any, place: tuple[Segment, ...], param: DynamicParam) -> None:
+    """Assign a parameter at a place, making what lies on the way."""
+    for here, following in itertools.pairwise(place):
+        module = _child(module, here, List() if isinstance(following, int) else _Namespace())
+    _assign(module, place[-1], param)
+
+
+def _child(parent: Any, segment: Segment, new: Any) -> Any:
+    try:
+        child = _at(parent, (segment,))
+    except (AttributeError, LookupError):
+        child = None
+    if child is None:
+        _assign(parent, segment, new)
+        child = new
+    return child
+
+
+def _assign(parent: Any, segment: Segment, value: Any) -> None:
+    if isinstance(segment, str):
+        setattr(parent, segment, value)
+        return
+    if not isinstance(parent, List):
+        raise DefinitionError(f"Cannot place parameter [{segment}].", code="bad_definition")
+    parent.extend([None] * (segment + 1 - len(parent)))
+    parent[segment] = value
+
+
+def _at(module: Any, place: tuple[Segment, ...]) -> Any:
+    for segment in place:
+        module = module[segment] if isinstance(segment, int) else module.__dict__[segment]
+    return module
