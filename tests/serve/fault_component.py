@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
@@ -61,10 +62,8 @@ def apply(inputs: InputSchema) -> OutputSchema:
         case "stubborn":
             deadline = time.monotonic() + inputs.seconds
             while time.monotonic() < deadline:
-                try:
+                with contextlib.suppress(BaseException):
                     time.sleep(0.05)
-                except BaseException:
-                    pass
         case "nan":
             y = np.array([np.nan, np.inf, -np.inf])
     return OutputSchema(y=y, pid=os.getpid())

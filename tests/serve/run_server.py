@@ -17,6 +17,6 @@ if __name__ == "__main__":
     serve(
         settings.pop("components"),
         config=ComponentConfig(**config),
-        on_ready=lambda url: print(url, flush=True),
+        on_ready=lambda url: print(url, flush=True),  # noqa: T201
         **settings,
     )

@@ -23,6 +23,7 @@ from chainrule.serve._options import ServeOptions
 from chainrule.serve._page import page_route
 from chainrule.serve._pool import ProcessPool
 from chainrule.serve._problems import PROBLEM
+from chainrule.serve._same_host import SameHostListener
 from chainrule.serve._security import BearerToken
 from chainrule.serve._service import Pool, Service
 from chainrule.serve._status import status_routes
@@ -68,6 +69,7 @@ class Server:
         self._segments = SegmentPool("s") if is_supported() else None
         self.services: dict[str, Service] = {}
         self.startup_error: BaseException | None = None
+        self._same_host: SameHostListener | None = None
         self._starlette = Starlette(
             lifespan=self._lifespan, exception_handlers={HTTPException: _on_http_exception}
         )
@@ -116,16 +118,35 @@ class Server:
                     code="duplicate_component",
                 )
             self.services[name] = Service(pool, facts)
+        if self._options.same_host and is_supported():
+            self._same_host = SameHostListener(self._targets(), debug=self._options.debug)
         self._starlette.router.routes[:] = self._routes()
 
-    def _routes(self) -> list[Any]:
+    def _targets(self) -> dict[str, tuple[Service, str]]:
+        """Path → component and endpoint."""
+        targets = {}
+        for prefix, service in self._places():
+            for name in service.facts.endpoints:
+                targets[f"{prefix}/{name}"] = service, name
+        return targets
+
+    def _places(self) -> list[tuple[str, Service]]:
+        """Where components answer: the first at the root, all under their names."""
         first = next(iter(self.services.values()))
-        routes: list[Any] = self._component_routes("", first)
-        routes += status_routes(self.services)
-        for name, service in self.services.items():
-            routes += self._component_routes(f"/c/{name}", service)
-            routes += [Route(f"/c/{name}/health", _health, methods=["GET"])]
-        return routes
+        named = [(f"/c/{name}", service) for name, service in self.services.items()]
+        return [("", first), *named]
+
+    def _routes(self) -> list[Any]:
+        routes: list[Any] = []
+        for prefix, service in self._places():
+            routes += self._component_routes(prefix, service)
+        routes.append(Route("/same-host", self._on_same_host, methods=["GET"]))
+        return routes + status_routes(self.services)
+
+    async def _on_same_host(self, request: Request) -> Response:
+        if self._same_host is None:
+            raise HTTPException(404)
+        return JSONResponse(self._same_host.offer, headers={"Cache-Control": "no-store"})
 
     def _component_routes(self, prefix: str, service: Service) -> list[Any]:
         facts = service.facts
@@ -143,6 +164,7 @@ class Server:
         ]
         return [
             *endpoints,
+            Route(f"{prefix}/health", _health, methods=["GET"]),
             Route(f"{prefix}/openapi.json", openapi, methods=["GET"]),
             page_route(f"{prefix}/docs", facts),
         ]
@@ -154,7 +176,10 @@ class Server:
         await self.stop()
 
     async def stop(self) -> None:
-        """End all workers."""
+        """Close the connections of the same host and end all workers."""
+        if self._same_host is not None:
+            self._same_host.close()
+            self._same_host = None
         for pool in self._pools:
             await pool.stop()
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from chainrule._errors import TransportError
+from chainrule.runtime._samehost import Segment
 
-__all__ = ["Call", "CallError", "Facts", "Reply", "stopping", "unavailable"]
+__all__ = ["Call", "CallError", "Facts", "Reply", "StoredBody", "stopping", "unavailable"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,23 @@ class Call:
 
 
 @dataclass(frozen=True)
+class StoredBody:
+    """A body in a segment that somebody else owns.
+
+    Attributes:
+        key: name of the segment, unique in this server.
+        segment: the memory.
+        nbytes: how much of it is the body.
+        release: to be called once, when nobody reads it any more.
+    """
+
+    key: str
+    segment: Segment
+    nbytes: int
+    release: Callable[[], object]
+
+
+@dataclass(frozen=True)
 class Reply:
     """An encoded answer.
 
@@ -38,12 +57,20 @@ class Reply:
         content_type: media type of the body.
         pieces: buffers which, one after the other, are the body.
         retry_after_s: when a caller that was turned away may come back.
+        stored: where the body lies when it is not in `pieces`.
     """
 
     status: int
     content_type: str
     pieces: list[Any]
     retry_after_s: int | None = None
+    stored: StoredBody | None = None
+
+    def open(self) -> list[Any]:
+        """The pieces of the body; stored memory is released when the last piece is gone."""
+        if self.stored is None:
+            return self.pieces
+        return [self.stored.segment.lease(self.stored.nbytes, self.stored.release).data]
 
 
 @dataclass(frozen=True)

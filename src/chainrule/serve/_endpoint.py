@@ -130,9 +130,10 @@ def _run_id(query: bytes) -> str | None:
 
 async def send_reply(send: Send, reply: Reply, *, close: bool = False) -> None:
     """Send an encoded answer; its pieces are handed on as they are."""
+    pieces = reply.open()
     headers = [
         (b"content-type", reply.content_type.encode()),
-        (b"content-length", str(sum(map(len, reply.pieces))).encode()),
+        (b"content-length", str(sum(map(len, pieces))).encode()),
         (b"x-content-type-options", b"nosniff"),
     ]
     if reply.retry_after_s is not None:
@@ -140,7 +141,7 @@ async def send_reply(send: Send, reply: Reply, *, close: bool = False) -> None:
     if close:
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    *first, last = reply.pieces or [b""]
+    *first, last = pieces or [b""]
     for piece in first:
         await send({"type": "http.response.body", "body": piece, "more_body": True})
     await send({"type": "http.response.body", "body": last})

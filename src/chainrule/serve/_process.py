@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import pickle
 import signal
@@ -23,7 +24,7 @@ from chainrule.runtime._samehost import (
     send_message,
     socket_pair,
 )
-from chainrule.serve._calls import Call, CallError, Facts, Reply
+from chainrule.serve._calls import Call, CallError, Facts, Reply, StoredBody
 
 __all__ = ["SegmentBody", "WorkerProcess"]
 
@@ -33,6 +34,9 @@ _MALLOC = (
     "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:"
     "glibc.malloc.trim_threshold=4294967296:glibc.malloc.top_pad=67108864"
 )
+
+
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class WorkerProcess:
     """
 
     def __init__(self, source: Any, config: Any, on_exit: Callable[[WorkerProcess], None]) -> None:
+        self._number = next(_numbers)
         self._setup = pickle.dumps((source, config))
         self._on_exit = on_exit
         self._loop = asyncio.get_running_loop()
@@ -92,7 +97,7 @@ class WorkerProcess:
         self._loop.add_reader(self._pidfd, self._on_process_end)
         self._loop.add_reader(self._connection, self._on_readable)
         reply = self._to_reply(await self._exchange({}, [self._setup], []))
-        content = orjson.loads(b"".join(reply.pieces))
+        content = orjson.loads(b"".join(reply.open()))
         if reply.status != 200:
             raise DefinitionError(
                 content["message"],
@@ -154,9 +159,8 @@ class WorkerProcess:
             return self._exchange(header, [body], [])
         segment = body.segment
         header["segment"] = [segment.key, body.nbytes]
-        descriptors = [] if segment.key in self._sent else [segment.descriptor]
         self._sent.add(segment.key)
-        return self._exchange(header, [], descriptors)
+        return self._exchange(header, [], [segment.descriptor])
 
     def _exchange(
         self, header: dict[str, Any], body: list[Any], descriptors: list[int]
@@ -182,7 +186,9 @@ class WorkerProcess:
         try:
             os.kill(self._process.pid, signal.SIGUSR1)
             message = await asyncio.wait_for(answer, _CANCEL_GRACE_S)
-            self._to_reply(message)  # it may have been finished after all: its memory goes back
+            stored = self._to_reply(message).stored
+            if stored is not None:  # it was finished after all: its memory goes back
+                stored.release()
             return message.header["held"]
         except (TimeoutError, CallError, asyncio.CancelledError, OSError):
             self.kill()
@@ -208,17 +214,17 @@ class WorkerProcess:
 
     def _to_reply(self, message: Message) -> Reply:
         header = message.header
-        pieces: list[Any] = [message.body]
-        if "segment" in header:
-            key, nbytes = header["segment"]
-            descriptor = message.descriptors[0] if message.descriptors else None
-            segment = self._received.get(key, descriptor)
-            if segment is None:
-                raise CallError(
-                    "The worker named unknown memory.", code="worker_crashed", status=502
-                )
-            pieces = [segment.lease(nbytes, lambda: self._release.append(key)).data]
-        return Reply(header["status"], header["content_type"], pieces)
+        stored = self._stored(message) if "segment" in header else None
+        return Reply(header["status"], header["content_type"], [message.body], stored=stored)
+
+    def _stored(self, message: Message) -> StoredBody:
+        key, nbytes = message.header["segment"]
+        segment = self._received.get(key, message.descriptors[0])
+        if segment is None or nbytes > segment.size:
+            raise CallError("The worker named unknown memory.", code="worker_crashed", status=502)
+        return StoredBody(
+            f"{self._number}.{key}", segment, nbytes, lambda: self._release.append(key)
+        )
 
     def _on_readable(self) -> None:
         try:

@@ -1,4 +1,4 @@
-"""`/health`, `/ready` and `/metrics`: answered by the event loop, whatever the workers do."""
+"""`/ready` and `/metrics`: answered by the event loop, whatever the workers do."""
 
 from __future__ import annotations
 
@@ -17,9 +17,6 @@ __all__ = ["status_routes"]
 def status_routes(services: Mapping[str, Service]) -> list[Route]:
     """The routes that tell how the server is."""
 
-    async def health(request: Request) -> Response:
-        return JSONResponse({"status": "ok"})
-
     async def ready(request: Request) -> Response:
         states = {name: _state(service) for name, service in services.items()}
         is_ready = all(state["ready"] for state in states.values())
@@ -30,7 +27,6 @@ def status_routes(services: Mapping[str, Service]) -> list[Route]:
         return PlainTextResponse(_metrics(services))
 
     return [
-        Route("/health", health, methods=["GET"]),
         Route("/ready", ready, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
     ]

@@ -54,7 +54,6 @@ class Worker:
         self._connection = connection
         self._received = SegmentCache()
         self._own = SegmentPool("w")
-        self._known: set[str] = set()
         self._running = False
         signal.signal(signal.SIGUSR1, self._on_cancel)
 
@@ -89,7 +88,7 @@ class Worker:
         """Answer calls until the server closes the connection."""
         while (message := receive_message(self._connection)) is not None:
             for key in message.header.get("release", ()):
-                self._give_back(key)
+                self._own.give_back(key)
             for key in message.header.get("forget", ()):
                 self._received.forget(key)
             if "call" in message.header:
@@ -107,6 +106,8 @@ class Worker:
             del body, reply
         except _Cancelled:
             stored = self._store(Reply(499, "text/plain", []))
+        except ChainruleError as error:  # the body's segment is not what it should be
+            stored = self._store(problem_reply(error))
         # The author may have kept an input. Its memory must then never be written to again.
         held = in_use is not None and in_use() is not None
         if held:
@@ -117,10 +118,8 @@ class Worker:
         if "segment" not in message.header:
             return message.body
         key, nbytes = message.header["segment"]
-        descriptor = message.descriptors[0] if message.descriptors else None
-        segment = self._received.get(key, descriptor)
-        if segment is None:
-            raise ComponentError(f"Segment {key} is not known here.", code="internal_error")
+        segment = self._received.get(key, message.descriptors[0])
+        assert segment is not None, "a descriptor was sent"
         return segment.array(nbytes)
 
     def _store(self, reply: Reply) -> _Stored:
@@ -135,18 +134,11 @@ class Worker:
             target[position : position + len(piece)] = piece
             position += len(piece)
         header["segment"] = [segment.key, nbytes]
-        descriptors = [] if segment.key in self._known else [segment.descriptor]
-        self._known.add(segment.key)
-        return _Stored(header, b"", descriptors)
+        return _Stored(header, b"", [segment.descriptor])
 
     def _send(self, stored: _Stored, *, held: bool = False) -> None:
         header = {**stored.header, "held": held}
         send_message(self._connection, header, [stored.inline], stored.descriptors)
-
-    def _give_back(self, key: str) -> None:
-        dropped = self._own.give_back(key)
-        if dropped is not None:
-            self._known.discard(dropped)
 
 
 def _die_with_parent() -> None:

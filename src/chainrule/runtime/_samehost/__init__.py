@@ -12,8 +12,9 @@ The protocol between a client and a server on the same host
        `{"op": "hello", "secret": …}`; the server answers `{"status": 200}`. That the connection is made is
        the proof of the same host, and of the same user. If anything here fails, stay with HTTP.
     3. A call is `{"path": "/apply", "content_type": …, "accept": …, "run_id": …}` with the body inline, or
-       with `"segment": [key, nbytes]` and, the first time, the segment's descriptor. Keys are texts that
-       the sender chooses. One call at a time per connection; callers open as many as they need.
+       with `"segment": [key, nbytes]` and the segment's descriptor (a client may leave it out once it was
+       sent; the server always sends it). Keys are texts that the sender chooses and never uses twice.
+       One call at a time per connection; callers open as many as they need.
     4. The reply is `{"status": 200, "content_type": …, "held": false}` with the body inline or in a segment
        of the server's. `"held": true` says that the component still uses the request's segment: do not
        write to it again, forget it. `"retry_after"` may be there with status 503.

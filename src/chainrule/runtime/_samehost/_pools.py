@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections import OrderedDict
 
 from chainrule.runtime._samehost._segments import Segment
@@ -63,8 +64,10 @@ class SegmentCache:
         self._segments: OrderedDict[str, Segment] = OrderedDict()
 
     def get(self, key: str, descriptor: int | None) -> Segment | None:
-        """The segment of a key; `descriptor` is there when its owner sends it for the first time."""
-        if descriptor is not None:
+        """The segment of a key; `descriptor` has to be there when it is not known yet."""
+        if descriptor is not None and key in self._segments:
+            os.close(descriptor)
+        elif descriptor is not None:
             self._segments[key] = Segment.open(key, descriptor)
             self._shrink()
         if key in self._segments:

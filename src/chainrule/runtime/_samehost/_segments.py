@@ -8,6 +8,7 @@ import os
 import socket
 import weakref
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -37,12 +38,20 @@ class Segment:
         descriptor: to hand to another process.
     """
 
-    def __init__(self, key: str, descriptor: int, size: int, mapped: mmap.mmap) -> None:
+    def __init__(self, key: str, descriptor: int, size: int, *, is_ours: bool) -> None:
         self.key = key
         self.descriptor = descriptor
         self.size = size
-        self._mapped = mapped
+        self._is_ours = is_ours
         weakref.finalize(self, os.close, descriptor)
+
+    @cached_property
+    def _mapped(self) -> mmap.mmap:
+        """The memory; mapped when it is first looked at, so that passing a segment on costs nothing."""
+        if self._is_ours:
+            return mmap.mmap(self.descriptor, self.size)
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+        return mmap.mmap(self.descriptor, self.size, flags=flags, prot=mmap.PROT_READ)
 
     @classmethod
     def create(cls, key: str, nbytes: int) -> Segment:
@@ -61,15 +70,14 @@ class Segment:
         try:
             os.ftruncate(descriptor, size)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-            mapped = mmap.mmap(descriptor, size)
         except BaseException:
             os.close(descriptor)
             raise
-        return cls(key, descriptor, size, mapped)
+        return cls(key, descriptor, size, is_ours=True)
 
     @classmethod
     def open(cls, key: str, descriptor: int) -> Segment:
-        """Map memory that another process made; the descriptor is ours from now on.
+        """Memory that another process made; the descriptor is ours from now on.
 
         Raises:
             DecodeError: the descriptor is not sealed shared memory (`bad_segment`).
@@ -78,14 +86,12 @@ class Segment:
             if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
                 raise OSError("not sealed")
             size = os.fstat(descriptor).st_size
-            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-            mapped = mmap.mmap(descriptor, size, flags=flags, prot=mmap.PROT_READ)
-        except (OSError, ValueError):
+        except OSError:
             os.close(descriptor)
             raise DecodeError(
                 "Expected sealed shared memory; found another kind of file.", code="bad_segment"
             ) from None
-        return cls(key, descriptor, size, mapped)
+        return cls(key, descriptor, size, is_ours=False)
 
     def array(self, nbytes: int) -> np.ndarray[Any, Any]:
         """The first bytes as an array. While it, or any view of it, lives, the memory is in use."""
