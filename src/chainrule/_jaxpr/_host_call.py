@@ -12,7 +12,6 @@ import numpy as np
 from jax._src import callback as _callback
 from jax._src import checkify as _checkify
 from jax._src import core as _core
-from jax._src.interpreters import mlir as _mlir
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
@@ -56,9 +55,13 @@ def see_nans(primitive: Primitive) -> None:
 def uses_ffi(ctx: Any) -> bool:
     """Whether calls lowered here go through the FFI handler.
 
-    `CHAINRULE_HOST_CALL=callback` in the environment says no, for a jaxlib whose interface has moved.
+    Not under `jit` over several devices: there XLA runs a call of an unknown target once per device on the
+    whole value, and only JAX's own callbacks once. `CHAINRULE_HOST_CALL=callback` in the environment also says
+    no, for a jaxlib whose interface has moved.
     """
-    platforms = ctx.module_context.platforms
+    axes, platforms = ctx.module_context.axis_context, ctx.module_context.platforms
+    if isinstance(axes, mlir.ShardingContext) and axes.num_devices > 1:
+        return False
     dtypes = [aval.dtype for aval in (*ctx.avals_in, *ctx.avals_out)]
     forced = os.environ.get("CHAINRULE_HOST_CALL") == "callback"
     return (
@@ -91,11 +94,7 @@ def lower_overlapping(
 def _ffi_call(ctx: Any, operands: Sequence[Any], function: HostFunction) -> Sequence[Any]:
     number = np.int64(register_function(function))
     ctx.module_context.add_keepalive(function)
-    call = jax.ffi.build_ffi_lowering_function(TARGET)(ctx, *operands, number=number)
-    sharding = _sharding(ctx)
-    if sharding is not None:
-        _mlir.set_sharding(ctx.module_context, call, sharding)
-    return call.results
+    return jax.ffi.build_ffi_lowering_function(TARGET)(ctx, *operands, number=number).results
 
 
 def _lower_callback(
@@ -111,7 +110,9 @@ def _lower_callback(
         ctx.avals_out,
         has_side_effect=ordered,
         returns_token=ordered,
-        sharding=_sharding(ctx),
+        sharding=_callback._callback_op_sharding(
+            ctx.module_context.axis_context, None, ctx.avals_out
+        ),
     )
     if ordered:
         ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({ORDERED_EFFECT: token})))
@@ -129,8 +130,3 @@ def _as_callback(
         return tuple(results)
 
     return callback
-
-
-def _sharding(ctx: Any) -> Any:
-    """Under `jit` over several devices a call runs once, on the whole value; in `shard_map` per shard."""
-    return _callback._callback_op_sharding(ctx.module_context.axis_context, None, ctx.avals_out)

@@ -34,6 +34,7 @@ __all__ = [
     "close_program",
     "equation_context",
     "fresh_variable",
+    "is_transforming",
     "loop_input",
     "manual_axes",
     "name_stack_of",
@@ -68,6 +69,11 @@ def permit_effect(effect: type[Effect]) -> None:
 def aval_of(value: Any) -> Any:
     """The exact abstract value of an array, tracer or scalar."""
     return _core.typeof(value)
+
+
+def is_transforming() -> bool:
+    """Whether any JAX transformation is going on around this call."""
+    return not _core.trace_state_clean()
 
 
 def loop_input() -> Any:

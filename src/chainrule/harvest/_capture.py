@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from chainrule._jaxpr import (
     FOLDS,
@@ -20,7 +21,8 @@ from chainrule._jaxpr import (
     trace_avals,
     walk,
 )
-from chainrule.harvest._sow import Reduce, Sowing, capturing, is_array, is_sow, sowing_of
+from chainrule.harvest._slots import Slot, fill, is_array
+from chainrule.harvest._sow import Reduce, Sowing, capturing, is_sow, sowing_of
 
 __all__ = ["Tap", "run_with_taps", "stage", "tap_values"]
 
@@ -33,29 +35,36 @@ def stage(
 ) -> tuple[ClosedJaxpr, list[Any], Callable[[Sequence[Any]], Any]]:
     """Trace a function with the sows of a tag, if one is given, safe from dead-code elimination.
 
+    Only arrays are traced; numbers and other leaves are what they are, as static arguments have to be.
+
     Returns:
         The flat program, its operands, and what rebuilds the function's result from the outputs.
     """
     leaves, tree = jax.tree.flatten((args, kwargs))
+    operands = [leaf for leaf in leaves if _is_traced(leaf)]
     notes: dict[str, Any] = {}
 
-    def flat(*operands: Any) -> list[Any]:
-        given, named = jax.tree.unflatten(tree, operands)
+    def flat(*inputs: Any) -> list[Any]:
+        traced = iter(inputs)
+        given, named = jax.tree.unflatten(
+            tree, [next(traced) if _is_traced(leaf) else leaf for leaf in leaves]
+        )
         outputs, notes["tree"] = jax.tree.flatten(function(*given, **named))
-        notes["fixed"] = [None if is_array(output) else output for output in outputs]
-        notes["is_array"] = [is_array(output) for output in outputs]
+        notes["outputs"] = [Slot.of(output) for output in outputs]
         return [output for output in outputs if is_array(output)]
 
     tags = frozenset() if tag is None else frozenset({tag})
     with capturing(capturing.value | tags):
-        program = trace_avals(flat, [aval_of(leaf) for leaf in leaves])
+        program = trace_avals(flat, [aval_of(operand) for operand in operands])
 
     def rebuild(outputs: Sequence[Any]) -> Any:
-        arrays = iter(outputs)
-        pairs = zip(notes["is_array"], notes["fixed"], strict=True)
-        return jax.tree.unflatten(notes["tree"], [next(arrays) if a else f for a, f in pairs])
+        return jax.tree.unflatten(notes["tree"], fill(notes["outputs"], outputs))
 
-    return program, leaves, rebuild
+    return program, operands, rebuild
+
+
+def _is_traced(leaf: Any) -> bool:
+    return isinstance(leaf, (jax.Array, np.ndarray))
 
 
 def run_with_taps(

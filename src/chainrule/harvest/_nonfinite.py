@@ -90,6 +90,7 @@ def locate_nonfinite(
     """
 
     def located(*args: Any, **kwargs: Any) -> NonFinite | None:
+        args, kwargs = jax.tree.map(_as_array, (args, kwargs))
         program, operands, _ = stage(fn, args, kwargs, None)
         search = _Search(tag)
         outputs = search.run(program, operands)[0]
@@ -256,6 +257,11 @@ def _while_steps(eqn: JaxprEqn, condition: SubProgram, values: list[Any]) -> _St
             break
         carry = yield number, [*body_constants, *carry]
     yield 0, None
+
+
+def _as_array(leaf: Any) -> Any:
+    # Other numbers may be meant as static, floats are data.
+    return jnp.asarray(leaf) if isinstance(leaf, float) else leaf
 
 
 def _is_finite(value: Any) -> bool:

@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.interpreters import ad, batching, mlir
 
 from chainrule._errors import InputError
@@ -27,13 +26,15 @@ from chainrule._jaxpr import (
     JaxprEqn,
     Primitive,
     SourceLocation,
+    is_transforming,
     locate,
     loop_input,
     permit_effect,
 )
 from chainrule.harvest._mode import PRIMAL, Mode
+from chainrule.harvest._slots import NOTHING, Slot, fill, is_array
 
-__all__ = ["REDUCTIONS", "Reduce", "Sowing", "capturing", "is_array", "is_sow", "sow", "sowing_of"]
+__all__ = ["REDUCTIONS", "Reduce", "Sowing", "capturing", "is_sow", "sow", "sowing_of"]
 
 Reduce = Literal["stack", "last", "sum", "mean", "max"]
 REDUCTIONS: tuple[Reduce, ...] = ("stack", "last", "sum", "mean", "max")
@@ -73,29 +74,15 @@ class Sowing:
 
     def value(self, operands: Sequence[Any]) -> Any:
         """The pytree, as it was sown."""
-        arrays = iter(operands)
-        leaves = [next(arrays) if slot.is_operand else slot.content for slot in self.slots]
-        return jax.tree.unflatten(self.tree, leaves)
+        return jax.tree.unflatten(self.tree, fill(self.slots, operands))
 
     def derivative(self, mode: Mode, differentiable: Sequence[bool]) -> Sowing:
         """The same place in another mode; leaves without derivatives become `None`."""
         carried = iter(differentiable)
         slots = tuple(
-            slot if not slot.is_operand or next(carried) else _NOTHING for slot in self.slots
+            slot if not slot.is_operand or next(carried) else NOTHING for slot in self.slots
         )
         return replace(self, mode=mode, slots=slots, is_anchored=False)
-
-
-@dataclass(frozen=True)
-class Slot:
-    """What fills a leaf: an operand, or content that is no array (a string, a function, `None`)."""
-
-    is_operand: bool
-    content: Any = None
-
-
-_OPERAND = Slot(True)
-_NOTHING = Slot(False)
 
 
 def sow(
@@ -133,8 +120,10 @@ def sow(
         0.0
     """
     check_options(name, reduce, buffer)
+    if not is_transforming():
+        return value
     leaves, tree = jax.tree.flatten(value)
-    slots = tuple(_OPERAND if is_array(leaf) else Slot(False, leaf) for leaf in leaves)
+    slots = tuple(Slot.of(leaf) for leaf in leaves)
     operands = [leaf for leaf in leaves if is_array(leaf)]
     anchor = loop_input() if tag in capturing.value else None
     sowing = Sowing(
@@ -160,13 +149,6 @@ def check_options(name: Any, reduce: Any, buffer: Any) -> None:
             f"Expected buffer to be a positive number of iterations, found {buffer!r}.",
             code="sow_buffer",
         )
-
-
-def is_array(leaf: Any) -> bool:
-    """Whether JAX can trace a leaf: arrays, NumPy values and numbers."""
-    return isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)) and (
-        not isinstance(leaf, (np.ndarray, np.generic)) or leaf.dtype.kind not in "OSUMm"
-    )
 
 
 def is_sow(eqn: JaxprEqn, tag: str) -> bool:

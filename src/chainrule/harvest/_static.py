@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from chainrule.harvest._sow import is_array
+from chainrule.harvest._slots import is_array
 
 __all__ = ["has_static_leaves", "protect", "unprotect"]
 

@@ -12,7 +12,8 @@ from chainrule._errors import InputError, PathError
 from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, Rewriter, walk
 from chainrule.harvest._capture import run_with_taps, stage, tap_values
 from chainrule.harvest._collect import collect
-from chainrule.harvest._sow import Sowing, is_array, is_sow, sowing_of
+from chainrule.harvest._slots import is_array
+from chainrule.harvest._sow import Sowing, is_sow, sowing_of
 from chainrule.harvest._staged import compile_rewrite
 
 __all__ = ["grad_wrt", "plant"]

@@ -1,0 +1,42 @@
+"""Leaves of a pytree, told apart: arrays, which JAX carries, and everything else, which is remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+__all__ = ["NOTHING", "Slot", "fill", "is_array"]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What fills a leaf: the next array, or content that is no array (a string, a function, `None`)."""
+
+    is_operand: bool
+    content: Any = None
+
+    @staticmethod
+    def of(leaf: Any) -> Slot:
+        """The slot of a leaf."""
+        return _OPERAND if is_array(leaf) else Slot(False, leaf)
+
+
+_OPERAND = Slot(True)
+NOTHING = Slot(False)
+
+
+def fill(slots: Iterable[Slot], arrays: Iterable[Any]) -> list[Any]:
+    """The leaves, with the arrays put in their slots."""
+    remaining = iter(arrays)
+    return [next(remaining) if slot.is_operand else slot.content for slot in slots]
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether JAX can carry a leaf: arrays, NumPy values and numbers."""
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return leaf.dtype.kind not in "OSUMm"
+    return isinstance(leaf, (jax.Array, bool, int, float, complex))

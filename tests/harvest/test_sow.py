@@ -1,0 +1,86 @@
+"""`sow` by itself: the identity, free of cost, safe for symbolic zeros."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from chainrule import InputError
+from chainrule.harvest import save_intermediates, sow
+
+
+def test_is_the_identity_outside_of_traces():
+    value = {"a": np.arange(3), "b": (1.5, None), "c": "text", "d": abs}
+    sown = sow(value, "v")
+    assert sown["a"] is value["a"]
+    assert sown == value
+
+
+def network(x, tag_it):
+    h = jnp.tanh(x @ x)
+    h = sow(h, "h") if tag_it else h
+    return jnp.sum(h * x)
+
+
+@pytest.mark.parametrize(
+    "transform", [lambda f: f, jax.grad, jax.vmap, lambda f: jax.vmap(jax.grad(f))]
+)
+def test_leaves_no_operation_in_the_compiled_program(transform):
+    x = jnp.ones((2, 3, 3)) if transform is jax.vmap or transform(len) is not len else jnp.ones((3, 3))
+    x = x[0] if transform is jax.grad else x
+
+    def operations(tag_it):
+        lowered = jax.jit(transform(lambda x: network(x, tag_it))).lower(x)
+        text = lowered.compile().as_text()
+        return sorted(line.split(" = ")[1].split("(")[0] for line in text.splitlines() if " = " in line)
+
+    assert operations(True) == operations(False)
+
+
+def test_symbolic_zeros_stay_symbolic():
+    @jax.custom_jvp
+    def wants_symbolic_zero(x, fixed):
+        return x * fixed
+
+    seen = []
+
+    def rule(primals, tangents):
+        seen.append(type(tangents[1]).__name__)
+        return primals[0] * primals[1], tangents[0] * primals[1]
+
+    wants_symbolic_zero.defjvp(rule, symbolic_zeros=True)
+
+    def f(x, fixed):
+        x, fixed = sow((x, fixed), "pair")
+        return wants_symbolic_zero(x, fixed)
+
+    assert jax.grad(f)(2.0, 3.0) == 3.0
+    _, found = save_intermediates(jax.grad(f))(2.0, 3.0)
+    assert found["pair"]["cotangent"] == (3.0, 0.0)
+    assert seen == ["SymbolicZero"] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"name": 3}, "sow_name"),
+        ({"name": "h", "reduce": "median"}, "sow_reduce"),
+        ({"name": "h", "buffer": 0}, "sow_buffer"),
+    ],
+)
+def test_refuses_options_that_mean_nothing(options, code):
+    with pytest.raises(InputError) as raised:
+        sow(1.0, **options)
+    assert raised.value.code == code
+
+
+def test_random_keys_and_empty_trees_can_be_sown():
+    def f(key):
+        sow(None, "nothing")
+        return jax.random.normal(sow(key, "key"))
+
+    _, found = save_intermediates(f)(jax.random.key(3))
+    assert found["nothing"]["primal"] is None
+    assert jnp.array_equal(
+        jax.random.key_data(found["key"]["primal"]), jax.random.key_data(jax.random.key(3))
+    )
