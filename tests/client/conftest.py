@@ -38,6 +38,11 @@ def served(*, workers: int = 0, same_host: bool = False, token_file: str = "") -
         process.stdout.close()
 
 
+@pytest.fixture
+def start_server():
+    return served
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[str]:
     with served(workers=1, same_host=True) as url:

@@ -38,7 +38,7 @@ _CLASS_OF_STATUS: dict[int, type[ChainruleError]] = {
     405: CapabilityError,
     413: LimitError,
     507: StorageError,
-    **dict.fromkeys((408, 429, 502, 503, 504), TransportError),
+    **dict.fromkeys((408, 429, 499, 502, 503, 504), TransportError),
 }
 _CLASS_OF_CODE: dict[str, type[ChainruleError]] = {
     "path_not_granted": NotGrantedError,
@@ -188,7 +188,7 @@ def _peer_error(status: int, problem: dict[str, Any]) -> ChainruleError:
         return InputError(message, details=details)
     cls = _class_of(status, "")
     summary = detail if isinstance(detail, str) else str(detail)
-    last_line = summary.splitlines()[-1] if summary else HTTPStatus(status).phrase
+    last_line = summary.splitlines()[-1] if summary else "nothing more"
     message = f"The server answered {status}: {last_line}"
     if cls is not ComponentError:
         return cls(message, details=details)

@@ -13,6 +13,7 @@ import socket
 import ssl
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
@@ -102,6 +103,7 @@ class ConnectionPool:
         self._timeout_s = timeout_s
         self._idle: list[tuple[float, socket.socket]] = []
         self._lock = threading.Lock()
+        weakref.finalize(self, _close_all, self._idle)
 
     def exchange(self, request: Request, ticket: Ticket) -> Answer:
         """Send a request and receive its answer.
@@ -127,9 +129,7 @@ class ConnectionPool:
     def close(self) -> None:
         """Close the connections that nobody uses."""
         with self._lock:
-            idle, self._idle = self._idle, []
-        for _, connection in idle:
-            connection.close()
+            _close_all(self._idle)
 
     def _take(self) -> socket.socket:
         while True:
@@ -209,6 +209,11 @@ class ConnectionPool:
             was_sent=was_sent,
             code="timeout",
         )
+
+
+def _close_all(idle: list[tuple[float, socket.socket]]) -> None:
+    while idle:
+        idle.pop()[1].close()
 
 
 def _send_all(connection: socket.socket, pieces: list[Any]) -> None:

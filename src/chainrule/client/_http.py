@@ -5,12 +5,13 @@ from __future__ import annotations
 import ssl
 import threading
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 import orjson
 
-from chainrule._errors import InputError
+from chainrule._errors import InputError, TransportError
 from chainrule.client._answers import Answer, read_answer
 from chainrule.client._connections import ConnectionPool, LostConnectionError, Origin, Request
 from chainrule.client._dialect import Dialect, dialect_of
@@ -82,7 +83,14 @@ class HttpTransport(Transport):
         """The server's OpenAPI document, asked for once."""
         with self._lock:
             if self._document is None:
-                self._document = self._get("/openapi.json")
+                document = self._get("/openapi.json")
+                if not {"info", "paths", "components"} <= document.keys():
+                    raise TransportError(
+                        f"What answers at {self.place} is not a component: its OpenAPI document says "
+                        "nothing of endpoints and schemas.",
+                        code="not_a_component",
+                    )
+                self._document = document
         return self._document
 
     def health(self) -> dict[str, Any]:
@@ -153,9 +161,13 @@ class HttpTransport(Transport):
 
     def _get(self, path: str) -> dict[str, Any]:
         answer = self._exchange(Request("GET", self._base + path, self._headers), Ticket())
-        if answer.status != 200:
+        if answer.status != HTTPStatus.OK:
             read_answer(answer)
-        return orjson.loads(bytes(answer.body))
+        try:
+            content = orjson.loads(bytes(answer.body))
+        except ValueError:
+            content = None
+        return content if isinstance(content, dict) else {}
 
     def _exchange(self, request: Request, ticket: Ticket) -> Answer:
         return self._repeat(

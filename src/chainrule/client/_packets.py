@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 from collections import deque
 from collections.abc import Mapping
@@ -37,9 +38,8 @@ class PacketConnection:
     def __init__(self, connection: socket.socket, place: str) -> None:
         self._connection = connection
         self._place = place
-        self._own = SegmentPool("c")
+        self._own = SegmentPool(f"c{secrets.token_hex(8)}")
         self._received = SegmentCache()
-        self._sent: set[str] = set()
         self._release: deque[str] = deque()
 
     def exchange(self, header: Mapping[str, Any], body: Frames) -> Answer:
@@ -51,7 +51,8 @@ class PacketConnection:
         key = self._send(header, body)
         message = self._receive()
         if key is not None:
-            self._take_back(key, held=bool(message.header.get("held")))
+            take_back = self._own.forget if message.header.get("held") else self._own.give_back
+            take_back(key)
         return Answer(
             int(message.header["status"]),
             str(message.header.get("content_type", "")),
@@ -81,9 +82,7 @@ class PacketConnection:
             segment = self._own.take(body.nbytes)
             body.write_into(segment.array(body.nbytes))
             header["segment"] = [segment.key, body.nbytes]
-            descriptors = [] if segment.key in self._sent else [segment.descriptor]
-            send_message(self._connection, header, (), descriptors)
-            self._sent.add(segment.key)
+            send_message(self._connection, header, (), [segment.descriptor])
             return segment.key
         except OSError as error:
             raise self._lost(error, was_sent=False) from error
@@ -96,15 +95,6 @@ class PacketConnection:
         if message is None:
             raise self._lost(ConnectionError("closed"), was_sent=True)
         return message
-
-    def _take_back(self, key: str, *, held: bool) -> None:
-        if held:
-            self._own.forget(key)
-            self._sent.discard(key)
-            return
-        dropped = self._own.give_back(key)
-        if dropped is not None:
-            self._sent.discard(dropped)
 
     def _body(self, message: Message) -> Any:
         if "segment" not in message.header:

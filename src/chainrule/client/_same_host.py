@@ -8,6 +8,7 @@ notices.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -60,6 +61,7 @@ class SameHost:
         self._timeout_s = timeout_s
         self._idle: list[PacketConnection] = []
         self._lock = threading.Lock()
+        weakref.finalize(self, _close_all, self._idle)
 
     def exchange(self, header: dict[str, Any], body: Frames, ticket: Ticket) -> Answer:
         """Have a call answered.
@@ -108,12 +110,15 @@ class SameHost:
     def close(self) -> None:
         """Close the connections that nobody uses."""
         with self._lock:
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+            _close_all(self._idle)
 
     def _take(self) -> PacketConnection:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
         return self.connect()
+
+
+def _close_all(idle: list[PacketConnection]) -> None:
+    while idle:
+        idle.pop().close()

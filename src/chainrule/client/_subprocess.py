@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,7 +30,7 @@ from chainrule.runtime._samehost import socket_pair
 __all__ = ["SubprocessTransport"]
 
 _WORKER = "chainrule.serve._worker"
-_STOP_S = 2.0
+_PATIENCE_S = 0.5
 
 
 class SubprocessTransport(Transport):
@@ -117,6 +118,7 @@ class SubprocessTransport(Transport):
             )
         self.place = f"process {self._process.pid}"
         self._connection = PacketConnection(ours, self.place)
+        self._finalizer = weakref.finalize(self, _end, self._process, self._connection)
         ours.settimeout(self._startup_timeout_s)
         try:
             answer = self._connection.exchange({}, Frames((self._setup,), len(self._setup)))
@@ -146,19 +148,8 @@ class SubprocessTransport(Transport):
             ticket.when_cancelled(None)
 
     def _stop(self) -> None:
-        """End the process and take note how it ended."""
-        if self._process is None:
-            return
-        self._connection.close()
-        try:
-            self._process.wait(timeout=0.2)
-        except subprocess.TimeoutExpired:
-            self._process.terminate()
-        try:
-            self._process.wait(timeout=_STOP_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        if self._process is not None:
+            self._finalizer()
 
     def _ended(self, when: str, error: LostConnectionError) -> TransportError:
         if error.code == "timeout":
@@ -177,6 +168,17 @@ class SubprocessTransport(Transport):
             code="worker_crashed",
             details=facts,
         )
+
+
+def _end(process: subprocess.Popen[bytes], connection: PacketConnection) -> None:
+    """End a process: it ends by itself when its connection closes, unless the author's code is busy."""
+    connection.close()
+    for last_word in (process.terminate, process.kill):
+        try:
+            process.wait(timeout=_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            last_word()
+    process.wait()
 
 
 def _read_facts(answer: Answer) -> dict[str, Any]:

@@ -1,0 +1,350 @@
+"""What happens between the client and a server: retries, losses, time limits, tokens."""
+
+import json
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from chainrule._errors import ComponentError, InputError, NotGrantedError, TransportError
+from chainrule.client import Component
+from chainrule.client._answers import Answer, read_answer
+from chainrule.client._connections import LostConnectionError
+from chainrule.client._http import HttpTransport
+
+DOCUMENT = {
+    "info": {"title": "fake", "version": "1"},
+    "paths": {"/apply": {}, "/health": {}},
+    "components": {"schemas": {"ApplyInputSchema": {}, "ApplyOutputSchema": {}}},
+    "x-supported-output-formats": ["json"],
+}
+
+
+def response(status, body, content_type="application/json", **headers):
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    lines = [f"HTTP/1.1 {status} X", f"Content-Type: {content_type}"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    lines.append(f"Content-Length: {len(content)}")
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + content
+
+
+class FakeServer:
+    """Answers `/openapi.json`, and every other request with the next entry of a script.
+
+    An entry is the bytes to send, or a function of the connection; after `None` the connection is closed.
+    """
+
+    def __init__(self, *script):
+        self.script = list(script)
+        self.document = DOCUMENT
+        self.requests = []
+        self.connections = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection):
+        with connection:
+            while (request := read_request(connection)) is not None:
+                if b"/openapi.json HTTP" in request:
+                    connection.sendall(response(200, self.document))
+                    continue
+                self.requests.append(request)
+                entry = self.script.pop(0)
+                if entry is None:
+                    return
+                if callable(entry):
+                    entry(connection)
+                else:
+                    connection.sendall(entry)
+
+    def close(self):
+        self._listener.close()
+
+
+def read_request(connection):
+    data = b""
+    while b"\r\n\r\n" not in data:
+        part = connection.recv(65536)
+        if not part:
+            return None
+        data += part
+    head, _, body = data.partition(b"\r\n\r\n")
+    length = 0
+    for line in head.split(b"\r\n"):
+        if line.lower().startswith(b"content-length:"):
+            length = int(line.split(b":")[1])
+    while len(body) < length:
+        body += connection.recv(65536)
+    return head + b"\r\n\r\n" + body
+
+
+@pytest.fixture
+def fake():
+    servers = []
+
+    def make(*script):
+        servers.append(FakeServer(*script))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+OK = response(200, {"y": 1})
+BUSY = response(503, {"code": "queue_full", "message": "busy"}, retry_after=0)
+
+
+def test_connections_are_kept(fake):
+    server = fake(OK, OK, OK)
+    with Component.from_url(server.url) as component:
+        for _ in range(3):
+            assert component.apply({}) == {"y": 1}
+    assert server.connections == 1
+
+
+def test_a_connection_that_the_server_closed_meanwhile_is_not_used(fake):
+    def answer_and_close(connection):
+        connection.sendall(OK)
+        connection.shutdown(socket.SHUT_RDWR)
+
+    server = fake(answer_and_close, OK)
+    component = Component.from_url(server.url, retries=0)
+    assert component.apply({}) == {"y": 1}
+    time.sleep(0.05)
+    assert component.apply({}) == {"y": 1}
+    component.close()
+
+
+def test_a_call_that_was_turned_away_is_repeated(fake):
+    server = fake(BUSY, BUSY, OK)
+    assert Component.from_url(server.url).apply({}) == {"y": 1}
+    assert len(server.requests) == 3
+
+
+def test_a_call_that_keeps_being_turned_away_fails_in_the_end(fake):
+    server = fake(BUSY, BUSY)
+    with pytest.raises(TransportError) as caught:
+        Component.from_url(server.url, retries=1).apply({})
+    assert caught.value.code == "queue_full"
+
+
+def test_without_retry_after_nothing_is_repeated(fake):
+    server = fake(response(503, {"code": "stopping", "message": "bye"}))
+    with pytest.raises(TransportError):
+        Component.from_url(server.url).apply({})
+    assert len(server.requests) == 1
+
+
+def test_a_call_that_may_have_run_is_not_repeated(fake):
+    server = fake(None, OK)
+    with pytest.raises(LostConnectionError) as caught:
+        Component.from_url(server.url).apply({})
+    assert caught.value.was_sent
+    assert caught.value.code == "connection_lost"
+    assert len(server.requests) == 1
+
+
+def test_unless_the_caller_says_that_twice_does_no_harm(fake):
+    server = fake(None, OK)
+    assert Component.from_url(server.url, idempotent=True).apply({}) == {"y": 1}
+    assert len(server.requests) == 2
+
+
+def test_an_answer_that_ends_early_is_a_loss(fake):
+    def cut(connection):
+        connection.sendall(OK[:-2])
+        connection.shutdown(socket.SHUT_RDWR)
+
+    with pytest.raises(LostConnectionError):
+        Component.from_url(fake(cut).url).apply({})
+
+
+def test_something_else_listens(fake):
+    server = fake()
+    server.document = {"hello": "world"}
+    with pytest.raises(TransportError) as caught:
+        Component.from_url(server.url).apply({})
+    assert caught.value.code == "not_a_component"
+
+
+def test_nobody_listens():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    start = time.monotonic()
+    with pytest.raises(TransportError) as caught:
+        Component.from_url(f"127.0.0.1:{port}").apply({})
+    assert caught.value.code == "unreachable"
+    assert time.monotonic() - start > 0.2  # it was tried again before giving up
+
+
+def test_a_silent_server(fake):
+    server = fake(lambda connection: time.sleep(1))
+    with pytest.raises(TransportError) as caught:
+        Component.from_url(server.url, timeout=0.2).apply({})
+    assert caught.value.code == "timeout"
+
+
+def test_a_body_that_is_refused_while_it_is_sent_brings_its_reason():
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def refuse():
+        first, _ = listener.accept()
+        read_request(first)
+        first.sendall(response(200, DOCUMENT))
+        first.recv(1000)
+        problem = {"code": "body_too_large", "message": "too large", "detail": []}
+        first.sendall(response(413, problem, connection="close"))
+        first.shutdown(socket.SHUT_WR)
+        while first.recv(1 << 20):
+            pass
+        first.close()
+
+    thread = threading.Thread(target=refuse, daemon=True)
+    thread.start()
+    port = listener.getsockname()[1]
+    with pytest.raises(InputError) as caught:
+        Component.from_url(f"http://127.0.0.1:{port}").apply({"x": np.ones(1_000_000)})
+    assert caught.value.code == "body_too_large"
+    thread.join(5)
+    listener.close()
+
+
+def test_giving_up_closes_the_connection(fake):
+    gone = threading.Event()
+
+    def wait_for_the_end(connection):
+        if connection.recv(1) == b"":
+            gone.set()
+
+    server = fake(wait_for_the_end)
+    component = Component.from_url(server.url)
+    job = component.submit("apply", {})
+    while not server.requests:
+        time.sleep(0.01)
+    job.cancel()
+    with pytest.raises(TransportError) as caught:
+        job.result(timeout=10)
+    assert caught.value.code == "cancelled"
+    assert job.status == "cancelled"
+    assert gone.wait(10)
+    component.close()
+
+
+def test_giving_up_before_it_began(fake):
+    server = fake(lambda connection: time.sleep(0.2) or connection.sendall(OK))
+    component = Component.from_url(server.url)
+    component.transport.max_concurrency = 1
+    first, second = component.submit("apply", {}), component.submit("apply", {})
+    second.cancel()
+    assert first.result(10) == {"y": 1}
+    with pytest.raises(TransportError):
+        second.result(10)
+    assert len(server.requests) == 1
+    component.close()
+
+
+# What is sent
+
+
+def test_a_tesseract_gets_base64_in_a_body_that_calls_itself_json(fake):
+    server = fake(OK)
+    Component.from_url(f"{server.url}/base/", token="secret").apply({"x": np.ones(2)}, run_id="a b")
+    head, _, body = server.requests[0].partition(b"\r\n\r\n")
+    assert head.startswith(b"POST /base/apply?run_id=a%20b HTTP/1.1\r\n")
+    assert b"Content-Type: application/json\r\n" in head
+    assert b"Accept: application/json+base64; gpu_transport=none\r\n" in head
+    assert b"Authorization: Bearer secret\r\n" in head
+    sent = json.loads(body)["inputs"]["x"]
+    assert sent["data"]["encoding"] == "base64"
+    assert sent["shape"] == [2]
+
+
+@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:port", "http://host:99999"])
+def test_what_is_not_a_url(url):
+    with pytest.raises(InputError) as caught:
+        HttpTransport(url)
+    assert caught.value.code == "bad_url"
+
+
+def test_addresses():
+    assert HttpTransport("localhost:80/c/x").place == "http://localhost:80/c/x"
+    assert HttpTransport("https://[::1]/").place == "https://[::1]:443"
+    with pytest.raises(InputError):
+        HttpTransport("http://host", token="two\r\nlines")
+
+
+# What comes back
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (401, NotGrantedError), (404, NotImplementedError), (413, InputError), (422, InputError),
+        (500, ComponentError), (502, TransportError), (504, TransportError), (507, OSError),
+    ],
+)  # fmt: skip
+def test_every_status_has_its_exception(status, kind):
+    problem = {"code": "some_code", "message": "why", "path": "a.b"}
+    with pytest.raises(kind) as caught:
+        read_answer(Answer(status, "application/problem+json", json.dumps(problem).encode()))
+    assert caught.value.code == "some_code"
+    assert caught.value.path == "a.b"
+    with pytest.raises(kind):
+        read_answer(Answer(status, "text/html", b"<html>a proxy says no</html>"))
+
+
+def test_a_tesseracts_validation_errors_keep_their_list_and_lose_their_data():
+    detail = [
+        {"type": "missing", "loc": ["body", "inputs", "x"], "msg": "Field required", "input": {}}
+    ]
+    with pytest.raises(InputError, match="Field required") as caught:
+        read_answer(Answer(422, "application/json", json.dumps({"detail": detail}).encode()))
+    expected = {"type": "missing", "loc": ["inputs", "x"], "msg": "Field required"}
+    assert caught.value.details["problems"] == [expected]
+
+
+def test_a_tesseracts_traceback_is_attached():
+    text = b"Traceback (most recent call last):\n  ...\nValueError: mesh is empty"
+    with pytest.raises(ComponentError, match="mesh is empty") as caught:
+        read_answer(Answer(500, "text/plain", text))
+    assert caught.value.remote_traceback == text.decode()
+    assert "Traceback" in caught.value.__notes__[0]
+
+
+def test_a_token(tmp_path, start_server):
+    token = "a-token-of-sufficient-length"
+    (tmp_path / "token").write_text(token)
+    with start_server(token_file=str(tmp_path / "token")) as url:
+        with Component.from_url(url, token=token) as component:
+            assert component.apply({"x": [1.0]})["total"] == 1.0
+        for wrong in (token[::-1], None):
+            with pytest.raises(NotGrantedError):
+                Component.from_url(url, token=wrong).apply({"x": [1.0]})
+
+
+def test_many_threads_share_one_handle(server):
+    with Component.from_url(server, timeout=60) as component:
+        jobs = [component.submit("apply", {"x": np.full(3000, float(k))}) for k in range(40)]
+        for k, job in enumerate(jobs):
+            np.testing.assert_array_equal(job.result(60)["y"], np.full(3000, 2.0 * k * k))
+
+
+def test_a_worker_that_dies_is_an_error_of_the_call_and_not_of_the_next(server):
+    with Component.from_url(server, timeout=60) as component:
+        with pytest.raises(TransportError) as caught:
+            component.apply({"x": [1.0], "action": "exit"})
+        assert caught.value.code == "worker_crashed"
+        assert component.apply({"x": [1.0]})["total"] == 1.0

@@ -1,0 +1,156 @@
+"""A component in a process of its own, and in an environment of its own."""
+
+import os
+import shutil
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from chainrule._errors import ComponentError, DefinitionError, TransportError
+from chainrule.client import Component
+from chainrule.client._environment import ensure_environment
+
+SOURCE = Path(__file__).with_name("some_component.py")
+
+
+def pid_of(component):
+    return int(component.apply({"x": [1.0], "action": "pid"})["note"])
+
+
+def test_it_runs_elsewhere_and_ends_with_the_handle():
+    with Component.from_source(SOURCE) as component:
+        pid = pid_of(component)
+        assert pid != os.getpid()
+        assert psutil.pid_exists(pid)
+        assert f"process {pid}" in repr(component)
+    assert not psutil.pid_exists(pid)
+    with pytest.raises(TransportError):
+        component.apply({"x": [1.0]})
+
+
+def test_a_forgotten_handle_leaves_no_process():
+    component = Component.from_source(SOURCE)
+    pid = pid_of(component)
+    del component
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_crash_is_an_error_of_the_call_and_the_next_call_gets_a_new_process():
+    with Component.from_source(SOURCE) as component:
+        first = pid_of(component)
+        with pytest.raises(TransportError, match="status 3") as caught:
+            component.apply({"x": [1.0], "action": "exit"})
+        assert caught.value.code == "worker_crashed"
+        assert caught.value.details == {"exit_code": 3}
+        assert pid_of(component) != first
+
+
+def test_a_call_that_takes_too_long_is_stopped():
+    with Component.from_source(SOURCE, timeout=0.5) as component:
+        with pytest.raises(TransportError) as caught:
+            component.apply({"x": [1.0], "action": "sleep30"})
+        assert caught.value.code == "call_timeout"
+        assert component.apply({"x": [1.0]})["total"] == 1.0
+
+
+def test_giving_up_interrupts_the_work_and_keeps_the_process():
+    with Component.from_source(SOURCE) as component:
+        pid = pid_of(component)
+        job = component.submit("apply", {"x": [1.0], "action": "sleep30"})
+        threading.Timer(0.3, job.cancel).start()
+        with pytest.raises(TransportError) as caught:
+            job.result(10)
+        assert caught.value.code == "cancelled"
+        assert pid_of(component) == pid
+
+
+def test_memory_is_used_again_and_results_stay_valid():
+    with Component.from_source(SOURCE) as component:
+        kept = component.apply({"x": np.full(200_000, 3.0)})["y"]
+        for k in range(5):
+            assert component.apply({"x": np.full(200_000, float(k))})["y"][0] == 2.0 * k * k
+        np.testing.assert_array_equal(kept, np.full(200_000, 18.0))
+    assert kept[-1] == 18.0  # even after the process has ended
+
+
+def test_a_component_that_cannot_be_loaded_says_why(tmp_path):
+    (tmp_path / "broken.py").write_text("raise RuntimeError('no licence')")
+    with pytest.raises(DefinitionError, match="no licence"):
+        Component.from_source(tmp_path / "broken.py")
+    (tmp_path / "dying.py").write_text("import os; os._exit(7)")
+    with pytest.raises(TransportError, match="status 7 while it loaded"):
+        Component.from_source(tmp_path / "dying.py")
+    (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
+    with pytest.raises(TransportError) as caught:
+        Component.from_source(tmp_path / "slow.py", startup_timeout=0.5)
+    assert caught.value.code == "call_timeout"
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A component that needs a package which only its own environment has."""
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n'
+        '[project]\nname = "only-there"\nversion = "1"\n'
+    )
+    (package / "only_there.py").write_text("FACTOR = 7.0\n")
+    home = tmp_path / "component"
+    home.mkdir()
+    text = SOURCE.read_text().replace("import numpy", "import only_there\nimport numpy")
+    (home / "tesseract_api.py").write_text(text.replace("2.0\n", "only_there.FACTOR\n"))
+    return home
+
+
+def install_by_hand(home, package):
+    packages = next((home / ".chainrule-venv").glob("lib/python*/site-packages"))
+    shutil.copy(package / "only_there.py", packages)
+
+
+def test_an_environment_of_its_own(project):
+    with pytest.raises(DefinitionError, match="only_there"):
+        Component.from_source(project)
+    python = ensure_environment(project)
+    install_by_hand(project, project.parent / "package")
+    with Component.from_source(project, environment=True) as component:
+        assert component.apply({"x": [1.0]})["y"].tolist() == [7.0]
+    assert python.exists()
+    assert "only_there" not in sys.modules
+
+
+def test_an_environment_is_made_again_when_the_requirements_change(project):
+    ensure_environment(project)
+    marker = project / ".chainrule-venv" / "marker"
+    marker.touch()
+    ensure_environment(project)
+    assert marker.exists()
+    (project / "tesseract_requirements.txt").write_text("# nothing\n")
+    ensure_environment(project)
+    assert not marker.exists()
+
+
+def test_requirements_that_cannot_be_installed(project):
+    (project / "tesseract_requirements.txt").write_text("./no-such-folder\n")
+    with pytest.raises(DefinitionError) as caught:
+        ensure_environment(project)
+    assert caught.value.code == "environment_failed"
+    assert not (project / ".chainrule-venv").exists()
+    folder = project / "precious"
+    folder.mkdir()
+    with pytest.raises(DefinitionError, match="not a virtual environment"):
+        ensure_environment(project, folder)
+
+
+def test_an_exception_of_the_author_survives_the_border():
+    with Component.from_source(SOURCE) as component, pytest.raises(ComponentError) as caught:
+        component.apply({"x": [1.0], "action": "raise"})
+    assert 'raise ValueError("mesh is empty")' in caught.value.remote_traceback
