@@ -15,7 +15,7 @@ __all__ = ["PEER_MODULES", "resolve_peer_module"]
 
 PEER_MODULES = {
     "tesseract_core.runtime": "chainrule.runtime",
-    "tesseract_core.runtime.config": "chainrule.runtime._config",
+    "tesseract_core.runtime.config": "chainrule.runtime._runs",
     "tesseract_core.runtime.cuda": "chainrule.runtime._component._peer_cuda",
     "tesseract_core.runtime.cuda.ipc": "chainrule.runtime._component._peer_cuda",
     "tesseract_core.runtime.experimental": "chainrule.runtime.experimental",
