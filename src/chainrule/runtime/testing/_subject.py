@@ -59,13 +59,12 @@ class Subject:
                 code="bad_payload",
             )
         self.component = component
-        tree = decode_tree(payload["inputs"])
+        tree = _validated(component, decode_tree(payload["inputs"]))
         patterns = _patterns(component, "inputs")
         found = {path: patterns[p] for p in patterns for path in _expand(p, tree)}
         self.input_paths = _restrict(found, input_paths, "input")
         arrays = {
-            path: np.asarray(get_at_path(tree, path), dtype=found.get(path))
-            for path in self.input_paths
+            path: np.asarray(get_at_path(tree, path), dtype=dtype) for path, dtype in found.items()
         }
         self.inputs = set_at_path(tree, arrays)
         self.outputs = component.apply(self.inputs)
@@ -101,6 +100,16 @@ def decode_tree(tree: Any) -> Any:
     if isinstance(tree, (list, tuple)):
         return [decode_tree(value) for value in tree]
     return tree
+
+
+def _validated(component: Any, tree: Any) -> Any:
+    """The inputs as the component's own schema reads them, where that is in sight.
+
+    The schema fills in defaults and knows that a list is an array. A component behind a client has none
+    here; its differentiable arrays are still known by their paths.
+    """
+    schema = getattr(component, "input_schema", None)
+    return tree if schema is None else schema.model_validate(tree).model_dump()
 
 
 def _patterns(component: Any, side: str) -> dict[str, str | None]:

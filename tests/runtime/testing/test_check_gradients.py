@@ -1,0 +1,211 @@
+"""Gradient checks find wrong derivatives, and only those."""
+
+import io
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from chainrule._errors import InputError
+from chainrule.runtime.testing import check_gradients
+
+
+@dataclass(frozen=True)
+class Spec:
+    dtype: str | None
+
+
+@dataclass
+class Quadratic:
+    """y = x² k, s = Σx·k. `wrong` multiplies one block of one endpoint."""
+
+    wrong: dict[str, float] = field(default_factory=dict)
+    dtype: str = "float64"
+    size: int = 3
+
+    available_endpoints = (
+        "apply", "jacobian", "jacobian_vector_product", "vector_jacobian_product",
+        "abstract_eval", "health",
+    )  # fmt: skip
+
+    @property
+    def differentiable_inputs(self):
+        return {"x": Spec(self.dtype), "p.{}": Spec("float64"), "absent": Spec("float64")}
+
+    @property
+    def differentiable_outputs(self):
+        return {"y": Spec(self.dtype), "l.[]": Spec("float64")}
+
+    def apply(self, inputs: Any) -> Any:
+        x, k = np.asarray(inputs["x"], self.dtype), float(inputs["p"]["k a"])
+        return {
+            "y": (x**2 * np.asarray(k, self.dtype)).astype(self.dtype),
+            "l": [np.float64(x.astype(float).sum() * k)],
+            "name": "quadratic",
+        }
+
+    def _blocks(self, endpoint, inputs):
+        x, k = np.asarray(inputs["x"], float), float(inputs["p"]["k a"])
+        factor = self.wrong.get(endpoint, 1.0)
+        return {
+            "y": {"x": np.diag(2 * x * k), "p.{k a}": x**2},
+            "l.[0]": {"x": factor * k * np.ones_like(x), "p.{k a}": np.array(x.sum())},
+        }
+
+    def jacobian(self, inputs, jac_inputs, jac_outputs):
+        blocks = self._blocks("jacobian", inputs)
+        return {o: {i: blocks[o][i] for i in jac_inputs} for o in jac_outputs}
+
+    def jacobian_vector_product(self, inputs, jvp_inputs, jvp_outputs, tangent_vector):
+        blocks = self._blocks("jacobian_vector_product", inputs)
+        return {
+            o: sum(np.tensordot(blocks[o][i], tangent_vector[i], np.ndim(tangent_vector[i]))
+                   for i in jvp_inputs)
+            for o in jvp_outputs
+        }  # fmt: skip
+
+    def vector_jacobian_product(self, inputs, vjp_inputs, vjp_outputs, cotangent_vector):
+        blocks = self._blocks("vector_jacobian_product", inputs)
+        return {
+            i: sum(np.tensordot(cotangent_vector[o], blocks[o][i], np.ndim(cotangent_vector[o]))
+                   for o in vjp_outputs)
+            for i in vjp_inputs
+        }  # fmt: skip
+
+    def abstract_eval(self, inputs):
+        return {
+            "y": inputs["x"],
+            "l": [{"shape": [], "dtype": self.wrong.get("abstract_eval", "float64")}],
+            "name": "quadratic",
+        }
+
+
+def payload(size=3):
+    return {"inputs": {"x": np.linspace(0.5, 2.0, size).tolist(), "p": {"k a": 1.5}}}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("eps", ["auto", 1e-3, {"x": 1e-3, "p.{k a}": 1e-2}])
+def test_right_derivatives_pass(dtype, eps):
+    report = check_gradients(Quadratic(dtype=dtype), payload(), eps=eps)
+    assert report.passed, report.to_dict()
+    tests = [(check.endpoint, check.test) for check in report.checks]
+    assert len(tests) == 8
+    assert ("all derivatives", "adjoint") in tests
+    assert ("abstract_eval", "shapes") in tests
+
+
+ENDPOINTS = ["jacobian", "jacobian_vector_product", "vector_jacobian_product"]
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_a_wrong_endpoint_is_found_and_named(endpoint, dtype):
+    report = check_gradients(Quadratic({endpoint: 1.3}, dtype=dtype), payload())
+    assert not report.passed
+    failed = {(check.endpoint, check.test) for check in report.failures}
+    assert failed == {
+        (endpoint, "pointwise"), (endpoint, "taylor"), ("all derivatives", "adjoint"),
+    }  # fmt: skip
+    (pointwise,) = [check for check in report.failures if check.test == "pointwise"]
+    assert len(pointwise.mismatches) == 3
+    for mismatch in pointwise.mismatches:
+        assert (mismatch.output_path, mismatch.input_path) == ("l.[0]", "x")
+        assert mismatch.found == pytest.approx(1.3 * 1.5)
+        assert mismatch.expected == pytest.approx(1.5, rel=1e-2)
+
+
+def test_a_small_error_escapes_pointwise_but_not_the_taylor_test():
+    report = check_gradients(Quadratic({"jacobian": 1.02}), payload())
+    assert {(c.endpoint, c.test) for c in report.failures} == {
+        ("jacobian", "taylor"), ("all derivatives", "adjoint"),
+    }  # fmt: skip
+
+
+def test_wrong_shapes_are_found():
+    report = check_gradients(Quadratic({"abstract_eval": "float32"}), payload())
+    (check,) = report.failures
+    assert check.test == "shapes"
+    assert "l.[0]: foretold float32[], got float64[]" in check.summary
+
+
+def test_an_exception_is_a_failed_check():
+    class Broken(Quadratic):
+        def jacobian(self, *arguments):
+            raise ZeroDivisionError("no")
+
+    report = check_gradients(Broken(), payload())
+    assert [c.endpoint for c in report.failures] == ["jacobian"]
+    assert isinstance(report.failures[0].error, ZeroDivisionError)
+
+
+def test_not_a_number_is_a_failed_check():
+    report = check_gradients(Quadratic({"jacobian": float("nan")}), payload())
+    assert ("jacobian", "pointwise") in {(c.endpoint, c.test) for c in report.failures}
+
+
+def test_large_arrays_are_sampled():
+    calls = []
+
+    class Counted(Quadratic):
+        def apply(self, inputs):
+            calls.append(1)
+            return super().apply(inputs)
+
+    report = check_gradients(
+        Counted(), payload(500), max_evals=20, max_output_samples=7, endpoints=["jacobian"]
+    )
+    assert report.passed
+    assert report.checks[0].count == 7 * 10
+    assert len(calls) < 20 + 12
+
+
+def test_restricted_to_paths_and_endpoints():
+    broken = Quadratic({"jacobian": 2.0})
+    assert check_gradients(broken, payload(), output_paths=["y"]).passed
+    assert check_gradients(broken, payload(), input_paths=["p.{k a}"]).passed
+    report = check_gradients(broken, payload(), endpoints=["vector_jacobian_product"])
+    assert report.passed
+    assert len(report.checks) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "options", "code"),
+    [
+        ({"x": 1}, {}, "bad_payload"),
+        (payload(), {"input_paths": ["z"]}, "path_not_differentiable"),
+        (payload(), {"output_paths": ["name"]}, "path_not_differentiable"),
+    ],
+)
+def test_requests_that_make_no_sense(body, options, code):
+    with pytest.raises(InputError) as caught:
+        check_gradients(Quadratic(), body, **options)
+    assert caught.value.code == code
+
+
+def test_paths_from_the_openapi_document():
+    class Remote(Quadratic):
+        differentiable_inputs = None
+        differentiable_outputs = None
+        openapi_schema: ClassVar = {
+            "components": {
+                "schemas": {
+                    "ApplyInputSchema": {"differentiable_arrays": {"x": {"dtype": "float64"}}},
+                    "ApplyOutputSchema": {"differentiable_arrays": {"l.[]": {}}},
+                }
+            }
+        }
+
+    assert check_gradients(Remote(), payload()).passed
+
+
+def test_readable_table():
+    report = check_gradients(Quadratic({"jacobian": 1.3}), payload())
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(report)
+    text = console.export_text()
+    assert "FAILED" in text
+    assert "d l.[0][] / d x[0]: 1.95, expected 1.5" in text
+    assert report.to_dict()["passed"] is False

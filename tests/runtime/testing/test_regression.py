@@ -1,0 +1,179 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from chainrule._errors import ComponentError
+from chainrule.runtime.testing import RegressionSpec, find_tests, record, run_test
+from chainrule.runtime.testing._compare import compare
+from chainrule.runtime.testing._subject import decode_tree
+
+
+class Doubler:
+    """Answers {"y": 2x} in float32; a negative x is the author's ValueError, wrapped."""
+
+    available_endpoints = ("apply", "health")
+
+    def call(self, endpoint, payload):
+        if endpoint == "health":
+            return {"status": "ok"}
+        x = np.asarray(decode_tree(payload)["inputs"]["x"], np.float32)
+        if (x < 0).any():
+            try:
+                raise ValueError("x must not be negative")
+            except ValueError as error:
+                raise ComponentError("the author's code failed") from error
+        return {"y": 2 * x, "n": 3, "name": "double", "file": Path("out.txt")}
+
+
+EXPECTED = {
+    "y": {
+        "object_type": "array", "shape": [2], "dtype": "float32",
+        "data": {"buffer": [2.0, 4.0], "encoding": "json"},
+    },
+    "n": 3,
+    "name": "double",
+    "file": "out.txt",
+}  # fmt: skip
+
+
+def test_case(**changes):
+    spec = {"endpoint": "apply", "payload": {"inputs": {"x": [1.0, 2.0]}}}
+    return (
+        spec
+        | ({"expected_outputs": EXPECTED} if "expected_exception" not in changes else {})
+        | changes
+    )
+
+
+test_case.__test__ = False
+
+
+def test_passes():
+    result = run_test(Doubler(), test_case())
+    assert result.passed
+    assert result.endpoint == "apply"
+
+
+def test_plain_lists_say_nothing_about_the_dtype():
+    assert run_test(Doubler(), test_case(expected_outputs=EXPECTED | {"y": [2.0, 4.0]})).passed
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"y": EXPECTED["y"] | {"dtype": "float64"}}, r"y is f32\[2\], expected f64\[2\]"),
+        ({"y": [2.0, 5.0]}, r"y differs in 1 of 2 values, first at \[1\]; largest difference 1"),
+        ({"y": [2.0]}, "y is f32"),
+        ({"n": 4}, "n is 3, expected 4"),
+        ({"n": 3.0}, "n is 3, expected 3.0"),
+        ({"more": 1}, "more is missing"),
+        ({"file": "other.txt"}, "file is 'out.txt'"),
+    ],
+)
+def test_differences_are_listed(change, message):
+    import re
+
+    result = run_test(Doubler(), test_case(expected_outputs=EXPECTED | change))
+    assert result.status == "failed"
+    assert re.search(message, result.message)
+
+
+def test_all_differences_at_once():
+    wrong = {"y": [0.0, 0.0], "n": 4, "name": "x"}
+    result = run_test(Doubler(), test_case(expected_outputs=wrong))
+    assert len(result.message.splitlines()) == 4
+    assert "file was not expected" in result.message
+
+
+def test_tolerances_and_paths_of_files():
+    near = EXPECTED | {"y": [2.02, 4.0], "file": "elsewhere.txt"}
+    assert not run_test(Doubler(), test_case(expected_outputs=near)).passed
+    loose = test_case(expected_outputs=near, rtol=0.1, skip_output_path_checks=True)
+    assert run_test(Doubler(), loose).passed
+
+
+NEGATIVE = {"inputs": {"x": [-1.0]}}
+
+
+@pytest.mark.parametrize(
+    ("expectation", "status"),
+    [
+        ({"expected_exception": "ValueError"}, "passed"),
+        ({"expected_exception": "Exception"}, "passed"),
+        ({"expected_exception": "chainrule._errors.ComponentError"}, "passed"),
+        ({"expected_exception": "ValueError", "expected_exception_regex": "not be neg"}, "passed"),
+        ({"expected_exception": "ValueError", "expected_exception_regex": "positive"}, "failed"),
+        ({"expected_exception": "KeyError"}, "failed"),
+        ({"expected_exception": "os.remove"}, "failed"),
+        ({"expected_exception": "not_imported_anywhere.Error"}, "failed"),
+    ],
+)
+def test_expected_exceptions(expectation, status):
+    result = run_test(Doubler(), test_case(payload=NEGATIVE, **expectation))
+    assert result.status == status
+
+
+def test_unexpected_exception_is_an_error():
+    result = run_test(Doubler(), test_case(payload=NEGATIVE))
+    assert result.status == "error"
+    assert "ValueError: x must not be negative" in result.message
+
+
+def test_expected_exception_that_does_not_come():
+    result = run_test(Doubler(), test_case(expected_exception="ValueError"))
+    assert result.status == "failed"
+
+
+def test_unknown_endpoint():
+    result = run_test(Doubler(), test_case(endpoint="jacobian"))
+    assert result.status == "failed"
+    assert "no endpoint 'jacobian'" in result.message
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"endpoint": "apply"},
+        {"endpoint": "apply", "expected_outputs": {}, "expected_exception": "ValueError"},
+        {"endpoint": "apply", "expected_outputs": {}, "expected_exception_regex": "x"},
+        {"endpoint": "apply", "expected_outputs": {}, "typo": 1},
+    ],
+)
+def test_malformed_tests(spec):
+    with pytest.raises(ValidationError):
+        RegressionSpec.model_validate(spec)
+
+
+def test_recorded_tests_pass_again(tmp_path):
+    file = tmp_path / "test_cases" / "test_two.json"
+    made = record(Doubler(), "apply", {"inputs": {"x": np.array([1.0, np.nan])}}, path=file)
+    assert json.loads(file.read_text()) == made
+    assert find_tests(tmp_path) == [file]
+    assert run_test(Doubler(), file).passed
+
+
+def test_recorded_exceptions(tmp_path):
+    made = record(Doubler(), "apply", NEGATIVE)
+    assert made["expected_exception"] == "ValueError"
+    assert run_test(Doubler(), made).passed
+
+
+def test_components_without_call():
+    class Plain:
+        available_endpoints = ("apply",)
+
+        def apply(self, inputs):
+            return {"y": inputs["x"]}
+
+    assert run_test(
+        Plain(),
+        {"endpoint": "apply", "payload": {"inputs": {"x": 1.5}}, "expected_outputs": {"y": 1.5}},
+    ).passed
+
+
+def test_not_a_number_equals_itself():
+    assert compare({"y": np.array([np.nan])}, {"y": np.array([np.nan])}, rtol=0, atol=0) == []
+    assert compare([1, "a"], [1], rtol=0, atol=0) == ["the result has 2 items, expected 1"]
