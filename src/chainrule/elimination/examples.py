@@ -142,7 +142,7 @@ def propane_combustion(
     x1: Array, x2: Array, x3: Array, x4: Array, x5: Array, x6: Array, x7: Array, x8: Array,
     x9: Array, x10: Array, x11: Array,
 ) -> tuple[Array, ...]:  # fmt: skip
-    """The combustion of propane of MINPACK-2, full formulation, p = 40, R = 10, unit equilibrium constants."""
+    """The combustion of propane of MINPACK-2 in full, p = 40, R = 10, equilibrium constants 1."""
     p, R = 40.0, 10.0
     f1 = x1 + x4 - 3.0
     f2 = 2.0 * x1 + x2 + x4 + x7 + x8 + x9 + 2.0 * x10 - R
