@@ -1,0 +1,143 @@
+"""Servers for the HTTP figures, each in a process of its own: ours, the peer's, and a bare echo."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+COMPONENT = """
+from pydantic import BaseModel
+from tesseract_core.runtime import Array, Float64
+
+class InputSchema(BaseModel):
+    x: Array[(None,), Float64]
+
+class OutputSchema(BaseModel):
+    y: Array[(None,), Float64]
+
+def apply(inputs: InputSchema) -> OutputSchema:
+    return OutputSchema(y=inputs.x)
+"""
+
+ECHO = """
+import sys, uvicorn
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+
+async def echo(request):
+    return Response(await request.body(), media_type="application/octet-stream")
+
+uvicorn.run(Starlette(routes=[Route("/apply", echo, methods=["POST"])]), port=int(sys.argv[1]),
+            log_level="warning", access_log=False)
+"""
+
+OURS = """
+import sys
+from chainrule.serve import serve
+serve(sys.argv[2], port=int(sys.argv[1]), workers=int(sys.argv[3]), max_queue=256)
+"""
+
+UNIX_ECHO = """
+import socket, sys
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listener.bind("\\0" + sys.argv[1])
+listener.listen()
+connection, _ = listener.accept()
+while packet := connection.recv(65536):
+    connection.send(packet)
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def _process(command: list[str], port: int, **environment: str) -> Iterator[int]:
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        _wait_for(port, process)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(600):
+        if process.poll() is not None:
+            raise RuntimeError("a benchmark server ended early")
+        with (
+            contextlib.suppress(OSError),
+            contextlib.closing(
+                http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+            ) as connection,
+        ):
+            connection.request("GET", "/health")
+            connection.getresponse().read()
+            return
+        time.sleep(0.05)
+    raise RuntimeError("a benchmark server did not start")
+
+
+@contextlib.contextmanager
+def component_file() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tesseract_api.py"
+        path.write_text(COMPONENT)
+        yield path
+
+
+def echo() -> contextlib.AbstractContextManager[int]:
+    port = free_port()
+    return _process([sys.executable, "-c", ECHO, str(port)], port)
+
+
+def ours(component: Path, workers: int) -> contextlib.AbstractContextManager[int]:
+    port = free_port()
+    return _process([sys.executable, "-c", OURS, str(port), str(component), str(workers)], port)
+
+
+def peer(component: Path, workers: int = 1) -> contextlib.AbstractContextManager[int]:
+    port = free_port()
+    command = [sys.executable, "-m", "tesseract_core.runtime", "serve", "--port", str(port)]
+    output = tempfile.mkdtemp(dir="/dev/shm")
+    return _process(
+        [*command, "--num-workers", str(workers)],
+        port,
+        TESSERACT_API_PATH=str(component),
+        TESSERACT_OUTPUT_PATH=output,
+        TESSERACT_INPUT_PATH=output,
+    )
+
+
+@contextlib.contextmanager
+def unix_echo() -> Iterator[socket.socket]:
+    name = f"chainrule-bench-{os.getpid()}"
+    process = subprocess.Popen([sys.executable, "-c", UNIX_ECHO, name])
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for _ in range(200):
+        try:
+            connection.connect("\0" + name)
+            break
+        except OSError:
+            time.sleep(0.02)
+    with connection:
+        yield connection
+    process.wait(10)

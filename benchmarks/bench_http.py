@@ -1,0 +1,228 @@
+"""Calls over HTTP and over shared memory: us, tesseract-core, and bare echoes on the same machine."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pybase64
+
+from benchmarks import _servers
+from benchmarks._harness import Row, interleaved, show
+from chainrule.runtime._codec import FRAMES_MEDIA_TYPE, decode_frames, encode_frames
+from chainrule.runtime._samehost import (
+    SegmentCache,
+    SegmentPool,
+    connect,
+    receive_message,
+    send_message,
+)
+
+_SMALL = json.dumps(
+    {"inputs": {"x": {"object_type": "array", "shape": [1], "dtype": "float64",
+                      "data": {"buffer": [1.0], "encoding": "json"}}}}
+).encode()  # fmt: skip
+
+
+class _Http:
+    """One kept-alive connection."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port)
+
+    def post(self, body: Any, content_type: str = "application/json", accept: str = "*/*") -> bytes:
+        self._connection.request(
+            "POST", "/apply", body, {"Content-Type": content_type, "Accept": accept}
+        )
+        answer = self._connection.getresponse()
+        content = answer.read()
+        assert answer.status == 200, content[:300]
+        return content
+
+    def get(self, path: str) -> Any:
+        self._connection.request("GET", path)
+        return json.loads(self._connection.getresponse().read())
+
+
+class _SameHost:
+    """One connection with shared memory, as the client of this package has it."""
+
+    def __init__(self, port: int) -> None:
+        offer = _Http(port).get("/same-host")
+        self._connection = connect(offer["address"], timeout_s=60)
+        send_message(self._connection, {"op": "hello", "secret": offer["secret"]})
+        receive_message(self._connection)
+        self._own, self._received = SegmentPool("b"), SegmentCache()
+        self._release: list[str] = []
+
+    def apply(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        frames = encode_frames({"inputs": {"x": x}})
+        segment = self._own.take(frames.nbytes)
+        frames.write_into(segment.array(frames.nbytes))
+        header = {"path": "/apply", "content_type": FRAMES_MEDIA_TYPE, "accept": FRAMES_MEDIA_TYPE}
+        self._release, header["release"] = [], self._release  # type: ignore[assignment]
+        header["segment"] = [segment.key, frames.nbytes]  # type: ignore[assignment]
+        send_message(self._connection, header, (), [segment.descriptor])
+        message = receive_message(self._connection)
+        assert message is not None
+        assert message.header["status"] == 200
+        self._own.give_back(segment.key)
+        key, nbytes = message.header["segment"]
+        memory = self._received.get(key, message.descriptors[0])
+        assert memory is not None
+        body = memory.lease(nbytes, lambda: self._release.append(key))
+        return decode_frames(body)["y"]
+
+    def small(self, body: bytes) -> bytes:
+        header = {"path": "/apply", "content_type": "application/json", "accept": None}
+        send_message(self._connection, header, [body])
+        message = receive_message(self._connection)
+        assert message is not None
+        assert message.header["status"] == 200
+        return message.body
+
+
+def _no_op_rows(stack: ExitStack, component: Any) -> list[Row]:
+    ports = {
+        "echo": stack.enter_context(_servers.echo()),
+        "thread": stack.enter_context(_servers.ours(component, 0)),
+        "process": stack.enter_context(_servers.ours(component, 1)),
+        "peer": stack.enter_context(_servers.peer(component)),
+    }
+    callers = {name: _Http(port) for name, port in ports.items()}
+    seconds = interleaved(
+        {name: (lambda c=caller: c.post(_SMALL)) for name, caller in callers.items()}, rounds=25
+    )
+    echo = seconds["echo"]
+    return [
+        Row("no-op apply over HTTP, --workers 0", seconds["thread"], echo, "Starlette echo", 1.5),
+        Row("no-op apply over HTTP, --workers 1", seconds["process"], echo, "Starlette echo", 2.5),
+        Row("no-op apply over HTTP, --workers 1", seconds["process"], seconds["peer"],
+            "tesseract-core", note=f"the peer takes {seconds['peer'] / echo:.1f} × the echo"),
+        *_unix_rows(stack, ports),
+        *_array_rows(ports, 1_000_000, "8 MB"),
+        *_array_rows(ports, 10_000_000, "80 MB"),
+        *_load_rows(ports),
+    ]  # fmt: skip
+
+
+def _unix_rows(stack: ExitStack, ports: dict[str, int]) -> list[Row]:
+    bare = stack.enter_context(_servers.unix_echo())
+
+    def echo() -> None:
+        bare.send(_SMALL)
+        bare.recv(65536)
+
+    thread, process = _SameHost(ports["thread"]), _SameHost(ports["process"])
+    seconds = interleaved(
+        {"echo": echo, "thread": lambda: thread.small(_SMALL), "process": lambda: process.small(_SMALL)},
+        rounds=25,
+    )  # fmt: skip
+    return [
+        Row("no-op apply over a Unix socket, --workers 0", seconds["thread"], seconds["echo"],
+            "Unix socket echo", 6.0),
+        Row("no-op apply over a Unix socket, --workers 1", seconds["process"], seconds["echo"],
+            "Unix socket echo", 6.0),
+    ]  # fmt: skip
+
+
+def _array_rows(ports: dict[str, int], count: int, label: str) -> list[Row]:
+    x = np.random.default_rng(0).random(count)
+    message = bytes(encode_frames({"inputs": {"x": x}}))
+    target = np.empty_like(x)
+    echo, process, peer = (_Http(ports[name]) for name in ("echo", "process", "peer"))
+    shared = _SameHost(ports["process"])
+
+    def over_http() -> None:
+        answer = process.post(message, FRAMES_MEDIA_TYPE, FRAMES_MEDIA_TYPE)
+        decode_frames(answer)
+
+    np.testing.assert_array_equal(shared.apply(x), x)
+    seconds = interleaved(
+        {
+            "echo": lambda: echo.post(message, "application/octet-stream"),
+            "us": over_http,
+            "shared": lambda: shared.apply(x),
+            "memcpy": lambda: np.copyto(target, x),
+            "peer": _peer_base64(peer, x),
+        },
+        rounds=7,
+        min_round_s=0.05,
+    )
+    return [
+        Row(f"{label} there and back over HTTP", seconds["us"], seconds["echo"], "Starlette echo", 1.2),
+        Row(f"{label} there and back over HTTP", seconds["us"], seconds["peer"], "tesseract-core",
+            note="json+base64"),
+        Row(f"{label} there and back, shared memory", seconds["shared"], 2 * seconds["memcpy"],
+            "one memcpy each way", 3.0),
+    ]  # fmt: skip
+
+
+def _peer_base64(peer: _Http, x: np.ndarray[Any, Any]) -> Callable[[], None]:
+    def call() -> None:
+        body = json.dumps(
+            {"inputs": {"x": {"object_type": "array", "shape": list(x.shape), "dtype": "float64",
+                              "data": {"buffer": pybase64.b64encode_as_string(x.data),
+                                       "encoding": "base64"}}}}
+        )  # fmt: skip
+        answer = json.loads(peer.post(body, accept="application/json+base64"))
+        np.frombuffer(pybase64.b64decode(answer["y"]["data"]["buffer"]), np.float64)
+
+    return call
+
+
+def _load_rows(ports: dict[str, int]) -> list[Row]:
+    rates, slowest_health = {}, 0.0
+    for name in ("process", "peer", "process", "peer"):
+        rate, health = _load(ports[name])
+        rates[name] = max(rate, rates.get(name, 0.0))
+        if name == "process":
+            slowest_health = max(slowest_health, health)
+    return [
+        Row("32 callers on the no-op, one worker: time per request", 1 / rates["process"],
+            1 / rates["peer"], "tesseract-core", 1 / 3, note=f"{rates['process']:.0f} requests/s"),
+        Row("/health p99 meanwhile", slowest_health, 0.05, "the bar of 50 ms", 1.0),
+    ]  # fmt: skip
+
+
+def _load(port: int, callers: int = 32, seconds: float = 3.0) -> tuple[float, float]:
+    """Requests per second of several callers, and the p99 of `/health` beside them."""
+    deadline = time.perf_counter() + seconds
+    counts = [0] * callers
+
+    def call(index: int) -> None:
+        connection = _Http(port)
+        while time.perf_counter() < deadline:
+            connection.post(_SMALL)
+            counts[index] += 1
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(callers)]
+    for thread in threads:
+        thread.start()
+    health = []
+    watcher = _Http(port)
+    while time.perf_counter() < deadline:
+        start = time.perf_counter()
+        watcher.get("/health")
+        health.append(time.perf_counter() - start)
+        time.sleep(0.01)
+    for thread in threads:
+        thread.join()
+    return sum(counts) / seconds, float(np.quantile(health, 0.99))
+
+
+def run() -> list[Row]:
+    with contextlib.ExitStack() as stack:
+        component = stack.enter_context(_servers.component_file())
+        return _no_op_rows(stack, component)
+
+
+if __name__ == "__main__":
+    show(run())
