@@ -42,7 +42,6 @@ def _sum_y(f):
 
 FIRST_ORDER = {}
 SECOND_ORDER = {}
-TRACE_ONLY = {}
 
 
 def first_order(function):
@@ -287,7 +286,7 @@ def switch(f):
 
 @first_order
 def associative_scan(f):
-    x, a = batch()
+    x, _ = batch()
 
     def combine(left, right):
         return jax.vmap(lambda u, v: f(u, v.sum())["y"])(left, right)

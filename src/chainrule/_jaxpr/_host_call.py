@@ -55,9 +55,9 @@ def see_nans(primitive: Primitive) -> None:
 def uses_ffi(ctx: Any) -> bool:
     """Whether calls lowered here go through the FFI handler.
 
-    Not under `jit` over several devices: there XLA runs a call of an unknown target once per device on the
-    whole value, and only JAX's own callbacks once. `CHAINRULE_HOST_CALL=callback` in the environment also says
-    no, for a jaxlib whose interface has moved.
+    Not under `jit` over several devices: there XLA runs a call of an unknown target once per device on
+    the whole value, and only JAX's own callbacks once. `CHAINRULE_HOST_CALL=callback` in the environment
+    also says no, for a jaxlib whose interface has moved.
     """
     axes, platforms = ctx.module_context.axis_context, ctx.module_context.platforms
     if isinstance(axes, mlir.ShardingContext) and axes.num_devices > 1:

@@ -63,7 +63,8 @@ def apply_component(
         materialize_jacobian: whether a batch of derivative products is answered by one Jacobian. `None`:
             when it has an endpoint for it and the batch is at least as large as the Jacobian's smaller
             side.
-        spot_check: compare the first example of each native batch with an unbatched call, once per program.
+        spot_check: compare the first example of every native batch with a call of its own, at the
+            price of that call.
         max_concurrency: upper bound on concurrent calls of one `vmap`.
         infer_by_evaluation: learn the outputs' shapes from one real evaluation (of ones) when the
             component has no `abstract_eval`.

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from chainrule._errors import DefinitionError
+from chainrule._trees import LRUCache
 from chainrule.bridge._patterns import Patterns, array_patterns_of_document
 from chainrule.bridge._skeleton import take_apart
 from chainrule.bridge._target import Target
@@ -116,24 +117,32 @@ class ComponentTarget(Target):
         return None if dtype is None else np.dtype(dtype)
 
 
-_targets: weakref.WeakKeyDictionary[Any, ComponentTarget] = weakref.WeakKeyDictionary()
+# A target keeps its component alive, so it must not be kept alive by it. Compiled programs hold the targets
+# they need; the last few are kept for calls outside of `jit`.
+_targets: weakref.WeakValueDictionary[int, ComponentTarget] = weakref.WeakValueDictionary()
+_recent: LRUCache[int, ComponentTarget] = LRUCache(32)
 
 
 def as_target(component: Any) -> Target:
     """The target of a component; the same one every time."""
     if isinstance(component, Target):
         return component
+    target = _targets.get(id(component))
+    if target is None:
+        target = _targets[id(component)] = _make_target(component)
+    _recent.put(id(component), target)
+    return target
+
+
+def _make_target(component: Any) -> ComponentTarget:
     try:
-        target = _targets.get(component)
-        if target is None:
-            target = _targets[component] = ComponentTarget(component)
+        return ComponentTarget(component)
     except (AttributeError, TypeError) as error:
         raise DefinitionError(
             f"Expected a component (with `apply`, `available_endpoints` and `openapi_schema`); found "
             f"{type(component).__name__}. For a plain Python function use `chainrule.from_callable`.",
             code="not_a_component",
         ) from error
-    return target
 
 
 def _is_local(component: Any) -> bool:

@@ -73,4 +73,5 @@ def component_errors() -> Iterator[None]:
         original = original_error(error)
         if original is None:
             raise
-        raise original from None
+        original.__suppress_context__ = True  # `from None` would drop its cause
+        raise original  # noqa: B904

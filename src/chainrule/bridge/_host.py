@@ -14,6 +14,7 @@ import numpy as np
 
 from chainrule._errors import ComponentError
 from chainrule.bridge._failures import report_failure
+from chainrule.bridge._native_batching import check_first_example
 from chainrule.bridge._requests import Request
 from chainrule.bridge._routes import answer
 from chainrule.bridge._site import Site
@@ -69,7 +70,10 @@ class Call:
 def compute(call: Call, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
     """Answer a call into `results`."""
     if not call.batch.sizes:
-        _store(answer(call.site, call.request, operands), results)
+        answers = answer(call.site, call.request, operands)
+        if call.site.example is not None and call.site.options.spot_check:
+            check_first_example(call.site, call.request, operands, answers)
+        _store(answers, results)
         return
 
     def compute_one(index: tuple[int, ...]) -> None:

@@ -6,8 +6,6 @@ across the border. What the schema would check on values is checked once per sig
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -62,11 +60,6 @@ def _cast(array: Any, wanted: np.dtype[Any]) -> Any:
 
 
 Completed = tuple[Skeleton, list[ArrayType]]
-_completed: weakref.WeakKeyDictionary[Target, LRUCache[Hashable, Completed]] = (
-    weakref.WeakKeyDictionary()
-)
-_lock = threading.Lock()
-_SIGNATURES_PER_TARGET = 512
 
 
 def _complete(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> Completed:
@@ -74,8 +67,7 @@ def _complete(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> Comp
     types = tuple(ArrayType(tuple(array.shape), np.dtype(array.dtype)) for array in arrays)
     if any(not isinstance(size, int) for type_ in types for size in type_.shape):
         return skeleton, list(types)  # symbolic sizes of `jax.export`, which no schema knows
-    with _lock:
-        known = _completed.setdefault(target, LRUCache(_SIGNATURES_PER_TARGET))
+    known: LRUCache[Hashable, Completed] = target.memory("completed")
     key = skeleton.signature(types)
     found = None if key is None else known.get(key)
     if found is None:

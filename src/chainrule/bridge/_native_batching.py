@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from chainrule._errors import ChainruleError
+import numpy as np
+
+from chainrule._errors import ChainruleError, ComponentError
 from chainrule.bridge._requests import Request
+from chainrule.bridge._routes import answer
 from chainrule.bridge._site import Site, make_site
 
-__all__ = ["batched_site", "is_native"]
+__all__ = ["batched_site", "check_first_example", "is_native"]
 
 _BY_CALLER = ("expand_dims", "broadcast_all")
 _BY_DECLARATION = ("auto", "auto_experimental")
@@ -50,3 +53,25 @@ def _make_batched(site: Site, size: int, leading: Sequence[int]) -> Site | None:
         return None
     expected = [port.type.with_leading(size) for port in site.outputs]
     return replace(found, example=site) if [p.type for p in found.outputs] == expected else None
+
+
+def check_first_example(
+    site: Site, request: Request, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]
+) -> None:
+    """Compare the first example of a native batch with a call of its own.
+
+    Raises:
+        ComponentError: they differ, so the component does not batch as was said.
+    """
+    assert site.example is not None
+    alone = answer(site.example, request, [operand[0] for operand in operands])
+    for port, one, many in zip(request.result.ports(site), alone, results, strict=True):
+        tolerance = 100 * float(np.sqrt(np.finfo(many.dtype).eps)) if many.dtype.kind in "fc" else 0
+        if not np.allclose(one, many[0], rtol=tolerance, atol=tolerance, equal_nan=True):
+            raise ComponentError(
+                f"`{request.name}` of {site.target.name} with a batch axis in front gives another result at "
+                f"`{port.path}` for the first example than without: it does not treat leading axes as "
+                'batch axes. Remove its `batching` declaration, or use `vmap_method="concurrent"`.',
+                code="batching_mismatch",
+                path=port.path,
+            )

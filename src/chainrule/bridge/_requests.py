@@ -31,6 +31,14 @@ __all__ = ["Request", "Space", "apply_request", "jacobian_request"]
 
 Side = Literal["inputs", "outputs"]
 
+_NAMES: dict[tuple[int, Side], str] = {
+    (0, "outputs"): "apply",
+    (1, "outputs"): "jvp",
+    (1, "inputs"): "vjp",
+    (2, "outputs"): "second_jvp",
+    (2, "inputs"): "hvp",
+}
+
 
 @dataclass(frozen=True)
 class Space:
@@ -82,14 +90,8 @@ class Request:
         """For messages, and the key of the routes in `_routes`."""
         if self.columns is not None:
             return "jacobian"
-        names = {
-            (0, "outputs"): "apply",
-            (1, "outputs"): "jvp",
-            (1, "inputs"): "vjp",
-            (2, "outputs"): "second_jvp",
-            (2, "inputs"): "hvp",
-        }
-        return names[len(self.slots), self.result.side]
+        key = (len(self.slots), self.result.side)
+        return _NAMES.get(key, "third derivative")
 
     def result_types(self, site: Site) -> tuple[ArrayType, ...]:
         """The types of what comes back."""

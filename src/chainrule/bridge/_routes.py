@@ -73,19 +73,25 @@ def split_operands(
 
 
 def _route(site: Site, request: Request) -> Route:
-    for endpoint, route in _ROUTES[request.name]:
+    routes = _ROUTES.get(request.name, ())
+    for endpoint, route in routes:
         if endpoint in site.target.endpoints:
             return route
-    needed = " or ".join(f"`{endpoint}`" for endpoint, _ in _ROUTES[request.name])
-    order = "second" if len(request.slots) > 1 else "first"
-    advice = (
-        "A component written in JAX that runs in this process has derivatives of every order; others "
-        "need that endpoint."
-        if order == "second"
-        else "Add one to the component (`jvp=` or `vjp=` to a callable), or wrap the call in "
-        "`jax.lax.stop_gradient`."
+    raise _no_route(site, request, [endpoint for endpoint, _ in routes])
+
+
+def _no_route(site: Site, request: Request, endpoints: Sequence[str]) -> CapabilityError:
+    order = {1: "first", 2: "second"}.get(len(request.slots), "third")
+    needed = (
+        " or ".join(f"`{endpoint}`" for endpoint in endpoints) or "more than any endpoint gives"
     )
-    raise CapabilityError(
+    advice = (
+        "Add one to the component (`jvp=` or `vjp=` to a callable), or wrap the call in "
+        "`jax.lax.stop_gradient`."
+        if order == "first"
+        else "A component written in JAX that runs in this process has derivatives of every order."
+    )
+    return CapabilityError(
         f"{site.target.name} cannot answer a {request.name}: that needs {needed}, and it offers "
         f"{', '.join(sorted(site.target.endpoints))}. {advice}",
         code=f"no_{order}_derivative",

@@ -10,8 +10,6 @@ in use), so that equal calls are equal equations, which XLA merges.
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,11 +78,6 @@ class Site:
         )
 
 
-_sites: weakref.WeakKeyDictionary[Target, LRUCache[Hashable, Site]] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
-_SITES_PER_TARGET = 512
-
-
 def find_site(
     target: Target,
     options: Options,
@@ -93,8 +86,7 @@ def find_site(
     canonicalize: Canonicalize,
 ) -> Site:
     """The site of a signature; the target is asked for the outputs' types once per signature."""
-    with _lock:
-        known = _sites.setdefault(target, LRUCache(_SITES_PER_TARGET))
+    known: LRUCache[Hashable, Site] = target.memory("sites")
     # A float64 output is another type when the framework's widest dtype changes.
     key = skeleton.signature(options, tuple(types), canonicalize(np.dtype(np.float64)))
     site = None if key is None else known.get(key)

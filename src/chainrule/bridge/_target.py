@@ -8,17 +8,21 @@ and knows nothing of tracers, batches or cotangent bookkeeping.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
+from chainrule._trees import LRUCache
 from chainrule.runtime._derivatives import DerivativeKind
 
 __all__ = ["HESSIAN_VECTOR_PRODUCT", "Batching", "Target"]
 
 Batching = Literal["elementwise", "leading"]
 HESSIAN_VECTOR_PRODUCT = "hessian_vector_product"
+_SIGNATURES_REMEMBERED = 512
 
 
 class Target(ABC):
@@ -41,6 +45,14 @@ class Target(ABC):
     max_concurrency: int = 1
     is_remote: bool = False
     jax_function: Callable[[Any], Any] | None = None
+
+    @cached_property
+    def _memories(self) -> defaultdict[str, LRUCache[Hashable, Any]]:
+        return defaultdict(lambda: LRUCache(_SIGNATURES_REMEMBERED))
+
+    def memory(self, purpose: str) -> LRUCache[Hashable, Any]:
+        """What the bridge remembers about this target for one purpose, for as long as the target lives."""
+        return self._memories[purpose]
 
     @abstractmethod
     def apply(self, inputs: Any) -> Any:

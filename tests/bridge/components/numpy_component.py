@@ -47,13 +47,21 @@ def jacobian(inputs, jac_inputs, jac_outputs):
     return {o: {i: np.asarray(blocks[o, i]) for i in jac_inputs} for o in jac_outputs}
 
 
+def _sum(terms):
+    return np.asarray(sum(terms))
+
+
 def jacobian_vector_product(inputs, jvp_inputs, jvp_outputs, tangent_vector):
-    blocks = _blocks(inputs.x, inputs.a)
-    return {o: np.asarray(sum(blocks[o, i] @ tangent_vector[i] if i == "x" else blocks[o, i] * tangent_vector[i]
-                   for i in jvp_inputs)) for o in jvp_outputs}  # fmt: skip
+    blocks, v = _blocks(inputs.x, inputs.a), tangent_vector
+    return {
+        o: _sum(blocks[o, i] @ v[i] if i == "x" else blocks[o, i] * v[i] for i in jvp_inputs)
+        for o in jvp_outputs
+    }
 
 
 def vector_jacobian_product(inputs, vjp_inputs, vjp_outputs, cotangent_vector):
-    blocks = _blocks(inputs.x, inputs.a)
-    return {i: np.asarray(sum(cotangent_vector[o] @ blocks[o, i] if o == "y" else cotangent_vector[o] * blocks[o, i]
-                   for o in vjp_outputs)) for i in vjp_inputs}  # fmt: skip
+    blocks, u = _blocks(inputs.x, inputs.a), cotangent_vector
+    return {
+        i: _sum(u[o] @ blocks[o, i] if o == "y" else u[o] * blocks[o, i] for o in vjp_outputs)
+        for i in vjp_inputs
+    }

@@ -1,0 +1,316 @@
+"""The call itself: buffers, lifetimes, effects, compilation caches, several devices."""
+
+import gc
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from chainrule import apply_component, from_callable
+from chainrule._errors import CapabilityError, ComponentError
+from chainrule._jaxpr import _ffi
+from chainrule.bridge import component_errors
+
+X = np.arange(3.0)
+LARGE = np.arange(10_000.0)
+
+
+def identity(function=lambda x: x, **options):
+    return from_callable(function, abstract=lambda x: x, **options)
+
+
+def test_the_layouts_are_those_of_the_header():
+    """Field by field, from the C header that ships with jaxlib."""
+    header = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h").read_text()
+    sizes = {"size_t": 8, "int64_t": 8, "int64_t*": 8, "int32_t": 4, "int": 4}
+
+    def offsets(name, known):
+        body = re.search(rf"struct {name} \{{(.*?)\n\}}", header, re.DOTALL)[1]
+        body = re.sub(r"//[^\n]*", "", body)
+        found, position = {}, 0
+        for kind, field in re.findall(r"([\w ]+?\**)\s+(\w+);", body):
+            kind = kind.replace("const ", "").strip()
+            size = known.get(kind) or (8 if kind.endswith("*") else sizes.get(kind, 4))
+            alignment = min(size, 8)
+            position = -(-position // alignment) * alignment
+            found[field] = position
+            position += size
+        return found, -(-position // 8) * 8
+
+    arguments, arguments_size = offsets("XLA_FFI_Args", {})
+    attributes, attributes_size = offsets("XLA_FFI_Attrs", {})
+    assert (arguments["size"], arguments["args"], arguments_size) == (16, 32, 40)
+    assert (attributes["attrs"], attributes_size) == (40, 48)
+    spans = {"XLA_FFI_Args": 40, "XLA_FFI_Rets": 40, "XLA_FFI_Attrs": 48}
+    frame, _ = offsets("XLA_FFI_CallFrame", spans)
+    assert [frame[n] for n in ("api", "args", "rets", "attrs")] == [16, 40, 80, 120]
+    assert _ffi.CALL_FRAME.size == frame["attrs"] + 48
+    buffer, size = offsets("XLA_FFI_Buffer", {})
+    assert [buffer[n] for n in ("dtype", "data", "rank", "dims")] == [16, 24, 32, 40]
+    assert _ffi.BUFFER.size == size
+    api, _ = offsets("XLA_FFI_Api", {"XLA_FFI_Api_Version": 24})
+    assert (api["api_version"], api["internal_api"] + 8) == (16, _ffi.API_HEADER.size)
+    error, size = offsets("XLA_FFI_Error_Create_Args", {})
+    assert (error["message"], error["errc"], _ffi.ERROR_CREATE.size) == (16, 24, size)
+    assert re.search(r"API_MAJOR (\d+)", header)[1] == "0"
+
+
+def test_dtypes_are_those_of_the_header():
+    header = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h").read_text()
+    names = {"PRED": "bool", "BF16": "bfloat16", "C64": "complex64", "C128": "complex128"}
+    for kind, name in {"S": "int", "U": "uint", "F": "float"}.items():
+        names |= {f"{kind}{bits}": f"{name}{bits}" for bits in (8, 16, 32, 64)}
+    codes = dict(re.findall(r"XLA_FFI_DataType_(\w+) = (\d+)", header))
+    for short, name in names.items():
+        if short in codes:
+            assert _ffi._DTYPES[int(codes[short])].name == name
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["bool", "int8", "uint16", "int32", "int64", "float16", "bfloat16", "float32", "complex64", "complex128"],
+)  # fmt: skip
+def test_every_dtype_goes_through(dtype):
+    seen = []
+
+    def f(x):
+        seen.append(x.dtype.name)
+        return x
+
+    x = jnp.array([[0, 1, 2], [3, 4, 5]]).astype(dtype)
+    np.testing.assert_array_equal(jax.jit(identity(f))(x), x)
+    assert seen == [dtype]
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (1,), (2, 3, 4)])
+def test_every_shape_goes_through(shape):
+    x = jnp.arange(float(np.prod(shape, dtype=int))).reshape(shape)
+    np.testing.assert_array_equal(jax.jit(identity())(x), x)
+    np.testing.assert_array_equal(jax.jit(lambda x: identity()(x.T))(x), x.T)
+
+
+def test_large_operands_are_views_and_read_only():
+    lent = []
+
+    def f(x):
+        lent.append((x.flags.owndata, x.flags.writeable))
+        return x
+
+    g = jax.jit(identity(f))
+    for _ in range(3):
+        np.testing.assert_array_equal(g(LARGE), LARGE)
+    assert lent == [(True, True), (False, False), (False, False)]
+
+
+def test_a_function_that_keeps_its_inputs_gets_copies():
+    kept = []
+
+    def f(x):
+        kept.append(x)
+        return x
+
+    g = jax.jit(identity(f))
+    for i in range(4):
+        g(LARGE + i).block_until_ready()
+    assert all(array.flags.owndata for array in kept)
+    np.testing.assert_array_equal([array[0] for array in kept], range(4))
+
+
+def test_keeping_what_was_lent_is_an_error_once():
+    kept = []
+
+    def f(x):
+        if len(kept) < 1 and calls.append(0) is None and len(calls) == 3:
+            kept.append(x[5:])
+        return x
+
+    calls = []
+    g = jax.jit(identity(f))
+    g(LARGE), g(LARGE)
+    with pytest.raises(ComponentError, match="kept a reference") as caught, component_errors():
+        g(LARGE).block_until_ready()
+    assert caught.value.code == "input_kept"
+    kept.clear()
+    np.testing.assert_array_equal(g(LARGE), LARGE)
+
+
+def test_the_callback_is_the_fallback(monkeypatch):
+    monkeypatch.setenv("CHAINRULE_HOST_CALL", "callback")
+    f = jax.jit(identity(lambda x: 2 * x))
+    assert "chainrule_host_call" not in f.lower(X).as_text()
+    np.testing.assert_array_equal(f(X), 2 * X)
+
+    def fail(x):
+        raise LookupError("in the callback")
+
+    with pytest.raises(LookupError, match="in the callback"), component_errors():
+        jax.block_until_ready(jax.jit(identity(fail))(X))
+
+
+def test_the_handler_is_used_where_it_works():
+    assert "chainrule_host_call" in jax.jit(identity()).lower(X).as_text()
+
+
+def test_ordered_effects_happen_once_each_in_order():
+    log = []
+
+    def note(x):
+        log.append(float(x))
+        return x
+
+    f = from_callable(note, abstract=lambda x: x, effects="ordered")
+
+    @jax.jit
+    def run(x):
+        f(x)
+        f(x)  # pure calls would be merged, and dropped as nobody uses them
+        f(x + 1)
+        return jax.lax.fori_loop(0, 2, lambda i, x: x + f(10.0 + i), x)
+
+    run(1.0).block_until_ready()
+    jax.effects_barrier()
+    assert log == [1, 1, 2, 10, 11]
+    log.clear()
+    jax.vmap(f)(jnp.arange(3.0))
+    assert log == [0, 1, 2]
+
+
+def test_a_compiled_program_keeps_what_it_calls_alive():
+    def build():
+        f = identity(lambda x: 3 * x)
+        return jax.jit(lambda x: f(x)).lower(X).compile()
+
+    program = build()
+    gc.collect()
+    np.testing.assert_array_equal(program(X), 3 * X)
+
+
+def test_what_nobody_can_call_is_freed():
+    def build():
+        big = np.ones(10)
+        f = identity(lambda x: x * big[0])
+        jax.jit(lambda x: f(x)).lower(X).compile()(X)
+        return weakref.ref(big)
+
+    reference = build()
+    jax.clear_caches()
+    gc.collect()
+    assert reference() is None
+
+
+def test_exporting_a_host_call_is_a_clear_error():
+    with pytest.raises(CapabilityError, match="exported") as caught:
+        jax.export.export(jax.jit(identity()))(X)
+    assert caught.value.code == "not_exportable"
+
+
+def test_threads_can_call_at_the_same_time():
+    barrier = threading.Barrier(2, timeout=20)
+
+    def wait(x):
+        if x[0] > 0:
+            barrier.wait()
+        return x + 1
+
+    x = np.zeros(3, "float32")  # `enable_x64` is a setting of one thread
+    f = jax.jit(identity(wait))
+    with ThreadPoolExecutor(2) as threads:
+        threads.submit(f, x).result()  # JAX makes the first call of a program under a lock
+        left, right = threads.map(lambda i: np.asarray(f(x + i)), (1, 2))
+    np.testing.assert_array_equal([left, right], [x + 2, x + 3])
+
+
+class Remote:
+    """A component that is not in this process, as far as the bridge can tell."""
+
+    available_endpoints = ("apply", "abstract_eval")
+    openapi_schema = {"components": {"schemas": {"ApplyInputSchema": {}, "ApplyOutputSchema": {}}}}  # noqa: RUF012
+    server_capabilities = object()
+
+    def __init__(self, barrier):
+        self.barrier = barrier
+
+    def apply(self, inputs):
+        self.barrier.wait()
+        return {"y": inputs["x"] + 1}
+
+    def abstract_eval(self, inputs):
+        return {"y": inputs["x"]}
+
+
+def test_independent_calls_of_remote_components_overlap():
+    """Each call waits until the other has begun: one after the other they would never end."""
+    barrier = threading.Barrier(2, timeout=20)
+    left, right = Remote(barrier), Remote(barrier)
+
+    @jax.jit
+    def both(x):
+        return apply_component(left, {"x": x})["y"] @ apply_component(right, {"x": x})["y"]
+
+    np.testing.assert_allclose(both(X), (X + 1) @ (X + 1))
+
+
+def run_python(source, **environment):
+    root = Path(__file__).parents[2]
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(source)],
+        env={**os.environ, "PYTHONPATH": str(root / "src"), "JAX_PLATFORMS": "cpu", **environment},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout
+
+
+def test_several_devices_one_call_or_one_per_shard():
+    output = run_python(
+        """
+        import jax, jax.numpy as jnp, numpy as np
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+        from chainrule import from_callable
+        shapes = []
+        def f(x):
+            shapes.append(x.shape); return 2 * x
+        g = from_callable(f, vjp=lambda p, u: (2 * u,), abstract=lambda x: x)
+        mesh = Mesh(np.array(jax.devices()), ("i",))
+        x = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("i")))
+        np.testing.assert_array_equal(jax.jit(g)(x), 2 * np.arange(8.0))
+        print(shapes); shapes.clear()
+        np.testing.assert_array_equal(jax.jit(jax.grad(lambda x: g(x).sum()))(x), np.full(8, 2.0))
+        shapes.clear()
+        h = jax.jit(jax.shard_map(g, mesh=mesh, in_specs=P("i"), out_specs=P("i")))
+        np.testing.assert_array_equal(h(x), 2 * np.arange(8.0))
+        print(sorted(shapes)); shapes.clear()
+        y = jnp.arange(8.0).reshape(4, 2)
+        np.testing.assert_array_equal(jax.pmap(g)(y), 2 * y)
+        """,
+        XLA_FLAGS="--xla_force_host_platform_device_count=4",
+    )
+    assert output.splitlines() == ["[(8,)]", "[(2,), (2,), (2,), (2,)]"]
+
+
+def test_programs_are_in_the_persistent_compilation_cache(tmp_path):
+    source = """
+        import jax, numpy as np
+        from chainrule import from_callable
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+        f = from_callable(lambda x: FACTOR * x, abstract=lambda x: x)
+        print(jax.jit(lambda x: f(x) + 1)(np.ones(3, "float32")))
+    """
+    environment = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
+    assert run_python(source.replace("FACTOR", "2"), **environment).strip() == "[3. 3. 3.]"
+    entries = {path.name for path in tmp_path.iterdir() if path.name.endswith("-cache")}
+    assert entries
+    # Another process, another function behind the same program: the number is looked up anew.
+    assert run_python(source.replace("FACTOR", "5"), **environment).strip() == "[6. 6. 6.]"
+    assert {path.name for path in tmp_path.iterdir() if path.name.endswith("-cache")} == entries
