@@ -64,7 +64,9 @@ class TestFirstOrder:
         check(modes(pull, 2.0), cotangent=6 * S**2)
 
 
-@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.checkpoint], ids=["plain", "jit", "remat"])
+@pytest.mark.parametrize(
+    "wrap", [lambda f: f, jax.jit, jax.checkpoint], ids=["plain", "jit", "remat"]
+)
 class TestSecondOrder:
     """Second derivatives of h³: with respect to h it is 6h."""
 
@@ -93,7 +95,9 @@ def test_jvp_of_jvp():
     def pushed(x):
         return jax.jvp(lambda x: jax.jvp(f, (x,), (2.0,))[1], (x,), (5.0,))
 
-    check(modes(pushed, X), primal=S, tangent=2 * C, outer_tangent=5 * C, tangent_of_tangent=-10 * S)
+    check(
+        modes(pushed, X), primal=S, tangent=2 * C, outer_tangent=5 * C, tangent_of_tangent=-10 * S
+    )
 
 
 def test_hessian():
@@ -133,7 +137,9 @@ def test_leaves_without_derivative_are_none():
     assert pushed["tangent"] == {"n": None, "x": 2.0, "on": None, "fixed": 0.0, "label": "text"}
 
 
-@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.checkpoint], ids=["plain", "jit", "remat"])
+@pytest.mark.parametrize(
+    "wrap", [lambda f: f, jax.jit, jax.checkpoint], ids=["plain", "jit", "remat"]
+)
 def test_values_that_nobody_uses(wrap):
     @wrap
     def g(x):

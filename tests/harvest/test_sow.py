@@ -26,13 +26,19 @@ def network(x, tag_it):
     "transform", [lambda f: f, jax.grad, jax.vmap, lambda f: jax.vmap(jax.grad(f))]
 )
 def test_leaves_no_operation_in_the_compiled_program(transform):
-    x = jnp.ones((2, 3, 3)) if transform is jax.vmap or transform(len) is not len else jnp.ones((3, 3))
+    x = (
+        jnp.ones((2, 3, 3))
+        if transform is jax.vmap or transform(len) is not len
+        else jnp.ones((3, 3))
+    )
     x = x[0] if transform is jax.grad else x
 
     def operations(tag_it):
         lowered = jax.jit(transform(lambda x: network(x, tag_it))).lower(x)
         text = lowered.compile().as_text()
-        return sorted(line.split(" = ")[1].split("(")[0] for line in text.splitlines() if " = " in line)
+        return sorted(
+            line.split(" = ")[1].split("(")[0] for line in text.splitlines() if " = " in line
+        )
 
     assert operations(True) == operations(False)
 

@@ -1,0 +1,178 @@
+"""`checkpoint`, custom derivatives, `jit` options, `shard_map`, and what cannot be entered."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from chainrule._errors import CapabilityError
+from chainrule._jaxpr import Primitive
+from chainrule.harvest import DuplicateNameError, save_intermediates, sow
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [None, jax.checkpoint_policies.everything_saveable, jax.checkpoint_policies.dots_saveable],
+    ids=["nothing", "everything", "dots"],
+)
+@pytest.mark.parametrize("inner", [lambda f: f, jax.jit], ids=["plain", "jit"])
+def test_checkpoint_is_captured_once(policy, inner):
+    def f(x):
+        @inner
+        def block(x):
+            a = sow(jnp.sin(x), "a")
+            sow(a * 2, "unused")
+            return jnp.sum(jnp.cos(a @ a))
+
+        return jax.checkpoint(block, policy=policy)(x) ** 2
+
+    x = jnp.arange(4.0).reshape(2, 2)
+    a = jnp.sin(x)
+    expected = jax.grad(lambda a: jnp.sum(jnp.cos(a @ a)) ** 2)(a)
+    for transform in (jax.grad, lambda f: jax.jit(jax.grad(f))):
+        _, found = save_intermediates(transform(f))(x)
+        np.testing.assert_allclose(found["a"]["primal"], a, rtol=1e-6)
+        np.testing.assert_allclose(found["a"]["cotangent"], expected, rtol=1e-5)
+        np.testing.assert_allclose(found["unused"]["primal"], 2 * a, rtol=1e-6)
+
+
+def test_custom_jvp_keeps_its_derivative():
+    @jax.custom_jvp
+    def f(x):
+        return sow(jnp.sin(x), "h") * 2
+
+    f.defjvp(lambda primals, tangents: (f(*primals), tangents[0] * 7.0))
+    _, found = save_intermediates(f)(1.0)
+    np.testing.assert_allclose(found["h"]["primal"], np.sin(1.0), rtol=1e-6)
+    assert jax.grad(lambda x: save_intermediates(f)(x)[0])(1.0) == 7.0
+    inside = jax.grad(lambda x: save_intermediates(f)(x)[1]["h"]["primal"])(1.0)
+    np.testing.assert_allclose(inside, np.cos(1.0), rtol=1e-6)
+    slope, found = save_intermediates(jax.grad(f))(1.0)
+    assert slope == 7.0
+    np.testing.assert_allclose(found["h"]["primal"], np.sin(1.0), rtol=1e-6)
+
+
+def test_custom_vjp_keeps_its_derivative():
+    @jax.custom_vjp
+    def f(x):
+        return sow(jnp.sin(x), "h") * 2
+
+    def forward(x):
+        return sow(jnp.sin(x), "in forward") * 2, x
+
+    def backward(x, cotangent):
+        return (sow(cotangent * 7.0, "in backward"),)
+
+    f.defvjp(forward, backward)
+    _, found = save_intermediates(f)(1.0)
+    np.testing.assert_allclose(found["h"]["primal"], np.sin(1.0), rtol=1e-6)
+    assert jax.grad(lambda x: save_intermediates(f)(x)[0])(1.0) == 7.0
+    # Under grad the forward and backward rules run, not the function.
+    slope, found = save_intermediates(jax.grad(lambda x: f(x) * 3))(1.0)
+    assert slope == 21.0
+    assert set(found) == {"in forward", "in backward"}
+    assert found["in backward"]["primal"] == 21.0
+
+
+def test_jit_options_survive():
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    f = jax.jit(lambda x: sow(x * 2, "h") + 1, out_shardings=device, inline=True)
+    g = jax.jit(lambda x: sow(f(x), "g"), in_shardings=device, keep_unused=True)
+    assert save_intermediates(g)(2.0) == (5.0, {"h": {"primal": 4.0}, "g": {"primal": 5.0}})
+
+
+def helper(x):
+    return sow(x * 2, "twice")
+
+
+def test_a_duplicate_name_shows_both_places():
+    def f(x):
+        return helper(x) + helper(x + 1)
+
+    with pytest.raises(DuplicateNameError) as raised:
+        save_intermediates(f)(1.0)
+    assert isinstance(raised.value, ValueError)
+    line = helper.__code__.co_firstlineno + 1
+    assert str(raised.value).count(f"{__file__}:{line} (helper)") == 2
+    assert raised.value.code == "duplicate_name"
+    assert save_intermediates(f, mode="last")(1.0)[1] == {"twice": {"primal": 4.0}}
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["plain", "jit"])
+def test_append_is_in_execution_order(wrap):
+    def f(x):
+        step = wrap(lambda x: sow(x**2, "square"))
+        return step(step(x))
+
+    _, found = save_intermediates(jax.grad(f), mode="append")(3.0)
+    assert found["square"]["primal"] == [9.0, 81.0]
+    assert found["square"]["cotangent"] == [1.0, 18.0]
+
+
+def test_an_unknown_higher_order_primitive_is_named():
+    mystery = Primitive("mystery")
+    mystery.multiple_results = True
+    mystery.def_abstract_eval(lambda *avals, program: program.out_avals)
+    program = jax.make_jaxpr(lambda x: sow(x * 2, "h"))(1.0)
+
+    def f(x):
+        return mystery.bind(x, program=program)[0]
+
+    with pytest.raises(CapabilityError, match="'mystery'") as raised:
+        save_intermediates(f)(1.0)
+    assert raised.value.code == "cannot_look_inside"
+    assert str(__file__) in str(raised.value)
+
+
+def test_a_linear_solver_is_named():
+    def f(b):
+        return jax.lax.custom_linear_solve(
+            lambda x: sow(2.0 * x, "inside"), b, lambda matvec, b: b / 2, symmetric=True
+        )
+
+    with pytest.raises(CapabilityError, match="custom_linear_solve"):
+        save_intermediates(f)(1.0)
+
+
+def test_shard_map_and_pmap_on_four_devices():
+    """Needs its own process: the number of devices is fixed when JAX starts."""
+    script = textwrap.dedent("""
+        import jax, jax.numpy as jnp, numpy as np
+        from jax.sharding import AxisType, PartitionSpec as P
+        from chainrule.harvest import save_intermediates, sow
+        mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+
+        def local(x, c):
+            h = sow(x * 2, "h")
+            sow(c, "same")
+            sow(jax.lax.psum(h.sum(), ("a", "b")), "total")
+            return jnp.sin(h)
+
+        f = jax.shard_map(local, mesh=mesh, in_specs=(P("a", "b"), P()), out_specs=P("a", "b"))
+        x = jnp.arange(16.0).reshape(4, 4)
+        blocks = np.asarray(2 * x).reshape(2, 2, 2, 2).transpose(0, 2, 1, 3)
+        result, found = save_intermediates(f)(x, 3.0)
+        np.testing.assert_allclose(result, jnp.sin(2 * x), rtol=1e-5)
+        np.testing.assert_allclose(found["h"]["primal"], blocks)
+        np.testing.assert_allclose(found["same"]["primal"], np.full((2, 2), 3.0))
+        np.testing.assert_allclose(found["total"]["primal"], np.full((2, 2), 240.0))
+        _, found = save_intermediates(jax.jit(jax.grad(lambda x: f(x, 3.0).sum())))(x)
+        np.testing.assert_allclose(found["h"]["cotangent"], np.cos(blocks), rtol=1e-5)
+
+        result, found = save_intermediates(jax.pmap(lambda x: sow(x + 1, "h")))(jnp.arange(4.0))
+        np.testing.assert_allclose(found["h"]["primal"], np.arange(4.0) + 1)
+    """)
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
