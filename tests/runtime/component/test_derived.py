@@ -1,0 +1,136 @@
+"""Endpoints that the author left out follow from those that are there."""
+
+import itertools
+
+import numpy as np
+import pytest
+from pydantic import BaseModel
+
+from chainrule.runtime import Array, Differentiable, Float64
+from chainrule.runtime._component import Definition, LocalComponent
+from chainrule.runtime._component._capabilities import Implementation
+from chainrule.runtime._derivatives import DERIVATIVES, JACOBIAN, JVP, VJP
+
+Vector = Differentiable[Array[(None,), Float64]]
+
+
+class InputSchema(BaseModel):
+    a: Vector
+    b: Vector
+
+
+class OutputSchema(BaseModel):
+    u: Vector
+    v: Differentiable[Float64]
+
+
+A = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+POINT = {"a": np.array([1.0, -2.0, 0.5]), "b": np.array([2.0, 3.0])}
+CALLS = []
+
+
+def apply(inputs):
+    CALLS.append("apply")
+    return {"u": A @ inputs.a * inputs.b, "v": np.sum(inputs.a**2)}
+
+
+def blocks(inputs):
+    return {
+        ("u", "a"): inputs.b[:, None] * A,
+        ("u", "b"): np.diag(A @ inputs.a),
+        ("v", "a"): 2 * inputs.a,
+        ("v", "b"): np.zeros(2),
+    }
+
+
+def jacobian(inputs, jac_inputs, jac_outputs):
+    CALLS.append("jacobian")
+    all_blocks = blocks(inputs)
+    return {o: {i: all_blocks[o, i] for i in jac_inputs} for o in jac_outputs}
+
+
+def jacobian_vector_product(inputs, jvp_inputs, jvp_outputs, tangent_vector):
+    CALLS.append("jvp")
+    all_blocks = blocks(inputs)
+    return {o: sum(all_blocks[o, i] @ tangent_vector[i] for i in jvp_inputs) for o in jvp_outputs}
+
+
+def vector_jacobian_product(inputs, vjp_inputs, vjp_outputs, cotangent_vector):
+    CALLS.append("vjp")
+    all_blocks = blocks(inputs)
+    return {
+        i: sum(np.asarray(cotangent_vector[o]) @ all_blocks[o, i] if o == "u"
+               else cotangent_vector[o] * all_blocks[o, i] for o in vjp_outputs)
+        for i in vjp_inputs
+    }  # fmt: skip
+
+
+NATIVE = {
+    JACOBIAN.endpoint: jacobian,
+    JVP.endpoint: jacobian_vector_product,
+    VJP.endpoint: vector_jacobian_product,
+}
+
+
+def make(names):
+    functions = {"apply": apply, **{name: NATIVE[name] for name in names}}
+    return LocalComponent(
+        Definition(
+            name="probe",
+            input_schema=InputSchema,
+            output_schema=OutputSchema,
+            implementations={name: Implementation(f) for name, f in functions.items()},
+            function=apply,
+            content_hash="0",
+        )
+    )
+
+
+SUBSETS = [s for k in (1, 2, 3) for s in itertools.combinations(NATIVE, k)]
+
+
+@pytest.mark.parametrize("names", SUBSETS, ids="+".join)
+def test_every_endpoint_from_every_subset(names):
+    component = make(names)
+    assert set(component.available_endpoints) == {"apply", "health", *NATIVE}
+    for kind in DERIVATIVES:
+        expected = "native" if kind.endpoint in names else "derived"
+        assert component.capabilities[kind.endpoint].status == expected
+    model = InputSchema(**POINT)
+    all_blocks = blocks(model)
+    found = component.jacobian(POINT, ["a", "b"], ["u", "v"])
+    for (o, i), block in all_blocks.items():
+        np.testing.assert_allclose(found[o][i], block)
+    tangent = {"a": np.array([1.0, 0.5, 2.0])}
+    pushed = component.jacobian_vector_product(POINT, ["a"], ["u", "v"], tangent)
+    np.testing.assert_allclose(pushed["u"], all_blocks["u", "a"] @ tangent["a"])
+    np.testing.assert_allclose(pushed["v"], all_blocks["v", "a"] @ tangent["a"])
+    cotangent = {"u": np.array([1.0, -1.0])}
+    pulled = component.vector_jacobian_product(POINT, ["a", "b"], ["u"], cotangent)
+    np.testing.assert_allclose(pulled["a"], cotangent["u"] @ all_blocks["u", "a"])
+    np.testing.assert_allclose(pulled["b"], cotangent["u"] @ all_blocks["u", "b"])
+
+
+def test_the_cheaper_way_is_taken():
+    component = make([JVP.endpoint, VJP.endpoint])
+    assert component.capabilities["jacobian"].via == "jvp or vjp"
+    CALLS.clear()
+    component.jacobian(POINT, ["a"], ["v"])  # 3 inputs, 1 output
+    assert CALLS.count("vjp") == 1
+    assert CALLS.count("jvp") == 0
+    CALLS.clear()
+    component.jacobian(POINT, ["b"], ["u", "v"])  # 2 inputs, 3 outputs
+    assert CALLS.count("jvp") == 2
+    assert CALLS.count("vjp") == 0
+
+
+def test_what_derived_endpoints_come_from():
+    only = make([VJP.endpoint])
+    assert str(only.capabilities["jacobian"]) == "derived (vector_jacobian_product)"
+    assert str(only.capabilities["jacobian_vector_product"]) == "derived (jacobian)"
+    assert only.openapi_schema["x-capabilities"]["jacobian"]["status"] == "derived"
+
+
+def test_nothing_is_derived_from_nothing():
+    component = make([])
+    assert component.available_endpoints == ["apply", "health"]

@@ -1,0 +1,316 @@
+"""`@component`: schemas from annotations, endpoints from the framework."""
+
+import dataclasses
+from typing import NamedTuple, TypedDict
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from pydantic import BaseModel
+
+import chainrule
+from chainrule._errors import ComponentError, DefinitionError, InputError
+from chainrule.runtime import Array, Differentiable, Float32, Float64, component
+
+Vector = Differentiable[Array[("n",), Float64]]
+Number = Differentiable[Float64]
+
+
+class Pair(NamedTuple):
+    first: Number
+    second: Vector
+
+
+class Report(TypedDict):
+    first: Number
+    second: Vector
+
+
+@dataclasses.dataclass
+class Record:
+    first: Number
+    second: Vector
+
+
+class Model(BaseModel):
+    first: Number
+    second: Vector
+
+
+class Parameters(BaseModel):
+    scale: Number
+    shift: Vector
+
+
+@pytest.fixture(autouse=True)
+def x64():
+    with jax.enable_x64(True):
+        yield
+
+
+def test_the_decorated_function_still_is_the_function():
+    @chainrule.component
+    def add(a: float, b: float = 2.0) -> float:
+        """Add two numbers.
+
+        Args:
+            a: one of them,
+                on two lines.
+            b: the other.
+
+        Returns:
+            The sum.
+        """
+        return a + b
+
+    assert add(1, 2) == 3
+    assert add.apply({"a": 1.0}) == {"result": 3.0}
+    assert add.name == "add"
+    assert add.description == "Add two numbers."
+    assert add.input_schema.model_fields["a"].description == "one of them, on two lines."
+    assert add.input_schema.model_fields["b"].description == "the other."
+    assert repr(add) == "<LocalComponent add unknown: apply>"
+
+
+@pytest.mark.parametrize("kind", [Pair, Report, Record, Model])
+def test_returns_with_names(kind):
+    def both(x: Vector):
+        return kind(first=x.sum(), second=2 * x)
+
+    both.__annotations__["return"] = kind
+    result = component(both).apply({"x": [1.0, 2.0]})
+    assert list(result) == ["first", "second"]
+    assert result["first"] == 3.0
+    np.testing.assert_array_equal(result["second"], [2.0, 4.0])
+
+
+def test_tuples_get_numbered_fields():
+    @component
+    def both(x: Vector) -> tuple[Number, Vector]:
+        return x.sum(), x
+
+    assert list(both.apply({"x": [1.0]})) == ["result_0", "result_1"]
+    assert list(both.differentiable_outputs) == ["result_0", "result_1"]
+
+
+def test_a_function_of_one_model_takes_it_as_its_inputs():
+    @component
+    def scaled(parameters: Parameters) -> Model:
+        return Model(first=parameters.scale, second=parameters.scale * parameters.shift)
+
+    assert scaled.input_schema is Parameters
+    assert scaled.output_schema is Model
+    np.testing.assert_array_equal(scaled.apply({"scale": 2, "shift": [3]})["second"], [6.0])
+    assert "Apply_InputSchema" in scaled.openapi_schema["components"]["schemas"]
+
+
+def test_positional_only_and_keyword_only_arguments():
+    @component
+    def odd(a: int, /, b: int, *, c: int) -> list[int]:
+        return [a, b, c]
+
+    assert odd.apply({"a": 1, "b": 2, "c": 3}) == {"result": [1, 2, 3]}
+
+
+@pytest.mark.parametrize(
+    ("function", "fragment"),
+    [
+        (lambda x: x, "no annotation"),
+        (eval("lambda *args: args"), "takes anything"),
+    ],
+)
+def test_functions_without_annotations(function, fragment):
+    with pytest.raises(DefinitionError, match=fragment) as caught:
+        component(function)
+    assert caught.value.code == "bad_signature"
+
+
+def test_functions_without_a_return_annotation_or_with_unknown_types():
+    def nothing(x: int): ...
+
+    def unknown(x: "Nowhere") -> int: ...
+
+    for function in (nothing, unknown):
+        with pytest.raises(DefinitionError) as caught:
+            component(function)
+        assert caught.value.code == "bad_signature"
+
+
+def test_unknown_frameworks():
+    def one(x: int) -> int: ...
+
+    with pytest.raises(DefinitionError, match="cobol"):
+        component(framework="cobol")(one)
+
+
+def test_a_numpy_function_has_no_derivatives_unless_asked():
+    def square(x: Vector) -> Vector:
+        return x**2
+
+    plain = component(square)
+    assert {c.status for n, c in plain.capabilities.items() if "jac" in n} == {"absent"}
+    finite = component(derivatives="finite")(square)
+    assert str(finite.capabilities["jacobian"]) == "derived (finite differences)"
+    x = np.array([1.0, 3.0])
+    blocks = finite.jacobian({"x": x}, ["x"], ["result"])
+    np.testing.assert_allclose(blocks["result"]["x"], np.diag(2 * x), rtol=1e-6, atol=1e-9)
+    tuned = component(derivatives={"algorithm": "forward", "eps": 1e-7})(square)
+    np.testing.assert_allclose(
+        tuned.vector_jacobian_product({"x": x}, ["x"], ["result"], {"result": [1.0, 1.0]})["x"],
+        2 * x,
+        rtol=1e-5,
+    )
+
+
+@component(framework="jax", batching="elementwise", version="1.0.0")
+def wave(x: Vector, parameters: Parameters, mode: str = "sin") -> tuple[Vector, Number]:
+    """A wave and its energy."""
+    y = parameters.scale * getattr(jnp, mode)(x) + parameters.shift
+    return y, jnp.sum(y**2)
+
+
+def wave_inputs():
+    x = np.array([0.5, 1.5])
+    return {"x": x, "parameters": {"scale": 2.0, "shift": np.array([1.0, -1.0])}}
+
+
+def test_jax_gives_every_endpoint_for_free():
+    assert str(wave.capabilities["apply"]) == "native"
+    for endpoint in (
+        "jacobian",
+        "jacobian_vector_product",
+        "vector_jacobian_product",
+        "abstract_eval",
+    ):
+        assert str(wave.capabilities[endpoint]) == "derived (jax)"
+    inputs = wave_inputs()
+    x, shift = inputs["x"], inputs["parameters"]["shift"]
+    y = 2 * np.sin(x) + shift
+    result = wave.apply(inputs)
+    np.testing.assert_allclose(result["result_0"], y, rtol=1e-12)
+    blocks = wave.jacobian(inputs, ["x", "parameters.scale"], ["result_0", "result_1"])
+    np.testing.assert_allclose(blocks["result_0"]["x"], np.diag(2 * np.cos(x)), rtol=1e-12)
+    np.testing.assert_allclose(blocks["result_0"]["parameters.scale"], np.sin(x), rtol=1e-12)
+    np.testing.assert_allclose(blocks["result_1"]["x"], 4 * y * np.cos(x), rtol=1e-12)
+    tangent = wave.jacobian_vector_product(inputs, ["x"], ["result_1"], {"x": [1.0, 0.0]})
+    np.testing.assert_allclose(tangent["result_1"], 4 * y[0] * np.cos(x[0]), rtol=1e-12)
+    pulled = wave.vector_jacobian_product(
+        inputs, ["parameters.shift"], ["result_1"], {"result_1": 1.0}
+    )
+    np.testing.assert_allclose(pulled["parameters.shift"], 2 * y, rtol=1e-12)
+    shapes = wave.abstract_eval(
+        {
+            "x": {"shape": [5], "dtype": "float64"},
+            "parameters": {
+                "scale": {"shape": [], "dtype": "float64"},
+                "shift": {"shape": [5], "dtype": "float64"},
+            },
+        }
+    )
+    assert shapes == {
+        "result_0": {"shape": [5], "dtype": "float64"},
+        "result_1": {"shape": [], "dtype": "float64"},
+    }
+
+
+def test_the_jax_function_can_be_traced():
+    def loss(x):
+        return wave.jax_function({**wave_inputs(), "x": x, "mode": "cos"})["result_1"]
+
+    x = jnp.array([0.5, 1.5])
+    y = 2 * jnp.cos(x) + jnp.array([1.0, -1.0])
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(x), -4 * y * jnp.sin(x), rtol=1e-12)
+    assert wave.batching == "elementwise"
+    assert wave.version == "1.0.0"
+
+
+def test_a_jitted_function_counts_as_jax():
+    @component
+    @jax.jit
+    def square(x: Vector) -> Vector:
+        return x**2
+
+    assert str(square.capabilities["jacobian"]) == "derived (jax)"
+    assert square.jax_function is not None
+    np.testing.assert_allclose(square.apply({"x": [3.0]})["result"], [9.0])
+
+
+def test_a_jax_function_that_cannot_be_traced_is_the_components_fault():
+    @component(framework="jax")
+    def branch(x: Number) -> Number:
+        return x if x > 0 else -x
+
+    with pytest.raises(ComponentError, match="TracerBoolConversionError"):
+        branch.apply({"x": 1.0})
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_torch_gives_every_endpoint_for_free():
+    torch = pytest.importorskip("torch")
+
+    @component(framework="torch")
+    def energy(x: Differentiable[Array[("n",), Float32]]) -> Differentiable[Float32]:
+        return 0.5 * torch.sum(x**2)
+
+    assert energy.apply({"x": [1.0, 2.0]})["result"] == 2.5
+    x = {"x": np.float32([1.0, 2.0])}
+    pulled = energy.vector_jacobian_product(x, ["x"], ["result"], {"result": 2.0})
+    np.testing.assert_allclose(pulled["x"], [2.0, 4.0])
+    np.testing.assert_allclose(energy.jacobian(x, ["x"], ["result"])["result"]["x"], [1.0, 2.0])
+    assert energy.jacobian_vector_product(x, ["x"], ["result"], {"x": [0.0, 1.0]})["result"] == 2.0
+    shapes = energy.abstract_eval({"x": {"shape": [2], "dtype": "float32"}})
+    assert shapes == {"result": {"shape": [], "dtype": "float32"}}
+
+
+def test_frameworks_that_are_not_installed(monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "chainrule.runtime.torch_recipes", raising=False)
+
+    def energy(x: Number) -> Number: ...
+
+    with pytest.raises(DefinitionError, match=r"chainrule\[torch\]") as caught:
+        component(framework="torch")(energy)
+    assert caught.value.code == "framework_missing"
+
+
+def test_content_hash_of_functions():
+    def make(offset, factor=1):
+        def shifted(x: float, f: float = factor) -> float:
+            return x + offset
+
+        return component(shifted)
+
+    assert make(1).content_hash == make(1).content_hash
+    assert make(1).content_hash != make(2).content_hash
+    assert make(1).content_hash != make(1, factor=2).content_hash
+
+    def other(x: float, f: float = 1) -> float:
+        return x - 1
+
+    assert component(other).content_hash != make(1).content_hash
+    unpicklable = make(lambda: 1)
+    assert unpicklable.content_hash != make(lambda: 1).content_hash
+
+
+def test_named_dimensions_give_abstract_evaluation():
+    @component
+    def double(x: Vector, y: Array[("m", 3), Float32]) -> Array[("m", "n"), Float32]:
+        return np.zeros((len(y), len(x)))
+
+    assert str(double.capabilities["abstract_eval"]) == "derived (schema)"
+    inputs = {"x": {"shape": [4], "dtype": "float64"}, "y": {"shape": [2, 3], "dtype": "float32"}}
+    assert double.abstract_eval(inputs) == {"result": {"shape": [2, 4], "dtype": "float32"}}
+
+    @component
+    def free(x: Vector) -> Array[(None,), Float64]:
+        return x[x > 0]
+
+    assert free.capabilities["abstract_eval"].status == "absent"
+
+
+def test_bad_inputs_of_functions_are_the_callers_fault():
+    with pytest.raises(InputError):
+        wave.apply({"x": [1.0]})
