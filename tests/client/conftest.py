@@ -57,6 +57,9 @@ def component(request: pytest.FixtureRequest) -> Iterator[Component]:
         made = Component.from_source(SOURCE)
     else:
         url = request.getfixturevalue("server")
-        made = Component.from_url(url, share_memory=request.param == "same_host", timeout=60)
+        shared = request.param == "same_host"
+        # The first component of a server is also served at the root.
+        url = f"{url}/c/some_component" if shared else url
+        made = Component.from_url(url, share_memory=shared, timeout=60)
     with made:
         yield made

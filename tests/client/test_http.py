@@ -335,6 +335,28 @@ def test_a_token(tmp_path, start_server):
                 Component.from_url(url, token=wrong).apply({"x": [1.0]})
 
 
+def test_memory_is_shared_with_a_server_on_this_host(server):
+    for url, shared in [(server, True), (f"{server}/c/some_component", True), (server, False)]:
+        with Component.from_url(url, share_memory=shared, timeout=60) as component:
+            assert component.apply({"x": [1.0]})["total"] == 1.0
+            assert (component.transport._same_host is not None) is shared
+
+
+def test_a_server_that_does_not_offer_memory_is_used_as_it_is(start_server):
+    with start_server(same_host=False) as url, Component.from_url(url, timeout=60) as component:
+        assert component.apply({"x": [1.0]})["total"] == 1.0
+        assert component.transport._same_host is None
+
+
+def test_an_address_that_no_longer_answers_falls_back_to_http(server):
+    with Component.from_url(server, timeout=60) as component:
+        component.apply({"x": [1.0]})
+        component.transport._same_host.close()
+        component.transport._same_host._address = "of-another-host"
+        assert component.apply({"x": [1.0]})["total"] == 1.0
+        assert component.transport._same_host is None
+
+
 def test_many_threads_share_one_handle(server):
     with Component.from_url(server, timeout=60) as component:
         jobs = [component.submit("apply", {"x": np.full(3000, float(k))}) for k in range(40)]

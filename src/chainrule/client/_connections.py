@@ -190,7 +190,8 @@ class ConnectionPool:
                 _read_body(response),
                 _seconds(response.headers.get("retry-after")),
             )
-            return answer, not response.will_close
+            # Some servers close the connection after a failure without saying so.
+            return answer, not response.will_close and response.status < 500
         except TimeoutError as error:
             raise self._timed_out(was_sent=True) from error
         except (OSError, HTTPException) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 import threading
 from collections.abc import Callable, Mapping
@@ -21,6 +22,8 @@ from chainrule.runtime._codec import Grants, encode_body, encode_frames
 
 __all__ = ["HttpTransport"]
 
+# A server with several components has each of them at such a path below its own.
+_COMPONENT_PATH = re.compile(r"/c/[^/]+$")
 _FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 5.0
 
@@ -58,6 +61,7 @@ class HttpTransport(Transport):
         output_path: Any = None,
     ) -> None:
         origin, self._base = _parse_url(url, verify)
+        self._server_base = _COMPONENT_PATH.sub("", self._base)
         self._pool = ConnectionPool(origin, timeout)
         self._timeout_s = timeout
         self._retries = retries
@@ -126,7 +130,7 @@ class HttpTransport(Transport):
         same_host = self._same_host
         if same_host is None:
             return None
-        header: dict[str, Any] = {"path": path}
+        header: dict[str, Any] = {"path": path.removeprefix(self._server_base)}
         if run_id is not None:
             header["run_id"] = run_id
         body = encode_frames(payload)
@@ -156,7 +160,7 @@ class HttpTransport(Transport):
         return self._dialect
 
     def _offer(self) -> Answer:
-        request = Request("GET", f"{self._base}/same-host", self._headers)
+        request = Request("GET", f"{self._server_base}/same-host", self._headers)
         return self._exchange(request, Ticket())
 
     def _get(self, path: str) -> dict[str, Any]:
