@@ -18,6 +18,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from chainrule._errors import PathError
@@ -68,6 +69,7 @@ def unescape_dict_key(key: str) -> str:
     return _UNESCAPE.sub(r"\1", key)
 
 
+@lru_cache(maxsize=4096)
 def split_path(path: str) -> tuple[Segment, ...]:
     """Parse a path into segments: `int` for indices, `Key` for braced keys, `str` for names.
 
