@@ -166,7 +166,7 @@ def test_is_an_ordinary_jax_function():
     captured = save_intermediates(f)
     x = jnp.array([0.3, 0.7])
 
-    result, found = jax.jit(jax.vmap(captured))(x)
+    _, found = jax.jit(jax.vmap(captured))(x)
     np.testing.assert_allclose(found["h"]["primal"], jnp.sin(x), rtol=1e-6)
 
     def loss(x):
