@@ -7,6 +7,7 @@ or contracted with a cotangent at once is the consumer's business.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from functools import cached_property
@@ -83,18 +84,30 @@ class Sampler:
             moves: displacements of the inputs for a step of one, as long vectors.
         """
         nodes = self.stencil.nodes
-        points = (self._point(move, node) for move in moves for node in nodes)
+        made: deque[np.ndarray] = deque()
+        points = self._points(moves, nodes, made)
         results = evaluate_all(self.program, points, self.executor)
         total = len(moves) * len(nodes)
         results = track(results, "finite differences", total, show=self.show_progress)
         base = {0: (self.origin, self._flatten(self.base))} if self.stencil.needs_base else {}
         for move in moves:
-            found = {node: self._flatten(next(results)) for node in nodes}
+            at = dict(base)
+            for node in nodes:
+                value = self._flatten(next(results))
+                at[node] = (made.popleft(), value)
             if self.stencil.is_complex:
-                yield [(found[1].imag, move)]
+                yield [(at[1][1].imag, move)]
             else:
-                at = base | {node: (self._point(move, node), f) for node, f in found.items()}
                 yield [self._difference(at[p], at[m], w) for p, m, w in self.stencil.terms]
+
+    def _points(
+        self, moves: Sequence[np.ndarray], nodes: tuple[int, ...], made: deque[np.ndarray]
+    ) -> Iterator[np.ndarray]:
+        """Where to evaluate; `made` keeps the points until their results are there."""
+        for move in moves:
+            for node in nodes:
+                made.append(self._point(move, node))
+                yield made[-1]
 
     def _point(self, move: np.ndarray, node: int) -> np.ndarray:
         if self.stencil.is_complex:

@@ -71,6 +71,10 @@ def check_keys(given: Mapping[str, Any], expected: Iterable[str], argument: str)
         )
 
 
+def _shaped(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    return array if array.shape == shape else np.broadcast_to(array, shape)
+
+
 @dataclass(frozen=True)
 class Layout:
     """Paths and shapes, in the order in which their elements lie in one long vector."""
@@ -110,7 +114,7 @@ class Layout:
     def join(self, arrays: Mapping[str, Any]) -> np.ndarray:
         """Named arrays as one vector; arrays broadcast to the shape of their path."""
         parts = [
-            np.broadcast_to(np.asarray(arrays[path]), shape).ravel()
+            _shaped(np.asarray(arrays[path]), shape).ravel()
             for path, shape in zip(self.paths, self.shapes, strict=True)
         ]
         return np.concatenate(parts) if parts else np.zeros(0)

@@ -76,6 +76,8 @@ class Program:
 
     def round(self, point: np.ndarray) -> np.ndarray:
         """The nearest point that the input schema can hold, in float64."""
+        if all(dtype == np.float64 for dtype in self._kept.values()):
+            return point
         parts = self.layout.split(point)
         rounded = {path: part.astype(self._kept[path]) for path, part in parts.items()}
         return self.layout.join(rounded).astype(np.float64)
@@ -86,7 +88,9 @@ class Program:
         if np.iscomplexobj(point):
             # No schema of real numbers lets a complex one pass: the author's code gets it directly.
             return set_at_path(self.inputs, values)
-        return self._validate({p: value.astype(self._kept[p]) for p, value in values.items()})
+        return self._validate(
+            {path: value.astype(self._kept[path], copy=False) for path, value in values.items()}
+        )
 
 
 def tree_is_model(tree: Any) -> bool:

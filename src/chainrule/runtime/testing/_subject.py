@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
+from pydantic import ValidationError
 
 from chainrule._errors import InputError
 from chainrule._trees import Key, Segment, get_at_path, join_path, set_at_path
@@ -109,7 +110,14 @@ def _validated(component: Any, tree: Any) -> Any:
     here; its differentiable arrays are still known by their paths.
     """
     schema = getattr(component, "input_schema", None)
-    return tree if schema is None else schema.model_validate(tree).model_dump()
+    if schema is None:
+        return tree
+    try:
+        return schema.model_validate(tree).model_dump()
+    except ValidationError:
+        # The component itself says it better, or knows what the bare schema does not (granted files).
+        component.apply(tree)
+        return tree
 
 
 def _patterns(component: Any, side: str) -> dict[str, str | None]:
