@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -17,17 +16,14 @@ from chainrule.bridge._component_target import as_target
 from chainrule.bridge._inline import NotTraceableError, call_inline
 from chainrule.bridge._inputs import take_inputs_apart
 from chainrule.bridge._options import Effects, Options, VmapMethod
+from chainrule.bridge._precision import warn_if_narrowed
 from chainrule.bridge._primitive import call_site, check_nans
-from chainrule.bridge._site import Site, find_site
+from chainrule.bridge._site import find_site
 from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._target import Batching, Target
 from chainrule.bridge._types import ArrayType
 
-__all__ = ["PrecisionWarning", "apply_component", "from_callable"]
-
-
-class PrecisionWarning(UserWarning):
-    """A component computes in a wider dtype than JAX is configured to hold."""
+__all__ = ["apply_component", "from_callable"]
 
 
 def apply_component(
@@ -174,8 +170,8 @@ def _float_as_array(path: str, leaf: Any) -> Any:
 
 
 def _call(target: Target, inputs: Any, options: Options, *, inline: bool) -> Any:
-    skeleton, leaves = take_inputs_apart(target, inputs, jnp.asarray)
-    if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+    skeleton, leaves = take_inputs_apart(target, inputs, jnp.asarray, _is_traced)
+    if not any(map(_is_traced, leaves)):
         return _call_now(target, skeleton, leaves)
     arrays = [jnp.asarray(leaf) for leaf in leaves]
     if inline and target.jax_function is not None:
@@ -185,7 +181,7 @@ def _call(target: Target, inputs: Any, options: Options, *, inline: bool) -> Any
             pass
     types = [ArrayType(array.shape, array.dtype) for array in arrays]
     site = find_site(target, options, skeleton, types, jax.dtypes.canonicalize_dtype)
-    _warn_if_narrowed(site)
+    warn_if_narrowed(target, {p.path: p.wire_dtype or p.type.dtype for p in site.outputs})
     return site.output_skeleton.build(call_site(site, arrays))
 
 
@@ -202,13 +198,5 @@ def _call_now(target: Target, skeleton: Skeleton, leaves: list[Any]) -> Any:
     return output_skeleton.build([jnp.asarray(result) for result in results])
 
 
-def _warn_if_narrowed(site: Site) -> None:
-    narrowed = [port for port in site.outputs if port.wire_dtype is not None]
-    if narrowed:
-        listed = ", ".join(f"`{p.path}` {p.wire_dtype} as {p.type}" for p in narrowed)
-        warnings.warn(
-            f"{site.target.name} computes in 64 bits, and JAX holds its outputs in 32: {listed}. Inputs are "
-            'widened for it. Call `jax.config.update("jax_enable_x64", True)` to keep all digits.',
-            PrecisionWarning,
-            stacklevel=4,
-        )
+def _is_traced(leaf: Any) -> bool:
+    return isinstance(leaf, jax.core.Tracer)

@@ -37,7 +37,8 @@ class ComponentTarget(Target):
         self.max_concurrency = _concurrency(component, self.is_remote)
         self._inputs = Patterns(_differentiable(component, "inputs"))
         self._outputs = Patterns(_differentiable(component, "outputs"))
-        self._arrays = Patterns(_array_inputs(component))
+        arrays = _array_inputs(component)
+        self._arrays, self._tells_arrays = Patterns(arrays), bool(arrays)
 
     def apply(self, inputs: Any) -> Any:
         """Ask `apply`."""
@@ -110,6 +111,10 @@ class ComponentTarget(Target):
         """Whether the schema declares an array there."""
         return path in self._arrays
 
+    def is_plain_input(self, path: str) -> bool:
+        """Whether the schema, if it tells its arrays at all, declares something else there."""
+        return self._tells_arrays and path not in self._arrays
+
     def input_dtype(self, path: str) -> np.dtype[Any] | None:
         """The dtype of the schema."""
         found = self._arrays.find(path)
@@ -127,6 +132,9 @@ def as_target(component: Any) -> Target:
     """The target of a component; the same one every time."""
     if isinstance(component, Target):
         return component
+    component = (
+        getattr(component, "local", None) or component
+    )  # a handle of a component in this process
     target = _targets.get(id(component))
     if target is None:
         target = _targets[id(component)] = _make_target(component)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from chainrule._trees import LRUCache, is_arraylike
+from chainrule.bridge._precision import warn_if_narrowed
 from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._target import Target
 from chainrule.bridge._types import ArrayType
@@ -41,6 +42,7 @@ def call_inline(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> An
     """
     assert target.jax_function is not None
     completed, types = _complete(target, skeleton, arrays)
+    warn_if_narrowed(target, {p: t.dtype for p, t in zip(completed.paths, types, strict=True)})
     by_path = dict(zip(skeleton.paths, arrays, strict=True))
     cast = [
         _cast(by_path[path], type_.dtype)

@@ -5,33 +5,57 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from chainrule._errors import InputError
 from chainrule._trees import get_at_path, is_arraylike, iterate_leaves, join_path, set_at_path
 from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._target import Target
+from chainrule.runtime._schema import describe_array
 
 __all__ = ["take_inputs_apart"]
 
 
 def take_inputs_apart(
-    target: Target, inputs: Any, to_array: Callable[[Any], Any]
+    target: Target,
+    inputs: Any,
+    to_array: Callable[[Any], Any],
+    is_traced: Callable[[Any], bool] = lambda leaf: False,
 ) -> tuple[Skeleton, list[Any]]:
     """The operands and the rest.
 
     Operands are arrays of any framework, and plain numbers and lists of numbers where the target declares
-    an array.
+    an array. Where it declares a plain number, an array scalar is that number.
+
+    Raises:
+        InputError: a traced value where the target declares a plain one.
     """
-    inputs = _with_arrays(target, inputs, to_array)
-    return take_apart(inputs, lambda path, leaf: is_arraylike(leaf))
-
-
-def _with_arrays(target: Target, inputs: Any, to_array: Callable[[Any], Any]) -> Any:
-    found: dict[str, None] = {}
+    updates: dict[str, Any] = {}
     for segments, leaf in iterate_leaves(inputs):
-        if is_arraylike(leaf) and target.is_array_input(join_path(*segments)):
+        path = join_path(*segments)
+        if target.is_array_input(path):
+            if leaf is not None and not is_arraylike(leaf):
+                updates[path] = to_array(leaf)
             continue
-        ends = range(len(segments), -1, -1)
-        paths = (join_path(*segments[:end]) for end in ends)
-        path = next((path for path in paths if target.is_array_input(path)), None)
-        if path is not None and leaf is not None:
-            found[path] = None
-    return set_at_path(inputs, {path: to_array(get_at_path(inputs, path)) for path in found})
+        enclosing = _enclosing_array(target, segments)
+        if enclosing is not None:
+            updates[enclosing] = to_array(get_at_path(inputs, enclosing))
+        elif is_arraylike(leaf) and target.is_plain_input(path):
+            updates[path] = _as_number(target, path, leaf, is_traced)
+    return take_apart(set_at_path(inputs, updates), lambda path, leaf: is_arraylike(leaf))
+
+
+def _enclosing_array(target: Target, segments: tuple[Any, ...]) -> str | None:
+    """The array that a list of numbers, of which the leaf is one, stands for."""
+    paths = (join_path(*segments[:end]) for end in range(len(segments) - 1, 0, -1))
+    return next((path for path in paths if target.is_array_input(path)), None)
+
+
+def _as_number(target: Target, path: str, leaf: Any, is_traced: Callable[[Any], bool]) -> Any:
+    if is_traced(leaf):
+        raise InputError(
+            f"`{path}` of {target.name} is a plain value in its schema, which has to be known when a "
+            f"program is traced; found a traced {describe_array(leaf)}. Pass a Python number (`static_argnames` of "
+            "`jax.jit`), or declare the field as an array, for example `Array[(), Float64]`.",
+            code="traced_plain_input",
+            path=path,
+        )
+    return leaf.item() if getattr(leaf, "ndim", None) == 0 else leaf

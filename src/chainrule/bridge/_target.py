@@ -100,6 +100,10 @@ class Target(ABC):
         """Whether the target declares an array there, so that a plain number or list stands for one."""
         return False
 
+    def is_plain_input(self, path: str) -> bool:
+        """Whether the target declares something else than an array there."""
+        return False
+
     def input_dtype(self, path: str) -> np.dtype[Any] | None:
         """The dtype the target wants at an input; `None` takes what comes."""
         return None

@@ -1,0 +1,159 @@
+"""A component written in JAX becomes part of the caller's program."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from pydantic import BaseModel
+
+from chainrule import apply_component, component
+from chainrule._errors import InputError
+from chainrule.bridge import PrecisionWarning
+from chainrule.runtime import Array, Differentiable, Float32, Float64, load_component
+
+Vector = Differentiable[Array[(None,), Float64]]
+X = np.array([0.3, -0.7, 1.1])
+
+
+@component(framework="jax")
+def power(x: Vector, scale: Differentiable[Array[(), Float64]], exponent: int = 2) -> Vector:
+    return scale * x**exponent
+
+
+def f(x, scale=2.0, **static):
+    return apply_component(power, {"x": x, "scale": scale, **static})["result"]
+
+
+def primitives(program):
+    return {equation.primitive.name for equation in program.jaxpr.eqns}
+
+
+def test_there_is_no_host_call_in_the_program():
+    program = jax.make_jaxpr(f)(X)
+    assert "host_call" not in primitives(program)
+    assert "custom_call" not in jax.jit(f).lower(X).as_text()
+    host = jax.make_jaxpr(lambda x: apply_component(power, {"x": x, "scale": 2.0}, inline=False))(X)
+    assert "host_call" in primitives(host)
+
+
+def test_derivatives_of_every_order():
+    third = jax.grad(jax.grad(jax.grad(lambda s: f(X[:1], s, exponent=3)[0] * s**3)))(1.5)
+    np.testing.assert_allclose(third, 24 * 1.5 * X[0] ** 3)
+    np.testing.assert_allclose(jax.hessian(lambda x: f(x).sum())(X), 4 * np.eye(3))
+
+
+def test_defaults_are_filled_in_and_static_fields_are_part_of_the_program():
+    np.testing.assert_allclose(jax.jit(f)(X), 2 * X**2)
+    np.testing.assert_allclose(jax.jit(lambda x: f(x, exponent=3))(X), 2 * X**3)
+    np.testing.assert_allclose(f(X, exponent=3), 2 * X**3)
+
+
+def test_shapes_are_checked_when_tracing():
+    with pytest.raises(InputError, match="x"):
+        jax.make_jaxpr(f)(np.ones((2, 2)))
+    with pytest.raises(InputError, match="scale"):
+        jax.make_jaxpr(lambda x: apply_component(power, {"x": x}))(X)
+    with pytest.raises(InputError, match="exponent"):
+        jax.make_jaxpr(lambda x: f(x, exponent="two"))(X)
+
+
+def test_inputs_are_converted_to_the_schemas_dtype_and_gradients_back():
+    gradient = jax.jit(jax.grad(lambda x: f(x).sum()))(X.astype("float32"))
+    assert gradient.dtype == np.float32
+    np.testing.assert_allclose(gradient, 4 * X, rtol=1e-6)
+    integers = jax.jit(f)(np.array([1, 2]))
+    assert integers.dtype == np.float64
+
+
+def test_a_function_that_cannot_be_traced_is_called_on_the_host(tmp_path):
+    path = tmp_path / "branching.py"
+    path.write_text(
+        """
+import numpy as np
+from pydantic import BaseModel
+from chainrule.runtime import Array, Differentiable, Float64
+
+class InputSchema(BaseModel):
+    x: Differentiable[Array[(None,), Float64]]
+
+class OutputSchema(BaseModel):
+    y: Differentiable[Array[(None,), Float64]]
+
+def jax_function(inputs):
+    return {"y": np.sin(inputs["x"]) if inputs["x"][0] > 0 else inputs["x"]}
+
+def apply(inputs):
+    return OutputSchema(**jax_function({"x": inputs.x}))
+
+def abstract_eval(abstract_inputs):
+    return {"y": abstract_inputs.x}
+"""
+    )
+    branching = load_component(path)
+    g = lambda x: apply_component(branching, {"x": x})["y"]  # noqa: E731
+    assert "host_call" in primitives(jax.make_jaxpr(g)(X))
+    np.testing.assert_allclose(jax.jit(g)(X), np.sin(X))
+
+
+def test_export_with_fixed_and_symbolic_shapes():
+    exported = jax.export.export(jax.jit(f))(jax.ShapeDtypeStruct((3,), np.float64))
+    np.testing.assert_allclose(exported.call(X), 2 * X**2)
+    (n,) = jax.export.symbolic_shape("n")
+    symbolic = jax.export.export(jax.jit(lambda x: f(x, exponent=2)))(
+        jax.ShapeDtypeStruct((n,), np.float64)
+    )
+    np.testing.assert_allclose(symbolic.call(np.ones(5)), 2 * np.ones(5))
+
+
+def test_without_x64_there_is_a_rule_and_a_warning():
+    with jax.enable_x64(False):
+        with pytest.warns(PrecisionWarning, match="x64"):
+            y = jax.jit(f)(X.astype("float32"))
+        assert y.dtype == np.float32
+        np.testing.assert_allclose(y, 2 * X**2, rtol=1e-6)
+
+
+class Layer(BaseModel):
+    weight: Differentiable[Array[(None, None), Float32]]
+    bias: Differentiable[Array[(None,), Float32]] | None = None
+
+
+@component(framework="jax")
+def network(
+    x: Differentiable[Array[(None,), Float32]], layers: list[Layer], mode: str = "tanh"
+) -> Differentiable[Array[(None,), Float32]]:
+    activation = {"tanh": jnp.tanh, "sin": jnp.sin}[mode]
+    for layer in layers:
+        weight, bias = _get(layer, "weight"), _get(layer, "bias")
+        x = activation(weight @ x + (0.0 if bias is None else bias))
+    return x
+
+
+def _get(node: Any, name: str) -> Any:
+    return node[name] if isinstance(node, dict) else getattr(node, name)
+
+
+def test_nested_inputs_with_optional_parts():
+    key = np.random.default_rng(0)
+    layers = [
+        {"weight": key.normal(size=(2, 3)).astype("float32"), "bias": np.ones(2, "float32")},
+        {"weight": key.normal(size=(1, 2)).astype("float32")},
+    ]
+
+    def loss(layers, x, inline):
+        inputs = {"x": x, "layers": layers, "mode": "sin"}
+        return apply_component(network, inputs, inline=inline)["result"].sum()
+
+    x = X.astype("float32")
+    inlined = jax.jit(jax.grad(loss), static_argnums=2)(layers, x, True)
+    on_host = jax.jit(jax.grad(loss), static_argnums=2)(layers, x, False)
+
+    def reference(layers, x):
+        y = jnp.sin(layers[0]["weight"] @ x + layers[0]["bias"])
+        return jnp.sin(layers[1]["weight"] @ y).sum()
+
+    wanted = jax.grad(reference)(layers, x)
+    for found in (inlined, on_host):
+        jax.tree.map(lambda u, v: np.testing.assert_allclose(u, v, rtol=1e-5), found, wanted)

@@ -1,0 +1,152 @@
+"""What can be handed to a component: the columns of the test matrix that are about data."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from chainrule import apply_component, component, from_callable
+from chainrule._errors import InputError
+from chainrule.bridge import PrecisionWarning
+from chainrule.runtime import (
+    Array,
+    BFloat16,
+    Bool,
+    Complex128,
+    Differentiable,
+    Float32,
+    Float64,
+    Int32,
+    load_component,
+)
+
+X = np.array([0.3, -0.7, 1.1])
+Vector = Differentiable[Array[("n",), Float64]]
+HERE = Path(__file__).parent
+
+
+def scaled(**fields):
+    """The component `y = factor * x`, with further fields."""
+    return apply_component(load_component(HERE / "components" / "scaling.py"), fields)
+
+
+def test_dicts_with_any_keys_lists_and_optional_fields():
+    values = {"a": X, "b.c": 2 * X, "with {braces}": X + 1, "0": X}
+
+    def loss(values, items):
+        out = scaled(x=X, values=values, items=items)
+        return sum(v.sum() for v in out["values"].values()) + sum(v.sum() for v in out["items"])
+
+    on_dict, on_list = jax.jit(jax.grad(loss, argnums=(0, 1)))(values, [X, 2 * X])
+    assert set(on_dict) == set(values)
+    for gradient in (*on_dict.values(), *on_list):
+        np.testing.assert_array_equal(gradient, np.full(3, 2.0))
+
+
+def test_missing_optional_fields_and_none():
+    for fields in ({}, {"offset": None}):
+        np.testing.assert_allclose(jax.jit(lambda x, f=fields: scaled(x=x, **f)["y"])(X), 2 * X)
+    shifted = jax.jit(jax.grad(lambda o: scaled(x=X, offset=o)["y"].sum()))(np.ones(3))
+    np.testing.assert_array_equal(shifted, np.ones(3))
+
+
+def test_static_fields_are_part_of_the_program():
+    for factor in (2, 3, 5):
+        np.testing.assert_allclose(
+            jax.jit(lambda x, k=factor: scaled(x=x, factor=k)["y"])(X), factor * X
+        )
+
+
+def test_python_numbers_and_lists_stand_for_arrays():
+    found = jax.jit(lambda y: scaled(x=[0.5, 1.5], y=y)["y"])(X)
+    np.testing.assert_allclose(found, [1.0, 3.0])
+    traced = jax.grad(lambda a: scaled(x=[a, 2 * a])["y"].sum())(1.0)
+    np.testing.assert_allclose(traced, 6.0)
+
+
+def test_outputs_that_are_not_arrays():
+    eager = scaled(x=X)
+    assert (eager["label"], eager["count"]) == ("three", 3)
+
+    @jax.jit
+    def f(x):
+        out = scaled(x=x)
+        assert out["label"] == "abstract"  # what abstract_eval says; text cannot come out of `jit`
+        return out["count"]
+
+    assert f(X) == 3  # a number is a value, not what abstract_eval said
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16", "int32", "bool"])
+def test_narrower_dtypes_are_widened_and_gradients_come_back_narrow(dtype):
+    x = jnp.asarray([0, 1, 1]).astype(dtype)
+    y = jax.jit(lambda x: scaled(x=x)["y"])(x)
+    assert y.dtype == np.float64
+    np.testing.assert_allclose(y, 2.0 * np.asarray(x, "float64"))
+    if dtype not in ("int32", "bool"):
+        gradient = jax.jit(jax.grad(lambda x: scaled(x=x)["y"].sum()))(x)
+        assert gradient.dtype == x.dtype
+        np.testing.assert_array_equal(np.asarray(gradient, "float64"), np.full(3, 2.0))
+
+
+@component
+def several(
+    flag: Array[(), Bool], count: Array[("n",), Int32], z: Differentiable[Array[("n",), Complex128]],
+    h: Differentiable[Array[("n",), BFloat16]], empty: Array[(0,), Float32],
+) -> Differentiable[Array[("n",), Complex128]]:  # fmt: skip
+    assert empty.shape == (0,)
+    return (z * count if flag else z) + np.asarray(h, "float32")
+
+
+def test_boolean_integer_complex_bfloat16_and_empty():
+    arguments = {
+        "flag": np.array(True),
+        "count": np.array([1, 2], "int32"),
+        "z": np.array([1 + 2j, 3j]),
+        "h": jnp.array([0.5, 1.0], "bfloat16"),
+        "empty": np.zeros(0, "float32"),
+    }
+    found = jax.jit(lambda **a: apply_component(several, a)["result"])(**arguments)
+    np.testing.assert_allclose(found, [1.5 + 2j, 1 + 6j])
+
+
+def test_plain_number_fields():
+    """A plain field has no array behind it: concrete scalars become numbers, traced ones are an error."""
+    found = jax.jit(lambda x: scaled(x=x, plain=np.float32(0.5))["y"])(X)
+    np.testing.assert_allclose(found, 2 * X + 0.5)
+    with pytest.raises(InputError, match="static_argnames") as caught:
+        jax.jit(lambda x, t: scaled(x=x, plain=t)["y"])(X, 0.5)
+    assert (caught.value.code, caught.value.path) == ("traced_plain_input", "plain")
+
+
+def test_without_x64_inputs_are_widened_and_outputs_narrowed():
+    with jax.enable_x64(False):
+        x = X.astype("float32")
+        with pytest.warns(PrecisionWarning, match="`y` float64 as float32"):
+            y = jax.jit(lambda x: scaled(x=x)["y"])(x)
+        assert y.dtype == np.float32
+        with pytest.warns(PrecisionWarning):
+            gradient = jax.jit(jax.grad(lambda x: scaled(x=x)["y"].sum()))(x)
+        assert gradient.dtype == np.float32
+        np.testing.assert_array_equal(gradient, np.full(3, 2.0, "float32"))
+
+
+def test_callables_take_nested_arguments():
+    def f(tree, mode):
+        assert mode == "add"
+        return {"sum": tree["a"] + tree["b"][0], "parts": [tree["a"], 1.0]}
+
+    g = from_callable(
+        f,
+        vjp=lambda p, u: ({"a": u["sum"] + u["parts"][0], "b": [u["sum"]]}, None),
+        abstract=lambda tree, mode: {"sum": tree["a"], "parts": [tree["a"], 0.0]},
+    )
+    tree: Any = {"a": X, "b": [2 * X]}
+    out = jax.jit(lambda t: g(t, "add"))(tree)
+    np.testing.assert_allclose(out["sum"], 3 * X)
+    np.testing.assert_allclose(out["parts"][1], 1.0)
+    gradient = jax.grad(lambda t: (g(t, "add")["sum"] * X).sum())(tree)
+    np.testing.assert_allclose([gradient["a"], gradient["b"][0]], [X, X])
