@@ -10,6 +10,7 @@ import pytest
 
 from chainrule import apply_component, from_callable
 from chainrule._errors import CapabilityError
+from chainrule.client import Component
 from chainrule.runtime import load_component
 
 HERE = Path(__file__).parent
@@ -56,17 +57,24 @@ def _from_callable(**products):
     return from_callable(_numpy_function, abstract=lambda x, a: {"y": x, "s": a}, **products)
 
 
+def _from_component(component, **options):
+    return lambda x, a: apply_component(component, {"x": x, "a": a}, **options)
+
+
 KINDS = {
-    "jax inlined": lambda: (
-        lambda x, a: apply_component(component("jax_component"), {"x": x, "a": a})
-    ),
-    "jax on the host": lambda: (
-        lambda x, a: apply_component(component("jax_component"), {"x": x, "a": a}, inline=False)
-    ),
-    "numpy": lambda: lambda x, a: apply_component(component("numpy_component"), {"x": x, "a": a}),
-    "callable with jvp": lambda: _from_callable(jvp=_callable_jvp),
-    "callable with vjp": lambda: _from_callable(vjp=_callable_vjp),
+    "jax inlined": lambda _: _from_component(component("jax_component")),
+    "jax on the host": lambda _: _from_component(component("jax_component"), inline=False),
+    "numpy": lambda _: _from_component(component("numpy_component")),
+    "served": lambda request: _from_component(request.getfixturevalue("served_component")),
+    "callable with jvp": lambda _: _from_callable(jvp=_callable_jvp),
+    "callable with vjp": lambda _: _from_callable(vjp=_callable_vjp),
 }
+
+
+@pytest.fixture(scope="session")
+def served_component(served_url):
+    with Component.from_url(served_url, timeout=60) as component:
+        yield component
 
 
 @cache
@@ -86,17 +94,17 @@ def check(found, name):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", matrix.FIRST_ORDER)
-def test_first_order(name, kind):
-    check(matrix.FIRST_ORDER[name](KINDS[kind]()), name)
+def test_first_order(name, kind, request):
+    check(matrix.FIRST_ORDER[name](KINDS[kind](request)), name)
 
 
 @pytest.mark.parametrize("name", matrix.SECOND_ORDER)
 def test_second_order_of_inlined(name):
-    check(matrix.SECOND_ORDER[name](KINDS["jax inlined"]()), name)
+    check(matrix.SECOND_ORDER[name](KINDS["jax inlined"](None)), name)
 
 
 @pytest.mark.parametrize("name", matrix.SECOND_ORDER)
 def test_second_order_of_others_says_what_is_missing(name):
     with pytest.raises(CapabilityError, match="hessian_vector_product") as caught:
-        matrix.SECOND_ORDER[name](KINDS["numpy"]())
+        matrix.SECOND_ORDER[name](KINDS["numpy"](None))
     assert caught.value.code == "no_second_derivative"

@@ -53,8 +53,8 @@ def _as_number(target: Target, path: str, leaf: Any, is_traced: Callable[[Any], 
     if is_traced(leaf):
         raise InputError(
             f"`{path}` of {target.name} is a plain value in its schema, which has to be known when a "
-            f"program is traced; found a traced {describe_array(leaf)}. Pass a Python number (`static_argnames` of "
-            "`jax.jit`), or declare the field as an array, for example `Array[(), Float64]`.",
+            f"program is traced; found a traced {describe_array(leaf)}. Pass a Python number "
+            "(`static_argnames` of `jax.jit`), or declare an array, for example `Array[(), Float64]`.",
             code="traced_plain_input",
             path=path,
         )
