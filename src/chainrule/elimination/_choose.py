@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
-from chainrule.elimination._counting import count_operations
+from chainrule.elimination._find_order import find_order_of_graph
 from chainrule.elimination._graph import Graph
+from chainrule.elimination._order import Order, fingerprint
+from chainrule.elimination._order_cache import OrderCache, default_cache
 from chainrule.elimination._orders import (
     OrderError,
     check_order,
@@ -14,19 +17,34 @@ from chainrule.elimination._orders import (
     reverse_order,
 )
 
-__all__ = ["OrderLike", "choose_order"]
+__all__ = ["AUTO_BUDGET_S", "OrderLike", "choose_order"]
 
-OrderLike = str | Sequence[int]
-"""`"auto"`, `"forward"`, `"reverse"`, `"markowitz"`, or vertex numbers."""
+OrderLike = str | Sequence[int] | Order
+"""`"auto"`, `"forward"`, `"reverse"`, `"markowitz"`, vertex numbers, or an `Order`."""
+
+AUTO_BUDGET_S = 0.2
+"""How long `"auto"` searches, once per function and shapes."""
 
 
-def _cheapest(graph: Graph) -> tuple[int, ...]:
-    candidates = [reverse_order(graph), forward_order(graph), markowitz_order(graph)]
-    return min(candidates, key=lambda order: count_operations(graph, order).multiplications)
+@cache
+def _cache() -> OrderCache:
+    return default_cache()
+
+
+def _searched(graph: Graph) -> tuple[int, ...]:
+    """The order with the fewest nontrivial multiplications, remembered between calls and processes."""
+    if len(graph.required) < 2:
+        return reverse_order(graph)
+    name = fingerprint(graph)
+    order = _cache().get(name, "nontrivial")
+    if order is None or not set(graph.required) <= set(order.vertices):
+        order = find_order_of_graph(graph, objective="nontrivial", budget_s=AUTO_BUDGET_S)
+        _cache().put(order)
+    return order.vertices
 
 
 _NAMED: dict[str, Callable[[Graph], tuple[int, ...]]] = {
-    "auto": _cheapest,
+    "auto": _searched,
     "forward": forward_order,
     "fwd": forward_order,
     "reverse": reverse_order,
@@ -39,14 +57,29 @@ def choose_order(graph: Graph, order: OrderLike) -> tuple[int, ...]:
     """The vertices in the order in which to eliminate them.
 
     Raises:
-        OrderError: an unknown name, or a sequence that does not fit the graph.
+        OrderError: an unknown name, a sequence that does not fit the graph, or an `Order` that was found
+            for another program.
     """
+    if isinstance(order, Order):
+        return check_order(graph, _own_vertices(graph, order))
     if not isinstance(order, str):
         return check_order(graph, order)
     if order not in _NAMED:
         raise OrderError(
             f"There is no order called {order!r}. Named orders are {', '.join(map(repr, _NAMED))}; "
-            "otherwise pass vertex numbers.",
+            "otherwise pass vertex numbers or what `find_order` returns.",
             code="unknown_order",
         )
     return _NAMED[order](graph)
+
+
+def _own_vertices(graph: Graph, order: Order) -> tuple[int, ...]:
+    own = fingerprint(graph)
+    if order.fingerprint != own:
+        raise OrderError(
+            f"The order was found for the program {order.fingerprint[:12]}…, but this function, at "
+            f"these shapes and argnums, is {own[:12]}…. Call `find_order` with this function and "
+            "arguments, or pass `order.vertices` if you know that the equations are the same.",
+            code="order_of_another_program",
+        )
+    return order.vertices

@@ -1,0 +1,211 @@
+"""Finding a cheap order for a function: the graph as a search problem, and the answer as an `Order`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, Literal
+
+from chainrule._errors import InputError
+from chainrule._jaxpr import Var
+from chainrule.elimination._blocks import product_structure, sum_structure
+from chainrule.elimination._counting import additions, count_operations, multiplications, nontrivial
+from chainrule.elimination._graph import Graph
+from chainrule.elimination._linearize import trace_function
+from chainrule.elimination._order import Order, fingerprint
+from chainrule.elimination._search import Found, Problem, search
+from chainrule.elimination._search._problem import ZERO
+from chainrule.elimination._structure import Structure, structure_of
+
+__all__ = ["Objective", "find_order", "find_order_of_graph"]
+
+Objective = Literal["multiplications", "nontrivial", "operations", "memory"]
+
+
+def find_order(
+    fun: Callable[..., Any],
+    *example_args: Any,
+    argnums: int | Sequence[int] | None = None,
+    objective: Objective = "multiplications",
+    budget_s: float = 1.0,
+    seed: int = 0,
+    progress: bool = False,
+) -> Order:
+    """Search for a cheap elimination order of `fun` at arguments of the given shapes.
+
+    Args:
+        fun: a function of pytrees that JAX can trace.
+        *example_args: arguments; only their shapes and dtypes matter.
+        argnums: which of them are differentiated; all by default.
+        objective: what is made small: `"multiplications"` by the convention of the literature,
+            `"nontrivial"` ones (neither by ±1 nor of two constants), `"operations"` (nontrivial
+            multiplications and additions), or `"memory"` (entries that products write).
+        budget_s: seconds to search; proven optima end it sooner. Interrupting keeps the best so far.
+        seed: of all random choices.
+        progress: show a progress bar with the best cost so far.
+
+    Returns:
+        An `Order` for the `order` argument of `jacobian` and friends.
+
+    Example:
+        >>> order = find_order(lambda x, y: x * y * x, 1.0, 2.0)
+        >>> order.cost, order.optimal
+        (2, True)
+    """
+    if argnums is None:
+        argnums = tuple(range(len(example_args)))
+    graph = trace_function(fun, argnums, example_args, {}).graph
+    return find_order_of_graph(
+        graph, objective=objective, budget_s=budget_s, seed=seed, progress=progress
+    )
+
+
+def find_order_of_graph(
+    graph: Graph,
+    *,
+    objective: Objective = "multiplications",
+    budget_s: float = 1.0,
+    seed: int = 0,
+    progress: bool = False,
+) -> Order:
+    """`find_order` for a graph."""
+    if objective not in _COSTS:
+        raise InputError(
+            f"There is no objective {objective!r}; it is one of {', '.join(map(repr, _COSTS))}.",
+            code="unknown_objective",
+        )
+    problem, nodes = _as_problem(graph, objective)
+    with _Reporter(progress, budget_s) as report:
+        found = search(problem, budget_s=budget_s, seed=seed, on_progress=report)
+    vertices = _vertices_of(graph, [nodes[k] for k in found.order])
+    return Order(
+        vertices=vertices, fingerprint=fingerprint(graph), objective=objective,
+        cost=_cost(graph, vertices, objective, found), bound=found.bound,
+        method=found.method, seconds=round(found.seconds, 4),
+    )  # fmt: skip
+
+
+def _cost(graph: Graph, vertices: Sequence[int], objective: Objective, found: Found) -> int:
+    """Recounted by the counter, which does not share code with the search."""
+    counts = count_operations(graph, vertices)
+    if objective == "multiplications":
+        return counts.multiplications
+    return counts.nontrivial if objective == "nontrivial" else found.cost
+
+
+def _vertices_of(graph: Graph, nodes: Sequence[Var]) -> tuple[int, ...]:
+    """Vertex numbers in the order of their first node; most vertices have just one."""
+    owner = {node: vertex for vertex in graph.required for node in graph.nodes(vertex)}
+    return tuple(dict.fromkeys(owner[node] for node in nodes))
+
+
+class _Algebra:
+    """Structures by number, with the cost of an objective.
+
+    Coefficients are rounded to "±1" and "another constant": their values multiply the number of different
+    structures and never change a cost.
+    """
+
+    def __init__(self, product_cost: Any, sum_cost: Any) -> None:
+        self._numbers: dict[Structure, int] = {}
+        self._structures: list[Structure] = []
+        self._product_cost = product_cost
+        self._sum_cost = sum_cost
+
+    def number(self, structure: Structure) -> int:
+        if structure.is_zero:
+            return ZERO
+        structure = _rounded(structure)
+        if structure not in self._numbers:
+            self._numbers[structure] = len(self._structures)
+            self._structures.append(structure)
+        return self._numbers[structure]
+
+    def product(self, out_edge: int, in_edge: int) -> tuple[int, int]:
+        outer, inner = self._structures[out_edge], self._structures[in_edge]
+        return self.number(product_structure(outer, inner)), self._product_cost(outer, inner)
+
+    def sum(self, first: int, second: int) -> tuple[int, int]:
+        total = sum_structure(self._structures[first], self._structures[second])
+        # A sum that cancels keeps its edge: the search may not drop what it has once seen.
+        kept = self._structures[first] if total.is_zero else total
+        return self.number(kept), self._sum_cost(total)
+
+
+@lru_cache(maxsize=65536)
+def _rounded(structure: Structure) -> Structure:
+    terms = [
+        term.with_coefficient(1.0 if term.valued or abs(term.coefficient) == 1 else 2.0)
+        for term in structure.terms
+    ]
+    return structure_of(terms, index_map=structure.index_map)
+
+
+def _entries_written(outer: Structure, inner: Structure) -> int:
+    product = product_structure(outer, inner)
+    return sum(math.prod(term.stored_shape) for term in product.terms if term.valued)
+
+
+def _nothing(total: Structure) -> int:
+    return 0
+
+
+_COSTS: dict[str, tuple[Any, Any]] = {
+    "multiplications": (multiplications, _nothing),
+    "nontrivial": (nontrivial, _nothing),
+    "operations": (nontrivial, additions),
+    "memory": (_entries_written, _nothing),
+}
+
+
+def _as_problem(graph: Graph, objective: Objective) -> tuple[Problem, list[Var]]:
+    """The graph in numbers, and the variable of every number."""
+    product_cost, sum_cost = _COSTS[objective]
+    algebra = _Algebra(product_cost, sum_cost)
+    numbers: dict[Var, int] = {}
+    edges = []
+    for result, row in graph.structures.items():
+        for operand, structure in row.items():
+            source = numbers.setdefault(operand, len(numbers))
+            target = numbers.setdefault(result, len(numbers))
+            edges.append((source, target, algebra.number(structure)))
+    eliminable = [
+        numbers[node] for v in graph.required for node in graph.nodes(v) if node in numbers
+    ]
+    structures = [s for row in graph.structures.values() for s in row.values()]
+    is_scalar = objective == "multiplications" and all(
+        not s.out_shape and not s.in_shape and not s.index_map for s in structures
+    )
+    problem = Problem(
+        size=len(numbers), edges=tuple(edges), eliminable=tuple(eliminable),
+        kept=frozenset(numbers[n] for n in graph.outputs if n in numbers and numbers[n] in set(eliminable)),
+        algebra=algebra, is_scalar=is_scalar,
+    )  # fmt: skip
+    return problem, list(numbers)
+
+
+class _Reporter:
+    """A progress bar that is told about the best order so far; silent when not wanted."""
+
+    def __init__(self, wanted: bool, budget_s: float) -> None:
+        self._wanted, self._budget_s = wanted, budget_s
+
+    def __enter__(self) -> Callable[[Found, float], None] | None:
+        if not self._wanted:
+            self._bar = None
+            return None
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._bar = Progress(
+            TextColumn("searching"), BarColumn(), TextColumn("best {task.fields[best]}"),
+            TimeRemainingColumn(), transient=True,
+        )  # fmt: skip
+        self._bar.start()
+        task = self._bar.add_task("", total=self._budget_s, best="?")
+        bar = self._bar
+        return lambda found, elapsed: bar.update(task, completed=elapsed, best=str(found.cost))
+
+    def __exit__(self, *exception: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()

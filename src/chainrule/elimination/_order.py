@@ -1,0 +1,89 @@
+"""An elimination order as a value: immutable, hashable, JSON, and bound to the program it was found for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass
+
+from chainrule._errors import InputError
+from chainrule.elimination._graph import Graph
+
+__all__ = ["COST_MODEL", "Order", "fingerprint"]
+
+COST_MODEL = 1
+"""Raised whenever structures or costs change, so that stored orders are not taken for current ones."""
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def fingerprint(graph: Graph) -> str:
+    """A hash of what decides an order's cost: equations, parameters, shapes, what is differentiated.
+
+    Names of variables, values of constants and memory addresses do not enter.
+    """
+    jaxpr = graph.program.jaxpr
+    places = {var: k for k, var in enumerate((*jaxpr.constvars, *jaxpr.invars))}
+    wanted = [places[var] for var in graph.inputs]
+    text = _ADDRESS.sub("", str(jaxpr))
+    content = json.dumps([COST_MODEL, text, wanted, len(graph.targets)])
+    return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class Order:
+    """An elimination order and what is known about it.
+
+    Attributes:
+        vertices: equation numbers, from 1, in the order of elimination.
+        fingerprint: of the program it was found for; it is refused for another.
+        objective: what the cost counts.
+        cost: of this order.
+        bound: no order costs less; `None` when no bound is known.
+        method: what found it.
+        seconds: how long that took.
+    """
+
+    vertices: tuple[int, ...]
+    fingerprint: str
+    objective: str = "multiplications"
+    cost: int | None = None
+    bound: int | None = None
+    method: str = "given"
+    seconds: float = 0.0
+
+    @property
+    def optimal(self) -> bool:
+        """Whether the lower bound proves that no vertex elimination order is cheaper."""
+        return self.bound is not None and self.cost is not None and self.cost <= self.bound
+
+    @property
+    def gap(self) -> float | None:
+        """How far, relatively, the cost is above the bound; `None` without a bound."""
+        if self.bound is None or self.cost is None:
+            return None
+        return 0.0 if self.optimal else self.cost / max(1, self.bound) - 1.0
+
+    def __len__(self) -> int:
+        return len(self.vertices)
+
+    def to_json(self) -> str:
+        """The order as JSON text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Order:
+        """The inverse of `to_json`.
+
+        Raises:
+            InputError: the text is not an order.
+        """
+        try:
+            fields = json.loads(text)
+            return cls(**{**fields, "vertices": tuple(int(v) for v in fields["vertices"])})
+        except (ValueError, TypeError, KeyError) as error:
+            raise InputError(
+                f"Expected the JSON that `Order.to_json` writes, found something else: {error}.",
+                code="bad_order",
+            ) from None

@@ -1,0 +1,103 @@
+"""Orders kept on disk, so that a search is paid for once per machine.
+
+One small file per fingerprint in a folder of its own. Writers never touch a file that readers may see: they
+write beside it and rename, which the file system does atomically. A cache that cannot be written is no
+error; it is only not there the next time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+from chainrule._errors import InputError
+from chainrule._trees import LRUCache
+from chainrule.elimination._order import Order
+
+__all__ = ["OrderCache", "default_cache"]
+
+_log = logging.getLogger(__name__)
+
+
+class OrderCache:
+    """Orders by fingerprint and objective, in memory and in a folder.
+
+    Args:
+        folder: where files go; made when the first one is written. `None` keeps orders in memory only.
+        max_files: the oldest files beyond this number are removed.
+    """
+
+    def __init__(self, folder: Path | None, *, max_files: int = 2000) -> None:
+        self._folder = folder
+        self._max_files = max_files
+        self._recent: LRUCache[str, Order] = LRUCache(512)
+
+    def get(self, fingerprint: str, objective: str) -> Order | None:
+        """The stored order, if there is a readable one."""
+        name = f"{fingerprint}-{objective}"
+        found = self._recent.get(name)
+        if found is None and self._folder is not None:
+            found = self._read(self._folder / f"{name}.json", fingerprint)
+            if found is not None:
+                self._recent.put(name, found)
+        return found
+
+    def put(self, order: Order) -> None:
+        """Store an order."""
+        name = f"{order.fingerprint}-{order.objective}"
+        self._recent.put(name, order)
+        if self._folder is not None:
+            try:
+                self._write(self._folder / f"{name}.json", order.to_json())
+            except OSError as error:
+                _log.debug("Orders cannot be stored in %s: %s", self._folder, error)
+
+    @staticmethod
+    def _read(path: Path, fingerprint: str) -> Order | None:
+        try:
+            order = Order.from_json(path.read_bytes())
+        except (OSError, InputError):
+            return None
+        return order if order.fingerprint == fingerprint else None
+
+    def _write(self, path: Path, text: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(text)
+            os.replace(temporary, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        self._forget_oldest(path.parent)
+
+    def _forget_oldest(self, folder: Path) -> None:
+        files = list(folder.glob("*.json"))
+        if len(files) <= self._max_files:
+            return
+        for path in sorted(files, key=_age)[: len(files) - self._max_files]:
+            path.unlink(missing_ok=True)
+
+
+def _age(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def default_cache() -> OrderCache:
+    """The user's cache, in `$XDG_CACHE_HOME/chainrule/orders` (`~/.cache` by default).
+
+    `CHAINRULE_ORDER_CACHE` names another folder; empty, it keeps orders in memory only.
+    """
+    chosen = os.environ.get("CHAINRULE_ORDER_CACHE")
+    if chosen is not None:
+        return OrderCache(Path(chosen) if chosen else None)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return OrderCache(Path(base) / "chainrule" / "orders")
