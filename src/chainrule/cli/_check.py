@@ -6,7 +6,7 @@ import json
 from argparse import ArgumentParser, Namespace
 
 from chainrule.cli._arguments import add_component
-from chainrule.cli._source import open_component
+from chainrule.cli._source import DESCRIBE, open_component
 from chainrule.cli._streams import result_stream
 from chainrule.cli._tables import table_text
 
@@ -21,7 +21,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Load a component, build everything that callers need, and say which endpoints there are."""
     with result_stream() as stdout:
-        component = open_component(options)
+        component = open_component(options, DESCRIBE)
         # Built here to find fields that cannot be described to callers.
         facts = component.openapi_schema["info"]
         endpoints = {name: str(c) for name, c in component.capabilities.items()}

@@ -11,7 +11,7 @@ from typing import Any
 
 from chainrule._errors import InputError
 from chainrule.cli._compatibility import Change, compare
-from chainrule.cli._source import open_component
+from chainrule.cli._source import DESCRIBE, open_component
 from chainrule.cli._streams import result_stream
 from chainrule.cli._tables import table_text
 
@@ -36,7 +36,9 @@ def run(options: Namespace) -> int:
 
 def _document(source: str) -> dict[str, Any]:
     if not source.endswith(".json"):
-        return open_component(Namespace(component=source, peer_imports=False)).openapi_schema
+        return open_component(
+            Namespace(component=source, peer_imports=False), DESCRIBE
+        ).openapi_schema
     try:
         document = json.loads(Path(source).read_text(encoding="utf-8"))
         document["components"]["schemas"]["Apply_InputSchema"]

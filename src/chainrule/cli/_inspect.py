@@ -8,7 +8,7 @@ from typing import Any
 
 from chainrule.cli._arguments import add_component
 from chainrule.cli._facts import component_facts
-from chainrule.cli._source import open_component
+from chainrule.cli._source import DESCRIBE, open_component
 from chainrule.cli._streams import result_stream
 from chainrule.cli._tables import table_text
 
@@ -23,7 +23,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Show what a component is and what it takes and gives."""
     with result_stream() as stdout:
-        facts = component_facts(open_component(options))
+        facts = component_facts(open_component(options, DESCRIBE))
         text = json.dumps(facts, indent=2) + "\n" if options.json else _as_tables(facts)
         stdout.write([text.encode()])
     return 0

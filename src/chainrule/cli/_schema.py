@@ -6,7 +6,7 @@ import json
 from argparse import ArgumentParser, Namespace
 
 from chainrule.cli._arguments import add_component
-from chainrule.cli._source import open_component
+from chainrule.cli._source import DESCRIBE, open_component
 from chainrule.cli._streams import result_stream
 
 __all__ = ["add_arguments", "run"]
@@ -25,7 +25,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Print the OpenAPI document, or the JSON schema of one side."""
     with result_stream() as stdout:
-        document = open_component(options).openapi_schema
+        document = open_component(options, DESCRIBE).openapi_schema
         if options.part in _PARTS:
             document = {
                 "$ref": f"#/components/schemas/{_PARTS[options.part]}",

@@ -11,7 +11,10 @@ from chainrule._errors import InputError
 from chainrule.runtime._component import LocalComponent, load_component
 from chainrule.runtime._config import ComponentConfig
 
-__all__ = ["component_folder", "open_component"]
+__all__ = ["DESCRIBE", "component_folder", "open_component"]
+
+DESCRIBE = {"require_files": False}
+"""Settings for commands that describe a component without running it."""
 
 
 def open_component(

@@ -33,6 +33,8 @@ class ComponentConfig:
         limits: how large, deep and many the data of one call may be.
         output_format: how arrays are written when the caller does not say.
         compression: `"lz4"` or `None`, for the formats that can be compressed.
+        require_files: whether `require_file` looks for the file; off to describe a component elsewhere than
+            where it runs.
         debug: let tracebacks out to remote callers.
         profiling: log a profile of every endpoint call.
         tracing: log the arguments and results of every call, arrays abbreviated.
@@ -57,6 +59,7 @@ class ComponentConfig:
     limits: Limits = DEFAULT_LIMITS
     output_format: OutputFormat = "json"
     compression: Literal["lz4"] | None = None
+    require_files: bool = True
     debug: bool = False
     profiling: bool = False
     tracing: bool = False

@@ -84,12 +84,18 @@ def require_file(path: str | Path) -> Path:
     Args:
         path: relative to `input_path`.
 
+    Returns:
+        The path; as it was given, unchecked, when the component's `require_files` is off.
+
     Raises:
         NotGrantedError: the path leads out of the folder.
         InputError: there is no such file (`file_missing`), or it is not a regular file
             (`not_a_file`).
     """
-    found = get_config().grants.input_path(str(path))
+    config = get_config()
+    if not config.require_files:
+        return Path(path)
+    found = config.grants.input_path(str(path))
     if not found.exists():
         raise InputError(
             f"The component needs the file {str(path)!r} inside its input_path; there is none. "

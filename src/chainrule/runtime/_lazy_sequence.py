@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, get_args
 
 import orjson
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
+from pydantic import GetCoreSchemaHandler, TypeAdapter
 from pydantic_core import CoreSchema, core_schema
 
 from chainrule._errors import DecodeError, InputError
@@ -69,16 +69,14 @@ class LazySequence(Generic[T]):
 
         return core_schema.with_info_plain_validator_function(
             validate,
-            metadata={"item_schema": handler.generate_schema(item)},
+            json_schema_input_schema=core_schema.union_schema(
+                [
+                    core_schema.list_schema(handler.generate_schema(item)),
+                    core_schema.str_schema(pattern="^@"),
+                ]
+            ),
             serialization=core_schema.plain_serializer_function_ser_schema(dump, info_arg=True),
         )
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        items = handler(schema["metadata"]["item_schema"])
-        return {"anyOf": [{"type": "array", "items": items}, {"type": "string", "pattern": "^@"}]}
 
 
 def _from_value(

@@ -1,6 +1,12 @@
-"""Files, runs and derivative helpers for component authors, under the names existing components use."""
+"""Files, runs and derivative helpers for component authors, under the names existing components use.
 
-from chainrule.runtime._codec import BinrefArray, BinrefWriter
+`SKIP_REQUIRED_FILE_CHECK` says whether the component that is being loaded or run was told not to look for the
+files it requires.
+"""
+
+from typing import Any
+
+from chainrule.runtime._binref import BinrefArray, BinrefWriter
 from chainrule.runtime._derivatives import (
     finite_difference_jacobian,
     finite_difference_jvp,
@@ -10,11 +16,13 @@ from chainrule.runtime._derivatives import (
     jvp_from_jacobian,
     vjp_from_jacobian,
 )
+from chainrule.runtime._derivatives._residuals import set_jax_vjp_cache_size
 from chainrule.runtime._files import InputPath, OutputPath, require_file
 from chainrule.runtime._lazy_sequence import LazySequence
 from chainrule.runtime._metrics import log_artifact, log_metric, log_parameter
 from chainrule.runtime._references import ComponentReference
 from chainrule.runtime._references import ComponentReference as TesseractReference
+from chainrule.runtime._runs import get_config
 
 __all__ = [
     "BinrefArray",
@@ -34,5 +42,12 @@ __all__ = [
     "log_metric",
     "log_parameter",
     "require_file",
+    "set_jax_vjp_cache_size",
     "vjp_from_jacobian",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "SKIP_REQUIRED_FILE_CHECK":
+        return not get_config().require_files
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

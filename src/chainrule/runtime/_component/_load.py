@@ -12,6 +12,7 @@ from chainrule.runtime._component._isolation import load_module
 from chainrule.runtime._component._local import LocalComponent
 from chainrule.runtime._component._module import define_from_file, define_from_module
 from chainrule.runtime._config import ComponentConfig
+from chainrule.runtime._runs import Run, activate
 
 __all__ = ["load_component"]
 
@@ -72,12 +73,20 @@ def _load_path(
         from chainrule.runtime._component._command_file import define_from_command_file
 
         return LocalComponent(define_from_command_file(path), config)
-    module = load_module(path, redirect_peer=redirect_peer)
+    module = _load_module(path, config, redirect_peer)
     if not hasattr(module, "InputSchema"):
         decorated = [name for name, v in vars(module).items() if isinstance(v, LocalComponent)]
         if decorated:
             return load_component(_only(module, decorated, path), config=config)
     return LocalComponent(define_from_file(module, path), config)
+
+
+def _load_module(
+    path: Path, config: ComponentConfig | Mapping[str, Any] | None, redirect_peer: bool
+) -> ModuleType:
+    """Run the file with its settings in force: it may call `require_file` at once."""
+    with activate(Run(ComponentConfig.make(config), is_flat=True)):
+        return load_module(path, redirect_peer=redirect_peer)
 
 
 def _only(module: ModuleType, names: list[str], path: Path) -> LocalComponent:
@@ -107,7 +116,7 @@ def _load_attribute(
     config: ComponentConfig | Mapping[str, Any] | None,
     redirect_peer: bool,
 ) -> LocalComponent:
-    module = load_module(path, redirect_peer=redirect_peer)
+    module = _load_module(path, config, redirect_peer)
     if not hasattr(module, attribute):
         raise DefinitionError(
             f"{path.name} does not define {attribute!r}.", code="module_incomplete"
