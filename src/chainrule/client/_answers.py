@@ -22,7 +22,7 @@ from chainrule._errors import (
     StorageError,
     TransportError,
 )
-from chainrule.runtime._codec import Grants, Limits, decode_body
+from chainrule.runtime._codec import Limits, decode_body
 
 __all__ = ["Answer", "read_answer", "with_numpy_scalars"]
 
@@ -77,20 +77,14 @@ class Answer:
         return self.status == HTTPStatus.SERVICE_UNAVAILABLE and self.retry_after_s is not None
 
 
-def read_answer(answer: Answer, *, grants: Grants | None = None) -> Any:
+def read_answer(answer: Answer) -> Any:
     """The result that an answer carries, as a plain tree with read-only arrays.
-
-    Args:
-        answer: what came back.
-        grants: the folder in which a server leaves arrays as files (`json+binref`).
 
     Raises:
         ChainruleError: the exception that the answer stands for.
     """
     if answer.status == HTTPStatus.OK:
-        tree = decode_body(
-            answer.body, media_type=answer.content_type, grants=grants, limits=_LIMITS
-        )
+        tree = decode_body(answer.body, media_type=answer.content_type, limits=_LIMITS)
         return with_numpy_scalars(tree)
     raise _error_of(answer)
 

@@ -81,7 +81,6 @@ class Component:
         idempotent: bool = False,
         share_memory: bool = True,
         verify: bool | ssl.SSLContext = True,
-        output_path: str | Path | None = None,
     ) -> Self:
         """A component that is served somewhere, by Chainrule or by a Tesseract. Nothing is sent yet.
 
@@ -94,7 +93,6 @@ class Component:
             idempotent: calls may run twice; they are then repeated also when the connection broke later.
             share_memory: let arrays go through shared memory when the server is on this host.
             verify: how certificates of `https` are checked; `False` trusts any.
-            output_path: the folder in which a server leaves arrays of the format `json+binref`.
 
         Raises:
             InputError: the URL is not one.
@@ -110,7 +108,6 @@ class Component:
                 idempotent=idempotent,
                 share_memory=share_memory,
                 verify=verify,
-                output_path=output_path,
             )
         )
 
@@ -218,6 +215,9 @@ class Component:
     def max_concurrency(self) -> int:
         """How many calls may be under way at once."""
         return self.transport.max_concurrency
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.transport,)
 
     def __repr__(self) -> str:
         # A repr does not open connections: it shows what is known already.

@@ -8,6 +8,7 @@ is whether the whole request had left: `LostConnectionError.was_sent` says so.
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import ssl
@@ -101,6 +102,7 @@ class ConnectionPool:
     def __init__(self, origin: Origin, timeout_s: float | None) -> None:
         self.origin = origin
         self._timeout_s = timeout_s
+        self._pid = os.getpid()
         self._idle: list[tuple[float, socket.socket]] = []
         self._lock = threading.Lock()
         weakref.finalize(self, _close_all, self._idle)
@@ -134,6 +136,10 @@ class ConnectionPool:
     def _take(self) -> socket.socket:
         while True:
             with self._lock:
+                if self._pid != os.getpid():
+                    # After a fork the connections belong to the parent: two readers would mix answers up.
+                    self._pid = os.getpid()
+                    _close_all(self._idle)
                 if not self._idle:
                     break
                 since, connection = self._idle.pop()

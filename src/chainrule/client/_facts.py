@@ -9,9 +9,10 @@ from typing import Any, Literal
 from chainrule.runtime import ArraySpec, Capability
 from chainrule.runtime._component import ENDPOINTS
 
-__all__ = ["Field", "capabilities_of", "differentiable_of", "endpoints_of", "fields_of"]
+__all__ = ["SIDES", "Field", "capabilities_of", "differentiable_of", "endpoints_of", "fields_of"]
 
 Side = Literal["Input", "Output"]
+SIDES: tuple[Side, Side] = ("Input", "Output")
 _MAX_DEPTH = 8
 
 

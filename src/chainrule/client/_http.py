@@ -6,6 +6,7 @@ import re
 import ssl
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -18,7 +19,7 @@ from chainrule.client._connections import ConnectionPool, LostConnectionError, O
 from chainrule.client._dialect import Dialect, dialect_of
 from chainrule.client._same_host import SameHost, try_same_host
 from chainrule.client._transport import Ticket, Transport
-from chainrule.runtime._codec import Grants, encode_body, encode_frames
+from chainrule.runtime._codec import encode_body, encode_frames
 
 __all__ = ["HttpTransport"]
 
@@ -40,7 +41,6 @@ class HttpTransport(Transport):
             request had left.
         share_memory: let arrays go through shared memory when the server is on this host.
         verify: how certificates of `https` are checked; `False` trusts any.
-        output_path: the folder in which a server leaves arrays of the format `json+binref`.
 
     Raises:
         InputError: the URL is not one (`bad_url`).
@@ -58,15 +58,17 @@ class HttpTransport(Transport):
         idempotent: bool = False,
         share_memory: bool = True,
         verify: bool | ssl.SSLContext = True,
-        output_path: Any = None,
     ) -> None:
+        self._settings: dict[str, Any] = {
+            "token": token, "timeout": timeout, "retries": retries, "idempotent": idempotent,
+            "share_memory": share_memory, "verify": verify,
+        }  # fmt: skip
         origin, self._base = _parse_url(url, verify)
         self._server_base = _COMPONENT_PATH.sub("", self._base)
         self._pool = ConnectionPool(origin, timeout)
         self._timeout_s = timeout
         self._retries = retries
         self._idempotent = idempotent
-        self._grants = Grants(input_dir=output_path) if output_path is not None else None
         self._headers = {"Host": str(origin)}
         if token is not None:
             self._headers["Authorization"] = f"Bearer {_checked_token(token)}"
@@ -77,6 +79,10 @@ class HttpTransport(Transport):
         self._document: dict[str, Any] | None = None
         self._dialect: Dialect | None = None
         self._same_host: SameHost | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A handle that is sent to another process opens connections of its own there.
+        return partial(HttpTransport, **self._settings), (self.place,)
 
     @property
     def known_document(self) -> dict[str, Any] | None:
@@ -121,7 +127,7 @@ class HttpTransport(Transport):
                 headers["Accept"] = dialect.accept
             target = path if run_id is None else f"{path}?run_id={quote(run_id, safe='')}"
             answer = self._exchange(Request("POST", target, headers, pieces), ticket)
-        return read_answer(answer, grants=self._grants)
+        return read_answer(answer)
 
     def _share(
         self, path: str, payload: Mapping[str, Any], run_id: str | None, ticket: Ticket
@@ -140,8 +146,10 @@ class HttpTransport(Transport):
             if error.was_sent:
                 raise
         except OSError:
-            pass  # the server has been restarted: its address is another one
-        self._same_host = None
+            pass
+        # The server has been restarted, so its address is another one; this call goes over HTTP.
+        same_host.close()
+        self._same_host = try_same_host(self._offer, self._timeout_s)
         return None
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ notices.
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -59,6 +60,7 @@ class SameHost:
         self._address = address
         self._secret = secret
         self._timeout_s = timeout_s
+        self._pid = os.getpid()
         self._idle: list[PacketConnection] = []
         self._lock = threading.Lock()
         weakref.finalize(self, _close_all, self._idle)
@@ -114,6 +116,10 @@ class SameHost:
 
     def _take(self) -> PacketConnection:
         with self._lock:
+            if self._pid != os.getpid():
+                # After a fork the connections belong to the parent: two readers would mix answers up.
+                self._pid = os.getpid()
+                _close_all(self._idle)
             if self._idle:
                 return self._idle.pop()
         return self.connect()

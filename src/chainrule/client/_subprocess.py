@@ -133,6 +133,8 @@ class SubprocessTransport(Transport):
     def _exchange(self, header: Mapping[str, Any], body: Frames, ticket: Ticket) -> Answer:
         if self._is_closed:
             raise TransportError("This component has been closed.", code="closed")
+        if ticket.is_cancelled:
+            raise TransportError("The call was given up before it began.", code="cancelled")
         if self._process is None or self._process.poll() is not None:
             self._stop()
             self._start()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from chainrule.client._facts import Field, capabilities_of, fields_of
+from chainrule.client._facts import SIDES, Field, capabilities_of, fields_of
 
 __all__ = ["summary_html", "summary_text"]
 
@@ -17,11 +17,11 @@ def summary_text(document: Mapping[str, Any], place: str) -> str:
     """Name, version, place, schema, and what is differentiable and how; about a screenful."""
     info = document["info"]
     lines = [f"Component {info['title']} {info['version']} ({place})"]
-    for label, side in (("inputs", "Input"), ("outputs", "Output")):
-        fields = fields_of(document, side)  # type: ignore[arg-type]
+    for side in SIDES:
+        fields = fields_of(document, side)
         width = max((len(field.path) for field in fields), default=0)
         for index, field in enumerate(fields[:_MAX_FIELDS]):
-            heading = label if index == 0 else ""
+            heading = f"{side.lower()}s" if index == 0 else ""
             lines.append(f"  {heading:<10}{field.path:<{width}}  {_describe(field)}")
         if len(fields) > _MAX_FIELDS:
             lines.append(f"  {'':<10}… and {len(fields) - _MAX_FIELDS} more")
@@ -34,9 +34,9 @@ def summary_html(document: Mapping[str, Any], place: str) -> str:
     info = document["info"]
     title = escape(f"{info['title']} {info['version']}")
     rows = []
-    for label, side in (("input", "Input"), ("output", "Output")):
-        for field in fields_of(document, side):  # type: ignore[arg-type]
-            cells = (label, field.path, field.type, "∂" if field.is_differentiable else "")
+    for side in SIDES:
+        for field in fields_of(document, side):
+            cells = (side.lower(), field.path, field.type, "∂" if field.is_differentiable else "")
             rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     description = escape(info.get("description", ""))
     return (

@@ -60,14 +60,19 @@ def _problems(error: ValidationError, prefix: tuple[str, ...]) -> tuple[list[dic
     shown = [
         {
             "type": entry["type"],
-            "loc": [*prefix, *entry["loc"]],
-            "path": loc_to_path(entry["loc"]),
+            "loc": [*prefix, *_place_in_data(entry["loc"])],
+            "path": loc_to_path(_place_in_data(entry["loc"])),
             "msg": entry["msg"],
             "ctx": _plain_context(entry.get("ctx") or {}),
         }
         for entry in listed[:_SHOWN]
     ]
     return shown, len(listed)
+
+
+def _place_in_data(loc: tuple[str | int, ...]) -> list[str | int]:
+    """A location without the labels of array members of unions, which are no keys of the data."""
+    return [part for part in loc if not str(part).startswith("lax-or-strict[")]
 
 
 def _plain_context(context: dict[str, Any]) -> dict[str, Any]:

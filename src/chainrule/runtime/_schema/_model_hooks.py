@@ -16,10 +16,14 @@ from contextvars import ContextVar
 from typing import Any
 
 from pydantic import BaseModel, GetCoreSchemaHandler, ValidationInfo, ValidatorFunctionWrapHandler
-from pydantic._internal._decorators import Decorator, ModelValidatorDecoratorInfo
 from pydantic_core import CoreSchema
 
 from chainrule.runtime._schema._dimensions import agree_on_dimensions
+
+try:
+    from pydantic._internal._decorators import Decorator, ModelValidatorDecoratorInfo
+except ImportError:  # a future pydantic: see above
+    Decorator = None  # type: ignore[assignment,misc]
 
 __all__ = ["check_dimensions_of_model", "validate_default_of_field"]
 
@@ -38,7 +42,9 @@ def validate_default_of_field(handler: GetCoreSchemaHandler) -> None:
 def check_dimensions_of_model(handler: GetCoreSchemaHandler) -> None:
     """Let the model that is being built, and every model it becomes part of, check named dimensions."""
     model = _model_being_built(handler)
-    if model is None or _VALIDATOR_NAME in model.__pydantic_decorators__.model_validators:
+    if model is None or Decorator is None:
+        return
+    if _VALIDATOR_NAME in model.__pydantic_decorators__.model_validators:
         return
     model._chainrule_dimensions = classmethod(_validate_model)  # type: ignore[attr-defined]
     model.__pydantic_decorators__.model_validators[_VALIDATOR_NAME] = Decorator.build(
