@@ -1,7 +1,7 @@
 """Standard output is for the result alone.
 
-While a component is loaded and run, file descriptor 1 points to standard error: what author code or the
-libraries below it print cannot mix with the result, not even from C.
+While a component is loaded and run, `sys.stdout` and file descriptor 1 lead to standard error: what author
+code or the libraries below it print cannot mix with the result, not even from C.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 
 __all__ = ["ResultStream", "result_stream"]
 
@@ -34,8 +34,8 @@ def result_stream() -> Iterator[ResultStream]:
     saved = os.dup(1)
     os.dup2(2, 1)
     try:
-        yield ResultStream(saved)
+        with redirect_stdout(sys.stderr):
+            yield ResultStream(saved)
     finally:
-        sys.stdout.flush()
         os.dup2(saved, 1)
         os.close(saved)

@@ -1,0 +1,380 @@
+"""`chainrule …`: results on standard output, everything else on standard error, documented exit codes."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chainrule.cli import main
+from chainrule.cli._main import COMMANDS
+from chainrule.runtime._codec import decode_body
+
+COMPONENT = """
+import os, sys
+import numpy as np
+from pydantic import BaseModel
+from tesseract_core.runtime import Array, Differentiable, Float64
+from tesseract_core.runtime.experimental import log_metric
+
+print("loading")
+
+class InputSchema(BaseModel):
+    x: Differentiable[Array[(None,), Float64]]
+    mode: str = "plain"
+    inner: dict[str, float] = {}
+
+class OutputSchema(BaseModel):
+    y: Differentiable[Array[(None,), Float64]]
+
+def apply(inputs):
+    print("to stdout")
+    os.write(1, b"to descriptor 1")
+    if inputs.mode == "raise":
+        raise ValueError("mesh is empty")
+    if inputs.mode == "exit":
+        sys.exit(0)
+    if inputs.mode == "wrong":
+        return {"z": 1}
+    if inputs.mode == "log":
+        log_metric("loss", 1.0)
+    return {"y": inputs.x + sum(inputs.inner.values())}
+
+def jacobian(inputs, jac_inputs, jac_outputs):
+    return {"y": {"x": np.eye(inputs.x.size)}}
+"""
+PAYLOAD = '{"inputs": {"x": [1.0, 2.0]}}'
+
+
+@pytest.fixture
+def component(tmp_path):
+    file = tmp_path / "probe" / "tesseract_api.py"
+    file.parent.mkdir()
+    file.write_text(textwrap.dedent(COMPONENT))
+    return file
+
+
+@pytest.fixture
+def run(capfdbinary, tmp_path, monkeypatch):
+    """Run the command line in this process; gives (exit code, standard output, standard error)."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as caught:
+            main([str(argument) for argument in arguments])
+        captured = capfdbinary.readouterr()
+        return caught.value.code, captured.out, captured.err.decode()
+
+    return call
+
+
+def y(out):
+    return decode_body(out)["y"].tolist()
+
+
+def test_apply_writes_only_the_result_to_stdout(run, component):
+    code, out, err = run("apply", component, PAYLOAD)
+    assert code == 0
+    assert y(out) == [1.0, 2.0]
+    for text in ("loading", "to stdout", "to descriptor 1"):
+        assert text in err
+        assert text.encode() not in out
+
+
+def test_payloads_from_everywhere(run, component, tmp_path, monkeypatch):
+    (tmp_path / "payload.json").write_text(PAYLOAD)
+    assert y(run("apply", component, "@payload.json")[1]) == [1.0, 2.0]
+    monkeypatch.setattr(sys, "stdin", open(tmp_path / "payload.json"))  # noqa: SIM115
+    assert y(run("apply", component, "-")[1]) == [1.0, 2.0]
+    sys.stdin.close()
+    assert y(run("apply", component, "--set", "x=[3, 4]")[1]) == [3.0, 4.0]
+    code, out, _ = run(
+        "apply", component, PAYLOAD, "--set", "inner.a=1.5", "-s", "inner.{b.c}=1", "-s", "x.[0]=5"
+    )
+    assert (code, y(out)) == (0, [7.5, 4.5])
+
+
+def test_frames_payloads(run, component, tmp_path):
+    from chainrule.runtime._codec import FRAMES_MEDIA_TYPE, encode_body
+
+    pieces = encode_body({"inputs": {"x": np.arange(3.0)}}, format=FRAMES_MEDIA_TYPE)
+    (tmp_path / "payload.frames").write_bytes(b"".join(pieces))
+    assert y(run("apply", component, "@payload.frames")[1]) == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("name", ["jvp", "jacobian-vector-product"])
+def test_derivatives_by_short_and_long_names(run, component, name):
+    payload = {
+        "inputs": {"x": [1.0, 2.0]},
+        "jvp_inputs": ["x"],
+        "jvp_outputs": ["y"],
+        "tangent_vector": {"x": [1.0, 0.0]},
+    }
+    code, out, _ = run(name, component, json.dumps(payload))
+    assert (code, y(out)) == (0, [1.0, 0.0])
+
+
+def test_jacobian_and_vjp(run, component):
+    payload = {"inputs": {"x": [1.0]}, "jac_inputs": ["x"], "jac_outputs": ["y"]}
+    code, out, _ = run("jacobian", component, json.dumps(payload))
+    assert code == 0
+    assert decode_body(out)["y"]["x"].tolist() == [[1.0]]
+    payload = {
+        "inputs": {"x": [1.0]},
+        "vjp_inputs": ["x"],
+        "vjp_outputs": ["y"],
+        "cotangent_vector": {"y": [2.0]},
+    }
+    code, out, _ = run("vjp", component, json.dumps(payload))
+    assert decode_body(out)["x"].tolist() == [2.0]
+
+
+def test_formats_and_files(run, component, tmp_path):
+    code, out, _ = run("apply", component, PAYLOAD, "-f", "json+base64", "--compression", "lz4")
+    assert json.loads(out)["y"]["data"]["compression"] == "lz4"
+    assert y(out) == [1.0, 2.0]
+    folder = tmp_path / "results"
+    code, out, _ = run("apply", component, PAYLOAD, "-f", "json+binref", "-o", folder)
+    name, _, offset = json.loads(out)["y"]["data"]["buffer"].partition(":")
+    assert np.fromfile(folder / name, offset=int(offset)).tolist() == [1.0, 2.0]
+    code, out, _ = run("apply", component, PAYLOAD, "-o", folder, "--output-file", "result.json")
+    assert (code, out) == (0, b"")
+    assert y((folder / "result.json").read_bytes()) == [1.0, 2.0]
+    code, _, _ = run(
+        "apply", component, PAYLOAD, "-o", folder, "--output-file", "../outside.json"
+    )
+    assert code == 2
+    assert not (tmp_path / "outside.json").exists()
+    assert not list(folder.glob(".*"))
+
+
+def test_nothing_is_left_behind(run, component, tmp_path):
+    run("apply", component, PAYLOAD)
+    assert [path.name for path in tmp_path.iterdir()] == ["probe"]
+    assert [path.name for path in component.parent.iterdir()] == ["tesseract_api.py"]
+    run("apply", component, PAYLOAD, "--set", "mode=log")
+    assert (tmp_path / "logs" / "metrics.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "fragment"),
+    [
+        (["--set", "mode=raise"], 1, "mesh is empty"),
+        (["--set", "mode=exit"], 1, "component_exited"),
+        (["--set", "mode=wrong"], 1, "bad_output"),
+        (["--set", "odd=1"], 2, "odd"),
+        (["--set", "x=text"], 2, "array_non_numeric"),
+        (["--set", "nothing"], 2, "bad_assignment"),
+        (["--set", "=1"], 2, "bad_assignment"),
+        (["--set", "x.[9]=1"], 2, "bad_assignment"),
+        (["--set", "x..y=1"], 2, "path_malformed"),
+        (["--output-format", "xml"], 2, "bad_setting"),
+        (["--nonsense"], 2, "--nonsense"),
+        (["--input-path", "none", "--set", "mode=raise"], 1, "mesh is empty"),
+    ],
+)
+def test_exit_codes_of_apply(run, component, arguments, code, fragment):
+    result, out, err = run("apply", component, PAYLOAD, *arguments)
+    assert (result, out) == (code, b"")
+    assert fragment in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("payload", "fragment"),
+    [
+        ("{", "json_invalid"),
+        ("[]", "invalid_input"),
+        ("3", "invalid_input"),
+        ("{}", "inputs"),
+        ('{"x": [1.0]}', "inputs"),
+        ('{"inputs": {"x": [1.0]}, "inputs": {}}', "duplicate_key"),
+        ("@missing.json", "payload_missing"),
+        ("@.", "payload_missing"),
+        ("@image.png", "json_invalid"),
+        ("@broken.frames", "frames"),
+        ('{"inputs": {"x": {"shape": [1], "dtype": "float64",'
+         ' "data": {"encoding": "binref", "buffer": "/etc/passwd"}}}}', "path_not_granted"),
+    ],
+)  # fmt: skip
+def test_bad_payloads(run, component, tmp_path, payload, fragment):
+    (tmp_path / "image.png").write_bytes(b"\x89PNG\r\n")
+    (tmp_path / "broken.frames").write_bytes(b"broken")
+    code, out, err = run("apply", component, payload)
+    assert (code, out) == (2, b"")
+    assert fragment in err
+    assert "Traceback" not in err
+
+
+def test_huge_payloads_are_not_read(run, component, tmp_path):
+    with (tmp_path / "huge.json").open("wb") as file:
+        file.truncate(1 << 40)  # sparse: takes no disk
+    code, _, err = run("apply", component, "@huge.json")
+    assert code == 2
+    assert "body_too_large" in err
+
+
+def test_errors_for_machines(run, component):
+    code, out, err = run("apply", component, '{"inputs": {"x": [[1.0]], "odd": 2}}', "--json")
+    error = json.loads(err.splitlines()[-1])["error"]
+    assert (code, out) == (2, b"")
+    assert error["code"] == "array_dimensionality_mismatch"
+    assert error["path"] == "x"
+    assert error["details"]["count"] == 2
+
+
+def test_missing_and_broken_components(run, tmp_path):
+    code, _, err = run("apply", "nowhere.py", PAYLOAD)
+    assert code == 2
+    assert "component_missing" in err
+    (tmp_path / "broken.py").write_text("raise RuntimeError('no licence')")
+    code, _, err = run("check", "broken.py")
+    assert code == 1
+    assert "no licence" in err
+    assert "Traceback" not in err
+
+
+def test_endpoints_that_are_not_there(run, component):
+    code, _, _ = run(
+        "abstract-eval", component, '{"inputs": {"x": {"shape": [2], "dtype": "float64"}}}'
+    )
+    assert code == 2
+    assert "endpoint_missing" in err
+
+
+def test_check_inspect_schema(run, component):
+    code, out, _ = run("check", component)
+    assert code == 0
+    assert "derived (jacobian)" in out.decode()
+    code, out, _ = run("check", component, "--json")
+    assert json.loads(out)["endpoints"]["apply"] == "native"
+    code, out, _ = run("inspect", component)
+    assert "f64[?] differentiable" in out.decode()
+    facts = json.loads(run("inspect", component, "--json")[1])
+    assert facts["differentiable_inputs"] == {"x": "f64[?]"}
+    document = json.loads(run("schema", component)[1])
+    assert document["info"]["title"] == "probe"
+    assert json.loads(run("openapi-schema", component)[1]) == document
+    side = json.loads(run("schema", component, "--part", "inputs")[1])
+    assert side["$ref"].endswith("Apply_InputSchema")
+
+
+def test_profiles_and_traces_go_to_stderr(component, tmp_path):
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "chainrule",
+            "apply",
+            component,
+            PAYLOAD,
+            "--profiling",
+            "--tracing",
+        ],
+        capture_output=True,
+        cwd=tmp_path,
+        timeout=60,
+        check=True,
+    )
+    assert y(done.stdout) == [1.0, 2.0]
+    assert b"Profiling Statistics" in done.stderr
+    assert b"apply called with" in done.stderr
+
+
+def test_overview_and_usage_errors(run):
+    code, out, _ = run("--help")
+    assert code == 0
+    assert all(name in out.decode() for name in COMMANDS)
+    assert run("--version")[1].decode().strip()
+    code, out, err = run()
+    assert (code, out) == (2, b"")
+    code, _, err = run("aply")
+    assert code == 2
+    assert "chainrule apply" in err
+    for name in COMMANDS:
+        code, out, _ = run(name, "--help")
+        assert code == 0
+        assert b"--json" in out
+
+
+def test_the_overview_imports_next_to_nothing():
+    code = "import sys\nfrom chainrule.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit: pass\n"
+    check = (
+        "print([m for m in ('numpy', 'pydantic', 'argparse', 'rich', 'jax') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code + check], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("template", ["function", "module", "jax", "torch", "command"])
+def test_templates_work_as_written(run, tmp_path, template):
+    if template == "torch":
+        pytest.importorskip("torch")
+    folder = tmp_path / "new"
+    code, out, _ = run("init", folder, "--template", template, "--name", "my-part")
+    assert code == 0
+    written = [Path(line) for line in out.decode().splitlines()]
+    assert all(path.is_file() for path in written)
+    code, out, err = run("check", folder)
+    assert code == 0, err
+    assert "my-part" in out.decode()
+    given = ["--set", "x=[1.0, 2.0]"] + (["--set", "a=2"] if template == "module" else [])
+    code, out, err = run("apply", folder, *given)
+    assert code == 0, err
+    before = [path.read_bytes() for path in written]
+    code, _, err = run("init", folder, "--template", template)
+    assert code == 2
+    assert "exists already" in err
+    assert [path.read_bytes() for path in written] == before
+
+
+def test_init_mistakes(run, tmp_path):
+    assert run("init", tmp_path / "new", "--template", "cobol")[0] == 2
+    code, _, err = run("init", tmp_path / "new", "--name", "a b")
+    assert code == 2
+    assert "bad_name" in err
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "file").write_text("")
+    assert run("init", tmp_path / "file" / "below", "--name", "a")[0] == 1
+
+
+def test_gradient_checks(run, tmp_path):
+    run("init", tmp_path / "good", "--template", "module", "--name", "good")
+    given = ["--set", "a=2", "--set", "x=[1.0, 2.0]"]
+    code, out, err = run("check-gradients", tmp_path / "good", *given)
+    assert code == 0, err
+    assert "jacobian" in out.decode()
+    file = tmp_path / "good" / "tesseract_api.py"
+    file.write_text(file.read_text().replace("inputs.a * np.eye", "3 * np.eye"))
+    code, out, _ = run("check-gradients", tmp_path / "good", *given, "--json", "--eps-for", "x=1e-4",
+                       "--input-paths", "x")  # fmt: skip
+    assert code == 1
+    assert not json.loads(out)["passed"]
+    code, _, err = run("check-gradients", tmp_path / "good", *given, "--eps-for", "x")
+    assert code == 2
+
+
+def test_record_and_test(run, component, tmp_path):
+    code, out, _ = run("record", component, "apply", PAYLOAD)
+    assert code == 0
+    case = Path(out.decode().strip())
+    assert case.name == "test_apply_1.json"
+    assert run("test", component)[0] == 0
+    assert run("record", component, "apply", PAYLOAD, "--output", case)[0] == 2
+    text = case.read_text()
+    case.write_text(text.replace("2.0", "2.5", 1) if "2.0" in text else text.replace("1.0", "1.5"))
+    code, out, _ = run("test", component, "--json")
+    assert code == 1
+    (result,) = json.loads(out).values()
+    assert result["status"] == "failed"
+    case.write_text("{}")
+    code, _, err = run("test", component, case)
+    assert code == 2
+    assert "bad_test_case" in err
+    case.unlink()
+    assert run("test", component)[0] == 2
