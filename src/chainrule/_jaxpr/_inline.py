@@ -21,7 +21,7 @@ from chainrule._jaxpr._programs import SubProgram, subprograms
 
 __all__ = ["CALLS", "inline_calls"]
 
-CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "call"})
+CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "call", "eval_jaxpr"})
 """Primitives that mean nothing but "run this program here".
 
 `remat` changes what is saved, `custom_jvp` and `custom_vjp` change the derivative, `shard_map` changes the

@@ -133,6 +133,7 @@ _READERS: dict[str, Callable[[JaxprEqn], Iterator[SubProgram]]] = {
     "closed_call": _call("call_jaxpr"),
     "core_call": _call("call_jaxpr"),
     "call": _call("call_jaxpr"),
+    "eval_jaxpr": _call("call_jaxpr"),
     "remat": _call("jaxpr"),
     "remat2": _call("jaxpr"),
     "checkpoint": _call("jaxpr"),

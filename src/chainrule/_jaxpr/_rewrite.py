@@ -148,6 +148,7 @@ _BINDERS: dict[str, Binder] = {
     "closed_call": inline,
     "core_call": inline,
     "call": inline,
+    "eval_jaxpr": inline,
     "custom_jvp_call": bind_custom_derivative,
     "custom_vjp_call": bind_custom_derivative,
     "custom_vjp_call_jaxpr": bind_custom_derivative,
