@@ -21,16 +21,17 @@ from examples.demo._programs import Programs, started
 jax.config.update("jax_enable_x64", True)
 
 COPPER_BUDGET = 3.0  # W/(m·K), averaged over the board
-PATCHES = 6
+PATCHES = 9
 
 
 def starting_design() -> dict[str, jax.Array]:
-    """Six equal patches, evenly spread: what one would do without a gradient."""
-    rows, columns = jnp.meshgrid(jnp.array([0.3, 0.7]), jnp.array([0.25, 0.5, 0.75]))
+    """Equal patches, one under every chip: what one would do without a gradient."""
+    places = jnp.array([0.25, 0.5, 0.75])
+    rows, columns = jnp.meshgrid(places, places, indexing="ij")
     return {
         "centres": jnp.stack([rows.ravel(), columns.ravel()], axis=1),
-        "widths": jnp.full(PATCHES, 0.15),
-        "amounts": jnp.full(PATCHES, 4.0),
+        "widths": jnp.full(PATCHES, 0.1),
+        "amounts": jnp.full(PATCHES, 4.9),
     }
 
 
@@ -45,7 +46,7 @@ def run_pipeline(programs: Programs, design: dict[str, Any]) -> tuple[jax.Array,
     too_much = jax.nn.softplus(20 * (board["copper"] / COPPER_BUDGET - 1))
     outside = jnp.sum(jnp.maximum(jnp.abs(design["centres"] - 0.5) - 0.5, 0.0) ** 2)
     cost = jnp.log(jnp.sum(rates)) + too_much + 100 * outside
-    return cost, {**board, **thermal, "rates": rates}
+    return cost, {**board, **thermal, "rates": rates, "design": design}
 
 
 def check_gradient(cost: Any, design: dict[str, jax.Array]) -> tuple[float, float]:
@@ -60,8 +61,8 @@ def check_gradient(cost: Any, design: dict[str, jax.Array]) -> tuple[float, floa
 
 def optimise(cost: Any, design: dict[str, Any], steps: int) -> tuple[dict[str, Any], list[float]]:
     """Adam on the whole pipeline."""
-    optimiser = optax.adam(optax.cosine_decay_schedule(0.02, steps))
-    scale = {"centres": 1.0, "widths": 0.3, "amounts": 20.0}
+    optimiser = optax.adam(optax.cosine_decay_schedule(0.01, steps))
+    scale = {"centres": 1.0, "widths": 0.5, "amounts": 30.0}
     state = optimiser.init(design)
     step = jax.jit(jax.value_and_grad(cost))
     costs = []

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from chainrule import Component
+from chainrule.client import Component
 from chainrule.runtime import Array, Differentiable, Float64, from_command
 
 HERE = Path(__file__).parent
@@ -36,12 +36,25 @@ def started() -> Iterator[Programs]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chainrule-demo-")))
         command, compiler = _reliability_command(folder)
+        url = stack.enter_context(_served(HERE / "layout" / "component.py"))
         yield Programs(
-            layout=stack.enter_context(Component.from_source(HERE / "layout" / "component.py")),
+            layout=stack.enter_context(Component.from_url(url)),
             heat=stack.enter_context(Component.from_source(HERE / "heat" / "component.py")),
             reliability=_reliability(command),
             compiler=compiler,
         )
+
+
+@contextlib.contextmanager
+def _served(path: Path) -> Iterator[str]:
+    """`chainrule serve PATH` in the background; its address."""
+    command = [sys.executable, "-m", "chainrule", "serve", str(path), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            _, _, url = server.stderr.readline().partition("Serving at ")
+            yield url.strip()
+        finally:
+            server.terminate()
 
 
 class _Temperatures(BaseModel):
@@ -56,8 +69,8 @@ def _reliability(command: list[str]) -> Any:
     return from_command(
         [*command, "{input}", "{output}"],
         name="reliability",
-        input_schema=_Temperatures,
-        output_schema=_Rates,
+        inputs=_Temperatures,
+        outputs=_Rates,
         derivatives="finite",
     )
 

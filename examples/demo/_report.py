@@ -55,10 +55,19 @@ def _draw(result: Result) -> Any:
         )  # fmt: skip
         axes[row, 1].set_title(f"{title}: temperature, K (max {np.max(side['temperature']):.0f})")
         figure.colorbar(image, ax=axes[row, 1], shrink=0.8)
-    axes[0, 2].semilogy(result.costs)
+        _draw_patches(axes[row, 0], side["design"])
+    axes[0, 2].plot(result.costs)
     axes[0, 2].set(title="cost", xlabel="gradient step")
     _draw_flow(axes[1, 2], result.flow)
     return figure
+
+
+def _draw_patches(axis: Any, design: dict[str, Any]) -> None:
+    for (x, y), width in zip(design["centres"], design["widths"], strict=True):
+        axis.add_patch(
+            plt.Circle((float(x), float(y)), float(width), fill=False, color="white", alpha=0.6)
+        )
+    axis.set(xlim=(0, 1), ylim=(0, 1))
 
 
 def _draw_flow(axis: Any, flow: dict[str, tuple[float, float]]) -> None:
