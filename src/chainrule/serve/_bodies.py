@@ -13,6 +13,7 @@ from chainrule.serve._process import SegmentBody
 __all__ = ["Disconnected", "SlowCallerError", "read_body"]
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+NextChunk = Callable[[], Awaitable[bytes | None]]
 
 
 class Disconnected(Exception):  # noqa: N818 - an event, not an error
@@ -52,15 +53,15 @@ async def read_body(
         Disconnected: the caller went away.
     """
     nbytes = _declared_length(declared, max_bytes)
-    chunks = _chunks(receive, timeout_s, max_bytes)
+    reader = _Reader(receive, timeout_s, max_bytes)
     if segments is None or (nbytes is not None and nbytes <= INLINE_BYTES):
-        return b"".join([chunk async for chunk in chunks])
-    if nbytes is None:
-        content = b"".join([chunk async for chunk in chunks])
-        if len(content) <= INLINE_BYTES:
-            return content
-        return await _into_segment(_once(content), len(content), segments, forget)
-    return await _into_segment(chunks, nbytes, segments, forget)
+        return await reader.read_all()
+    if nbytes is not None:
+        return await _into_segment(reader.next_chunk, nbytes, segments, forget)
+    content = await reader.read_all()
+    if len(content) <= INLINE_BYTES:
+        return content
+    return await _into_segment(_only(content), len(content), segments, forget)
 
 
 def _declared_length(declared: str | None, max_bytes: int) -> int | None:
@@ -73,33 +74,54 @@ def _declared_length(declared: str | None, max_bytes: int) -> int | None:
     return int(declared)
 
 
-async def _chunks(receive: Receive, timeout_s: float, max_bytes: int) -> Any:
-    total = 0
-    while True:
+class _Reader:
+    """The chunks of one body, within time and size."""
+
+    def __init__(self, receive: Receive, timeout_s: float, max_bytes: int) -> None:
+        self._receive = receive
+        self._timeout_s = timeout_s
+        self._max_bytes = max_bytes
+        self._total = 0
+        self._is_complete = False
+
+    async def read_all(self) -> bytes:
+        chunks = []
+        while (chunk := await self.next_chunk()) is not None:
+            chunks.append(chunk)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    async def next_chunk(self) -> bytes | None:
+        """The next chunk, or `None` after the last."""
+        if self._is_complete:
+            return None
         try:
-            async with asyncio.timeout(timeout_s):
-                message = await receive()
+            async with asyncio.timeout(self._timeout_s):
+                message = await self._receive()
         except TimeoutError:
             raise SlowCallerError(
-                f"The next part of the body did not come within {timeout_s:g} s."
+                f"The next part of the body did not come within {self._timeout_s:g} s."
             ) from None
         if message["type"] == "http.disconnect":
             raise Disconnected
-        chunk = message.get("body", b"")
-        total += len(chunk)
-        if total > max_bytes:
-            raise _too_large(max_bytes)
-        yield chunk
-        if not message.get("more_body", False):
-            return
+        chunk: bytes = message.get("body", b"")
+        self._total += len(chunk)
+        if self._total > self._max_bytes:
+            raise _too_large(self._max_bytes)
+        self._is_complete = not message.get("more_body", False)
+        return chunk
 
 
-async def _once(content: bytes) -> Any:
-    yield content
+def _only(content: bytes) -> NextChunk:
+    chunks = iter((content,))
+
+    async def next_chunk() -> bytes | None:
+        return next(chunks, None)
+
+    return next_chunk
 
 
 async def _into_segment(
-    chunks: Any, nbytes: int, segments: SegmentPool, forget: Callable[[str], None]
+    next_chunk: NextChunk, nbytes: int, segments: SegmentPool, forget: Callable[[str], None]
 ) -> SegmentBody:
     try:
         segment = segments.take(nbytes)
@@ -116,7 +138,7 @@ async def _into_segment(
 
     target, position = segment.array(nbytes).data, 0
     try:
-        async for chunk in chunks:
+        while (chunk := await next_chunk()) is not None:
             target[position : position + len(chunk)] = chunk
             position += len(chunk)
     except BaseException:

@@ -238,6 +238,8 @@ class WorkerProcess:
             self.kill()
         elif self._answer is not None and not self._answer.done():
             self._answer.set_result(message)
+        else:
+            self.kill()  # an answer that nobody asked for: the author's code writes to our socket
 
     def _on_process_end(self) -> None:
         self._loop.remove_reader(self._pidfd)
@@ -246,6 +248,9 @@ class WorkerProcess:
         os.close(self._pidfd)
         self._connection.close()
         self._fail_answer()
+        # The failed answer refers to us by its traceback; what we hold must not wait for the collector.
+        self._answer = None
+        self._received = SegmentCache()
         self._on_exit(self)
 
     def _fail_answer(self) -> None:

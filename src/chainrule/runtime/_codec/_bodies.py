@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import orjson
 import pybase64
 
@@ -34,7 +35,9 @@ FORMATS: tuple[str, ...] = (*_ENCODINGS, _FRAMES)
 """The formats a body can have; the media type is `application/` and the format."""
 
 # Dtypes whose arrays orjson writes itself, many times faster than through Python lists.
-_ORJSON_DTYPES = frozenset(DTYPE_NAMES) - {"bfloat16", "complex64", "complex128"}
+_ORJSON_DTYPES = frozenset(
+    np.dtype(name) for name in DTYPE_NAMES if name not in ("bfloat16", "complex64", "complex128")
+)
 # Base64 texts from this size on are spliced into the finished JSON instead of passing through it.
 _SPLICE_FROM = 16 * 1024
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
@@ -140,7 +143,7 @@ class _JsonEncoder:
 
 
 def _native_json_buffer(array: Any) -> Any:
-    if array.ndim and array.size and array.dtype.name in _ORJSON_DTYPES:
+    if array.ndim and array.size and array.dtype in _ORJSON_DTYPES:
         return array
     return write_json_buffer(array)
 

@@ -130,10 +130,12 @@ def _check_range(smallest: int, largest: int, dtype: np.dtype[Any]) -> None:
 
 
 def _to_float(given: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    if dtype.itemsize == 8:
+        return given.astype(dtype, copy=False)
     with np.errstate(over="ignore"):
         result = given.astype(dtype)
-    # A JSON number beyond float64 was read as infinity; so does this only see what narrowing lost.
-    if dtype.itemsize < 8 and bool((np.isinf(result) & np.isfinite(given)).any()):
+    # A JSON number beyond float64 was read as infinity: this only sees what narrowing lost.
+    if bool((np.isinf(result) & np.isfinite(given)).any()):
         raise _bad(f"numbers that fit {dtype.name}", "a larger one")
     return result
 

@@ -9,6 +9,7 @@ and ours, `sparse=coo`, by which a caller says that it reads sparse arrays.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from chainrule._errors import InputError
@@ -48,6 +49,7 @@ class Negotiated:
         return media_type_of(self.format)
 
 
+@lru_cache(maxsize=256)  # callers say the same thing again and again
 def negotiate(
     accept: str | None,
     *,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import os
 import socket
 import struct
@@ -29,7 +30,10 @@ INLINE_BYTES = 32 * 1024
 _LENGTH = struct.Struct("<I")
 # Below the size from which malloc asks the system for fresh memory at every receive.
 _MAX_PACKET = 64 * 1024
-_MAX_DESCRIPTORS = 4
+_ANCILLARY_SIZE = socket.CMSG_SPACE(4 * array.array("i").itemsize)
+# Plain numbers: combining the flags of the socket module costs microseconds.
+_CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+_TRUNCATED = int(socket.MSG_TRUNC) | int(socket.MSG_CTRUNC)
 
 
 @dataclass(frozen=True)
@@ -106,15 +110,14 @@ def receive_message(connection: socket.socket) -> Message | None:
         DecodeError: not a message (`bad_message`).
         OSError: the connection broke, or nothing came in time.
     """
-    packet, descriptors, flags, _ = socket.recv_fds(
-        connection, _MAX_PACKET, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-    )
+    packet, ancillary, flags, _ = connection.recvmsg(_MAX_PACKET, _ANCILLARY_SIZE, _CLOSE_ON_EXEC)
+    descriptors = _descriptors(ancillary) if ancillary else []
     if not packet:
         return None
     try:
         (length,) = _LENGTH.unpack_from(packet)
         header = orjson.loads(packet[_LENGTH.size : _LENGTH.size + length])
-        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or not isinstance(header, dict):
+        if flags & _TRUNCATED or not isinstance(header, dict):
             raise ValueError("truncated, or no header")
     except (struct.error, ValueError):
         for descriptor in descriptors:
@@ -123,3 +126,11 @@ def receive_message(connection: socket.socket) -> Message | None:
             "Expected a packet with a JSON header; found another one.", code="bad_message"
         ) from None
     return Message(header, packet[_LENGTH.size + length :], descriptors)
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    found = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            found.frombytes(data[: len(data) - len(data) % found.itemsize])
+    return found.tolist()

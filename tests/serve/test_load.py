@@ -1,0 +1,155 @@
+"""Many callers of every kind while workers are killed: no answer is wrong, nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from chainrule.runtime._codec import decode_body, decode_frames, encode_body, encode_frames
+from chainrule.runtime._samehost import (
+    SegmentCache,
+    SegmentPool,
+    connect,
+    receive_message,
+    send_message,
+)
+
+# The full proof is 20 000 requests: CHAINRULE_LOAD_REQUESTS=20000 make test. CI runs a shorter one.
+REQUESTS = int(os.environ.get("CHAINRULE_LOAD_REQUESTS", "4000"))
+CALLERS = 8
+FRAMES = "application/vnd.chainrule.frames"
+
+
+class Caller(threading.Thread):
+    """Sends requests whose right answers it knows."""
+
+    def __init__(self, served, seed: int, count: int) -> None:
+        super().__init__(daemon=True)
+        self._served = served
+        self._random = random.Random(seed)
+        self._count = count
+        self._number = seed * 1_000_000.0
+        self.outcomes: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self.retries = 0
+
+    def run(self) -> None:
+        with contextlib.closing(self._served.connect()) as self._http:
+            self._open_same_host()
+            with contextlib.closing(self._packets):
+                kinds = [self._json, self._json, self._frames, self._refused, self._shared]
+                for _ in range(self._count):
+                    self._number += 1
+                    kind = self._random.choice(kinds)
+                    try:
+                        self._ask(kind)
+                    except Exception as error:
+                        self.wrong.append(f"{kind.__name__}: {error!r}")
+                        return
+
+    def _ask(self, kind) -> None:
+        """Ask until there is an answer: whoever was not answered knows it, and asks again."""
+        status, is_right = kind()
+        while status in (502, 503):
+            self.retries += 1
+            time.sleep(0.2)
+            status, is_right = kind()
+        if is_right:
+            self.outcomes[kind.__name__] += 1
+        else:
+            self.wrong.append(f"{kind.__name__}: status {status}")
+
+    def _post(self, body, content_type, accept):
+        headers = {"Content-Type": content_type, "Accept": accept}
+        self._http.request("POST", "/apply", body, headers)
+        answer = self._http.getresponse()
+        return answer.status, answer.read(), answer.headers["content-type"]
+
+    def _json(self):
+        body = b"".join(encode_body({"inputs": {"x": [self._number]}}))
+        status, content, kind = self._post(body, "application/json", "application/json+base64")
+        return status, status == 200 and self._fits(decode_body(content, media_type=kind), 1)
+
+    def _frames(self):
+        size = self._random.choice([1, 1000, 20_000])
+        body = bytes(encode_frames({"inputs": {"x": np.full(size, self._number)}}))
+        status, content, _ = self._post(body, FRAMES, FRAMES)
+        return status, status == 200 and self._fits(decode_frames(content), size)
+
+    def _refused(self):
+        body = self._random.choice([b"{", b"{}", b'{"inputs": {"x": "?"}}', b"[" * 500])
+        status, _, _ = self._post(body, "application/json", "*/*")
+        return status, status in (413, 422)
+
+    def _fits(self, tree, size: int) -> bool:
+        return np.array_equal(tree["y"], np.full(size, 2 * self._number))
+
+    def _open_same_host(self) -> None:
+        offer = self._served.get("/same-host").tree
+        self._packets = connect(offer["address"], timeout_s=60)
+        send_message(self._packets, {"op": "hello", "secret": offer["secret"]})
+        receive_message(self._packets)
+        self._own, self._received = SegmentPool("l"), SegmentCache()
+        self._release: list[str] = []
+
+    def _shared(self):
+        frames = encode_frames({"inputs": {"x": np.full(20_000, self._number)}})
+        segment = self._own.take(frames.nbytes)
+        frames.write_into(segment.array(frames.nbytes))
+        self._release, released = [], self._release
+        header = {"path": "/apply", "content_type": FRAMES, "accept": FRAMES, "release": released,
+                  "segment": [segment.key, frames.nbytes]}  # fmt: skip
+        send_message(self._packets, header, (), [segment.descriptor])
+        message = receive_message(self._packets)
+        give_up = self._own.forget if message.header["held"] else self._own.give_back
+        give_up(segment.key)
+        if message.header["status"] != 200:
+            return message.header["status"], False
+        key, nbytes = message.header["segment"]
+        body = self._received.get(key, message.descriptors[0]).array(nbytes)
+        is_right = self._fits(decode_frames(body), 20_000)
+        self._release.append(key)
+        return 200, is_right
+
+
+def shared_memory_files() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir() if "chainrule" in path.name}
+
+
+def test_killed_workers_lose_no_acknowledged_answer(start_server, tmp_path):
+    files_before = shared_memory_files()
+    served = start_server(workers=2, max_queue=64, config={"output_path": str(tmp_path / "out")})
+    process = psutil.Process(served.process.pid)
+    callers = [Caller(served, seed, REQUESTS // CALLERS) for seed in range(1, CALLERS + 1)]
+    for caller in callers:
+        caller.start()
+    kills = 0
+    while any(caller.is_alive() for caller in callers):
+        time.sleep(1.5)
+        workers = process.children()
+        if workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(random.choice(workers).pid, signal.SIGKILL)
+                kills += 1
+    outcomes = sum((caller.outcomes for caller in callers), Counter())
+    assert [problem for caller in callers for problem in caller.wrong] == []
+    assert outcomes.total() == REQUESTS
+    assert set(outcomes) >= {"_json", "_frames", "_refused", "_shared"}
+    assert kills > 0
+    assert sum(caller.retries for caller in callers) > 0
+    assert served.apply().status == 200
+    everyone = [process, *process.children()]
+    assert process.num_fds() < 100
+    served.stop()
+    assert not any(each.is_running() for each in everyone[1:])
+    assert shared_memory_files() == files_before
+    assert not (tmp_path / "out").exists()
