@@ -2,7 +2,10 @@
 
 import json
 import pickle
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 import time
 
@@ -37,13 +40,15 @@ class FakeServer:
     An entry is the bytes to send, or a function of the connection; after `None` the connection is closed.
     """
 
-    def __init__(self, *script):
+    def __init__(self, *script, tls=None):
+        self._tls = tls
         self.script = list(script)
         self.document = DOCUMENT
         self.requests = []
         self.connections = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        scheme = "http" if tls is None else "https"
+        self.url = f"{scheme}://127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self):
@@ -56,6 +61,12 @@ class FakeServer:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection):
+        if self._tls is not None:
+            try:
+                connection = self._tls.wrap_socket(connection, server_side=True)
+            except OSError:
+                connection.close()
+                return
         with connection:
             while (request := read_request(connection)) is not None:
                 if b"/openapi.json HTTP" in request:
@@ -95,8 +106,8 @@ def read_request(connection):
 def fake():
     servers = []
 
-    def make(*script):
-        servers.append(FakeServer(*script))
+    def make(*script, **options):
+        servers.append(FakeServer(*script, **options))
         return servers[-1]
 
     yield make
@@ -255,6 +266,37 @@ def test_giving_up_before_it_began(fake):
         second.result(10)
     assert len(server.requests) == 1
     component.close()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tls")
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl to make a certificate")
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj",
+         "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key,
+         "-out", certificate],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return certificate, key
+
+
+def test_encrypted_connections(fake, certificate):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    large = response(200, {"y": "x" * 100_000})
+    server = fake(OK, large, OK, tls=context)
+    trusting = ssl.create_default_context(cafile=certificate[0])
+    with Component.from_url(server.url, verify=trusting) as component:
+        assert component.apply({"x": np.ones(30_000)}) == {"y": 1}
+        assert len(component.apply({})["y"]) == 100_000
+    with Component.from_url(server.url, verify=False) as component:
+        assert component.apply({}) == {"y": 1}
+    with pytest.raises(TransportError) as caught:
+        Component.from_url(server.url, retries=0).apply({})
+    assert caught.value.code == "unreachable"
 
 
 # What is sent
