@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from chainrule.client import Component
+from chainrule import Component
 from chainrule.runtime import Array, Differentiable, Float64, from_command
 
 HERE = Path(__file__).parent

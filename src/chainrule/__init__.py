@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from chainrule._errors import ChainruleError, ComponentError, InputError
     from chainrule.bridge._apply import apply_component, from_callable
+    from chainrule.client import Component
     from chainrule.harvest import (
         grad_wrt,
         intermediate_stats,
@@ -26,6 +27,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "ChainruleError": "chainrule._errors",
+    "Component": "chainrule.client",
     "ComponentError": "chainrule._errors",
     "InputError": "chainrule._errors",
     "apply_component": "chainrule.bridge._apply",
@@ -41,6 +43,7 @@ _HOMES = {
 
 __all__ = [
     "ChainruleError",
+    "Component",
     "ComponentError",
     "InputError",
     "__version__",

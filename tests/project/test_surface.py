@@ -10,10 +10,19 @@ import chainrule
 
 TOP_LEVEL = {
     "ChainruleError",
+    "Component",
     "ComponentError",
     "InputError",
     "__version__",
+    "apply_component",
     "component",
+    "from_callable",
+    "grad_wrt",
+    "intermediate_stats",
+    "locate_nonfinite",
+    "plant",
+    "save_intermediates",
+    "sow",
 }
 
 
