@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -108,6 +109,12 @@ def dense(block: Block, dtype: Any) -> Any:
     return jnp.zeros(shape, dtype) if total is None else total
 
 
+def common_dtype(*dtypes: Any) -> Any:
+    """The dtype that holds all of them, also where the user forbids implicit promotion."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.result_type(*dtypes)
+
+
 def scaled(value: Any, coefficient: float, dtype: Any) -> Any:
     """`coefficient · value` in the given dtype, without a multiplication by 1."""
     if value is None:
@@ -129,7 +136,7 @@ def _product_value(plan: ProductPlan, left: Any, right: Any) -> Any:
     if len(sides) == 1:
         return _arranged(*sides[0], plan.out)
     (left, left_variables), (right, right_variables) = sides
-    dtype = jnp.promote_types(left.dtype, right.dtype)
+    dtype = common_dtype(left.dtype, right.dtype)
     left, right = (lax.convert_element_type(side, dtype) for side in (left, right))
     # What only one side knows and the result does not want can be summed before multiplying.
     left, left_variables = _summed(left, left_variables, {*right_variables, *plan.out})
@@ -198,7 +205,7 @@ def _merged_value(merge: Merge, terms: Sequence[Term], values: Sequence[Any]) ->
     if not result.valued:
         return None
     present = [values[k].dtype for k in merge.sources if values[k] is not None]
-    dtype = jnp.result_type(*present) if present else jnp.result_type(float)
+    dtype = common_dtype(*present) if present else jnp.result_type(float)
     total = None
     for source in merge.sources:
         part = _placed(merge, source, terms[source], values[source], dtype)

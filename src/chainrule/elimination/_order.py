@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from chainrule._errors import InputError
 from chainrule.elimination._graph import Graph
@@ -50,8 +50,8 @@ class Order:
     objective: str = "multiplications"
     cost: int | None = None
     bound: int | None = None
-    method: str = "given"
-    seconds: float = 0.0
+    method: str = field(default="given", compare=False)
+    seconds: float = field(default=0.0, compare=False)
 
     @property
     def optimal(self) -> bool:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from chainrule._errors import InputError
-from chainrule.elimination._blocks import Block, dense, multiply, scaled
+from chainrule.elimination._blocks import Block, common_dtype, dense, multiply, scaled
 from chainrule.elimination._structure import (
     Structure,
     dense_term,
@@ -76,7 +76,7 @@ class StructuredJacobian:
         return self.structure.entries
 
     def __repr__(self) -> str:
-        kind = self.dtype.name.replace("float", "f").replace("bf", "bf")
+        kind = self.dtype.name.replace("float", "f")
         total = math.prod(self.shape)
         return (
             f"StructuredJacobian({kind}{list(self.out_shape)} ← {list(self.in_shape)}, "
@@ -104,7 +104,7 @@ class StructuredJacobian:
         if isinstance(other, StructuredJacobian):
             self._check_middle(other.out_shape)
             product = multiply(self._block, other._block)
-            dtype = jnp.promote_types(self.dtype, other.dtype)
+            dtype = common_dtype(self.dtype, other.dtype)
             return StructuredJacobian(product.structure, product.values, dtype)
         other = jnp.asarray(other)
         rank = len(self.in_shape)
@@ -113,7 +113,7 @@ class StructuredJacobian:
             return jnp.zeros((*self.out_shape, *other.shape[rank:]), self.dtype)
         term = dense_term(other.shape[:rank], other.shape[rank:])
         block = Block(structure_of([term]), (other.reshape(term.stored_shape),))
-        return dense(multiply(self._block, block), jnp.promote_types(self.dtype, other.dtype))
+        return dense(multiply(self._block, block), common_dtype(self.dtype, other.dtype))
 
     def _check_middle(self, shape: tuple[int, ...]) -> None:
         if tuple(shape) != self.in_shape:

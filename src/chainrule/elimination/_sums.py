@@ -40,17 +40,17 @@ class Merge:
 @lru_cache(maxsize=65536)
 def plan_sum(terms: tuple[Term, ...]) -> tuple[Merge, ...]:
     """The terms of a sum; empty when everything cancels structurally."""
-    groups: list[list[Merge]] = []
+    merges: list[Merge] = []
     for merge in _at_same_place(terms):
-        home = next((group for group in groups if _pays([*group, merge])), None)
-        if home is None:
-            groups.append([merge])
+        for k, other in enumerate(merges):
+            if _pays([other, merge]):
+                merges[k] = _joined([other, merge], terms)
+                break
         else:
-            home.append(merge)
-    everything = [merge for group in groups for merge in group]
-    if len(groups) > 1 and (len(groups) > MAX_TERMS or _pays(everything)):
-        groups = [everything]
-    return tuple(group[0] if len(group) == 1 else _joined(group, terms) for group in groups)
+            merges.append(merge)
+    if len(merges) > 1 and (len(merges) > MAX_TERMS or _pays(merges)):
+        merges = [_joined(merges, terms)]
+    return tuple(merges)
 
 
 def _pays(merges: Sequence[Merge]) -> bool:

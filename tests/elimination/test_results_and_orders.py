@@ -1,0 +1,188 @@
+"""Structured blocks as objects, orders as values, and the errors about both."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from chainrule import ChainruleError
+from chainrule.elimination import (
+    Order,
+    OrderError,
+    StructuredJacobian,
+    find_order,
+    jacobian,
+    jacve,
+    linearization,
+    tree_allclose,
+    vertex_elimination_jaxpr,
+)
+from chainrule.elimination._order_cache import OrderCache
+
+V = np.array([0.3, -0.7, 1.2, 0.5, 0.9])
+
+
+def residual(u):
+    return (u[2:] - 2 * u[1:-1] + u[:-2]) * 10 + jnp.exp(u[1:-1])
+
+
+@pytest.fixture
+def block():
+    return jacobian(residual, sparse=True)(V)
+
+
+@pytest.fixture
+def dense():
+    return np.asarray(jax.jacrev(residual)(V))
+
+
+def test_a_stencil_is_stored_as_its_bands(block):
+    assert isinstance(block, StructuredJacobian)
+    assert block.nse == 9
+    assert [value.size for value in block.values if value is not None] == [3]
+    assert "9 of 15 entries" in repr(block)
+    assert "offset-diagonal" in repr(block)
+
+
+def test_conversions(block, dense):
+    np.testing.assert_allclose(block.todense(), dense)
+    np.testing.assert_allclose(block.to_scipy().toarray(), dense)
+    np.testing.assert_allclose(block.to_bcoo().todense(), dense)
+    np.testing.assert_allclose(block.T.todense(), dense.T)
+
+
+def test_products(block, dense):
+    np.testing.assert_allclose(block @ V, dense @ V)
+    np.testing.assert_allclose(block @ np.outer(V, V), dense @ np.outer(V, V))
+    np.testing.assert_allclose((block.T @ block).todense(), dense.T @ dense)
+    assert (block.T @ block).nse == 5 + 2 * (4 + 3)
+
+
+def test_product_with_a_wrong_shape_says_so(block):
+    with pytest.raises(ChainruleError, match=r"maps arrays of shape \[5\] to \[3\]"):
+        block @ V[:3]
+
+
+def test_spy_draws_every_entry(block):
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    axes = block.spy()
+    assert len(axes.lines[0].get_xdata()) == 9
+    matplotlib.pyplot.close(axes.figure)
+
+
+def test_zero_blocks():
+    zero = jacobian(lambda x, y: x * 2, argnums=1, sparse=True)(V, V)
+    assert zero.nse == 0
+    np.testing.assert_array_equal(zero.todense(), np.zeros((5, 5)))
+    np.testing.assert_array_equal(zero @ V, np.zeros(5))
+    assert zero.T.to_scipy().nnz == 0
+    assert "zero" in repr(zero)
+
+
+def test_large_stencils_need_no_square_array():
+    n = 100_000
+    found = jax.jit(jacobian(residual, sparse=True))(np.linspace(0, 1, n))
+    assert found.nse == 3 * (n - 2)
+    assert sum(value.size for value in found.values if value is not None) <= 3 * n
+
+
+def test_orders_that_do_not_fit_list_what_is_wrong():
+    def function(x):
+        return jnp.sin(jnp.cos(jnp.exp(x)))
+
+    with pytest.raises(OrderError) as caught:
+        jacve(function, order=[1, 1, 9])(0.5)
+    assert caught.value.code == "bad_order"
+    assert caught.value.details == {"missing": [2], "repeated": [1], "unknown": [9]}
+    assert "cos at" in str(caught.value)
+    with pytest.raises(OrderError, match="no order called"):
+        jacve(function, order="sideways")(0.5)
+
+
+def test_pure_outputs_may_be_in_an_order():
+    found = jacve(lambda x: jnp.sin(x) * 2, order=[2, 1])(0.5)
+    np.testing.assert_allclose(found[0], 2 * np.cos(0.5))
+
+
+def test_orders_are_values():
+    order = find_order(residual, V, budget_s=0.05)
+    assert Order.from_json(order.to_json()) == order
+    assert hash(Order.from_json(order.to_json())) == hash(order)
+    with pytest.raises(ChainruleError):
+        Order.from_json("[1, 2]")
+    np.testing.assert_allclose(jacobian(residual, order=order)(V), jax.jacrev(residual)(V))
+
+
+def test_an_order_refuses_another_program():
+    order = find_order(residual, V, budget_s=0.05)
+    with pytest.raises(OrderError) as caught:
+        jacobian(residual, order=order)(V[:4])
+    assert caught.value.code == "order_of_another_program"
+
+
+def test_search_is_never_worse_than_the_classics():
+    def function(x, y):
+        for _ in range(4):
+            x, y = jnp.sin(x * y), x + y * x
+        return x, y, x / y
+
+    order = find_order(function, 0.3, 0.4, budget_s=0.05)
+    for name in ("forward", "reverse", "markowitz"):
+        found = linearization(function, (0, 1), order=name)(0.3, 0.4)
+        assert order.cost <= found.counts.multiplications
+
+
+@pytest.mark.parametrize("objective", ["nontrivial", "operations", "memory"])
+def test_other_objectives_give_valid_orders(objective):
+    order = find_order(residual, V, objective=objective, budget_s=0.05)
+    np.testing.assert_allclose(jacobian(residual, order=order)(V), jax.jacrev(residual)(V))
+
+
+def test_unknown_objective():
+    with pytest.raises(ChainruleError, match="no objective"):
+        find_order(residual, V, objective="beauty")
+
+
+def test_order_cache_survives_processes_and_damage(tmp_path):
+    order = find_order(residual, V, budget_s=0.05)
+    OrderCache(tmp_path).put(order)
+    assert OrderCache(tmp_path).get(order.fingerprint, order.objective) == order
+    (file,) = tmp_path.glob("*.json")
+    file.write_text("{")
+    assert OrderCache(tmp_path).get(order.fingerprint, order.objective) is None
+
+
+def test_order_cache_is_bounded(tmp_path):
+    cache = OrderCache(tmp_path, max_files=3)
+    for k in range(6):
+        cache.put(Order((1,), f"{k:032d}"))
+    assert len(list(tmp_path.glob("*.json"))) == 3
+
+
+def test_order_cache_that_cannot_be_written_is_no_error(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    cache = OrderCache(blocked)
+    cache.put(Order((1,), "a" * 32))
+    assert cache.get("a" * 32, "multiplications") is not None
+
+
+def test_wrong_arguments_are_explained():
+    with pytest.raises(ChainruleError, match="int64"):
+        jacobian(lambda x: x * 2.0)(np.arange(3))
+    with pytest.raises(ChainruleError, match="argument 2"):
+        jacobian(jnp.sin, argnums=2)(V)
+    with pytest.raises(ChainruleError, match="pair"):
+        jacobian(jnp.sin, has_aux=True)(V)
+
+
+def test_the_ancestors_jaxpr_interface():
+    program = jax.make_jaxpr(lambda x, y: (x * y, jnp.sin(x)))(2.0, 3.0)
+    found = vertex_elimination_jaxpr(
+        program.jaxpr, "reverse", program.consts, 2.0, 3.0, argnums=(0, 1)
+    )
+    wanted = [(3.0, 2.0), (np.cos(2.0), 0.0)]
+    assert tree_allclose(found, wanted)
+    assert not tree_allclose(found, wanted[:1])
+    assert not tree_allclose(found, [(3.0, 2.0), (np.cos(2.0), 1.0)])
