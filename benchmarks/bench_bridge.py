@@ -1,0 +1,241 @@
+"""Components inside JAX: `apply_component`, plain JAX, `jax.pure_callback` and tesseract-jax in one run."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks import _servers
+from benchmarks._harness import Row, interleaved, show
+from chainrule import apply_component
+from chainrule.client import Component
+from chainrule.runtime import load_component
+
+# The same source is a component of ours and a Tesseract.
+NO_OP = """
+from pydantic import BaseModel
+from tesseract_core.runtime import Array, Differentiable, Float32
+
+class InputSchema(BaseModel):
+    x: Differentiable[Array[(None,), Float32]]
+
+class OutputSchema(BaseModel):
+    y: Differentiable[Array[(None,), Float32]]
+
+def apply(inputs: InputSchema) -> OutputSchema:
+    return OutputSchema(y=inputs.x)
+
+def abstract_eval(abstract_inputs):
+    return {"y": abstract_inputs.x}
+
+def vector_jacobian_product(inputs, vjp_inputs, vjp_outputs, cotangent_vector):
+    return {"x": cotangent_vector["y"]}
+"""
+
+IN_JAX = """
+import equinox as eqx
+import jax.numpy as jnp
+from pydantic import BaseModel
+from tesseract_core.runtime import Array, Differentiable, Float32
+from tesseract_core.runtime.jax_recipes import jax_abstract_eval, jax_apply, jax_jvp, jax_vjp
+
+class InputSchema(BaseModel):
+    x: Differentiable[Array[(None,), Float32]]
+
+class OutputSchema(BaseModel):
+    y: Differentiable[Array[(None,), Float32]]
+
+@eqx.filter_jit
+def apply_jit(inputs):
+    x = inputs["x"]
+    return {"y": jnp.sin(x) * x + 0.5 * x}
+
+def apply(inputs: InputSchema) -> OutputSchema:
+    out = jax_apply(apply_jit, inputs)
+    return out
+
+def abstract_eval(abstract_inputs):
+    return jax_abstract_eval(apply_jit, abstract_inputs)
+
+def jacobian_vector_product(inputs, jvp_inputs, jvp_outputs, tangent_vector):
+    return jax_jvp(apply_jit, inputs, jvp_inputs, jvp_outputs, tangent_vector)
+
+def vector_jacobian_product(inputs, vjp_inputs, vjp_outputs, cotangent_vector):
+    return jax_vjp(apply_jit, inputs, vjp_inputs, vjp_outputs, cotangent_vector)
+"""
+
+SLOW = NO_OP.replace("return OutputSchema", "import time; time.sleep(0.05); return OutputSchema")
+
+
+def in_jax(x: jax.Array) -> jax.Array:
+    """What `IN_JAX` computes, as anybody would write it."""
+    return jnp.sin(x) * x + 0.5 * x
+
+
+def run() -> list[Row]:
+    with contextlib.ExitStack() as stack:
+        return [
+            *_inlined(stack),
+            *_pipeline(stack),
+            *_host_call(stack),
+            *_served(stack),
+            *_fan_out(stack),
+        ]
+
+
+def _write(stack: contextlib.ExitStack, source: str) -> Path:
+    folder = stack.enter_context(tempfile.TemporaryDirectory())
+    path = Path(folder) / "tesseract_api.py"
+    path.write_text(source)
+    return path
+
+
+def _ours(component: Any, **options: Any) -> Callable[[jax.Array], jax.Array]:
+    return lambda x: apply_component(component, {"x": x}, **options)["y"]
+
+
+def _peers(tesseract: Any) -> Callable[[jax.Array], jax.Array]:
+    from tesseract_jax import apply_tesseract
+
+    return lambda x: apply_tesseract(tesseract, {"x": x})["y"]
+
+
+def _timed(functions: dict[str, Any], n: int, **settings: Any) -> dict[str, float]:
+    """Seconds per call of compiled functions of one vector."""
+    x = jnp.linspace(0.1, 1.0, n, dtype=jnp.float32)
+    compiled = {name: jax.jit(function) for name, function in functions.items()}
+    calls = {
+        name: (lambda f=function: jax.block_until_ready(f(x)))
+        for name, function in compiled.items()
+    }
+    return interleaved(calls, **settings)
+
+
+def _inlined(stack: contextlib.ExitStack) -> Iterator[Row]:
+    from tesseract_core import Tesseract
+
+    path = _write(stack, IN_JAX)
+    functions = {
+        "us": _ours(load_component(path)),
+        "plain": in_jax,
+        "peer": _peers(Tesseract.from_tesseract_api(path)),
+    }
+    for n in (1, 10_000, 1_000_000):
+        seconds = _timed(functions, n, rounds=25)
+        yield Row(
+            f"JAX component under jit, n = {n:g}",
+            seconds["us"],
+            seconds["plain"],
+            "plain JAX",
+            1.05,
+        )
+        yield Row(
+            f"JAX component under jit, n = {n:g}", seconds["us"], seconds["peer"], "tesseract-jax"
+        )
+        graded = {
+            name: jax.value_and_grad(lambda x, f=function: f(x).sum())
+            for name, function in functions.items()
+            if n < 1_000_000 or name != "peer"  # JAX inside its callback deadlocks there
+        }
+        seconds = _timed(graded, n, rounds=25)
+        claim = f"value_and_grad of it, n = {n:g}"
+        yield Row(claim, seconds["us"], seconds["plain"], "plain JAX", 1.05)
+        if "peer" in seconds:
+            yield Row(claim, seconds["us"], seconds["peer"], "tesseract-jax")
+
+
+def _pipeline(stack: contextlib.ExitStack) -> Iterator[Row]:
+    from tesseract_core import Tesseract
+
+    path = _write(stack, IN_JAX)
+    functions = {
+        "us": _ours(load_component(path)),
+        "plain": in_jax,
+        "peer": _peers(Tesseract.from_tesseract_api(path)),
+    }
+
+    def optimise(f: Callable[[jax.Array], jax.Array]) -> Callable[[], Any]:
+        step = jax.jit(lambda x: x - 0.01 * jax.grad(lambda x: (f(f(f(x))) ** 2).sum())(x))
+
+        def descend() -> Any:
+            x = jnp.linspace(0.1, 1.0, 100, dtype=jnp.float32)
+            for _ in range(100):
+                x = step(x)
+            return jax.block_until_ready(x)
+
+        return descend
+
+    seconds = interleaved({name: optimise(f) for name, f in functions.items()}, rounds=15)
+    claim = "three components, 100 gradient steps, n = 100"
+    yield Row(claim, seconds["us"], seconds["plain"], "plain JAX", 1.05)
+    yield Row(claim, seconds["us"], seconds["peer"], "tesseract-jax")
+
+
+def _host_call(stack: contextlib.ExitStack) -> Iterator[Row]:
+    from tesseract_core import Tesseract
+
+    path = _write(stack, NO_OP)
+
+    def callback(x: jax.Array) -> jax.Array:
+        return jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    functions = {
+        "us": _ours(load_component(path)),
+        "callback": callback,
+        "peer": _peers(Tesseract.from_tesseract_api(path)),
+    }
+    for n, bar in ((1, 0.4), (100_000, None), (1_000_000, 0.3)):
+        seconds = _timed(functions, n, rounds=25)
+        claim = f"no-op NumPy component under jit, in process, n = {n:g}"
+        note = "pure_callback of the bare function"
+        yield Row(claim, seconds["us"], seconds["callback"], "jax.pure_callback", bar, note=note)
+        yield Row(claim, seconds["us"], seconds["peer"], "tesseract-jax")
+
+
+def _served(stack: contextlib.ExitStack) -> Iterator[Row]:
+    from tesseract_core import Tesseract
+
+    path = _write(stack, NO_OP)
+    port = stack.enter_context(_servers.ours(path, 1))
+    ours = stack.enter_context(Component.from_url(f"http://127.0.0.1:{port}"))
+    peer_port = stack.enter_context(_servers.peer(path))
+    shared = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
+    pooled = Tesseract.from_source(
+        path, output_format="json+binref", output_path=shared, experimental_binref_pool=True
+    )
+    functions = {
+        "us": _ours(ours),
+        "base64": _peers(Tesseract.from_url(f"http://127.0.0.1:{peer_port}")),
+        "binref pool": _peers(stack.enter_context(pooled)),
+    }
+    for n, bar in ((1, 0.1), (100_000, 0.1), (1_000_000, 0.25)):
+        seconds = _timed(functions, n, rounds=15, min_round_s=0.05)
+        best = min(("base64", "binref pool"), key=seconds.__getitem__)
+        claim = f"served on this host, under jit, n = {n:g}"
+        yield Row(claim, seconds["us"], seconds[best], f"tesseract-jax, {best}", bar)
+
+
+def _fan_out(stack: contextlib.ExitStack) -> Iterator[Row]:
+    port = stack.enter_context(_servers.ours(_write(stack, SLOW), 2))
+    component = stack.enter_context(Component.from_url(f"http://127.0.0.1:{port}"))
+    x = jnp.ones((64, 3), jnp.float32)
+    seconds = {}
+    for method in ("sequential", "auto"):
+        function = jax.jit(jax.vmap(_ours(component, vmap_method=method)))
+        jax.block_until_ready(function(x))
+        start = time.perf_counter()
+        jax.block_until_ready(function(x))
+        seconds[method] = time.perf_counter() - start
+    claim = "vmap of 64 calls of 50 ms, served with 2 workers"
+    yield Row(claim, seconds["auto"], seconds["sequential"], "sequential", 0.55)
+
+
+if __name__ == "__main__":
+    show(run())
