@@ -12,18 +12,15 @@ from types import ModuleType, TracebackType
 from typing import Any, Self
 
 from chainrule._errors import CapabilityError, TransportError
-from chainrule.client._abstract import to_abstract
 from chainrule.client._facts import capabilities_of, differentiable_of, endpoints_of
 from chainrule.client._jobs import Job
 from chainrule.client._mapping import map_in_order
+from chainrule.client._payloads import make_payload
 from chainrule.client._summary import summary_html, summary_text
-from chainrule.client._transport import Ticket, Transport
+from chainrule.client._transport import Transport
 from chainrule.runtime import ArraySpec, Capability, ComponentConfig, LocalComponent
-from chainrule.runtime._derivatives._kinds import DERIVATIVES, JACOBIAN, JVP, VJP, DerivativeKind
 
 __all__ = ["Component"]
-
-_KIND_OF = {kind.endpoint: kind for kind in DERIVATIVES}
 
 
 class Component:
@@ -251,7 +248,7 @@ class Component:
             ComponentError: the component is at fault.
             TransportError: no answer came.
         """
-        return self._call("apply", {"inputs": inputs}, run_id)
+        return self._call("apply", inputs, run_id=run_id)
 
     def jacobian(
         self,
@@ -262,7 +259,7 @@ class Component:
         run_id: str | None = None,
     ) -> dict[str, dict[str, Any]]:
         """`{output path: {input path: block}}`, each block of output shape + input shape."""
-        return self._differentiate(JACOBIAN, run_id, inputs, jac_inputs, jac_outputs)
+        return self._call("jacobian", inputs, jac_inputs, jac_outputs, run_id=run_id)
 
     def jacobian_vector_product(
         self,
@@ -274,7 +271,8 @@ class Component:
         run_id: str | None = None,
     ) -> dict[str, Any]:
         """`{output path: J · tangent}`."""
-        return self._differentiate(JVP, run_id, inputs, jvp_inputs, jvp_outputs, tangent_vector)
+        arguments = (inputs, jvp_inputs, jvp_outputs, tangent_vector)
+        return self._call("jacobian_vector_product", *arguments, run_id=run_id)
 
     def vector_jacobian_product(
         self,
@@ -286,7 +284,8 @@ class Component:
         run_id: str | None = None,
     ) -> dict[str, Any]:
         """`{input path: Jᵀ · cotangent}`."""
-        return self._differentiate(VJP, run_id, inputs, vjp_inputs, vjp_outputs, cotangent_vector)
+        arguments = (inputs, vjp_inputs, vjp_outputs, cotangent_vector)
+        return self._call("vector_jacobian_product", *arguments, run_id=run_id)
 
     def abstract_eval(self, abstract_inputs: Any) -> Any:
         """Shapes and dtypes of the outputs for shapes and dtypes of the inputs.
@@ -295,7 +294,7 @@ class Component:
             abstract_inputs: the inputs with `{"shape": …, "dtype": …}`, or anything that has a shape and
                 a dtype, in place of every array. Arrays are not sent, only what they look like.
         """
-        return self._call("abstract_eval", {"inputs": to_abstract(abstract_inputs)}, None)
+        return self._call("abstract_eval", abstract_inputs)
 
     def submit(self, endpoint: str, *args: Any, **kwargs: Any) -> Job:
         """Start a call and return at once.
@@ -305,14 +304,20 @@ class Component:
             *args: the arguments of the method of this name.
             **kwargs: likewise.
 
+        Raises:
+            CapabilityError: the component has no such endpoint.
+
         Example:
             >>> def double(x: float) -> float:
             ...     return 2 * x
             >>> Component.from_api(double).submit("apply", {"x": 3.0}).result()
             {'result': 6.0}
         """
-        payload, run_id = _payload(endpoint, *args, **kwargs)
         self._check_endpoint(endpoint)
+        if endpoint == "health":
+            return Job(self._workers(), lambda ticket: self.transport.health(), endpoint)
+        run_id = kwargs.pop("run_id", None)
+        payload = make_payload(endpoint, *args, **kwargs)
         return Job(
             self._workers(),
             lambda ticket: self.transport.call(endpoint, payload, run_id=run_id, ticket=ticket),
@@ -359,7 +364,8 @@ class Component:
         tangent_vector: Mapping[str, Any],
     ) -> dict[str, Any]:
         """`jacobian_vector_product` for asynchronous code."""
-        return await self.submit(JVP.endpoint, inputs, jvp_inputs, jvp_outputs, tangent_vector)
+        arguments = (inputs, jvp_inputs, jvp_outputs, tangent_vector)
+        return await self.submit("jacobian_vector_product", *arguments)
 
     async def vector_jacobian_product_async(
         self,
@@ -369,11 +375,16 @@ class Component:
         cotangent_vector: Mapping[str, Any],
     ) -> dict[str, Any]:
         """`vector_jacobian_product` for asynchronous code."""
-        return await self.submit(VJP.endpoint, inputs, vjp_inputs, vjp_outputs, cotangent_vector)
+        arguments = (inputs, vjp_inputs, vjp_outputs, cotangent_vector)
+        return await self.submit("vector_jacobian_product", *arguments)
 
     async def abstract_eval_async(self, abstract_inputs: Any) -> Any:
         """`abstract_eval` for asynchronous code."""
         return await self.submit("abstract_eval", abstract_inputs)
+
+    async def health_async(self) -> dict[str, Any]:
+        """`health` for asynchronous code."""
+        return await self.submit("health")
 
     # Its end
 
@@ -397,12 +408,10 @@ class Component:
     ) -> None:
         self.close()
 
-    def _differentiate(self, kind: DerivativeKind, run_id: str | None, *arguments: Any) -> Any:
-        return self._call(kind.endpoint, _derivative_payload(kind, *arguments), run_id)
-
-    def _call(self, endpoint: str, payload: Mapping[str, Any], run_id: str | None) -> Any:
+    def _call(self, endpoint: str, *arguments: Any, run_id: str | None = None) -> Any:
         self._check_endpoint(endpoint)
-        return self.transport.call(endpoint, payload, run_id=run_id, ticket=Ticket())
+        payload = make_payload(endpoint, *arguments)
+        return self.transport.call(endpoint, payload, run_id=run_id)
 
     def _check_endpoint(self, endpoint: str) -> None:
         self._check_open()
@@ -425,28 +434,3 @@ class Component:
                     self.max_concurrency, thread_name_prefix="chainrule-client"
                 )
             return self._executor
-
-
-def _payload(
-    endpoint: str, *args: Any, run_id: str | None = None, **kwargs: Any
-) -> tuple[dict[str, Any], str | None]:
-    """The request that the method of an endpoint would send."""
-    if endpoint in _KIND_OF:
-        return _derivative_payload(_KIND_OF[endpoint], *args, **kwargs), run_id
-    name = "abstract_inputs" if endpoint == "abstract_eval" else "inputs"
-    (inputs,) = (*args, *(kwargs.pop(key) for key in [name] if key in kwargs))
-    if kwargs:
-        raise TypeError(f"{endpoint} takes no argument {', '.join(kwargs)}")
-    return {"inputs": to_abstract(inputs) if endpoint == "abstract_eval" else inputs}, run_id
-
-
-def _derivative_payload(kind: DerivativeKind, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    given = dict(zip(kind.argument_names, args, strict=False)) | kwargs
-    if len(args) + len(kwargs) != len(kind.argument_names) or given.keys() != set(
-        kind.argument_names
-    ):
-        raise TypeError(f"{kind.endpoint} takes {', '.join(kind.argument_names)}")
-    for name in (kind.inputs_argument, kind.outputs_argument):
-        if not isinstance(given[name], str):
-            given[name] = list(given[name])
-    return given

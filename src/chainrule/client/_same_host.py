@@ -11,12 +11,14 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 import orjson
 
 from chainrule._errors import ChainruleError
 from chainrule.client._answers import Answer
+from chainrule.client._connections import LostConnectionError
 from chainrule.client._dialect import NATIVE
 from chainrule.client._packets import PacketConnection
 from chainrule.client._transport import Ticket
@@ -37,7 +39,7 @@ def try_same_host(offer: Callable[[], Answer], timeout_s: float | None) -> SameH
         return None
     try:
         answer = offer()
-        if answer.status != 200:
+        if answer.status != HTTPStatus.OK:
             return None
         content = orjson.loads(bytes(answer.body))
         same_host = SameHost(str(content["address"]), str(content["secret"]), timeout_s)
@@ -96,11 +98,12 @@ class SameHost:
         connection = PacketConnection(raw, "the server on this host")
         try:
             hello = connection.exchange({"op": "hello", "secret": self._secret}, Frames((), 0))
-            if hello.status != 200:
-                raise ConnectionRefusedError("the server does not accept our secret")
-        except BaseException:
+            is_accepted = hello.status == HTTPStatus.OK
+        except LostConnectionError:
+            is_accepted = False
+        if not is_accepted:
             connection.close()
-            raise
+            raise ConnectionRefusedError("the server does not accept our secret")
         raw.settimeout(self._timeout_s)
         return connection
 
