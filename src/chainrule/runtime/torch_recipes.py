@@ -107,9 +107,7 @@ def torch_jvp(
     tangents = _fit(tangent_vector, narrowed.primals, batched)
 
     def push(tangent: Tensors) -> Tensors:
-        _, pushed, (exact, _) = torch.func.jvp(
-            narrowed.function, (narrowed.primals,), (tangent,), has_aux=True
-        )
+        pushed, exact = narrowed.push(tangent)
         return pushed | _zeros(exact)
 
     return _to_arrays(torch.func.vmap(push)(tangents) if batched else push(tangents))
@@ -131,7 +129,7 @@ def torch_vjp(
     """
     narrowed = _narrow(apply_fn, inputs, vjp_inputs, vjp_outputs)
     check_keys(cotangent_vector, canonical(vjp_outputs), "cotangent_vector")
-    outputs, pull, _ = torch.func.vjp(narrowed.function, narrowed.primals, has_aux=True)
+    outputs, pull, _ = narrowed.linearize()
     cotangents = _fit(cotangent_vector, outputs, batched)
 
     def pull_back(cotangent: Tensors) -> Tensors:
@@ -150,7 +148,7 @@ def torch_value_and_vjp(
     """All outputs and the vector-Jacobian product, from one forward and one backward pass."""
     narrowed = _narrow(apply_fn, inputs, vjp_inputs, vjp_outputs)
     check_keys(cotangent_vector, canonical(vjp_outputs), "cotangent_vector")
-    outputs, pull, (_, tensors) = torch.func.vjp(narrowed.function, narrowed.primals, has_aux=True)
+    outputs, pull, tensors = narrowed.linearize()
     (gradient,) = pull(_fit(cotangent_vector, outputs, False))
     return narrowed.outputs(tensors), _to_arrays(gradient | _zeros(narrowed.exact))
 
@@ -169,11 +167,12 @@ def torch_hessian_vector_product(
     check_keys(tangent_vector, canonical(hvp_inputs), "tangent_vector")
 
     def gradient(primals: Tensors) -> Tensors:
-        outputs, pull, _ = torch.func.vjp(narrowed.function, primals, has_aux=True)
+        outputs, pull, _ = narrowed.linearize(primals)
         return pull(_fit(cotangent_vector, outputs, False))[0]
 
     directions = _fit(tangent_vector, narrowed.primals, False)
-    _, product = torch.func.jvp(gradient, (narrowed.primals,), (directions,))
+    products: Any = torch.func.jvp(gradient, (narrowed.primals,), (directions,))
+    product = products[1]
     return _to_arrays(product | _zeros(narrowed.exact))
 
 
@@ -210,6 +209,21 @@ class _Narrowed:
     primals: Tensors
     exact: Tensors
     seen: dict[str, Any]
+
+    def push(self, tangent: Tensors) -> tuple[Tensors, Tensors]:
+        """The tangents of the outputs, and the exact outputs."""
+        found: Any = torch.func.jvp(self.function, (self.primals,), (tangent,), has_aux=True)
+        _, pushed, (exact, _) = found
+        return pushed, exact
+
+    def linearize(
+        self, primals: Tensors | None = None
+    ) -> tuple[Tensors, Callable[[Tensors], tuple[Tensors]], Tensors]:
+        """The selected outputs that vary, the function back to the inputs, and all tensors."""
+        at = self.primals if primals is None else primals
+        found: Any = torch.func.vjp(self.function, at, has_aux=True)
+        outputs, pull, (_, tensors) = found
+        return outputs, pull, tensors
 
     def outputs(self, tensors: Tensors) -> Any:
         """All outputs, with arrays for the tensors."""

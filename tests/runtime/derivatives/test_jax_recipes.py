@@ -1,5 +1,7 @@
 """The recipes against plain JAX, on a function with every kind of leaf."""
 
+import logging
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -84,7 +86,7 @@ def test_apply_returns_what_the_function_returns(inputs, point):
     assert outputs["nothing"] is None
 
 
-@pytest.mark.parametrize("mode", ["auto", "forward", "reverse"])
+@pytest.mark.parametrize("mode", ["auto", "forward", "reverse", "elimination", "measure"])
 def test_jacobian(inputs, point, mode):
     apply, _ = make_apply()
     found = jax_jacobian(apply, inputs, INPUTS, OUTPUTS, mode=mode)
@@ -261,6 +263,19 @@ def test_abstract_evaluation_foretells_the_result(inputs):
     assert found["l"] == [{"shape": (), "dtype": "float32"}]
     assert found["label"] == "sin"
     assert found["nothing"] is None
+
+
+def test_measuring_happens_once_and_survives_a_mode_that_fails(caplog):
+    @jax.jit
+    def apply(d):
+        return {"y": jax.lax.while_loop(lambda x: x < 10.0, lambda x: 2.0 * x, d["x"])}
+
+    with caplog.at_level(logging.INFO):
+        for start, factor in ((1.0, 16.0), (3.0, 4.0)):
+            found = jax_jacobian(apply, {"x": np.float32(start)}, {"x"}, {"y"}, mode="measure")
+            assert found["y"]["x"] == factor
+    assert "Jacobian by reverse: not possible" in caplog.text
+    assert sum(" ms" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_forward_or_reverse_by_size():

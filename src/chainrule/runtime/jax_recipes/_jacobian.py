@@ -1,22 +1,35 @@
-"""The Jacobian of a JAX function, in whichever direction is cheaper."""
+"""The Jacobian of a JAX function, by forward mode, reverse mode or vertex elimination.
+
+Forward or reverse is decided by counting elements, which is right and free. Whether elimination beats both
+depends on what XLA makes of it, so that is measured, when asked for, once per program and shapes.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
+import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from chainrule._trees import LRUCache
 from chainrule.runtime._derivatives._layout import canonical
 from chainrule.runtime.jax_recipes._boundary import Selection, split
 from chainrule.runtime.jax_recipes._narrowing import Narrowed, narrow
 
 __all__ = ["Mode", "choose_mode", "jax_jacobian"]
 
-Mode = Literal["auto", "forward", "reverse"]
+logger = logging.getLogger(__name__)
+
+Mode = Literal["auto", "forward", "reverse", "elimination", "measure"]
+
+_CANDIDATES: tuple[Mode, ...] = ("forward", "reverse", "elimination")
+_measured: LRUCache[Any, Mode] = LRUCache(256)
 
 
 def jax_jacobian(
@@ -34,7 +47,9 @@ def jax_jacobian(
         inputs: the endpoint's inputs, a model or nested mappings.
         jac_inputs: paths of the inputs.
         jac_outputs: paths of the outputs.
-        mode: how to accumulate; `"auto"` takes what is cheapest for these shapes.
+        mode: how to accumulate. `"auto"` takes forward or reverse mode, whichever needs fewer passes;
+            `"elimination"` is `chainrule.elimination`; `"measure"` compiles all three at the first call
+            with these shapes, times them and keeps the fastest.
 
     Returns:
         `{output path: {input path: array of output shape + input shape}}`.
@@ -44,7 +59,40 @@ def jax_jacobian(
     """
     frame, arrays = split(inputs)
     selection = Selection(apply_jit, frame, canonical(jac_inputs), canonical(jac_outputs))
-    return _jacobian(selection, mode, arrays)
+    chosen = _fastest(selection, arrays) if mode == "measure" else mode
+    return _jacobian(selection, chosen, arrays)
+
+
+def _fastest(selection: Selection, arrays: tuple[Any, ...]) -> Mode:
+    key = (selection, tuple((np.shape(a), a.dtype) for a in arrays))
+    known = _measured.get(key)
+    if known is not None:
+        return known
+    seconds: dict[Mode, float] = {}
+    for mode in _CANDIDATES:
+        try:
+            seconds[mode] = _time(partial(_jacobian, selection, mode, arrays))
+        except Exception as error:
+            # Not every program has every derivative: a while loop has no reverse mode.
+            logger.info("Jacobian by %s: not possible (%s)", mode, type(error).__name__)
+    if not seconds:
+        return "auto"
+    fastest = min(seconds, key=lambda mode: seconds[mode])
+    _measured.put(key, fastest)
+    shown = ", ".join(f"{mode} {took * 1e3:.3g} ms" for mode, took in seconds.items())
+    logger.info("Jacobian by %s: %s", fastest, shown)
+    return fastest
+
+
+def _time(call: Callable[[], Any], repeats: int = 3) -> float:
+    """The shortest of a few runs, the first (which compiles) aside."""
+    jax.block_until_ready(call())
+    took = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(call())
+        took.append(time.perf_counter() - start)
+    return min(took)
 
 
 def choose_mode(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Mode:
@@ -85,6 +133,10 @@ def _jacobian(selection: Selection, mode: Mode, arrays: Any) -> Any:
 
 
 def _accumulate(narrowed: Narrowed, mode: Mode, outputs: Mapping[str, Any]) -> Any:
+    if mode == "elimination":
+        from chainrule.elimination import jacobian as eliminate
+
+        return eliminate(lambda primals: narrowed.function(primals)[0])(narrowed.primals)
     transform = jax.jacfwd if mode == "forward" else jax.jacrev
     holomorphic = all(
         jnp.iscomplexobj(array) for array in (*narrowed.primals.values(), *outputs.values())
