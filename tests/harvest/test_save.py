@@ -1,7 +1,10 @@
 """`save_intermediates` as a function: structures, signatures, caching, nesting."""
 
+import functools
+import gc
 import inspect
 import threading
+import weakref
 
 import equinox as eqx
 import jax
@@ -108,6 +111,51 @@ def test_traces_once_per_signature():
         captured(jnp.ones(2))
     captured(jnp.ones(3))
     assert traced == [(2,), (3,)]
+
+
+def test_capturing_a_function_again_finds_what_was_compiled():
+    traced = []
+
+    def f(x):
+        traced.append(x)
+        return sow(x * 2, "h")
+
+    for _ in range(3):
+        save_intermediates(f)(1.0)
+    assert len(traced) == 1
+    save_intermediates(f, mode="append")(1.0)
+    save_intermediates(f, tag="other")(1.0)
+    assert len(traced) == 3
+
+
+def test_what_was_compiled_goes_with_the_function():
+    def make():
+        def f(x):
+            return sow(x * 2, "h")
+
+        return f
+
+    f = make()
+    reference = weakref.ref(f)
+    save_intermediates(f)(1.0)
+    del f
+    gc.collect()
+    assert reference() is None
+
+
+def test_callables_that_cannot_be_remembered():
+    class Scale:
+        __slots__ = ("factor",)
+        __hash__ = None
+
+        def __init__(self, factor):
+            self.factor = factor
+
+        def __call__(self, x):
+            return sow(x * self.factor, "h")
+
+    assert save_intermediates(Scale(3.0))(2.0) == (6.0, {"h": {"primal": 6.0}})
+    assert save_intermediates(functools.partial(jnp.multiply, 2.0))(3.0) == (6.0, {})
 
 
 def test_a_warm_inner_jit_loses_nothing():

@@ -53,8 +53,8 @@ def save_intermediates(
         static_argnames: as in `jax.jit`.
 
     Returns:
-        A function like `fn`, compiled once per signature. It is an ordinary JAX function: jit,
-        differentiate, vmap or capture it again.
+        A function like `fn`, compiled once per signature; capturing the same `fn` again in the same way
+        finds what was compiled. It is an ordinary JAX function: jit, differentiate, vmap or capture it.
 
     Raises:
         DuplicateNameError: (a `ValueError`, when called) a name was sown twice.
@@ -85,5 +85,9 @@ def save_intermediates(
         return rebuild(outputs), collect(taps, mode)
 
     return compile_capture(
-        fn, rewrite, static_argnums=static_argnums, static_argnames=static_argnames
+        fn,
+        rewrite,
+        ("values", tag, mode, reduce, buffer),
+        static_argnums=static_argnums,
+        static_argnames=static_argnames,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,7 +47,8 @@ def intermediate_stats(
     *,
     tag: str = "intermediates",
     mode: Duplicates = "strict",
-    **options: Any,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
 ) -> Callable[..., tuple[Any, dict[str, dict[str, Any]]]]:
     """Summaries of every sown value: shape, norm, smallest and largest entry, number of NaN/inf.
 
@@ -58,7 +59,8 @@ def intermediate_stats(
         fn: any function that JAX can trace; `jax.grad(f)` for summaries of cotangents.
         tag: only sows with this tag are looked at.
         mode: what a name that is sown twice means, as in `save_intermediates`.
-        **options: `static_argnums` and `static_argnames`, as in `jax.jit`.
+        static_argnums: as in `jax.jit`.
+        static_argnames: as in `jax.jit`.
 
     Returns:
         A function that gives `(fn(*args, **kwargs), stats)`.
@@ -78,7 +80,13 @@ def intermediate_stats(
         outputs, taps = run_with_taps(program, operands, tag, _tap)
         return rebuild(outputs), collect(taps, mode, _value)
 
-    return compile_capture(fn, rewrite, **options)
+    return compile_capture(
+        fn,
+        rewrite,
+        ("statistics", tag, mode),
+        static_argnums=static_argnums,
+        static_argnames=static_argnames,
+    )
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ def plant(
     values: Mapping[str, Any],
     *,
     tag: str = "intermediates",
-    **options: Any,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
 ) -> Callable[..., Any]:
     """Run a function with given values in the place of sown ones.
 
@@ -38,7 +39,8 @@ def plant(
             every iteration; one with the loops' axes in front, as `save_intermediates` gives it, is
             used iteration by iteration.
         tag: the sows to look for.
-        **options: `static_argnums` and `static_argnames`, as in `jax.jit`.
+        static_argnums: as in `jax.jit`.
+        static_argnames: as in `jax.jit`.
 
     Returns:
         A function like `fn`, compiled once per signature.
@@ -61,7 +63,9 @@ def plant(
         _check_known(planted, program, tag)
         return rebuild(_substitute(program, operands, tag, planted, _replace))
 
-    return compile_rewrite(fn, rewrite, **options)
+    return compile_rewrite(
+        fn, rewrite, static_argnums=static_argnums, static_argnames=static_argnames
+    )
 
 
 def grad_wrt(
@@ -69,7 +73,8 @@ def grad_wrt(
     names: str | Iterable[str],
     *,
     tag: str = "intermediates",
-    **options: Any,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
 ) -> Callable[..., dict[str, Any]]:
     """The gradient of a scalar function with respect to sown values instead of arguments.
 
@@ -80,7 +85,8 @@ def grad_wrt(
         fn: a function with a scalar result and sows in it.
         names: one or more sown names.
         tag: the sows to look for.
-        **options: `static_argnums` and `static_argnames`, as in `jax.jit`.
+        static_argnums: as in `jax.jit`.
+        static_argnames: as in `jax.jit`.
 
     Returns:
         A function of the arguments of `fn` that gives `{name: gradient}`, each shaped like
@@ -111,7 +117,9 @@ def grad_wrt(
 
         return jax.grad(perturbed)(zeros)
 
-    return compile_rewrite(fn, rewrite, **options)
+    return compile_rewrite(
+        fn, rewrite, static_argnums=static_argnums, static_argnames=static_argnames
+    )
 
 
 def _sown_shapes(program: ClosedJaxpr, operands: Sequence[Any], tag: str) -> dict[str, Any]:
