@@ -1,5 +1,8 @@
 """What can be declared, and what a declaration remembers."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from pydantic import BaseModel, RootModel, TypeAdapter
@@ -160,3 +163,12 @@ def test_arrays_in_a_model_that_contains_itself_have_no_finite_paths():
 )
 def test_describe_array(value, text):
     assert describe_array(value) == text
+
+
+def test_optional_packages_are_imported_only_when_a_field_needs_them():
+    code = (
+        "import sys; from chainrule.runtime import Array, BFloat16, Float64; Array[(3,), Float64]; "
+        "print(sorted({'jax', 'pint', 'ml_dtypes', 'torch'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

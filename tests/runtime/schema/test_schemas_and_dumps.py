@@ -9,7 +9,6 @@ from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 
 from chainrule.runtime._schema import (
     Array,
-    ArrayJsonSchema,
     BFloat16,
     Bool,
     Complex64,
@@ -19,6 +18,7 @@ from chainrule.runtime._schema import (
     Int16,
     ShapeDType,
 )
+from chainrule.runtime._schema._json_schema import ArrayJsonSchema
 
 DECLARED = {
     "open": ((None, 3), "float64", True),
