@@ -19,7 +19,8 @@ from chainrule._trees import pattern_to_regex
 from chainrule.runtime._component._models import is_model_class
 from chainrule.runtime._component._schemas import Schemas
 from chainrule.runtime._derivatives._kinds import DERIVATIVES, DerivativeKind, Side
-from chainrule.runtime._schema import Array, ArrayJsonSchema, ArraySpec
+from chainrule.runtime._schema import Array, ArraySpec
+from chainrule.runtime._schema._json_schema import ArrayJsonSchema
 from chainrule.runtime._schema._leaves import _parts as parts_of
 from chainrule.runtime._schema._leaves import unwrap
 

@@ -15,8 +15,7 @@ from chainrule._errors import InputError, PathError
 from chainrule._trees import get_at_path, matches_pattern, path_to_pattern
 from chainrule.runtime._component._schemas import Context, Schemas
 from chainrule.runtime._derivatives._kinds import DerivativeKind, Side
-from chainrule.runtime._schema import ArraySpec
-from chainrule.runtime._schema._validate import build_validator
+from chainrule.runtime._schema import ArraySpec, build_validator
 
 __all__ = ["Blocks", "fit_array", "read_paths", "read_vector"]
 

@@ -23,7 +23,6 @@ from chainrule.runtime._schema._array import (
     is_differentiable,
 )
 from chainrule.runtime._schema._dtypes import describe_array
-from chainrule.runtime._schema._json_schema import ArrayJsonSchema
 from chainrule.runtime._schema._leaves import array_leaves, differentiable_leaves
 from chainrule.runtime._schema._shape_dtype import ShapeDType
 from chainrule.runtime._schema._spec import ArraySpec
@@ -31,7 +30,6 @@ from chainrule.runtime._schema._validate import build_validator
 
 __all__ = [
     "Array",
-    "ArrayJsonSchema",
     "ArraySpec",
     "BFloat16",
     "Bool",

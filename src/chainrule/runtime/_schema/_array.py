@@ -15,7 +15,6 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from chainrule._errors import DefinitionError
-from chainrule.runtime._schema._json_schema import array_json_schema
 from chainrule.runtime._schema._model_hooks import (
     check_dimensions_of_model,
     validate_default_of_field,
@@ -92,6 +91,9 @@ class Array(metaclass=_ArrayMeta):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
+        # Imported here: validation does without, and the command line starts faster.
+        from chainrule.runtime._schema._json_schema import array_json_schema
+
         assert cls.spec is not None
         return array_json_schema(cls.spec, handler)
 

@@ -32,7 +32,9 @@ def coerce(value: Any) -> Coerced:
         PydanticCustomError: `array_non_numeric` or `array_value_out_of_range`.
     """
     literal = isinstance(value, _LITERALS)
-    if np.ma.isMaskedArray(value) and np.ma.is_masked(value):
+    # Looked up in `sys.modules`: whoever has a masked array has imported `numpy.ma`, nobody else should.
+    masked = sys.modules.get("numpy.ma")
+    if masked is not None and masked.isMaskedArray(value) and masked.is_masked(value):
         raise _problems.non_numeric("a masked array whose masked entries have no value")
     try:
         array = np.asarray(value)
