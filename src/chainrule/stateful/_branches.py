@@ -23,7 +23,7 @@ class Switch(Transformation):
         super().__init__(branches[0])
         self._branches = tuple(branches)
 
-    def __call__(self, index: Any, *operands: Any, **kwargs: Any) -> Any:
+    def __call__(self, index: Any, /, *operands: Any, **kwargs: Any) -> Any:
         call = Call(kwargs)
         branches = [call.pure(branch, within="a branch") for branch in self._branches]
         result, values = self._choose(index, branches, call.values, *operands)
@@ -43,7 +43,7 @@ class Cond(Switch):
         return jax.lax.cond(index, *branches, *operands)
 
 
-def cond(pred: Any, *functions_and_operands: Any, **tracked: Any) -> Any:
+def cond(pred: Any, /, *functions_and_operands: Any, **tracked: Any) -> Any:
     """Run one of two functions.
 
     `cond(pred, true_fun, false_fun, *operands, **tracked)` runs at once, as in JAX;
@@ -60,7 +60,7 @@ def cond(pred: Any, *functions_and_operands: Any, **tracked: Any) -> Any:
     return Cond(true_fun, false_fun)(pred, *operands, **tracked)
 
 
-def switch(index: Any, *branches_and_operands: Any, **tracked: Any) -> Any:
+def switch(index: Any, /, *branches_and_operands: Any, **tracked: Any) -> Any:
     """Run one of several functions.
 
     `switch(index, branches, *operands, **tracked)` runs at once, as in JAX; `switch(branches)` makes a

@@ -130,11 +130,11 @@ class Dict(Container, dict):
 
 
 class Tuple(Container, tuple):
-    """A tuple inside a module. It never changes, so it needs no serial number of its own."""
+    """A tuple inside a module. It never changes, so it needs no marks of its own."""
 
     __slots__ = ()
     _birth = 0
-    _seen = False
+    _seen = True
 
     def __new__(cls, items: Iterable[Any] = ()) -> Tuple:
         return tuple.__new__(cls, [adopt(item, f"[{i}]") for i, item in enumerate(items)])
@@ -159,10 +159,19 @@ _EDITS = {
 }  # fmt: skip
 
 
+def _holds(container: Any, key: Any, value: Any) -> bool:
+    try:
+        return container[key] is value
+    except LookupError:
+        return False
+
+
 def _guarded(edit: Any, name: str) -> Any:
     """A built-in's editing method that checks first, and adopts what was added."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if name == "__setitem__" and _holds(self, *args):
+            return None  # `layers[0] += 1` assigns the parameter it changed
         guard_edit(self, f"A {type(self).__name__.lower()} of a module was edited ({name})")
         result = edit(self, *args, **kwargs)
         self._adopt_items()

@@ -40,7 +40,7 @@ class CustomVjp(Transformation):
         """
         self._rules = fwd, bwd
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if self._rules is None:
             raise DefinitionError(
                 f"{self!r} has no rule yet; call `.defvjp(fwd, bwd)` before using it.",

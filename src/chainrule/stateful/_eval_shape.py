@@ -12,7 +12,7 @@ from chainrule.stateful._call import Call
 __all__ = ["eval_shape"]
 
 
-def eval_shape(fun: Callable[..., Any], *args: Any, **tracked: Any) -> Any:
+def eval_shape(fun: Callable[..., Any], /, *args: Any, **tracked: Any) -> Any:
     """The shapes and dtypes of a function's result. No parameter changes.
 
     Args:

@@ -49,7 +49,7 @@ class _Derivative(Transformation):
         self._mask = kwargs_mask
         self._jax_options = jax_options
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         call = Call(kwargs)
         selection = Selection(call, self._mask)
         pure = selection.as_argument(self._fun)

@@ -228,7 +228,7 @@ class Compiled:
         self._owner = owner
         self._compiled = compiled
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._owner._call_any(args, kwargs, self._compiled)
 
     def __getattr__(self, name: str) -> Any:
@@ -248,7 +248,7 @@ class Jit(Transformation):
         self._simple: dict[Any, _Bound] = {}
         self._programs: dict[Any, _Program] = {}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         bound = self._simple.get((len(args), *kwargs, *map(id, kwargs.values())))
         if bound is None or bound.epoch != epoch.now or local.stack:
             return self._call_nested(args, kwargs) if local.stack else self._call_any(args, kwargs)
@@ -280,12 +280,12 @@ class Jit(Transformation):
             write(plan.params[slot], value)
         return result if notes is None else _heed(notes, plan, result)
 
-    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+    def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
         """Lower for these arguments without running; `.compile()` gives a callable that tracks too."""
         bound = self._find(args, kwargs)
         return Lowered(self, _calling(kwargs, bound.call.lower, *bound.inputs(kwargs), *args))
 
-    def trace(self, *args: Any, **kwargs: Any) -> Any:
+    def trace(self, /, *args: Any, **kwargs: Any) -> Any:
         """Trace for these arguments: `jax.stages.Traced` of the flat function, with its jaxpr."""
         bound = self._find(args, kwargs)
         return _calling(kwargs, bound.call.trace, *bound.inputs(kwargs), *args)

@@ -37,6 +37,7 @@ def jvp(
     fun: Callable[..., Any],
     primals: Sequence[Any],
     tangents: Sequence[Any],
+    /,
     has_aux: bool = False,
     *,
     kwargs_mask: Any = None,
@@ -64,6 +65,7 @@ def jvp(
 
 def vjp(
     fun: Callable[..., Any],
+    /,
     *primals: Any,
     has_aux: bool = False,
     kwargs_mask: Any = None,
@@ -89,6 +91,7 @@ def vjp(
 
 def linearize(
     fun: Callable[..., Any],
+    /,
     *primals: Any,
     has_aux: bool = False,
     kwargs_mask: Any = None,

@@ -36,7 +36,7 @@ class Scan(Transformation):
         self._mask = kwargs_mask
         self._loop = loop
 
-    def __call__(self, init: Any, xs: Any = None, **kwargs: Any) -> tuple[Any, Any]:
+    def __call__(self, init: Any, xs: Any = None, /, **kwargs: Any) -> tuple[Any, Any]:
         call = Call(kwargs)
         axes = resolve_mask(self._mask, call.plan, None)
         sliced = [slot for slot, axis in enumerate(axes) if axis is not None]
@@ -73,6 +73,7 @@ def _move_axis(value: Any, source: int, target: int) -> Any:
 
 def scan(
     f: Callable[..., Any] | None = None,
+    /,
     *operands: Any,
     length: int | None = None,
     reverse: bool = False,
@@ -122,7 +123,7 @@ class WhileLoop(Transformation):
         super().__init__(body_fun)
         self._cond = cond_fun
 
-    def __call__(self, init_val: Any, **kwargs: Any) -> Any:
+    def __call__(self, init_val: Any, /, **kwargs: Any) -> Any:
         call = Call(kwargs)
         condition = call.pure(self._cond, within="the condition of a while_loop")
         step = call.pure(self._fun, within="the body of a while_loop")
@@ -144,7 +145,7 @@ class WhileLoop(Transformation):
 
 
 def while_loop(
-    cond_fun: Callable[..., Any], body_fun: Callable[..., Any], *init_val: Any, **tracked: Any
+    cond_fun: Callable[..., Any], body_fun: Callable[..., Any], /, *init_val: Any, **tracked: Any
 ) -> Any:
     """Repeat a function while a condition holds, carrying every tracked parameter.
 

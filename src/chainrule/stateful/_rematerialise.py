@@ -33,7 +33,7 @@ class Checkpoint(Transformation):
             "static_argnums": tuple(num + 1 if num >= 0 else num for num in nums),
         }
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         call = Call(kwargs)
         result, values = jax.checkpoint(call.pure(self._fun), **self._jax_options)(
             call.values, *args

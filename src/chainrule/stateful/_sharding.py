@@ -39,7 +39,7 @@ class ShardMap(Transformation):
         self._mask = kwargs_mask
         self._check_vma = check_vma
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         call = Call(kwargs)
         replicated = PartitionSpec()
         specs = resolve_mask(self._mask, call.plan, replicated)

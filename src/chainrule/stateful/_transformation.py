@@ -37,7 +37,7 @@ class Transformation:
 
         return type(self)(method, **self._options)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError
 
     def __repr__(self) -> str:

@@ -60,6 +60,8 @@ def describe(value: Any) -> str:
         shape = ",".join(map(str, np.shape(value)))
         return f"{_short_dtype(_dtype(value))}[{shape}]"
     leaves = jax.tree.leaves(value)
+    if len(leaves) == 1 and leaves[0] is value:
+        return type(value).__name__
     shown = ", ".join(describe(leaf) for leaf in leaves[:4]) + (", …" if len(leaves) > 4 else "")
     return f"{type(value).__name__}({shown})"
 

@@ -46,7 +46,7 @@ class Vmap(Transformation):
         self._axis_name = _LANES if axis_name is None else axis_name
         self._jax_options = jax_options
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         call = Call(kwargs)
         axes = resolve_mask(self._mask, call.plan, None)
         fork = Fork(call, [axis is None for axis in axes])

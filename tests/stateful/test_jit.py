@@ -1,0 +1,273 @@
+import gc
+import threading
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+import chainrule.stateful as cs
+from chainrule import InputError
+
+
+class Net(cs.Module):
+    def __init__(self, n=2):
+        self.w = [cs.Param(jnp.full(2, float(i))) for i in range(n)]
+        self.mode = cs.static("a")
+        self.unused = cs.Param(jnp.zeros(2))
+
+
+def counted(function):
+    traces = []
+
+    def wrapper(*args, **kwargs):
+        traces.append(1)
+        return function(*args, **kwargs)
+
+    return wrapper, traces
+
+
+def test_decorator_forms_and_names():
+    @cs.jit
+    def f(x):
+        """Doc."""
+        return x + 1
+
+    @cs.jit(donate=True)
+    def g(x):
+        return x + 2
+
+    assert (f(1), g(1)) == (2, 3)
+    assert f.__name__ == "f" and f.__doc__ == "Doc." and isinstance(f, cs.Jit)
+    assert "f" in repr(f) and "jit_f" in f.lower(1).as_text()
+
+
+def test_compiles_once_per_structure_not_per_instance():
+    def step(x, *, net):
+        for w in net.w:
+            w += x
+
+    function, traces = counted(step)
+    step = cs.jit(function)
+    a, b = Net(), Net()
+    for net in (a, a, b, a, b):
+        step(1.0, net=net)
+    assert len(traces) == 1
+    assert a.w[0].get().tolist() == [3, 3] and b.w[1].get().tolist() == [3, 3]
+    step(1.0, net=Net(3))
+    assert len(traces) == 2
+
+
+def test_replaced_and_appended_parameters_are_used():
+    @cs.jit
+    def total(*, net):
+        return sum(jnp.sum(w) for w in net.w)
+
+    net = Net()
+    assert float(total(net=net)) == 2
+    net.w.append(cs.Param(jnp.full(2, 10.0)))
+    assert float(total(net=net)) == 22
+    net.w[0] = cs.Param(jnp.full(2, 5.0))
+    assert float(total(net=net)) == 32
+    del net.w[1]
+    assert float(total(net=net)) == 30
+
+
+def test_static_values_and_metadata_select_the_program():
+    @cs.jit
+    def f(x, *, net):
+        return x * (2 if net.mode == "a" else 3) + (10 if net.w[0].frozen else 0)
+
+    net = Net()
+    assert float(f(1.0, net=net)) == 2
+    net.mode.set("b")
+    assert float(f(1.0, net=net)) == 3
+    net.w[0].frozen = True
+    assert float(f(1.0, net=net)) == 13
+    net.mode.set("a")
+    assert float(f(1.0, net=net)) == 12
+
+
+def test_plain_keyword_arguments():
+    @cs.jit
+    def f(x, *, net, scale, how):
+        net.w[0] *= scale["s"]
+        return x if how == "same" else -x
+
+    net = Net()
+    net.w[0].set(jnp.ones(2))
+    assert float(f(1.0, net=net, scale={"s": 2.0}, how="same")) == 1
+    assert float(f(1.0, net=net, scale={"s": 3.0}, how="other")) == -1
+    assert net.w[0].get().tolist() == [6, 6]
+
+
+def test_static_arguments():
+    @cs.jit(static_argnums=1)
+    def power(x, n):
+        return x ** (n if isinstance(n, int) else 0)
+
+    @cs.jit(static_argnames="n")
+    def named(x, *, n):
+        return x ** (n if isinstance(n, int) else 0)
+
+    @cs.jit(static_argnames=("n",))
+    def either(x, n):
+        return x ** (n if isinstance(n, int) else 0)
+
+    assert float(power(2.0, 3)) == float(named(2.0, n=3)) == float(either(2.0, 3)) == 8
+    assert float(either(2.0, n=2)) == 4
+
+
+def test_donates_exactly_what_it_writes():
+    @cs.jit(donate=True)
+    def step(*, net):
+        net.w[0] += net.unused + 1
+        return jnp.sum(net.w[1])
+
+    net = Net()
+    old, untouched, read = net.w[0].get(), net.unused.get(), net.w[1].get()
+    step(net=net)
+    step(net=net)
+    assert old.is_deleted() and not untouched.is_deleted() and not read.is_deleted()
+    assert net.w[0].get().tolist() == [2, 2]
+
+
+def test_donation_of_one_array_held_twice():
+    @cs.jit(donate=("net",))
+    def step(*, net):
+        net.w[0] += 1
+        net.w[1] += 2
+
+    net, array = Net(), jnp.zeros(2)
+    for w in net.w:
+        w.set(array)
+    step(net=net)
+    assert net.w[0].get().tolist() == [1, 1] and net.w[1].get().tolist() == [2, 2]
+    with pytest.raises(InputError, match="other"):
+        cs.jit(lambda *, net: None, donate="other")(net=net)
+
+
+def test_ahead_of_time_compilation_tracks():
+    @cs.jit
+    def step(x, *, net):
+        net.w[0] += x
+        return x * 2
+
+    net = Net()
+    lowered = step.lower(1.0, net=net)
+    assert net.w[0].get().tolist() == [0, 0]
+    compiled = lowered.compile()
+    assert float(compiled(3.0, net=net)) == 6 and net.w[0].get().tolist() == [3, 3]
+    assert compiled.cost_analysis() is not None
+    assert "add" in str(step.trace(1.0, net=net).jaxpr)
+
+
+def test_shardings():
+    mesh = jax.make_mesh((1,), ("d",))
+    split = NamedSharding(mesh, PartitionSpec("d"))
+
+    kept = {"net": cs.M(cs.Param).to((None, split))}
+
+    @cs.jit(in_shardings=split, out_shardings=split, kwargs_shardings=kept)
+    def step(x, *, net):
+        net.w[0] += x
+        return x
+
+    net = Net()
+    out = step(jnp.ones(2), net=net)
+    assert out.sharding == split and net.w[0].get().sharding == split
+
+
+def test_methods_track_self():
+    class Counter(cs.Module):
+        def __init__(self):
+            self.n = cs.Param(jnp.zeros((), int))
+
+        @cs.jit
+        def add(self, k, *, times):
+            self.n += k * times
+            return self.n.get()
+
+    a, b = Counter(), Counter()
+    assert int(a.add(2, times=3)) == 6 and int(a.add(1, times=1)) == 7 and int(b.n) == 0
+
+
+def test_returns_the_callers_own_objects():
+    net = Net()
+    out = cs.jit(lambda *, net: {"net": net, "w": net.w[0], "new": cs.Param(jnp.ones(1))})(net=net)
+    assert out["net"] is net and out["w"] is net.w[0]
+    assert isinstance(out["new"], cs.Param)
+
+
+def test_static_writes_come_back_every_time():
+    @cs.jit
+    def switch(*, net):
+        net.mode.set("z" + net.mode.get())
+
+    net, other = Net(), Net()
+    switch(net=net)
+    switch(net=other)
+    assert net.mode == "za" and other.mode == "za"
+    switch(net=net)
+    assert net.mode == "zza"
+
+
+def test_keeps_no_model_alive():
+    step = cs.jit(lambda *, net: jnp.sum(net.w[0]))
+    net = Net()
+    step(net=net)
+    step(net=net)
+    alive = weakref.ref(net)
+    del net
+    gc.collect()
+    assert alive() is None and not step._bound and not step._simple
+
+
+def test_weak_types_do_not_compile_twice():
+    function, traces = counted(lambda *, p: p.set(0.5))
+    step, p = cs.jit(function), cs.Param(jnp.zeros(()))
+    step(p=p)
+    step(p=p)
+    assert len(traces) == 1 and p.get().dtype == jnp.float32 and not p.get().weak_type
+
+
+def test_threads_do_not_disturb_each_other():
+    failures = []
+
+    @cs.jit
+    def draw(*, net):
+        net.w[0] += jax.random.uniform(cs.RKG())
+        return net.w[0].get()
+
+    def work(size):
+        try:
+            for _ in range(5):
+                draw(net=Net(size))
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(size,)) for size in (1, 2, 3, 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert not isinstance(cs.RKG.key.get(), jax.core.Tracer)
+
+
+def test_import_and_generator_start_no_backend():
+    import subprocess
+    import sys
+
+    code = (
+        "import chainrule.stateful as cs; from jax._src import xla_bridge as b;"
+        "g = cs.RandomKeyGenerator(3); assert not b._backends; cs.RKG(); assert b._backends"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_matches_plain_jax_on_values():
+    x = np.linspace(0, 1, 5)
+    np.testing.assert_allclose(cs.jit(jnp.sin)(x), jax.jit(jnp.sin)(x))

@@ -1,0 +1,127 @@
+import copy
+import pickle
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import chainrule.stateful as cs
+from chainrule import ChainruleError
+
+
+class Affine(cs.Module):
+    def __init__(self, order=("w", "b")):
+        values = {"w": jnp.full(2, 3.0), "b": jnp.ones(2)}
+        for name in order:
+            setattr(self, name, cs.Param(values[name]))
+        self.activation = jnp.tanh
+        self.name = "affine"
+
+    def __call__(self, x):
+        return self.activation(self.w * x + self.b)
+
+
+class Stack(cs.Module):
+    def __init__(self):
+        self.layers = [Affine(), jax.nn.relu, Affine()]
+        self.table = {"z": Affine(), "a": cs.Param(1.0)}
+
+
+def test_structure_does_not_depend_on_the_order_of_assignment():
+    a, b = Affine(("w", "b")), Affine(("b", "w"))
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    assert [leaf.tolist() for leaf in jax.tree.leaves(a)] == [[1, 1], [3, 3]]
+
+
+def test_plain_jax_transformations_work_on_copies():
+    m = Affine()
+    out = jax.jit(lambda m, x: m(x))(m, 1.0)
+    np.testing.assert_allclose(out, np.tanh(4.0) * np.ones(2), rtol=1e-6)
+
+    def change(m):
+        m.w += 1
+        return jnp.sum(m.w)
+
+    assert float(jax.jit(change)(m)) == 8 and m.w.get().tolist() == [3, 3]
+    gradient = jax.grad(change)(m)
+    assert isinstance(gradient, Affine) and gradient.w.get().tolist() == [1, 1]
+    assert jax.vmap(lambda m: m(1.0), axis_size=2, in_axes=0)(m).shape == (2,)
+
+
+def test_functions_in_lists_are_structure():
+    assert all(isinstance(leaf, (jax.Array, float)) for leaf in jax.tree.leaves(Stack()))
+    copied = jax.tree.map(lambda x: x, Stack())
+    assert copied.layers[1] is jax.nn.relu and isinstance(copied.layers[0], Affine)
+
+
+class Tied(cs.Module):
+    def __init__(self):
+        self.w = cs.Param(jnp.full(2, 3.0))
+        self.parts = [self.w, {"again": self.w}]
+
+
+@pytest.mark.parametrize("twin", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_copies_keep_sharing(twin):
+    m = Tied()
+    n = twin(m)
+    assert n.w is n.parts[0] is n.parts[1]["again"] and n.w is not m.w
+    m.w += 1
+    assert n.w.get().tolist() == [3, 3]
+
+
+def test_bare_arrays_are_refused_with_the_fix():
+    m = Affine()
+    with pytest.raises(ChainruleError, match=r"Affine\.scale.*f32\[2\].*Param\(array\)") as caught:
+        m.scale = jnp.ones(2)
+    assert caught.value.code == "bare_array"
+    with pytest.raises(ChainruleError):
+        m.layers = [jnp.ones(2)]
+
+
+def test_equinox_modules_become_layers():
+    m = Affine()
+    reference = eqx.nn.MLP(2, 1, 3, 1, key=jax.random.key(0))
+    m.net = reference
+    assert isinstance(m.net, cs.layers.Layer)
+    np.testing.assert_allclose(m.net(jnp.ones(2)), reference(jnp.ones(2)))
+    assert m.net.in_size == 2
+    paths = [row.path for row in cs.summary(m).rows]
+    assert "net.layers.[0].weight" in paths
+
+
+def test_submodules_finds_the_nearest_of_a_class_once():
+    m = Stack()
+    m.again = m.layers[0]
+    found = list(m.submodules(Affine))
+    assert len(found) == 3 and found[0] is m.again
+    assert list(Affine().submodules()) == []
+
+
+def test_modes_reach_every_layer_and_count_as_structure():
+    net = cs.layers.Sequential(cs.layers.Dropout(0.5), cs.layers.Linear(2, 2))
+    assert not net.is_train and not net.is_eval
+    net.eval()
+    assert net.is_eval and net.layers[0].inference == True and net.layers[1].is_eval  # noqa: E712
+    before = jax.tree.structure(net)
+    net.train()
+    assert net.is_train and net.layers[0].inference == False  # noqa: E712
+    assert jax.tree.structure(net) != before
+
+
+def test_repr_shows_what_is_inside():
+    text = repr(Stack())
+    assert "layers: List(" in text and "w: Param(f32[2])" in text
+    m = Stack()
+    assert "<pre>" in m._repr_html_() and "<table>" in m._repr_html_()
+
+
+def test_summary_counts_shared_parameters_once():
+    m = Stack()
+    m.tied = m.layers[0].w
+    table = cs.summary(m)
+    assert table.nbytes == 6 * 2 * 4 + 4
+    row = next(row for row in table.rows if row.path == "layers.[0].w")
+    assert row.aliases == ("tied",)
+    assert "shared with" in str(table) and "<table>" in table._repr_html_()

@@ -1,0 +1,133 @@
+import copy
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import chainrule.stateful as cs
+from chainrule import ChainruleError
+
+
+class Weight(cs.Param):
+    pass
+
+
+class Config:
+    def __init__(self, name):
+        self.name = name
+
+
+def test_behaves_like_its_value():
+    p, x = cs.Param(jnp.array([1.0, 2.0])), np.array([1.0, 2.0])
+    for ours, expected in [
+        (p + 1, x + 1), (2 - p, 2 - x), (p * p, x * x), (p / 2, x / 2), (p**2, x**2), (-p, -x),
+        (p @ p, x @ x), (p == 1, x == 1), (p < 2, x < 2), (p[0], x[0]), (abs(-p), x), (p // 2, x // 2),
+    ]:  # fmt: skip
+        np.testing.assert_allclose(ours, expected)
+    assert (p.shape, p.dtype, p.ndim, len(p)) == ((2,), jnp.float32, 1, 2)
+    assert [float(v) for v in p] == [1.0, 2.0]
+    assert (float(cs.Param(2.5)), int(cs.Param(3)), round(float(cs.Param(2.25)), 1)) == (
+        2.5,
+        3,
+        2.2,
+    )
+
+
+def test_works_in_jax_numpy_functions():
+    p = cs.Param(jnp.array([3.0, 4.0]))
+    assert float(jnp.sum(p)) == 7 and float(jnp.linalg.norm(p)) == 5
+    np.testing.assert_allclose(jnp.stack([p, p]), [[3, 4], [3, 4]])
+    np.testing.assert_allclose(np.asarray(p), [3, 4])
+
+
+def test_in_place_operators_keep_the_object():
+    p = q = cs.Param(jnp.ones(2))
+    p += 1
+    p *= 3
+    p **= 2
+    assert p is q and q.get().tolist() == [36.0, 36.0]
+    p.value = jnp.zeros(2)
+    assert q.get().tolist() == [0.0, 0.0]
+
+
+def test_truth_is_refused_for_every_kind():
+    for box in (cs.Param(1.0), cs.ParamDict(), cs.static(True), cs.RKG.key):
+        with pytest.raises(TypeError, match="ambiguous"):
+            bool(box)
+
+
+def test_unhashable_since_equality_is_elementwise():
+    with pytest.raises(TypeError):
+        hash(cs.Param(1.0))
+
+
+@pytest.mark.parametrize("value", ["text", object, Config("a")])
+def test_only_arrays_and_numbers_can_be_held(value):
+    with pytest.raises(ChainruleError) as caught:
+        cs.Param(value)
+    assert caught.value.code == "bad_value"
+
+
+def test_dictionary_reads_as_empty_until_written():
+    d = cs.ParamDict()
+    assert "u" not in d and len(d) == 0 and d.get("u") is None and d.get("u", 3) == 3
+    with pytest.raises(KeyError):
+        d["u"]
+    d["u"] = 1.0
+    d.set(None)
+    assert "u" not in d
+    d["v"] = 2.0
+    assert d["v"] == 2.0 and list(d) == ["v"]
+
+
+def test_dictionary_is_copied_on_write():
+    original = {"u": 1.0}
+    d = cs.ParamDict(original)
+    d["u"] = 2.0
+    assert original == {"u": 1.0}
+
+
+def test_static_forwards_and_is_idempotent():
+    s = cs.static([1, 2])
+    assert cs.static(s) is s
+    assert len(s) == 2 and s[0] == 1 and 2 in s and list(s) == [1, 2] and s == [1, 2]
+    assert cs.static(len)([1, 2, 3]) == 3
+    assert jax.tree.leaves(s) == []
+
+
+@pytest.mark.parametrize(
+    "twin", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+)
+def test_copies_keep_class_value_and_metadata(twin):
+    p = Weight(jnp.ones(2), frozen=True, tag="a")
+    q = twin(p)
+    assert type(q) is Weight and q is not p and q.frozen and q.tag == "a"
+    np.testing.assert_array_equal(q.get(), p.get())
+    s = twin(cs.static("x"))
+    assert isinstance(s, cs.StaticParam) and s == "x"
+
+
+def test_is_a_pytree_whose_metadata_is_structure():
+    p = Weight(jnp.ones(2), tag=np.arange(3))
+    q = jax.tree.map(lambda x: x + 1, p)
+    assert type(q) is Weight and q.get().tolist() == [2.0, 2.0] and q is not p
+    assert jax.tree.structure(p) == jax.tree.structure(Weight(jnp.zeros(2), tag=np.arange(3)))
+    assert jax.tree.structure(p) != jax.tree.structure(Weight(jnp.zeros(2), tag=np.arange(4)))
+    assert hash(jax.tree.structure(p)) == hash(jax.tree.structure(q))
+
+
+def test_get_and_set_pass_plain_values_through():
+    assert cs.get(3) == 3 and cs.get(cs.Param(3)) == 3
+    assert cs.set_(1, 2) == 2
+    p = cs.Param(1)
+    assert cs.set_(p, cs.Param(5)) is p and p.get() == 5
+
+
+def test_frozen_marks_every_parameter():
+    model = {"a": cs.Param(1.0), "b": [cs.Param(2.0)]}
+    assert cs.frozen(model) is model
+    assert model["a"].frozen and model["b"][0].frozen
+    cs.frozen(model["a"], False)
+    assert not model["a"].frozen
