@@ -63,7 +63,7 @@ def _many_tiny_arrays() -> list[Row]:
             },
             rounds=7,
         )
-    claim = "1000 one-element arrays validated, encoded, decoded, validated (each)"
+    claim = "1000 one-element arrays validated, encoded, decoded (each)"
     return [
         Row(
             claim,
@@ -83,12 +83,12 @@ def _many_tiny_arrays() -> list[Row]:
     ]
 
 
-def _there_and_back(model: type[BaseModel], values: dict[str, np.ndarray]) -> BaseModel:
-    body = b"".join(encode_frames({"x": model(x=values).x}).pieces)
-    return model.model_validate(decode_frames(body))
+def _there_and_back(model: type[BaseModel], values: dict[str, np.ndarray]) -> Any:
+    return decode_frames(bytes(encode_frames({"x": model(x=values).x})))
 
 
 def _peer_there_and_back(model: type[BaseModel], values: dict[str, np.ndarray]) -> BaseModel:
+    # The peer decodes by validating; there is no other way to its arrays.
     text = model(x=values).model_dump_json(context={"array_encoding": "base64"})
     return model.model_validate(orjson.loads(text))
 
