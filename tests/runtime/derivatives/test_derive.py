@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chainrule._errors import InputError
-from chainrule.runtime._codec._sparse import SparseArray
+from chainrule.runtime._codec import SparseArray
 from chainrule.runtime._derivatives import (
     JVP,
     VJP,

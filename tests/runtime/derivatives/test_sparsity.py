@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from chainrule._errors import InputError
-from chainrule.runtime._codec._sparse import SparseArray
+from chainrule.runtime._codec import SparseArray
 from chainrule.runtime._derivatives import finite_difference_jacobian, finite_difference_vjp
 from chainrule.runtime._derivatives._layout import Layout
 from chainrule.runtime._derivatives._sparsity import Pattern, read_pattern

@@ -19,7 +19,7 @@ import numpy as np
 
 from chainrule._errors import DefinitionError
 from chainrule._trees import flatten_with_paths, is_arraylike
-from chainrule.runtime._codec._sparse import SparseArray
+from chainrule.runtime._codec import SparseArray
 from chainrule.runtime._derivatives._differences import (
     finite_difference_jacobian,
     finite_difference_jvp,

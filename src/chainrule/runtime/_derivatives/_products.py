@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from chainrule.runtime._codec._sparse import SparseArray
+from chainrule.runtime._codec import SparseArray
 from chainrule.runtime._derivatives._kinds import DerivativeKind
 
 __all__ = ["contract"]

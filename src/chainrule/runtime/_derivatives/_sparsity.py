@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from chainrule._errors import InputError
-from chainrule.runtime._codec._sparse import SparseArray
+from chainrule.runtime._codec import SparseArray
 from chainrule.runtime._derivatives._layout import Layout
 
 __all__ = ["Pattern", "color_groups", "read_pattern"]

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from chainrule._errors import CapabilityError
-from chainrule.runtime._codec._sparse import SparseArray
+from chainrule.runtime._codec import SparseArray
 from chainrule.runtime._derivatives._blocks import Entries, sparse_blocks
 from chainrule.runtime._derivatives._layout import Layout, canonical
 from chainrule.runtime._derivatives._sparsity import Pattern, read_pattern

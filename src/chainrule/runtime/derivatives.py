@@ -1,0 +1,33 @@
+"""Derivatives for any program: from each other, by finite differences, by the implicit function theorem.
+
+Each function has the shape of an endpoint, so that an author's endpoint is one line. `jax_recipes` and
+`torch_recipes` do the same for programs that a framework can differentiate.
+"""
+
+from chainrule.runtime._derivatives import (
+    ImplicitFunction,
+    batched_product,
+    finite_difference_jacobian,
+    finite_difference_jvp,
+    finite_difference_vjp,
+    hvp_from_vjp,
+    jacobian_from_jvp,
+    jacobian_from_vjp,
+    jvp_from_jacobian,
+    value_and_vjp,
+    vjp_from_jacobian,
+)
+
+__all__ = [
+    "ImplicitFunction",
+    "batched_product",
+    "finite_difference_jacobian",
+    "finite_difference_jvp",
+    "finite_difference_vjp",
+    "hvp_from_vjp",
+    "jacobian_from_jvp",
+    "jacobian_from_vjp",
+    "jvp_from_jacobian",
+    "value_and_vjp",
+    "vjp_from_jacobian",
+]
