@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -208,7 +209,11 @@ def _served(stack: contextlib.ExitStack) -> Iterator[Row]:
     peer_port = stack.enter_context(_servers.peer(path))
     shared = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
     pooled = Tesseract.from_source(
-        path, output_format="json+binref", output_path=shared, experimental_binref_pool=True
+        path,
+        output_format="json+binref",
+        output_path=shared,
+        experimental_binref_pool=True,
+        python_executable=sys.executable,
     )
     functions = {
         "us": _ours(ours),

@@ -61,6 +61,17 @@ class Call:
         return f"{self.request.name} of {self.site.target.name}{batch}"
 
     @property
+    def operand_types(self) -> tuple[ArrayType, ...]:
+        """The types of the operands, batch axes included."""
+        spaces = (types for slot in self.request.slots for types in slot.types(self.site))
+        types = (*(port.type for port in self.site.inputs), *spaces)
+        sizes = self.batch.sizes
+        return tuple(
+            type_.with_leading(*(size for size, has in zip(sizes, axes, strict=True) if has))
+            for type_, axes in zip(types, self.batch.mapped, strict=True)
+        )
+
+    @property
     def result_types(self) -> tuple[ArrayType, ...]:
         """The types of the results, batch axes included."""
         types = self.request.result_types(self.site)
@@ -91,7 +102,9 @@ def compute(call: Call, operands: Sequence[np.ndarray], results: Sequence[np.nda
 
 def _store(values: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
     for value, result in zip(values, results, strict=True):
-        np.copyto(result, value.reshape(result.shape), casting="unsafe")
+        # An example of a batch has one axis more (see `compute`); shapes are checked before.
+        fitting = value if value.shape == result.shape else value.reshape(result.shape)
+        np.copyto(result, fitting, casting="unsafe")
 
 
 def _concurrency(site: Site) -> int:
@@ -130,6 +143,10 @@ def _pool(size: int) -> ThreadPoolExecutor:
 _SMALL_BYTES = 16_384
 
 
+def _is_large(type_: ArrayType) -> bool:
+    return type_.size * type_.dtype.itemsize > _SMALL_BYTES
+
+
 class HostCall:
     """A `Call` that XLA can make: see `chainrule._jaxpr.HostFunction`.
 
@@ -142,6 +159,7 @@ class HostCall:
         self.call = call
         self._lends = False
         self._has_run = False
+        self._has_large = any(_is_large(type_) for type_ in call.operand_types)
 
     def __repr__(self) -> str:
         return f"HostCall({self.call})"
@@ -154,7 +172,7 @@ class HostCall:
             compute(self.call, inputs, results)
         except BaseException as error:
             return report_failure(error, repr(self))
-        return self._learn(inputs)
+        return self._learn(inputs) if self._has_large else None
 
     def evaluate(self, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The same outside XLA: new results, exceptions as they are."""

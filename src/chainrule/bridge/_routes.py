@@ -17,7 +17,7 @@ import numpy as np
 
 from chainrule._errors import CapabilityError
 from chainrule.bridge._requests import Request, Space
-from chainrule.bridge._site import Site, check_result
+from chainrule.bridge._site import Port, Site, check_result
 from chainrule.bridge._target import HESSIAN_VECTOR_PRODUCT
 from chainrule.bridge._types import ArrayType
 from chainrule.runtime._derivatives import JACOBIAN, JVP, VJP, DerivativeKind, product_from_jacobian
@@ -32,19 +32,22 @@ def answer(site: Site, request: Request, operands: Sequence[np.ndarray]) -> list
     """Ask the target, check what comes back, and return it in the order of the request."""
     if not request.slots and request.columns is None:
         outputs = site.target.apply(site.build_inputs(operands))
-        return _checked(site, request, site.output_skeleton.extract(outputs))
+        return _checked(site, request, site.outputs, site.output_skeleton.extract(outputs))
     primals, vectors = split_operands(site, request, operands)
     inputs = site.build_inputs(primals)
     if request.columns is not None:
         return _jacobian(site, request, inputs)
     by_path = _route(site, request)(site, request, inputs, vectors)
-    return _checked(site, request, [by_path[path] for path in request.result.paths(site)])
+    ports = request.result.ports(site)
+    return _checked(site, request, ports, [by_path[port.path] for port in ports])
 
 
-def _checked(site: Site, request: Request, values: Sequence[Any]) -> list[np.ndarray]:
+def _checked(
+    site: Site, request: Request, ports: Sequence[Port], values: Sequence[Any]
+) -> list[np.ndarray]:
     return [
-        check_result(value, port, port.type, request.name, site.target)
-        for value, port in zip(values, request.result.ports(site), strict=True)
+        check_result(value, port, port.type, request, site.target)
+        for value, port in zip(values, ports, strict=True)
     ]
 
 
@@ -199,7 +202,7 @@ def _jacobian(site: Site, request: Request, inputs: Any) -> list[np.ndarray]:
             blocks[row.path][column.path],
             row,
             ArrayType(row.type.shape + column.type.shape, row.type.dtype),
-            "jacobian",
+            request,
             site.target,
         )
         for row in rows

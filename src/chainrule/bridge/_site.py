@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -73,9 +74,13 @@ class Site:
 
     def build_inputs(self, arrays: Sequence[np.ndarray]) -> Any:
         """The tree that the target gets."""
-        return self.input_skeleton.build(
-            [port.to_wire(array) for array, port in zip(arrays, self.inputs, strict=True)]
-        )
+        if self._converts_inputs:
+            arrays = [port.to_wire(array) for array, port in zip(arrays, self.inputs, strict=True)]
+        return self.input_skeleton.build(arrays)
+
+    @cached_property
+    def _converts_inputs(self) -> bool:
+        return any(port.wire_dtype is not None for port in self.inputs)
 
 
 def find_site(
@@ -161,20 +166,20 @@ def types_of(outputs: Any) -> Any:
 
 
 def check_result(
-    value: Any, port: Port, type_: ArrayType, asked: str, target: Target
+    value: Any, port: Port, type_: ArrayType, request: Any, target: Target
 ) -> np.ndarray:
     """A result of the target as an array of the promised shape.
 
     Raises:
         ComponentError: it has another shape, or a kind of number that cannot be converted.
     """
-    array = np.asarray(value)
-    same_dtype = array.dtype == type_.dtype
+    array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    same_dtype = array.dtype is type_.dtype or array.dtype == type_.dtype
     if array.shape == type_.shape and (same_dtype or _converts(array.dtype, type_.dtype)):
         return array
     found = ArrayType(array.shape, array.dtype)
     raise ComponentError(
-        f"`{asked}` of {target.name} returned {found} at `{port.path}` where {type_} was promised. "
+        f"`{request.name}` of {target.name} returned {found} at `{port.path}` where {type_} was promised. "
         "Make the endpoint and `abstract_eval` agree.",
         code="result_mismatch",
         path=port.path,
