@@ -60,7 +60,9 @@ def _elementwise(
 
 
 def _divide(state: Leaves, count: Any) -> Leaves:
-    return [total / jnp.maximum(count, 1) for total in state]
+    number = jnp.maximum(count, 1)
+    totals = [x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(float) for x in state]
+    return [total / number.astype(total.dtype) for total in totals]
 
 
 FOLDS: dict[str, Fold] = {

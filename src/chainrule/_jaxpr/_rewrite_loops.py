@@ -38,22 +38,32 @@ def bind_scan(
     }
 
     def body(carry: Any, x: Any) -> tuple[Any, Any]:
-        inner, states, step = carry
-        number = [params["length"] - 1 - step if backwards else step] if counted else []
+        inner, states, steps = carry
+        number = [params["length"] - 1 - step if backwards else step for step in steps]
         outputs, extras = staged.run([*number, *constants, *inner, *x])
         new = {n: progress.step(states[n], extras[n]) for n, progress in folded.items()}
         stacked = [extra for n, extra in enumerate(extras) if n not in folded]
-        return (outputs[:n_carry], new, step + 1), (outputs[n_carry:], stacked)
+        return (outputs[:n_carry], new, _next(steps)), (outputs[n_carry:], stacked)
 
-    start = (init, {n: progress.start() for n, progress in folded.items()}, jnp.int32(0))
+    states = {n: progress.start() for n, progress in folded.items()}
     (carry, states, _), (ys, stacked) = jax.lax.scan(
-        body, start, xs, length=params["length"], reverse=backwards, unroll=params["unroll"]
-    )
+        body, (init, states, _first(counted)), xs,
+        length=params["length"], reverse=backwards, unroll=params["unroll"],
+    )  # fmt: skip
     ready = (replace(extra, stacked=extra.stacked + 1) for extra in stacked)
     return [*carry, *ys], [
         folded[n].finish(states[n]) if n in folded else next(ready)
         for n in range(len(staged.extras))
     ]
+
+
+def _first(counted: bool) -> list[Any]:
+    """The iteration number, where loops count their iterations."""
+    return [jnp.int32(0)] if counted else []
+
+
+def _next(steps: list[Any]) -> list[Any]:
+    return [step + 1 for step in steps]
 
 
 def bind_while(
@@ -75,17 +85,17 @@ def bind_while(
 
 def _watch_body(condition: _WhilePart, body: _WhilePart, init: list[Any]) -> tuple[Any, Any, Any]:
     def ask(state: Any) -> Any:
-        step, carry, _ = state
-        (proceed,), _ = condition.run(step, carry, [], None)
+        steps, carry, _ = state
+        (proceed,), _ = condition.run(steps, carry, [], None)
         return proceed
 
     def iterate(state: Any) -> Any:
-        step, carry, done = state
+        steps, carry, done = state
         running = ask(state) if body.batch else None
-        new, done = body.run(step, carry, done, running)
-        return step + 1, _where_running(running, new, carry), done
+        new, done = body.run(steps, carry, done, running)
+        return _next(steps), _where_running(running, new, carry), done
 
-    start = (jnp.int32(0), init, body.start())
+    start = (_first(body.counted), init, body.start())
     _, carry, done = jax.lax.while_loop(lambda state: jnp.any(ask(state)), iterate, start)
     return carry, [], done
 
@@ -94,16 +104,16 @@ def _watch_both(condition: _WhilePart, body: _WhilePart, init: list[Any]) -> tup
     """The condition moves in front of the loop, and to the end of each iteration."""
 
     def iterate(state: Any) -> Any:
-        proceed, step, carry, asked, done = state
+        proceed, steps, carry, asked, done = state
         running = proceed if body.batch else None
-        new, done = body.run(step, carry, done, running)
-        carry = _where_running(running, new, carry)
-        (again,), asked = condition.run(step + 1, carry, asked, running)
-        return again, step + 1, carry, asked, done
+        new, done = body.run(steps, carry, done, running)
+        carry, steps = _where_running(running, new, carry), _next(steps)
+        (again,), asked = condition.run(steps, carry, asked, running)
+        return again, steps, carry, asked, done
 
-    step = jnp.int32(0)
-    (proceed,), asked = condition.run(step, init, condition.start(), None)
-    start = (proceed, step, init, asked, body.start())
+    steps = _first(body.counted)
+    (proceed,), asked = condition.run(steps, init, condition.start(), None)
+    start = (proceed, steps, init, asked, body.start())
     _, _, carry, asked, done = jax.lax.while_loop(lambda state: jnp.any(state[0]), iterate, start)
     return carry, asked, done
 
@@ -142,13 +152,12 @@ class _WhilePart:
         return [each.start() for each in self.progress]
 
     def run(
-        self, step: Any, carry: list[Any], states: list[_State], running: Any
+        self, steps: list[Any], carry: list[Any], states: list[_State], running: Any
     ) -> tuple[list[Any], list[_State]]:
         """One execution; without states, the extras are ignored."""
-        number = [step] if self.counted else []
-        outputs, extras = self.staged.run([*number, *self.constants, *carry])
-        steps = zip(self.progress, states, extras, strict=bool(states))
-        return outputs, [each.step(state, extra, running) for each, state, extra in steps]
+        outputs, extras = self.staged.run([*steps, *self.constants, *carry])
+        advanced = zip(self.progress, states, extras, strict=bool(states))
+        return outputs, [each.step(state, extra, running) for each, state, extra in advanced]
 
     def finish(self, states: list[_State]) -> list[Extra]:
         return [each.finish(state) for each, state in zip(self.progress, states, strict=True)]

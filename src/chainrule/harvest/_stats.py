@@ -122,7 +122,8 @@ def _tap(sowing: Sowing, values: list[Any]) -> Extra:
 def _measure(array: Any) -> tuple[Any, Any, Any, Any]:
     """Sum of squares, smallest, largest, number of NaN/inf."""
     magnitude = jnp.abs(array) if jnp.iscomplexobj(array) else array
-    real = magnitude.astype(jnp.promote_types(magnitude.dtype, jnp.float32))
+    is_wide = magnitude.dtype in (jnp.float32, jnp.float64)
+    real = magnitude if is_wide else magnitude.astype(float)
     return (
         jnp.sum(jnp.square(real)),
         jnp.min(real, initial=jnp.inf),
