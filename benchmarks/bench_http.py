@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -198,10 +199,10 @@ def _load(port: int, callers: int = 32, seconds: float = 3.0) -> tuple[float, fl
     counts = [0] * callers
 
     def call(index: int) -> None:
-        connection = _Http(port)
-        while time.perf_counter() < deadline:
-            connection.post(_SMALL)
-            counts[index] += 1
+        with _RawCaller(port) as caller:
+            while time.perf_counter() < deadline:
+                caller.post()
+                counts[index] += 1
 
     threads = [threading.Thread(target=call, args=(i,)) for i in range(callers)]
     for thread in threads:
@@ -216,6 +217,32 @@ def _load(port: int, callers: int = 32, seconds: float = 3.0) -> tuple[float, fl
     for thread in threads:
         thread.join()
     return sum(counts) / seconds, float(np.quantile(health, 0.99))
+
+
+class _RawCaller:
+    """Sends one prepared request again and again; next to nothing of the machine goes to the caller."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        head = (
+            f"POST /apply HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(_SMALL)}\r\n\r\n"
+        )
+        self._request = head.encode() + _SMALL
+
+    def __enter__(self) -> _RawCaller:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def post(self) -> None:
+        self._socket.sendall(self._request)
+        answer = self._socket.recv(65536)
+        while not answer.endswith(b"}"):
+            answer += self._socket.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 200"), answer[:300]
 
 
 def run() -> list[Row]:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import http.client
+import ssl
+import subprocess
+
 import pytest
 
 from chainrule._errors import DefinitionError
-from chainrule.serve import ServeOptions
+from chainrule.serve import ServeOptions, create_app
 
 TOKEN = "correct-horse-battery-staple"
 
@@ -64,3 +70,33 @@ def test_safe_settings(tmp_path):
             ServeOptions(host="0.0.0.0", token_file=tmp_path / "token").read_token()
     with pytest.raises(DefinitionError):
         ServeOptions(token_file=tmp_path / "absent").read_token()
+
+
+def test_tls(start_server, tmp_path):
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=x",
+               "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key),
+               "-out", str(certificate)]  # fmt: skip
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no openssl command that makes certificates")
+    served = start_server(workers=0, tls_certificate=str(certificate), tls_key=str(key))
+    assert served.url.startswith("https://")
+    context = ssl.create_default_context(cafile=str(certificate))
+    connection = http.client.HTTPSConnection(served.netloc, context=context, timeout=30)
+    with contextlib.closing(connection):
+        connection.request("GET", "/health")
+        assert connection.getresponse().read() == b'{"status":"ok"}'
+    served.stop()
+
+
+def test_components_that_no_worker_can_be_given():
+    with pytest.raises(DefinitionError) as caught:
+        asyncio.run(_start(create_app(lambda x: x)))
+    assert caught.value.code == "not_picklable"
+
+
+async def _start(app):
+    async with app.router.lifespan_context(app):
+        pass

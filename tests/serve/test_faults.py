@@ -171,14 +171,31 @@ def test_the_author_is_heard(served, action, code, text):
     assert "traceback" not in answer.problem
 
 
-def test_debug_shows_tracebacks(start_server):
+def test_debug_shows_tracebacks_and_runs_regression_tests(start_server):
     debugging = start_server(workers=1, debug=True)
     assert "fault_component.py" in debugging.apply("raise").problem["traceback"]
+    test = {
+        "endpoint": "apply",
+        "payload": {"inputs": {"x": [1.0], "action": "raise"}},
+        "expected_exception": "ValueError",
+    }
+    assert debugging.post("/test", test).tree["status"] == "passed"
+    assert (
+        debugging.post("/test", test | {"expected_exception": "KeyError"}).tree["status"]
+        != "passed"
+    )
+    assert debugging.post("/test", {"endpoint": "apply"}).status == 422
     debugging.stop()
 
 
-def test_an_author_who_prints_a_lot(served):
-    assert served.apply("print", 20).status == 200
+def test_an_author_who_prints_a_lot(start_server, tmp_path):
+    served = start_server(workers=1, log_file=str(tmp_path / "logs" / "out.log"))
+    assert served.apply("print", 25).status == 200  # 25 MB
+    assert served.post("/test", {}).status == 404
+    served.stop()
+    sizes = [file.stat().st_size for file in (tmp_path / "logs").iterdir()]
+    assert len(sizes) == 2
+    assert all(0 < size <= 10 << 20 for size in sizes)
 
 
 def test_plain_calls_leave_no_file(served, folder):

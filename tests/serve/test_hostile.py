@@ -126,6 +126,17 @@ def test_granted_files_are_read_and_written(served, folder):
         assert file.is_dir() or file.suffix == ".bin"
 
 
+def test_the_same_run_id_twice_is_kept_apart(served, folder):
+    names = set()
+    for _ in range(2):
+        answer = served.request(
+            "POST", "/apply?run_id=twice", BODY, {**JSON, "Accept": "application/json+binref"}
+        )
+        names.add(json.loads(answer.body)["y"]["data"]["buffer"].split("/")[0])
+    assert len(names) == 2
+    assert all((folder / "out" / name).is_dir() for name in names)
+
+
 @pytest.mark.parametrize("run_id", ["..", ".", "%2e%2e%2fx", "a/b", "a%00b", "x" * 129, ""])
 def test_run_ids(served, run_id, folder):
     answer = served.request("POST", f"/apply?run_id={run_id}", BODY, JSON)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import zlib
+from dataclasses import asdict
 from typing import Any
+
+from pydantic import ValidationError
 
 from chainrule._errors import ChainruleError, ComponentError, DecodeError, InputError, LimitError
 from chainrule.runtime._codec import (
@@ -39,11 +42,14 @@ class Answerer:
     def facts(self) -> Facts:
         """What the server tells about the component."""
         component = self._component
+        endpoints = [name for name in component.available_endpoints if name != "health"]
+        if self._config.debug:
+            endpoints.append("test")
         return Facts(
             component.name,
             component.version,
             component.description,
-            [name for name in component.available_endpoints if name != "health"],
+            endpoints,
             component.openapi_schema,
             self._config.limits.max_body_bytes,
         )
@@ -79,10 +85,24 @@ class Answerer:
             raise InputError(
                 f"Expected an object as body; found {type(payload).__name__}.", code="invalid_input"
             )
-        result = self._component.call(call.endpoint, payload, run=run)
-        if call.endpoint == "abstract_eval" and form.format.startswith("json"):
+        if call.endpoint == "test":
+            result = self._test(payload)
+        else:
+            result = self._component.call(call.endpoint, payload, run=run)
+        if call.endpoint in ("abstract_eval", "test") and form.format.startswith("json"):
             form = Negotiated("json")
         return Reply(200, form.media_type, self._encode(result, form, run))
+
+    def _test(self, payload: dict[str, Any]) -> dict[str, str]:
+        """Run a regression test that the caller sends; only there when debugging."""
+        from chainrule.runtime.testing import run_test
+
+        try:
+            return asdict(run_test(self._component, payload))
+        except ValidationError as error:
+            raise InputError(
+                f"This is not a regression test: {error.errors()[0]['msg']}.", code="invalid_input"
+            ) from None
 
     def _encode(self, result: Any, form: Negotiated, run: Run) -> list[Any]:
         options: dict[str, Any] = {"compression": form.compression, "sparse": form.sparse}

@@ -20,6 +20,7 @@ from chainrule.runtime._samehost import SegmentPool, is_supported
 from chainrule.serve._endpoint import Endpoint
 from chainrule.serve._inline import ThreadPool
 from chainrule.serve._options import ServeOptions
+from chainrule.serve._output import OutputLog
 from chainrule.serve._page import page_route
 from chainrule.serve._pool import ProcessPool
 from chainrule.serve._problems import PROBLEM
@@ -65,6 +66,7 @@ class Server:
     ) -> None:
         self._options = options
         self._config = (config or ComponentConfig()).replace(debug=options.debug)
+        self._log = None if options.log_file is None else OutputLog(options.log_file)
         self._pools = [self._make_pool(source) for source in _as_sources(components)]
         self._segments = SegmentPool("s") if is_supported() else None
         self.services: dict[str, Service] = {}
@@ -87,6 +89,7 @@ class Server:
             config,
             workers=options.workers,
             startup_timeout_s=options.startup_timeout_s,
+            log=self._log,
             **limits,
         )
 

@@ -28,6 +28,8 @@ class ServeOptions:
         tls_certificate, tls_key: files for HTTPS.
         read_timeout_s: how long a caller may take to send its headers, or the next part of its body.
         startup_timeout_s: how long loading a component may take.
+        log_file: where the output of worker processes goes, rotated at 10 MiB; the server's own error
+            stream when not given.
         same_host: offer shared memory to clients of the same host and user.
 
     Raises:
@@ -48,6 +50,7 @@ class ServeOptions:
     tls_key: Path | None = None
     read_timeout_s: float = 30.0
     startup_timeout_s: float = 300.0
+    log_file: Path | None = None
     same_host: bool = True
 
     def __post_init__(self) -> None:

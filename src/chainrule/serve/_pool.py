@@ -16,6 +16,7 @@ from typing import Any
 
 from chainrule._errors import ChainruleError
 from chainrule.serve._calls import Call, CallError, Facts, Reply, stopping, unavailable
+from chainrule.serve._output import OutputLog
 from chainrule.serve._process import WorkerProcess
 
 __all__ = ["Counters", "ProcessPool"]
@@ -50,6 +51,7 @@ class ProcessPool:
         timeout_s: how long one call may run; `None` for ever.
         max_queue: how many calls may wait for a free process.
         startup_timeout_s: how long loading the component may take.
+        log: where the output of the processes goes.
     """
 
     uses_segments = True
@@ -63,12 +65,14 @@ class ProcessPool:
         timeout_s: float | None,
         max_queue: int,
         startup_timeout_s: float,
+        log: OutputLog | None = None,
     ) -> None:
         self._source, self._config = source, config
         self._size = workers
         self._timeout_s = timeout_s
         self._max_queue = max_queue
         self._startup_timeout_s = startup_timeout_s
+        self._log = log
         self._workers: set[WorkerProcess] = set()
         self._idle: deque[WorkerProcess] = deque()
         self._waiting: deque[asyncio.Future[WorkerProcess]] = deque()
@@ -83,12 +87,10 @@ class ProcessPool:
         Raises:
             ChainruleError: the component cannot be loaded.
         """
-        try:
-            facts = await asyncio.gather(*(self._start_one() for _ in range(self._size)))
-        except BaseException:
-            await self.stop()
-            raise
-        return facts[0]
+        # The first one alone: what cannot be loaded fails once, not once per worker.
+        facts = await self._start_one()
+        await asyncio.gather(*(self._start_one() for _ in range(self._size - 1)))
+        return facts
 
     @property
     def queue_length(self) -> int:
@@ -174,7 +176,7 @@ class ProcessPool:
         self._idle.append(worker)
 
     async def _start_one(self) -> Facts:
-        worker = WorkerProcess(self._source, self._config, self._on_exit)
+        worker = WorkerProcess(self._source, self._config, self._on_exit, self._log)
         try:
             facts = await asyncio.wait_for(worker.start(), self._startup_timeout_s)
         except TimeoutError:
@@ -187,6 +189,9 @@ class ProcessPool:
         except BaseException:
             worker.kill()
             raise
+        if self._stopping:
+            worker.kill()
+            raise stopping()
         self._workers.add(worker)
         self._release(worker)
         return facts

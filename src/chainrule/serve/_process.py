@@ -17,6 +17,7 @@ import orjson
 
 from chainrule._errors import ChainruleError, DefinitionError
 from chainrule.runtime._samehost import (
+    INLINE_BYTES,
     Message,
     Segment,
     SegmentCache,
@@ -25,6 +26,7 @@ from chainrule.runtime._samehost import (
     socket_pair,
 )
 from chainrule.serve._calls import Call, CallError, Facts, Reply, StoredBody
+from chainrule.serve._output import OutputLog
 
 __all__ = ["SegmentBody", "WorkerProcess"]
 
@@ -61,12 +63,20 @@ class WorkerProcess:
         source: what `load_component` takes.
         config: the component's settings.
         on_exit: called on the event loop when the process has ended.
+        log: where its output goes; the server's own error stream when not given.
     """
 
-    def __init__(self, source: Any, config: Any, on_exit: Callable[[WorkerProcess], None]) -> None:
+    def __init__(
+        self,
+        source: Any,
+        config: Any,
+        on_exit: Callable[[WorkerProcess], None],
+        log: OutputLog | None = None,
+    ) -> None:
         self._number = next(_numbers)
-        self._setup = pickle.dumps((source, config))
+        self._setup = _pickled(source, config)
         self._on_exit = on_exit
+        self._log = log
         self._loop = asyncio.get_running_loop()
         self._received = SegmentCache()
         self._sent: set[str] = set()
@@ -85,14 +95,8 @@ class WorkerProcess:
         """
         self._connection, theirs = socket_pair()
         self._connection.setblocking(False)
-        environment = {"GLIBC_TUNABLES": _MALLOC, **os.environ}
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "chainrule.serve._worker", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=environment,
-            )
+            self._process = self._spawn(theirs.fileno())
         self._pidfd = os.pidfd_open(self._process.pid)
         self._loop.add_reader(self._pidfd, self._on_process_end)
         self._loop.add_reader(self._connection, self._on_readable)
@@ -105,6 +109,20 @@ class WorkerProcess:
                 details={"traceback": content.get("traceback")},
             )
         return Facts(**content)
+
+    def _spawn(self, descriptor: int) -> subprocess.Popen[bytes]:
+        output = None if self._log is None else self._log.follow()
+        try:
+            return subprocess.Popen(
+                [sys.executable, "-m", "chainrule.serve._worker", str(descriptor)],
+                pass_fds=[descriptor],
+                stdin=subprocess.DEVNULL,
+                stderr=output,
+                env={"GLIBC_TUNABLES": _MALLOC, **os.environ},
+            )
+        finally:
+            if output is not None:
+                os.close(output)
 
     @property
     def is_alive(self) -> bool:
@@ -277,3 +295,17 @@ class WorkerProcess:
         if code is not None and code < 0:
             return {"signal": signal.Signals(-code).name}
         return {"exit_code": code}
+
+
+def _pickled(source: Any, config: Any) -> bytes:
+    try:
+        setup = pickle.dumps((source, config))
+    except (pickle.PicklingError, AttributeError, TypeError):
+        setup = b""
+    if not 0 < len(setup) <= INLINE_BYTES:
+        raise DefinitionError(
+            f"A worker process cannot be given this {type(source).__name__}. Serve a path such as "
+            "component.py or component.py:name, or use workers=0.",
+            code="not_picklable",
+        )
+    return setup

@@ -67,8 +67,8 @@ class Worker:
         message = receive_message(self._connection)
         if message is None:
             return None
-        source, config = pickle.loads(message.body)
         try:
+            source, config = pickle.loads(message.body)
             answerer = Answerer(load_component(source, config=config))
             self._send(
                 self._store(Reply(200, "application/json", [orjson.dumps(asdict(answerer.facts))]))

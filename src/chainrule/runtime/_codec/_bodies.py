@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -170,7 +171,7 @@ def decode_body(
         LimitError: over the limits.
         NotGrantedError: a file or address outside the grants.
     """
-    subtype = media_type.split(";", 1)[0].strip().lower().removeprefix("application/")
+    subtype = _subtype(media_type)
     if subtype == _FRAMES:
         return decode_frames(buffer, limits=limits)
     if subtype not in _ENCODINGS:
@@ -183,6 +184,11 @@ def decode_body(
     parsed = parse_json(buffer if isinstance(buffer, bytes) else bytes(buffer), limits)
     budget = Budget(limits)
     return raise_tree(parsed, _JsonReader(grants or NO_GRANTS, budget).special, budget)
+
+
+@lru_cache(maxsize=256)
+def _subtype(media_type: str) -> str:
+    return media_type.split(";", 1)[0].strip().lower().removeprefix("application/")
 
 
 class _JsonReader:
