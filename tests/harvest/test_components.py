@@ -1,0 +1,42 @@
+"""Sows inside and around components that are used in JAX."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from chainrule import apply_component, component
+from chainrule.harvest import grad_wrt, save_intermediates, sow
+from chainrule.runtime import Array, Differentiable, Float32
+
+Vector = Differentiable[Array[(None,), Float32]]
+X = jnp.array([0.3, -0.7, 1.1])
+
+
+@component(framework="jax")
+def wave(x: Vector) -> Vector:
+    return 2.0 * sow(jnp.sin(x), "inside")
+
+
+def pipeline(x, **options):
+    before = sow(x * 3.0, "before")
+    return jnp.sum(apply_component(wave, {"x": before}, **options)["result"] ** 2)
+
+
+def test_sows_inside_an_inlined_component_are_found():
+    _, found = save_intermediates(jax.grad(pipeline))(X)
+    inside = np.sin(3 * X)
+    np.testing.assert_allclose(found["inside"]["primal"], inside, rtol=1e-6)
+    np.testing.assert_allclose(found["inside"]["cotangent"], 8 * inside, rtol=1e-5)
+    expected = 8 * inside * np.cos(3 * X)
+    np.testing.assert_allclose(found["before"]["cotangent"], expected, rtol=1e-5)
+    np.testing.assert_allclose(grad_wrt(pipeline, "inside")(X)["inside"], 8 * inside, rtol=1e-5)
+
+
+def test_sows_around_a_component_on_the_host():
+    """What is inside a component that is called, not inlined, stays there."""
+    captured = save_intermediates(jax.grad(lambda x: pipeline(x, inline=False)))
+    gradient, found = captured(X)
+    assert list(found) == ["before"]
+    expected = 8 * np.sin(3 * X) * np.cos(3 * X)
+    np.testing.assert_allclose(found["before"]["cotangent"], expected, rtol=1e-5)
+    np.testing.assert_allclose(gradient, 3 * expected, rtol=1e-5)
