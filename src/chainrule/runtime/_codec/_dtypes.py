@@ -17,6 +17,7 @@ from chainrule._errors import DecodeError, DefinitionError
 
 __all__ = [
     "DTYPE_NAMES",
+    "NATIVE_IS_WIRE",
     "check_shape",
     "dtype_from_name",
     "dtype_name",
@@ -33,7 +34,7 @@ DTYPE_NAMES: tuple[str, ...] = (*_FLOATS, *_INTEGERS, "bool", "complex64", "comp
 _PLAIN = {name: np.dtype(name) for name in DTYPE_NAMES if name != "bfloat16"}
 _NAMES = {dtype: name for name, dtype in _PLAIN.items()}
 _MAX_RANK = 64
-_NATIVE_IS_WIRE = sys.byteorder == "little"
+NATIVE_IS_WIRE = sys.byteorder == "little"
 
 
 def dtype_from_name(name: Any) -> np.dtype[Any]:
@@ -120,7 +121,7 @@ def expected_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
 def to_wire(array: Any) -> np.ndarray[Any, Any]:
     """An array as C-contiguous, little-endian ndarray; the very object when it already is one."""
     result = np.asarray(array, order="C")
-    if _NATIVE_IS_WIRE and result.dtype.isnative:
+    if NATIVE_IS_WIRE and result.dtype.isnative:
         return result
     return result.astype(result.dtype.newbyteorder("<"))
 
@@ -133,9 +134,9 @@ def raw_bytes(array: np.ndarray[Any, Any]) -> memoryview:
 
 def from_wire(buffer: Any, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int = 0) -> Any:
     """A read-only array over `buffer`, without a copy where the machine can read it in place."""
-    stored = dtype if _NATIVE_IS_WIRE else dtype.newbyteorder("<")
+    stored = dtype if NATIVE_IS_WIRE else dtype.newbyteorder("<")
     array = np.ndarray(shape, stored, buffer, offset) if 0 not in shape else np.empty(shape, stored)
-    if not (array.flags.aligned and _NATIVE_IS_WIRE):
+    if not (array.flags.aligned and NATIVE_IS_WIRE):
         array = array.astype(dtype)
     array.setflags(write=False)
     return array
