@@ -238,7 +238,7 @@ def test_missing_and_broken_components(run, tmp_path):
 
 
 def test_endpoints_that_are_not_there(run, component):
-    code, _, _ = run(
+    code, _, err = run(
         "abstract-eval", component, '{"inputs": {"x": {"shape": [2], "dtype": "float64"}}}'
     )
     assert code == 2

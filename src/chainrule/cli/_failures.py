@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +27,8 @@ def failures(*, as_json: bool = False) -> Iterator[None]:
 
 
 def _as_json(error: ChainruleError) -> str:
+    import json
+
     facts = {
         "code": error.code,
         "message": error.message,

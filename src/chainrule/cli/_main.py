@@ -6,11 +6,10 @@ the shell is where a second of imports is felt. (Measured: typer alone costs as 
 
 from __future__ import annotations
 
-import gc
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 __all__ = ["COMMANDS", "main"]
 
@@ -68,9 +67,11 @@ def _run(name: str, rest: list[str]) -> int:
     from argparse import ArgumentParser
 
     from chainrule.cli._failures import failures
+    from chainrule.cli._quick import uncollected
 
     command = COMMANDS[name]
-    module = _import_quickly(f"chainrule.cli.{command.module}")
+    with uncollected():
+        module = importlib.import_module(f"chainrule.cli.{command.module}")
     parser = ArgumentParser(f"chainrule {name}", description=command.help, allow_abbrev=False)
     parser.set_defaults(command=name)
     module.add_arguments(parser)
@@ -78,16 +79,6 @@ def _run(name: str, rest: list[str]) -> int:
     options = parser.parse_intermixed_args(rest)
     with failures(as_json=options.json):
         return module.run(options)
-
-
-def _import_quickly(name: str) -> Any:
-    """Import without collecting garbage: imports make many objects, and all of them stay to the end."""
-    gc.disable()
-    try:
-        return importlib.import_module(name)
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _overview() -> str:

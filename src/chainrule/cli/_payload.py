@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 from chainrule._errors import DecodeError, InputError, LimitError
 from chainrule._trees import Segment, split_path
@@ -80,8 +81,8 @@ def _parse_assignment(assignment: str) -> tuple[tuple[Segment, ...], Any]:
             code="bad_assignment",
         )
     try:
-        return split_path(path), json.loads(value)
-    except json.JSONDecodeError:
+        return split_path(path), orjson.loads(value)
+    except orjson.JSONDecodeError:
         return split_path(path), value
 
 

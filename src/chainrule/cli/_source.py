@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from chainrule._errors import InputError
+from chainrule.cli._quick import uncollected
 from chainrule.runtime._component import LocalComponent, load_component
 from chainrule.runtime._config import ComponentConfig
 
@@ -32,7 +33,10 @@ def open_component(
             "a component.yaml; `chainrule init` starts one.",
             code="component_missing",
         )
-    return load_component(options.component, config=config, redirect_peer=not options.peer_imports)
+    with uncollected():
+        return load_component(
+            options.component, config=config, redirect_peer=not options.peer_imports
+        )
 
 
 def component_folder(options: Namespace) -> Path:
