@@ -144,10 +144,9 @@ class StructuredJacobian:
         """The block as a two-dimensional `jax.experimental.sparse.BCOO` matrix."""
         from jax.experimental.sparse import BCOO
 
-        rows, columns = self.coordinates()
-        indices = jnp.stack([jnp.asarray(rows), jnp.asarray(columns)], axis=1)
+        indices = np.stack(self.coordinates(), axis=1).astype(np.int32)
         shape = math.prod(self.out_shape), math.prod(self.in_shape)
-        return BCOO((self.entries(), indices.astype(jnp.int32)), shape=shape)
+        return BCOO((self.entries(), jnp.asarray(indices)), shape=shape)
 
     def to_scipy(self) -> Any:
         """The block as a two-dimensional `scipy.sparse.csr_array`; entries must be concrete."""

@@ -1,0 +1,138 @@
+"""Jacobians by elimination against `jax.jacrev`, `jax.jacfwd` and, for stencils, asdex and bands by hand.
+
+All contestants are jitted; scalar tasks run under `vmap` over a batch, outside the Jacobian, for everybody.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from _harness import Row, interleaved, show
+
+from chainrule.elimination import find_order, jacobian
+from chainrule.elimination.examples import TASKS, Task
+
+BATCH = 10_000
+SCALAR_TASKS = TASKS[:5]
+
+
+def run() -> list[Row]:
+    rows: list[Row] = []
+    for task in SCALAR_TASKS:
+        rows += _batched(task)
+    return rows + _stencil(100_000) + _five_point(316)
+
+
+def _blocking(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
+    return lambda: jax.block_until_ready(function(*arguments))
+
+
+def _compiled(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, float]:
+    """The compiled function and the seconds that tracing and compiling took."""
+    start = time.perf_counter()
+    compiled = jax.jit(function).lower(*arguments).compile()
+    return compiled, time.perf_counter() - start
+
+
+def _batched(task: Task) -> list[Row]:
+    point = task.arguments()
+    argnums = tuple(range(len(point)))
+    noise = jax.random.uniform(jax.random.key(0), (len(point), BATCH), minval=0.9, maxval=1.1)
+    batch = tuple(value * noise[k] for k, value in enumerate(point))
+    order = find_order(task.function, *point, objective="nontrivial", budget_s=1.0)
+    ways = {
+        "jacrev": jax.jacrev(task.function, argnums),
+        "jacfwd": jax.jacfwd(task.function, argnums),
+        "reverse": jacobian(task.function, argnums, order="reverse"),
+        "forward": jacobian(task.function, argnums, order="forward"),
+        "searched": jacobian(task.function, argnums, order=order),
+    }
+    made = {name: _compiled(jax.vmap(way), batch) for name, way in ways.items()}
+    times = interleaved({name: _blocking(f, *batch) for name, (f, _) in made.items()})
+    setup = {name: seconds for name, (_, seconds) in made.items()}
+    better = min(times["jacrev"], times["jacfwd"])
+    label = f"{task.name}, batch {BATCH}"
+    return [
+        Row(f"{label}: order reverse", times["reverse"], times["jacrev"], "jax.jacrev", 1.1),
+        Row(f"{label}: order forward", times["forward"], times["jacfwd"], "jax.jacfwd", 1.1),
+        Row(
+            f"{label}: searched order", times["searched"], better, "better of jacrev, jacfwd", 1.05,
+            note=f"{order.cost} nontrivial multiplications, found in {order.seconds:.2g} s",
+        ),
+        Row(f"{label}: compile, reverse", setup["reverse"], setup["jacrev"], "jax.jacrev", 3.0),
+        Row(f"{label}: compile, forward", setup["forward"], setup["jacfwd"], "jax.jacfwd", 3.0),
+    ]  # fmt: skip
+
+
+def _stencil(n: int) -> list[Row]:
+    """The Bratu residual on a line."""
+    import asdex
+
+    scale = float(n) ** 2
+
+    def residual(u: jax.Array) -> jax.Array:
+        padded = jnp.pad(u, 1)
+        return scale * (padded[2:] - 2 * u + padded[:-2]) + jnp.exp(u)
+
+    def by_hand(u: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return -2 * scale + jnp.exp(u), jnp.full(n - 1, scale)
+
+    u = jnp.linspace(0.0, 1.0, n, dtype=jnp.float32)
+    return _sparse_rows(f"tridiagonal residual, n = {n}", residual, by_hand, u, asdex)
+
+
+def _five_point(side: int) -> list[Row]:
+    """The Bratu residual on a square."""
+    import asdex
+
+    def residual(flat: jax.Array) -> jax.Array:
+        u = flat.reshape(side, side)
+        p = jnp.pad(u, 1)
+        laplacian = p[2:, 1:-1] + p[:-2, 1:-1] + p[1:-1, 2:] + p[1:-1, :-2] - 4 * u
+        return (laplacian + jnp.exp(u)).reshape(-1)
+
+    def by_hand(u: jax.Array) -> jax.Array:
+        return jnp.exp(u) - 4
+
+    u = jnp.linspace(0.0, 1.0, side * side, dtype=jnp.float32)
+    name = f"five-point residual, n = {side * side}"
+    return _sparse_rows(name, residual, by_hand, u, asdex)
+
+
+def _sparse_rows(
+    name: str, residual: Callable[..., Any], by_hand: Callable[..., Any], u: jax.Array, asdex: Any
+) -> list[Row]:
+    start = time.perf_counter()
+    coloring = asdex.jacobian_coloring(residual, u)
+    peer = jax.jit(asdex.jacobian_from_coloring(residual, coloring))
+    jax.block_until_ready(peer(u).data)
+    peer_setup = time.perf_counter() - start
+    start = time.perf_counter()
+    ours = jax.jit(jacobian(residual, sparse=True))
+    jax.block_until_ready(ours(u))
+    our_setup = time.perf_counter() - start
+    bcoo = jax.jit(lambda u: jacobian(residual, sparse=True)(u).to_bcoo())
+    hand = jax.jit(by_hand)
+    times = interleaved(
+        {
+            "ours": _blocking(ours, u),
+            "ours as BCOO": lambda: jax.block_until_ready(bcoo(u).data),
+            "asdex": lambda: jax.block_until_ready(peer(u).data),
+            "by hand": _blocking(hand, u),
+        }
+    )
+    setup = f"set-up {our_setup:.2g} s against {peer_setup:.2g} s"
+    return [
+        Row(f"{name}: bands", times["ours"], times["asdex"], "asdex", 1.0, note=setup),
+        Row(f"{name}: as BCOO", times["ours as BCOO"], times["asdex"], "asdex", 1.0),
+        Row(f"{name}: bands", times["ours"], times["by hand"], "written by hand"),
+        Row(f"{name}: set-up", our_setup, peer_setup, "asdex", 1.0),
+    ]
+
+
+if __name__ == "__main__":
+    show(run())
