@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from chainrule._errors import PathError
 from chainrule._trees import flatten_with_paths, get_at_path, is_arraylike, set_at_path
-from chainrule.runtime._derivatives._layout import canonical, check_keys
+from chainrule.runtime._derivatives._layout import canonical, check_keys, fitted_shape
 
 __all__ = [
     "torch_abstract_eval",
@@ -274,7 +274,8 @@ def _fit(vector: Mapping[str, Any], like: Tensors, batched: bool) -> Tensors:
     fitted = {}
     for path, tensor in like.items():
         value = torch.as_tensor(np.array(vector[path])).to(tensor.dtype)
-        fitted[path] = value.broadcast_to((*value.shape[: int(batched)], *tensor.shape))
+        shape = fitted_shape(tuple(value.shape), tuple(tensor.shape), path, batched=batched)
+        fitted[path] = value.broadcast_to(shape)
     return fitted
 
 

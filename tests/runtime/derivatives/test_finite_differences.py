@@ -272,3 +272,24 @@ def test_vector_must_name_the_selected_paths(problem):
     with pytest.raises(InputError) as caught:
         finite_difference_vjp(problem.apply, problem.inputs, {"x"}, {"y"}, {"n.s": 1.0})
     assert caught.value.code == "vector_keys_mismatch"
+
+
+@pytest.mark.parametrize("algorithm", EXACT)
+def test_programs_that_work_in_place(algorithm):
+    def apply(inputs):
+        inputs["x"] *= inputs["w"]
+        inputs["w"] += 1.0
+        return {"y": inputs["x"]}
+
+    inputs = {"x": np.array([1.0, 2.0]), "w": np.array([3.0, 4.0])}
+    found = finite_difference_jacobian(apply, inputs, {"x"}, {"y"}, algorithm=algorithm)
+    np.testing.assert_allclose(found["y"]["x"], np.diag([3.0, 4.0]), rtol=1e-9)
+    np.testing.assert_array_equal(inputs["w"], [3.0, 4.0])
+
+
+def test_a_failing_evaluation_stops_the_others():
+    def apply(inputs):
+        raise ZeroDivisionError("at a point")
+
+    with ThreadPoolExecutor(1) as executor, pytest.raises(ZeroDivisionError):
+        finite_difference_jacobian(apply, {"x": np.ones(50)}, {"x"}, {"y"}, executor=executor)

@@ -89,6 +89,13 @@ def test_the_solver_runs_once_for_apply_and_its_derivatives(inputs):
     assert len(calls) == 3
 
 
+def test_the_caller_may_change_what_it_got(inputs):
+    function = ImplicitFunction(solve, residual)
+    first = function.apply(inputs)
+    first["y"][:] = 0.0
+    np.testing.assert_array_equal(function.apply(inputs)["y"], solve(inputs)["y"])
+
+
 def test_only_some_outputs_are_unknowns(inputs, slope):
     function = ImplicitFunction(
         lambda i: solve(i) | {"iterations": 40, "norm": 1.0}, residual, unknowns={"y"}

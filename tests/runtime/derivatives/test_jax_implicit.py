@@ -48,7 +48,7 @@ def solve(inputs):
 
 def solve_unrolled(inputs):
     y = jnp.zeros(3)
-    for _ in range(12):
+    for _ in range(6):
         y = newton_step(inputs, y)
     return {"y": y}
 

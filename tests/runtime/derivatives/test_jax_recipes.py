@@ -241,6 +241,13 @@ def test_vectors_that_do_not_fit(inputs, tangent, code):
     assert caught.value.code == code
 
 
+def test_batched_vectors_need_their_own_batch_axis(inputs):
+    apply, _ = make_apply()
+    with pytest.raises(InputError) as caught:
+        jax_jvp(apply, inputs, {"x"}, {"y"}, {"x": np.ones(3)}, batched=True)
+    assert caught.value.code == "vector_shape_mismatch"
+
+
 def test_complex_functions():
     apply = jax.jit(lambda d: {"y": d["z"] ** 2, "r": jnp.abs(d["x"] * (1 + 2j)) ** 2})
     inputs = {"z": np.complex64([1 + 2j, 3j]), "x": np.float32([1.0, 2.0])}

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 
-from chainrule._errors import PathError  # noqa: E402
+from chainrule._errors import InputError, PathError  # noqa: E402
 from chainrule.runtime import jax_recipes as jr  # noqa: E402
 from chainrule.runtime import torch_recipes as tr  # noqa: E402
 
@@ -119,6 +119,12 @@ def test_abstract_evaluation(inputs):
     assert found["y"] == {"shape": (3,), "dtype": "float32"}
     assert found["k"] == {"shape": (2,), "dtype": "int64"}
     assert found["label"] == "m"
+
+
+def test_vectors_that_do_not_fit(inputs):
+    with pytest.raises(InputError) as caught:
+        tr.torch_jvp(torch_apply, inputs, {"x"}, {"y"}, {"x": np.ones(4)})
+    assert caught.value.code == "vector_shape_mismatch"
 
 
 def test_what_is_no_array_cannot_be_differentiated(inputs):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from chainrule.runtime._derivatives._columns import Sampler
+from chainrule.runtime._derivatives._sampler import Sampler
 from chainrule.runtime._derivatives._sparsity import Pattern, color_groups
 from chainrule.runtime._derivatives._stencils import STENCILS
 

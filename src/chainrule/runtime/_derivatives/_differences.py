@@ -19,14 +19,11 @@ from typing import Any, Literal
 import numpy as np
 
 from chainrule.runtime._derivatives._blocks import dense_blocks, sparse_blocks
-from chainrule.runtime._derivatives._columns import (
-    Sampler,
-    difference_columns,
-    random_directions,
-)
+from chainrule.runtime._derivatives._columns import difference_columns, random_directions
 from chainrule.runtime._derivatives._detection import detect_pattern
 from chainrule.runtime._derivatives._layout import canonical, check_keys
 from chainrule.runtime._derivatives._program import Program
+from chainrule.runtime._derivatives._sampler import Sampler
 from chainrule.runtime._derivatives._sparsity import Pattern, read_pattern
 from chainrule.runtime._derivatives._stencils import Algorithm, Eps, find_stencil
 

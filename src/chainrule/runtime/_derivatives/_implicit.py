@@ -12,7 +12,9 @@ differences (r is cheap beside the solve); `jax_recipes.jax_implicit` takes them
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,10 +36,11 @@ __all__ = ["ImplicitFunction"]
 Solve = Callable[[Any, Any, dict[str, np.ndarray]], Mapping[str, Any]]
 
 
+@dataclass(frozen=True, eq=False)
 class ImplicitFunction:
     """The endpoints of a component whose outputs solve r(inputs, outputs) = 0.
 
-    Args:
+    Attributes:
         solve: `solve(inputs) -> outputs`.
         residual: `residual(inputs, outputs) -> mapping` of arrays, zero at the solution, with as many
             elements as the unknowns.
@@ -58,34 +61,31 @@ class ImplicitFunction:
         np.float64(0.25)
     """
 
-    def __init__(
-        self,
-        solve: Callable[[Any], Any],
-        residual: Callable[[Any, Any], Mapping[str, Any]],
-        *,
-        unknowns: Collection[str] | None = None,
-        solve_linear: Solve | None = None,
-        solve_transpose: Solve | None = None,
-        algorithm: Algorithm = "central",
-        sparsity: Any = None,
-    ) -> None:
-        self._solve = solve
-        self._residual = residual
-        self._unknowns = unknowns
-        self._solve_linear = solve_linear
-        self._solve_transpose = solve_transpose
-        self._algorithm = algorithm
-        self._sparsity = sparsity
-        self._solutions = ResidualCache(4)
+    solve: Callable[[Any], Any]
+    residual: Callable[[Any, Any], Mapping[str, Any]]
+    _: KW_ONLY
+    unknowns: Collection[str] | None = None
+    solve_linear: Solve | None = None
+    solve_transpose: Solve | None = None
+    algorithm: Algorithm = "central"
+    sparsity: Any = None
+    _solutions: ResidualCache = field(
+        init=False, repr=False, default_factory=lambda: ResidualCache(4)
+    )
 
     def apply(self, inputs: Any) -> Any:
         """The solution. The last few are remembered for the derivatives that follow."""
+        # The caller may do what it likes with what it gets; the remembered one stays as it is.
+        return copy.deepcopy(self.solution(inputs))
+
+    def solution(self, inputs: Any) -> Any:
+        """The remembered solution itself, not to be changed."""
         leaves = flatten_with_paths(inputs)
         arrays = [leaf for leaf in leaves.values() if is_arraylike(leaf)]
         frame = tuple((p, None if is_arraylike(leaf) else repr(leaf)) for p, leaf in leaves.items())
         found = self._solutions.find(frame, arrays)
         if found is None:
-            found = self._solve(inputs)
+            found = self.solve(inputs)
             self._solutions.keep(frame, own(arrays), found, 0)
         return found
 
@@ -138,11 +138,11 @@ class _Point:
     def __init__(self, function: ImplicitFunction, inputs: Any) -> None:
         self._function = function
         self._inputs = inputs
-        self._outputs = function.apply(inputs)
-        unknowns = function._unknowns
+        self._outputs = function.solution(inputs)
+        unknowns = function.unknowns
         names = _floating(self._outputs) if unknowns is None else canonical(unknowns)
         self.state = Layout.of(read_arrays(self._outputs, names))
-        residual = function._residual(inputs, self._outputs)
+        residual = function.residual(inputs, self._outputs)
         self.equations = Layout.of(read_arrays(residual, canonical(residual)))
         if self.state.size != self.equations.size:
             raise DefinitionError(
@@ -153,11 +153,11 @@ class _Point:
 
     def solve(self, right: np.ndarray) -> np.ndarray:
         """A⁻¹ right, for a vector or the columns of a matrix."""
-        return self._solve(right, self._function._solve_linear, self.equations, self.state, False)
+        return self._solve(right, self._function.solve_linear, self.equations, self.state, False)
 
     def solve_transpose(self, right: np.ndarray) -> np.ndarray:
         """A⁻ᵀ right."""
-        return self._solve(right, self._function._solve_transpose, self.state, self.equations, True)
+        return self._solve(right, self._function.solve_transpose, self.state, self.equations, True)
 
     def _solve(
         self,
@@ -204,7 +204,7 @@ class _Point:
     def _state_matrix(self) -> Any:
         """A, dense or as a SciPy sparse matrix."""
         names = [f"state.{path}" for path in self.state.paths]
-        sparsity = self._function._sparsity
+        sparsity = self._function.sparsity
         if isinstance(sparsity, Mapping):
             sparsity = {
                 out: {f"state.{p}": block for p, block in row.items()}
@@ -235,11 +235,11 @@ class _Point:
         return {"inputs": self._inputs, "state": self._outputs}
 
     def _residual_of_both(self, both: Mapping[str, Any]) -> Mapping[str, Any]:
-        return self._function._residual(both["inputs"], both["state"])
+        return self._function.residual(both["inputs"], both["state"])
 
     @property
     def _options(self) -> dict[str, Any]:
-        return {"algorithm": self._function._algorithm, "eps": "auto", "show_progress": False}
+        return {"algorithm": self._function.algorithm, "eps": "auto", "show_progress": False}
 
 
 def _floating(outputs: Any) -> tuple[str, ...]:

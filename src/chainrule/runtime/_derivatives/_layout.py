@@ -17,7 +17,7 @@ import numpy as np
 from chainrule._errors import InputError, PathError
 from chainrule._trees import get_at_path
 
-__all__ = ["Layout", "canonical", "check_keys", "describe", "read_arrays"]
+__all__ = ["Layout", "canonical", "check_keys", "describe", "fitted_shape", "read_arrays"]
 
 
 def canonical(paths: Iterable[str]) -> tuple[str, ...]:
@@ -69,6 +69,29 @@ def check_keys(given: Mapping[str, Any], expected: Iterable[str], argument: str)
             code="vector_keys_mismatch",
             details={"missing": missing, "unexpected": extra},
         )
+
+
+def fitted_shape(
+    value_shape: tuple[int, ...], like_shape: tuple[int, ...], path: str, *, batched: bool
+) -> tuple[int, ...]:
+    """The shape to broadcast a tangent or cotangent to: that of its array, behind a batch if there is one.
+
+    Raises:
+        InputError: it does not broadcast, or a batched one has no batch axis of its own.
+    """
+    target = (*value_shape[: int(batched)], *like_shape)
+    own_batch = not batched or len(value_shape) == len(like_shape) + 1
+    try:
+        if own_batch and np.broadcast_shapes(value_shape, target) == target:
+            return target
+    except ValueError:
+        pass
+    raise InputError(
+        f"The vector at {path!r} has shape {list(value_shape)}, expected "
+        f"{'[batch] + ' if batched else ''}{list(like_shape)}.",
+        code="vector_shape_mismatch",
+        path=path,
+    )
 
 
 def _shaped(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

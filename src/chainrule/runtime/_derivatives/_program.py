@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from chainrule._errors import InputError
-from chainrule._trees import set_at_path
+from chainrule._trees import flatten_with_paths, set_at_path
 from chainrule.runtime._derivatives._layout import Layout, describe, read_arrays
 
 __all__ = ["Program", "evaluate_all"]
@@ -60,7 +60,16 @@ class Program:
 
     @cached_property
     def _dumped(self) -> Any:
-        return self.inputs.model_dump() if hasattr(self.inputs, "model_dump") else self.inputs
+        return self.inputs.model_dump() if _is_model(self.inputs) else self.inputs
+
+    @cached_property
+    def _changeable(self) -> dict[str, np.ndarray]:
+        """The arrays besides the varying ones that the program could write into."""
+        return {
+            path: leaf
+            for path, leaf in flatten_with_paths(self.inputs).items()
+            if isinstance(leaf, np.ndarray) and leaf.flags.writeable and path not in self.base
+        }
 
     @cached_property
     def _kept(self) -> dict[str, np.dtype]:
@@ -72,7 +81,7 @@ class Program:
 
     def _validate(self, values: Mapping[str, np.ndarray]) -> Any:
         tree = set_at_path(self._dumped, values)
-        return type(self.inputs).model_validate(tree) if tree_is_model(self.inputs) else tree
+        return type(self.inputs).model_validate(tree) if _is_model(self.inputs) else tree
 
     def round(self, point: np.ndarray) -> np.ndarray:
         """The nearest point that the input schema can hold, in float64."""
@@ -83,17 +92,20 @@ class Program:
         return self.layout.join(rounded).astype(np.float64)
 
     def inputs_at(self, point: np.ndarray) -> Any:
-        """The inputs with a point (real, or complex for the complex step) at the varying leaves."""
+        """The inputs with a point (real, or complex for the complex step) at the varying leaves.
+
+        Every call gets arrays of its own, so a program that works in place cannot spoil the next one.
+        """
+        others = {path: array.copy() for path, array in self._changeable.items()}
         values = self.layout.split(point)
         if np.iscomplexobj(point):
             # No schema of real numbers lets a complex one pass: the author's code gets it directly.
-            return set_at_path(self.inputs, values)
-        return self._validate(
-            {path: value.astype(self._kept[path], copy=False) for path, value in values.items()}
-        )
+            return set_at_path(self.inputs, others | {p: v.copy() for p, v in values.items()})
+        kept = {path: value.astype(self._kept[path]) for path, value in values.items()}
+        return self._validate(others | kept)
 
 
-def tree_is_model(tree: Any) -> bool:
+def _is_model(tree: Any) -> bool:
     """Whether inputs are a pydantic model rather than plain nested data."""
     return hasattr(type(tree), "model_validate")
 
@@ -132,10 +144,15 @@ def evaluate_all(
             yield _evaluate(program.apply_fn, program.inputs_at(point), program.output_paths)
         return
     pending: deque[Future[dict[str, np.ndarray]]] = deque()
-    for point in points:
-        arguments = (program.apply_fn, program.inputs_at(point), program.output_paths)
-        pending.append(executor.submit(_evaluate, *arguments))
-        if len(pending) >= IN_FLIGHT:
+    try:
+        for point in points:
+            arguments = (program.apply_fn, program.inputs_at(point), program.output_paths)
+            pending.append(executor.submit(_evaluate, *arguments))
+            if len(pending) >= IN_FLIGHT:
+                yield pending.popleft().result()
+        while pending:
             yield pending.popleft().result()
-    while pending:
-        yield pending.popleft().result()
+    finally:
+        # After a failure there is no use for the rest.
+        for future in pending:
+            future.cancel()

@@ -13,8 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from chainrule._errors import InputError, PathError
+from chainrule._errors import PathError
 from chainrule._trees import get_at_path, set_at_path
+from chainrule.runtime._derivatives._layout import fitted_shape
 from chainrule.runtime.jax_recipes._boundary import Selection, is_array, seal
 
 __all__ = ["Narrowed", "fit", "is_inexact", "narrow", "select", "zeros_like_all"]
@@ -94,16 +95,7 @@ def fit(
 
 def _fit_one(value: Any, like: Any, path: str, batched: bool) -> jax.Array:
     value = jnp.asarray(value).astype(like.dtype)
-    shape = value.shape[: int(batched)] + like.shape
-    try:
-        return jnp.broadcast_to(value, shape)
-    except ValueError:
-        raise InputError(
-            f"The vector at {path!r} has shape {value.shape}, expected "
-            f"{'(batch, ...) + ' if batched else ''}{like.shape}.",
-            code="vector_shape_mismatch",
-            path=path,
-        ) from None
+    return jnp.broadcast_to(value, fitted_shape(value.shape, like.shape, path, batched=batched))
 
 
 def zeros_like_all(

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chainrule.runtime._derivatives._columns import Sampler
 from chainrule.runtime._derivatives._layout import Layout, read_arrays
 from chainrule.runtime._derivatives._program import Program
+from chainrule.runtime._derivatives._sampler import Sampler
 from chainrule.runtime._derivatives._stencils import STENCILS, Eps, coarsest
 from chainrule.runtime.testing._subject import Subject
 
