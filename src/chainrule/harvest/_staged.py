@@ -23,13 +23,7 @@ def compile_rewrite(
     function: Callable[..., Any], rewrite: Rewrite, **options: Any
 ) -> Callable[..., Any]:
     """`rewrite(function, args, kwargs)` as a function of the arguments, under one `jax.jit`."""
-    compiled = _Compiled(function, rewrite, **options)
-
-    @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return compiled.run(args, kwargs)
-
-    return wrapped
+    return _Compiled(function, rewrite, **options).like(function)
 
 
 def compile_capture(
@@ -38,24 +32,27 @@ def compile_capture(
     """Like `compile_rewrite`, for a rewrite that gives a result and what was found inside, by name.
 
     `key` says which rewrite it is: as with `jax.jit`, capturing the same function again in the same way
-    finds what was compiled before. `jit` sorts the keys of dictionaries; here the names come in the
-    order of the program.
+    finds what was compiled before.
     """
-    names, compiled = _remembered(function, rewrite, key, options)
-
-    @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        result, found = compiled.run(args, kwargs)
-        return result, {name: found[name] for name in names if name in found}
-
-    return wrapped
+    try:
+        known = _KNOWN.setdefault(function, {})
+    except TypeError:  # not hashable, or not weakly referable: this one is on its own
+        known = {}
+    whole = (key, *map(_frozen, options.values()))
+    if whole not in known:
+        known[whole] = _Capture(function, rewrite, **options)
+    return known[whole].like(function)
 
 
 class _Compiled:
     """A rewritten function under `jit`, which also takes and gives values that are no arrays.
 
     Such values are hidden from `jit`, once it turns out that there are some. The function is held weakly,
-    so that what is remembered for it can go when it goes; whoever calls `run` holds it.
+    so that what is remembered for it can go when it goes; whoever calls holds it.
+
+    Attributes:
+        call: the function to call with the arguments.
+        finish: what is left to do with its output; `None` in the usual case.
     """
 
     def __init__(
@@ -66,33 +63,70 @@ class _Compiled:
         static_argnums: int | Sequence[int] | None = None,
         static_argnames: str | Iterable[str] | None = None,
     ) -> None:
-        self._hides_arguments = self._hides_results = False
         reference = _weakly(function)
 
         def traced(*args: Any, **kwargs: Any) -> Any:
-            result = rewrite(reference(), *unprotect((args, kwargs)))
-            if has_static_leaves(result):
-                self._hides_results = True
-                return protect(result)
-            return result
+            output = rewrite(reference(), *unprotect((args, kwargs)))
+            self._note(output)
+            return protect(output)
 
         _look_like(traced, function)
         self._jitted = jax.jit(
             traced, static_argnums=static_argnums, static_argnames=static_argnames
         )
+        self.call: Callable[..., Any] = self._jitted
+        self.finish: Callable[[Any], Any] | None = None
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the function."""
-        if self._hides_arguments:
-            args, kwargs = protect((args, kwargs))
-        try:
-            result = self._jitted(*args, **kwargs)
-        except TypeError:
-            if self._hides_arguments or not has_static_leaves((args, kwargs)):
-                raise
-            self._hides_arguments = True
-            return self.run(args, kwargs)
-        return unprotect(result) if self._hides_results else result
+    def like(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function for the user; little happens here, because all of it happens at every call."""
+
+        @functools.wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            try:
+                output = self.call(*args, **kwargs)
+            except TypeError:
+                if self.call is not self._jitted or not has_static_leaves((args, kwargs)):
+                    raise
+                self.call = self._protecting
+                output = self.call(*args, **kwargs)
+            return output if self.finish is None else self.finish(output)
+
+        return wrapped
+
+    def _protecting(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = protect((args, kwargs))
+        return self._jitted(*args, **kwargs)
+
+    def _note(self, output: Any) -> None:
+        """Look at what came out of a trace, and decide what has to be done after each call."""
+        if has_static_leaves(output):
+            self.finish = unprotect
+
+
+class _Capture(_Compiled):
+    """A rewrite that finds things by name: they come in the order of the program.
+
+    `jit` sorts the keys of dictionaries.
+    """
+
+    def __init__(self, function: Callable[..., Any], rewrite: Rewrite, **options: Any) -> None:
+        super().__init__(function, rewrite, **options)
+        self._names: dict[str, None] = {}
+
+    def _note(self, output: Any) -> None:
+        self._names.update(dict.fromkeys(output[1]))
+        if has_static_leaves(output):
+            self.finish = lambda output: self._order(unprotect(output))
+        elif self.finish is None and list(self._names) != sorted(self._names):
+            self.finish = self._order
+
+    def _order(self, output: Any) -> Any:
+        result, found = output
+        return result, {name: found[name] for name in self._names if name in found}
+
+
+_KNOWN: MutableMapping[Any, dict[Hashable, _Capture]] = weakref.WeakKeyDictionary()
+"""What was compiled, by function; an entry goes with its function."""
 
 
 def _weakly(function: Callable[..., Any]) -> Callable[[], Any]:
@@ -107,31 +141,6 @@ def _look_like(traced: Callable[..., Any], function: Callable[..., Any]) -> None
     traced.__name__ = getattr(function, "__name__", type(function).__name__)
     with contextlib.suppress(TypeError, ValueError):
         traced.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
-
-
-_Known = tuple[dict[str, None], _Compiled]
-_KNOWN: MutableMapping[Any, dict[Hashable, _Known]] = weakref.WeakKeyDictionary()
-"""What was compiled, by function; an entry goes with its function."""
-
-
-def _remembered(
-    function: Callable[..., Any], rewrite: Rewrite, key: Hashable, options: dict[str, Any]
-) -> _Known:
-    try:
-        known = _KNOWN.setdefault(function, {})
-    except TypeError:  # neither hashable nor weakly referable: this one is on its own
-        known = {}
-    whole = (key, *(_frozen(option) for option in options.values()))
-    if whole not in known:
-        names: dict[str, None] = {}
-
-        def noting_names(*args: Any) -> tuple[Any, dict[str, Any]]:
-            result, found = rewrite(*args)
-            names.update(dict.fromkeys(found))
-            return result, found
-
-        known[whole] = names, _Compiled(function, noting_names, **options)
-    return known[whole]
 
 
 def _frozen(option: Any) -> Hashable:
