@@ -17,6 +17,8 @@ from benchmarks._harness import Row, interleaved, show
 from chainrule.harvest import save_intermediates, sow
 
 Sow = Callable[..., Any]
+ROUNDS = 41
+BAR = 1.15
 
 
 def make_network(sow: Sow) -> Callable[[dict[str, Any], Any], Any]:
@@ -36,7 +38,10 @@ def by_hand(params: dict[str, Any], x: Any) -> Any:
 
 def grad_by_hand(params: dict[str, Any], x: Any) -> Any:
     """The gradient with respect to the parameters, with perturbations for the cotangents."""
-    zeros = jnp.zeros((x.shape[0], params["b"].shape[0])), jnp.zeros((x.shape[0], params["b"].shape[1]))
+    zeros = (
+        jnp.zeros((x.shape[0], params["b"].shape[0])),
+        jnp.zeros((x.shape[0], params["b"].shape[1])),
+    )
 
     def loss(params: dict[str, Any], nudges: Any) -> Any:
         hidden = jnp.tanh(x @ params["a"]) + nudges[0]
@@ -49,6 +54,25 @@ def grad_by_hand(params: dict[str, Any], x: Any) -> Any:
         name: {"primal": value, "cotangent": cotangent}
         for name, value, cotangent in zip(names, values, cotangents, strict=True)
     }
+
+
+def make_recurrence(sow: Sow) -> Callable[[Any], Any]:
+    def recurrence(x: Any) -> Any:
+        def step(state: Any, _: None) -> tuple[Any, None]:
+            return sow(jnp.sin(state) + 0.1, "state"), None
+
+        return jnp.sum(jax.lax.scan(step, x, None, length=100)[0])
+
+    return recurrence
+
+
+def recurrence_by_hand(x: Any) -> Any:
+    def step(state: Any, _: None) -> tuple[Any, Any]:
+        state = jnp.sin(state) + 0.1
+        return state, state
+
+    last, states = jax.lax.scan(step, x, None, length=100)
+    return jnp.sum(last), {"state": {"primal": states}}
 
 
 def problem(width: int) -> tuple[dict[str, Any], Any]:
@@ -97,28 +121,57 @@ def measure(width: int, *, with_peer: bool) -> list[Row]:
     }
     if with_peer:
         contestants |= peer_contestants(args)
-    times = interleaved(contestants, rounds=25)
+    times = interleaved(contestants, rounds=ROUNDS)
+    hand = "hand-written jit"
     rows = [
-        Row(f"save_intermediates(f), width {width}", times["ours"], times["hand"], "hand-written jit", 1.15),
+        Row(f"save_intermediates(f), width {width}", times["ours"], times["hand"], hand, BAR),
         Row(
             f"save_intermediates(grad(f)), width {width}",
-            times["ours grad"], times["hand grad"], "hand-written jit", 1.15,
-        ),  # fmt: skip
-        Row(f"jit with sows, width {width}", times["tagged"], times["untagged"], "jit without", 1.15),
+            times["ours grad"],
+            times["hand grad"],
+            hand,
+            BAR,
+        ),
+        Row(f"jit(f) with sows, width {width}", times["tagged"], times["untagged"], "without", BAR),
     ]
-    for kind in ("", " grad"):
+    for kind, claim in (("", "save_intermediates(f)"), (" grad", "save_intermediates(grad(f))")):
         if f"peer{kind}" in times:
-            rows.append(
-                Row(
-                    f"save_intermediates{kind}, width {width}",
-                    times[f"ours{kind}"], times[f"peer{kind}"], "Tesseract-JAX",
-                )  # fmt: skip
-            )
+            ours, peer = times[f"ours{kind}"], times[f"peer{kind}"]
+            rows.append(Row(f"{claim}, width {width}", ours, peer, "Tesseract-JAX"))
     return rows
 
 
+def measure_pair(
+    claim: str, captured: Callable[..., Any], by_hand: Callable[..., Any], x: Any
+) -> Row:
+    ours, hand = save_intermediates(captured), jax.jit(by_hand)
+    times = interleaved(
+        {
+            "ours": lambda: jax.block_until_ready(ours(x)),
+            "hand": lambda: jax.block_until_ready(hand(x)),
+        },
+        rounds=ROUNDS,
+    )
+    return Row(claim, times["ours"], times["hand"], "hand-written jit", BAR)
+
+
+def small(x: Any) -> Any:
+    return sow(jnp.sin(x), "h") ** 2
+
+
+def small_by_hand(x: Any) -> Any:
+    h = jnp.sin(x)
+    return h**2, {"h": {"primal": h}}
+
+
 def run() -> list[Row]:
-    return [*measure(16, with_peer=True), *measure(256, with_peer=False)]
+    states = jnp.linspace(0.0, 1.0, 64)
+    return [
+        *measure(16, with_peer=True),
+        *measure(256, with_peer=False),
+        measure_pair("save_intermediates of sin(x)²", small, small_by_hand, jnp.float32(1.0)),
+        measure_pair("… of a scan of 100 steps", make_recurrence(sow), recurrence_by_hand, states),
+    ]
 
 
 if __name__ == "__main__":
