@@ -19,12 +19,14 @@ from tesseract_core.runtime import Array, Float64
 
 class InputSchema(BaseModel):
     x: Array[(None,), Float64]
+    many: dict[str, Array[(None,), Float64]] = {}
 
 class OutputSchema(BaseModel):
     y: Array[(None,), Float64]
+    many: dict[str, Array[(None,), Float64]]
 
 def apply(inputs: InputSchema) -> OutputSchema:
-    return OutputSchema(y=inputs.x)
+    return OutputSchema(y=inputs.x, many=inputs.many)
 """
 
 ECHO = """
@@ -37,7 +39,7 @@ async def echo(request):
     return Response(await request.body(), media_type="application/octet-stream")
 
 uvicorn.run(Starlette(routes=[Route("/apply", echo, methods=["POST"])]), port=int(sys.argv[1]),
-            log_level="warning", access_log=False)
+            log_level="warning", access_log=False, timeout_keep_alive=60)
 """
 
 OURS = """
