@@ -84,75 +84,62 @@ def problem(width: int) -> tuple[dict[str, Any], Any]:
     return params, jax.random.normal(keys[2], (8, width))
 
 
-def peer_contestants(args: tuple[Any, ...]) -> dict[str, Callable[[], object]]:
+def compare(
+    claim: str, ours: Callable[..., Any], reference: Callable[..., Any], against: str, *args: Any
+) -> Row:
+    """One pair at a time: a slow contestant would cool the caches of whoever comes next."""
+    given = args if against != "Tesseract-JAX" else (args[0]["a"], args[0]["b"], args[1])
+    times = interleaved(
+        {
+            "ours": lambda: jax.block_until_ready(ours(*args)),
+            "reference": lambda: jax.block_until_ready(reference(*given)),
+        },
+        rounds=ROUNDS,
+    )
+    bar = None if against == "Tesseract-JAX" else BAR
+    return Row(claim, times["ours"], times["reference"], against, bar)
+
+
+def measure(width: int) -> list[Row]:
+    network = make_network(sow)
+    plain = make_network(lambda value, name: value)
+    captured, captured_grad = save_intermediates(network), save_intermediates(jax.grad(network))
+    args, hand = problem(width), "hand-written jit"
+    return [
+        compare(f"save_intermediates(f), width {width}", captured, jax.jit(by_hand), hand, *args),
+        compare(
+            f"save_intermediates(grad(f)), width {width}",
+            captured_grad,
+            jax.jit(grad_by_hand),
+            hand,
+            *args,
+        ),
+        compare(
+            f"jit(f) with sows, width {width}", jax.jit(network), jax.jit(plain), "without", *args
+        ),
+    ]
+
+
+def measure_peer(width: int) -> list[Row]:
     """Tesseract-JAX wants arrays as positional arguments, so the parameters are passed apart."""
     try:
         from tesseract_jax import save_intermediates as peer_save
         from tesseract_jax import sow as peer_sow
     except ImportError:
-        return {}
-    network = make_network(peer_sow)
+        return []
+    network, peer_network = make_network(sow), make_network(peer_sow)
 
     def flat(a: Any, b: Any, x: Any) -> Any:
-        return network({"a": a, "b": b}, x)
+        return peer_network({"a": a, "b": b}, x)
 
-    params, x = args
-    plain, grad = peer_save(flat), peer_save(jax.grad(flat, argnums=(0, 1)))
-    return {
-        "peer": lambda: jax.block_until_ready(plain(params["a"], params["b"], x)),
-        "peer grad": lambda: jax.block_until_ready(grad(params["a"], params["b"], x)),
-    }
-
-
-def measure(width: int, *, with_peer: bool) -> list[Row]:
-    args = problem(width)
-    network = make_network(sow)
-    functions = {
-        "ours": save_intermediates(network),
-        "hand": jax.jit(by_hand),
-        "ours grad": save_intermediates(jax.grad(network)),
-        "hand grad": jax.jit(grad_by_hand),
-        "tagged": jax.jit(network),
-        "untagged": jax.jit(make_network(lambda value, name: value)),
-    }
-    contestants: dict[str, Callable[[], object]] = {
-        name: lambda function=function: jax.block_until_ready(function(*args))
-        for name, function in functions.items()
-    }
-    if with_peer:
-        contestants |= peer_contestants(args)
-    times = interleaved(contestants, rounds=ROUNDS)
-    hand = "hand-written jit"
-    rows = [
-        Row(f"save_intermediates(f), width {width}", times["ours"], times["hand"], hand, BAR),
-        Row(
-            f"save_intermediates(grad(f)), width {width}",
-            times["ours grad"],
-            times["hand grad"],
-            hand,
-            BAR,
+    args, peer = problem(width), "Tesseract-JAX"
+    return [
+        compare("save_intermediates(f)", save_intermediates(network), peer_save(flat), peer, *args),
+        compare(
+            "save_intermediates(grad(f))", save_intermediates(jax.grad(network)),
+            peer_save(jax.grad(flat, argnums=(0, 1))), peer, *args,
         ),
-        Row(f"jit(f) with sows, width {width}", times["tagged"], times["untagged"], "without", BAR),
-    ]
-    for kind, claim in (("", "save_intermediates(f)"), (" grad", "save_intermediates(grad(f))")):
-        if f"peer{kind}" in times:
-            ours, peer = times[f"ours{kind}"], times[f"peer{kind}"]
-            rows.append(Row(f"{claim}, width {width}", ours, peer, "Tesseract-JAX"))
-    return rows
-
-
-def measure_pair(
-    claim: str, captured: Callable[..., Any], by_hand: Callable[..., Any], x: Any
-) -> Row:
-    ours, hand = save_intermediates(captured), jax.jit(by_hand)
-    times = interleaved(
-        {
-            "ours": lambda: jax.block_until_ready(ours(x)),
-            "hand": lambda: jax.block_until_ready(hand(x)),
-        },
-        rounds=ROUNDS,
-    )
-    return Row(claim, times["ours"], times["hand"], "hand-written jit", BAR)
+    ]  # fmt: skip
 
 
 def small(x: Any) -> Any:
@@ -165,12 +152,20 @@ def small_by_hand(x: Any) -> Any:
 
 
 def run() -> list[Row]:
-    states = jnp.linspace(0.0, 1.0, 64)
+    hand, x, states = "hand-written jit", jnp.float32(1.0), jnp.linspace(0.0, 1.0, 64)
+    recurrence = save_intermediates(make_recurrence(sow))
     return [
-        *measure(16, with_peer=True),
-        *measure(256, with_peer=False),
-        measure_pair("save_intermediates of sin(x)²", small, small_by_hand, jnp.float32(1.0)),
-        measure_pair("… of a scan of 100 steps", make_recurrence(sow), recurrence_by_hand, states),
+        compare(
+            "save_intermediates of sin(x)²",
+            save_intermediates(small),
+            jax.jit(small_by_hand),
+            hand,
+            x,
+        ),
+        *measure(16),
+        *measure(256),
+        compare("… of a scan of 100 steps", recurrence, jax.jit(recurrence_by_hand), hand, states),
+        *measure_peer(16),
     ]
 
 
