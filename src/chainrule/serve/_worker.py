@@ -8,6 +8,7 @@ of `chainrule.runtime._samehost`. The process ends when the server closes its en
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import pickle
 import signal
@@ -156,6 +157,7 @@ def main(descriptor: int) -> None:
     worker = Worker(socket.socket(fileno=descriptor))
     answerer = worker.load()
     if answerer is not None:
+        gc.freeze()  # what is loaded now stays; collections need not look at it again and again
         worker.run(answerer)
 
 
