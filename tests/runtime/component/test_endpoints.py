@@ -15,7 +15,7 @@ from chainrule._errors import (
     InputError,
     PathError,
 )
-from chainrule.runtime import Array, Differentiable, Float32, Float64, Int32, Limits
+from chainrule.runtime import Array, Differentiable, Float32, Float64, Int32, Limits, component
 from chainrule.runtime._component import Definition, LocalComponent
 from chainrule.runtime._component._capabilities import (
     DERIVATIVE_ENDPOINTS,
@@ -285,6 +285,27 @@ def test_authors_can_blame_the_caller():
     with pytest.raises(InputError) as caught:
         make({"apply": picky}).apply({"x": [1.0]})
     assert caught.value.code == "not_increasing"
+
+
+def test_an_inner_components_refusal_is_not_the_callers_fault():
+    inner = make()
+
+    def outer(inputs):
+        return inner.apply({"x": "nonsense"})
+
+    with pytest.raises(ComponentError) as caught:
+        make({"apply": outer}).apply({"x": [1.0]})
+    assert caught.value.code == "inner_call_refused"
+    assert isinstance(caught.value.__cause__, InputError)
+
+
+def test_unknown_batching():
+    def same(x: float) -> float:
+        return x
+
+    with pytest.raises(DefinitionError) as caught:
+        component(batching="sideways")(same)
+    assert caught.value.code == "bad_batching"
 
 
 def test_the_authors_exception_is_the_cause():

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from chainrule._errors import ChainruleError, ComponentError, DefinitionError
+from chainrule._errors import ChainruleError, ComponentError, DefinitionError, InputError
 from chainrule.runtime._component._problems import bad_output
 
 __all__ = ["call_author", "check_signature", "is_jitted"]
@@ -17,12 +17,18 @@ __all__ = ["call_author", "check_signature", "is_jitted"]
 def call_author(function: Callable[..., Any], endpoint: str, /, *args: Any, **kwargs: Any) -> Any:
     """Call the author's function.
 
-    Errors of Chainrule pass (an author raises `InputError` to say that the caller is at fault);
-    everything else, an exit included, becomes a `ComponentError` with the author's exception as its cause.
+    Errors of Chainrule pass: an author raises `InputError` to say that the caller is at fault. Everything
+    else, an exit included, becomes a `ComponentError` with the author's exception as its cause; so does the
+    `InputError` of another component that the author called, for that is not the caller's mistake.
     """
     try:
         return function(*args, **kwargs)
-    except ChainruleError:
+    except ChainruleError as error:
+        if isinstance(error, InputError) and "refused_by" in error.details:
+            raise ComponentError(
+                f"{endpoint} called {error.details['refused_by']}, which refused: {error.message}",
+                code="inner_call_refused",
+            ) from error
         raise
     except ValidationError as error:
         raise bad_output(error, endpoint=endpoint) from error

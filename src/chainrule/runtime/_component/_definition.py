@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel
 
+from chainrule._errors import DefinitionError
 from chainrule.runtime._component._capabilities import Implementation
 
 __all__ = ["Batching", "Definition"]
@@ -43,3 +44,11 @@ class Definition:
     content_hash: str
     jax_function: Callable[[Any], Any] | None = None
     batching: Batching | None = None
+
+    def __post_init__(self) -> None:
+        if self.batching not in (None, *get_args(Batching)):
+            raise DefinitionError(
+                f"{self.name} declares batching {self.batching!r}; expected 'elementwise', 'leading' or "
+                "nothing.",
+                code="bad_batching",
+            )

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from chainrule._errors import CapabilityError
+from chainrule._errors import CapabilityError, InputError
 from chainrule.runtime._component._author import check_signature
 from chainrule.runtime._component._capabilities import (
     ABSENT,
@@ -210,6 +210,10 @@ class LocalComponent:
             result = answer(payload, context)
             failed = False
             return result
+        except InputError as error:
+            if isinstance(token.old_value, Run):
+                error.details["refused_by"] = self.name
+            raise
         finally:
             current_run.reset(token)
             run.close(failed=failed)
