@@ -7,6 +7,7 @@ leaves the Jacobian; forward and reverse mode are two of the possible orders. Bl
 
 from chainrule.elimination._api import hessian, jacobian, linearization, value_and_jacobian
 from chainrule.elimination._counting import OperationCounts
+from chainrule.elimination._explain import Candidate, Explanation, explain_jacobian
 from chainrule.elimination._find_order import find_order
 from chainrule.elimination._jacve import jacve, tree_allclose, vertex_elimination_jaxpr
 from chainrule.elimination._linearize import Linearization
@@ -15,11 +16,14 @@ from chainrule.elimination._orders import OrderError
 from chainrule.elimination._result import StructuredJacobian
 
 __all__ = [
+    "Candidate",
+    "Explanation",
     "Linearization",
     "OperationCounts",
     "Order",
     "OrderError",
     "StructuredJacobian",
+    "explain_jacobian",
     "find_order",
     "hessian",
     "jacobian",

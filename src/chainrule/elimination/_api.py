@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any
+from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
+
+from chainrule._jaxpr import evaluate
+from chainrule.elimination._backends import Backend, run_dense
 from chainrule.elimination._choose import OrderLike, choose_order
-from chainrule.elimination._linearize import Linearization, linearize_traced, trace_function
+from chainrule.elimination._explain import choose_method
+from chainrule.elimination._linearize import (
+    Linearization,
+    Traced,
+    linearize_traced,
+    trace_function,
+)
 
 __all__ = ["hessian", "jacobian", "linearization", "value_and_jacobian"]
 
 Argnums = int | Sequence[int]
+Method = Literal["auto", "elimination", "jacrev", "jacfwd"]
 
 
 def linearization(
@@ -53,16 +65,21 @@ def jacobian(
     fun: Callable[..., Any],
     argnums: Argnums = 0,
     *,
+    method: Method = "auto",
     order: OrderLike = "auto",
+    backend: Backend = "xla",
     has_aux: bool = False,
     sparse: bool = False,
 ) -> Callable[..., Any]:
-    """The Jacobian of `fun` by vertex elimination; the result is arranged like that of `jax.jacrev`.
+    """The Jacobian of `fun`; the result is arranged like that of `jax.jacrev`.
 
     Args:
         fun: a function of pytrees that JAX can trace.
         argnums: which positional arguments to differentiate with respect to.
+        method: `"elimination"`, `"jacrev"`, `"jacfwd"`, or `"auto"`: the one with the least estimated
+            work (see `explain_jacobian`). An explicit order, `sparse` or a native backend mean elimination.
         order: see `linearization`.
+        backend: `"native"` makes the eliminated program one kernel on the CPU where that can be done.
         has_aux: whether `fun` returns `(result, auxiliary)`; then so does the Jacobian.
         sparse: leave the blocks as `StructuredJacobian`s.
 
@@ -73,7 +90,9 @@ def jacobian(
                [0., 2., 0.],
                [0., 0., 4.]], dtype=float32)
     """
-    both = value_and_jacobian(fun, argnums, order=order, has_aux=has_aux, sparse=sparse)
+    both = value_and_jacobian(
+        fun, argnums, method=method, order=order, backend=backend, has_aux=has_aux, sparse=sparse
+    )
 
     @wraps(fun)
     def jacobian_of(*args: Any, **kwargs: Any) -> Any:
@@ -87,7 +106,9 @@ def value_and_jacobian(
     fun: Callable[..., Any],
     argnums: Argnums = 0,
     *,
+    method: Method = "auto",
     order: OrderLike = "auto",
+    backend: Backend = "xla",
     has_aux: bool = False,
     sparse: bool = False,
 ) -> Callable[..., Any]:
@@ -96,19 +117,62 @@ def value_and_jacobian(
     Args:
         fun: a function of pytrees that JAX can trace.
         argnums: which positional arguments to differentiate with respect to.
+        method: see `jacobian`.
         order: see `linearization`.
+        backend: see `jacobian`.
         has_aux: whether `fun` returns `(result, auxiliary)`; then the value is that pair.
         sparse: leave the blocks as `StructuredJacobian`s.
     """
-    linearized = linearization(fun, argnums, order=order, has_aux=has_aux)
+    is_elimination = order != "auto" or sparse or backend != "xla"
 
     @wraps(fun)
     def both(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        found = linearized(*args, **kwargs)
-        value = (found.value, found.aux) if has_aux else found.value
-        return value, found.blocks if sparse else found.jacobian
+        traced = trace_function(fun, argnums, args, kwargs, has_aux=has_aux)
+        if method in _SWEEPS:
+            return _sweep(method, traced)
+        vertices = choose_order(traced.graph, order)
+        if method == "auto" and not is_elimination:
+            chosen = choose_method(traced.graph, vertices)
+            if chosen in _SWEEPS:
+                return _sweep(chosen, traced)
+        if sparse:
+            found = linearize_traced(traced, vertices)
+            return _with_aux(traced, found.value, found.aux), found.blocks
+        value, aux, derivative = run_dense(traced, vertices, backend)
+        return _with_aux(traced, value, aux), derivative
 
     return both
+
+
+_SWEEPS: dict[str, Callable[..., Any]] = {"jacrev": jax.jacrev, "jacfwd": jax.jacfwd}
+
+
+def _with_aux(traced: Traced, value: Any, aux: Any) -> Any:
+    return value if traced.aux_tree is None else (value, aux)
+
+
+def _as_inexact(value: Any) -> Any:
+    """Integer results have the derivative zero, which JAX takes only of floats."""
+    value = jnp.asarray(value)
+    return value if jnp.issubdtype(value.dtype, jnp.inexact) else value.astype(float)
+
+
+def _sweep(method: str, traced: Traced) -> tuple[Any, Any]:
+    """JAX's own Jacobian of the traced program, in our arrangement."""
+    n_targets = traced.out_tree.num_leaves
+
+    def targets_and_all(*operands: Any) -> tuple[list[Any], list[Any]]:
+        outputs = evaluate(traced.graph.program, operands)
+        return [_as_inexact(value) for value in outputs[:n_targets]], outputs
+
+    positions = tuple(range(len(traced.operands)))
+    rows, outputs = _SWEEPS[method](targets_and_all, positions, has_aux=True)(*traced.operands)
+    blocks = [jax.tree.unflatten(traced.in_tree, list(row)) for row in rows]
+    value = jax.tree.unflatten(traced.out_tree, outputs[:n_targets])
+    aux = None
+    if traced.aux_tree is not None:
+        aux = jax.tree.unflatten(traced.aux_tree, outputs[n_targets:])
+    return _with_aux(traced, value, aux), jax.tree.unflatten(traced.out_tree, blocks)
 
 
 def hessian(

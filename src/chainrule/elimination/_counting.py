@@ -37,12 +37,14 @@ class OperationCounts:
         multiplications: by the convention.
         additions: by the convention.
         nontrivial: multiplications that are neither by ±1 nor of two constants.
+        peak: stored entries of the largest block that is formed.
         per_vertex: (vertex, multiplications) in the order of elimination.
     """
 
     multiplications: int = 0
     additions: int = 0
     nontrivial: int = 0
+    peak: int = 0
     per_vertex: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -184,11 +186,14 @@ def count_operations(graph: Graph, order: Iterable[int]) -> OperationCounts:
     def multiply(outer: Structure, inner: Structure) -> Structure:
         counts.multiplications += multiplications(outer, inner)
         counts.nontrivial += nontrivial(outer, inner)
-        return product_structure(outer, inner)
+        product = product_structure(outer, inner)
+        counts.peak = max(counts.peak, product.stored)
+        return product
 
     def add(first: Structure, second: Structure) -> Structure:
         total = sum_structure(first, second)
         counts.additions += additions(total)
+        counts.peak = max(counts.peak, total.stored)
         return total
 
     algebra = Algebra(multiply, add, lambda structure: structure.is_zero)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Literal
@@ -143,8 +142,7 @@ def _rounded(structure: Structure) -> Structure:
 
 
 def _entries_written(outer: Structure, inner: Structure) -> int:
-    product = product_structure(outer, inner)
-    return sum(math.prod(term.stored_shape) for term in product.terms if term.valued)
+    return product_structure(outer, inner).stored
 
 
 def _nothing(total: Structure) -> int:

@@ -203,6 +203,11 @@ class Structure:
         """Structural non-zeros, terms counted one by one."""
         return sum(term.entries for term in self.terms)
 
+    @cached_property
+    def stored(self) -> int:
+        """Numbers that a block of this structure holds."""
+        return sum(math.prod(term.stored_shape) for term in self.terms if term.valued)
+
     @property
     def is_zero(self) -> bool:
         return not self.terms
