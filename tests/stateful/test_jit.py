@@ -40,8 +40,11 @@ def test_decorator_forms_and_names():
         return x + 2
 
     assert (f(1), g(1)) == (2, 3)
-    assert f.__name__ == "f" and f.__doc__ == "Doc." and isinstance(f, cs.Jit)
-    assert "f" in repr(f) and "jit_f" in f.lower(1).as_text()
+    assert f.__name__ == "f"
+    assert f.__doc__ == "Doc."
+    assert isinstance(f, cs.Jit)
+    assert "f" in repr(f)
+    assert "jit_f" in f.lower(1).as_text()
 
 
 def test_compiles_once_per_structure_not_per_instance():
@@ -55,7 +58,8 @@ def test_compiles_once_per_structure_not_per_instance():
     for net in (a, a, b, a, b):
         step(1.0, net=net)
     assert len(traces) == 1
-    assert a.w[0].get().tolist() == [3, 3] and b.w[1].get().tolist() == [3, 3]
+    assert a.w[0].get().tolist() == [3, 3]
+    assert b.w[1].get().tolist() == [3, 3]
     step(1.0, net=Net(3))
     assert len(traces) == 2
 
@@ -130,7 +134,9 @@ def test_donates_exactly_what_it_writes():
     old, untouched, read = net.w[0].get(), net.unused.get(), net.w[1].get()
     step(net=net)
     step(net=net)
-    assert old.is_deleted() and not untouched.is_deleted() and not read.is_deleted()
+    assert old.is_deleted()
+    assert not untouched.is_deleted()
+    assert not read.is_deleted()
     assert net.w[0].get().tolist() == [2, 2]
 
 
@@ -144,7 +150,8 @@ def test_donation_of_one_array_held_twice():
     for w in net.w:
         w.set(array)
     step(net=net)
-    assert net.w[0].get().tolist() == [1, 1] and net.w[1].get().tolist() == [2, 2]
+    assert net.w[0].get().tolist() == [1, 1]
+    assert net.w[1].get().tolist() == [2, 2]
     with pytest.raises(InputError, match="other"):
         cs.jit(lambda *, net: None, donate="other")(net=net)
 
@@ -159,7 +166,8 @@ def test_ahead_of_time_compilation_tracks():
     lowered = step.lower(1.0, net=net)
     assert net.w[0].get().tolist() == [0, 0]
     compiled = lowered.compile()
-    assert float(compiled(3.0, net=net)) == 6 and net.w[0].get().tolist() == [3, 3]
+    assert float(compiled(3.0, net=net)) == 6
+    assert net.w[0].get().tolist() == [3, 3]
     assert compiled.cost_analysis() is not None
     assert "add" in str(step.trace(1.0, net=net).jaxpr)
 
@@ -177,7 +185,8 @@ def test_shardings():
 
     net = Net()
     out = step(jnp.ones(2), net=net)
-    assert out.sharding == split and net.w[0].get().sharding == split
+    assert out.sharding == split
+    assert net.w[0].get().sharding == split
 
 
 def test_methods_track_self():
@@ -191,13 +200,16 @@ def test_methods_track_self():
             return self.n.get()
 
     a, b = Counter(), Counter()
-    assert int(a.add(2, times=3)) == 6 and int(a.add(1, times=1)) == 7 and int(b.n) == 0
+    assert int(a.add(2, times=3)) == 6
+    assert int(a.add(1, times=1)) == 7
+    assert int(b.n) == 0
 
 
 def test_returns_the_callers_own_objects():
     net = Net()
     out = cs.jit(lambda *, net: {"net": net, "w": net.w[0], "new": cs.Param(jnp.ones(1))})(net=net)
-    assert out["net"] is net and out["w"] is net.w[0]
+    assert out["net"] is net
+    assert out["w"] is net.w[0]
     assert isinstance(out["new"], cs.Param)
 
 
@@ -209,7 +221,8 @@ def test_static_writes_come_back_every_time():
     net, other = Net(), Net()
     switch(net=net)
     switch(net=other)
-    assert net.mode == "za" and other.mode == "za"
+    assert net.mode == "za"
+    assert other.mode == "za"
     switch(net=net)
     assert net.mode == "zza"
 
@@ -222,7 +235,9 @@ def test_keeps_no_model_alive():
     alive = weakref.ref(net)
     del net
     gc.collect()
-    assert alive() is None and not step._bound and not step._simple
+    assert alive() is None
+    assert not step._bound
+    assert not step._simple
 
 
 def test_weak_types_do_not_compile_twice():
@@ -230,7 +245,9 @@ def test_weak_types_do_not_compile_twice():
     step, p = cs.jit(function), cs.Param(jnp.zeros(()))
     step(p=p)
     step(p=p)
-    assert len(traces) == 1 and p.get().dtype == jnp.float32 and not p.get().weak_type
+    assert len(traces) == 1
+    assert p.get().dtype == jnp.float32
+    assert not p.get().weak_type
 
 
 def test_threads_do_not_disturb_each_other():

@@ -44,16 +44,19 @@ def test_plain_jax_transformations_work_on_copies():
         m.w += 1
         return jnp.sum(m.w)
 
-    assert float(jax.jit(change)(m)) == 8 and m.w.get().tolist() == [3, 3]
+    assert float(jax.jit(change)(m)) == 8
+    assert m.w.get().tolist() == [3, 3]
     gradient = jax.grad(change)(m)
-    assert isinstance(gradient, Affine) and gradient.w.get().tolist() == [1, 1]
+    assert isinstance(gradient, Affine)
+    assert gradient.w.get().tolist() == [1, 1]
     assert jax.vmap(lambda m: m(1.0), axis_size=2, in_axes=0)(m).shape == (2,)
 
 
 def test_functions_in_lists_are_structure():
     assert all(isinstance(leaf, (jax.Array, float)) for leaf in jax.tree.leaves(Stack()))
     copied = jax.tree.map(lambda x: x, Stack())
-    assert copied.layers[1] is jax.nn.relu and isinstance(copied.layers[0], Affine)
+    assert copied.layers[1] is jax.nn.relu
+    assert isinstance(copied.layers[0], Affine)
 
 
 class Tied(cs.Module):
@@ -66,7 +69,8 @@ class Tied(cs.Module):
 def test_copies_keep_sharing(twin):
     m = Tied()
     n = twin(m)
-    assert n.w is n.parts[0] is n.parts[1]["again"] and n.w is not m.w
+    assert n.w is n.parts[0] is n.parts[1]["again"]
+    assert n.w is not m.w
     m.w += 1
     assert n.w.get().tolist() == [3, 3]
 
@@ -95,26 +99,33 @@ def test_submodules_finds_the_nearest_of_a_class_once():
     m = Stack()
     m.again = m.layers[0]
     found = list(m.submodules(Affine))
-    assert len(found) == 3 and found[0] is m.again
+    assert len(found) == 3
+    assert found[0] is m.again
     assert list(Affine().submodules()) == []
 
 
 def test_modes_reach_every_layer_and_count_as_structure():
     net = cs.layers.Sequential(cs.layers.Dropout(0.5), cs.layers.Linear(2, 2))
-    assert not net.is_train and not net.is_eval
+    assert not net.is_train
+    assert not net.is_eval
     net.eval()
-    assert net.is_eval and net.layers[0].inference == True and net.layers[1].is_eval  # noqa: E712
+    assert net.is_eval
+    assert net.layers[0].inference.get() is True
+    assert net.layers[1].is_eval
     before = jax.tree.structure(net)
     net.train()
-    assert net.is_train and net.layers[0].inference == False  # noqa: E712
+    assert net.is_train
+    assert net.layers[0].inference.get() is False
     assert jax.tree.structure(net) != before
 
 
 def test_repr_shows_what_is_inside():
     text = repr(Stack())
-    assert "layers: List(" in text and "w: Param(f32[2])" in text
+    assert "layers: List(" in text
+    assert "w: Param(f32[2])" in text
     m = Stack()
-    assert "<pre>" in m._repr_html_() and "<table>" in m._repr_html_()
+    assert "<pre>" in m._repr_html_()
+    assert "<table>" in m._repr_html_()
 
 
 def test_summary_counts_shared_parameters_once():
@@ -124,4 +135,5 @@ def test_summary_counts_shared_parameters_once():
     assert table.nbytes == 6 * 2 * 4 + 4
     row = next(row for row in table.rows if row.path == "layers.[0].w")
     assert row.aliases == ("tied",)
-    assert "shared with" in str(table) and "<table>" in table._repr_html_()
+    assert "shared with" in str(table)
+    assert "<table>" in table._repr_html_()

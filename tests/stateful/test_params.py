@@ -37,7 +37,8 @@ def test_behaves_like_its_value():
 
 def test_works_in_jax_numpy_functions():
     p = cs.Param(jnp.array([3.0, 4.0]))
-    assert float(jnp.sum(p)) == 7 and float(jnp.linalg.norm(p)) == 5
+    assert float(jnp.sum(p)) == 7
+    assert float(jnp.linalg.norm(p)) == 5
     np.testing.assert_allclose(jnp.stack([p, p]), [[3, 4], [3, 4]])
     np.testing.assert_allclose(np.asarray(p), [3, 4])
 
@@ -47,7 +48,8 @@ def test_in_place_operators_keep_the_object():
     p += 1
     p *= 3
     p **= 2
-    assert p is q and q.get().tolist() == [36.0, 36.0]
+    assert p is q
+    assert q.get().tolist() == [36.0, 36.0]
     p.value = jnp.zeros(2)
     assert q.get().tolist() == [0.0, 0.0]
 
@@ -72,14 +74,18 @@ def test_only_arrays_and_numbers_can_be_held(value):
 
 def test_dictionary_reads_as_empty_until_written():
     d = cs.ParamDict()
-    assert "u" not in d and len(d) == 0 and d.get("u") is None and d.get("u", 3) == 3
+    assert "u" not in d
+    assert len(d) == 0
+    assert d.get("u") is None
+    assert d.get("u", 3) == 3
     with pytest.raises(KeyError):
         d["u"]
     d["u"] = 1.0
     d.set(None)
     assert "u" not in d
     d["v"] = 2.0
-    assert d["v"] == 2.0 and list(d) == ["v"]
+    assert d["v"] == 2.0
+    assert list(d) == ["v"]
 
 
 def test_dictionary_is_copied_on_write():
@@ -92,7 +98,11 @@ def test_dictionary_is_copied_on_write():
 def test_static_forwards_and_is_idempotent():
     s = cs.static([1, 2])
     assert cs.static(s) is s
-    assert len(s) == 2 and s[0] == 1 and 2 in s and list(s) == [1, 2] and s == [1, 2]
+    assert len(s) == 2
+    assert s[0] == 1
+    assert 2 in s
+    assert list(s) == [1, 2]
+    assert s == [1, 2]
     assert cs.static(len)([1, 2, 3]) == 3
     assert jax.tree.leaves(s) == []
 
@@ -103,31 +113,40 @@ def test_static_forwards_and_is_idempotent():
 def test_copies_keep_class_value_and_metadata(twin):
     p = Weight(jnp.ones(2), frozen=True, tag="a")
     q = twin(p)
-    assert type(q) is Weight and q is not p and q.frozen and q.tag == "a"
+    assert type(q) is Weight
+    assert q is not p
+    assert q.frozen
+    assert q.tag == "a"
     np.testing.assert_array_equal(q.get(), p.get())
     s = twin(cs.static("x"))
-    assert isinstance(s, cs.StaticParam) and s == "x"
+    assert isinstance(s, cs.StaticParam)
+    assert s == "x"
 
 
 def test_is_a_pytree_whose_metadata_is_structure():
     p = Weight(jnp.ones(2), tag=np.arange(3))
     q = jax.tree.map(lambda x: x + 1, p)
-    assert type(q) is Weight and q.get().tolist() == [2.0, 2.0] and q is not p
+    assert type(q) is Weight
+    assert q.get().tolist() == [2.0, 2.0]
+    assert q is not p
     assert jax.tree.structure(p) == jax.tree.structure(Weight(jnp.zeros(2), tag=np.arange(3)))
     assert jax.tree.structure(p) != jax.tree.structure(Weight(jnp.zeros(2), tag=np.arange(4)))
     assert hash(jax.tree.structure(p)) == hash(jax.tree.structure(q))
 
 
 def test_get_and_set_pass_plain_values_through():
-    assert cs.get(3) == 3 and cs.get(cs.Param(3)) == 3
+    assert cs.get(3) == 3
+    assert cs.get(cs.Param(3)) == 3
     assert cs.set_(1, 2) == 2
     p = cs.Param(1)
-    assert cs.set_(p, cs.Param(5)) is p and p.get() == 5
+    assert cs.set_(p, cs.Param(5)) is p
+    assert p.get() == 5
 
 
 def test_frozen_marks_every_parameter():
     model = {"a": cs.Param(1.0), "b": [cs.Param(2.0)]}
     assert cs.frozen(model) is model
-    assert model["a"].frozen and model["b"][0].frozen
+    assert model["a"].frozen
+    assert model["b"][0].frozen
     cs.frozen(model["a"], False)
     assert not model["a"].frozen

@@ -51,7 +51,8 @@ def test_masks_say_the_axis_of_every_parameter(mask):
     net = Net()
 
     def f(x, *, net):
-        assert net.w.shape == (3,) and net.h.shape == ()
+        assert net.w.shape == (3,)
+        assert net.h.shape == ()
         net.h += x
         net.late.set(2 * x)
         return net.w[1] * x
@@ -92,7 +93,8 @@ def test_a_batched_write_to_a_shared_parameter_is_named():
 
     with pytest.raises(TrackingError, match=r"`net\.w` is shared") as caught:
         cs.vmap(f)(jnp.arange(4.0), net=net)
-    assert caught.value.code == "batched_write" and caught.value.path == "net.w"
+    assert caught.value.code == "batched_write"
+    assert caught.value.path == "net.w"
     assert net.h.get().tolist() == [0, 0, 0, 0]
     with pytest.raises(ValueError, match="out_axes"):  # not our business: JAX's own message
         cs.vmap(lambda x, *, net: x, out_axes=None)(jnp.arange(4.0), net=net)

@@ -39,9 +39,11 @@ def execute(
 ) -> Outcome:
     """Run the user's function on the caller's live objects, with `values` for what they hold."""
     count = len(plan.params)
+    # Taken apart outside of the frame, put together inside: a positional module is a copy that belongs
+    # to the frame, never the caller's.
+    leaves, treedef = jax.tree.flatten(args)
     with enter(plan, values[:count], is_barrier=is_barrier) as frame:
-        # Copies made inside the frame belong to it: a positional module is never the caller's.
-        copies = jax.tree.map(lambda leaf: leaf, args)
+        copies = jax.tree.unflatten(treedef, leaves)
         result = function(*copies, **plan.live_kwargs(values[count:]))
         result, returns_live = plan.detach(result)
     return Outcome(result, frame, returns_live)

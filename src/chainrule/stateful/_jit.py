@@ -23,6 +23,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType, reshard
 
 from chainrule._errors import InputError
 from chainrule.stateful._call import execute, name_of
@@ -139,12 +140,15 @@ def _constrain(writes: dict[int, Any], mask: Any, plan: Plan) -> dict[int, Any]:
     if mask is None:
         return writes
     shardings = resolve_mask(mask, plan, None)
-    return {
-        slot: value
-        if shardings[slot] is None
-        else jax.lax.with_sharding_constraint(value, shardings[slot])
-        for slot, value in writes.items()
-    }
+    return {slot: _place(value, shardings[slot]) for slot, value in writes.items()}
+
+
+def _place(value: Any, sharding: Any) -> Any:
+    if sharding is None:
+        return value
+    if AxisType.Explicit in sharding.mesh.axis_types:
+        return reshard(value, sharding)
+    return jax.lax.with_sharding_constraint(value, sharding)
 
 
 def _flat_options(

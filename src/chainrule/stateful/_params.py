@@ -36,7 +36,7 @@ from chainrule.stateful._frames import (
 from chainrule.stateful._nodes import Node
 from chainrule.stateful._operators import Operators, unwrap
 from chainrule.stateful._statics import Static
-from chainrule.stateful._values import check_value, describe
+from chainrule.stateful._values import check_value, describe, strong
 
 __all__ = ["BaseParam", "DynamicParam", "Param", "ParamCache", "ParamDict", "StaticParam", "static"]
 
@@ -212,8 +212,9 @@ class DynamicParam(BaseParam):
 
 def _checked(value: Any) -> Any:
     value = unwrap(value)
-    if not isinstance(value, jax.Array):
-        check_value(value)
+    if isinstance(value, jax.Array):
+        return strong(value)
+    check_value(value)
     return value
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "is_inexact",
     "nbytes",
     "same_type",
+    "strong",
 ]
 
 _SHORT = {
@@ -50,6 +51,15 @@ def check_value(value: Any) -> None:
                 "`static(...)`, and put an equinox module into `layers.Layer(...)`.",
                 code="bad_value",
             )
+
+
+def strong(array: jax.Array) -> jax.Array:
+    """The array with a dtype of its own: a weak one would change at the first write, and compile twice."""
+    return (
+        jax.lax.convert_element_type(array, array.dtype)
+        if getattr(array, "weak_type", False)
+        else array
+    )
 
 
 def describe(value: Any) -> str:

@@ -1,0 +1,193 @@
+"""A jitted training step on tracked parameters against the same step on a flat list, and against the peers.
+
+N parameters of four numbers each, in N/2 layers; the step computes a loss and its gradient, adds momentum, and
+writes parameters and momenta back: everything but the arithmetic is dispatch. Figures are the main thread's
+CPU time (the machine may be shared), the median of interleaved rounds.
+
+pcx is imported from `/tmp/pcx` (`pip install --no-deps --target /tmp/pcx pcx==0.6.3`: it pins an older JAX) or from
+the environment; without it its rows are left out.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+import chainrule.stateful as cs
+from benchmarks._harness import Row, show
+
+SIZES = (10, 100, 1000)
+BAR = 1.15
+X = jnp.linspace(0.5, 1.5, 4)
+
+
+def flat_step(x: Any, values: list[Any]) -> tuple[Any, list[Any]]:
+    """What every contestant computes: read all, return a scalar, write all."""
+    total = sum(jnp.sum(w * x) + jnp.sum(b) for w, b in zip(values[::2], values[1::2], strict=True))
+    return total, [value * 0.9 for value in values]
+
+
+def initial(n: int) -> list[Any]:
+    return [jnp.full(4, 1.0 + i, jnp.float32) for i in range(n)]
+
+
+def plain(n: int) -> Callable[[], object]:
+    step, state = jax.jit(flat_step), [initial(n)]
+
+    def call() -> None:
+        _, state[0] = step(X, state[0])
+
+    return call
+
+
+class Layer(cs.Module):
+    def __init__(self, w: Any, b: Any) -> None:
+        self.w, self.b = cs.Param(w), cs.Param(b)
+
+
+class Model(cs.Module):
+    def __init__(self, values: list[Any]) -> None:
+        pairs = zip(values[::2], values[1::2], strict=True)
+        self.layers = [Layer(w, b) for w, b in pairs]
+
+
+def tracked(n: int, *, donate: bool = False) -> Callable[[], object]:
+    @cs.jit(donate=donate)
+    def step(x: Any, *, model: Model) -> Any:
+        params = [p for layer in model.layers for p in (layer.w, layer.b)]
+        total, new = flat_step(x, [p.get() for p in params])
+        for param, value in zip(params, new, strict=True):
+            param.set(value)
+        return total
+
+    model = Model(initial(n))
+    return lambda: step(X, model=model)
+
+
+class EqxLayer(eqx.Module):
+    w: Any
+    b: Any
+
+
+def filtered(n: int) -> Callable[[], object]:
+    @eqx.filter_jit
+    def step(x: Any, layers: list[EqxLayer]) -> Any:
+        total, new = flat_step(x, [v for layer in layers for v in (layer.w, layer.b)])
+        return total, [EqxLayer(w, b) for w, b in zip(new[::2], new[1::2], strict=True)]
+
+    values = initial(n)
+    state = [[EqxLayer(w, b) for w, b in zip(values[::2], values[1::2], strict=True)]]
+
+    def call() -> None:
+        _, state[0] = step(X, state[0])
+
+    return call
+
+
+class NnxLayer(nnx.Module):
+    def __init__(self, w: Any, b: Any) -> None:
+        self.w, self.b = nnx.Param(w), nnx.Param(b)
+
+
+class NnxModel(nnx.Module):
+    def __init__(self, values: list[Any]) -> None:
+        pairs = zip(values[::2], values[1::2], strict=True)
+        self.layers = nnx.List([NnxLayer(w, b) for w, b in pairs])
+
+
+def flax_nnx(n: int) -> Callable[[], object]:
+    @nnx.jit
+    def step(x: Any, model: NnxModel) -> Any:
+        params = [p for layer in model.layers for p in (layer.w, layer.b)]
+        total, new = flat_step(x, [p[...] for p in params])
+        for param, value in zip(params, new, strict=True):
+            param[...] = value
+        return total
+
+    model = NnxModel(initial(n))
+    return lambda: step(X, model)
+
+
+def ancestor(n: int) -> Callable[[], object]:
+    import pcx
+    import pcx.functional as pxf
+
+    class PcxLayer(pcx.Module):
+        def __init__(self, w: Any, b: Any) -> None:
+            super().__init__()
+            self.w, self.b = pcx.Param(w), pcx.Param(b)
+
+    class PcxModel(pcx.Module):
+        def __init__(self, values: list[Any]) -> None:
+            super().__init__()
+            pairs = zip(values[::2], values[1::2], strict=True)
+            self.layers = [PcxLayer(w, b) for w, b in pairs]
+
+    @pxf.jit()
+    def step(x: Any, *, model: PcxModel) -> Any:
+        params = [p for layer in model.layers for p in (layer.w, layer.b)]
+        total, new = flat_step(x, [p.get() for p in params])
+        for param, value in zip(params, new, strict=True):
+            param.set(value)
+        return total
+
+    model = PcxModel(initial(n))
+    return lambda: step(X, model=model)
+
+
+def peers() -> dict[str, Callable[[int], Callable[[], object]]]:
+    found = {"eqx.filter_jit": filtered, "nnx.jit": flax_nnx}
+    sys.path.append("/tmp/pcx")
+    try:
+        ancestor(2)()
+    except Exception as error:  # not installed, or broken by a newer JAX
+        print(f"pcx left out: {type(error).__name__}: {error}", file=sys.stderr)
+    else:
+        found["pcx jit"] = ancestor
+    return found
+
+
+def cpu_time(call: Callable[[], object], repeats: int) -> float:
+    start = time.thread_time()
+    for _ in range(repeats):
+        call()
+    return (time.thread_time() - start) / repeats
+
+
+def measure(contestants: dict[str, Callable[[], object]], n: int) -> dict[str, float]:
+    """Seconds of CPU per call: the median over interleaved rounds."""
+    for call in contestants.values():
+        call()
+        call()
+    samples: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(41):
+        for name, call in contestants.items():
+            samples[name].append(cpu_time(call, max(3, 1500 // n)))
+    return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def run() -> list[Row]:
+    rows = []
+    others = peers()
+    for n in SIZES:
+        contestants = {"plain": plain(n), "ours": tracked(n), "donated": tracked(n, donate=True)}
+        contestants |= {name: make(n) for name, make in others.items()}
+        seconds = measure(contestants, n)
+        floor = "jax.jit on a flat list"
+        claim = f"jitted step, {n} parameters"
+        rows.append(Row(claim, seconds["ours"], seconds["plain"], floor, BAR))
+        rows.append(Row(f"{claim}, donate=True", seconds["donated"], seconds["plain"], floor))
+        rows += [Row(claim, seconds["ours"], seconds[name], name, 1.0) for name in others]
+    return rows
+
+
+if __name__ == "__main__":
+    show(run())

@@ -1,0 +1,92 @@
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import chainrule.stateful as cs
+from chainrule.stateful import layers as L  # noqa: N812
+
+KEY = jax.random.split(jax.random.key(3))[1]  # what a generator with seed 3 gives first
+
+
+def rng():
+    return cs.RandomKeyGenerator(3)
+
+
+CASES = [
+    (L.Linear(3, 2, rkg=rng()), eqx.nn.Linear(3, 2, key=KEY), [(3,)]),
+    (L.Conv(2, 1, 2, 3, padding=1, rkg=rng()), eqx.nn.Conv(2, 1, 2, 3, padding=1, key=KEY), [(1, 4, 4)]),
+    (L.ConvTranspose(1, 2, 1, 3, rkg=rng()), eqx.nn.ConvTranspose(1, 2, 1, 3, key=KEY), [(2, 5)]),
+    (L.MaxPool(2, 2), eqx.nn.MaxPool2d(2), [(1, 4, 4)]),
+    (L.AvgPool(1, 2, stride=2), eqx.nn.AvgPool1d(2, stride=2), [(1, 4)]),
+    (L.LayerNorm(3), eqx.nn.LayerNorm(3), [(3,)]),
+    (L.RMSNorm(3), eqx.nn.RMSNorm(3), [(3,)]),
+    (L.GroupNorm(2, 4), eqx.nn.GroupNorm(2, 4), [(4, 3)]),
+    (L.Attention(2, 4, rkg=rng()), eqx.nn.MultiheadAttention(2, 4, key=KEY), [(3, 4)] * 3),
+    (L.GRUCell(2, 3, rkg=rng()), eqx.nn.GRUCell(2, 3, key=KEY), [(2,), (3,)]),
+    (L.Layer(eqx.nn.MLP(2, 2, 3, 1, key=KEY)), eqx.nn.MLP(2, 2, 3, 1, key=KEY), [(2,)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ours", "reference", "shapes"), CASES, ids=lambda x: type(x).__name__)
+def test_equals_equinox(ours, reference, shapes):
+    args = [jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(shapes)]
+    np.testing.assert_allclose(ours(*args), reference(*args), rtol=1e-6)
+    arrays = jax.tree.leaves(eqx.filter(reference, eqx.is_array))
+    assert len(cs.tree_extract(ours, L.LayerParam)) == len(arrays)
+
+
+def test_embedding_and_lstm():
+    table = L.Embedding(4, 3, rkg=rng())
+    np.testing.assert_array_equal(table(2), table.weight[2])
+    h, c = L.LSTMCell(2, 3, rkg=rng())(jnp.ones(2), (jnp.zeros(3), jnp.zeros(3)))
+    assert h.shape == c.shape == (3,)
+
+
+def test_dropout_draws_and_switches_off():
+    drop, x = L.Dropout(0.5), jnp.ones(1000)
+    y = cs.jit(lambda x, *, drop: drop(x))(x, drop=drop)
+    assert 0.35 < float(jnp.mean(y == 0)) < 0.65
+    assert set(np.unique(y)) == {0.0, 2.0}
+    assert (drop(x) != drop(x)).any()
+    drop.eval()
+    np.testing.assert_array_equal(drop(x), x)
+    own = L.Dropout(0.5, rkg=cs.RandomKeyGenerator(0))
+    np.testing.assert_array_equal(own(x), L.Dropout(0.5, rkg=cs.RandomKeyGenerator(0))(x))
+
+
+def test_tied_weights_stay_tied():
+    a, b = L.Linear(2, 2), L.Linear(2, 2)
+    b.weight = a.weight
+    grads = cs.grad(lambda x, *, ab: jnp.sum(ab[1](ab[0](x))), kwargs_mask=True)(
+        jnp.ones(2), ab=[a, b]
+    )
+    assert len(grads["ab"]) == 3
+
+
+def test_batch_norm_against_formulas():
+    bn = L.BatchNorm(2, "batch", momentum=0.9)
+    x = jax.random.normal(jax.random.key(0), (8, 2, 3)) * 2 + 1
+    run = cs.vmap(lambda x, *, bn: bn(x), axis_name="batch")
+    y = run(x, bn=bn)
+    mean, var = np.mean(x, (0, 2)), np.var(x, (0, 2))
+    shape = (1, 2, 1)
+    expected = (x - mean.reshape(shape)) / np.sqrt(var.reshape(shape) + 1e-5)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(bn.mean.get(), 0.1 * mean, rtol=1e-5)
+    np.testing.assert_allclose(bn.var.get(), 0.9 + 0.1 * var, rtol=1e-5)
+    bn.eval()
+    running = bn.mean.get()
+    z = run(x, bn=bn)
+    np.testing.assert_array_equal(bn.mean.get(), running)
+    moved = (x - running.reshape(shape)) / np.sqrt(bn.var.get().reshape(shape) + 1e-5)
+    np.testing.assert_allclose(z, moved, rtol=1e-4, atol=1e-5)
+
+
+def test_equinox_inference_flags_follow_the_mode():
+    layer = L.Layer(eqx.nn.Dropout(0.5))
+    x = jnp.ones(100)
+    assert (layer(x, key=jax.random.key(0)) == 0).any()
+    layer.eval()
+    np.testing.assert_array_equal(layer(x), x)

@@ -1,0 +1,129 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import chainrule.stateful as cs
+from chainrule import InputError
+from chainrule.stateful import M, Mask
+
+
+class A(cs.Param):
+    pass
+
+
+class B(A):
+    pass
+
+
+class C(cs.Param):
+    pass
+
+
+POOL = [A(1.0), B(jnp.ones(2)), C(1.0, frozen=True), A(2.0, tag="x"), cs.ParamDict()]
+leaves = st.sampled_from([
+    (M(A), lambda p: isinstance(p, A)),
+    (M(B), lambda p: isinstance(p, B)),
+    (M((B, C)), lambda p: isinstance(p, (B, C))),
+    (M(B | C), lambda p: isinstance(p, (B, C))),
+    (M(None), lambda p: True),
+    (M(lambda p: 1 if isinstance(p, C) else 0), lambda p: isinstance(p, C)),
+    (M(cs.Param).has(frozen=True), lambda p: isinstance(p, C)),
+    (M(cs.Param).has(ndim=1), lambda p: isinstance(p, B)),
+    (M(cs.DynamicParam).hasnot(tag="x"), lambda p: getattr(p, "tag", None) != "x"),
+])  # fmt: skip
+
+
+def combine(children):
+    pair = st.tuples(children, children)
+    return st.one_of(
+        pair.map(lambda ab: (ab[0][0] | ab[1][0], lambda p: ab[0][1](p) or ab[1][1](p))),
+        pair.map(lambda ab: (ab[0][0] & ab[1][0], lambda p: ab[0][1](p) and ab[1][1](p))),
+        pair.map(lambda ab: (ab[0][0] ^ ab[1][0], lambda p: ab[0][1](p) != ab[1][1](p))),
+        pair.map(lambda ab: (ab[0][0] - ab[1][0], lambda p: ab[0][1](p) and not ab[1][1](p))),
+        children.map(lambda a: (~a[0], lambda p: not a[1](p))),
+    )
+
+
+@given(st.recursive(leaves, combine, max_leaves=5))
+def test_algebra_is_that_of_truth_values(pair):
+    mask, expected = pair
+    chosen = mask.to(("off", "on"))
+    for param in POOL:
+        assert mask.matches(param) == bool(expected(param))
+        assert chosen.value(param) == ("on" if expected(param) else "off")
+        assert mask.value(param) is bool(expected(param))
+
+
+def test_reflected_operators_and_immutability():
+    assert (A | M(C)).matches(POOL[2])
+    assert not (A & M(C)).matches(POOL[2])
+    assert (A - M(B)).matches(POOL[0])
+    mask = M(A)
+    assert mask.to((1, 2)) is not mask
+    assert mask.value(POOL[0]) is True
+    assert "A" in repr(mask | C)
+    assert ".to((1, 2))" in repr(mask.to((1, 2)))
+
+
+def test_on_trees_keeps_the_selected_objects_and_sharing():
+    model = {"a": POOL[0], "b": [POOL[1], POOL[2], POOL[0]]}
+    out = (~M(C))(model)
+    assert out == {"a": POOL[0], "b": [POOL[1], None, POOL[0]]} or out["b"][1] is None
+    assert out["a"] is out["b"][2] is POOL[0]
+    assert M(C).to((None, 0))(model) == {"a": None, "b": [None, 0, None]}
+
+
+def test_by_path():
+    params = {"encoder": [A(1.0)], "head": A(2.0)}
+    assert M(A).at("encoder.*")(params)["head"] is None
+    assert M(A).at("encoder.[0]")(params)["encoder"][0] is params["encoder"][0]
+
+
+def test_errors_say_what_is_accepted():
+    with pytest.raises(InputError, match="kind"):
+        Mask(3)
+    with pytest.raises(InputError, match=r"'other'.*'p'"):
+        cs.vmap(lambda *, p: p, kwargs_mask={"other": 0})(p=A(jnp.ones(2)))
+
+
+def test_extract_inject_ref_unref():
+    model = {"a": A(jnp.ones(2)), "b": [C(jnp.zeros(1))]}
+    model["tied"] = model["a"]
+    assert cs.tree_extract(model) == (model["a"], model["b"][0]) or len(cs.tree_extract(model)) == 2
+    assert (
+        cs.tree_extract(model, C) == (model["b"][0],)
+        or cs.tree_extract(model, C)[0] is model["b"][0]
+    )
+    cs.tree_inject(model, [jnp.full(2, 5.0), C(jnp.ones(1))])
+    assert model["tied"].get().tolist() == [5, 5]
+    assert model["b"][0].get().tolist() == [1]
+    for wrong in ([1.0], [1.0, 2.0, 3.0]):
+        with pytest.raises(InputError, match="nothing was set"):
+            cs.tree_inject(model, wrong)
+    assert model["a"].get().tolist() == [5, 5]
+
+    once = cs.tree_ref(model)
+    assert len(cs.tree_extract(once)) == 2
+    assert isinstance(once["tied"], cs.StaticParam)
+    twice = cs.tree_ref(once)
+    back = cs.tree_unref(cs.tree_unref(twice))
+    assert back["tied"] is back["a"] is model["a"]
+    with pytest.raises(InputError, match="refers to"):
+        cs.tree_unref(
+            {"tied": once["tied"], "z": once["b"]}
+            | {"tied": cs.tree_ref([model["b"], model["a"], model["a"]])[2]}
+        )
+
+
+def test_shared_copies_share_what_is_selected():
+    net = cs.layers.Linear(2, 2)
+    twin = cs.shared(net)
+    assert twin is not net
+    assert twin.weight is net.weight
+    half = cs.shared(net, lambda p: p.value.ndim == 2 if isinstance(p, cs.Param) else False)
+    assert half.weight is net.weight
+    assert half.bias is not net.bias
+    net.weight.set(jnp.zeros((2, 2)))
+    np.testing.assert_allclose(twin(jnp.ones(2)), net.bias.get())
