@@ -23,7 +23,8 @@ import jax
 import jax.numpy as jnp
 
 from chainrule._errors import CapabilityError
-from chainrule.bridge._ask import ask, host_call_p, open_call
+from chainrule.bridge._ask import ask, host_call_p
+from chainrule.bridge._calculus import open_call
 from chainrule.bridge._host import Batch, Call
 from chainrule.bridge._native_batching import batched_site, is_native
 from chainrule.runtime._derivatives import JACOBIAN

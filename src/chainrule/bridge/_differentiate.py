@@ -9,12 +9,18 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from chainrule._errors import CapabilityError, InputError
+from chainrule._errors import CapabilityError
 from chainrule._jaxpr._host_call import array_aval
-from chainrule.bridge._ask import Vectors, ask, host_call_p, open_call
+from chainrule.bridge._ask import ask, host_call_p
+from chainrule.bridge._calculus import (
+    Vectors,
+    check_inputs,
+    differentiable,
+    open_call,
+    pushed_forward,
+)
 from chainrule.bridge._host import Call
 from chainrule.bridge._requests import Space
-from chainrule.bridge._site import Site
 from chainrule.bridge._types import is_inexact
 
 __all__ = ["jvp_rule", "transpose_rule"]
@@ -23,24 +29,14 @@ __all__ = ["jvp_rule", "transpose_rule"]
 def jvp_rule(operands: Any, tangents: Any, *, call: Call) -> tuple[list[Any], list[Any]]:
     """A sum of one term for the moving primals and one for each slot with moving vectors."""
     results = host_call_p.bind(*operands, call=call)
-    primals, slots = open_call(call, operands)
-    primal_tangents, slot_tangents = open_call(call, tangents)
-    moving = primal_tangents.keep(_is_nonzero)
     if call.request.columns is not None:
-        return results, _jacobian_tangents(call, primals, moving)
-
-    result = _differentiable(call.site, call.request.result)
-    terms = []
-    if moving.values:
-        _check_inputs(call.site, moving.space)
-        terms.append(ask(call.site, call.batch.sizes, primals, [*slots, moving], result))
-    for number, each in enumerate(slot_tangents):
-        moving = each.keep(_is_nonzero)
-        if moving.values:
-            others = [*slots[:number], moving, *slots[number + 1 :]]
-            terms.append(ask(call.site, call.batch.sizes, primals, others, result))
+        return results, _jacobian_tangents(call, operands, tangents)
+    terms = [
+        host_call_p.bind(*term_operands, call=term)
+        for term, term_operands in pushed_forward(call, operands, tangents, _is_nonzero)
+    ]
     total = [jax.tree.reduce(jnp.add, list(parts)) for parts in zip(*terms, strict=True)]
-    return results, _place(call, result, total, [t for t in tangents if _is_nonzero(t)])
+    return results, _place(call, total, [t for t in tangents if _is_nonzero(t)])
 
 
 def transpose_rule(cotangents: Any, *operands: Any, call: Call) -> list[Any]:
@@ -70,26 +66,10 @@ def _is_nonzero(tangent: Any) -> bool:
     return not isinstance(tangent, ad.Zero) and tangent.dtype != jax.dtypes.float0
 
 
-def _differentiable(site: Site, space: Space) -> Space:
-    return space.keep([port.differentiable for port in space.ports(site)])
-
-
-def _check_inputs(site: Site, moving: Space) -> None:
-    fixed = [port for port in moving.ports(site) if not port.differentiable]
-    if fixed:
-        listed = ", ".join(f"`{port.path}` {port.type}" for port in fixed)
-        raise InputError(
-            f"A derivative with respect to {listed} was asked for, which {site.target.name} does not mark "
-            "`Differentiable`. Mark it in the component's InputSchema, or wrap the value in "
-            "`jax.lax.stop_gradient` before the call.",
-            code="input_not_differentiable",
-            path=fixed[0].path,
-        )
-
-
-def _place(call: Call, result: Space, tangents: list[Any], moving: list[Any]) -> list[Any]:
+def _place(call: Call, tangents: list[Any], moving: list[Any]) -> list[Any]:
     """Tangents at the positions of the request's result."""
-    by_position = dict(zip(result.positions, tangents, strict=False))
+    result = differentiable(call.site, call.request.result)
+    by_position = dict(zip(result.positions, tangents, strict=True))
     placed = []
     for position, port, type_ in zip(
         call.request.result.positions, call.request.result.ports(call.site), call.result_types,
@@ -105,8 +85,10 @@ def _place(call: Call, result: Space, tangents: list[Any], moving: list[Any]) ->
     return placed
 
 
-def _jacobian_tangents(call: Call, primals: Vectors, moving: Vectors) -> list[Any]:
+def _jacobian_tangents(call: Call, operands: Any, tangents: Any) -> list[Any]:
     """The Jacobian's derivative, through the rows of which it consists."""
+    primals, _ = open_call(call, operands)
+    moving = open_call(call, tangents)[0].keep(_is_nonzero)
     positions = {position: number for number, position in enumerate(moving.space.positions)}
 
     def rows(*values: Any) -> list[Any]:
@@ -116,7 +98,7 @@ def _jacobian_tangents(call: Call, primals: Vectors, moving: Vectors) -> list[An
         )
         return _jacobian_by_rows(call, Vectors(primals.space, replaced, primals.mapped))
 
-    _check_inputs(call.site, moving.space)
+    check_inputs(call.site, moving.space)
     start = [primals.values[position] for position in moving.space.positions]
     return jax.jvp(rows, start, list(moving.values))[1]
 

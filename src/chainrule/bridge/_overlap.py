@@ -1,11 +1,14 @@
 """Start now, wait later: independent calls of remote components in one compiled program overlap.
 
-`StartCall` hands the work to a thread and returns a ticket; `FinishCall` takes the ticket and waits.
+A call is lowered to two: `StartCall` notes the work and returns a ticket, `FinishCall` takes the ticket and
+hands out the results. The work that was started last waits for its `FinishCall`, which does it in place: a
+lone call never changes threads. It moves to a thread as soon as another call starts or is waited for.
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import TypedDict
@@ -19,8 +22,41 @@ from chainrule.bridge._host import HostCall
 __all__ = ["FinishCall", "StartCall", "overlapping_pair"]
 
 _MAX_STARTED = 4096  # a program that fails half-way never collects its tickets
-_started: LRUCache[int, Future[list[np.ndarray]]] = LRUCache(_MAX_STARTED)
 _tickets = itertools.count()
+
+
+class _Work:
+    """One started call."""
+
+    def __init__(self, call: HostCall, operands: list[np.ndarray]) -> None:
+        self._call = call
+        self._operands = operands
+        self._future: Future[list[np.ndarray]] | None = None
+        self._lock = threading.Lock()
+        self._is_taken = False
+
+    def move_to_thread(self) -> None:
+        """Begin in a thread, unless somebody is already doing it."""
+        with self._lock:
+            if not self._is_taken:
+                self._is_taken = True
+                self._future = _pool().submit(self._call.evaluate, self._operands)
+
+    def results(self) -> list[np.ndarray]:
+        """What came of it; done here if nobody has begun."""
+        with self._lock:
+            future, self._is_taken = self._future, True
+        return self._call.evaluate(self._operands) if future is None else future.result()
+
+
+_started: LRUCache[int, _Work] = LRUCache(_MAX_STARTED)
+_latest: LRUCache[str, _Work] = LRUCache(1)
+
+
+def _move_latest_to_thread() -> None:
+    waiting = _latest.pop("work")
+    if waiting is not None:
+        waiting.move_to_thread()
 
 
 @cache
@@ -36,26 +72,32 @@ class StartCall:
 
     def run(self, operands: list[np.ndarray], results: list[np.ndarray]) -> str | None:
         """Never raises; returns an error's text."""
+        work = _Work(self._call, [operand.copy() for operand in operands])
         ticket = next(_tickets) % 2**31
-        copies = [operand.copy() for operand in operands]
-        _started.put(ticket, _pool().submit(self._call.evaluate, copies))
+        _started.put(ticket, work)
+        _move_latest_to_thread()
+        _latest.put("work", work)
         results[0][...] = ticket
         return None
 
 
 class FinishCall:
-    """Waits for a started call and hands out its results."""
+    """Hands out the results of a started call."""
 
     def __init__(self, call: HostCall) -> None:
         self._call = call
 
     def run(self, operands: list[np.ndarray], results: list[np.ndarray]) -> str | None:
         """Never raises; returns an error's text."""
-        future = _started.pop(int(operands[0]))
+        work = _started.pop(int(operands[0]))
         try:
-            if future is None:
+            if work is None:
                 raise RuntimeError(f"{self._call!r} was started too long ago: its result is gone.")
-            for value, result in zip(future.result(), results, strict=True):
+            if _latest.get("work") is work:
+                _latest.pop("work")
+            else:
+                _move_latest_to_thread()
+            for value, result in zip(work.results(), results, strict=True):
                 result[...] = value
         except BaseException as error:
             return report_failure(error, repr(self._call))

@@ -1,0 +1,173 @@
+"""The torch twin: every transformation of `torch.func` and autograd against the same function in torch."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chainrule._errors import CapabilityError, InputError
+from chainrule.runtime import Array, Complex128, Differentiable, Float64, component, load_component
+
+torch = pytest.importorskip("torch")
+func = torch.func
+# Raised inside torch's own forward mode.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+
+HERE = Path(__file__).parent
+X = torch.tensor([0.3, -0.7, 1.1], dtype=torch.float64)
+A = torch.tensor(1.7, dtype=torch.float64)
+XS, AS = torch.stack([X, 2 * X, X - 1]), torch.stack([A, 2 * A, -A])
+
+
+def apply(component, **inputs):
+    from chainrule.torch import apply_component
+
+    return apply_component(component, inputs)
+
+
+@pytest.fixture(scope="module")
+def ours():
+    numpy_component = load_component(HERE / "components" / "numpy_component.py")
+    return lambda x, a: apply(numpy_component, x=x, a=a)
+
+
+def reference(x, a):
+    return {"y": a * torch.sin(x) + x.sum() * x, "s": a * (x * x).sum()}
+
+
+def scalar(f):
+    return lambda x, a: f(x, a)["s"] + (f(x, a)["y"] ** 2).sum()
+
+
+def vector(f):
+    return lambda x, a: f(x, a)["y"]
+
+
+def backward(f):
+    x, a = X.clone().requires_grad_(), A.clone().requires_grad_()
+    scalar(f)(x, a).backward()
+    return x.grad, a.grad
+
+
+TRANSFORMATIONS = {
+    "eager": lambda f: f(X, A),
+    "backward": backward,
+    "grad": lambda f: func.grad(scalar(f), (0, 1))(X, A),
+    "vjp": lambda f: func.vjp(vector(f), X, A)[1](X),
+    "jvp": lambda f: func.jvp(vector(f), (X, A), (X, A)),
+    "jvp of one": lambda f: func.jvp(lambda x: f(x, A)["s"], (X,), (X,)),
+    "jacrev": lambda f: func.jacrev(vector(f), (0, 1))(X, A),
+    "jacfwd": lambda f: func.jacfwd(vector(f), (0, 1))(X, A),
+    "vmap": lambda f: func.vmap(f)(XS, AS),
+    "vmap with axes": lambda f: func.vmap(vector(f), (1, None), 1)(XS.T, A),
+    "vmap of vmap": lambda f: func.vmap(func.vmap(f, (None, 0)), (0, None))(XS, AS),
+    "vmap of grad": lambda f: func.vmap(func.grad(scalar(f)))(XS, AS),
+    "grad of vmap": lambda f: func.grad(
+        lambda x, a: func.vmap(scalar(f), (0, None))(x, a).sum(), (0, 1)
+    )(XS, A),
+    "float32 in": lambda f: func.grad(lambda x: f(x.double(), A)["s"])(X.float()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRANSFORMATIONS)
+def test_transformation(name, ours):
+    torch.testing.assert_close(TRANSFORMATIONS[name](ours), TRANSFORMATIONS[name](reference))
+
+
+def test_gradcheck_in_both_modes(ours):
+    x, a = X.clone().requires_grad_(), A.clone().requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda x, a: tuple(ours(x, a).values()), (x, a), check_forward_ad=True
+    )
+
+
+def test_other_dtypes_are_converted_and_gradients_converted_back(ours):
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        x = X.to(dtype).requires_grad_()
+        ours(x, A)["s"].backward()
+        assert x.grad.dtype == dtype
+        torch.testing.assert_close(x.grad.double(), 2 * A * X, rtol=0.02, atol=0.02)
+
+
+def test_second_order_says_what_is_missing(ours):
+    with pytest.raises(CapabilityError, match="hessian_vector_product"):
+        func.hessian(lambda x: ours(x, A)["s"])(X)
+
+
+class WithSecondOrder:
+    """x ↦ x³, with the second-derivative endpoint."""
+
+    def __init__(self, component):
+        self._component = component
+        self.available_endpoints = [*component.available_endpoints, "hessian_vector_product"]
+
+    def __getattr__(self, name):
+        return getattr(self._component, name)
+
+    def hessian_vector_product(
+        self, inputs, hvp_inputs, hvp_outputs, cotangent_vector, tangent_vector
+    ):
+        u, v = cotangent_vector["result"], tangent_vector["x"]
+        return {"x": 6 * inputs["x"] * u * v}
+
+
+def cubic():
+    @component(derivatives="finite")
+    def cube(x: Differentiable[Array[("n",), Float64]]) -> Differentiable[Array[("n",), Float64]]:
+        return x**3
+
+    return WithSecondOrder(cube)
+
+
+def test_second_order_through_hessian_vector_product():
+    c = cubic()
+    hessian = func.hessian(lambda x: apply(c, x=x)["result"].sum())(X)
+    torch.testing.assert_close(hessian, torch.diag(6 * X))
+    x = X.clone().requires_grad_()
+    (first,) = torch.autograd.grad(apply(c, x=x)["result"].sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    torch.testing.assert_close(second, 6 * X)
+
+
+def test_complex_gradients_follow_torch():
+    @component(framework="jax")
+    def square(
+        z: Differentiable[Array[("n",), Complex128]],
+    ) -> Differentiable[Array[("n",), Complex128]]:
+        return (1 + 2j) * z**2
+
+    start = torch.tensor([0.3 + 0.4j, -1.0 + 0.2j], dtype=torch.complex128)
+    z, w = start.clone().requires_grad_(), start.clone().requires_grad_()
+    apply(square, z=z)["result"].abs().sum().backward()
+    ((1 + 2j) * w**2).abs().sum().backward()
+    torch.testing.assert_close(z.grad, w.grad)
+
+
+def test_what_is_not_differentiable():
+    @component(derivatives="finite")
+    def scale(
+        x: Differentiable[Array[("n",), Float64]], weight: Array[(), Float64]
+    ) -> Differentiable[Array[("n",), Float64]]:
+        return weight * x
+
+    x, weight = X.clone().requires_grad_(), A.clone().requires_grad_()
+    with pytest.raises(InputError, match="weight") as caught:
+        apply(scale, x=x, weight=weight)["result"].sum().backward()
+    assert caught.value.code == "input_not_differentiable"
+    apply(scale, x=x, weight=weight.detach())["result"].sum().backward()
+    torch.testing.assert_close(x.grad, torch.full((3,), float(A), dtype=torch.float64))
+
+
+def test_numpy_inputs_and_static_fields():
+    scaling = load_component(HERE / "components" / "scaling.py")
+    out = apply(scaling, x=np.ones(3), factor=3, values={"b.c": X})
+    torch.testing.assert_close(out["y"], torch.full((3,), 3.0, dtype=torch.float64))
+    torch.testing.assert_close(out["values"]["b.c"], 3 * X)
+
+
+def test_importing_it_does_not_import_jax():
+    import subprocess
+    import sys
+
+    source = "import sys, chainrule.torch; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", source], check=False).returncode == 0
