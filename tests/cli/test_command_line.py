@@ -143,9 +143,7 @@ def test_formats_and_files(run, component, tmp_path):
     code, out, _ = run("apply", component, PAYLOAD, "-o", folder, "--output-file", "result.json")
     assert (code, out) == (0, b"")
     assert y((folder / "result.json").read_bytes()) == [1.0, 2.0]
-    code, _, _ = run(
-        "apply", component, PAYLOAD, "-o", folder, "--output-file", "../outside.json"
-    )
+    code, _, _ = run("apply", component, PAYLOAD, "-o", folder, "--output-file", "../outside.json")
     assert code == 2
     assert not (tmp_path / "outside.json").exists()
     assert not list(folder.glob(".*"))

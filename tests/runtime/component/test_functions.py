@@ -221,6 +221,7 @@ def test_the_jax_function_can_be_traced():
     x = jnp.array([0.5, 1.5])
     y = 2 * jnp.cos(x) + jnp.array([1.0, -1.0])
     np.testing.assert_allclose(jax.jit(jax.grad(loss))(x), -4 * y * jnp.sin(x), rtol=1e-12)
+    assert wave.jax_function(wave_inputs())["result_0"].shape == (2,)  # defaults are filled in
     assert wave.batching == "elementwise"
     assert wave.version == "1.0.0"
 

@@ -22,6 +22,7 @@ import importlib.util
 import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -111,6 +112,10 @@ def _forget(package: str) -> None:
 def _private_import(package: str, folder: Path, redirect_peer: bool) -> Callable[..., Any]:
     """The `__import__` that the code of one component sees."""
 
+    @cache
+    def is_neighbour(top: str) -> bool:
+        return _is_neighbour(folder, top)
+
     def private_import(
         name: str,
         globals: Mapping[str, Any] | None = None,
@@ -121,7 +126,7 @@ def _private_import(package: str, folder: Path, redirect_peer: bool) -> Callable
         top = name.partition(".")[0]
         if level == 0 and redirect_peer and top == "tesseract_core":
             return resolve_peer_module(name, tuple(fromlist or ()))
-        if level == 0 and _is_neighbour(folder, top):
+        if level == 0 and is_neighbour(top):
             if fromlist:
                 return builtins.__import__(f"{package}.{name}", globals, locals, fromlist)
             importlib.import_module(f"{package}.{name}")

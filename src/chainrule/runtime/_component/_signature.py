@@ -41,6 +41,7 @@ class Signature:
         input_schema: model of its arguments.
         output_schema: model of what it returns.
         takes_model: whether its only argument is the whole input model.
+        positional: names of the arguments that can only be given by position.
         to_fields: makes a mapping of the output fields from what the function returns.
     """
 
@@ -48,6 +49,7 @@ class Signature:
     input_schema: type[BaseModel]
     output_schema: type[BaseModel]
     takes_model: bool
+    positional: tuple[str, ...]
     to_fields: Callable[[Any], Any]
 
     def call_model(self, inputs: BaseModel) -> Any:
@@ -64,12 +66,8 @@ class Signature:
 
     def call_fields(self, fields: Mapping[str, Any]) -> Any:
         """The output fields for the function's arguments by name."""
-        positional, named = [], {}
-        for name, parameter in inspect.signature(self.function).parameters.items():
-            if parameter.kind is parameter.POSITIONAL_ONLY:
-                positional.append(fields[name])
-            else:
-                named[name] = fields[name]
+        positional = [fields[name] for name in self.positional if name in fields]
+        named = {name: value for name, value in fields.items() if name not in self.positional}
         return self.to_fields(self.function(*positional, **named))
 
     def _finish(self, inputs: Any) -> Any:
@@ -94,7 +92,8 @@ def read_signature(function: Callable[..., Any]) -> Signature:
     if "return" not in hints or hints["return"] is type(None):
         raise _bad(function, "has no return annotation, so its outputs are unknown")
     output_schema, to_fields = _outputs(hints["return"])
-    return Signature(function, input_schema, output_schema, takes_model, to_fields)
+    positional = tuple(n for n, p in parameters.items() if p.kind is p.POSITIONAL_ONLY)
+    return Signature(function, input_schema, output_schema, takes_model, positional, to_fields)
 
 
 def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
