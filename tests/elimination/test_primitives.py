@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from chainrule.elimination import jacve
+from chainrule.elimination import jacve, linearization
 from chainrule.elimination._linearize import trace_function
 
 V = np.array([0.3, -0.7, 1.2, 0.5])
@@ -244,3 +244,23 @@ def test_custom_jvp_uses_the_users_rule_and_stays_diagonal():
     (found,) = jacve(jax.nn.relu, sparse_representation=True)(V)
     np.testing.assert_allclose(found.todense(), np.diag((V > 0).astype(float)))
     assert found.nse == 4
+
+
+def test_branches_are_eliminated_inside_and_keep_their_structure():
+    def function(v):
+        return lax.cond(v[0] > 0, jnp.sin, lambda x: x * 3.0, v)
+
+    for point in (V, -V):
+        (found,) = jax.jit(jacve(function, sparse_representation=True))(point)
+        assert found.nse == 4
+        np.testing.assert_allclose(found.todense(), jax.jacrev(function)(point), rtol=1e-12)
+
+
+def test_short_loops_are_unrolled_and_keep_their_structure():
+    def function(v):
+        return lax.fori_loop(0, 4, lambda i, c: jnp.sin(c) * v, v)
+
+    found = linearization(function)(V)
+    assert found.graph.without_rule == ()
+    assert found.blocks.nse == 4
+    np.testing.assert_allclose(found.jacobian, jax.jacrev(function)(V), rtol=1e-10)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from chainrule.elimination._rules._branches import BRANCH_RULES
 from chainrule.elimination._rules._calls import CALL_RULES
 from chainrule.elimination._rules._elementwise import ELEMENTWISE_RULES
 from chainrule.elimination._rules._fallback import fallback
@@ -15,7 +16,13 @@ from chainrule.elimination._rules._sums import SUMMING_RULES
 
 __all__ = ["LocalJacobian", "Rule", "Site", "has_rule", "local_jacobian", "real_shape"]
 
-_RULES: dict[str, Rule] = {**ELEMENTWISE_RULES, **MOVING_RULES, **SUMMING_RULES, **CALL_RULES}
+_RULES: dict[str, Rule] = {
+    **ELEMENTWISE_RULES,
+    **MOVING_RULES,
+    **SUMMING_RULES,
+    **CALL_RULES,
+    **BRANCH_RULES,
+}
 
 
 def has_rule(site: Site) -> bool:

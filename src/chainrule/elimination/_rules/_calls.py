@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from chainrule._jaxpr import as_function, trace_avals
 from chainrule.elimination._rules._fallback import fallback
+from chainrule.elimination._rules._inner import InnerJacobian
 from chainrule.elimination._rules._site import Edge, LocalJacobian, Rule, Site
 from chainrule.elimination._structure import Structure, structure_of
 
@@ -82,25 +83,17 @@ class _Linear:
     """The Jacobian of a function that is linear in its directions, at any direction."""
 
     def __init__(self, site: Site, function: Any, directions: Sequence[Any]) -> None:
-        # The one rule that needs the whole machine, which is built on top of the rules.
-        from chainrule.elimination._accumulate import accumulate, result_structures
-        from chainrule.elimination._graph import build_graph
-        from chainrule.elimination._prepare import flatten
-
         count = len(site.eqn.invars)
         self._directions = [var.aval for var in directions]
         avals = [*(atom.aval for atom in site.eqn.invars), *self._directions]
-        program = flatten(trace_avals(lambda *v: function(v[:count], v[count:]), avals))
-        self._graph = build_graph(program, range(count, len(avals)))
-        self._order = tuple(reversed(self._graph.required))
-        self._accumulate = accumulate
-        found = result_structures(self._graph, self._order)
-        self.structures = {place: s for place, s in found.items() if not s.is_zero}
+        program = trace_avals(lambda *v: function(v[:count], v[count:]), avals)
+        self._inner = InnerJacobian(program, range(count, len(avals)))
+        self.structures = self._inner.structures
 
     def evaluate(self, operands: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:
         at = [jnp.zeros(aval.shape, aval.dtype) for aval in self._directions]
-        _, blocks = self._accumulate(self._graph, self._order, [*operands, *at])
-        return {place: blocks[place].values for place in self.structures}
+        blocks = self._inner.evaluate([*operands, *at])
+        return {place: block.values for place, block in blocks.items()}
 
 
 def _transposed(structure: Structure) -> Structure:

@@ -1,0 +1,79 @@
+"""Choosing between elimination and JAX's own Jacobians, and the backends."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from chainrule import ChainruleError
+from chainrule.elimination import explain_jacobian, jacobian, value_and_jacobian
+from chainrule.elimination.examples import TASKS
+
+V = np.array([0.3, -0.7, 1.2])
+
+
+def function(x, y):
+    return {"a": jnp.sin(x) * y, "n": jnp.argmax(x), "same": y}
+
+
+def through_a_long_loop(x):
+    return jax.lax.scan(lambda c, _: (jnp.sin(c) * x, None), x, None, length=100)[0].sum()
+
+
+@pytest.mark.parametrize("method", ["auto", "elimination", "jacrev", "jacfwd"])
+def test_methods_agree_in_values_and_arrangement(method):
+    both = jax.jit(
+        value_and_jacobian(
+            lambda x, y: (function(x, y), x.sum()), (1, 0), method=method, has_aux=True
+        )
+    )
+    (value, aux), found = both(V, 2.0)
+    np.testing.assert_allclose(aux, V.sum())
+    np.testing.assert_allclose(value["a"], np.sin(V) * 2)
+    np.testing.assert_allclose(found["a"][0], np.sin(V))
+    np.testing.assert_allclose(found["a"][1], np.diag(2 * np.cos(V)))
+    np.testing.assert_array_equal(found["n"][1], np.zeros(3))
+    np.testing.assert_array_equal(found["same"][0], 1.0)
+
+
+def test_auto_takes_one_reverse_sweep_through_a_long_loop():
+    assert explain_jacobian(through_a_long_loop, np.ones(50)).chosen == "jacrev"
+    np.testing.assert_allclose(
+        jacobian(through_a_long_loop)(V), jax.jacrev(through_a_long_loop)(V), rtol=1e-10
+    )
+
+
+@pytest.mark.parametrize("task", TASKS[:4], ids=lambda task: task.name)
+def test_auto_eliminates_the_benchmark_functions(task):
+    arguments = task.arguments()
+    found = explain_jacobian(task.function, *arguments, argnums=tuple(range(len(arguments))))
+    assert found.chosen == "elimination"
+
+
+def test_explanations_print_and_measure():
+    found = explain_jacobian(lambda x: jnp.sin(x) * x.sum(), V, measure=True)
+    assert all(candidate.seconds > 0 for candidate in found.candidates)
+    assert "elimination" in str(found)
+    assert "µs" in str(found)
+
+
+def test_native_backend_under_vmap():
+    pytest.importorskip("llvmlite")
+    task = TASKS[0]
+    batch = [np.full(5, value, np.float64) * np.linspace(0.9, 1.1, 5) for value in task.arguments()]
+    argnums = tuple(range(len(batch)))
+    found = jax.jit(jax.vmap(jacobian(task.function, argnums, backend="native")))(*batch)
+    reference = jax.vmap(jax.jacrev(task.function, argnums))(*batch)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8), found, reference)
+
+
+def test_native_backend_falls_back(caplog):
+    caplog.set_level("INFO", logger="chainrule.elimination")
+    found = jacobian(lambda x: jnp.linalg.inv(x), backend="native")(np.eye(2) * 2)
+    np.testing.assert_allclose(found, jax.jacrev(jnp.linalg.inv)(np.eye(2) * 2), atol=1e-12)
+    assert "No native kernel" in caplog.text
+
+
+def test_unknown_backend():
+    with pytest.raises(ChainruleError, match="no backend"):
+        jacobian(jnp.sin, backend="abacus")(V)
