@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pydantic import BaseModel
+
 from chainrule._errors import InputError
-from chainrule.runtime._component._author import call_author
+from chainrule.runtime._component._author import call_author, check_signature
 from chainrule.runtime._component._plain import to_plain
 from chainrule.runtime._component._schemas import Context, Schemas
 
-__all__ = ["AbstractEval", "Apply", "Endpoint", "Payload", "check_fields"]
+__all__ = ["Endpoint", "Evaluation", "Payload", "check_fields", "evaluation_endpoint"]
 
 Payload = Mapping[str, Any]
 
@@ -26,35 +28,32 @@ class Endpoint(Protocol):
         """Answer one request."""
 
 
-@dataclass(frozen=True)
-class Apply:
-    """`apply`: inputs to outputs."""
+Read = Callable[[Any, str, Context], BaseModel]
 
-    schemas: Schemas
-    function: Callable[..., Any]
+
+@dataclass(frozen=True)
+class Evaluation:
+    """`apply` and `abstract_eval`: a tree of inputs to a tree of outputs."""
+
+    name: str
+    function: Callable[[Any], Any]
+    read_inputs: Read
+    read_outputs: Read
 
     def __call__(self, payload: Payload, context: Context) -> Any:
         """The outputs as a plain tree."""
-        check_fields(payload, ("inputs",), "apply")
-        inputs = self.schemas.read_inputs(payload["inputs"], "apply", context)
-        result = call_author(self.function, "apply", inputs)
-        return to_plain(self.schemas.read_outputs(result, "apply", context))
+        check_fields(payload, ("inputs",), self.name)
+        inputs = self.read_inputs(payload["inputs"], self.name, context)
+        result = call_author(self.function, self.name, inputs)
+        return to_plain(self.read_outputs(result, self.name, context))
 
 
-@dataclass(frozen=True)
-class AbstractEval:
-    """`abstract_eval`: shapes and dtypes of inputs to shapes and dtypes of outputs."""
-
-    schemas: Schemas
-    function: Callable[..., Any]
-
-    def __call__(self, payload: Payload, context: Context) -> Any:
-        """The abstract outputs as a plain tree."""
-        name = "abstract_eval"
-        check_fields(payload, ("inputs",), name)
-        inputs = self.schemas.read_abstract_inputs(payload["inputs"], name, context)
-        result = call_author(self.function, name, inputs)
-        return to_plain(self.schemas.read_abstract_outputs(result, name, context))
+def evaluation_endpoint(name: str, schemas: Schemas, function: Callable[[Any], Any]) -> Evaluation:
+    """The endpoint `apply` or `abstract_eval`."""
+    check_signature(function, name, 1)
+    if name == "apply":
+        return Evaluation(name, function, schemas.read_inputs, schemas.read_outputs)
+    return Evaluation(name, function, schemas.read_abstract_inputs, schemas.read_abstract_outputs)
 
 
 def check_fields(payload: Payload, expected: tuple[str, ...], endpoint: str) -> None:

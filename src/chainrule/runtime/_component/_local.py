@@ -9,7 +9,6 @@ from typing import Any
 from pydantic import BaseModel
 
 from chainrule._errors import CapabilityError, InputError
-from chainrule.runtime._component._author import check_signature
 from chainrule.runtime._component._capabilities import (
     ABSENT,
     DERIVATIVE_ENDPOINTS,
@@ -18,7 +17,7 @@ from chainrule.runtime._component._capabilities import (
     Implementation,
 )
 from chainrule.runtime._component._definition import Batching, Definition
-from chainrule.runtime._component._endpoints import AbstractEval, Apply, Endpoint
+from chainrule.runtime._component._endpoints import Endpoint, evaluation_endpoint
 from chainrule.runtime._component._schema_shapes import with_abstract_eval
 from chainrule.runtime._component._schemas import Schemas
 from chainrule.runtime._config import ComponentConfig
@@ -248,9 +247,7 @@ def _make_endpoint(name: str, function: Any, schemas: Schemas, config: Component
 
         endpoint = derivative_endpoint(name, schemas, function)
     else:
-        check_signature(function, name, 1)
-        make = Apply if name == "apply" else AbstractEval
-        endpoint = make(schemas, function)
+        endpoint = evaluation_endpoint(name, schemas, function)
     if config.profiling or config.tracing:
         from chainrule.runtime._component._observe import observed
 
