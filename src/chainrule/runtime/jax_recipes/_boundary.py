@@ -1,27 +1,27 @@
 """The border between an endpoint's inputs and a compiled function.
 
 What is compiled depends on the *frame* of the inputs: their structure and every leaf that is not an array
-(strings, Python numbers, `None`). Arrays are what flows. A frame is hashable and compares by value, so JAX
-compiles once per frame, shapes and dtypes, like `equinox.filter_jit`, at the price of a plain `jit` call.
+(strings, Python numbers, `None`). Arrays are what flows. A frame is hashable and compares by value, so that
+one program serves all inputs of a frame, as with `equinox.filter_jit`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from pydantic import BaseModel, RootModel
 
-__all__ = ["Frame", "Selection", "Static", "is_array", "seal", "split", "unseal"]
+__all__ = ["Frame", "Static", "is_array", "seal", "split", "unseal"]
 
 
 def is_array(leaf: Any) -> bool:
     """Whether a leaf is a numeric array, concrete or traced (arrays of text are not)."""
-    if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
-        return True
-    return isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind not in "OSUMmV"
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return leaf.dtype.kind not in "OSUMm" and leaf.dtype.type is not np.void
+    return isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct))
 
 
 @jax.tree_util.register_pytree_node_class
@@ -62,8 +62,7 @@ def _static_key(value: Any) -> Any:
     return type(value), value
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """Inputs without their arrays.
 
     Attributes:
@@ -81,23 +80,45 @@ class Frame:
         return jax.tree_util.tree_unflatten(self.structure, leaves)
 
 
-@dataclass(frozen=True)
-class Selection:
-    """What a derivative is taken of: everything that decides what is compiled, array shapes aside."""
-
-    # Hashing an Equinox wrapper walks its leaves at every call; comparing it with itself is free.
-    apply_jit: Callable[[Any], Any] = field(hash=False)
-    frame: Frame
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
-
-
 def split(inputs: Any) -> tuple[Frame, tuple[Any, ...]]:
     """Inputs (a model or nested data) as a frame and its arrays."""
-    tree = inputs.model_dump() if hasattr(inputs, "model_dump") else inputs
-    leaves, structure = jax.tree_util.tree_flatten(tree)
-    statics = tuple(None if is_array(leaf) else Static(leaf) for leaf in leaves)
-    return Frame(structure, statics), tuple(leaf for leaf in leaves if is_array(leaf))
+    leaves, structure = jax.tree_util.tree_flatten(_tree(inputs))
+    statics: list[Static | None] = []
+    arrays: list[Any] = []
+    for leaf in leaves:
+        if is_array(leaf):
+            statics.append(None)
+            arrays.append(leaf)
+        else:
+            statics.append(Static(leaf))
+    return Frame(structure, tuple(statics)), tuple(arrays)
+
+
+_ATOMS = frozenset((np.ndarray, np.float32, np.float64, float, int, bool, str, type(None)))
+
+
+def _tree(inputs: Any) -> Any:
+    """Nested data from inputs; a model of plain values is read as it stands, without dumping it."""
+    if not isinstance(inputs, BaseModel):
+        return inputs
+    fields = inputs.__dict__
+    if _has_plain_fields(type(inputs)) and all(type(value) in _ATOMS for value in fields.values()):
+        return fields
+    return inputs.model_dump()
+
+
+@cache
+def _has_plain_fields(model: type[BaseModel]) -> bool:
+    """Whether dumping a model changes nothing about values that need no dumping themselves."""
+    decorators = model.__pydantic_decorators__
+    if decorators.field_serializers or decorators.model_serializers or decorators.computed_fields:
+        return False
+    if issubclass(model, RootModel) or model.model_config.get("extra") == "allow":
+        return False
+    return not any(
+        info.exclude or any("Serializer" in type(entry).__name__ for entry in info.metadata)
+        for info in model.model_fields.values()
+    )
 
 
 def seal(tree: Any) -> Any:

@@ -18,9 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from chainrule._trees import LRUCache
-from chainrule.runtime._derivatives._layout import canonical
-from chainrule.runtime.jax_recipes._boundary import Selection, split
 from chainrule.runtime.jax_recipes._narrowing import Narrowed, narrow
+from chainrule.runtime.jax_recipes._programs import Selection, prepare
 
 __all__ = ["Mode", "choose_mode", "jax_jacobian"]
 
@@ -57,21 +56,23 @@ def jax_jacobian(
     Raises:
         PathError: a path does not exist or is not an array.
     """
-    frame, arrays = split(inputs)
-    selection = Selection(apply_jit, frame, canonical(jac_inputs), canonical(jac_outputs))
-    chosen = _fastest(selection, arrays) if mode == "measure" else mode
-    return _jacobian(selection, chosen, arrays)
+    if mode == "measure":
+        mode = _fastest(apply_jit, inputs, jac_inputs, jac_outputs)
+    program, arrays = prepare(_jacobian, apply_jit, inputs, jac_inputs, jac_outputs, mode)
+    return program.run(arrays)
 
 
-def _fastest(selection: Selection, arrays: tuple[Any, ...]) -> Mode:
-    key = (selection, tuple((np.shape(a), a.dtype) for a in arrays))
+def _fastest(*call: Any) -> Mode:
+    program, arrays = prepare(_jacobian, *call, "auto")
+    key = (program.selection, tuple((np.shape(a), a.dtype) for a in arrays))
     known = _measured.get(key)
     if known is not None:
         return known
     seconds: dict[Mode, float] = {}
     for mode in _CANDIDATES:
+        program, _ = prepare(_jacobian, *call, mode)
         try:
-            seconds[mode] = _time(partial(_jacobian, selection, mode, arrays))
+            seconds[mode] = _time(partial(program.run, arrays))
         except Exception as error:
             # Not every program has every derivative: a while loop has no reverse mode.
             logger.info("Jacobian by %s: not possible (%s)", mode, type(error).__name__)
@@ -113,7 +114,6 @@ def _size(arrays: Mapping[str, Any]) -> int:
     return sum(math.prod(array.shape) for array in arrays.values())
 
 
-@partial(jax.jit, static_argnums=(0, 1))
 def _jacobian(selection: Selection, mode: Mode, arrays: Any) -> Any:
     narrowed = narrow(selection, arrays)
     outputs, (exact, _) = jax.eval_shape(narrowed.function, narrowed.primals)

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from chainrule._errors import PathError
 from chainrule._trees import get_at_path, set_at_path
 from chainrule.runtime._derivatives._layout import fitted_shape
-from chainrule.runtime.jax_recipes._boundary import Selection, is_array, seal
+from chainrule.runtime.jax_recipes._boundary import is_array, seal
+from chainrule.runtime.jax_recipes._programs import Selection
 
 __all__ = ["Narrowed", "fit", "is_inexact", "narrow", "select", "zeros_like_all"]
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
 from typing import Any
 
 import jax
 
 from chainrule.runtime._derivatives._kinds import JVP, VJP
-from chainrule.runtime._derivatives._layout import canonical, check_keys
-from chainrule.runtime.jax_recipes._boundary import Selection, split, unseal
+from chainrule.runtime._derivatives._layout import check_keys
+from chainrule.runtime.jax_recipes._boundary import unseal
 from chainrule.runtime.jax_recipes._narrowing import fit, narrow, zeros_like_all
+from chainrule.runtime.jax_recipes._programs import Selection, prepare
 from chainrule.runtime.jax_recipes._residuals import reuse_residuals
 
 __all__ = ["jax_hessian_vector_product", "jax_jvp", "jax_value_and_vjp", "jax_vjp"]
@@ -46,9 +46,9 @@ def jax_jvp(
         PathError: a path does not exist or is not an array.
         InputError: the tangent's keys or shapes do not fit.
     """
-    selection, arrays = _select(apply_jit, inputs, jvp_inputs, jvp_outputs)
-    check_keys(tangent_vector, selection.inputs, str(JVP.vector))
-    return _jvp(selection, batched, arrays, dict(tangent_vector))
+    program, arrays = prepare(_jvp, apply_jit, inputs, jvp_inputs, jvp_outputs, batched)
+    check_keys(tangent_vector, program.selection.inputs, str(JVP.vector))
+    return program.run(arrays, dict(tangent_vector))
 
 
 def jax_vjp(
@@ -71,10 +71,11 @@ def jax_vjp(
     Returns:
         `{input path: array}`.
     """
-    selection, arrays = _select(apply_jit, inputs, vjp_inputs, vjp_outputs)
-    check_keys(cotangent_vector, selection.outputs, str(VJP.vector))
-    reused = reuse_residuals(selection, arrays, dict(cotangent_vector), batched)
-    return _vjp(selection, batched, arrays, dict(cotangent_vector)) if reused is None else reused
+    program, arrays = prepare(_vjp, apply_jit, inputs, vjp_inputs, vjp_outputs, batched)
+    check_keys(cotangent_vector, program.selection.outputs, str(VJP.vector))
+    cotangents = dict(cotangent_vector)
+    reused = reuse_residuals(program.selection, arrays, cotangents, batched)
+    return program.run(arrays, cotangents) if reused is None else reused
 
 
 def jax_value_and_vjp(
@@ -89,9 +90,9 @@ def jax_value_and_vjp(
     Returns:
         The outputs, as `jax_apply` returns them, and `{input path: array}`.
     """
-    selection, arrays = _select(apply_jit, inputs, vjp_inputs, vjp_outputs)
-    check_keys(cotangent_vector, selection.outputs, str(VJP.vector))
-    outputs, gradient = _value_and_vjp(selection, arrays, dict(cotangent_vector))
+    program, arrays = prepare(_value_and_vjp, apply_jit, inputs, vjp_inputs, vjp_outputs)
+    check_keys(cotangent_vector, program.selection.outputs, str(VJP.vector))
+    outputs, gradient = program.run(arrays, dict(cotangent_vector))
     return unseal(outputs), gradient
 
 
@@ -116,20 +117,12 @@ def jax_hessian_vector_product(
     Returns:
         `{input path: array}`.
     """
-    selection, arrays = _select(apply_jit, inputs, hvp_inputs, hvp_outputs)
-    check_keys(cotangent_vector, selection.outputs, "cotangent_vector")
-    check_keys(tangent_vector, selection.inputs, "tangent_vector")
-    return _hvp(selection, arrays, dict(cotangent_vector), dict(tangent_vector))
+    program, arrays = prepare(_hvp, apply_jit, inputs, hvp_inputs, hvp_outputs)
+    check_keys(cotangent_vector, program.selection.outputs, "cotangent_vector")
+    check_keys(tangent_vector, program.selection.inputs, "tangent_vector")
+    return program.run(arrays, dict(cotangent_vector), dict(tangent_vector))
 
 
-def _select(
-    apply_jit: Apply, inputs: Any, input_paths: Collection[str], output_paths: Collection[str]
-) -> tuple[Selection, tuple[Any, ...]]:
-    frame, arrays = split(inputs)
-    return Selection(apply_jit, frame, canonical(input_paths), canonical(output_paths)), arrays
-
-
-@partial(jax.jit, static_argnums=(0, 1))
 def _jvp(selection: Selection, batched: bool, arrays: Any, tangents: dict[str, Any]) -> Any:
     narrowed = narrow(selection, arrays)
     tangents = fit(tangents, narrowed.primals, batched=batched)
@@ -143,7 +136,6 @@ def _jvp(selection: Selection, batched: bool, arrays: Any, tangents: dict[str, A
     return jax.vmap(push)(tangents) if batched else push(tangents)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
 def _vjp(selection: Selection, batched: bool, arrays: Any, cotangents: dict[str, Any]) -> Any:
     narrowed = narrow(selection, arrays)
     outputs, pull, _ = jax.vjp(narrowed.function, narrowed.primals, has_aux=True)
@@ -155,7 +147,6 @@ def _vjp(selection: Selection, batched: bool, arrays: Any, cotangents: dict[str,
     return jax.vmap(pull_back)(cotangents) if batched else pull_back(cotangents)
 
 
-@partial(jax.jit, static_argnums=0)
 def _value_and_vjp(selection: Selection, arrays: Any, cotangents: dict[str, Any]) -> Any:
     narrowed = narrow(selection, arrays)
     outputs, pull, (_, everything) = jax.vjp(narrowed.function, narrowed.primals, has_aux=True)
@@ -163,7 +154,6 @@ def _value_and_vjp(selection: Selection, arrays: Any, cotangents: dict[str, Any]
     return everything, gradient | zeros_like_all(narrowed.exact)
 
 
-@partial(jax.jit, static_argnums=0)
 def _hvp(
     selection: Selection, arrays: Any, cotangents: dict[str, Any], tangents: dict[str, Any]
 ) -> Any:

@@ -18,15 +18,9 @@ from chainrule.runtime._derivatives._residuals import (
     current_residual_cache,
     own,
 )
-from chainrule.runtime.jax_recipes._boundary import (
-    Selection,
-    Static,
-    is_array,
-    seal,
-    split,
-    unseal,
-)
+from chainrule.runtime.jax_recipes._boundary import Static, is_array, seal, split, unseal
 from chainrule.runtime.jax_recipes._narrowing import fit, is_inexact, zeros_like_all
+from chainrule.runtime.jax_recipes._programs import Selection
 
 __all__ = ["jax_apply", "reuse_residuals"]
 

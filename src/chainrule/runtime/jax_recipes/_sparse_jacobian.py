@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -18,10 +18,10 @@ import numpy as np
 from chainrule._errors import CapabilityError
 from chainrule.runtime._codec import SparseArray
 from chainrule.runtime._derivatives._blocks import Entries, sparse_blocks
-from chainrule.runtime._derivatives._layout import Layout, canonical
+from chainrule.runtime._derivatives._layout import Layout
 from chainrule.runtime._derivatives._sparsity import Pattern, read_pattern
-from chainrule.runtime.jax_recipes._boundary import Selection, split
 from chainrule.runtime.jax_recipes._narrowing import Narrowed, narrow
+from chainrule.runtime.jax_recipes._programs import Selection, prepare
 
 __all__ = ["jax_sparse_jacobian"]
 
@@ -50,8 +50,8 @@ def jax_sparse_jacobian(
     Raises:
         CapabilityError: detection without asdex.
     """
-    frame, arrays = split(inputs)
-    selection = Selection(apply_jit, frame, canonical(jac_inputs), canonical(jac_outputs))
+    forward, arrays = prepare(_compressed, apply_jit, inputs, jac_inputs, jac_outputs, False)
+    selection = forward.selection
     if isinstance(sparsity, str):
         shapes = tuple((np.shape(a), np.dtype(a.dtype).name) for a in arrays)
         plan = _detected_plan(selection, shapes)
@@ -59,7 +59,9 @@ def jax_sparse_jacobian(
         rows, columns = _sides(selection, arrays)
         pattern = read_pattern(sparsity, columns.varying, rows.varying.paths)
         plan = _Plan.of(pattern, rows, columns)
-    values = np.asarray(_compressed(selection, plan.reverse, arrays, plan.seeds))
+    call = (apply_jit, inputs, jac_inputs, jac_outputs)
+    program, _ = prepare(_compressed, *call, True) if plan.reverse else (forward, arrays)
+    values = np.asarray(program.run(arrays, plan.seeds))
     entries = [
         Entries(*plan.ordered(places, seeds), values[index][places])
         for index, (places, seeds) in enumerate(plan.places)
@@ -179,7 +181,6 @@ def _flat_function(narrowed: Narrowed, columns: Layout) -> Callable[[jax.Array],
     return function
 
 
-@partial(jax.jit, static_argnums=(0, 1))
 def _compressed(selection: Selection, reverse: bool, arrays: Any, seeds: jax.Array) -> jax.Array:
     narrowed = narrow(selection, arrays)
     columns = Layout.of(narrowed.primals)
