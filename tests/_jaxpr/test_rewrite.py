@@ -114,3 +114,10 @@ def test_what_cannot_be_entered_is_named():
     with pytest.raises(CapabilityError, match="custom_linear_solve") as raised:
         run(f, 1.0)
     assert raised.value.details == {"primitive": "custom_linear_solve"}
+
+
+def test_a_program_called_in_several_places_is_staged_once():
+    inner = jax.jit(lambda x: jnp.sin(x) + 1)
+    program = jax.make_jaxpr(lambda x: inner(inner(inner(x))))(1.0)
+    again = jax.make_jaxpr(lambda x: hand_out().run(program, [x])[0])(1.0)
+    assert len({id(eqn.params["jaxpr"]) for eqn in again.jaxpr.eqns}) == 1

@@ -90,3 +90,9 @@ def test_random_keys_and_empty_trees_can_be_sown():
     assert jnp.array_equal(
         jax.random.key_data(found["key"]["primal"]), jax.random.key_data(jax.random.key(3))
     )
+
+
+def test_leaves_that_cannot_be_hashed():
+    extra = {1, 2}
+    _, found = save_intermediates(lambda x: sow((x, extra), "h")[0])(1.0)
+    assert found["h"]["primal"] == (1.0, {1, 2})

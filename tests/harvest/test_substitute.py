@@ -118,3 +118,23 @@ def test_agrees_with_the_cotangent_in_loops(wrap):
 def test_refuses_an_unknown_name():
     with pytest.raises(PathError, match="'h'"):
         grad_wrt(f, "missing")(jnp.zeros(2))
+
+
+def test_values_shared_by_a_batch():
+    def g(w, xs):
+        return jnp.sum(jax.vmap(lambda x: sow(2.0 * w, "shared") * x)(xs))
+
+    xs = jnp.array([1.0, 2.0, 3.0])
+    assert grad_wrt(g, "shared")(1.0, xs)["shared"] == 6.0
+    assert plant(g, {"shared": 10.0})(1.0, xs) == 60.0
+
+
+def test_other_names_may_be_sown_twice():
+    def g(x):
+        x = sow(sow(x + 1, "twice") + 1, "twice")
+        return sow(x * 2, "once") ** 2
+
+    assert grad_wrt(g, "once")(1.0)["once"] == 12.0
+    assert plant(g, {"twice": 0.0})(1.0) == 0.0
+    with pytest.raises(ValueError, match="twice"):
+        grad_wrt(g, "twice")(1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import jax
 
 from chainrule._jaxpr._evaluate import evaluate
 from chainrule._jaxpr._folds import Fold
-from chainrule._jaxpr._names import ClosedJaxpr, JaxprEqn
+from chainrule._jaxpr._names import ClosedJaxpr, JaxprEqn, close_program
 
 if TYPE_CHECKING:
     from chainrule._jaxpr._rewrite import Rewriter
@@ -64,6 +65,13 @@ class Staged:
     def run(self, operands: Sequence[Any]) -> tuple[list[Any], list[Extra]]:
         """The outputs and extras at operands."""
         return self.split(evaluate(self.program, operands))
+
+    @functools.cached_property
+    def opened(self) -> ClosedJaxpr:
+        """The program with its captured constants as first inputs; one object, so it is lowered once."""
+        jaxpr = self.program.jaxpr
+        inputs = [*jaxpr.constvars, *jaxpr.invars]
+        return close_program(inputs, jaxpr.outvars, jaxpr.eqns, like=jaxpr)
 
     @property
     def extras(self) -> list[Extra]:

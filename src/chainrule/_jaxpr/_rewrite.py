@@ -71,7 +71,9 @@ class Rewriter:
         self.claim = claim
         self.is_claimed = is_claimed
         self.substitutes = substitutes
+        # Keyed by identity, and holding the programs, so that an id stays that of its program.
         self._holds: dict[int, tuple[ClosedJaxpr, bool]] = {}
+        self._staged: dict[int, tuple[ClosedJaxpr, Staged]] = {}
 
     def run(
         self, program: ClosedJaxpr, operands: Sequence[Any], loops: tuple[Any, ...] = ()
@@ -108,13 +110,25 @@ class Rewriter:
                 self.is_claimed(eqn) or any(self.holds(sub.program) for sub in subprograms(eqn))
                 for eqn in program.jaxpr.eqns
             )
-            self._holds[key] = (program, found)  # keeps the program alive, so the id stays its own
+            self._holds[key] = (program, found)
         return self._holds[key][1]
 
     def stage(
         self, program: ClosedJaxpr, loops: tuple[Any, ...] = (), *, counted: bool = False
     ) -> Staged:
-        """Trace a rewritten sub-program; when `counted`, an iteration number is its first input."""
+        """Trace a rewritten sub-program; when `counted`, an iteration number is its first input.
+
+        A program that is called in several places is staged once. Not so when substituting: what is put
+        in may belong to the place.
+        """
+        if self.substitutes:
+            return self._stage(program, loops, counted)
+        key = id(program.jaxpr)
+        if key not in self._staged:
+            self._staged[key] = (program, self._stage(program, (), False))
+        return self._staged[key][1]
+
+    def _stage(self, program: ClosedJaxpr, loops: tuple[Any, ...], counted: bool) -> Staged:
         notes: dict[str, Any] = {}
 
         def function(*inputs: Any) -> list[Any]:

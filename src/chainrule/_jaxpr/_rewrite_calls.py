@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from chainrule._jaxpr._evaluate import bind_equation, trace_avals
 from chainrule._jaxpr._extras import Extra
-from chainrule._jaxpr._names import UNSPECIFIED, ClosedJaxpr, JaxprEqn, close_program, manual_axes
+from chainrule._jaxpr._names import UNSPECIFIED, ClosedJaxpr, JaxprEqn, manual_axes
 from chainrule._jaxpr._programs import subprograms
 
 if TYPE_CHECKING:
@@ -30,16 +30,15 @@ def bind_call(
     """Bind a call with more results; arrays that the new program captured become operands."""
     (sub,) = subprograms(eqn)
     staged = rewriter.stage(sub.program, loops)
-    jaxpr, captured = staged.program.jaxpr, list(staged.program.consts)
-    opened = close_program([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns, like=jaxpr)
+    captured = list(staged.program.consts)
     params = dict(eqn.params)
-    params[sub.parameter] = _held_like(eqn.params[sub.parameter], opened)
+    params[sub.parameter] = _held_like(eqn.params[sub.parameter], staged.opened)
     for name, default in _PER_OPERAND.items():
         if isinstance(params.get(name), tuple):
             params[name] = (default,) * len(captured) + params[name]
     for name, default in _PER_RESULT.items():
         if name in params:
-            params[name] += (default,) * (len(jaxpr.outvars) - staged.n_outputs)
+            params[name] += (default,) * (len(staged.program.out_avals) - staged.n_outputs)
     return staged.split(bind_equation(eqn, [*captured, *operands], params))
 
 

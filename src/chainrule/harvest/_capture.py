@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from chainrule._jaxpr import (
@@ -64,7 +64,7 @@ def stage(
 
 
 def _is_traced(leaf: Any) -> bool:
-    return isinstance(leaf, (jax.Array, np.ndarray))
+    return isinstance(leaf, (jax.Array, np.ndarray)) and is_array(leaf)
 
 
 def run_with_taps(
@@ -76,8 +76,9 @@ def run_with_taps(
     def claim(eqn: JaxprEqn, operands: list[Any], loops: tuple[Any, ...]) -> Any:
         sowing = sowing_of(eqn)
         values = operands[: len(eqn.outvars)]
-        shown = values if sowing.name in pushed else _repeat(values, sowing.shared)
-        return values, [tap(sowing, shown)]
+        return values, [
+            tap(replace(sowing, shared=()) if sowing.name in pushed else sowing, values)
+        ]
 
     return Rewriter(claim, is_claimed=functools.partial(is_sow, tag=tag)).run(program, operands)
 
@@ -90,19 +91,13 @@ def _names_with_tangents(program: ClosedJaxpr, tag: str) -> set[str]:
     return {sowing.name for sowing in sowings if sowing.mode.is_tangent}
 
 
-def _repeat(values: Sequence[Any], sizes: tuple[int, ...]) -> list[Any]:
-    if not sizes:
-        return list(values)
-    return [jnp.broadcast_to(value, (*sizes, *jnp.shape(value))) for value in values]
-
-
 def tap_values(reduce: Reduce | None, buffer: int | None) -> Tap:
     """Taps that hand out the sown values; the options are for sows that leave them open."""
 
     def tap(sowing: Sowing, values: list[Any]) -> Extra:
         chosen, kept = sowing.reduce or reduce, sowing.buffer or buffer
         return Extra(
-            tuple(values),
+            tuple(sowing.repeat(values)),
             sowing,
             fold=FOLDS.get(chosen or "stack"),
             open_fold=ring(kept) if kept else None,

@@ -6,14 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from chainrule._errors import InputError
-from chainrule._jaxpr import Extra
-from chainrule.harvest._mode import Mode
-from chainrule.harvest._sow import Sowing
+from chainrule._jaxpr import Extra, SourceLocation
+from chainrule.harvest._mode import PRIMAL, Mode
 
-__all__ = ["DUPLICATES", "DuplicateNameError", "Duplicates", "collect"]
+__all__ = ["DuplicateNameError", "Duplicates", "collect"]
 
 Duplicates = Literal["strict", "append", "last"]
-DUPLICATES: tuple[Duplicates, ...] = ("strict", "append", "last")
 
 
 class DuplicateNameError(InputError):
@@ -32,27 +30,25 @@ def collect(
     for tap in taps:
         mode = tap.label.mode.undeepened()
         by_name.setdefault(tap.label.name, {}).setdefault(mode, []).append(tap)
-    return {
-        name: _entry(by_mode, duplicates, value_of)
-        for name, by_mode in by_name.items()
-        if duplicates != "strict" or _check_single(name, by_mode)
-    }
+    if duplicates == "strict":
+        for name, by_mode in by_name.items():
+            _check_single(name, by_mode.get(PRIMAL, []))
+    return {name: _entry(by_mode, duplicates, value_of) for name, by_mode in by_name.items()}
 
 
-def _check_single(name: str, by_mode: dict[Mode, list[Extra]]) -> bool:
-    for mode, taps in by_mode.items():
-        if mode.is_primal and len(taps) > 1:
-            raise _duplicate(name, [tap.label for tap in taps])
-    return True
+def _check_single(name: str, primals: list[Extra]) -> None:
+    """One value may have several cotangents (backward passes), but a name has one value."""
+    if len(primals) > 1:
+        raise _duplicate(name, [tap.label.where for tap in primals])
 
 
-def _duplicate(name: str, places: list[Sowing]) -> DuplicateNameError:
-    shown = "\n".join(f"  {place.where or 'an unknown line'}" for place in places)
+def _duplicate(name: str, places: list[SourceLocation | None]) -> DuplicateNameError:
+    shown = "\n".join(f"  {place or 'an unknown line'}" for place in places)
     return DuplicateNameError(
         f"The name {name!r} was sown {len(places)} times in one captured function:\n{shown}\n"
         'Give each its own name, or capture with mode="append" (a list, in execution order) or '
         'mode="last".',
-        details={"name": name, "places": [str(place.where) for place in places]},
+        details={"name": name, "places": list(map(str, places))},
     )
 
 
@@ -62,12 +58,8 @@ def _entry(
     """The values of one name per mode, and beside them whether and how often they were reached."""
 
     def choose(values: list[Any]) -> Any:
-        if duplicates == "append":
-            return values
-        if duplicates == "last" or len(values) == 1:
-            return values[-1]
-        # One value, several backward passes (or pushforwards): all of them, in order.
-        return values
+        is_single = duplicates == "last" or (duplicates == "strict" and len(values) == 1)
+        return values[-1] if is_single else values
 
     entry: dict[str, Any] = {}
     for mode in sorted(by_mode, key=lambda mode: (len(mode.steps), mode.depths)):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from chainrule._errors import InputError
 from chainrule.harvest._capture import run_with_taps, stage, tap_values
-from chainrule.harvest._collect import DUPLICATES, Duplicates, collect
+from chainrule.harvest._collect import Duplicates, collect
 from chainrule.harvest._sow import Reduce, check_options
 from chainrule.harvest._staged import compile_capture
 
@@ -70,9 +70,10 @@ def save_intermediates(
         {'cotangent': 3.0, 'primal': 4.0}
     """
     check_options("", reduce, buffer)
-    if mode not in DUPLICATES:
+    modes = get_args(Duplicates)
+    if mode not in modes:
         raise InputError(
-            f"Expected mode to be one of {', '.join(map(repr, DUPLICATES))}, found {mode!r}.",
+            f"Expected mode to be one of {', '.join(map(repr, modes))}, found {mode!r}.",
             code="capture_mode",
         )
     tap = tap_values(reduce, buffer)

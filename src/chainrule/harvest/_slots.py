@@ -12,12 +12,25 @@ import numpy as np
 __all__ = ["NOTHING", "Slot", "fill", "is_array"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Slot:
-    """What fills a leaf: the next array, or content that is no array (a string, a function, `None`)."""
+    """What fills a leaf: the next array, or content that is no array (a string, a function, `None`).
+
+    Slots are part of an equation's parameters, which JAX hashes and compares, whatever the content: equal
+    text is equal, anything else only to itself.
+    """
 
     is_operand: bool
     content: Any = None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Slot) or self.is_operand != other.is_operand:
+            return False
+        is_text = isinstance(self.content, str) and isinstance(other.content, str)
+        return self.content == other.content if is_text else self.content is other.content
+
+    def __hash__(self) -> int:
+        return hash((self.is_operand, type(self.content)))
 
     @staticmethod
     def of(leaf: Any) -> Slot:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -34,10 +34,10 @@ from chainrule._jaxpr import (
 from chainrule.harvest._mode import PRIMAL, Mode
 from chainrule.harvest._slots import NOTHING, Slot, fill, is_array
 
-__all__ = ["REDUCTIONS", "Reduce", "Sowing", "capturing", "is_sow", "sow", "sowing_of"]
+__all__ = ["Reduce", "Sowing", "capturing", "check_options", "is_sow", "sow", "sowing_of"]
 
 Reduce = Literal["stack", "last", "sum", "mean", "max"]
-REDUCTIONS: tuple[Reduce, ...] = ("stack", "last", "sum", "mean", "max")
+_REDUCTIONS: tuple[Reduce, ...] = get_args(Reduce)
 
 capturing = jax.make_user_context(frozenset())
 """The tags that are being captured around the code that is traced now."""
@@ -75,6 +75,12 @@ class Sowing:
     def value(self, operands: Sequence[Any]) -> Any:
         """The pytree, as it was sown."""
         return jax.tree.unflatten(self.tree, fill(self.slots, operands))
+
+    def repeat(self, operands: Sequence[Any]) -> list[Any]:
+        """The operands with the axes of the `vmap`s that they do not depend on."""
+        if not self.shared:
+            return list(operands)
+        return [jnp.broadcast_to(each, (*self.shared, *jnp.shape(each))) for each in operands]
 
     def derivative(self, mode: Mode, differentiable: Sequence[bool]) -> Sowing:
         """The same place in another mode; leaves without derivatives become `None`."""
@@ -139,9 +145,9 @@ def check_options(name: Any, reduce: Any, buffer: Any) -> None:
             f"Expected a string as name of a sown value, found {type(name).__name__}.",
             code="sow_name",
         )
-    if reduce is not None and reduce not in REDUCTIONS:
+    if reduce is not None and reduce not in _REDUCTIONS:
         raise InputError(
-            f"Expected reduce to be one of {', '.join(map(repr, REDUCTIONS))}, found {reduce!r}.",
+            f"Expected reduce to be one of {', '.join(map(repr, _REDUCTIONS))}, found {reduce!r}.",
             code="sow_reduce",
         )
     if buffer is not None and (not isinstance(buffer, int) or buffer < 1):

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from chainrule._jaxpr import Extra, Fold
+from chainrule._jaxpr import Extra, Fold, SourceLocation
 from chainrule.harvest._capture import run_with_taps, stage
 from chainrule.harvest._collect import Duplicates, collect
 from chainrule.harvest._mode import Mode
@@ -91,7 +91,7 @@ def intermediate_stats(
 
 @dataclass(frozen=True)
 class _Measured:
-    """A sowing whose operands were replaced by four measurements of each.
+    """The label of a tap: a sowing whose operands were replaced by four measurements of each.
 
     Attributes:
         sowing: the sowing.
@@ -106,12 +106,16 @@ class _Measured:
         return self.sowing.name
 
     @property
+    def where(self) -> SourceLocation | None:
+        return self.sowing.where
+
+    @property
     def mode(self) -> Mode:
         return self.sowing.mode
 
 
 def _tap(sowing: Sowing, values: list[Any]) -> Extra:
-    arrays = [jnp.asarray(value) for value in values]
+    arrays = [jnp.asarray(value) for value in sowing.repeat(values)]
     has_numbers = [not jnp.issubdtype(array.dtype, jax.dtypes.extended) for array in arrays]
     pairs = list(zip(arrays, has_numbers, strict=True))
     forms = tuple((array.shape, array.dtype) if usable else None for array, usable in pairs)

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from chainrule._errors import InputError, PathError
-from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, Rewriter, walk
-from chainrule.harvest._capture import run_with_taps, stage, tap_values
+from chainrule._jaxpr import ClosedJaxpr, Extra, JaxprEqn, Rewriter, walk
+from chainrule.harvest._capture import run_with_taps, stage
 from chainrule.harvest._collect import collect
 from chainrule.harvest._slots import is_array
 from chainrule.harvest._sow import Sowing, is_sow, sowing_of
@@ -37,7 +37,7 @@ def plant(
         fn: a function with sows in it.
         values: per name a pytree like the sown one. Inside loops a value of the sown shape is used in
             every iteration; one with the loops' axes in front, as `save_intermediates` gives it, is
-            used iteration by iteration.
+            used iteration by iteration. A name that is sown several times is replaced everywhere.
         tag: the sows to look for.
         static_argnums: as in `jax.jit`.
         static_argnames: as in `jax.jit`.
@@ -89,11 +89,12 @@ def grad_wrt(
         static_argnames: as in `jax.jit`.
 
     Returns:
-        A function of the arguments of `fn` that gives `{name: gradient}`, each shaped like
-        `save_intermediates` gives the value. Leaves without derivative (integers) are `None`.
+        A function of the arguments of `fn` that gives `{name: gradient}`, each like the cotangent that
+        `save_intermediates(jax.grad(fn))` finds. Leaves without derivative (integers) are `None`.
 
     Raises:
         PathError: (when called) a name is not sown in `fn`.
+        DuplicateNameError: (when called) a name is sown several times.
 
     Example:
         >>> from chainrule.harvest import grad_wrt, sow
@@ -109,7 +110,7 @@ def grad_wrt(
     ) -> dict[str, Any]:
         program, operands, rebuild = stage(function, args, kwargs, tag)
         _check_known(wanted, program, tag)
-        shapes = _sown_shapes(program, operands, tag)
+        shapes = _sown_shapes(program, operands, tag, wanted)
         zeros = {name: jax.tree.map(_zero_like, shapes[name]) for name in wanted}
 
         def perturbed(perturbations: dict[str, Any]) -> Any:
@@ -122,14 +123,15 @@ def grad_wrt(
     )
 
 
-def _sown_shapes(program: ClosedJaxpr, operands: Sequence[Any], tag: str) -> dict[str, Any]:
+def _sown_shapes(
+    program: ClosedJaxpr, operands: Sequence[Any], tag: str, names: tuple[str, ...]
+) -> dict[str, Any]:
     def found(operands: Sequence[Any]) -> dict[str, Any]:
-        _, taps = run_with_taps(program, operands, tag, tap_values(None, None))
-        return {
-            name: _arrays_only(entry["primal"])
-            for name, entry in collect(taps, "strict").items()
-            if "primal" in entry
-        }
+        _, taps = run_with_taps(
+            program, operands, tag, lambda sowing, values: Extra(tuple(values), sowing)
+        )
+        entries = collect([tap for tap in taps if tap.label.name in names], "strict")
+        return {name: _arrays_only(entry["primal"]) for name, entry in entries.items()}
 
     return jax.eval_shape(found, list(operands))
 
