@@ -56,34 +56,36 @@ class _Side:
     data: tuple[bool, ...]
 
 
+@dataclass(frozen=True)
+class _TermView:
+    """A term as the convention sees it: diagonal pairs, and per axis whether it carries data."""
+
+    pairs: frozenset[tuple[int, int]]
+    out_data: tuple[bool, ...]
+    in_data: tuple[bool, ...]
+
+
 @lru_cache(maxsize=65536)
 def _view(structure: Structure) -> tuple[_Side, _Side]:
-    """The output side and the input side of an edge."""
+    """The output side and the input side of an edge: what its terms have in common."""
     views = [_term_view(term) for term in structure.terms]
-    out_rank, in_rank = len(structure.out_shape), len(structure.in_shape)
-    pairs = set.intersection(*(pairs for pairs, _, _ in views))
-    is_mixed = any(found != pairs for found, _, _ in views)
-    partner_out = dict(pairs)
-    partner_in = {b: a for a, b in pairs}
-
-    def data(side: int, axis: int, paired: bool) -> bool:
-        if any(view[1 + side][axis] for view in views):
-            return True
-        return is_mixed and not paired
-
-    out = _Side(
-        tuple(partner_out.get(a) for a in range(out_rank)),
-        tuple(data(0, a, a in partner_out) for a in range(out_rank)),
-    )
-    inside = _Side(
-        tuple(partner_in.get(b) for b in range(in_rank)),
-        tuple(data(1, b, b in partner_in) for b in range(in_rank)),
-    )
+    pairs = frozenset.intersection(*(view.pairs for view in views))
+    # Where terms disagree about a diagonal, their sum is dense there and stored.
+    is_mixed = any(view.pairs != pairs for view in views)
+    out = _side(dict(pairs), [view.out_data for view in views], is_mixed)
+    inside = _side({b: a for a, b in pairs}, [view.in_data for view in views], is_mixed)
     return out, inside
 
 
-def _term_view(term: Term) -> tuple[set[tuple[int, int]], list[bool], list[bool]]:
-    """Diagonal pairs, and per output and input axis whether it carries data."""
+def _side(partner: dict[int, int], data: list[tuple[bool, ...]], is_mixed: bool) -> _Side:
+    axes = range(len(data[0]))
+    return _Side(
+        tuple(partner.get(a) for a in axes),
+        tuple(any(d[a] for d in data) or (is_mixed and a not in partner) for a in axes),
+    )
+
+
+def _term_view(term: Term) -> _TermView:
     pairs = set()
     for a, out in enumerate(term.out_axes):
         for b, inside in enumerate(term.in_axes):
@@ -95,12 +97,14 @@ def _term_view(term: Term) -> tuple[set[tuple[int, int]], list[bool], list[bool]
     # The convention stores the ones of a sum, so an input axis that is not diagonal carries data.
     free = {v for axis in term.in_axes for v in axis.variables}
     free -= {v for axis in term.out_axes for v in axis.variables}
-    out_data = [_has_data(x, n, term) for x, n in zip(term.out_axes, term.out_shape, strict=True)]
-    in_data = [
-        _has_data(x, n, term) or not free.isdisjoint(x.variables)
-        for x, n in zip(term.in_axes, term.in_shape, strict=True)
-    ]
-    return pairs, out_data, in_data
+    return _TermView(
+        frozenset(pairs),
+        tuple(_has_data(x, n, term) for x, n in zip(term.out_axes, term.out_shape, strict=True)),
+        tuple(
+            _has_data(x, n, term) or not free.isdisjoint(x.variables)
+            for x, n in zip(term.in_axes, term.in_shape, strict=True)
+        ),
+    )
 
 
 def _is_full(axis: Axis, length: int, term: Term) -> bool:

@@ -11,10 +11,12 @@ from typing import Any
 
 import jax
 
+from chainrule._jaxpr import evaluate
 from chainrule.elimination._choose import choose_order
 from chainrule.elimination._counting import count_operations
 from chainrule.elimination._graph import Graph
-from chainrule.elimination._linearize import linearize_traced, trace_function
+from chainrule.elimination._linearize import Traced, linearize_traced, trace_function
+from chainrule.elimination._rules import real_shape
 from chainrule.elimination._work import Estimate, estimate_elimination, estimate_sweeps
 
 __all__ = ["Candidate", "Explanation", "choose_method", "explain_jacobian"]
@@ -69,8 +71,8 @@ def choose_method(graph: Graph, order: tuple[int, ...]) -> str:
 
 
 def _ranked(graph: Graph, order: tuple[int, ...]) -> list[Candidate]:
-    rows = sum(math.prod(atom.aval.shape) for atom in graph.targets)
-    columns = sum(math.prod(var.aval.shape) for var in graph.inputs)
+    rows = sum(math.prod(real_shape(atom.aval)) for atom in graph.targets)
+    columns = sum(math.prod(real_shape(var.aval)) for var in graph.inputs)
     estimates: dict[str, Estimate] = {
         "elimination": estimate_elimination(graph, order),
         "jacrev": estimate_sweeps(graph, rows),
@@ -127,9 +129,7 @@ def explain_jacobian(
     return Explanation(tuple(candidates), chosen)
 
 
-def _flat_function(traced: Any) -> Callable[..., list[Any]]:
-    from chainrule._jaxpr import evaluate
-
+def _flat_function(traced: Traced) -> Callable[..., list[Any]]:
     return lambda *flat: evaluate(traced.graph.program, flat)
 
 

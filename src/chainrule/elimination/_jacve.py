@@ -97,7 +97,8 @@ def tree_allclose(
     first: Any, second: Any, *, equal_nan: bool = False, rtol: float = 1e-5, atol: float = 1e-8
 ) -> bool:
     """Whether two pytrees have the same structure and close leaves."""
-    if jax.tree.structure(first) != jax.tree.structure(second):
+    trees: list[Any] = [jax.tree.structure(first), jax.tree.structure(second)]
+    if trees[0] != trees[1]:
         return False
     close = jax.tree.map(
         lambda a, b: jnp.shape(a) == jnp.shape(b)

@@ -50,7 +50,8 @@ def trace_function(
 ) -> Traced:
     """Trace a function with respect to some arguments; all others stay as they are, untraced."""
     single = isinstance(argnums, int)
-    positions = [_checked_position(p, len(args)) for p in ([argnums] if single else argnums)]
+    named = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    positions = [_checked_position(p, len(args)) for p in named]
     chosen = tuple(args[p] for p in positions)
     leaves, in_tree = jax.tree.flatten(chosen[0] if single else chosen)
     operands = tuple(_checked_leaf(leaf, k, in_tree) for k, leaf in enumerate(leaves))

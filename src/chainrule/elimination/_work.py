@@ -50,10 +50,11 @@ def _equation_work(eqn: JaxprEqn) -> float:
     written = sum(_size(var.aval) for var in eqn.outvars)
     if eqn.primitive.name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]
-        return written * math.prod(eqn.invars[0].aval.shape[d] for d in contracted)
+        left: Any = eqn.invars[0].aval
+        return written * math.prod(left.shape[d] for d in contracted)
     if eqn.primitive.name == "conv_general_dilated":
         features = eqn.params["dimension_numbers"].rhs_spec[0]
-        kernel = eqn.invars[1].aval
+        kernel: Any = eqn.invars[1].aval
         return written * _size(kernel) / max(1, kernel.shape[features])
     return max(written, sum(_size(atom.aval) for atom in eqn.invars))
 

@@ -63,7 +63,7 @@ def _taken(
         blocks = branch.evaluate(operands)
         values = []
         for (result, position), term in targets.items():
-            dtype = site.eqn.outvars[result].aval.dtype
+            dtype = site.result(result).dtype
             block = blocks.get((result, columns[position]))
             values.append(_fitted(block, term, dtype))
         return values

@@ -64,7 +64,9 @@ def _custom_vjp(site: Site) -> LocalJacobian:
 
 
 def _is_real(site: Site) -> bool:
-    return all(jnp.issubdtype(var.aval.dtype, jnp.floating) for var in site.eqn.outvars)
+    return all(
+        jnp.issubdtype(site.result(k).dtype, jnp.floating) for k in range(len(site.eqn.outvars))
+    )
 
 
 def _restricted(site: Site, operands: Sequence[Any]) -> Any:

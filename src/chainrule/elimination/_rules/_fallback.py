@@ -50,10 +50,8 @@ def fallback(site: Site) -> LocalJacobian:
 
 
 def _float_results(site: Site) -> list[int]:
-    return [
-        k for k, var in enumerate(site.eqn.outvars)
-        if jnp.issubdtype(var.aval.dtype, jnp.inexact)
-    ]  # fmt: skip
+    count = len(site.eqn.outvars)
+    return [k for k in range(count) if jnp.issubdtype(site.result(k).dtype, jnp.inexact)]
 
 
 @dataclass(frozen=True)

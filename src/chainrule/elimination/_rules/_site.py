@@ -48,15 +48,23 @@ class Site:
     def wanted_operands(self) -> list[int]:
         return [position for position, wanted in enumerate(self.wanted) if wanted]
 
+    def operand(self, position: int) -> Any:
+        """The abstract value of an operand: shape and dtype."""
+        return self.eqn.invars[position].aval
+
+    def result(self, position: int = 0) -> Any:
+        """The abstract value of a result."""
+        return self.eqn.outvars[position].aval
+
     def operand_shape(self, position: int) -> tuple[int, ...]:
-        return tuple(self.eqn.invars[position].aval.shape)
+        return tuple(self.operand(position).shape)
 
     def result_shape(self, position: int = 0) -> tuple[int, ...]:
-        return tuple(self.eqn.outvars[position].aval.shape)
+        return tuple(self.result(position).shape)
 
     def known_scalar(self, position: int) -> float | None:
         """The operand as a number, when it is a known real scalar."""
-        aval = self.eqn.invars[position].aval
+        aval = self.operand(position)
         if aval.shape or is_complex(aval):
             return None
         value = self.known(position)
