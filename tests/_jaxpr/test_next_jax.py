@@ -8,6 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 INTERPRETER = os.environ.get("CHAINRULE_PYTHON_NEXT")
+HARVEST = ("modes", "loops", "branches", "vmap", "wrappers", "substitute", "nonfinite", "stats")
 
 
 @pytest.mark.skipif(
@@ -16,13 +17,8 @@ INTERPRETER = os.environ.get("CHAINRULE_PYTHON_NEXT")
 )
 @pytest.mark.slow
 def test_on_a_newer_jax():
-    files = [
-        *(ROOT / "tests" / "_jaxpr").glob("test_*.py"),
-        *(
-            ROOT / "tests" / "harvest" / f"test_{name}.py"
-            for name in ("modes", "loops", "branches", "vmap")
-        ),
-    ]
+    rooms = ROOT / "tests" / "_jaxpr", ROOT / "tests" / "harvest"
+    files = [*rooms[0].glob("test_*.py"), *(rooms[1] / f"test_{name}.py" for name in HARVEST)]
     command = [
         INTERPRETER, "-m", "pytest", "-q", "-x", "--noconftest", "-c", os.devnull,
         "--rootdir", str(ROOT), "--import-mode=importlib", "-p", "no:cacheprovider",

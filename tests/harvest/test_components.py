@@ -40,3 +40,26 @@ def test_sows_around_a_component_on_the_host():
     expected = 8 * np.sin(3 * X) * np.cos(3 * X)
     np.testing.assert_allclose(found["before"]["cotangent"], expected, rtol=1e-5)
     np.testing.assert_allclose(gradient, 3 * expected, rtol=1e-5)
+
+
+def test_identical_calls_of_a_component_are_still_merged():
+    calls = []
+    Fixed = Array[(3,), Float32]
+
+    @component
+    def counted(x: Fixed) -> Fixed:
+        calls.append(1)
+        return np.sin(x)
+
+    def f(x):
+        first = apply_component(counted, {"x": x})["result"]
+        sow(first, "first")
+        return first + apply_component(counted, {"x": x})["result"]
+
+    def number_of_calls(function):
+        function(X)
+        calls.clear()
+        jax.block_until_ready(function(X))
+        return len(calls)
+
+    assert number_of_calls(save_intermediates(f)) == number_of_calls(jax.jit(f)) == 1
