@@ -1,0 +1,183 @@
+"""`Learner`: inference and learning on a batch, compiled as one program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from chainrule._errors import DefinitionError
+from chainrule.predictive._forward import energies, forward
+from chainrule.predictive._kinds import FREE, WEIGHTS, VodeParam, clear
+from chainrule.predictive._schedules import Phase
+from chainrule.predictive._step import step
+from chainrule.stateful import M, Mask, Module, Optim, jit, scan, value_and_grad
+from chainrule.stateful._masks import select
+
+__all__ = ["Learner"]
+
+Gradients = dict[str, Any]
+_NOTHING = M(lambda param: False)
+
+
+class Learner(Module):
+    """Moves the values and the weights of a network downhill in its energy.
+
+    A call gives every node its first value by a forward pass and then follows the schedule, all in one
+    compiled program. The network is called with the same arguments every time. After the call the nodes
+    hold the values they settled at.
+
+    Values move by the gradient of each sample's own energy; weights by that of the mean over the batch.
+
+    Args:
+        states: optax optimiser of the values; it starts afresh on every batch.
+        weights: optax optimiser of the weights, or a dictionary of them per kind (see `Optim`); `None`
+            for schedules that only infer.
+        schedule: phases, see `inference_learning`, `incremental`, `z_il`, `settle`.
+        free: which values move; by default those that are not frozen.
+        trained: which weights move; by default all trainable parameters that are not values.
+        keep: values that a call takes over from before instead of starting from nothing.
+
+    Example:
+        >>> import jax.numpy as jnp, optax
+        >>> from chainrule.predictive import EnergyModule, Learner, Vode, inference_learning
+        >>> from chainrule.stateful import layers
+        >>> class Net(EnergyModule):
+        ...     def __init__(self):
+        ...         self.layer, self.node = layers.Linear(2, 1), Vode(frozen=True)
+        ...     def __call__(self, x, y=None):
+        ...         u = self.layer(x)
+        ...         self.node(u)
+        ...         if y is not None:
+        ...             self.node.set("h", y)
+        ...         return u
+        >>> net, x = Net(), jnp.eye(2)
+        >>> learner = Learner(optax.sgd(0.1), optax.sgd(0.5), inference_learning(1))
+        >>> before, *_, after = [float(learner(x, x[:, :1], model=net)[-1]) for _ in range(9)]
+        >>> after < before / 2
+        True
+    """
+
+    def __init__(
+        self,
+        states: Any,
+        weights: Any = None,
+        schedule: Iterable[Phase] = (),
+        *,
+        free: Any = FREE,
+        trained: Any = WEIGHTS,
+        keep: Any = None,
+    ) -> None:
+        self.schedule = tuple(schedule)
+        self.free = M(free)
+        self.trained = M(trained)
+        self.started_anew = M(VodeParam) if keep is None else M(VodeParam) - M(keep)
+        self.states = Optim(states, self.free)
+        self.weights = None if weights is None else Optim(weights, self.trained)
+        if self.weights is None and any(phase.weights is not False for phase in self.schedule):
+            raise DefinitionError(
+                "The schedule moves weights, but the learner has no optimiser for them. Pass "
+                "`weights=optax.adam(1e-3)`, or use the schedule `settle(steps)`.",
+                code="missing_optimiser",
+            )
+
+    def __call__(self, *batch: Any, model: Any) -> jax.Array:
+        """Infer and learn on one batch.
+
+        Args:
+            *batch: the network's arguments, with a first axis for the samples.
+            model: the network, an `EnergyModule`.
+
+        Returns:
+            The mean energy per sample before every update, in the order of the schedule.
+        """
+        # Both are done out here so that the first batch and all others run the same program.
+        clear(model, self.started_anew)
+        if self.weights is not None and self.weights.state.get() is None:
+            self.weights.init(model)
+        return _run(*batch, model=model, learner=self)
+
+
+@jit
+def _run(*batch: Any, model: Any, learner: Learner) -> jax.Array:
+    forward(*batch, model=model)
+    learner.states.init(model)
+    history = []
+    waiting: Gradients = {}
+    for phase in learner.schedule:
+        if phase.repeat == 1:
+            energy, waiting = _update(phase, waiting, batch, model, learner)
+            history.append(energy[None])
+        else:
+            history.append(_repeat(phase, batch, model, learner))
+    _check_nothing_waits(waiting, model, learner)
+    learner.states.reset()
+    return jnp.concatenate(history) if history else jnp.zeros(0)
+
+
+def _repeat(phase: Phase, batch: Any, model: Any, learner: Learner) -> jax.Array:
+    def body(carry: None, _: None, *, model: Any, learner: Learner) -> tuple[None, Any]:
+        energy, waiting = _update(phase, {}, batch, model, learner)
+        _check_nothing_waits(waiting, model, learner)
+        return carry, energy
+
+    _, history = scan(body, None, None, length=phase.repeat, model=model, learner=learner)
+    return history
+
+
+def _update(
+    phase: Phase, waiting: Gradients, batch: Any, model: Any, learner: Learner
+) -> tuple[jax.Array, Gradients]:
+    """Move what a phase names, by one gradient.
+
+    Returns:
+        The mean energy before, and the gradients of weights that wait for those of other weights.
+    """
+    states = learner.free if phase.states else _NOTHING
+    weights = _weights(phase, learner)
+    with step(model, phase.status, clear_params=VodeParam.Cache):
+        (energy, count), by_keyword = value_and_grad(
+            _total, has_aux=True, kwargs_mask={"model": states | weights}
+        )(*batch, model=model)
+    gradients = by_keyword.get("model", {})
+    if phase.states:
+        learner.states.step(model, gradients)
+    arrived = {path: gradients[path] / count for path in select(model, weights)}
+    return energy / count, _learn({**waiting, **arrived}, model, learner)
+
+
+def _weights(phase: Phase, learner: Learner) -> Mask:
+    if isinstance(phase.weights, bool):
+        return learner.trained if phase.weights else _NOTHING
+    return learner.trained & phase.weights
+
+
+def _total(*batch: Any, model: Any) -> tuple[jax.Array, int]:
+    per_sample = energies(*batch, model=model)
+    return jnp.sum(per_sample), per_sample.shape[0]
+
+
+def _learn(waiting: Gradients, model: Any, learner: Learner) -> Gradients:
+    """Move the weights if all of them have a gradient; returns the gradients that still wait.
+
+    One optimiser has one state for all weights, so they move together. Under Z-IL that changes nothing:
+    a layer's new weights would reach only values above it, whose gradients are already there.
+    """
+    if learner.weights is None or not waiting.keys() >= select(model, learner.trained).keys():
+        return waiting
+    learner.weights.step(model, waiting)
+    return {}
+
+
+def _check_nothing_waits(waiting: Gradients, model: Any, learner: Learner) -> None:
+    if waiting:
+        missing = sorted(select(model, learner.trained).keys() - waiting.keys())
+        raise DefinitionError(
+            f"The schedule gives no gradient to {len(missing)} of {len(missing) + len(waiting)} weights: "
+            f"{', '.join(f'`{path}`' for path in missing[:8])}. Weights move when all of them have one; add "
+            "phases for these, or leave them out with the learner's `trained` mask.",
+            code="incomplete_schedule",
+            path=missing[0],
+        )

@@ -1,0 +1,79 @@
+"""`step`: a network does one thing for a while, and is as it was before afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import jax
+
+from chainrule._errors import InputError
+from chainrule.predictive._energy_module import EnergyModule
+from chainrule.predictive._kinds import clear
+from chainrule.stateful import Module
+
+__all__ = ["step"]
+
+T = TypeVar("T")
+
+
+@contextmanager
+def step(tree: T, status: Any = None, *, clear_params: Any = None) -> Iterator[T]:
+    """Give a network a status for the body of a `with` statement.
+
+    Afterwards every module has the status it had before, whatever happens in the body; steps nest.
+
+    Args:
+        tree: a module, or a container of modules.
+        status: set in every `EnergyModule` inside. A pair `(during, after)` leaves the second behind
+            when the body succeeds.
+        clear_params: what to set to `None` after the body, also when it raises: usually
+            `VodeParam.Cache`. A pair `(before, after)` clears before the body too.
+
+    Example:
+        >>> from chainrule.predictive import STATUS, Vode, VodeParam, step
+        >>> node = Vode()
+        >>> with step(node, STATUS.INIT, clear_params=VodeParam.Cache):
+        ...     _ = node(1.0)
+        >>> node.status, node.h.get(), node.get("u")
+        (None, 1.0, None)
+    """
+    clear_before, clear_after = _pair(clear_params, "clear_params", (None, clear_params))
+    modules = list(_energy_modules(tree))
+    previous = [module.status for module in modules]
+    during, after = _pair(status, "status", (status, None))
+    if clear_before is not None:
+        clear(tree, clear_before)
+    try:
+        for module in modules:
+            module.status = during
+        yield tree
+        if isinstance(status, tuple):
+            previous = [after] * len(modules)
+    finally:
+        for module, value in zip(modules, previous, strict=True):
+            module.status = value
+        if clear_after is not None:
+            clear(tree, clear_after)
+
+
+def _pair(value: Any, name: str, otherwise: tuple[Any, Any]) -> tuple[Any, Any]:
+    if not isinstance(value, (tuple, list)):
+        return otherwise
+    if len(value) != 2:
+        raise InputError(
+            f"`{name}` is one value or a pair of them; found {len(value)}.", code="bad_argument"
+        )
+    return value[0], value[1]
+
+
+def _energy_modules(tree: Any, seen: set[int] | None = None) -> Iterator[EnergyModule]:
+    seen = set() if seen is None else seen
+    for module in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Module)):
+        if not isinstance(module, Module) or id(module) in seen:
+            continue
+        seen.add(id(module))
+        if isinstance(module, EnergyModule):
+            yield module
+        yield from _energy_modules(list(module.submodules()), seen)
