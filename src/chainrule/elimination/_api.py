@@ -50,7 +50,7 @@ def linearization(
     Example:
         >>> import jax.numpy as jnp
         >>> linearization(lambda x: x[1:] - x[:-1])(jnp.arange(4.0)).blocks
-        StructuredJacobian(f32[3] ← [4], 6 of 12 entries: -1·diagonal(1) + offset-diagonal(1))
+        StructuredJacobian(f32[3] ← [4], 6 of 12 entries: offset-diagonal(1) + -1·diagonal(1))
     """
 
     @wraps(fun)
