@@ -477,6 +477,8 @@ def test_abstract_defaults_are_shapes():
     class WithDefault(BaseModel):
         x: Vector = Field(default_factory=lambda: np.zeros(3))
         k: Array[(2,), Float32] = [1.0, 2.0]
+        several: list[Vector] = []
+        maybe: Vector | None = None
 
     seen = []
 
@@ -490,7 +492,9 @@ def test_abstract_defaults_are_shapes():
 
     component = make({"abstract_eval": abstract_eval}, inputs=WithDefault, outputs=Out)
     component.abstract_eval({"x": {"shape": [3], "dtype": "float64"}})
+    component.abstract_eval({})
     assert (seen[0].k.shape, seen[0].k.dtype) == ((2,), "float32")
+    assert (seen[1].x.shape, seen[1].several, seen[1].maybe) == ((3,), [], None)
 
 
 def test_derivatives_without_differentiable_fields_are_refused():

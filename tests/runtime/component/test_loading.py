@@ -104,6 +104,15 @@ def test_two_files_of_one_name_with_neighbours_of_one_name(tmp_path):
     assert components[0].content_hash != components[1].content_hash
 
 
+def test_folders_beside_the_file_do_not_hide_installed_packages(tmp_path):
+    write(tmp_path / "yaml", "raise RuntimeError('a clone, not the package')", "setup.py")
+    write(tmp_path / "plain", "VALUE = 5.0", "part.py")
+    text = (
+        FILE.format(factor="plain.part.VALUE") + "import yaml\nyaml.safe_load\nimport plain.part\n"
+    )
+    assert load_component(write(tmp_path, text)).apply({"x": [1.0]})["y"] == [5.0]
+
+
 def test_neighbours_count_for_the_content_hash(tmp_path):
     text = FILE.format(factor="FACTOR") + "from helpers import FACTOR\n"
     hashes = []

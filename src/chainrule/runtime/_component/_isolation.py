@@ -137,15 +137,16 @@ def _private_import(package: str, folder: Path, redirect_peer: bool) -> Callable
 
 
 def _is_neighbour(folder: Path, top: str) -> bool:
+    """Whether a top-level name means a file or package beside the component.
+
+    A folder without `__init__.py` counts only when nothing of that name is installed: it may be anything,
+    a clone of the package that is meant, for example.
+    """
     if top in sys.stdlib_module_names:
         return False
-    return (folder / f"{top}.py").is_file() or (
-        (folder / top).is_dir() and _has_python(folder / top)
-    )
-
-
-def _has_python(folder: Path) -> bool:
-    return next(folder.glob("*.py"), None) is not None
+    if (folder / f"{top}.py").is_file() or (folder / top / "__init__.py").is_file():
+        return True
+    return (folder / top).is_dir() and importlib.util.find_spec(top) is None
 
 
 class _PrivateFinder:

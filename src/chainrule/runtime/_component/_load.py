@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +16,7 @@ from chainrule.runtime._runs import Run, activate
 
 __all__ = ["load_component"]
 
-Source = str | Path | ModuleType | Callable[..., Any] | Sequence[str] | LocalComponent
+Source = str | Path | ModuleType | Callable[..., Any] | LocalComponent
 
 
 def load_component(

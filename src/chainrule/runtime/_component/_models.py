@@ -6,29 +6,24 @@ array annotation may be exchanged. Two rewritings exist:
     Apply_…         subclasses of the author's models, so that `isinstance` holds and their validators
                     run; unknown fields are refused unless the author says otherwise; defaults are
                     validated, so that a default array is an array.
-    AbstractEval_…  the same tree with a `ShapeDType` where an array was. Not subclasses: validators
-                    written for arrays mean nothing here.
+    AbstractEval_…  the same tree with a `ShapeDType` where an array was; a default array stands for its
+                    shape. Not subclasses: validators written for arrays mean nothing here.
 
 A model that contains itself has no finite set of array paths and is refused.
 """
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Callable, Mapping
 from copy import copy
-from types import NoneType, UnionType
+from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, RootModel, create_model
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 from typing_extensions import TypeAliasType
 
 from chainrule._errors import DefinitionError
-from chainrule._trees import is_arraylike
 from chainrule.runtime._schema import ArraySpec, ShapeDType, is_array_type
 
 __all__ = ["abstract_model", "apply_model", "contains", "is_model_class", "spec_of"]
@@ -113,13 +108,8 @@ class _Rewriter:
         if all(new is old for new, old in zip(rewritten, arguments, strict=True)):
             return annotation
         if origin in (Union, UnionType):
-            return functools.reduce(operator.or_, map(_or_none, rewritten))
+            return Union[rewritten]  # noqa: UP007  (members are only known here)
         return origin[rewritten]
-
-
-def _or_none(annotation: Any) -> Any:
-    # `None | Model` is fine, `None | None` is not: NoneType supports `|`, None does not.
-    return NoneType if annotation is None else annotation
 
 
 def _complete(model: type[BaseModel]) -> Mapping[str, FieldInfo]:
@@ -153,9 +143,7 @@ def _strict_subclass(
 def _abstract_twin(
     model: type[BaseModel], name: str, fields: Mapping[str, FieldInfo]
 ) -> type[BaseModel]:
-    definitions: dict[str, Any] = {
-        field: (info.annotation, _abstract_default(info)) for field, info in fields.items()
-    }
+    definitions: dict[str, Any] = {field: (info.annotation, info) for field, info in fields.items()}
     if issubclass(model, RootModel):
         return create_model(f"AbstractEval_{name}", __base__=_root_model(definitions["root"][0]))
     config = ConfigDict(
@@ -172,24 +160,6 @@ def _abstract_twin(
 
 def _root_model(annotation: Any) -> type[BaseModel]:
     return RootModel.__class_getitem__(annotation)  # type: ignore[return-value]
-
-
-def _abstract_default(info: FieldInfo) -> FieldInfo:
-    """The field with an abstract default: what is an array there becomes its shape and dtype."""
-    changed = copy(info)
-    if info.default_factory is None and info.default is not PydanticUndefined:
-        is_array = contains(info.annotation, lambda part: part is ShapeDType)
-        changed.default = _abstract_value(info.default) if is_array else info.default
-    return changed
-
-
-def _abstract_value(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _abstract_value(item) for key, item in value.items()}
-    if value is None or isinstance(value, (str, ShapeDType, BaseModel)):
-        return value
-    array = value if is_arraylike(value) else np.asarray(value)
-    return ShapeDType.model_validate({"shape": array.shape, "dtype": str(array.dtype)})
 
 
 def contains(annotation: Any, predicate: Callable[[Any], bool]) -> bool:

@@ -23,7 +23,8 @@ _REQUIRED = ("InputSchema", "OutputSchema", "apply")
 def define_from_file(module: ModuleType, path: Path) -> Definition:
     """The component that a module loaded from a file defines."""
     facts = read_project_file(path.parent)
-    stem = path.parent.resolve().name if path.stem == "tesseract_api" else path.stem
+    is_generic = path.stem in ("tesseract_api", "component")
+    stem = path.parent.resolve().name if is_generic else path.stem
     return _define(
         module,
         name=facts.get("name") or stem,
