@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -68,6 +69,16 @@ class Served:
         inputs = {"x": x if hasattr(x, "shape") else list(x), "action": action, "seconds": seconds}
         return self.post("/apply", {"inputs": inputs}, **options)
 
+    def metric(self, name: str) -> int:
+        for line in self.get("/metrics").body.decode().splitlines():
+            if line.startswith(f"chainrule_{name}{{"):
+                return int(line.split()[-1])
+        raise AssertionError(name)
+
+    @property
+    def is_running(self) -> bool:
+        return self.metric("calls_running") > 0
+
     def in_background(self, *args, **kwargs) -> Background:
         return Background(self, args, kwargs)
 
@@ -75,6 +86,13 @@ class Served:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         self.process.wait(30)
+
+
+def wait_until(condition, timeout=30.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.02)
 
 
 class Background(threading.Thread):
@@ -124,6 +142,11 @@ def start_server():
     yield start_one
     for served in started:
         served.stop()
+
+
+@pytest.fixture(scope="session", name="wait_until")
+def wait_until_fixture():
+    return wait_until
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import psutil
@@ -19,38 +18,20 @@ def single(start_server):
     return start_server(workers=1, max_queue=1, timeout_s=2.0)
 
 
-def wait_until(condition, timeout=20.0):
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.02)
-
-
-def metric(served, name) -> int:
-    for line in served.get("/metrics").body.decode().splitlines():
-        if line.startswith(f"chainrule_{name}{{"):
-            return int(line.split()[-1])
-    raise AssertionError(name)
-
-
-def is_running(served) -> bool:
-    return metric(served, "calls_running") == 1
-
-
 @pytest.mark.parametrize("action", ["sleep", "spin", "hold_the_gil"])
-def test_health_answers_while_a_worker_computes(single, action):
+def test_health_answers_while_a_worker_computes(single, action, wait_until):
     call = single.in_background(action, 0.5)
-    wait_until(lambda: is_running(single))
+    wait_until(lambda: single.is_running)
     assert single.get("/health").status == 200
-    assert is_running(single)
+    assert single.is_running
     assert call.result().status == 200
 
 
-def test_callers_queue_up_and_are_then_turned_away(single):
+def test_callers_queue_up_and_are_then_turned_away(single, wait_until):
     first = single.in_background("sleep", 0.8)
-    wait_until(lambda: is_running(single))
+    wait_until(lambda: single.is_running)
     second = single.in_background("double")
-    wait_until(lambda: metric(single, "calls_waiting") == 1)
+    wait_until(lambda: single.metric("calls_waiting") == 1)
     third = single.apply()
     assert third.status == 503
     assert third.problem["code"] == "queue_full"
@@ -61,9 +42,9 @@ def test_callers_queue_up_and_are_then_turned_away(single):
 @pytest.mark.parametrize(
     ("action", "fact"), [("segfault", {"signal": "SIGSEGV"}), ("exit", {"exit_code": 3})]
 )
-def test_a_crash_costs_one_answer(single, action, fact):
+def test_a_crash_costs_one_answer(single, action, fact, wait_until):
     call = single.in_background("sleep", 0.3)
-    wait_until(lambda: is_running(single))
+    wait_until(lambda: single.is_running)
     crashing = single.in_background(action)
     assert call.result().status == 200
     answer = crashing.result()
@@ -73,11 +54,11 @@ def test_a_crash_costs_one_answer(single, action, fact):
     assert single.apply().status == 200
 
 
-def test_a_queued_call_survives_the_crash_before_it(single):
+def test_a_queued_call_survives_the_crash_before_it(single, wait_until):
     slow = single.in_background("sleep", 0.5)
-    wait_until(lambda: is_running(single))
+    wait_until(lambda: single.is_running)
     queued = single.in_background("double")
-    wait_until(lambda: metric(single, "calls_waiting") == 1)
+    wait_until(lambda: single.metric("calls_waiting") == 1)
     (worker,) = psutil.Process(single.process.pid).children()
     os.kill(worker.pid, signal.SIGKILL)
     answer = slow.result()
@@ -94,7 +75,7 @@ def test_a_call_that_takes_too_long_is_stopped(single, action):
 
 
 @pytest.mark.parametrize(("action", "stays"), [("sleep", True), ("stubborn", False)])
-def test_a_caller_that_leaves_cancels_its_work(served, action, stays):
+def test_a_caller_that_leaves_cancels_its_work(served, action, stays, wait_until):
     def pids():
         return {child.pid for child in psutil.Process(served.process.pid).children()}
 
@@ -102,15 +83,15 @@ def test_a_caller_that_leaves_cancels_its_work(served, action, stays):
     body = json.dumps({"inputs": {"x": [1.0], "action": action, "seconds": 60}})
     with contextlib.closing(served.connect()) as connection:
         connection.request("POST", "/apply", body, {"Content-Type": "application/json"})
-        wait_until(lambda: is_running(served))
-    wait_until(lambda: not is_running(served))
+        wait_until(lambda: served.is_running)
+    wait_until(lambda: not served.is_running)
     # Code that can be interrupted keeps its process and what it has loaded.
     wait_until(lambda: len(pids()) == 2)
     assert (pids() == before) is stays
     assert served.apply().status == 200
 
 
-def test_crashes_in_a_row_are_reported_and_overcome(start_server):
+def test_crashes_in_a_row_are_reported_and_overcome(start_server, wait_until):
     served = start_server(workers=1)
     statuses = [served.apply("exit").status for _ in range(4)]
     assert set(statuses) <= {502, 503}
@@ -122,20 +103,20 @@ def test_crashes_in_a_row_are_reported_and_overcome(start_server):
     served.stop()
 
 
-def test_stop_lets_calls_finish(start_server):
+def test_stop_lets_calls_finish(start_server, wait_until):
     served = start_server(workers=1, grace_s=20)
     call = served.in_background("sleep", 0.7)
-    wait_until(lambda: is_running(served))
+    wait_until(lambda: served.is_running)
     served.process.send_signal(signal.SIGTERM)
     assert call.result().status == 200
     served.process.wait(20)
 
 
-def test_stop_does_not_wait_for_ever(start_server):
+def test_stop_does_not_wait_for_ever(start_server, wait_until):
     served = start_server(workers=1, grace_s=0.3)
     workers = psutil.Process(served.process.pid).children()
     call = served.in_background("stubborn", 60)
-    wait_until(lambda: is_running(served))
+    wait_until(lambda: served.is_running)
     served.process.send_signal(signal.SIGTERM)
     answer = call.result()
     assert answer.status == 503
@@ -144,12 +125,12 @@ def test_stop_does_not_wait_for_ever(start_server):
     assert not any(worker.is_running() for worker in workers)
 
 
-def test_workers_do_not_outlive_a_killed_server(start_server):
+def test_workers_do_not_outlive_a_killed_server(start_server, wait_until):
     served = start_server(workers=2)
     workers = psutil.Process(served.process.pid).children()
     assert len(workers) == 2
     served.in_background("stubborn", 60)
-    wait_until(lambda: is_running(served))
+    wait_until(lambda: served.is_running)
     served.process.kill()
     served.process.wait(20)
     wait_until(lambda: not any(worker.is_running() for worker in workers))

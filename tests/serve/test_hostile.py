@@ -211,6 +211,9 @@ def test_error_bodies_are_small_and_echo_nothing(served):
         ({**JSON, "Content-Encoding": "gzip"}, gzip.compress(bytes(10**8)), 413),
         ({**JSON, "Content-Encoding": "zstd"}, zstandard.compress(bytes(10**8)), 413),
         ({**JSON, "Accept": "image/png"}, BODY, 406),
+        ({**JSON, "Accept": "image/png," * 5000}, BODY, 422),
+        ({**JSON, "Accept": "x" * 60_000}, b" " * 30_000 + BODY, 422),
+        ({"Content-Type": "x" * 2000}, BODY, 422),
         ({**JSON, "Accept": "image/png, */*;q=0.1"}, BODY, 200),
     ],
 )
@@ -268,3 +271,26 @@ def test_a_caller_that_leaves_in_the_middle_of_its_body(served):
     for size in (100, 1_000_000):
         converse(served, head + b"Content-Length: %d\r\n\r\n{" % size, close=True)
     assert served.apply().status == 200
+
+
+def test_bodies_that_are_turned_away_leave_their_memory(start_server, wait_until):
+    limited = start_server(workers=1, max_queue=0)
+    slow = limited.in_background("sleep", 1.5)
+    wait_until(lambda: limited.is_running)
+    body = json.dumps({"inputs": {"x": [0.5] * 50_000}})
+    statuses = [limited.request("POST", "/apply", body, JSON).status for _ in range(30)]
+    assert statuses.count(503) >= 10
+    assert slow.result().status == 200
+    assert psutil.Process(limited.process.pid).num_fds() < 40
+    limited.stop()
+
+
+def test_more_bodies_than_the_server_may_hold(start_server, wait_until):
+    limited = start_server(workers=1, max_inflight_bytes=1000)
+    assert limited.apply().status == 200
+    slow = limited.in_background("sleep", 1.5)
+    wait_until(lambda: limited.is_running)
+    answer = limited.request("POST", "/apply", b" " * 999 + BODY, JSON)
+    assert (answer.status, answer.problem["code"]) == (503, "memory_busy")
+    assert slow.result().status == 200
+    limited.stop()

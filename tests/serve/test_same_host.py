@@ -120,6 +120,32 @@ def test_memory_that_could_shrink_is_refused(caller):
     assert caller.call(inputs(np.zeros(1)))[0]["status"] == 200
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"release": 3},
+        {"release": [3]},
+        {"segment": 3},
+        {"segment": ["a"]},
+        {"segment": ["a", -1]},
+        {"segment": ["a", "b"]},
+        {"segment": [3, 3]},
+    ],
+)
+def test_messages_of_another_form_end_the_connection(any_served, header):
+    caller = Caller(any_served)
+    with contextlib.closing(caller.connection):
+        send_message(caller.connection, {"path": "/apply", **header}, [b"{}"])
+        assert receive_message(caller.connection) is None
+    assert any_served.apply().status == 200
+
+
+@pytest.mark.parametrize("header", [{"accept": 3}, {"content_type": None}, {"run_id": ["x"]}])
+def test_headers_that_are_not_text(caller, header):
+    assert caller.call(inputs(np.zeros(1)), **header)[0]["status"] in (415, 422)
+    assert caller.call(inputs(np.zeros(1)))[0]["status"] == 200
+
+
 def test_a_wrong_secret_is_not_accepted(any_served):
     caller = Caller(any_served, secret="0" * 64)
     with contextlib.closing(caller.connection):

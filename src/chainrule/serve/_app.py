@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from chainrule._errors import DefinitionError
 from chainrule.runtime._component import LocalComponent
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._samehost import SegmentPool, is_supported
+from chainrule.serve._bodies import Intake
 from chainrule.serve._endpoint import Endpoint
 from chainrule.serve._inline import ThreadPool
 from chainrule.serve._options import ServeOptions
@@ -69,6 +71,7 @@ class Server:
         self._log = None if options.log_file is None else OutputLog(options.log_file)
         self._pools = [self._make_pool(source) for source in _as_sources(components)]
         self._segments = SegmentPool("s") if is_supported() else None
+        self._intake = Intake(options.max_inflight_bytes)
         self.services: dict[str, Service] = {}
         self.startup_error: BaseException | None = None
         self._same_host: SameHostListener | None = None
@@ -160,7 +163,7 @@ class Server:
         endpoints = [
             Route(
                 f"{prefix}/{name}",
-                Endpoint(service, name, self._options, self._segments),
+                Endpoint(service, name, self._options, self._segments, self._intake),
                 methods=["POST"],
             )
             for name in facts.endpoints
@@ -174,8 +177,7 @@ class Server:
 
     async def drain(self) -> None:
         """Take no new calls; give those under way the grace period, then stop the workers."""
-        for pool in self._pools:
-            await pool.drain(self._options.grace_s)
+        await asyncio.gather(*(pool.drain(self._options.grace_s) for pool in self._pools))
         await self.stop()
 
     async def stop(self) -> None:

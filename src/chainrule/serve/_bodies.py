@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 from chainrule._errors import ChainruleError, DecodeError, LimitError, StorageError
 from chainrule.runtime._samehost import INLINE_BYTES, SegmentPool
+from chainrule.serve._calls import unavailable
 from chainrule.serve._process import SegmentBody
 
-__all__ = ["Disconnected", "SlowCallerError", "read_body"]
+__all__ = ["Disconnected", "Intake", "SlowCallerError", "declared_length", "read_body"]
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 NextChunk = Callable[[], Awaitable[bytes | None]]
@@ -28,9 +30,52 @@ class SlowCallerError(ChainruleError):
     exit_code = 2
 
 
+class Intake:
+    """How many bytes of bodies the server holds, and may hold, at a time.
+
+    Args:
+        max_bytes: of all bodies together.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._held = 0
+
+    @contextmanager
+    def room_for(self, nbytes: int) -> Iterator[None]:
+        """Room for one body while it is read and used.
+
+        Raises:
+            CallError: there is none now (`memory_busy`).
+        """
+        if self._held and self._held + nbytes > self._max_bytes:
+            raise unavailable("The server holds as much data as it may.", "memory_busy")
+        self._held += nbytes
+        try:
+            yield
+        finally:
+            self._held -= nbytes
+
+
+def declared_length(text: str | None, max_bytes: int) -> int | None:
+    """The length that a `Content-Length` header declares, or `None` without one.
+
+    Raises:
+        DecodeError: it is not a number.
+        LimitError: it is more than `max_bytes`.
+    """
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise DecodeError("Content-Length is not a number.", code="bad_content_length")
+    if int(text) > max_bytes:
+        raise _too_large(max_bytes)
+    return int(text)
+
+
 async def read_body(
     receive: Receive,
-    declared: str | None,
+    nbytes: int | None,
     *,
     max_bytes: int,
     timeout_s: float,
@@ -41,8 +86,8 @@ async def read_body(
 
     Args:
         receive: of the ASGI connection.
-        declared: the `Content-Length` header.
-        max_bytes: refused before it is read when declared larger, else while it is read.
+        nbytes: the declared length, if there is one.
+        max_bytes: a longer body is refused while it is read.
         timeout_s: how long the caller may pause.
         segments: memory that workers can map; `None` to gather bytes.
         forget: called with the key of a segment that will not be used again.
@@ -52,7 +97,6 @@ async def read_body(
         SlowCallerError: the caller paused too long.
         Disconnected: the caller went away.
     """
-    nbytes = _declared_length(declared, max_bytes)
     reader = _Reader(receive, timeout_s, max_bytes)
     if segments is None or (nbytes is not None and nbytes <= INLINE_BYTES):
         return await reader.read_all()
@@ -62,16 +106,6 @@ async def read_body(
     if len(content) <= INLINE_BYTES:
         return content
     return await _into_segment(_only(content), len(content), segments, forget)
-
-
-def _declared_length(declared: str | None, max_bytes: int) -> int | None:
-    if declared is None:
-        return None
-    if not declared.isascii() or not declared.isdigit() or len(declared) > 18:
-        raise DecodeError("Content-Length is not a number.", code="bad_content_length")
-    if int(declared) > max_bytes:
-        raise _too_large(max_bytes)
-    return int(declared)
 
 
 class _Reader:

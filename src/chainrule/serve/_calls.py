@@ -6,10 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from chainrule._errors import TransportError
+from chainrule._errors import InputError, TransportError
 from chainrule.runtime._samehost import Segment
 
 __all__ = ["Call", "CallError", "Facts", "Reply", "StoredBody", "stopping", "unavailable"]
+
+# Far above what a sensible caller says, far below what fits into one packet to a worker.
+_MAX_TEXT = 1024
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,21 @@ class Call:
     content_encoding: str = ""
     accept: str | None = None
     run_id: str | None = None
+
+    def check(self) -> Call:
+        """This call, if what the caller says about it is short text.
+
+        Raises:
+            InputError: something is too long or not text (`bad_header`).
+        """
+        for text in (self.content_type, self.content_encoding, self.accept, self.run_id):
+            if text is not None and (not isinstance(text, str) or len(text) > _MAX_TEXT):
+                raise InputError(
+                    f"Content-Type, Content-Encoding, Accept and run_id have at most {_MAX_TEXT} "
+                    "characters.",
+                    code="bad_header",
+                )
+        return self
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl
 
 from chainrule._errors import ChainruleError
 from chainrule.runtime._samehost import SegmentPool
-from chainrule.serve._bodies import Disconnected, Receive, read_body
+from chainrule.serve._bodies import (
+    Disconnected,
+    Intake,
+    Receive,
+    declared_length,
+    read_body,
+)
 from chainrule.serve._calls import Call, Reply
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._problems import problem_reply
@@ -31,53 +38,62 @@ class Endpoint:
         name: of the endpoint.
         options: of the server.
         segments: memory for large bodies.
+        intake: bounds the bodies of all endpoints together.
     """
 
     def __init__(
-        self, service: Service, name: str, options: ServeOptions, segments: SegmentPool | None
+        self,
+        service: Service,
+        name: str,
+        options: ServeOptions,
+        segments: SegmentPool | None,
+        intake: Intake,
     ) -> None:
         self._service = service
         self._name = name
         self._timeout_s = options.read_timeout_s
         self._debug = options.debug
         self._segments = segments if service.pool.uses_segments else None
+        self._intake = intake
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request."""
+        headers = dict(scope["headers"])
+        max_bytes = self._service.facts.max_body_bytes
         try:
-            call = await self._read(scope, receive)
+            nbytes = declared_length(_text(headers.get(b"content-length")), max_bytes)
+            call = self._call(headers, scope).check()
+            with self._intake.room_for(max_bytes if nbytes is None else nbytes):
+                body = await self._read(receive, nbytes)
+                reply = await self._answer(replace(call, body=body), receive)
         except Disconnected:
             return
         except ChainruleError as error:
-            # The rest of the body has not been read: this connection cannot be used again.
+            # The rest of the body may not have been read: this connection cannot be used again.
             await send_reply(send, problem_reply(error), close=True)
             return
-        reply = await self._answer(call, receive)
         if reply is not None:
             await send_reply(send, reply)
 
-    async def _read(self, scope: MutableMapping[str, Any], receive: Receive) -> Call:
-        headers = dict(scope["headers"])
-        length = headers.get(b"content-length")
-        body = await read_body(
+    async def _read(self, receive: Receive, nbytes: int | None) -> Any:
+        return await read_body(
             receive,
-            None if length is None else length.decode("latin-1"),
+            nbytes,
             max_bytes=self._service.facts.max_body_bytes,
             timeout_s=self._timeout_s,
             segments=self._segments,
             forget=self._service.pool.forget_segment,
         )
-        accept = headers.get(b"accept")
+
+    def _call(self, headers: dict[bytes, bytes], scope: MutableMapping[str, Any]) -> Call:
+        query = scope["query_string"]
         return Call(
             self._name,
-            body,
-            content_type=headers.get(b"content-type", b"").decode("latin-1"),
-            content_encoding=headers.get(b"content-encoding", b"")
-            .decode("latin-1")
-            .strip()
-            .lower(),
-            accept=None if accept is None else accept.decode("latin-1"),
-            run_id=_run_id(scope["query_string"]) if scope["query_string"] else None,
+            b"",
+            content_type=_text(headers.get(b"content-type")) or "",
+            content_encoding=(_text(headers.get(b"content-encoding")) or "").strip().lower(),
+            accept=_text(headers.get(b"accept")),
+            run_id=_run_id(query) if query else None,
         )
 
     async def _answer(self, call: Call, receive: Receive) -> Reply | None:
@@ -123,6 +139,10 @@ class _Watch:
             self._watcher.cancel()
 
 
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("latin-1")
+
+
 def _run_id(query: bytes) -> str | None:
     values = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
     return next((value for name, value in values if name == "run_id"), None)
@@ -138,6 +158,8 @@ async def send_reply(send: Send, reply: Reply, *, close: bool = False) -> None:
     ]
     if reply.retry_after_s is not None:
         headers.append((b"retry-after", str(reply.retry_after_s).encode()))
+    if reply.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
     if close:
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})

@@ -22,6 +22,7 @@ class ServeOptions:
         grace_s: how long calls under way may go on after SIGTERM.
         max_queue: calls per component that may wait for a free worker; beyond it callers get 503.
         max_connections: connections at a time; beyond it callers get 503.
+        max_inflight_bytes: bodies of all calls under way together; beyond it callers get 503.
         token_file: file with the bearer token that callers must send.
         insecure: allow a bind beyond loopback without a token.
         debug: tracebacks to callers; loopback only.
@@ -43,6 +44,7 @@ class ServeOptions:
     grace_s: float = 30.0
     max_queue: int = 64
     max_connections: int = 1024
+    max_inflight_bytes: int = 4 << 30
     token_file: Path | None = None
     insecure: bool = False
     debug: bool = False

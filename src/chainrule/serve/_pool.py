@@ -11,13 +11,14 @@ import asyncio
 import logging
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from chainrule._errors import ChainruleError
+from chainrule._errors import ChainruleError, DefinitionError
+from chainrule.runtime._samehost import is_supported
 from chainrule.serve._calls import Call, CallError, Facts, Reply, stopping, unavailable
 from chainrule.serve._output import OutputLog
-from chainrule.serve._process import WorkerProcess
+from chainrule.serve._process import SegmentBody, WorkerProcess
 
 __all__ = ["Counters", "ProcessPool"]
 
@@ -38,7 +39,7 @@ class Counters:
     timed_out: int = 0
     cancelled: int = 0
     turned_away: int = 0
-    running: int = field(default=0)
+    running: int = 0
 
 
 class ProcessPool:
@@ -67,6 +68,10 @@ class ProcessPool:
         startup_timeout_s: float,
         log: OutputLog | None = None,
     ) -> None:
+        if not is_supported():
+            raise DefinitionError(
+                "Worker processes need Linux; use workers=0 here.", code="not_supported"
+            )
         self._source, self._config = source, config
         self._size = workers
         self._timeout_s = timeout_s
@@ -113,7 +118,12 @@ class ProcessPool:
         Raises:
             CallError: no room, stopping, or the worker died or hung.
         """
-        worker = await self._acquire()
+        try:
+            worker = await self._acquire()
+        except BaseException:
+            if isinstance(call.body, SegmentBody):
+                call.body.on_done(True)
+            raise
         self.counters.running += 1
         try:
             reply = await worker.call(call, timeout_s=self._timeout_s)
@@ -213,7 +223,7 @@ class ProcessPool:
             try:
                 await self._start_one()
                 return
-            except ChainruleError as error:
+            except (ChainruleError, OSError) as error:
                 self._failures_in_a_row += 1
                 _log.error("A worker could not be started: %s", error)
                 if not self.is_ready and not self._workers:

@@ -87,10 +87,14 @@ def _clip(text: str) -> str:
 
 
 def _dump(content: dict[str, Any]) -> bytes:
-    """The problem as JSON; the last entries of a long list go first."""
+    """The problem as JSON; of a long one the traceback goes first, then the end of the list."""
     while True:
         body = orjson.dumps(content, default=str)
-        detail = content["detail"]
-        if len(body) <= _MAX_BYTES or not isinstance(detail, list) or len(detail) <= 1:
-            return body[:_MAX_BYTES] if isinstance(detail, str) else body
-        content["detail"] = detail[: len(detail) // 2]
+        if len(body) <= _MAX_BYTES:
+            return body
+        if len(content.get("traceback", "")) > _MAX_TEXT:
+            content["traceback"] = content["traceback"][-(len(content["traceback"]) // 2) :]
+        elif isinstance(content["detail"], list) and len(content["detail"]) > 1:
+            content["detail"] = content["detail"][: len(content["detail"]) // 2]
+        else:
+            return body

@@ -237,8 +237,10 @@ class WorkerProcess:
 
     def _stored(self, message: Message) -> StoredBody:
         key, nbytes = message.header["segment"]
-        segment = self._received.get(key, message.descriptors[0])
+        descriptor = message.descriptors[0] if message.descriptors else None
+        segment = self._received.get(key, descriptor)
         if segment is None or nbytes > segment.size:
+            self.kill()
             raise CallError("The worker named unknown memory.", code="worker_crashed", status=502)
         return StoredBody(
             f"{self._number}.{key}", segment, nbytes, lambda: self._release.append(key)

@@ -37,6 +37,7 @@ __all__ = ["SameHostListener"]
 Target = tuple[Service, str]
 
 _MAX_SEGMENTS = 64
+_MAX_CONNECTIONS = 256
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -69,7 +70,7 @@ class SameHostListener:
             connection, _ = self._listener.accept()
         except OSError:
             return
-        if not _is_same_user(connection):
+        if len(self._connections) >= _MAX_CONNECTIONS or not _is_same_user(connection):
             connection.close()
             return
         connection.setblocking(False)
@@ -127,7 +128,8 @@ class _Connection:
             return
         except (OSError, ChainruleError):
             message = None
-        if message is None or self._task is not None:
+        if message is None or self._task is not None or not _is_well_formed(message):
+            _close_all(message.descriptors if message else [])
             self.close()
         elif not self._is_known:
             self._introduce(message)
@@ -142,11 +144,11 @@ class _Connection:
 
     async def _handle(self, message: Message) -> None:
         for key in message.header.get("release", ()):
-            self._release(str(key))
+            self._release(key)
         reply, is_held = await self._answer(message)
         held = is_held()
         if held:
-            self._forget(str(message.header["segment"][0]))
+            self._forget(message.header["segment"][0])
         self._task = None
         self._reply(reply, held)
 
@@ -155,15 +157,15 @@ class _Connection:
         is_held: Callable[[], bool] = _never
         try:
             service, endpoint = self._target(message)
-            body, is_held = self._body(message, service)
             header = message.header
+            body, is_held = self._body(message, service)
             call = Call(
                 endpoint,
                 body,
-                content_type=str(header.get("content_type", "")),
+                content_type=header.get("content_type") or "",
                 accept=header.get("accept"),
                 run_id=header.get("run_id"),
-            )
+            ).check()
             return self._store(await service.pool.call(call)), is_held
         except ChainruleError as error:
             return problem_reply(error, debug=self._debug), is_held
@@ -175,11 +177,11 @@ class _Connection:
         return target
 
     def _body(self, message: Message, service: Service) -> tuple[Any, Callable[[], bool]]:
-        if "segment" not in message.header:
+        if message.header.get("segment") is None:
             return message.body, _never
         key, nbytes = message.header["segment"]
-        segment = self._segment(str(key), message.descriptors)
-        if type(nbytes) is not int or not 0 <= nbytes <= segment.size:
+        segment = self._segment(key, message.descriptors)
+        if nbytes > segment.size:
             raise DecodeError("The body is larger than its segment.", code="bad_segment")
         if nbytes > service.facts.max_body_bytes:
             raise LimitError(
@@ -278,6 +280,27 @@ class _Outcome:
 
     def is_held(self) -> bool:
         return not self._is_reusable
+
+
+def _is_well_formed(message: Message) -> bool:
+    """Whether a message has the form of the protocol; a client that sends others is let go."""
+    release, segment = message.header.get("release", []), message.header.get("segment")
+    if not isinstance(release, list) or not all(isinstance(key, str) for key in release):
+        return False
+    if segment is None:
+        return len(message.body) <= INLINE_BYTES and not message.descriptors
+    return (
+        isinstance(segment, list)
+        and [type(part) for part in segment] == [str, int]
+        and segment[1] >= 0
+        and len(segment[0]) <= 100
+        and len(message.descriptors) <= 1
+    )
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _never() -> bool:
