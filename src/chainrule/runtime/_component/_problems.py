@@ -29,7 +29,8 @@ def bad_input(error: ValidationError, *, endpoint: str, prefix: tuple[str, ...])
     """
     problems, count = _problems(error, prefix)
     first, cause = problems[0], _first_cause(error)
-    message = f"{endpoint}: {_place(first)}{_sentence(first['msg'])}{_more(count)}"
+    reason = _sentence(first["msg"]) if cause is None else cause.message
+    message = f"{endpoint}: {_place(first)}{reason}{_more(count)}"
     cls = type(cause) if isinstance(cause, InputError) else InputError
     return cls(
         message,
