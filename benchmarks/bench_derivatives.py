@@ -76,7 +76,7 @@ def residual_reuse() -> list[Row]:
         def step(y, _):
             return jnp.tanh(weights @ y), None
 
-        return {"y": jax.lax.scan(step, d["x"], length=60)[0]}
+        return {"y": jax.lax.scan(step, d["x"], length=150)[0]}
 
     x = generator.normal(size=(600, 100)).astype(np.float32)
     inputs = Inputs(x=x)

@@ -146,6 +146,23 @@ def test_not_a_number_is_a_failed_check():
     assert ("jacobian", "pointwise") in {(c.endpoint, c.test) for c in report.failures}
 
 
+@pytest.mark.parametrize(("factor", "passed"), [(1.0, True), (1.5, False)])
+def test_second_derivatives(factor, passed):
+    class Curved(Quadratic):
+        available_endpoints = (*Quadratic.available_endpoints, "hessian_vector_product")
+
+        def hessian_vector_product(self, inputs, hvp_inputs, hvp_outputs, u, v):
+            x, k = np.asarray(inputs["x"], float), float(inputs["p"]["k a"])
+            w, z = v["x"], v["p.{k a}"]
+            by_x = u["y"] * (2 * k * w + 2 * x * z) + u["l.[0]"] * z
+            by_k = np.sum(u["y"] * 2 * x * w) + np.sum(u["l.[0]"] * w)
+            return {"x": factor * by_x, "p.{k a}": by_k}
+
+    report = check_gradients(Curved(), payload())
+    assert report.passed is passed
+    assert {c.test for c in report.failures} == (set() if passed else {"curvature"})
+
+
 def test_large_arrays_are_sampled():
     calls = []
 

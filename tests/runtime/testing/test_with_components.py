@@ -88,6 +88,11 @@ def test_derivatives_of_real_components_pass(folder, make):
     assert len(report.checks) >= 7
 
 
+def test_a_component_in_another_process(folder):
+    with Component.from_source(folder / "tesseract_api.py") as component:
+        assert check_gradients(component, PAYLOAD, max_evals=10).passed
+
+
 def test_recorded_calls_pass_over_another_way_in(folder):
     component = load_component(folder / "tesseract_api.py")
     paths = {"vjp_inputs": ["x"], "vjp_outputs": ["nested.{the sum}"]}

@@ -1,10 +1,11 @@
 """Checking a component's derivatives against its own `apply`, and against each other.
 
-Four tests:
+The tests:
     pointwise   sampled entries of the Jacobian against central differences
     taylor      φ(h) = ⟨u, f(x + h v)⟩ minus its linear part must vanish like h²; a wrong derivative leaves
                 a remainder of order h, whatever the accuracy of any single difference
     adjoint     ⟨u, J v⟩ = ⟨Jᵀ u, v⟩: JVP, VJP and the Jacobian must agree on this number
+    curvature   vᵀ H v of a Hessian-vector product against differences of the VJP
     shapes      abstract evaluation against the shapes and dtypes of the real result
 """
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from chainrule.runtime._derivatives._kinds import DERIVATIVES, JACOBIAN, JVP, VJP, DerivativeKind
 from chainrule.runtime._derivatives._products import contract
+from chainrule.runtime._derivatives._second_order import hvp_from_vjp
 from chainrule.runtime._derivatives._stencils import Eps
 from chainrule.runtime.testing._entries import entries_of
 from chainrule.runtime.testing._references import Samples, make_samples
@@ -28,6 +30,7 @@ from chainrule.runtime.testing._taylor import Direction, check_taylor
 __all__ = ["check_gradients"]
 
 ATOL = 1e-8
+HVP = "hessian_vector_product"
 
 
 def check_gradients(
@@ -81,6 +84,8 @@ def check_gradients(
     wanted = [k for k in DERIVATIVES if subject.has(k.endpoint)]
     wanted = [k for k in wanted if endpoints is None or k.endpoint in endpoints]
     checks = list(_check_derivatives(subject, samples, direction, wanted, rtol))
+    if subject.has(HVP) and subject.has(VJP.endpoint) and (endpoints is None or HVP in endpoints):
+        checks.append(_check_curvature(subject, direction, rtol))
     if subject.has("abstract_eval") and (endpoints is None or "abstract_eval" in endpoints):
         checks.append(check_shapes(subject))
     return GradientReport(tuple(checks))
@@ -149,3 +154,23 @@ def _adjoint(slopes: Mapping[str, float], direction: Direction, rtol: float) -> 
     values = ", ".join(f"{name} {slope:.6g}" for name, slope in slopes.items())
     summary = f"⟨u, J v⟩ is {values}"
     return Check("all derivatives", "adjoint", bool(spread <= allowed), len(slopes), summary)
+
+
+def _check_curvature(subject: Subject, direction: Direction, rtol: float) -> Check:
+    vectors = (direction.cotangent, direction.tangent)
+    try:
+        found = subject.differentiate(HVP, *vectors)
+        paths = (subject.input_paths, subject.output_paths)
+        vjp = getattr(subject.component, VJP.endpoint)
+        expected = hvp_from_vjp(vjp, subject.inputs, *paths, *vectors)
+    except Exception as error:
+        return Check.raised(HVP, "curvature", error)
+    # ⟨v, H v⟩ alone could cancel; its terms cannot.
+    terms = [
+        (v * np.asarray(found[path]), v * expected[path]) for path, v in direction.tangent.items()
+    ]
+    difference = sum(float(np.sum(np.abs(a - b))) for a, b in terms)
+    scale = sum(float(np.sum(np.abs(b))) for _, b in terms)
+    allowed = ATOL + rtol * scale + direction.noise / np.sqrt(direction.unit)
+    summary = f"H v differs by {difference:.3g} of {scale:.3g}"
+    return Check(HVP, "curvature", bool(difference <= allowed), len(terms), summary)

@@ -49,7 +49,7 @@ class Check:
 
     Attributes:
         endpoint: what was tested.
-        test: which property: "pointwise", "taylor", "adjoint" or "shapes".
+        test: which property: "pointwise", "taylor", "adjoint", "curvature" or "shapes".
         passed: whether it holds.
         count: how many values were compared.
         summary: one line for people.
