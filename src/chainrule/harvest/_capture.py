@@ -54,7 +54,8 @@ def stage(
         return [output for output in outputs if is_array(output)]
 
     tags = frozenset() if tag is None else frozenset({tag})
-    with capturing(capturing.value | tags):
+    # With jit disabled JAX would unroll loops, and the same program would have other intermediates.
+    with capturing(capturing.value | tags), jax.disable_jit(False):
         program = trace_avals(flat, [aval_of(operand) for operand in operands])
 
     def rebuild(outputs: Sequence[Any]) -> Any:
