@@ -264,3 +264,17 @@ def test_short_loops_are_unrolled_and_keep_their_structure():
     assert found.graph.without_rule == ()
     assert found.blocks.nse == 4
     np.testing.assert_allclose(found.jacobian, jax.jacrev(function)(V), rtol=1e-10)
+
+
+def test_boundary_conditions_keep_a_stencil_sparse():
+    def function(u):
+        inner = u[2:] - 2 * u[1:-1] + u[:-2]
+        rows = jnp.zeros_like(u).at[1:-1].set(inner)
+        return rows.at[0].set(u[0]).at[-1].add(u[-1] ** 2)
+
+    found = linearization(function)(np.linspace(0, 1, 50))
+    assert found.graph.without_rule == ()
+    assert found.blocks.nse == 3 * 48 + 2
+    np.testing.assert_allclose(
+        found.jacobian, jax.jacrev(function)(np.linspace(0, 1, 50)), rtol=1e-12
+    )

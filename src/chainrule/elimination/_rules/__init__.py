@@ -11,6 +11,7 @@ from chainrule.elimination._rules._calls import CALL_RULES
 from chainrule.elimination._rules._elementwise import ELEMENTWISE_RULES
 from chainrule.elimination._rules._fallback import fallback
 from chainrule.elimination._rules._moving import MOVING_RULES
+from chainrule.elimination._rules._placing import PLACING_RULES
 from chainrule.elimination._rules._site import LocalJacobian, Rule, Site, is_complex, real_shape
 from chainrule.elimination._rules._sums import SUMMING_RULES
 
@@ -19,6 +20,7 @@ __all__ = ["LocalJacobian", "Rule", "Site", "has_rule", "local_jacobian", "real_
 _RULES: dict[str, Rule] = {
     **ELEMENTWISE_RULES,
     **MOVING_RULES,
+    **PLACING_RULES,
     **SUMMING_RULES,
     **CALL_RULES,
     **BRANCH_RULES,

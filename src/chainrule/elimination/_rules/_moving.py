@@ -15,6 +15,7 @@ import numpy as np
 
 from chainrule._jaxpr import bind_equation
 from chainrule.elimination._axes import Axis, Table
+from chainrule.elimination._rules._fallback import fallback
 from chainrule.elimination._rules._site import (
     NOTHING,
     Edge,
@@ -26,7 +27,7 @@ from chainrule.elimination._rules._site import (
 )
 from chainrule.elimination._structure import Structure
 
-__all__ = ["MOVING_RULES", "moves_known"]
+__all__ = ["MOVING_RULES", "coordinates", "separable_axes"]
 
 
 def _move(
@@ -173,8 +174,6 @@ def _split(site: Site) -> LocalJacobian:
 
 def _pad(site: Site) -> LocalJacobian:
     """`pad(x, fill)`: x moves, with gaps, and may lose its edges; `fill` goes everywhere else."""
-    from chainrule.elimination._rules._fallback import fallback
-
     if site.wanted[1]:
         return fallback(site)
     sizes, out_axes, in_axes = [], [], []
@@ -191,7 +190,7 @@ def _pad(site: Site) -> LocalJacobian:
     return constant(_move(site, sizes, out_axes, in_axes))
 
 
-def moves_known(site: Site) -> bool:
+def _moves_known(site: Site) -> bool:
     """Whether all operands but the first, the indices, are known."""
     return all(site.known(k) is not None for k in range(1, len(site.eqn.invars)))
 
@@ -206,8 +205,8 @@ def _probe(site: Site) -> LocalJacobian:
     kept = np.flatnonzero(~lost)
     if kept.size == 0:
         return NOTHING
-    out_axes = _coordinates(kept, site.result_shape())
-    in_axes = _coordinates(source.reshape(-1)[kept], site.operand_shape(0))
+    out_axes = coordinates(kept, site.result_shape())
+    in_axes = coordinates(source.reshape(-1)[kept], site.operand_shape(0))
     return constant(_move(site, [kept.size], out_axes, in_axes))
 
 
@@ -227,37 +226,43 @@ def _moved_numbers(site: Site) -> np.ndarray:
 
 def _fit(site: Site, source: np.ndarray) -> dict[Edge, Structure] | None:
     """The move with one loop per result axis, if operand positions are sums over the result axes."""
+    in_axes = separable_axes(source, site.operand_shape(0))
     sizes = site.result_shape()
-    coordinates = np.unravel_index(source, site.operand_shape(0)) if source.ndim else ()
-    in_axes = []
-    for coordinate in coordinates:
-        corner = coordinate[(0,) * source.ndim]
-        rows = [coordinate[_line(d, source.ndim)] - corner for d in range(source.ndim)]
+    return None if in_axes is None else _move(site, sizes, _loops(sizes), in_axes)
+
+
+def separable_axes(places: np.ndarray, shape: Sequence[int]) -> list[Axis] | None:
+    """Flat places over a grid as one axis per axis of `shape`, with one loop per axis of the grid.
+
+    `None` when a position is not a sum of contributions of the grid's axes.
+    """
+    rank = places.ndim
+    axes = []
+    for position in np.unravel_index(places, shape) if len(shape) else ():
+        corner = position[(0,) * rank]
+        rows = [position[_line(d, rank)] - corner for d in range(rank)]
         total = np.asarray(corner)
         for d, row in enumerate(rows):
-            total = total + row.reshape([-1 if e == d else 1 for e in range(source.ndim)])
-        if not np.array_equal(total, coordinate):
+            total = total + row.reshape([-1 if e == d else 1 for e in range(rank)])
+        if not np.array_equal(total, position):
             return None
-        in_axes.append(Axis.sum_of(int(corner), ((d, Table(row)) for d, row in enumerate(rows))))
-    if not source.ndim:
-        in_axes = _coordinates(source.reshape(1), site.operand_shape(0))
-    return _move(site, sizes, _loops(sizes), in_axes)
+        axes.append(Axis.sum_of(int(corner), ((d, Table(row)) for d, row in enumerate(rows))))
+    return axes
 
 
 def _line(d: int, rank: int) -> tuple[Any, ...]:
     return tuple(slice(None) if e == d else 0 for e in range(rank))
 
 
-def _coordinates(flat: np.ndarray, shape: Sequence[int]) -> list[Axis]:
+def coordinates(flat: np.ndarray, shape: Sequence[int]) -> list[Axis]:
+    """Flat places as one axis per axis of `shape`, with a single loop over all of them."""
     indices = np.unravel_index(flat, shape) if len(shape) else ()
     return [Axis.sum_of(0, ((0, Table(index)),)) for index in indices]
 
 
 def _indexed(site: Site) -> LocalJacobian:
     """Gathers and dynamic slices: moves when the indices are known, else by JAX's own rule."""
-    from chainrule.elimination._rules._fallback import fallback
-
-    return _probe(site) if moves_known(site) else fallback(site)
+    return _probe(site) if _moves_known(site) else fallback(site)
 
 
 MOVING_RULES: dict[str, Rule] = {
