@@ -136,7 +136,7 @@ def test_killed_workers_lose_no_acknowledged_answer(start_server, tmp_path, wait
     while any(caller.is_alive() for caller in callers):
         time.sleep(1.5)
         workers = process.children()
-        if workers:
+        if len(workers) == 2 and kills < 8:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(random.choice(workers).pid, signal.SIGKILL)
                 kills += 1

@@ -63,7 +63,7 @@ class BinrefArray:
             needed = expected_bytes(array.shape, dtype_from_name(dtype))
         size = Grants(input_dir=array.folder).input_file(path).stat().st_size
         if size < offset + needed:
-            array.load()
+            array.load()  # raises, with the sizes
         return array
 
     @property

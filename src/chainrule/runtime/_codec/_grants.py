@@ -17,6 +17,9 @@ from chainrule._errors import DecodeError, NotGrantedError
 
 __all__ = ["NO_GRANTS", "Grants", "is_url"]
 
+# The longest path that Linux opens; resolving a longer one costs a look at the disk per segment.
+_MAX_LENGTH = 4096
+
 
 @dataclass(frozen=True)
 class Grants:
@@ -58,7 +61,11 @@ class Grants:
         """A read-only file descriptor of `input_file(reference)`; the caller closes it."""
         path = self.input_file(reference)
         # O_NOFOLLOW and the second look guard against a file that was swapped since it was resolved.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            descriptor = os.open(path, flags)
+        except OSError:
+            raise _missing("input_dir") from None
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
             raise _refused("is not a regular file", "input_dir")
@@ -105,6 +112,8 @@ def _resolve(folder: Path | None, reference: str, name: str) -> Path:
             f"(base64 or frames), or start the component with {name}.",
             code="path_not_granted",
         )
+    if len(reference) > _MAX_LENGTH:
+        raise _refused("is too long", name)
     pure = PurePosixPath(reference)
     if not reference or "\0" in reference or pure.is_absolute() or is_url(reference):
         raise _refused("is not a relative path", name)
@@ -125,13 +134,17 @@ def _existing_file(folder: Path | None, reference: str, name: str) -> Path:
     try:
         mode = path.stat().st_mode
     except OSError:
-        raise DecodeError(
-            f"The data refers to a file that does not exist below {name}, or cannot be read.",
-            code="file_missing",
-        ) from None
+        raise _missing(name) from None
     if not stat.S_ISREG(mode):
         raise _refused("is not a regular file", name)
     return path
+
+
+def _missing(name: str) -> DecodeError:
+    return DecodeError(
+        f"The data refers to a file that does not exist below {name}, or cannot be read.",
+        code="file_missing",
+    )
 
 
 def _refused(reason: str, name: str) -> NotGrantedError:

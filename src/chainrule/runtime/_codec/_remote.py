@@ -46,11 +46,17 @@ def _read_http(url: str, offset: int, nbytes: int) -> bytes:
         with opener.open(
             urllib.request.Request(url, headers=headers), timeout=_TIMEOUT_S
         ) as answer:
-            if answer.status != 206 and offset:
-                answer.read(offset)
+            if answer.status != 206:
+                _skip(answer, offset)
             return answer.read(nbytes)
     except (urllib.error.URLError, OSError) as error:
         raise _unreachable(error) from error
+
+
+def _skip(answer: Any, count: int) -> None:
+    """Read past what was not asked for, from servers that do not know byte ranges."""
+    while count > 0 and (chunk := answer.read(min(count, 1 << 20))):
+        count -= len(chunk)
 
 
 def _read_fsspec(url: str, offset: int, nbytes: int) -> bytes:
