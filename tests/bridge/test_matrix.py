@@ -63,7 +63,6 @@ def _from_component(component, **options):
 
 KINDS = {
     "jax inlined": lambda _: _from_component(component("jax_component")),
-    "jax on the host": lambda _: _from_component(component("jax_component"), inline=False),
     "numpy": lambda _: _from_component(component("numpy_component")),
     "served": lambda request: _from_component(request.getfixturevalue("served_component")),
     "callable with jvp": lambda _: _from_callable(jvp=_callable_jvp),
@@ -96,6 +95,21 @@ def check(found, name):
 @pytest.mark.parametrize("name", matrix.FIRST_ORDER)
 def test_first_order(name, kind, request):
     check(matrix.FIRST_ORDER[name](KINDS[kind](request)), name)
+
+
+@pytest.mark.parametrize(
+    "name", ["eager", "grad", "jvp", "vjp", "linearize", "jacfwd", "vmap", "grad_of_vmap"]
+)
+def test_a_jax_component_on_the_host_outside_of_jit(name):
+    check(matrix.FIRST_ORDER[name](_from_component(component("jax_component"), inline=False)), name)
+
+
+@pytest.mark.parametrize("name", ["jit", "jit_of_grad", "scan", "cond"])
+def test_a_jax_component_is_never_run_inside_a_host_call(name):
+    """It deadlocks there; see `docs/how-to/compose-in-jax.md`."""
+    with pytest.raises(CapabilityError, match="deadlock") as caught:
+        matrix.FIRST_ORDER[name](_from_component(component("jax_component"), inline=False))
+    assert caught.value.code == "jax_in_host_call"
 
 
 @pytest.mark.parametrize("name", matrix.SECOND_ORDER)

@@ -53,7 +53,8 @@ def apply_component(
             other. `"concurrent"`: never natively. `"expand_dims"`, `"broadcast_all"`: natively because
             *you* know that the component treats leading axes as batch axes. `"auto_experimental"`: the
             same as `"auto"`. `None`: `vmap` is an error.
-        inline: `False` calls a component written in JAX on the host like any other.
+        inline: `False` asks a component written in JAX through its endpoints, like any other. Not inside
+            `jit`: JAX must not run in a host call.
         effects: `"ordered"` for a component with side effects: calls happen in program order, exactly
             once each, and are not merged.
         materialize_jacobian: whether a batch of derivative products is answered by one Jacobian. `None`:

@@ -33,6 +33,7 @@ class ComponentTarget(Target):
         self.endpoints = frozenset(component.available_endpoints)
         self.batching = getattr(component, "batching", None)
         self.jax_function = getattr(component, "jax_function", None)
+        self.runs_jax = self.jax_function is not None
         self.is_remote = not _is_local(component)
         self.max_concurrency = _concurrency(component, self.is_remote)
         self._inputs = Patterns(_differentiable(component, "inputs"))

@@ -69,17 +69,27 @@ def _evaluate_abstractly(*operands: Any, call: Call) -> tuple[list[Any], set[Any
 
 
 def _lower(ctx: Any, *operands: Any, call: Call) -> Sequence[Any]:
-    if is_exporting(ctx):
-        raise CapabilityError(
-            f"{call.site.target.name} is called on this host and cannot be part of an exported program. "
-            "Only components written in JAX that run in this process can be exported, since they become "
-            "part of the program.",
-            code="not_exportable",
-        )
+    _check_callable_from_xla(ctx, call.site.target)
     function = host_call(call)
     if call.site.target.is_remote and not _is_ordered(call) and uses_ffi(ctx):
         return lower_overlapping(ctx, *operands, **overlapping_pair(function))
     return lower_host_call(ctx, *operands, function=function, ordered=_is_ordered(call))
+
+
+def _check_callable_from_xla(ctx: Any, target: Target) -> None:
+    if is_exporting(ctx):
+        raise CapabilityError(
+            f"{target.name} is called on this host and cannot be part of an exported program. Only "
+            "components written in JAX that run in this process can: they become part of the program.",
+            code="not_exportable",
+        )
+    if target.runs_jax:
+        raise CapabilityError(
+            f"{target.name} is written in JAX and would run inside a compiled program's call of the host, "
+            "where JAX can deadlock. Let it be inlined (`inline=True`, and a function that can be traced), or give "
+            "it a process of its own: `chainrule.client.Component.from_source`, or serve it.",
+            code="jax_in_host_call",
+        )
 
 
 def _is_ordered(call: Call) -> bool:

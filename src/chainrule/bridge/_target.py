@@ -37,6 +37,7 @@ class Target(ABC):
         max_concurrency: how many calls may run at the same time; 1 when it is not safe or does not pay.
         is_remote: whether a call mostly waits, so that independent calls should overlap.
         jax_function: the same function, traceable by JAX, or `None`.
+        runs_jax: whether a call runs JAX in this process, which a host call must not do.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Target(ABC):
     max_concurrency: int = 1
     is_remote: bool = False
     jax_function: Callable[[Any], Any] | None = None
+    runs_jax: bool = False
 
     @cached_property
     def _memories(self) -> defaultdict[str, LRUCache[Hashable, Any]]:
