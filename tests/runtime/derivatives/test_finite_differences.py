@@ -145,6 +145,23 @@ def test_plain_float32_inputs_are_perturbed_in_float64():
     assert set(seen) == {np.dtype("float64")}
 
 
+@pytest.mark.parametrize("algorithm", ["central", "forward", "richardson"])
+def test_float32_schema_and_a_tangent(algorithm):
+    inputs = Single(x=np.array([3.1, 70.3], np.float32))
+    found = finite_difference_jvp(
+        lambda m: {"y": m.x.astype(np.float64) * 3.0}, inputs, {"x"}, {"y"},
+        {"x": np.array([1.0, 0.0])}, algorithm=algorithm, eps=1e-4,
+    )  # fmt: skip
+    np.testing.assert_allclose(found["y"], [3.0, 0.0], rtol=1e-6, atol=1e-12)
+
+
+def test_lost_step_along_a_tangent_is_an_error():
+    inputs = Single(x=np.array([1e6], np.float32))
+    with pytest.raises(InputError) as caught:
+        finite_difference_jvp(lambda m: {"y": m.x}, inputs, {"x"}, {"y"}, {"x": [1.0]})
+    assert caught.value.code == "step_lost"
+
+
 def test_lost_step_is_an_error():
     inputs = Single(x=np.array([1e6], np.float32))
     with pytest.raises(InputError, match="lost in rounding") as caught:
@@ -236,8 +253,9 @@ def test_scalars_and_empty_arrays():
     assert found["e"]["e"].shape == (0, 0)
     none = finite_difference_jacobian(lambda d: {"y": d["x"]}, {"x": 1.0}, set(), {"y"})
     assert none == {"y": {}}
-    zero = finite_difference_jvp(lambda d: {"y": d["x"]}, {"x": 1.0}, set(), {"y"}, {})
-    assert zero["y"] == 0
+    for eps in (1e-4, "auto", {}):
+        zero = finite_difference_jvp(lambda d: {"y": d["x"]}, {"x": 1.0}, set(), {"y"}, {}, eps=eps)
+        assert zero["y"] == 0
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,13 @@ def test_block_without_structure():
 
 @pytest.mark.parametrize(
     "sparsity",
-    [{"y": {}}, {"y": {"x": None}}, {"y": {"x": np.ones((2, 2), bool)}}, np.ones((5, 3), bool)],
+    [
+        "detct",
+        {"y": {}},
+        {"y": {"x": None}},
+        {"y": {"x": np.ones((2, 2), bool)}},
+        np.ones((5, 3), bool),
+    ],
 )
 def test_patterns_that_do_not_fit(sparsity):
     with pytest.raises(InputError) as caught:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from chainrule._errors import InputError
 from chainrule.runtime._derivatives._blocks import dense_blocks, sparse_blocks
 from chainrule.runtime._derivatives._columns import difference_columns, random_directions
 from chainrule.runtime._derivatives._detection import detect_pattern
@@ -70,7 +71,7 @@ def finite_difference_jacobian(
             rounding for each element's magnitude and dtype. The complex step has nothing to balance and
             ignores it.
         num_samples: random directions of the stochastic algorithm, `max(10, √n)` unless given. Central
-            differences are used when that is no fewer than n.
+            differences are used when that is no fewer than n, and when the sparsity is known.
         seed: of the random directions.
         sparsity: where the Jacobian may be non-zero, as `{output: {input: block}}` or one block for one
             pair of paths; a block is a boolean array, a SciPy sparse matrix, or `None` for "anywhere".
@@ -96,7 +97,7 @@ def finite_difference_jacobian(
         apply_fn, inputs, jac_inputs, jac_outputs, algorithm, executor, show_progress
     )
     columns = sampler.program.layout
-    count = _sample_count(algorithm, num_samples, columns.size)
+    count = _sample_count(algorithm, num_samples, columns.size) if sparsity is None else 0
     if count:
         directions = random_directions(sampler, eps, count, seed)
         matrix = reduce(np.add, (np.outer(change, inverse) for change, inverse in directions))
@@ -143,7 +144,7 @@ def finite_difference_vjp(
     )
     check_keys(cotangent_vector, canonical(vjp_outputs), "cotangent_vector")
     columns = sampler.program.layout
-    count = _sample_count(algorithm, num_samples, columns.size)
+    count = _sample_count(algorithm, num_samples, columns.size) if sparsity is None else 0
     gradient: np.ndarray = np.zeros(columns.size)
     if count:
         for change, inverse in random_directions(sampler, eps, count, seed):
@@ -191,13 +192,13 @@ def finite_difference_jvp(
     check_keys(tangent_vector, canonical(jvp_inputs), "tangent_vector")
     tangent = sampler.program.layout.join(tangent_vector).astype(np.float64)
     groups = _directions(sampler, tangent, eps)
-    spans = [1] if sampler.stencil.is_complex else [p - m for p, m, _ in sampler.stencil.terms]
-    total: Any = 0.0
     moves = [scale * direction for scale, direction in groups]
-    for (scale, _), terms in zip(groups, sampler.differences(moves), strict=True):
-        for (change, _), span in zip(terms, spans, strict=True):
-            total = total + change / (span * scale)
-    return sampler.outputs.split(total)
+    slopes = [
+        change / _distance(moved, direction)
+        for (_, direction), terms in zip(groups, sampler.differences(moves), strict=True)
+        for change, moved in terms
+    ]
+    return sampler.outputs.split(sum(slopes, np.zeros(sampler.outputs.size)))
 
 
 def _sampler(
@@ -226,18 +227,32 @@ def _read(sparsity: Sparsity | None, sampler: Sampler) -> Pattern | None:
     if sparsity is None:
         return None
     if isinstance(sparsity, str):
+        if sparsity != "detect":
+            raise InputError(
+                f'sparsity is a pattern or "detect", not {sparsity!r}.', code="bad_sparsity"
+            )
         return detect_pattern(sampler)
     return read_pattern(sparsity, sampler.program.layout, sampler.program.output_paths)
 
 
+def _distance(moved: np.ndarray, direction: np.ndarray) -> float:
+    """How far along a direction the inputs really moved, after rounding."""
+    length = float(direction @ direction)
+    distance = float(moved @ direction) / length if length else 1.0
+    if distance == 0:
+        raise InputError(
+            'The step along the tangent is lost in rounding. Use eps="auto" or a larger eps.',
+            code="step_lost",
+        )
+    return distance
+
+
 def _directions(sampler: Sampler, tangent: np.ndarray, eps: Eps) -> list[tuple[float, np.ndarray]]:
     """Pairs of a scale and a direction; the directions add up to the tangent."""
-    if isinstance(eps, Mapping):
-        steps = sampler.steps(eps)
+    steps = sampler.steps(eps)
+    if eps != "auto" and not sampler.stencil.is_complex:
         return [(step, np.where(steps == step, tangent, 0.0)) for step in np.unique(steps)]
-    if not isinstance(eps, str) and not sampler.stencil.is_complex:
-        return [(float(eps), tangent)]
     # No element may move by more than its own step.
     used = tangent != 0
-    ratios = sampler.steps(eps)[used] / np.abs(tangent[used])
-    return [(float(np.min(ratios, initial=np.inf)) if used.any() else 1.0, tangent)]
+    scale = float(np.min(steps[used] / np.abs(tangent[used]), initial=np.inf))
+    return [(scale if used.any() else 1.0, tangent)]

@@ -45,8 +45,9 @@ def read_arrays(tree: Any, paths: Iterable[str]) -> dict[str, np.ndarray]:
 def _numeric(leaf: Any, path: str) -> np.ndarray:
     array = None if leaf is None else np.asarray(leaf)
     if array is None or array.dtype.kind not in "biufc":
+        found = describe(leaf) if hasattr(leaf, "dtype") else type(leaf).__name__
         raise PathError(
-            f"Expected an array at {path!r} to differentiate, found {type(leaf).__name__}. "
+            f"Expected a numeric array at {path!r} to differentiate, found {found}. "
             "Leave this path out, or give it a value.",
             code="path_not_differentiable",
             path=path,
