@@ -1,11 +1,11 @@
 """A jitted training step on tracked parameters against the same step on a flat list, and against the peers.
 
-N parameters of four numbers each, in N/2 layers; the step computes a loss and its gradient, adds momentum, and
-writes parameters and momenta back: everything but the arithmetic is dispatch. Figures are the main thread's
-CPU time (the machine may be shared), the median of interleaved rounds.
+N parameters of four numbers each, in N/2 layers. The step computes a loss and its gradient, changes all
+parameters, and returns the loss; all contestants run the same arithmetic, so what differs is dispatch.
+Figures are the main thread's CPU time (the machine may be shared), the median of interleaved rounds.
 
-pcx is imported from `/tmp/pcx` (`pip install --no-deps --target /tmp/pcx pcx==0.6.3`: it pins an older JAX) or from
-the environment; without it its rows are left out.
+pcx pins an older JAX: it is taken from `/tmp/pcx` (`pip install --no-deps --target /tmp/pcx pcx==0.6.3`) or
+from the environment; without it its rows are left out.
 """
 
 from __future__ import annotations
@@ -29,10 +29,15 @@ BAR = 1.15
 X = jnp.linspace(0.5, 1.5, 4)
 
 
+def loss(values: list[Any], x: Any) -> Any:
+    pairs = zip(values[::2], values[1::2], strict=True)
+    return sum(jnp.sum(w * w * x) + jnp.sum(b * x) for w, b in pairs)
+
+
 def flat_step(x: Any, values: list[Any]) -> tuple[Any, list[Any]]:
-    """What every contestant computes: read all, return a scalar, write all."""
-    total = sum(jnp.sum(w * x) + jnp.sum(b) for w, b in zip(values[::2], values[1::2], strict=True))
-    return total, [value * 0.9 for value in values]
+    """What every contestant computes: a loss, its gradient, and a step along it."""
+    value, grads = jax.value_and_grad(loss)(values, x)
+    return value, [v - 0.01 * g for v, g in zip(values, grads, strict=True)]
 
 
 def initial(n: int) -> list[Any]:

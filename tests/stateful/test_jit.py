@@ -147,9 +147,10 @@ def test_donation_of_one_array_held_twice():
         net.w[1] += 2
 
     net, array = Net(), jnp.zeros(2)
-    for w in net.w:
+    for w in (*net.w, net.unused):
         w.set(array)
     step(net=net)
+    assert net.unused.get().tolist() == [0, 0]
     assert net.w[0].get().tolist() == [1, 1]
     assert net.w[1].get().tolist() == [2, 2]
     with pytest.raises(InputError, match="other"):
@@ -227,6 +228,42 @@ def test_static_writes_come_back_every_time():
     assert net.mode == "zza"
 
 
+def test_new_objects_around_live_parameters_carry_the_new_values():
+    class Holder(cs.Module):
+        def __init__(self, p):
+            self.p = p
+
+    @cs.jit
+    def wrap(*, p):
+        p += 1
+        return Holder(p)
+
+    p = cs.Param(jnp.zeros(2))
+    held = wrap(p=p)
+    assert held.p.get().tolist() == [1, 1]
+    assert held.p is not p
+
+
+def test_same_parts_nested_differently_are_different_programs():
+    class Box(cs.Module):
+        def __init__(self, **parts):
+            for name, part in parts.items():
+                setattr(self, name, part)
+
+    f = cs.jit(lambda *, box: 1.0 if hasattr(box, "c") else 2.0)
+    one, two = cs.Param(jnp.ones(1)), cs.Param(jnp.ones(1))
+    assert float(f(box=Box(a=Box(b=one), c=two))) == 1
+    assert float(f(box=Box(a=Box(b=one, c=two)))) == 2
+
+
+def test_generators_nobody_has_drawn_from():
+    f = cs.jit(lambda *, rng: jax.random.uniform(rng()))
+    first = f(rng=cs.RandomKeyGenerator(7))
+    again = cs.RandomKeyGenerator(7)
+    np.testing.assert_array_equal(f(rng=again), first)
+    assert float(f(rng=again)) != float(first)
+
+
 def test_keeps_no_model_alive():
     step = cs.jit(lambda *, net: jnp.sum(net.w[0]))
     net = Net()
@@ -237,7 +274,7 @@ def test_keeps_no_model_alive():
     gc.collect()
     assert alive() is None
     assert not step._bound
-    assert not step._simple
+    assert not step._last
 
 
 def test_weak_types_do_not_compile_twice():

@@ -52,16 +52,11 @@ class _Derivative(Transformation):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         call = Call(kwargs)
         selection = Selection(call, self._mask)
-        pure = selection.as_argument(self._fun)
-
-        def with_state(*args: Any) -> tuple[Any, Any]:
-            result, values = pure(*args)
-            value, aux = result if self._has_aux else (result, None)
-            return value, (aux, values)
-
-        with_state.__name__ = with_state.__qualname__ = pure.__name__
         transformed = type(self).transform(
-            with_state, argnums=self._argnums_for(args), has_aux=True, **self._jax_options
+            selection.with_aux(self._fun, self._has_aux),
+            argnums=self._argnums_for(args),
+            has_aux=True,
+            **self._jax_options,
         )
         if self.returns_value:
             (value, (aux, values)), derivative = transformed(*selection.arguments(args))

@@ -22,16 +22,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import AxisType, reshard
 
 from chainrule._errors import InputError
-from chainrule.stateful._call import execute, name_of
 from chainrule.stateful._frames import epoch, local, write
-from chainrule.stateful._masks import resolve_mask
 from chainrule.stateful._nodes import is_node
 from chainrule.stateful._plan import Plan, keyword_of, plain_values
-from chainrule.stateful._random import RKG
+from chainrule.stateful._program import Notes, Program, as_tuple
 from chainrule.stateful._statics import Static
 from chainrule.stateful._transformation import Transformation, decorator
 from chainrule.stateful._values import is_arraylike
@@ -42,15 +38,6 @@ __all__ = ["Jit", "jit"]
 _MAX_PLANS = 64
 
 
-class _Notes(Static):
-    """Static facts about a run: `(static writes, whether live objects are returned)`."""
-
-    __slots__ = ()
-
-
-jax.tree_util.register_static(_Notes)
-
-
 class _Bound:
     """The parameters of keyword arguments, together with the program that runs them.
 
@@ -58,131 +45,31 @@ class _Bound:
         cells: the storage of the parameters, in the order of the program's slots.
         plain: positions of plain arrays among the leaves of the keyword arguments.
         epoch: of the structure when this was made.
+        identities: of the keyword arguments; `count` says how many.
         roots: weak references that remove this entry when a keyword argument dies.
     """
 
-    __slots__ = ("call", "cells", "epoch", "plain", "program", "roots")
+    __slots__ = (
+        "call", "cells", "count", "donates", "epoch", "identities", "plain", "program", "roots",
+    )  # fmt: skip
 
-    def __init__(self, plan: Plan, program: _Program, roots: Sequence[Any]) -> None:
+    def __init__(
+        self, plan: Plan, program: Program, kwargs: Mapping[str, Any], roots: Sequence[Any]
+    ) -> None:
         self.cells = [param._cell for param in plan.params]
         self.plain = plan.plain
         self.program = program
         self.call = program.call
+        self.donates = bool(program.donated)
         self.epoch = epoch.now
+        self.identities = [(name, id(value)) for name, value in kwargs.items()]
+        self.count = len(kwargs)
         self.roots = roots
 
     def inputs(self, kwargs: dict[str, Any]) -> tuple[list[Any], ...]:
         """What the program takes before the positional arguments."""
         values = [cell.value for cell in self.cells]
         return self.program.arrange(values + plain_values(self.plain, kwargs))
-
-
-class _Program:
-    """One `jax.jit` for all keyword arguments of equal structure.
-
-    Args:
-        owner: the transformation, for the function and its options.
-        plan: any plan with that structure.
-        arity: number of positional arguments.
-        donated: slots whose buffers the program may reuse; it always returns new values for them.
-    """
-
-    __slots__ = ("call", "donated", "kept")
-
-    def __init__(self, owner: Jit, plan: Plan, arity: int, donated: Sequence[int] = ()) -> None:
-        self.donated = tuple(donated)
-        self.kept = tuple(slot for slot in range(len(plan.paths)) if slot not in set(donated))
-        options = _flat_options(owner.options, plan, arity, self.donated)
-        self.call = jax.jit(_flat_function(owner, self.donated, self.kept), **options)
-
-    def arrange(self, values: list[Any]) -> tuple[list[Any], ...]:
-        """The values as the program takes them: kept ones, then donated ones if any."""
-        if not self.donated:
-            return (values,)
-        donated = [values[slot] for slot in self.donated]
-        if len({id(value) for value in donated}) < len(donated):
-            donated = _without_repetition(donated)
-        return [values[slot] for slot in self.kept], donated
-
-
-def _without_repetition(values: list[Any]) -> list[Any]:
-    """A buffer can be given away once: further parameters that hold the same array give a copy."""
-    seen: set[int] = set()
-    unique = []
-    for value in values:
-        unique.append(jax.tree.map(jnp.copy, value) if id(value) in seen else value)
-        seen.add(id(value))
-    return unique
-
-
-def _flat_function(
-    owner: Jit, donated: tuple[int, ...], kept: tuple[int, ...]
-) -> Callable[..., Any]:
-    def flat(values: list[Any], *args: Any) -> tuple[Any, dict[int, Any], _Notes | None]:
-        plan = owner.plan(local.call)
-        if donated:
-            given, args = args[0], args[1:]
-            by_slot = dict(zip((*kept, *donated), (*values, *given), strict=True))
-            values = [by_slot[slot] for slot in range(len(by_slot))]
-        result, frame, returns_live = execute(plan, owner.fun, values, args, is_barrier=True)
-        new = frame.results()
-        writes = {slot: new[slot] for slot in {*plan.slots_of(frame.written), *donated}}
-        statics = plan.static_writes(frame.statics)
-        notes = _Notes((statics, returns_live)) if statics or returns_live else None
-        return result, _constrain(writes, owner.options["kwargs_shardings"], plan), notes
-
-    flat.__name__ = flat.__qualname__ = name_of(owner.fun)
-    return flat
-
-
-def _constrain(writes: dict[int, Any], mask: Any, plan: Plan) -> dict[int, Any]:
-    """A parameter with a sharding keeps it."""
-    if mask is None:
-        return writes
-    shardings = resolve_mask(mask, plan, None)
-    return {slot: _place(value, shardings[slot]) for slot, value in writes.items()}
-
-
-def _place(value: Any, sharding: Any) -> Any:
-    if sharding is None:
-        return value
-    if AxisType.Explicit in sharding.mesh.axis_types:
-        return reshard(value, sharding)
-    return jax.lax.with_sharding_constraint(value, sharding)
-
-
-def _flat_options(
-    options: Mapping[str, Any], plan: Plan, arity: int, donated: tuple[int, ...]
-) -> dict[str, Any]:
-    """The options of `jax.jit` for the flat function, whose first one or two arguments are ours."""
-    offset = 2 if donated else 1
-
-    def shifted(argnums: Any) -> tuple[int, ...]:
-        return tuple(offset + (num % arity if arity else num) for num in _as_tuple(argnums))
-
-    flat: dict[str, Any] = {
-        "static_argnums": shifted(options["static_argnums"]),
-        "donate_argnums": (*((1,) if donated else ()), *shifted(options["donate_argnums"])),
-        "keep_unused": options["keep_unused"],
-        "inline": options["inline"],
-        "compiler_options": options["compiler_options"],
-    }
-    ins, outs, mask = (options[k] for k in ("in_shardings", "out_shardings", "kwargs_shardings"))
-    if ins is not None or mask is not None:
-        per_slot = resolve_mask(mask, plan, None)
-        kept = [sharding for slot, sharding in enumerate(per_slot) if slot not in donated]
-        given = [[per_slot[slot] for slot in donated]] if donated else []
-        user = ins if isinstance(ins, (tuple, list)) else (ins,) * arity
-        flat["in_shardings"] = (kept, *given, *user)
-    if outs is not None:
-        flat["out_shardings"] = (outs, None, None)
-    return flat
-
-
-def _as_tuple(x: Any) -> tuple[Any, ...]:
-    if x is None:
-        return ()
-    return (x,) if isinstance(x, (int, str)) else tuple(x)
 
 
 def _positions(fun: Callable[..., Any], names: tuple[str, ...]) -> tuple[int, ...]:
@@ -197,7 +84,7 @@ def _positions(fun: Callable[..., Any], names: tuple[str, ...]) -> tuple[int, ..
     return tuple(positional.index(name) for name in names if name in positional)
 
 
-def _heed(notes: _Notes, plan: Plan, result: Any) -> Any:
+def _heed(notes: Notes, plan: Plan, result: Any) -> Any:
     static_writes, returns_live = notes.value
     plan.commit_statics(static_writes)
     return plan.attach(result) if returns_live else result
@@ -207,7 +94,7 @@ def _forget(owner: weakref.ref[Jit], key: Any, _: Any) -> None:
     jit = owner()
     if jit is not None:
         jit._bound.pop(key, None)
-        jit._simple.pop(key, None)
+        jit._last = None
 
 
 class Lowered:
@@ -245,22 +132,32 @@ class Jit(Transformation):
     def __init__(self, fun: Callable[..., Any], **options: Any) -> None:
         super().__init__(fun, **options)
         self.fun = fun
-        self._static_names = _as_tuple(options["static_argnames"])
-        nums = (*_as_tuple(options["static_argnums"]), *_positions(fun, self._static_names))
+        self._static_names = as_tuple(options["static_argnames"])
+        nums = (*as_tuple(options["static_argnums"]), *_positions(fun, self._static_names))
         self.options = {**options, "static_argnums": nums}
+        # Options that say something about single arguments need programs per number of arguments.
+        special = ("static_argnums", "donate_argnums", "in_shardings")
+        self._has_simple_options = not any(self.options[name] for name in special)
         self._bound: dict[Any, _Bound] = {}
-        self._simple: dict[Any, _Bound] = {}
-        self._programs: dict[Any, _Program] = {}
+        self._last: _Bound | None = None
+        self._programs: dict[Any, Program] = {}
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        bound = self._simple.get((len(args), *kwargs, *map(id, kwargs.values())))
-        if bound is None or bound.epoch != epoch.now or local.stack:
-            return self._call_nested(args, kwargs) if local.stack else self._call_any(args, kwargs)
+        bound = self._last
+        if bound is None or local.stack or bound.epoch != epoch.now or len(kwargs) != bound.count:
+            return self._call_any(args, kwargs)
+        for name, identity in bound.identities:
+            if id(kwargs.get(name)) != identity:
+                return self._call_any(args, kwargs)
         # The way of almost every call, written out: a function call less is 2 % of a small program.
         cells = bound.cells
         local.call = kwargs
         try:
-            result, writes, notes = bound.call([cell.value for cell in cells], *args)
+            values = [cell.value for cell in cells]
+            if bound.donates:
+                result, writes, notes = bound.call(*bound.program.arrange(values), *args)
+            else:
+                result, writes, notes = bound.call(values, *args)
         finally:
             local.call = None
         for slot, value in writes.items():
@@ -268,6 +165,8 @@ class Jit(Transformation):
         return result if notes is None else _heed(notes, self.plan(kwargs), result)
 
     def _call_any(self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Any = None) -> Any:
+        if local.stack:
+            return self._call_nested(args, kwargs)
         bound = self._find(args, kwargs)
         inputs = bound.inputs(kwargs)
         result, writes, notes = _calling(kwargs, call or bound.call, *inputs, *args)
@@ -297,7 +196,7 @@ class Jit(Transformation):
     def clear_cache(self) -> None:
         """Forget every plan and compiled program."""
         self._bound.clear()
-        self._simple.clear()
+        self._last = None
         self._programs.clear()
 
     def plan(self, kwargs: dict[str, Any]) -> Plan:
@@ -306,13 +205,16 @@ class Jit(Transformation):
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Bound:
         """What was bound for keyword arguments that hold more than nodes, or have changed."""
-        if all(map(is_node, kwargs.values())):
-            key: Any = (len(args), *kwargs, *map(id, kwargs.values()))
+        is_simple = self._has_simple_options and all(map(is_node, kwargs.values()))
+        if is_simple:
+            key: Any = (*kwargs, *map(id, kwargs.values()))
         else:
             key = self._identity(args, kwargs)
         bound = self._bound.get(key)
         if bound is None or bound.epoch != epoch.now:
             bound = self._bind(key, args, kwargs)
+        if is_simple:
+            self._last = bound
         return bound
 
     def _identity(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -330,43 +232,42 @@ class Jit(Transformation):
         for node in plan.structure.nodes:
             if not node._seen:
                 object.__setattr__(node, "_seen", True)
-        RKG.key.get()  # made now, if nobody has drawn yet: the fast path reads the storage directly
+        plan.read(
+            kwargs
+        )  # makes the state of generators nobody has drawn from: calls read the storage
         forget = functools.partial(_forget, weakref.ref(self), key)
-        # A tuple cannot be referred to weakly; its entry goes when the table is full.
+        # A tuple cannot be referred to weakly. It is held, so that no other object gets its identity.
         roots = [
-            weakref.ref(leaf, forget)
+            leaf if isinstance(leaf, tuple) else weakref.ref(leaf, forget)
             for leaf in jax.tree.leaves(kwargs, is_leaf=is_node)
-            if is_node(leaf) and not isinstance(leaf, tuple)
+            if is_node(leaf)
         ]
         if len(self._bound) >= _MAX_PLANS:
             self._bound.clear()
-            self._simple.clear()
-        bound = _Bound(plan, self._program(plan, args, kwargs, may_donate=True), roots)
+        bound = _Bound(plan, self._program(plan, args, kwargs, may_donate=True), kwargs, roots)
         self._bound[key] = bound
-        if not (plan.plain or bound.program.donated) and all(map(is_node, kwargs.values())):
-            self._simple[key] = bound
         return bound
 
     def _program(
         self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], *, may_donate: bool
-    ) -> _Program:
+    ) -> Program:
         donates = bool(self.options["donate"]) and may_donate
         key = (plan.key, len(args), donates)
         program = self._programs.get(key)
         if program is None:
             if len(self._programs) >= _MAX_PLANS:
                 self._programs.clear()
-            program = _Program(self, plan, len(args))
+            program = Program(self, plan, len(args))
             if donates:
                 slots = self._donated_slots(program, plan, args, kwargs)
-                program = _Program(self, plan, len(args), slots)
+                program = Program(self, plan, len(args), slots)
             self._programs[key] = program
         return program
 
-    def _donated_slots(self, program: _Program, plan: Plan, args: Any, kwargs: Any) -> list[int]:
+    def _donated_slots(self, program: Program, plan: Plan, args: Any, kwargs: Any) -> list[int]:
         """Slots the function writes, among those the user lets go: found by an abstract run."""
         donate = self.options["donate"]
-        names = plan.names if donate is True else _as_tuple(donate)
+        names = plan.names if donate is True else as_tuple(donate)
         unknown = sorted(set(names) - set(plan.names))
         if unknown:
             raise InputError(

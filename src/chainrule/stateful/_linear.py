@@ -17,22 +17,6 @@ from chainrule.stateful._selection import Selection
 __all__ = ["jvp", "linearize", "vjp"]
 
 
-def _prepare(
-    fun: Callable[..., Any], has_aux: bool, kwargs_mask: Any, tracked: dict[str, Any]
-) -> tuple[Call, Selection, Callable[..., Any]]:
-    """The function `(*primals) -> (value, (aux, values))` of a call."""
-    call = Call(tracked)
-    selection = Selection(call, kwargs_mask)
-    pure = selection.as_argument(fun)
-
-    def with_state(*primals: Any) -> tuple[Any, Any]:
-        result, values = pure(*primals)
-        value, aux = result if has_aux else (result, None)
-        return value, (aux, values)
-
-    return call, selection, with_state
-
-
 def jvp(
     fun: Callable[..., Any],
     primals: Sequence[Any],
@@ -56,9 +40,11 @@ def jvp(
     Returns:
         `(value, tangent)`, or `(value, tangent, aux)`.
     """
-    call, selection, with_state = _prepare(fun, has_aux, kwargs_mask, tracked)
+    call = Call(tracked)
+    selection = Selection(call, kwargs_mask)
+    function = selection.with_aux(fun, has_aux)
     value, tangent, (aux, values) = jax.jvp(
-        with_state, selection.arguments(tuple(primals)), tuple(tangents), has_aux=True
+        function, selection.arguments(tuple(primals)), tuple(tangents), has_aux=True
     )
     return call.finish((value, tangent, aux) if has_aux else (value, tangent), values)
 
@@ -84,8 +70,10 @@ def vjp(
         `(value, pull)`, or `(value, pull, aux)`; `pull(cotangent)` is a tuple with one entry per primal,
         and with `kwargs_mask` one more for the selected parameters.
     """
-    call, selection, with_state = _prepare(fun, has_aux, kwargs_mask, tracked)
-    value, pull, (aux, values) = jax.vjp(with_state, *selection.arguments(primals), has_aux=True)
+    call = Call(tracked)
+    selection = Selection(call, kwargs_mask)
+    function = selection.with_aux(fun, has_aux)
+    value, pull, (aux, values) = jax.vjp(function, *selection.arguments(primals), has_aux=True)
     return call.finish((value, pull, aux) if has_aux else (value, pull), values)
 
 
@@ -110,8 +98,10 @@ def linearize(
         `(value, push)`, or `(value, push, aux)`; `push(*tangents)` takes one tangent per primal, and with
         `kwargs_mask` one more for the selected parameters.
     """
-    call, selection, with_state = _prepare(fun, has_aux, kwargs_mask, tracked)
+    call = Call(tracked)
+    selection = Selection(call, kwargs_mask)
+    function = selection.with_aux(fun, has_aux)
     value, push, (aux, values) = jax.linearize(
-        with_state, *selection.arguments(primals), has_aux=True
+        function, *selection.arguments(primals), has_aux=True
     )
     return call.finish((value, push, aux) if has_aux else (value, push), values)

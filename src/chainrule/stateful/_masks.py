@@ -69,9 +69,11 @@ class Mask:
         return selected if self._choice is None else self._choice[selected]
 
     def __call__(self, tree: Any) -> Any:
-        """The tree with the parameters that are selected and `None` for others, or the chosen values."""
+        """The tree with only the selected parameters, `None` for others; or with the chosen values."""
 
         def replace(path: str, param: BaseParam) -> Any:
+            if isinstance(param, StaticParam):
+                return param
             if self._choice is None:
                 return param if self.matches(param, path) else None
             return self.value(param, path)

@@ -10,19 +10,22 @@ arguments.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from chainrule.stateful._nodes import is_node
-from chainrule.stateful._params import DynamicParam, StaticParam
+from chainrule.stateful._params import BaseParam, DynamicParam, StaticParam
 from chainrule.stateful._random import RKG
 from chainrule.stateful._statics import Static, same
 from chainrule.stateful._values import is_arraylike
-from chainrule.stateful._walk import Structure, flatten
+from chainrule.stateful._walk import Structure, flatten, replicate
 
 __all__ = ["Live", "Plan", "keyword_of", "plain_values"]
+
+_DEFAULT_GENERATOR = "<RKG>.key"  # no keyword argument can have this name
 
 
 @jax.tree_util.register_static
@@ -90,7 +93,7 @@ class Plan:
 
     def _add_default_generator(self) -> None:
         if all(param is not RKG.key for param in self.structure.params.values()):
-            self.structure.params["RKG.key"] = RKG.key
+            self.structure.params[_DEFAULT_GENERATOR] = RKG.key
 
     def read(self, kwargs: Mapping[str, Any]) -> list[Any]:
         """The values of all slots now."""
@@ -137,10 +140,15 @@ class Plan:
         order.setdefault(id(RKG), -1)
         found = False
 
+        def copy_live(path: str, param: BaseParam) -> BaseParam:
+            return copy.copy(param) if id(param) in order else param
+
         def token(x: Any) -> Any:
             nonlocal found
-            if id(x) not in order or not is_node(x):
+            if not is_node(x):
                 return x
+            if id(x) not in order:
+                return replicate(x, copy_live)  # a new object, which may hold live ones
             found = True
             return Live(order[id(x)])
 

@@ -59,15 +59,27 @@ class Selection:
             values[slot] = tree[name] if path == name else tree[name][path[len(name) + 1 :]]
         return values
 
-    def as_argument(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    def as_argument(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The pure function with the selected parameters as last argument: `(*args, tree)`."""
-        pure = self._call.pure(function, **options)
+        pure = self._call.pure(function)
 
         def run(*args: Any) -> tuple[Any, list[Any]]:
             if not self.is_given:
                 return pure(self._call.values, *args)
             *rest, tree = args
             return pure(self.merge(tree), *rest)
+
+        run.__name__ = run.__qualname__ = pure.__name__
+        return run
+
+    def with_aux(self, function: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
+        """As a function that JAX differentiates: `(*args, tree) -> (value, (aux, values))`."""
+        pure = self.as_argument(function)
+
+        def run(*args: Any) -> tuple[Any, tuple[Any, list[Any]]]:
+            result, values = pure(*args)
+            value, aux = result if has_aux else (result, None)
+            return value, (aux, values)
 
         run.__name__ = run.__qualname__ = pure.__name__
         return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -61,7 +62,7 @@ def shared(tree: T, mask: Any = None) -> T:
         if chosen.matches(param, path):
             return param
         if id(param) not in copies:
-            copies[id(param)] = type(param)._restore(param.get(), dict(vars(param)))
+            copies[id(param)] = copy.copy(param)
         return copies[id(param)]
 
     return replicate(tree, replace)

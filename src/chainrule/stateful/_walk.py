@@ -107,15 +107,17 @@ class Structure:
             return
         self._seen[id(node)] = (len(self.nodes), path)
         self.nodes.append(node)
-        self._signature.append(type(node))
         if isinstance(node, DynamicParam):
             self.params[path] = node
-            self._signature.append(node.metadata)
+            self._signature.append((type(node), node.metadata))
         elif isinstance(node, StaticParam):
             self.statics[id(node)] = node
-            self._signature.append(Static((node.get(), node.metadata)))
+            self._signature.append((type(node), Static(node.get()), node.metadata))
         else:
-            for name, value in named_pairs(node):
+            parts = named_pairs(node)
+            # With their number, so that no other nesting of the same parts reads the same.
+            self._signature.append((type(node), len(parts)))
+            for name, value in parts:
                 self._signature.append(name)
                 self.visit(value, join(path, name))
 
