@@ -86,7 +86,7 @@ def _check_callable_from_xla(ctx: Any, target: Target) -> None:
     if target.runs_jax:
         raise CapabilityError(
             f"{target.name} is written in JAX and would run inside a compiled program's call of the host, "
-            "where JAX can deadlock. Let it be inlined (`inline=True`, and a function that can be traced), or give "
+            "where JAX can deadlock. Let it be inlined (`inline=True`, a traceable function), or give "
             "it a process of its own: `chainrule.client.Component.from_source`, or serve it.",
             code="jax_in_host_call",
         )
