@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from chainrule.runtime import Array, Differentiable, Float64
+from chainrule.runtime._codec import SparseArray
 
 
 class InputSchema(BaseModel):
@@ -78,6 +79,8 @@ def jacobian_vector_product(inputs, jvp_inputs, jvp_outputs, tangent_vector):
 
 
 def jacobian(inputs, jac_inputs, jac_outputs):
+    if inputs.action == "sparse":
+        return {"y": {"x": SparseArray.from_dense(2 * np.eye(len(inputs.x)))}}
     return {"y": {"x": 2 * np.eye(len(inputs.x))}}
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from chainrule.runtime._codec import SparseArray
+
 FRAMES = "vnd.chainrule.frames"
 FORMATS = ["json", "json+base64", FRAMES]
 
@@ -52,6 +54,25 @@ def test_derivatives(any_served):
     np.testing.assert_array_equal(jvp.tree["y"], 2 * np.array(v))
     np.testing.assert_array_equal(vjp.tree["x"], 2 * np.array(v))
     np.testing.assert_array_equal(jacobian.tree["y"]["x"], 2 * np.eye(3))
+
+
+@pytest.mark.parametrize(
+    ("accept", "is_sparse"),
+    [
+        ("application/json", False),
+        ("application/json; sparse=coo", True),
+        (f"application/{FRAMES}", True),
+    ],
+)
+def test_sparse_jacobians_for_those_who_read_them(any_served, accept, is_sparse):
+    request = {
+        "inputs": {"x": [1.0, 2.0, 3.0], "action": "sparse"},
+        "jac_inputs": ["x"],
+        "jac_outputs": ["y"],
+    }
+    block = any_served.post("/jacobian", request, accept=accept).tree["y"]["x"]
+    assert isinstance(block, SparseArray) is is_sparse
+    np.testing.assert_array_equal(block.todense() if is_sparse else block, 2 * np.eye(3))
 
 
 def test_abstract_eval(any_served):

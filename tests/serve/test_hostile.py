@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import socket
 
 import lz4.frame
@@ -12,6 +13,8 @@ import psutil
 import pybase64
 import pytest
 import zstandard
+
+from chainrule.runtime._codec import encode_frames
 
 JSON = {"Content-Type": "application/json"}
 BODY = b'{"inputs": {"x": [1.0, 2.0]}}'
@@ -181,6 +184,21 @@ def test_bad_bodies(served, body, status, code):
     if status != 200:
         assert isinstance(answer.problem["detail"], list)
         assert code is None or answer.problem["code"] == code
+
+
+def test_damaged_frames_are_never_our_fault(served):
+    chance = random.Random(0)
+    sound = bytes(encode_frames({"inputs": {"x": np.arange(100.0), "seconds": 0.0}}))
+    statuses = set()
+    for _ in range(200):
+        body = bytearray(sound)
+        for _ in range(chance.randint(1, 3)):
+            where = chance.randrange(200)
+            body[where : where + chance.randint(0, 2)] = chance.randbytes(chance.randint(0, 3))
+        headers = {"Content-Type": "application/vnd.chainrule.frames"}
+        statuses.add(served.request("POST", "/apply", bytes(body), headers).status)
+    assert 422 in statuses
+    assert max(statuses) < 500
 
 
 def test_error_bodies_are_small_and_echo_nothing(served):

@@ -91,3 +91,6 @@ def test_received_parts_that_do_not_fit():
 def test_a_dense_form_that_would_be_too_large():
     with pytest.raises(LimitError):
         SparseArray((10**9, 10**9), [[1, 1]], [1.0]).todense(max_bytes=10**9)
+    for format in ("json", "vnd.chainrule.frames"):
+        with pytest.raises(LimitError):
+            encode_body(SparseArray((10**9, 10**9), [[1, 1]], [1.0]), format=format, sparse=False)

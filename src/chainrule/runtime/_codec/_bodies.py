@@ -26,7 +26,7 @@ from chainrule.runtime._codec._json_text import parse_json
 from chainrule.runtime._codec._limits import DEFAULT_LIMITS, Budget, Limits
 from chainrule.runtime._codec._lowering import is_array, lower, to_plain
 from chainrule.runtime._codec._raising import NOT_SPECIAL, raise_tree
-from chainrule.runtime._codec._sparse import SparseArray, decoded_sparse
+from chainrule.runtime._codec._sparse import SparseArray, decoded_sparse, to_dense
 
 __all__ = ["FORMATS", "decode_body", "encode_body", "media_type_of"]
 
@@ -116,7 +116,7 @@ class _JsonEncoder:
     def _leaf(self, value: Any) -> Any:
         if isinstance(value, SparseArray):
             return (
-                self._encode_sparse(value) if self._sparse else self._encode_array(value.todense())
+                self._encode_sparse(value) if self._sparse else self._encode_array(to_dense(value))
             )
         if is_array(value):
             return self._encode_array(value)

@@ -48,7 +48,7 @@ from chainrule.runtime._codec._json_text import parse_json
 from chainrule.runtime._codec._limits import DEFAULT_LIMITS, Budget, Limits
 from chainrule.runtime._codec._lowering import is_array, lower, to_plain
 from chainrule.runtime._codec._raising import NOT_SPECIAL, raise_items, raise_tree
-from chainrule.runtime._codec._sparse import SparseArray, decoded_sparse
+from chainrule.runtime._codec._sparse import SparseArray, decoded_sparse, to_dense
 
 __all__ = ["FRAMES_MEDIA_TYPE", "Frames", "decode_frames", "encode_frames", "frames_length"]
 
@@ -133,7 +133,7 @@ class _DataSection:
         """The header's node for a leaf that JSON cannot carry as it is."""
         if isinstance(value, SparseArray):
             if not self._sparse:
-                return self._add(value.todense())
+                return self._add(to_dense(value))
             node = {"indices": self._add(value.indices), "values": self._add(value.values)}
             return {"$sparse": {"shape": list(value.shape), **node}}
         if is_array(value):

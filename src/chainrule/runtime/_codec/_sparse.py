@@ -10,9 +10,10 @@ import numpy as np
 
 from chainrule._errors import CapabilityError, DecodeError, InputError, LimitError
 
-__all__ = ["SparseArray", "decoded_sparse"]
+__all__ = ["SparseArray", "decoded_sparse", "to_dense"]
 
 from chainrule.runtime._codec._dtypes import check_shape
+from chainrule.runtime._codec._limits import DEFAULT_LIMITS
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +84,8 @@ class SparseArray:
         nbytes = math.prod(self.shape) * self.dtype.itemsize
         if max_bytes is not None and nbytes > max_bytes:
             raise LimitError(
-                f"The dense form of this sparse array needs {nbytes} bytes, {max_bytes} are allowed.",
+                f"The dense form of this sparse array needs {nbytes} bytes, {max_bytes} are allowed. Over "
+                "HTTP, accept it as it is: Accept: application/json; sparse=coo.",
                 code="array_too_large",
                 details={"nbytes": nbytes, "limit": max_bytes},
             )
@@ -144,6 +146,11 @@ def decoded_sparse(shape: Any, indices: Any, values: Any) -> SparseArray:
         return SparseArray(check_shape(shape), indices, values)
     except InputError as error:
         raise DecodeError(error.message, code=error.code) from None
+
+
+def to_dense(array: SparseArray) -> np.ndarray[Any, Any]:
+    """The dense form for a reader that does not know sparse arrays, unless it is unreasonably large."""
+    return array.todense(max_bytes=DEFAULT_LIMITS.max_array_bytes)
 
 
 def _missing(package: str) -> CapabilityError:
