@@ -11,12 +11,13 @@ refused unless the operator lists it in `allow_references`. A component object m
 from __future__ import annotations
 
 import importlib
+import operator
 from typing import Any, cast, get_args
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from chainrule._errors import NotGrantedError
+from chainrule._errors import CapabilityError, NotGrantedError
 from chainrule.runtime._config import ReferenceKind
 from chainrule.runtime._runs import get_config
 
@@ -91,8 +92,15 @@ def _open(value: Any) -> ComponentReference:
             f"not allow that. Its operator can set allow_references=[{kind!r}].",
             code="reference_not_granted",
         )
+    return ComponentReference(_opener(kind)(ref), kind, ref)
+
+
+def _opener(kind: ReferenceKind) -> Any:
     module, name = _OPENERS[kind]
-    opener: Any = importlib.import_module(module)
-    for part in name.split("."):
-        opener = getattr(opener, part)
-    return ComponentReference(opener(ref), kind, ref)
+    try:
+        return operator.attrgetter(name)(importlib.import_module(module))
+    except (ImportError, AttributeError) as error:
+        raise CapabilityError(
+            f"References of type {kind!r} cannot be opened here: {error}.",
+            code="reference_unsupported",
+        ) from error

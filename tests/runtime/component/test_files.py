@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from pydantic import AfterValidator, BaseModel
 
-from chainrule._errors import ChainruleError, ComponentError, InputError, NotGrantedError
+from chainrule._errors import (
+    CapabilityError,
+    ChainruleError,
+    ComponentError,
+    InputError,
+    NotGrantedError,
+)
 from chainrule.runtime import Array, Float64, component, load_component
 from chainrule.runtime import experimental as ours
 from chainrule.runtime.experimental import (
@@ -228,6 +234,16 @@ def test_references_are_not_opened_unless_allowed(tmp_path):
             allowed.apply({"other": bad, "x": 1.0})
     with pytest.raises(InputError):
         load_component(twice, config={"allow_references": ["everything"]})
+
+
+def test_references_that_cannot_be_opened_here(monkeypatch):
+    from chainrule.runtime import _references
+
+    monkeypatch.setitem(_references._OPENERS, "image", ("chainrule.nowhere", "open"))
+    allowed = load_component(twice, config={"allow_references": ["image"]})
+    with pytest.raises(CapabilityError) as caught:
+        allowed.apply({"other": {"type": "image", "ref": "solver:1"}, "x": 1.0})
+    assert caught.value.code == "reference_unsupported"
 
 
 def test_component_objects_are_references():
