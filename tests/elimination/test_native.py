@@ -164,8 +164,10 @@ def test_what_has_no_native_form_says_why(function, argument, reason):
 def test_machine_code_is_kept_on_disk_and_a_damaged_copy_is_ignored(tmp_path):
     from chainrule.elimination._native._kernel import _assemble
     from chainrule.elimination._native._machine import compile_module, fingerprint_of
+    from chainrule.elimination._native._scalars import scalarise
 
-    assembly = _assemble(jax.make_jaxpr(lambda x: [x * 41.0])(jnp.float32(1.0)))
+    program = jax.make_jaxpr(lambda x: [x * 41.0])(jnp.float32(1.0))
+    assembly = _assemble(program, scalarise(program))
     compile_module(assembly)
     (cached,) = (tmp_path / "chainrule" / "kernels").iterdir()
     assert cached.name == fingerprint_of(assembly)
@@ -173,3 +175,32 @@ def test_machine_code_is_kept_on_disk_and_a_damaged_copy_is_ignored(tmp_path):
     cached.write_bytes(content[:-5] + b"wrong")
     assert compile_module(assembly).handler
     assert cached.read_bytes() == content
+
+
+@pytest.mark.parametrize("size", [1, 256, 300])
+def test_gpu_kernel_in_plain_jax(size):
+    from chainrule.elimination._native._gpu import batched_kernel
+    from chainrule.elimination._native._kernel import on_batches
+    from chainrule.elimination._native._scalars import scalarise
+
+    def function(x, y):
+        return [jnp.sin(x) * y, jnp.where(x > y, x / y, jnp.float32(2.0)), x < y, jnp.float32(3.0)]
+
+    program = jax.make_jaxpr(function)(*samples(()))
+    kernel = on_batches(batched_kernel(scalarise(program), interpret=True), function)
+    x, y = samples(size)
+    for ours, theirs in zip(jax.vmap(kernel)(x, y), jax.vmap(function)(x, y), strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+    (unbatched, *_) = jax.vmap(kernel, in_axes=(0, None))(x, jnp.float32(0.5))
+    np.testing.assert_allclose(unbatched, jnp.sin(x) * 0.5, rtol=1e-6)
+    np.testing.assert_allclose(kernel(x[0], y[0])[0], jnp.sin(x[0]) * y[0], rtol=1e-6)
+
+
+def test_gpu_kernel_is_made_of_scalars():
+    from chainrule.elimination._native._gpu import batched_kernel
+    from chainrule.elimination._native._scalars import scalarise
+
+    program = jax.make_jaxpr(lambda x: [x * 2])(jnp.ones(3))
+    with pytest.raises(NativeUnavailableError, match="arrays"):
+        batched_kernel(scalarise(program))

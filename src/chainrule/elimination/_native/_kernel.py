@@ -7,10 +7,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from chainrule._jaxpr import ClosedJaxpr, evaluate
-from chainrule.elimination._native._scalars import NativeUnavailableError, scalarise
+from chainrule.elimination._native._gpu import batched_kernel
+from chainrule.elimination._native._scalars import (
+    NativeUnavailableError,
+    ScalarProgram,
+    scalarise,
+)
 
 if TYPE_CHECKING:
     from chainrule.elimination._native._machine import CompiledModule
@@ -23,27 +29,26 @@ _registered: dict[str, CompiledModule] = {}
 
 
 def native_function(program: ClosedJaxpr) -> Callable[..., list[jax.Array]]:
-    """The program as one native kernel on the CPU, and as it is on other devices.
+    """The program as one native kernel, on the CPU and on a GPU, and as it is on other devices.
 
-    The result takes and gives what the program does. Under `vmap` the batch becomes the kernel's loop.
-    Its derivative is the program's, through XLA.
+    The result takes and gives what the program does. Under `vmap` the batch becomes the kernel's loop on
+    the CPU and its grid on a GPU. Its derivative is the program's, through XLA.
 
     Raises:
-        NativeUnavailableError: llvmlite is not installed, or the program has no scalar form.
+        NativeUnavailableError: no device of this process can have a kernel for this program.
     """
-    target = _register(program)
-    out_types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.out_avals]
+    if not program.out_avals or not program.in_avals:
+        raise NativeUnavailableError("A native kernel needs at least one input and one output.")
+    scalars = scalarise(program)
 
     def through_xla(*operands: Any) -> list[jax.Array]:
         return evaluate(program, operands)
 
-    def through_kernel(*operands: Any) -> list[jax.Array]:
-        call = jax.ffi.ffi_call(target, out_types, vmap_method="broadcast_all")
-        return list(call(*operands))
+    ways = _ways(program, scalars, through_xla)
 
     @jax.custom_jvp
     def function(*operands: Any) -> list[jax.Array]:
-        return jax.lax.platform_dependent(*operands, cpu=through_kernel, default=through_xla)
+        return jax.lax.platform_dependent(*operands, **ways, default=through_xla)
 
     @function.defjvp
     def derivative(primals: Any, tangents: Any) -> Any:
@@ -52,9 +57,60 @@ def native_function(program: ClosedJaxpr) -> Callable[..., list[jax.Array]]:
     return function
 
 
-def _register(program: ClosedJaxpr) -> str:
+Way = Callable[..., list[jax.Array]]
+
+
+def _ways(program: ClosedJaxpr, scalars: ScalarProgram, through_xla: Way) -> dict[str, Way]:
+    """Platform → kernel, for the platforms of this process."""
+    present = {device.platform for device in jax.devices()} | {"cpu"}
+    makers = {"cpu": _cpu_way, "gpu": _gpu_way}
+    ways, reasons = {}, []
+    for platform in present & makers.keys():
+        try:
+            ways["cuda" if platform == "gpu" else platform] = makers[platform](
+                program, scalars, through_xla
+            )
+        except NativeUnavailableError as error:
+            reasons.append(error)
+    if not ways:
+        raise reasons[0]
+    return ways
+
+
+def _cpu_way(program: ClosedJaxpr, scalars: ScalarProgram, through_xla: Way) -> Way:
+    target = _register(program, scalars)
+    out_types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.out_avals]
+
+    def through_kernel(*operands: Any) -> list[jax.Array]:
+        call = jax.ffi.ffi_call(target, out_types, vmap_method="broadcast_all")
+        return list(call(*operands))
+
+    return through_kernel
+
+
+def _gpu_way(program: ClosedJaxpr, scalars: ScalarProgram, through_xla: Way) -> Way:
+    return on_batches(batched_kernel(scalars), through_xla)
+
+
+def on_batches(kernel: Way, single: Way) -> Way:
+    """`single` for one batch element, `kernel` for a batch of them."""
+    function = jax.custom_batching.custom_vmap(lambda *operands: list(single(*operands)))
+
+    @function.def_vmap
+    def batched(size: int, is_batched: Any, *operands: Any) -> tuple[list[Any], list[bool]]:
+        vectors = [
+            operand if mapped else jnp.broadcast_to(operand, (size, *operand.shape))
+            for operand, mapped in zip(operands, is_batched, strict=True)
+        ]
+        results = list(kernel(*vectors))
+        return results, [True] * len(results)
+
+    return function
+
+
+def _register(program: ClosedJaxpr, scalars: ScalarProgram) -> str:
     """Make a program's kernel known to XLA; the name of the call target."""
-    assembly = _assemble(program)
+    assembly = _assemble(program, scalars)
     from chainrule.elimination._native._machine import compile_module, fingerprint_of
 
     target = f"chainrule_native_{fingerprint_of(assembly)}"
@@ -67,14 +123,11 @@ def _register(program: ClosedJaxpr) -> str:
     return target
 
 
-def _assemble(program: ClosedJaxpr) -> str:
+def _assemble(program: ClosedJaxpr, scalars: ScalarProgram) -> str:
     """The LLVM assembly of a program's kernel."""
-    if not program.out_avals or not program.in_avals:
-        raise NativeUnavailableError("A native kernel needs at least one input and one output.")
     counts = (_sizes(program.in_avals), _sizes(program.out_avals))
     if 0 in counts[1]:
         raise NativeUnavailableError("A native kernel writes non-empty arrays only.")
-    scalars = scalarise(program)
     try:
         from chainrule.elimination._native._machine import lower
     except ImportError as error:
