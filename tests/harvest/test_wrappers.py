@@ -12,7 +12,7 @@ import pytest
 
 from chainrule._errors import CapabilityError
 from chainrule._jaxpr import Primitive
-from chainrule.harvest import DuplicateNameError, save_intermediates, sow
+from chainrule.harvest import DuplicateNameError, grad_wrt, plant, save_intermediates, sow
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,27 @@ def test_jit_options_survive():
     f = jax.jit(lambda x: sow(x * 2, "h") + 1, out_shardings=device, inline=True)
     g = jax.jit(lambda x: sow(f(x), "g"), in_shardings=device, keep_unused=True)
     assert save_intermediates(g)(2.0) == (5.0, {"h": {"primal": 4.0}, "g": {"primal": 5.0}})
+
+
+def test_no_effect_is_left_behind():
+    """Programs with effects are slow to call, and cannot be transformed freely."""
+
+    @jax.custom_vjp
+    def custom(x):
+        return sow(jnp.sin(x), "custom")
+
+    custom.defvjp(lambda x: (custom(x), x), lambda x, cotangent: (cotangent * jnp.cos(x),))
+
+    def f(x):
+        x = jax.checkpoint(jax.jit(lambda x: sow(x * 2, "jit")))(custom(x))
+        x = jax.lax.scan(lambda c, _: (sow(c * 2, "scan"), None), x, None, length=2)[0]
+        return jax.lax.cond(x > 0, lambda x: sow(x, "cond"), lambda x: x, x)
+
+    for function, x in ((f, 1.0), (jax.grad(f), 1.0), (jax.vmap(f), jnp.ones(2))):
+        assert not jax.make_jaxpr(save_intermediates(function))(x).effects
+        assert not jax.make_jaxpr(function)(x).effects
+    for changed in (plant(f, {"jit": 1.0}), grad_wrt(f, "scan")):
+        assert not jax.make_jaxpr(changed)(1.0).effects
 
 
 def helper(x):

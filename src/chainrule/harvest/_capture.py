@@ -31,9 +31,13 @@ Tap = Callable[[Sowing, list[Any]], Extra]
 
 
 def stage(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tag: str | None
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    protect: str | None = None,
 ) -> tuple[ClosedJaxpr, list[Any], Callable[[Sequence[Any]], Any]]:
-    """Trace a function with the sows of a tag, if one is given, safe from dead-code elimination.
+    """Trace a function, with the sows of one tag safe from dead-code elimination.
 
     Only arrays are traced; numbers and other leaves are what they are, as static arguments have to be.
 
@@ -53,7 +57,7 @@ def stage(
         notes["outputs"] = [Slot.of(output) for output in outputs]
         return [output for output in outputs if is_array(output)]
 
-    tags = frozenset() if tag is None else frozenset({tag})
+    tags = frozenset() if protect is None else frozenset({protect})
     # With jit disabled JAX would unroll loops, and the same program would have other intermediates.
     with capturing(capturing.value | tags), jax.disable_jit(False):
         program = trace_avals(flat, [aval_of(operand) for operand in operands])

@@ -91,7 +91,7 @@ def locate_nonfinite(
 
     def located(*args: Any, **kwargs: Any) -> NonFinite | None:
         args, kwargs = jax.tree.map(_as_array, (args, kwargs))
-        program, operands, _ = stage(fn, args, kwargs, None)
+        program, operands, _ = stage(fn, args, kwargs)
         search = _Search(tag)
         outputs = search.run(program, operands)[0]
         bad = [n for n, output in enumerate(outputs) if not _is_finite(output)]

@@ -81,7 +81,7 @@ def save_intermediates(
     def rewrite(
         function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
-        program, operands, rebuild = stage(function, args, kwargs, tag)
+        program, operands, rebuild = stage(function, args, kwargs, protect=tag)
         outputs, taps = run_with_taps(program, operands, tag, tap)
         return rebuild(outputs), collect(taps, mode)
 

@@ -59,7 +59,7 @@ def plant(
     planted = dict(values)
 
     def rewrite(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        program, operands, rebuild = stage(function, args, kwargs, tag)
+        program, operands, rebuild = stage(function, args, kwargs)
         _check_known(planted, program, tag)
         return rebuild(_substitute(program, operands, tag, planted, _replace))
 
@@ -108,7 +108,7 @@ def grad_wrt(
     def rewrite(
         function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> dict[str, Any]:
-        program, operands, rebuild = stage(function, args, kwargs, tag)
+        program, operands, rebuild = stage(function, args, kwargs)
         _check_known(wanted, program, tag)
         shapes = _sown_shapes(program, operands, tag, wanted)
         zeros = {name: jax.tree.map(_zero_like, shapes[name]) for name in wanted}
