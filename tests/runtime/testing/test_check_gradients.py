@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from chainrule._errors import InputError
+from chainrule._errors import CapabilityError, InputError
 from chainrule.runtime.testing import check_gradients
 
 
@@ -143,7 +143,9 @@ def test_an_exception_is_a_failed_check():
 
 def test_not_a_number_is_a_failed_check():
     report = check_gradients(Quadratic({"jacobian": float("nan")}), payload())
-    assert ("jacobian", "pointwise") in {(c.endpoint, c.test) for c in report.failures}
+    assert {("jacobian", "pointwise"), ("jacobian", "taylor")} <= {
+        (c.endpoint, c.test) for c in report.failures
+    }
 
 
 @pytest.mark.parametrize(("factor", "passed"), [(1.0, True), (1.5, False)])
@@ -177,6 +179,30 @@ def test_large_arrays_are_sampled():
     assert report.passed
     assert report.checks[0].count == 7 * 10
     assert len(calls) < 20 + 12
+
+
+def test_points_outside_the_schema_say_nothing():
+    class Bounded(Quadratic):
+        def apply(self, inputs):
+            if np.max(inputs["x"]) > 2.0 + 1e-4:
+                raise InputError("x must not be larger than 2")
+            return super().apply(inputs)
+
+    report = check_gradients(Bounded(), payload(), eps=1e-5)
+    assert report.passed
+    assert any("refuses inputs" in check.summary for check in report.checks)
+
+
+def test_a_check_of_nothing_does_not_pass():
+    class Plain(Quadratic):
+        available_endpoints = ("apply", "abstract_eval")
+
+    with pytest.raises(CapabilityError) as caught:
+        check_gradients(Plain(), payload())
+    assert caught.value.code == "nothing_to_check"
+    with pytest.raises(InputError) as missing:
+        check_gradients(Plain(), payload(), endpoints=["jacobian"])
+    assert missing.value.code == "endpoint_missing"
 
 
 def test_restricted_to_paths_and_endpoints():

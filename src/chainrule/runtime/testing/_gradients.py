@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from chainrule._errors import CapabilityError, InputError
 from chainrule.runtime._derivatives._kinds import DERIVATIVES, JACOBIAN, JVP, VJP, DerivativeKind
 from chainrule.runtime._derivatives._products import contract
 from chainrule.runtime._derivatives._second_order import hvp_from_vjp
@@ -31,6 +32,7 @@ __all__ = ["check_gradients"]
 
 ATOL = 1e-8
 HVP = "hessian_vector_product"
+ABSTRACT_EVAL = "abstract_eval"
 
 
 def check_gradients(
@@ -67,9 +69,11 @@ def check_gradients(
         A report; `report.passed` says whether all is well, printing it with rich shows a table.
 
     Raises:
-        InputError: the payload is no request body or a path is not differentiable. What an endpoint
-            raises is a failed check, not an exception.
+        InputError: the payload is no request body, a path is not differentiable, or an endpoint asked
+            for does not exist. What an endpoint raises is a failed check, not an exception.
+        CapabilityError: the component has no derivative endpoint.
     """
+    wanted = _choose_endpoints(component.available_endpoints, endpoints)
     subject = Subject(component, payload, input_paths, output_paths)
     generator = np.random.default_rng(seed)
     samples = make_samples(
@@ -81,14 +85,32 @@ def check_gradients(
         show_progress=show_progress,
     )
     direction = Direction.random(subject, generator)
-    wanted = [k for k in DERIVATIVES if subject.has(k.endpoint)]
-    wanted = [k for k in wanted if endpoints is None or k.endpoint in endpoints]
-    checks = list(_check_derivatives(subject, samples, direction, wanted, rtol))
-    if subject.has(HVP) and subject.has(VJP.endpoint) and (endpoints is None or HVP in endpoints):
+    kinds = [kind for kind in DERIVATIVES if kind.endpoint in wanted]
+    checks = list(_check_derivatives(subject, samples, direction, kinds, rtol))
+    if HVP in wanted and VJP.endpoint in component.available_endpoints:
         checks.append(_check_curvature(subject, direction, rtol))
-    if subject.has("abstract_eval") and (endpoints is None or "abstract_eval" in endpoints):
+    if ABSTRACT_EVAL in wanted:
         checks.append(check_shapes(subject))
     return GradientReport(tuple(checks))
+
+
+def _choose_endpoints(available: Collection[str], asked: Collection[str] | None) -> set[str]:
+    """What to test: never nothing, for a check of nothing would pass."""
+    testable = [*(kind.endpoint for kind in DERIVATIVES), HVP, ABSTRACT_EVAL]
+    chosen = set(testable) & set(available) if asked is None else set(asked)
+    unknown = sorted(chosen - (set(testable) & set(available)))
+    if unknown:
+        raise InputError(
+            f"The component has no endpoints {unknown} that could be checked; it has "
+            f"{sorted(set(testable) & set(available))}.",
+            code="endpoint_missing",
+        )
+    if not chosen - {ABSTRACT_EVAL} and asked is None:
+        raise CapabilityError(
+            "The component has no derivative endpoint, so there is no gradient to check.",
+            code="nothing_to_check",
+        )
+    return chosen
 
 
 def _check_derivatives(
@@ -107,7 +129,7 @@ def _check_derivatives(
             yield Check.raised(kind.endpoint, "pointwise", error)
             continue
         yield pointwise
-        yield check_taylor(kind.endpoint, subject, direction, slopes[kind.short])
+        yield check_taylor(kind.endpoint, direction, slopes[kind.short])
     if len(slopes) > 1:
         yield _adjoint(slopes, direction, rtol)
 

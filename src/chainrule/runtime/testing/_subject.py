@@ -74,10 +74,6 @@ class Subject:
         ]
         self.output_paths = _restrict(produced, output_paths, "output")
 
-    def has(self, endpoint: str) -> bool:
-        """Whether the component offers an endpoint."""
-        return endpoint in self.component.available_endpoints
-
     def differentiate(self, endpoint: str, *vector: Mapping[str, Any]) -> Any:
         """Call a derivative endpoint over all paths looked at."""
         function = getattr(self.component, endpoint)
