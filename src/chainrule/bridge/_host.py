@@ -20,7 +20,7 @@ from chainrule.bridge._routes import answer
 from chainrule.bridge._site import Site
 from chainrule.bridge._types import ArrayType
 
-__all__ = ["Batch", "Call", "HostCall", "host_call"]
+__all__ = ["Batch", "Call", "HostCall", "compute", "host_call"]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import numpy as np
 
 from chainrule._trees import LRUCache
 from chainrule.bridge._failures import report_failure
-from chainrule.bridge._host import HostCall
+from chainrule.bridge._host import HostCall, compute
 
 __all__ = ["FinishCall", "StartCall", "overlapping_pair"]
 
@@ -42,11 +42,15 @@ class _Work:
                 self._is_taken = True
                 self._future = _pool().submit(self._call.evaluate, self._operands)
 
-    def results(self) -> list[np.ndarray]:
-        """What came of it; done here if nobody has begun."""
+    def fill(self, results: list[np.ndarray]) -> None:
+        """Hand out what came of it; done here and now if nobody has begun."""
         with self._lock:
             future, self._is_taken = self._future, True
-        return self._call.evaluate(self._operands) if future is None else future.result()
+        if future is None:
+            compute(self._call.call, self._operands, results)
+        else:
+            for value, result in zip(future.result(), results, strict=True):
+                result[...] = value
 
 
 _started: LRUCache[int, _Work] = LRUCache(_MAX_STARTED)
@@ -97,8 +101,7 @@ class FinishCall:
                 _latest.pop("work")
             else:
                 _move_latest_to_thread()
-            for value, result in zip(work.results(), results, strict=True):
-                result[...] = value
+            work.fill(results)
         except BaseException as error:
             return report_failure(error, repr(self._call))
         return None
