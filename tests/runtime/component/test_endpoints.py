@@ -176,6 +176,9 @@ def test_root_models():
         {"apply": lambda i: {k: 2 * v for k, v in i.root.items()}}, inputs=Root, outputs=Root
     )
     np.testing.assert_array_equal(component.apply({"a": [1.0]})["a"], [2.0])
+    np.testing.assert_array_equal(component.apply(Root({"a": [1.0]}))["a"], [2.0])
+    same = make({"apply": lambda i: Root(i.root)}, inputs=Root, outputs=Root)
+    np.testing.assert_array_equal(same.apply({"a": [1.0]})["a"], [1.0])
     assert "Apply_InputSchema" in component.openapi_schema["components"]["schemas"]
 
 
@@ -512,6 +515,8 @@ def test_extra_fields_where_the_author_allows_them():
 
     component = make({"apply": lambda i: {"x": i.x, "more": i.more}}, inputs=Open, outputs=Open)
     assert component.apply({"x": [1.0], "more": "yes"})["more"] == "yes"
+    same = make({"apply": lambda i: Open(x=i.x, more=i.more)}, inputs=Open, outputs=Open)
+    assert same.apply(Open(x=[1.0], more="yes"))["more"] == "yes"
 
 
 def test_profile_and_trace_are_log_records(caplog):

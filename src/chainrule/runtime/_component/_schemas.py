@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, RootModel, ValidationError
 
 from chainrule._errors import DefinitionError
 from chainrule.runtime._component._models import abstract_model, apply_model, is_model_class
@@ -78,7 +78,7 @@ def _validate_input(
     model: type[BaseModel], value: Any, endpoint: str, context: Context
 ) -> BaseModel:
     try:
-        return model.model_validate(value, context=context, from_attributes=True, by_name=True)
+        return _validate(model, value, context)
     except ValidationError as error:
         raise bad_input(error, endpoint=endpoint, prefix=("inputs",)) from error
 
@@ -87,9 +87,24 @@ def _validate_output(
     model: type[BaseModel], value: Any, endpoint: str, context: Context
 ) -> BaseModel:
     try:
-        return model.model_validate(value, context=context, from_attributes=True, by_name=True)
+        return _validate(model, value, context)
     except ValidationError as error:
         raise bad_output(error, endpoint=endpoint) from error
+
+
+def _validate(model: type[BaseModel], value: Any, context: Context) -> BaseModel:
+    # Models inside containers are read by their attributes.
+    return model.model_validate(_opened(value), context=context, from_attributes=True, by_name=True)
+
+
+def _opened(value: Any) -> Any:
+    """A model as the data it holds, extra fields and roots included: ours is another class."""
+    if isinstance(value, RootModel):
+        return _opened(value.root)
+    if isinstance(value, BaseModel):
+        fields = {**value.__dict__, **(value.__pydantic_extra__ or {})}
+        return {name: _opened(field) for name, field in fields.items()}
+    return value
 
 
 def _require_model(name: str, schema: Any) -> Any:
