@@ -94,4 +94,16 @@ def test_branches_and_bad_arguments():
     assert locate_nonfinite(f)(-1.0) is None
     report = locate_nonfinite(jax.jit(f))(float("nan"))
     assert report == NonFinite("nan")
-    assert str(report) == "an argument holds nan"
+    assert str(report) == "an argument or a constant holds nan"
+    constant = jnp.array([1.0, jnp.inf])
+    assert locate_nonfinite(lambda x: x + constant)(1.0) == NonFinite("inf")
+    assert locate_nonfinite(lambda x: jnp.inf)(1.0) == NonFinite("inf")
+
+
+def test_a_batch_of_loops_is_blamed_as_a_whole():
+    def looped(x):
+        return jax.lax.while_loop(lambda c: c < 5, lambda c: c + jnp.log(c - 2), x)
+
+    report = locate_nonfinite(jax.vmap(looped))(jnp.array([2.5, 7.0]))
+    assert (report.kind, report.primitive) == ("nan", "while")
+    assert str(report.where).startswith(line_of(looped, 1))

@@ -41,7 +41,7 @@ class NonFinite:
 
     Attributes:
         kind: what it is.
-        primitive: the operation that made it; `None` when it came in with the arguments.
+        primitive: the operation that made it; `None` when it came in with an argument or a constant.
         where: the user's line of that operation.
         phase: `"backward"` when the line belongs to the transposed part of a gradient.
         iterations: the iteration of each loop around the operation, outermost first.
@@ -59,7 +59,7 @@ class NonFinite:
 
     def __str__(self) -> str:
         if self.primitive is None:
-            made = f"an argument holds {self.kind}"
+            made = f"an argument or a constant holds {self.kind}"
         else:
             place = self.where or "an unknown line"
             loops = f", iteration {self.iterations}" if self.iterations else ""
@@ -98,7 +98,7 @@ def locate_nonfinite(
         if not bad:
             return None
         cause = search.trace_back(program, operands, bad, _Context())
-        return cause.report or NonFinite(_kind(operands[cause.inputs[0]]))
+        return cause.report or NonFinite(_kind(outputs[bad[0]]))
 
     return located
 
@@ -120,6 +120,8 @@ class _Cause:
 
 
 class _Search:
+    """Follows non-finite values backwards, and notes the sows of a tag on the way."""
+
     def __init__(self, tag: str) -> None:
         self.tag = tag
 
@@ -195,7 +197,10 @@ class _Search:
     def _enter(
         self, eqn: JaxprEqn, values: list[Any], bad: list[int], context: _Context
     ) -> _Cause | None:
-        """Continue inside a higher-order equation; `None` when it cannot be replayed."""
+        """Continue inside a higher-order equation; `None` when it cannot be replayed.
+
+        That is so under `shard_map`, and for a `while` loop whose examples stop one by one.
+        """
         subs = subprograms(eqn)
         roles = {sub.role for sub in subs}
         if roles == {"call"}:
@@ -207,7 +212,7 @@ class _Search:
             return self._trace_into(chosen, values[1:], bad, context)
         if eqn.primitive.name == "scan":
             return self._replay(subs[0], _scan_steps(eqn, values), context)
-        if eqn.primitive.name == "while":
+        if eqn.primitive.name == "while" and not subs[0].program.out_avals[0].shape:
             return self._replay(subs[1], _while_steps(eqn, subs[0], values), context)
         return None
 
