@@ -303,6 +303,13 @@ def test_plain_jax_cannot_leak_into_parameters():
             cs.jit(lambda x, *, net, run=run: run(lambda v: net.w.set(v).get())(x))(X, net=net)
     with pytest.raises(TrackingError):
         jax.jit(lambda x: jax.random.normal(cs.RKG(), x.shape))(X)
+    for edit in (
+        lambda x: setattr(net, "new", cs.Param(x)),
+        lambda x: net.parts.append(cs.Param(x)),
+        lambda x: setattr(net.w, "tag", x),
+    ):
+        with pytest.raises(TrackingError):
+            jax.jit(edit)(X)
     with pytest.raises(
         TrackingError
     ):  # an argument that is not differentiated is the caller's object

@@ -169,7 +169,7 @@ def test_custom_vjp():
 
 
 def test_shard_map_forks_generators_and_keeps_specs():
-    mesh = jax.make_mesh((1,), ("d",))
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     p, total = cs.Param(jnp.arange(4.0)), cs.Param(jnp.zeros(()))
 
     def f(x, *, p, total):

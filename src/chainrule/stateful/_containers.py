@@ -13,7 +13,7 @@ from typing import Any
 import equinox as eqx
 from jax.tree_util import DictKey, SequenceKey, register_pytree_with_keys
 
-from chainrule.stateful._frames import birth, guard_edit, restructured
+from chainrule.stateful._frames import birth, current_trace, guard_edit, restructured
 from chainrule.stateful._nodes import Node, Pairs, check_structure, has_leaves, split
 from chainrule.stateful._statics import Static
 
@@ -72,11 +72,12 @@ class Container(Node):
 class List(Container, list):
     """A list inside a module."""
 
-    __slots__ = ("__weakref__", "_birth", "_seen")
+    __slots__ = ("__weakref__", "_birth", "_seen", "_trace")
 
     def __init__(self, items: Iterable[Any] = ()) -> None:
         self._birth = birth()
         self._seen = False
+        self._trace = current_trace()
         list.__init__(self, items)
         self._adopt_items()
 
@@ -100,11 +101,12 @@ class List(Container, list):
 class Dict(Container, dict):
     """A dictionary inside a module."""
 
-    __slots__ = ("__weakref__", "_birth", "_seen")
+    __slots__ = ("__weakref__", "_birth", "_seen", "_trace")
 
     def __init__(self, items: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = ()) -> None:
         self._birth = birth()
         self._seen = False
+        self._trace = current_trace()
         dict.__init__(self, items)
         self._adopt_items()
 
@@ -172,7 +174,7 @@ def _guarded(edit: Any, name: str) -> Any:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if name == "__setitem__" and _holds(self, *args):
             return None  # `layers[0] += 1` assigns the parameter it changed
-        guard_edit(self, f"A {type(self).__name__.lower()} of a module was edited ({name})")
+        guard_edit(self, f"A {type(self).__name__.lower()} of a module was edited ({name})", args)
         result = edit(self, *args, **kwargs)
         self._adopt_items()
         restructured(self)

@@ -181,14 +181,14 @@ def _fit(param: Any, frame: Frame, value: Any) -> Any:
     return value
 
 
-def _guard_trace(param: Any, value: Any, trace: Any) -> None:
+def _guard_trace(node: Any, value: Any, trace: Any) -> None:
     """A plain `jax.*` transformation has no frame: a write under it would leak its tracer."""
     holds_tracer = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
     if holds_tracer and trace != current_trace():
         raise TrackingError(
-            f"A {type(param).__name__} {describe(param._value)} that lives outside was set inside a plain "
-            "`jax.*` transformation, which cannot track it. Use the transformation of the same name "
-            "from `chainrule.stateful` and pass the parameter as a keyword argument.",
+            f"A {type(node).__name__} that lives outside was changed inside a plain `jax.*` transformation, "
+            "which cannot track it. Use the transformation of the same name from `chainrule.stateful` and "
+            "pass what changes as a keyword argument.",
             code="untracked_write",
         )
 
@@ -219,10 +219,18 @@ def write_static(param: Any, value: Any) -> None:
         raise _untracked_write(param, frame)
 
 
-def guard_edit(node: Any, what: str) -> None:
-    """Refuse a change of structure inside a frame, unless the object was made there."""
+def guard_edit(node: Any, what: str, new: Any = None) -> None:
+    """Refuse a change of structure inside a frame, unless the object was made there.
+
+    Args:
+        node: what is changed.
+        what: the change, for the message.
+        new: what is put into it; without a frame, it must not hold a tracer of a plain `jax.*` function.
+    """
     stack = local.stack
-    if stack and node._birth < stack[-1].serial:
+    if not stack:
+        _guard_trace(node, new, node._trace)
+    elif node._birth < stack[-1].serial:
         raise TrackingError(
             f"{what} inside a transformed function: the structure of a model is fixed there, because the "
             "change would be lost when compiled code runs again. Set values with `param.set(...)`, keep "

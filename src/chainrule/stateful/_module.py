@@ -14,7 +14,7 @@ import jax
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from chainrule.stateful._containers import adopt
-from chainrule.stateful._frames import birth, guard_edit, restructured
+from chainrule.stateful._frames import birth, current_trace, guard_edit, restructured
 from chainrule.stateful._nodes import Node, Pairs, is_node, split
 from chainrule.stateful._params import StaticParam
 from chainrule.stateful._statics import Static
@@ -54,7 +54,7 @@ class Module(Node):
         2
     """
 
-    __slots__ = ("__dict__", "__weakref__", "_birth", "_seen")
+    __slots__ = ("__dict__", "__weakref__", "_birth", "_seen", "_trace")
 
     _mode: StaticParam
 
@@ -68,6 +68,7 @@ class Module(Node):
         self = object.__new__(cls)
         object.__setattr__(self, "_birth", birth())
         object.__setattr__(self, "_seen", False)
+        object.__setattr__(self, "_trace", current_trace())
         return self
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -102,7 +103,7 @@ class Module(Node):
         if name in self.__dict__ and self.__dict__[name] is value:
             return  # `module.param += 1` assigns the parameter it changed
         where = f"{type(self).__name__}.{name}"
-        guard_edit(self, f"Attribute `{where}` was set")
+        guard_edit(self, f"Attribute `{where}` was set", value)
         self.__dict__[name] = adopt(value, where)
         restructured(self)
 

@@ -28,12 +28,14 @@ class Node:
     Attributes:
         _birth: serial number of the frame it was made in (see `_frames`).
         _seen: whether a cached plan depends on its structure.
+        _trace: the JAX trace it was made in.
     """
 
     __slots__ = ()
 
     _birth: int
     _seen: bool
+    _trace: Any
 
 
 def is_node(x: Any) -> bool:

@@ -68,7 +68,6 @@ class BaseParam(Node):
     __slots__ = ("__dict__", "__weakref__", "_birth", "_cell", "_seen", "_trace")
 
     _cell: Cell
-    _trace: Any
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         self = object.__new__(cls)
@@ -124,7 +123,7 @@ class BaseParam(Node):
         if name in ("value", "_value"):
             object.__setattr__(self, name, value)
             return
-        guard_edit(self, f"Metadata `{name}` of a {type(self).__name__} was set")
+        guard_edit(self, f"Metadata `{name}` of a {type(self).__name__} was set", value)
         object.__setattr__(self, name, value)
         restructured(self)
 

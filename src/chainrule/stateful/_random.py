@@ -15,6 +15,8 @@ from chainrule.stateful._params import DynamicParam
 
 __all__ = ["RKG", "RKGState", "RandomKeyGenerator"]
 
+_NO_METADATA = DynamicParam().metadata
+
 
 class RKGState(DynamicParam):
     """The state of a generator: the raw data of one random key.
@@ -79,4 +81,3 @@ class RandomKeyGenerator(Module):
 
 
 RKG = RandomKeyGenerator(0)
-_NO_METADATA = DynamicParam().metadata
