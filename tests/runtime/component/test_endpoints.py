@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import pytest
@@ -203,6 +203,46 @@ def test_bad_inputs_are_the_callers_fault(inputs, code, path):
     error = caught.value
     assert (error.code, error.path, error.exit_code) == (code, path, 2)
     assert error.details["problems"][0]["loc"][0] == "inputs"
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"]
+    weight: Vector
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"]
+    name: str
+
+
+class Pets(BaseModel):
+    pets: list[Annotated[Cat | Dog, Field(discriminator="kind")]]
+    either: int | Vector = 0
+
+
+@pytest.mark.parametrize(
+    ("pets", "either", "path"),
+    [
+        ({"kind": "cat", "weight": "much"}, 0, "pets.[0].weight"),
+        ({"kind": "cat"}, 0, "pets.[0].weight"),
+        ({"kind": "dog", "name": "a", "tail": 1}, 0, "pets.[0].tail"),
+        ({"kind": "cow"}, 0, "pets.[0]"),
+        ({"kind": "dog", "name": "a"}, "text", "either"),
+    ],
+)
+def test_paths_are_those_of_the_data_inside_unions_too(pets, either, path):
+    with pytest.raises(InputError) as caught:
+        make(inputs=Pets).apply({"pets": [pets], "either": either})
+    assert caught.value.path == path
+
+
+def test_paths_of_models_that_the_author_builds():
+    def build(inputs):
+        return Pets.model_validate({"pets": [{"kind": "cat", "weight": "much"}]})
+
+    with pytest.raises(ComponentError) as caught:
+        make({"apply": build}, outputs=Pets).apply({"x": [1.0]})
+    assert caught.value.path == "pets.[0].cat.weight"
 
 
 def test_errors_never_echo_data_and_stay_small():

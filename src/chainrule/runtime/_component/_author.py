@@ -31,7 +31,7 @@ def call_author(function: Callable[..., Any], endpoint: str, /, *args: Any, **kw
             ) from error
         raise
     except ValidationError as error:
-        raise bad_output(error, endpoint=endpoint) from error
+        raise bad_output(error, None, endpoint=endpoint) from error
     except SystemExit as error:
         raise ComponentError(
             f"{endpoint} tried to exit the process with status {error.code!r}. A component returns "

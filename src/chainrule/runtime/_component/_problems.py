@@ -6,10 +6,10 @@ The error names the first problem in full (code, path, reason) and carries the f
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from chainrule._errors import ChainruleError, ComponentError, InputError
 from chainrule._trees import Key, join_path
@@ -19,15 +19,18 @@ __all__ = ["bad_input", "bad_output", "loc_to_path"]
 _SHOWN = 20
 
 
-def bad_input(error: ValidationError, *, endpoint: str, prefix: tuple[str, ...]) -> InputError:
+def bad_input(
+    error: ValidationError, value: Any, *, endpoint: str, prefix: tuple[str, ...]
+) -> InputError:
     """What the caller gets for inputs that do not fit the schema.
 
     Args:
         error: pydantic's report.
+        value: what was validated.
         endpoint: the endpoint that was called.
         prefix: where in the request the validated part stands, for example `("inputs",)`.
     """
-    problems, count = _problems(error, prefix)
+    problems, count = _problems(error, value, prefix)
     first, cause = problems[0], _first_cause(error)
     reason = _sentence(first["msg"]) if cause is None else cause.message
     message = f"{endpoint}: {_place(first)}{reason}{_more(count)}"
@@ -40,9 +43,15 @@ def bad_input(error: ValidationError, *, endpoint: str, prefix: tuple[str, ...])
     )
 
 
-def bad_output(error: ValidationError, *, endpoint: str) -> ComponentError:
-    """What the caller gets when the author's result does not fit the author's schema."""
-    problems, count = _problems(error, ())
+def bad_output(error: ValidationError, value: Any, *, endpoint: str) -> ComponentError:
+    """What the caller gets when the author's result does not fit the author's schema.
+
+    Args:
+        error: pydantic's report.
+        value: what was validated; `None` when nobody knows.
+        endpoint: the endpoint that was called.
+    """
+    problems, count = _problems(error, value, ())
     first = problems[0]
     message = (
         f"The component returned something from {endpoint} that its own OutputSchema forbids: "
@@ -56,13 +65,15 @@ def bad_output(error: ValidationError, *, endpoint: str) -> ComponentError:
     )
 
 
-def _problems(error: ValidationError, prefix: tuple[str, ...]) -> tuple[list[dict[str, Any]], int]:
+def _problems(
+    error: ValidationError, value: Any, prefix: tuple[str, ...]
+) -> tuple[list[dict[str, Any]], int]:
     listed = error.errors(include_url=False, include_input=False)
     shown = [
         {
             "type": entry["type"],
-            "loc": [*prefix, *_place_in_data(entry["loc"])],
-            "path": loc_to_path(_place_in_data(entry["loc"])),
+            "loc": [*prefix, *_place_in_data(entry["loc"], value)],
+            "path": loc_to_path(_place_in_data(entry["loc"], value)),
             "msg": entry["msg"],
             "ctx": _plain_context(entry.get("ctx") or {}),
         }
@@ -71,9 +82,31 @@ def _problems(error: ValidationError, prefix: tuple[str, ...]) -> tuple[list[dic
     return shown, len(listed)
 
 
-def _place_in_data(loc: tuple[str | int, ...]) -> list[str | int]:
-    """A location without the labels of array members of unions, which are no keys of the data."""
-    return [part for part in loc if not str(part).startswith("lax-or-strict[")]
+def _place_in_data(loc: tuple[str | int, ...], value: Any) -> list[str | int]:
+    """A location without the labels that pydantic puts in for members of unions: no keys of the data.
+
+    What is not in the data is a label, unless it comes last inside an object: a field that is missing.
+    Without data (`None`) the location is taken as it is.
+    """
+    if value is None:
+        return list(loc)
+    place: list[str | int] = []
+    for position, part in enumerate(loc):
+        is_last = position == len(loc) - 1
+        if _has(value, part):
+            value = value[part] if not isinstance(value, BaseModel) else getattr(value, str(part))
+        elif not is_last or not isinstance(value, (Mapping, BaseModel)):
+            continue
+        place.append(part)
+    return place
+
+
+def _has(value: Any, part: str | int) -> bool:
+    if isinstance(value, Mapping):
+        return part in value
+    if isinstance(value, BaseModel):
+        return part in type(value).model_fields
+    return isinstance(value, (list, tuple)) and isinstance(part, int) and part < len(value)
 
 
 def _plain_context(context: dict[str, Any]) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def _validate_input(
     try:
         return _validate(model, value, context)
     except ValidationError as error:
-        raise bad_input(error, endpoint=endpoint, prefix=("inputs",)) from error
+        raise bad_input(error, value, endpoint=endpoint, prefix=("inputs",)) from error
 
 
 def _validate_output(
@@ -89,7 +89,7 @@ def _validate_output(
     try:
         return _validate(model, value, context)
     except ValidationError as error:
-        raise bad_output(error, endpoint=endpoint) from error
+        raise bad_output(error, value, endpoint=endpoint) from error
 
 
 def _validate(model: type[BaseModel], value: Any, context: Context) -> BaseModel:
