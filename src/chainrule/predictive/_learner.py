@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import weakref
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -10,15 +11,20 @@ import jax.numpy as jnp
 
 from chainrule._errors import DefinitionError
 from chainrule.predictive._forward import energies, forward
-from chainrule.predictive._kinds import FREE, WEIGHTS, VodeParam, clear
+from chainrule.predictive._kinds import FREE, WEIGHTS, VodeParam
 from chainrule.predictive._schedules import Phase
 from chainrule.predictive._step import step
-from chainrule.stateful import M, Mask, Module, Optim, jit, scan, value_and_grad
+from chainrule.stateful import M, Mask, Module, Optim, jit, scan, tree_extract, value_and_grad
+from chainrule.stateful._frames import epoch
 from chainrule.stateful._masks import select
 
 __all__ = ["Learner"]
 
 Gradients = dict[str, Any]
+
+_UNROLL = 8
+"""Inference steps in one piece: what does not change from step to step is then computed once."""
+
 _NOTHING = M(lambda param: False)
 
 
@@ -55,7 +61,7 @@ class Learner(Module):
         ...         return u
         >>> net, x = Net(), jnp.eye(2)
         >>> learner = Learner(optax.sgd(0.1), optax.sgd(0.5), inference_learning(1))
-        >>> before, *_, after = [float(learner(x, x[:, :1], model=net)[-1]) for _ in range(9)]
+        >>> before, *_, after = [float(learner(x, x[:, :1], model=net)) for _ in range(9)]
         >>> after < before / 2
         True
     """
@@ -71,6 +77,12 @@ class Learner(Module):
         keep: Any = None,
     ) -> None:
         self.schedule = tuple(schedule)
+        if not self.schedule:
+            raise DefinitionError(
+                "A learner needs a schedule with at least one phase, for example "
+                "`inference_learning(8)`.",
+                code="bad_schedule",
+            )
         self.free = M(free)
         self.trained = M(trained)
         self.started_anew = M(VodeParam) if keep is None else M(VodeParam) - M(keep)
@@ -91,40 +103,79 @@ class Learner(Module):
             model: the network, an `EnergyModule`.
 
         Returns:
-            The mean energy per sample before every update, in the order of the schedule.
+            The mean energy per sample before the last update.
         """
-        # Both are done out here so that the first batch and all others run the same program.
-        clear(model, self.started_anew)
+        return self._start(_run, batch, model)
+
+    def record(self, *batch: Any, model: Any) -> jax.Array:
+        """The same as a call, but returns the mean energy per sample before every update."""
+        return self._start(_run_and_record, batch, model)
+
+    def _start(self, program: Any, batch: tuple[Any, ...], model: Any) -> Any:
+        # Both are done out here so that the first batch and all others run the same program, whatever
+        # their size.
+        for value in _values(model, self.started_anew):
+            value.set(None)
         if self.weights is not None and self.weights.state.get() is None:
             self.weights.init(model)
-        return _run(*batch, model=model, learner=self)
+        return program(*batch, model=model, learner=self)
+
+
+_found: weakref.WeakKeyDictionary[Any, tuple[int, Mask, Sequence[Any]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _values(model: Any, mask: Mask) -> Sequence[Any]:
+    """The values of a network's nodes; looked up anew only when its structure has changed."""
+    now, known, values = _found.get(model, (None, None, ()))
+    if now != epoch.now or known is not mask:
+        values = tree_extract(model, mask)
+        _found[model] = (epoch.now, mask, values)
+    return values
 
 
 @jit
-def _run(*batch: Any, model: Any, learner: Learner) -> jax.Array:
+def _run(*batch: Any, model: Any, learner: Learner) -> Any:
+    return _follow(batch, model, learner, is_recorded=False)[-1]
+
+
+@jit
+def _run_and_record(*batch: Any, model: Any, learner: Learner) -> jax.Array:
+    return jnp.concatenate([jnp.atleast_1d(e) for e in _follow(batch, model, learner, True)])
+
+
+def _follow(batch: Any, model: Any, learner: Learner, is_recorded: bool) -> list[Any]:
+    """Follow the schedule; returns the energies before every update, or only before the last one."""
     forward(*batch, model=model)
     learner.states.init(model)
-    history = []
+    history: list[Any] = []
     waiting: Gradients = {}
     for phase in learner.schedule:
-        if phase.repeat == 1:
-            energy, waiting = _update(phase, waiting, batch, model, learner)
-            history.append(energy[None])
-        else:
-            history.append(_repeat(phase, batch, model, learner))
+        energy, waiting = _update(phase, waiting, batch, model, learner)
+        history.append(energy)
+        if phase.repeat > 1:
+            _check_nothing_waits(waiting, model, learner)
+            history.append(_repeat(phase, energy, batch, model, learner, is_recorded))
     _check_nothing_waits(waiting, model, learner)
     learner.states.reset()
-    return jnp.concatenate(history) if history else jnp.zeros(0)
-
-
-def _repeat(phase: Phase, batch: Any, model: Any, learner: Learner) -> jax.Array:
-    def body(carry: None, _: None, *, model: Any, learner: Learner) -> tuple[None, Any]:
-        energy, waiting = _update(phase, {}, batch, model, learner)
-        _check_nothing_waits(waiting, model, learner)
-        return carry, energy
-
-    _, history = scan(body, None, None, length=phase.repeat, model=model, learner=learner)
     return history
+
+
+def _repeat(
+    phase: Phase, energy: Any, batch: Any, model: Any, learner: Learner, is_recorded: bool
+) -> Any:
+    """All repetitions of a phase but the first."""
+
+    # Energies that nobody asks for would cost a tenth of the time: gradients do not need them.
+    def body(last: Any, _: None, *, model: Any, learner: Learner) -> tuple[Any, Any]:
+        energy, _ = _update(phase, {}, batch, model, learner)
+        return energy, energy if is_recorded else None
+
+    last, recorded = scan(
+        body, energy, None, length=phase.repeat - 1, unroll=_UNROLL, model=model, learner=learner
+    )
+    return recorded if is_recorded else last
 
 
 def _update(

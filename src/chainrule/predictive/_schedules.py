@@ -40,9 +40,9 @@ class Phase:
     status: Any = STATUS.INFERENCE
 
     def __post_init__(self) -> None:
-        if self.repeat < 0:
+        if self.repeat < 1:
             raise InputError(
-                f"A phase is repeated 0 times or more; found {self.repeat}.", code="bad_argument"
+                f"A phase happens once or more; found {self.repeat}.", code="bad_argument"
             )
 
 
@@ -53,7 +53,10 @@ def settle(steps: int) -> tuple[Phase, ...]:
 
 def inference_learning(steps: int) -> tuple[Phase, ...]:
     """Values move `steps` times, then weights once."""
-    return (*settle(steps), Phase(states=False, weights=True, status=STATUS.LEARNING))
+    return (
+        *(settle(steps) if steps else ()),
+        Phase(states=False, weights=True, status=STATUS.LEARNING),
+    )
 
 
 def incremental(steps: int) -> tuple[Phase, ...]:
