@@ -218,6 +218,8 @@ def test_project_file_gives_name_and_version(tmp_path):
     assert (component.name, component.version, component.description) == ("heat", "1.2.3", "warm")
     renamed = load_component(file, config={"name": "cold"})
     assert (renamed.name, renamed.version) == ("cold", "1.2.3")
+    write(tmp_path, "name: heat\nversion: 1.5", "tesseract_config.yaml")  # YAML reads a number
+    assert load_component(file).openapi_schema["info"]["version"] == "1.5"
     write(tmp_path, "- just\n- a list", "tesseract_config.yaml")
     with pytest.raises(DefinitionError) as caught:
         load_component(file)

@@ -27,9 +27,9 @@ def define_from_file(module: ModuleType, path: Path) -> Definition:
     stem = path.parent.resolve().name if is_generic else path.stem
     return _define(
         module,
-        name=facts.get("name") or stem,
-        version=facts.get("version") or getattr(module, "__version__", "unknown"),
-        description=facts.get("description") or (module.__doc__ or "").strip(),
+        name=str(facts.get("name") or stem),
+        version=str(facts.get("version") or getattr(module, "__version__", "unknown")),
+        description=str(facts.get("description") or (module.__doc__ or "").strip()),
         content_hash=hash_files(loaded_sources(module).items()),
     )
 
