@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
 
@@ -16,6 +17,7 @@ from chainrule.elimination._orders import (
     markowitz_order,
     reverse_order,
 )
+from chainrule.elimination._rules import real_shape
 
 __all__ = ["AUTO_BUDGET_S", "OrderLike", "choose_order"]
 
@@ -26,6 +28,10 @@ AUTO_BUDGET_S = 0.2
 """How long `"auto"` searches, once per function and shapes."""
 
 
+_MOST_SCALARS, _MOST_BLOCKS = 2000, 120
+"""Graphs with more vertices than this are not searched: on blocks, one greedy pass takes seconds."""
+
+
 @cache
 def _cache() -> OrderCache:
     return default_cache()
@@ -33,14 +39,26 @@ def _cache() -> OrderCache:
 
 def _searched(graph: Graph) -> tuple[int, ...]:
     """The order with the fewest nontrivial multiplications, remembered between calls and processes."""
-    if len(graph.required) < 2:
-        return reverse_order(graph)
+    if not _is_worth_a_search(graph):
+        return _narrow_side_first(graph)
     name = fingerprint(graph)
     order = _cache().get(name, "nontrivial")
     if order is None or not set(graph.required) <= set(order.vertices):
         order = find_order_of_graph(graph, objective="nontrivial", budget_s=AUTO_BUDGET_S)
         _cache().put(order)
     return order.vertices
+
+
+def _is_worth_a_search(graph: Graph) -> bool:
+    is_scalar = all(not s.out_shape for row in graph.structures.values() for s in row.values())
+    return 2 <= len(graph.required) <= (_MOST_SCALARS if is_scalar else _MOST_BLOCKS)
+
+
+def _narrow_side_first(graph: Graph) -> tuple[int, ...]:
+    """Reverse accumulation when there are no more outputs than inputs, else forward."""
+    rows = sum(math.prod(real_shape(atom.aval)) for atom in graph.targets)
+    columns = sum(math.prod(real_shape(var.aval)) for var in graph.inputs)
+    return reverse_order(graph) if rows <= columns else forward_order(graph)
 
 
 _NAMED: dict[str, Callable[[Graph], tuple[int, ...]]] = {

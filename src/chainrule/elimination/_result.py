@@ -133,12 +133,18 @@ class StructuredJacobian:
 
     def entries(self) -> jax.Array:
         """The specified entries in the order of `coordinates`."""
-        parts = []
+        constants = [
+            np.full(t.entries, 0.0 if t.valued else t.coefficient) for t in self.structure.terms
+        ]
+        entries = jnp.asarray(np.concatenate([*constants, np.zeros(0)]), self.dtype)
+        start = 0
         for term, value in zip(self.structure.terms, self.values, strict=True):
-            stored = scaled(value, term.coefficient, self.dtype)
-            laid = jax.lax.broadcast_in_dim(stored, term.sizes, term.stored)
-            parts.append(laid.reshape(-1))
-        return jnp.concatenate(parts) if parts else jnp.zeros(0, self.dtype)
+            if term.valued:
+                stored = scaled(value, term.coefficient, self.dtype)
+                laid = jax.lax.broadcast_in_dim(stored, term.sizes, term.stored)
+                entries = jax.lax.dynamic_update_slice(entries, laid.reshape(-1), (start,))
+            start += term.entries
+        return entries
 
     def to_bcoo(self) -> BCOO:
         """The block as a two-dimensional `jax.experimental.sparse.BCOO` matrix."""
