@@ -7,7 +7,7 @@ qualify: they are read and written as whole rows of memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -45,11 +45,14 @@ def batched_kernel(
         (size,) = vectors[0].shape
 
         def kernel(*references: Any) -> None:
-            inside = pallas.program_id(0) * _BLOCK + jnp.arange(_BLOCK) < size
             inputs, results = references[:n_inputs], references[n_inputs:]
-            loaded = [triton.load(ref.at[...], mask=inside, other=0) for ref in inputs]
-            for ref, value in zip(results, _evaluate(program, loaded, outputs), strict=True):
-                triton.store(ref.at[...], value, mask=inside)
+            # A mask costs a third of the bandwidth; full blocks need none.
+            full = size % _BLOCK == 0
+            inside = None if full else pallas.program_id(0) * _BLOCK + jnp.arange(_BLOCK) < size
+            other = None if full else 0
+            loaded = [triton.load(ref.at[...], mask=inside, other=other) for ref in inputs]
+            for position, value in _evaluate(program, loaded, outputs):
+                triton.store(results[position].at[...], value, mask=inside)
 
         row = pallas.BlockSpec((_BLOCK,), lambda block: (block,))
         return pallas.pallas_call(
@@ -77,11 +80,18 @@ def _scalar_outputs(program: ScalarProgram) -> list[int]:
     return [int(numbers) for numbers in program.outputs]
 
 
-def _evaluate(program: ScalarProgram, inputs: list[Any], outputs: list[int]) -> list[Any]:
+def _evaluate(
+    program: ScalarProgram, inputs: list[Any], outputs: list[int]
+) -> Iterator[tuple[int, Any]]:
+    """Every output with its position as soon as it is known: stored at once, it needs no register."""
+    places: dict[int, list[int]] = {}
+    for position, number in enumerate(outputs):
+        places.setdefault(number, []).append(position)
     values: list[Any] = []
-    for node in program.nodes:
+    for number, node in enumerate(program.nodes):
         values.append(_value(node, values, inputs))
-    return [values[number] for number in outputs]
+        for position in places.get(number, ()):
+            yield position, values[-1]
 
 
 def _value(node: Node, values: list[Any], inputs: list[Any]) -> Any:
