@@ -4,9 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import Primitive
 
 from chainrule import ChainruleError
-from chainrule.elimination import explain_jacobian, jacobian, value_and_jacobian
+from chainrule.elimination import (
+    explain_jacobian,
+    jacobian,
+    register_partials,
+    value_and_jacobian,
+)
 from chainrule.elimination.examples import TASKS
 
 V = np.array([0.3, -0.7, 1.2])
@@ -77,3 +83,26 @@ def test_native_backend_falls_back(caplog):
 def test_unknown_backend():
     with pytest.raises(ChainruleError, match="no backend"):
         jacobian(jnp.sin, backend="abacus")(V)
+
+
+def test_strict_names_the_equations_without_a_rule():
+    with pytest.raises(ChainruleError, match="cumsum at") as caught:
+        jacobian(lambda x: jax.lax.cumsum(jnp.sin(x)), strict=True)(V)
+    assert caught.value.code == "no_rule"
+    np.testing.assert_allclose(jacobian(jnp.sin, strict=True)(V), np.diag(np.cos(V)))
+
+
+def test_registered_partials_of_a_primitive_that_jax_cannot_differentiate():
+    twice = Primitive("chainrule_test_twice")
+    twice.def_impl(lambda x: 2 * x)
+    twice.def_abstract_eval(lambda x: x)
+    asked = []
+
+    def partials(params, operands, results, wanted):
+        asked.append(wanted)
+        return {(0, 0): 2 * jnp.eye(3)}
+
+    register_partials("chainrule_test_twice", partials)
+    found = jacobian(lambda x: jnp.sin(twice.bind(x)), method="elimination")(V)
+    np.testing.assert_allclose(found, np.diag(2 * np.cos(2 * V)), rtol=1e-12)
+    assert asked == [[0]]

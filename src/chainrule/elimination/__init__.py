@@ -14,6 +14,7 @@ from chainrule.elimination._linearize import Linearization
 from chainrule.elimination._order import Order
 from chainrule.elimination._orders import OrderError
 from chainrule.elimination._result import StructuredJacobian
+from chainrule.elimination._rules import register_partials
 
 __all__ = [
     "Candidate",
@@ -29,6 +30,7 @@ __all__ = [
     "jacobian",
     "jacve",
     "linearization",
+    "register_partials",
     "tree_allclose",
     "value_and_jacobian",
     "vertex_elimination_jaxpr",

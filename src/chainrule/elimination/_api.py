@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from chainrule._jaxpr import evaluate
 from chainrule.elimination._backends import Backend, run_dense
 from chainrule.elimination._choose import OrderLike, choose_order
 from chainrule.elimination._explain import choose_method
+from chainrule.elimination._graph import check_rules
 from chainrule.elimination._linearize import (
     Linearization,
     Traced,
@@ -70,6 +72,7 @@ def jacobian(
     backend: Backend = "xla",
     has_aux: bool = False,
     sparse: bool = False,
+    strict: bool = False,
 ) -> Callable[..., Any]:
     """The Jacobian of `fun`; the result is arranged like that of `jax.jacrev`.
 
@@ -82,6 +85,8 @@ def jacobian(
         backend: `"native"` makes the eliminated program one kernel on the CPU where that can be done.
         has_aux: whether `fun` returns `(result, auxiliary)`; then so does the Jacobian.
         sparse: leave the blocks as `StructuredJacobian`s.
+        strict: raise a `CapabilityError` that names the equations whose local Jacobians would come from
+            JAX, dense, because there is no rule for their primitives.
 
     Example:
         >>> import jax.numpy as jnp
@@ -90,14 +95,12 @@ def jacobian(
                [0., 2., 0.],
                [0., 0., 4.]], dtype=float32)
     """
-    both = value_and_jacobian(
-        fun, argnums, method=method, order=order, backend=backend, has_aux=has_aux, sparse=sparse
-    )
+    settings = _Settings(method, order, backend, has_aux, sparse, strict, wants_value=False)
 
     @wraps(fun)
     def jacobian_of(*args: Any, **kwargs: Any) -> Any:
-        value, derivative = both(*args, **kwargs)
-        return (derivative, value[1]) if has_aux else derivative
+        _, aux, derivative = _compute(fun, argnums, settings, args, kwargs)
+        return (derivative, aux) if has_aux else derivative
 
     return jacobian_of
 
@@ -111,6 +114,7 @@ def value_and_jacobian(
     backend: Backend = "xla",
     has_aux: bool = False,
     sparse: bool = False,
+    strict: bool = False,
 ) -> Callable[..., Any]:
     """The value of `fun` and its Jacobian, from one evaluation.
 
@@ -122,33 +126,62 @@ def value_and_jacobian(
         backend: see `jacobian`.
         has_aux: whether `fun` returns `(result, auxiliary)`; then the value is that pair.
         sparse: leave the blocks as `StructuredJacobian`s.
+        strict: see `jacobian`.
     """
-    is_elimination = order != "auto" or sparse or backend != "xla"
+    settings = _Settings(method, order, backend, has_aux, sparse, strict, wants_value=True)
 
     @wraps(fun)
     def both(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        traced = trace_function(fun, argnums, args, kwargs, has_aux=has_aux)
-        if method in _SWEEPS:
-            return _sweep(method, traced)
-        vertices = choose_order(traced.graph, order)
-        if method == "auto" and not is_elimination:
-            chosen = choose_method(traced.graph, vertices)
-            if chosen in _SWEEPS:
-                return _sweep(chosen, traced)
-        if sparse:
-            found = linearize_traced(traced, vertices)
-            return _with_aux(traced, found.value, found.aux), found.blocks
-        value, aux, derivative = run_dense(traced, vertices, backend)
-        return _with_aux(traced, value, aux), derivative
+        value, aux, derivative = _compute(fun, argnums, settings, args, kwargs)
+        return ((value, aux) if has_aux else value), derivative
 
     return both
 
 
+@dataclass(frozen=True)
+class _Settings:
+    """What was asked for, besides the function."""
+
+    method: Method
+    order: OrderLike
+    backend: Backend
+    has_aux: bool
+    sparse: bool
+    strict: bool
+    wants_value: bool
+
+    @property
+    def may_sweep(self) -> bool:
+        """Whether JAX's own Jacobian would do."""
+        is_free = self.order == "auto" and self.backend == "xla" and not self.sparse
+        return self.method == "auto" and is_free and not self.strict
+
+
+def _compute(
+    fun: Callable[..., Any],
+    argnums: Argnums,
+    settings: _Settings,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> tuple[Any, Any, Any]:
+    """The value, the auxiliary result and the Jacobian, by the method that was asked for or chosen."""
+    traced = trace_function(fun, argnums, args, kwargs, has_aux=settings.has_aux)
+    if settings.method in _SWEEPS:
+        return _sweep(settings.method, traced)
+    if settings.strict:
+        check_rules(traced.graph)
+    vertices = choose_order(traced.graph, settings.order)
+    if settings.may_sweep:
+        chosen = choose_method(traced.graph, vertices)
+        if chosen in _SWEEPS:
+            return _sweep(chosen, traced)
+    if settings.sparse:
+        found = linearize_traced(traced, vertices)
+        return found.value, found.aux, found.blocks
+    return run_dense(traced, vertices, settings.backend, wants_value=settings.wants_value)
+
+
 _SWEEPS: dict[str, Callable[..., Any]] = {"jacrev": jax.jacrev, "jacfwd": jax.jacfwd}
-
-
-def _with_aux(traced: Traced, value: Any, aux: Any) -> Any:
-    return value if traced.aux_tree is None else (value, aux)
 
 
 def _as_inexact(value: Any) -> Any:
@@ -157,7 +190,7 @@ def _as_inexact(value: Any) -> Any:
     return value if jnp.issubdtype(value.dtype, jnp.inexact) else value.astype(float)
 
 
-def _sweep(method: str, traced: Traced) -> tuple[Any, Any]:
+def _sweep(method: str, traced: Traced) -> tuple[Any, Any, Any]:
     """JAX's own Jacobian of the traced program, in our arrangement."""
     n_targets = traced.out_tree.num_leaves
 
@@ -172,7 +205,7 @@ def _sweep(method: str, traced: Traced) -> tuple[Any, Any]:
     aux = None
     if traced.aux_tree is not None:
         aux = jax.tree.unflatten(traced.aux_tree, outputs[n_targets:])
-    return _with_aux(traced, value, aux), jax.tree.unflatten(traced.out_tree, blocks)
+    return value, aux, jax.tree.unflatten(traced.out_tree, blocks)
 
 
 def hessian(

@@ -20,11 +20,13 @@ Backend = Literal["xla", "native"]
 _log = logging.getLogger(__name__)
 
 
-def run_dense(traced: Traced, order: tuple[int, ...], backend: Backend) -> tuple[Any, Any, Any]:
-    """The value, the auxiliary result and the dense Jacobian of a traced function."""
+def run_dense(
+    traced: Traced, order: tuple[int, ...], backend: Backend, *, wants_value: bool
+) -> tuple[Any, Any, Any]:
+    """The value (`None` if not wanted), the auxiliary result and the dense Jacobian."""
     if backend == "native":
         try:
-            return _run_native(traced, order)
+            return _run_native(traced, order, wants_value)
         except NativeUnavailableError as error:
             _log.info("No native kernel for this Jacobian, XLA computes it: %s", error)
     elif backend != "xla":
@@ -35,13 +37,17 @@ def run_dense(traced: Traced, order: tuple[int, ...], backend: Backend) -> tuple
     return found.value, found.aux, found.jacobian
 
 
-def _run_native(traced: Traced, order: tuple[int, ...]) -> tuple[Any, Any, Any]:
-    """The eliminated program, traced once more without batch axes, as a kernel."""
+def _run_native(traced: Traced, order: tuple[int, ...], wants_value: bool) -> tuple[Any, Any, Any]:
+    """The eliminated program, traced once more without batch axes, as a kernel.
+
+    A kernel computes all its outputs, so nothing may be among them that nobody reads.
+    """
     trees = []
 
     def flat(*operands: Any) -> list[Any]:
         found = linearize_traced(replace(traced, operands=operands), order)
-        leaves, tree = jax.tree.flatten((found.value, found.aux, found.jacobian))
+        value = found.value if wants_value else None
+        leaves, tree = jax.tree.flatten((value, found.aux, found.jacobian))
         trees.append(tree)
         return leaves
 

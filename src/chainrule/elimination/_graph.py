@@ -16,12 +16,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from chainrule._jaxpr import ClosedJaxpr, DropVar, JaxprEqn, Literal, Var, bind_equation
+from chainrule._errors import CapabilityError
+from chainrule._jaxpr import (
+    ClosedJaxpr,
+    DropVar,
+    JaxprEqn,
+    Literal,
+    Var,
+    bind_equation,
+    locate,
+)
 from chainrule.elimination._blocks import sum_structure
 from chainrule.elimination._rules import LocalJacobian, Site, has_rule, local_jacobian
 from chainrule.elimination._structure import Structure
 
-__all__ = ["Edges", "Graph", "build_graph"]
+__all__ = ["Edges", "Graph", "build_graph", "check_rules"]
 
 Edges = dict[Var, dict[Var, Any]]
 """Result → operand → block (or structure, or whatever is being computed per edge)."""
@@ -53,6 +62,12 @@ class Graph:
     def equation(self, vertex: int) -> JaxprEqn:
         """The equation of a vertex."""
         return self.program.jaxpr.eqns[vertex - 1]
+
+    def describe(self, vertex: int) -> str:
+        """A vertex for messages: number, primitive and the user's line."""
+        eqn = self.equation(vertex)
+        where = locate(eqn)
+        return f"{vertex} ({eqn.primitive.name}{f' at {where}' if where else ''})"
 
     def nodes(self, vertex: int) -> tuple[Var, ...]:
         """The variables that a vertex defines."""
@@ -194,3 +209,21 @@ class _Known:
             with jax.ensure_compile_time_eval():
                 results = bind_equation(eqn, operands)
         self._values.update(zip(eqn.outvars, results, strict=True))
+
+
+def check_rules(graph: Graph) -> None:
+    """Refuse a graph in which some partials have no rule of their own.
+
+    Raises:
+        CapabilityError: with the primitives and the user's source lines.
+    """
+    if not graph.without_rule:
+        return
+    named = [graph.describe(vertex) for vertex in graph.without_rule[:6]]
+    raise CapabilityError(
+        "Every equation was asked to have a structured rule, but the partials of "
+        f"{len(graph.without_rule)} would come from JAX, dense: {', '.join(named)}. Leave out strict=True, "
+        "or give the primitive's partials with `register_partials`.",
+        code="no_rule",
+        details={"vertices": list(graph.without_rule)},
+    )

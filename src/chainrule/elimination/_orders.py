@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from chainrule._errors import InputError
-from chainrule._jaxpr import Var, locate
+from chainrule._jaxpr import Var
 from chainrule.elimination._blocks import product_structure, sum_structure
 from chainrule.elimination._counting import multiplications
 from chainrule.elimination._graph import Edges, Graph
@@ -108,7 +108,7 @@ def check_order(graph: Graph, order: Iterable[int]) -> tuple[int, ...]:
         return order
     parts = []
     if missing:
-        parts.append(f"missing: {', '.join(_name(graph, v) for v in missing[:6])}{_more(missing)}")
+        parts.append(f"missing: {', '.join(map(graph.describe, missing[:6]))}{_more(missing)}")
     if repeated:
         parts.append(f"more than once: {_list(repeated)}")
     if unknown:
@@ -120,12 +120,6 @@ def check_order(graph: Graph, order: Iterable[int]) -> tuple[int, ...]:
         + ". Use order='reverse', 'forward', 'markowitz' or 'auto' for a complete one.",
         details={"missing": missing, "repeated": repeated, "unknown": unknown},
     )
-
-
-def _name(graph: Graph, vertex: int) -> str:
-    eqn = graph.equation(vertex)
-    where = locate(eqn)
-    return f"{vertex} ({eqn.primitive.name}{f' at {where}' if where else ''})"
 
 
 def _list(vertices: Sequence[int]) -> str:

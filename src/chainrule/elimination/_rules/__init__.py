@@ -12,10 +12,19 @@ from chainrule.elimination._rules._elementwise import ELEMENTWISE_RULES
 from chainrule.elimination._rules._fallback import fallback
 from chainrule.elimination._rules._moving import MOVING_RULES
 from chainrule.elimination._rules._placing import PLACING_RULES
+from chainrule.elimination._rules._registered import REGISTERED_RULES, register_partials
 from chainrule.elimination._rules._site import LocalJacobian, Rule, Site, is_complex, real_shape
 from chainrule.elimination._rules._sums import SUMMING_RULES
 
-__all__ = ["LocalJacobian", "Rule", "Site", "has_rule", "local_jacobian", "real_shape"]
+__all__ = [
+    "LocalJacobian",
+    "Rule",
+    "Site",
+    "has_rule",
+    "local_jacobian",
+    "real_shape",
+    "register_partials",
+]
 
 _RULES: dict[str, Rule] = {
     **ELEMENTWISE_RULES,
@@ -29,12 +38,20 @@ _RULES: dict[str, Rule] = {
 
 def has_rule(site: Site) -> bool:
     """Whether the equation has a rule of its own."""
-    return site.eqn.primitive.name in _RULES and not _touches_complex(site)
+    return _rule(site) is not None
 
 
 def local_jacobian(site: Site) -> LocalJacobian:
     """The partials of an equation with respect to its wanted operands."""
-    return _RULES[site.eqn.primitive.name](site) if has_rule(site) else fallback(site)
+    rule = _rule(site)
+    return fallback(site) if rule is None else rule(site)
+
+
+def _rule(site: Site) -> Rule | None:
+    if _touches_complex(site):
+        return None
+    name = site.eqn.primitive.name
+    return REGISTERED_RULES.get(name) or _RULES.get(name)
 
 
 def _touches_complex(site: Site) -> bool:
