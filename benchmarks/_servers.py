@@ -116,16 +116,16 @@ def ours(component: Path, workers: int) -> contextlib.AbstractContextManager[int
     return _process([sys.executable, "-c", OURS, str(port), str(component), str(workers)], port)
 
 
-def peer(component: Path, workers: int = 1) -> contextlib.AbstractContextManager[int]:
+def peer(component: Path, folder: str) -> contextlib.AbstractContextManager[int]:
+    """The peer's server; files of requests and answers lie in `folder`."""
     port = free_port()
     command = [sys.executable, "-m", "tesseract_core.runtime", "serve", "--port", str(port)]
-    output = tempfile.mkdtemp(dir="/dev/shm")
     return _process(
-        [*command, "--num-workers", str(workers)],
+        command,
         port,
         TESSERACT_API_PATH=str(component),
-        TESSERACT_OUTPUT_PATH=output,
-        TESSERACT_INPUT_PATH=output,
+        TESSERACT_OUTPUT_PATH=folder,
+        TESSERACT_INPUT_PATH=folder,
     )
 
 

@@ -168,7 +168,7 @@ def served(start_server, folder):
         "limits": {"max_body_bytes": 40_000_000, "max_array_bytes": 50_000_000},
     }
     (folder / "in").mkdir()
-    return start_server(workers=2, config=config, read_timeout_s=1.0)
+    return start_server(workers=2, config=config, read_timeout_s=2.0)
 
 
 @pytest.fixture(scope="session", params=[0, 1], ids=["thread", "process"])

@@ -14,13 +14,13 @@ import pytest
 
 @pytest.fixture(scope="module")
 def single(start_server):
-    """One worker, one place in the queue, calls of at most two seconds."""
-    return start_server(workers=1, max_queue=1, timeout_s=2.0)
+    """One worker, one place in the queue, calls of at most four seconds."""
+    return start_server(workers=1, max_queue=1, timeout_s=4.0)
 
 
 @pytest.mark.parametrize("action", ["sleep", "spin", "hold_the_gil"])
 def test_health_answers_while_a_worker_computes(single, action, wait_until):
-    call = single.in_background(action, 0.5)
+    call = single.in_background(action, 1.5)
     wait_until(lambda: single.is_running)
     assert single.get("/health").status == 200
     assert single.is_running
@@ -28,7 +28,7 @@ def test_health_answers_while_a_worker_computes(single, action, wait_until):
 
 
 def test_callers_queue_up_and_are_then_turned_away(single, wait_until):
-    first = single.in_background("sleep", 0.8)
+    first = single.in_background("sleep", 2.0)
     wait_until(lambda: single.is_running)
     second = single.in_background("double")
     wait_until(lambda: single.metric("calls_waiting") == 1)
@@ -55,7 +55,7 @@ def test_a_crash_costs_one_answer(single, action, fact, wait_until):
 
 
 def test_a_queued_call_survives_the_crash_before_it(single, wait_until):
-    slow = single.in_background("sleep", 0.5)
+    slow = single.in_background("sleep", 2.0)
     wait_until(lambda: single.is_running)
     queued = single.in_background("double")
     wait_until(lambda: single.metric("calls_waiting") == 1)
