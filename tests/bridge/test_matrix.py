@@ -65,8 +65,10 @@ KINDS = {
     "jax inlined": lambda _: _from_component(component("jax_component")),
     "numpy": lambda _: _from_component(component("numpy_component")),
     "served": lambda request: _from_component(request.getfixturevalue("served_component")),
-    "callable with jvp": lambda _: _from_callable(jvp=_callable_jvp),
-    "callable with vjp": lambda _: _from_callable(vjp=_callable_vjp),
+}
+CALLABLES = {
+    "callable with jvp": lambda: _from_callable(jvp=_callable_jvp),
+    "callable with vjp": lambda: _from_callable(vjp=_callable_vjp),
 }
 
 
@@ -95,6 +97,17 @@ def check(found, name):
 @pytest.mark.parametrize("name", matrix.FIRST_ORDER)
 def test_first_order(name, kind, request):
     check(matrix.FIRST_ORDER[name](KINDS[kind](request)), name)
+
+
+@pytest.mark.parametrize("kind", CALLABLES)
+@pytest.mark.parametrize(
+    "name",
+    ["python_scalar_argument", "jit_of_grad", "jvp", "vjp", "linear_transpose", "jacfwd", "jacrev",
+     "vmap_of_vmap", "vmap_of_grad", "grad_of_vmap", "grad_of_scan", "jvp_of_while_loop", "switch",
+     "checkpoint"],
+)  # fmt: skip
+def test_callables(name, kind):
+    check(matrix.FIRST_ORDER[name](CALLABLES[kind]()), name)
 
 
 @pytest.mark.parametrize(

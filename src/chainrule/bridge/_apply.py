@@ -62,7 +62,8 @@ def apply_component(
             side.
         spot_check: compare the first example of every native batch with a call of its own, at the
             price of that call.
-        max_concurrency: upper bound on concurrent calls of one `vmap`.
+        max_concurrency: how many calls of one `vmap` run at the same time; by default as many as a server
+            takes, and one at a time in this process.
         infer_by_evaluation: learn the outputs' shapes from one real evaluation (of ones) when the
             component has no `abstract_eval`.
 

@@ -51,8 +51,9 @@ def original_error(error: BaseException) -> BaseException | None:
         >>> original_error(RuntimeError("something else")) is None
         True
     """
-    found = _NUMBER.search(str(error))
-    return None if found is None else _recent.get(int(found[1]))
+    # The last number: the text of an outer component's failure quotes that of an inner one.
+    numbers = _NUMBER.findall(str(error))
+    return _recent.get(int(numbers[-1])) if numbers else None
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -34,6 +33,11 @@ class Batch:
 
     sizes: tuple[int, ...]
     mapped: tuple[tuple[bool, ...], ...]
+
+    @classmethod
+    def none(cls, operand_count: int) -> Batch:
+        """No batch."""
+        return cls((), ((),) * operand_count)
 
     def select(self, operands: Sequence[np.ndarray], index: tuple[int, ...]) -> list[np.ndarray]:
         """One example."""
@@ -111,8 +115,7 @@ def _concurrency(site: Site) -> int:
     options = site.options
     if options.vmap_method == "sequential" or options.effects == "ordered":
         return 1
-    allowed = site.target.max_concurrency
-    return allowed if options.max_concurrency is None else min(allowed, options.max_concurrency)
+    return options.max_concurrency or site.target.max_concurrency
 
 
 def each_index(
@@ -121,23 +124,19 @@ def each_index(
     concurrency: int,
 ) -> None:
     """Call a function for every index, some at a time; the error of the first failing index is raised."""
-    if concurrency == 1 or len(indices) == 1:
+    if concurrency == 1 or len(indices) <= 1:
         for index in indices:
             function(index)
         return
-    futures = [_pool(concurrency).submit(function, index) for index in indices]
-    try:
-        for future in futures:
-            future.result()
-    finally:
-        for future in futures:
-            future.cancel()
-
-
-@lru_cache(maxsize=8)
-def _pool(size: int) -> ThreadPoolExecutor:
-    """Its own threads for fan-out: a call that waits for its examples must not hold one of theirs."""
-    return ThreadPoolExecutor(size, thread_name_prefix="chainrule-fan-out")
+    # Threads of its own: a call made inside another call's example must not wait for that one's threads.
+    with ThreadPoolExecutor(min(concurrency, len(indices)), "chainrule-fan-out") as pool:
+        futures = [pool.submit(function, index) for index in indices]
+        try:
+            for future in futures:
+                future.result()
+        finally:
+            for future in futures:
+                future.cancel()
 
 
 _SMALL_BYTES = 16_384
@@ -188,9 +187,13 @@ class HostCall:
 
     def _learn(self, inputs: list[np.ndarray]) -> str | None:
         """Lend from now on if nothing was kept; an error if something was kept of what was lent."""
-        was_lent, first = self._lends, not self._has_run
-        kept = _are_kept(inputs) and (not was_lent or (gc.collect() >= 0 and _are_kept(inputs)))
-        self._lends, self._has_run = not kept and (first or was_lent), True
+        was_lent = self._lends
+        kept = _are_kept(inputs)
+        if kept and was_lent:
+            gc.collect()  # a reference in garbage is none
+            kept = _are_kept(inputs)
+        self._lends = not kept and (was_lent or not self._has_run)
+        self._has_run = True
         if not (kept and was_lent):
             return None
         error = ComponentError(

@@ -40,8 +40,8 @@ __all__ = ["call_site", "check_nans"]
 
 def call_site(site: Site, arrays: Sequence[Any]) -> list[Any]:
     """The outputs of a site for arrays or tracers."""
-    batch = Batch((), ((),) * len(arrays))
-    return host_call_p.bind(*arrays, call=Call(site, apply_request(site), batch))
+    call = Call(site, apply_request(site), Batch.none(len(arrays)))
+    return host_call_p.bind(*arrays, call=call)
 
 
 def _implement(*operands: Any, call: Call) -> list[jax.Array]:

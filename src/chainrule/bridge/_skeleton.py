@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from chainrule._trees import get_at_path, iterate_leaves, join_path, split_path
@@ -106,11 +107,4 @@ def _follow(tree: Any, path: str) -> Any:
     return node
 
 
-_known_segments: dict[str, tuple[Any, ...]] = {}
-
-
-def _segments(path: str) -> tuple[Any, ...]:
-    found = _known_segments.get(path)
-    if found is None:
-        found = _known_segments[path] = split_path(path)
-    return found
+_segments = lru_cache(maxsize=4096)(split_path)

@@ -34,7 +34,7 @@ def apply_component(
         inputs: its inputs as nested data. Tensors and NumPy arrays are operands, everything else is static.
         vmap_method: how `torch.func.vmap` is done; see `chainrule.apply_component`. There is no native
             batching here: examples are separate calls.
-        max_concurrency: upper bound on concurrent calls of one `vmap`.
+        max_concurrency: how many calls of one `vmap` run at the same time.
         infer_by_evaluation: learn the outputs' shapes from one real evaluation when the component has no
             `abstract_eval`.
 
@@ -70,7 +70,7 @@ def apply_component(
     tensors = [_as_tensor(leaf) for leaf in leaves]
     types = [ArrayType(tuple(tensor.shape), _numpy_dtype(tensor)) for tensor in tensors]
     site = find_site(as_target(component), options, skeleton, types, _held_by_torch)
-    call = Call(site, apply_request(site), Batch((), ((),) * len(tensors)))
+    call = Call(site, apply_request(site), Batch.none(len(tensors)))
     return site.output_skeleton.build(list(HostFunction.apply(call, *tensors)))
 
 
