@@ -78,6 +78,14 @@ def test_on_trees_keeps_the_selected_objects_and_sharing():
 def test_by_path():
     params = {"encoder": [A(1.0)], "head": A(2.0)}
     assert M(A).at("encoder.*")(params)["head"] is None
+    tied = {"b": params["head"], "c": params["head"]}
+    assert len(cs.tree_extract(tied, M(A).at("c"))) == 1
+    assert not cs.tree_extract(tied, ~M(A).at("c"))
+    mapped = cs.Param(jnp.zeros(2))
+    cs.vmap(lambda x, *, t: t["c"].set(x), kwargs_mask={"t": {"c": 0}})(
+        jnp.ones(2), t={"b": mapped, "c": mapped}
+    )
+    assert mapped.get().tolist() == [1, 1]
     assert M(A).at("encoder.[0]")(params)["encoder"][0] is params["encoder"][0]
 
 

@@ -167,7 +167,9 @@ def _entries(path: Path, mapping: Mapped) -> tuple[dict[str, Any], set[str]]:
 
 def _chosen(structure: Structure, mask: Any) -> Iterator[tuple[str, DynamicParam]]:
     chosen = ~Mask(ParamCache) if mask is None else Mask(mask)
-    return ((n, p) for n, p in structure.params.items() if chosen.matches(p, n))
+    for name, param in structure.params.items():
+        if chosen.matches(param, *structure.paths_of(name)):
+            yield name, param
 
 
 def _leaves(name: str, value: Any) -> list[tuple[str, Any]]:

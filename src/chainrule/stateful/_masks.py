@@ -23,11 +23,11 @@ from chainrule.stateful._plan import Plan, keyword_of
 from chainrule.stateful._random import RKG
 from chainrule.stateful._statics import same
 from chainrule.stateful._values import is_inexact
-from chainrule.stateful._walk import join, named_pairs, params_of, replicate
+from chainrule.stateful._walk import Structure, join, named_pairs, replicate
 
 __all__ = ["TRAINABLE", "M", "Mask", "resolve_mask", "select"]
 
-Predicate = Callable[[Any, str], bool]
+Predicate = Callable[[Any, tuple[str, ...]], bool]
 
 
 class Mask:
@@ -59,13 +59,13 @@ class Mask:
         self._predicate, self._text, self._choice = predicate, text, choice
         return self
 
-    def matches(self, param: Any, path: str = "") -> bool:
-        """Whether a parameter (at a path) is selected."""
-        return bool(self._predicate(param, path))
+    def matches(self, param: Any, *paths: str) -> bool:
+        """Whether a parameter is selected; a shared one may have several paths."""
+        return bool(self._predicate(param, paths))
 
-    def value(self, param: Any, path: str = "") -> Any:
+    def value(self, param: Any, *paths: str) -> Any:
         """`True` or `False`, or the value chosen with `to`."""
-        selected = self.matches(param, path)
+        selected = self.matches(param, *paths)
         return selected if self._choice is None else self._choice[selected]
 
     def __call__(self, tree: Any) -> Any:
@@ -88,36 +88,43 @@ class Mask:
     def has(self, **attributes: Any) -> Mask:
         """And: every attribute is present and equal (attributes of the value, like `ndim`, count)."""
         return self & Mask._make(
-            lambda param, path: all(_has(param, *item) for item in attributes.items()),
+            lambda param, paths: all(_has(param, *item) for item in attributes.items()),
             f"has({_keywords(attributes)})",
         )
 
     def hasnot(self, **attributes: Any) -> Mask:
         """And: every attribute is absent or different."""
         return self & Mask._make(
-            lambda param, path: not any(_has(param, *item) for item in attributes.items()),
+            lambda param, paths: not any(_has(param, *item) for item in attributes.items()),
             f"hasnot({_keywords(attributes)})",
         )
 
     def at(self, pattern: str) -> Mask:
-        """And: the path matches a pattern with `*` and `?`, for example `"encoder.*"`."""
+        """And: a path of the parameter matches a pattern with `*` and `?`, for example `"encoder.*"`."""
         # Paths contain brackets ("[0]"), which fnmatch would read as character sets.
         literal = pattern.replace("[", "[[]")
         return self & Mask._make(
-            lambda param, path: fnmatch.fnmatchcase(path, literal), f"at({pattern!r})"
+            lambda param, paths: any(fnmatch.fnmatchcase(path, literal) for path in paths),
+            f"at({pattern!r})",
         )
 
     def __or__(self, other: Any) -> Mask:
         a, b = self, Mask(other)
-        return Mask._make(lambda p, path: a.matches(p, path) or b.matches(p, path), f"({a} | {b})")
+        return Mask._make(
+            lambda p, paths: a.matches(p, *paths) or b.matches(p, *paths), f"({a} | {b})"
+        )
 
     def __and__(self, other: Any) -> Mask:
         a, b = self, Mask(other)
-        return Mask._make(lambda p, path: a.matches(p, path) and b.matches(p, path), f"({a} & {b})")
+        return Mask._make(
+            lambda p, paths: a.matches(p, *paths) and b.matches(p, *paths), f"({a} & {b})"
+        )
 
     def __xor__(self, other: Any) -> Mask:
         a, b = self, Mask(other)
-        return Mask._make(lambda p, path: a.matches(p, path) != b.matches(p, path), f"({a} ^ {b})")
+        return Mask._make(
+            lambda p, paths: a.matches(p, *paths) != b.matches(p, *paths), f"({a} ^ {b})"
+        )
 
     def __sub__(self, other: Any) -> Mask:
         return self & ~Mask(other)
@@ -135,7 +142,7 @@ class Mask:
         return Mask(other) ^ self
 
     def __invert__(self) -> Mask:
-        return Mask._make(lambda param, path: not self.matches(param, path), f"~{self}")
+        return Mask._make(lambda param, paths: not self.matches(param, *paths), f"~{self}")
 
     def __repr__(self) -> str:
         return self._text if self._choice is None else f"{self._text}.to({self._choice!r})"
@@ -148,15 +155,15 @@ def _parse(select: Any) -> tuple[Predicate, str, tuple[Any, Any] | None]:
     if isinstance(select, Mask):
         return select._predicate, select._text, select._choice
     if select is None:
-        return (lambda param, path: True), "M()", None
+        return (lambda param, paths: True), "M()", None
     if isinstance(select, (type, tuple, types.UnionType)):
         kinds = select
         name = getattr(select, "__name__", None) or str(select)
-        return (lambda param, path: isinstance(param, kinds)), f"M({name})", None
+        return (lambda param, paths: isinstance(param, kinds)), f"M({name})", None
     if callable(select):
         function = select
         name = getattr(function, "__name__", repr(function))
-        return (lambda param, path: function(param)), f"M({name})", None
+        return (lambda param, paths: function(param)), f"M({name})", None
     raise InputError(
         f"A mask is made from a kind, a tuple of kinds, a mask or a function; found {select!r}.",
         code="bad_mask",
@@ -187,7 +194,12 @@ TRAINABLE = Mask(_is_trainable)
 def select(tree: Any, mask: Any) -> dict[str, Any]:
     """Path → parameter of what a mask selects in a tree; `None` and `True` mean `TRAINABLE`."""
     chosen = TRAINABLE if mask is None or mask is True else Mask(mask)
-    return {path: p for path, p in params_of(tree).items() if chosen.matches(p, path)}
+    structure = Structure().visit(tree)
+    return {
+        path: param
+        for path, param in structure.params.items()
+        if chosen.matches(param, *structure.paths_of(path))
+    }
 
 
 def resolve_mask(mask: Any, plan: Plan, off: Any) -> list[Any]:
@@ -200,16 +212,17 @@ def resolve_mask(mask: Any, plan: Plan, off: Any) -> list[Any]:
         plan: the tracked keyword arguments.
         off: the value of what is not selected.
     """
-    per_keyword = _per_keyword(mask, plan)
+    choosers = {name: _chooser(entry, off) for name, entry in _per_keyword(mask, plan).items()}
     values = []
     for slot, path in enumerate(plan.paths):
         param = plan.params[slot] if slot < len(plan.params) else None
+        # A shared parameter belongs to the keyword it was met in first; there it may have more paths.
         name = keyword_of(path)
-        if param is RKG.key or name not in per_keyword:
+        paths = [p for p in plan.structure.paths_of(path) if keyword_of(p) == name]
+        if param is RKG.key or name not in choosers:
             values.append(off)
         else:
-            inner = path[len(name) + 1 :]
-            values.append(_value_at(per_keyword[name], param, inner, off))
+            values.append(choosers[name](param, *(p[len(name) + 1 :] for p in paths)))
     return values
 
 
@@ -234,19 +247,26 @@ def _per_keyword(mask: Any, plan: Plan) -> dict[str, Any]:
     return expanded
 
 
-def _value_at(entry: Any, param: Any, path: str, off: Any) -> Any:
+def _chooser(entry: Any, off: Any) -> Callable[..., Any]:
+    """`(param, *paths) -> value` for one keyword; plain arrays have no parameter."""
     if isinstance(entry, (type, types.UnionType)):
         entry = Mask(entry)
     if isinstance(entry, Mask):
-        return off if param is None else entry.value(param, path)
+        return lambda param, *paths: off if param is None else entry.value(param, *paths)
     if isinstance(entry, (Module, Container, dict, list, tuple)) and not _is_spec(entry):
         places = dict(_places(entry))
-        prefix = path
-        while prefix and prefix not in places:
-            prefix = prefix.rpartition(".")[0]
-        value = places.get(prefix, off)
-        return (True if isinstance(value, BaseParam) else value) if value is not None else off
-    return entry
+        return lambda param, *paths: next(
+            (value for path in paths if (value := _nearest(places, path)) is not None), off
+        )
+    return lambda param, *paths: entry
+
+
+def _nearest(places: Mapping[str, Any], path: str) -> Any:
+    """The value at a path, or at the nearest place above it."""
+    while path and path not in places:
+        path = path.rpartition(".")[0]
+    value = places.get(path)
+    return True if isinstance(value, BaseParam) else value
 
 
 def _is_spec(entry: Any) -> bool:

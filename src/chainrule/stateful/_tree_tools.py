@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from chainrule._errors import InputError
 from chainrule.stateful._frames import write
-from chainrule.stateful._masks import Mask
+from chainrule.stateful._masks import Mask, select
 from chainrule.stateful._operators import unwrap
 from chainrule.stateful._params import BaseParam, DynamicParam, StaticParam
 from chainrule.stateful._walk import params_of, replicate
@@ -75,8 +75,7 @@ def tree_extract(tree: Any, mask: Any = None) -> tuple[DynamicParam, ...]:
         tree: modules, parameters, and containers of them.
         mask: which ones; by default all.
     """
-    chosen = Mask(mask)
-    return tuple(p for path, p in params_of(tree).items() if chosen.matches(p, path))
+    return tuple(select(tree, Mask(mask)).values())
 
 
 def tree_inject(tree: T, values: Iterable[Any], mask: Any = None) -> T:

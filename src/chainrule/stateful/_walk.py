@@ -77,6 +77,10 @@ class Structure:
     def signature(self) -> tuple[Any, ...]:
         return tuple(self._signature)
 
+    def paths_of(self, path: str) -> tuple[str, ...]:
+        """All paths of the parameter whose first one this is."""
+        return (path, *(alias for alias, first in self.aliases.items() if first == path))
+
     def visit(self, tree: Any, path: str = "") -> Structure:
         """Add a tree, named `path`, to the structure."""
         if isinstance(tree, Node):
