@@ -226,6 +226,21 @@ def test_the_jax_function_can_be_traced():
     assert wave.version == "1.0.0"
 
 
+def test_jax_functions_of_models():
+    @component(framework="jax")
+    def scaled(parameters: Parameters) -> Model:
+        return Model(first=parameters.scale**2, second=parameters.scale * parameters.shift)
+
+    inputs = {"scale": 2.0, "shift": [1.0, 2.0]}
+    np.testing.assert_array_equal(scaled.apply(inputs)["second"], [2.0, 4.0])
+    blocks = scaled.jacobian(inputs, ["scale"], ["first", "second"])
+    assert blocks["first"]["scale"] == 4.0
+    np.testing.assert_array_equal(blocks["second"]["scale"], [1.0, 2.0])
+    tree = {"shift": jnp.ones(2)}
+    gradient = jax.grad(lambda scale: scaled.jax_function({"scale": scale, **tree})["first"])
+    assert gradient(3.0) == 6.0
+
+
 def test_a_jitted_function_counts_as_jax():
     @component
     @jax.jit
