@@ -182,3 +182,13 @@ def test_an_author_who_prints_a_lot(start_server, tmp_path):
 def test_plain_calls_leave_no_file(served, folder):
     assert served.apply().status == 200
     assert not (folder / "out").exists() or not list(Path(folder / "out").iterdir())
+
+
+def test_a_thread_that_hangs_turns_callers_away(start_server, wait_until):
+    served = start_server(workers=0, timeout_s=0.3, max_queue=2)
+    assert served.apply("sleep", 3.0).problem["code"] == "call_timeout"
+    codes = [served.apply().problem["code"] for _ in range(5)]
+    assert set(codes) == {"call_timeout", "queue_full"}
+    assert served.get("/health").status == 200
+    wait_until(lambda: served.apply().status == 200)
+    served.stop()

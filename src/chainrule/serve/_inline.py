@@ -91,13 +91,14 @@ class ThreadPool:
         """
         if self._stopping:
             raise stopping()
-        if len(self._pending) > self._max_queue:
+        # Calls that were given up on still stand in the thread's queue, and hold their bodies.
+        if max(len(self._pending), self._calls.qsize()) > self._max_queue:
             self.counters.turned_away += 1
             raise unavailable(f"{self._max_queue} calls wait already.", "queue_full")
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._pending.add(future)
+        self.counters.running = 1
         self._calls.put((call, future))
-        future.add_done_callback(self._on_done)
         try:
             if self._timeout_s is None:
                 reply = await future
@@ -111,13 +112,14 @@ class ThreadPool:
                 code="call_timeout",
                 status=504,
             ) from None
+        except asyncio.CancelledError:
+            self.counters.cancelled += 1
+            raise
+        finally:
+            self._pending.discard(future)
+            self.counters.running = min(1, len(self._pending))
         self.counters.answered += 1
         return reply
-
-    def _on_done(self, future: asyncio.Future[Reply]) -> None:
-        self._pending.discard(future)
-        if future.cancelled():
-            self.counters.cancelled += 1
 
     def forget_segment(self, key: str) -> None:
         """Nothing to do: no segments here."""

@@ -19,7 +19,7 @@ class SegmentPool:
         max_idle_bytes: idle segments beyond this are given back to the system.
     """
 
-    def __init__(self, prefix: str, *, max_idle_bytes: int = 512 << 20) -> None:
+    def __init__(self, prefix: str, *, max_idle_bytes: int = 256 << 20) -> None:
         self._prefix = prefix
         self._max_idle_bytes = max_idle_bytes
         self._numbers = itertools.count()
