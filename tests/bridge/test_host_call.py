@@ -260,6 +260,21 @@ def test_independent_calls_of_remote_components_overlap():
     np.testing.assert_allclose(both(X), (X + 1) @ (X + 1))
 
 
+class Failing(Remote):
+    def apply(self, inputs):
+        raise ComponentError("the solver diverged", remote_traceback="line 7, in solve")
+
+
+def test_a_remote_failure_keeps_its_remote_traceback():
+    remote = Failing(None)
+    f = jax.jit(lambda x: apply_component(remote, {"x": x})["y"])
+    with pytest.raises(Exception, match="line 7, in solve"):
+        jax.block_until_ready(f(X))
+    with pytest.raises(ComponentError, match="diverged") as caught, component_errors():
+        jax.block_until_ready(f(X))
+    assert caught.value.remote_traceback == "line 7, in solve"
+
+
 def run_python(source, **environment):
     root = Path(__file__).parents[2]
     result = subprocess.run(

@@ -138,14 +138,11 @@ def from_callable(
     Example:
         >>> import jax, numpy as np
         >>> from chainrule import from_callable
-        >>> solve = from_callable(
-        ...     np.linalg.solve,
-        ...     vjp=lambda primals, u: _solve_vjp(*primals, u),
-        ...     abstract=lambda a, b: b,
-        ... )
-        >>> def _solve_vjp(a, b, u):
+        >>> def solve_vjp(primals, u):
+        ...     a, b = primals
         ...     w = np.linalg.solve(a.T, u)
         ...     return -np.outer(w, np.linalg.solve(a, b)), w
+        >>> solve = from_callable(np.linalg.solve, vjp=solve_vjp, abstract=lambda a, b: b)
         >>> a, b = np.eye(2, dtype="float32") * 2, np.ones(2, "float32")
         >>> print(jax.jit(jax.grad(lambda b: solve(a, b).sum()))(b))
         [0.5 0.5]

@@ -139,18 +139,23 @@ def _transpose_by_basis(
     """A product with A from products with Aᵀ: entry i of A v is ⟨Aᵀ eᵢ, v⟩."""
     flipped = request.transposed(0, request.result)
     route = _route(site, flipped)
-    return _entries(site, request.result, lambda unit: _inner(
-        route(site, flipped, inputs, [unit]), _by_path(site, request.slots[0], vectors[0])
-    ))  # fmt: skip
+    along = _by_path(site, request.slots[0], vectors[0])
+
+    def entry(unit: list[np.ndarray]) -> Any:
+        return _inner(route(site, flipped, inputs, [unit]), along)
+
+    return _entries(site, request.result, entry)
 
 
 def _second_jvp(site: Site, request: Request, inputs: Any, vectors: Vectors) -> Mapping[str, Any]:
     """Entry i of H[v, w] is ⟨Hᵀ[eᵢ, w], v⟩."""
     flipped = request.transposed(0, request.result)
     along = _by_path(site, request.slots[0], vectors[0])
-    return _entries(site, request.result, lambda unit: _inner(
-        _hessian_vector_product(site, flipped, inputs, [unit, vectors[1]]), along
-    ))  # fmt: skip
+
+    def entry(unit: list[np.ndarray]) -> Any:
+        return _inner(_hessian_vector_product(site, flipped, inputs, [unit, vectors[1]]), along)
+
+    return _entries(site, request.result, entry)
 
 
 def _hessian_vector_product(

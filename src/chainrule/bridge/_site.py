@@ -113,7 +113,7 @@ def make_site(
     pairs = zip(skeleton.paths, types, strict=True)
     inputs = tuple(_input_port(target, path, type_) for path, type_ in pairs)
     wanted = [ArrayType(p.type.shape, p.wire_dtype or p.type.dtype) for p in inputs]
-    outcome = evaluate_abstractly(target, options, skeleton, wanted)
+    outcome = _evaluate_abstractly(target, options, skeleton, wanted)
     output_skeleton, leaves = take_apart(outcome, lambda path, leaf: _flows(leaf))
     outputs = tuple(
         _output_port(target, path, leaf, canonicalize)
@@ -140,7 +140,7 @@ def _flows(leaf: Any) -> bool:
     return isinstance(leaf, (ArrayType, bool, int, float, complex))
 
 
-def evaluate_abstractly(
+def _evaluate_abstractly(
     target: Target, options: Options, skeleton: Skeleton, types: Sequence[ArrayType]
 ) -> Any:
     """The output tree with types for arrays: asked of the target, or seen in one real evaluation."""
