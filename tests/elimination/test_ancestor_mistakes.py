@@ -107,3 +107,11 @@ def test_structural_zeros_do_not_meet_infinities():
         np.array([1.0, np.inf])
     )
     np.testing.assert_array_equal(found[1][0], [2.0, 0.0])
+
+
+@pytest.mark.parametrize("literal", [0.0, np.inf, -np.inf])
+def test_literals_that_are_no_ordinary_numbers(literal):
+    for function in (lambda x: x * literal, lambda x: x / literal):
+        found = jacve(lambda x, f=function: f(jnp.sin(x)))(0.5)
+        reference = jax.jacrev(lambda x, f=function: f(jnp.sin(x)), argnums=(0,))(0.5)
+        assert tree_allclose(found, reference, equal_nan=True)

@@ -15,7 +15,7 @@ from chainrule._jaxpr import Var
 from chainrule.elimination._blocks import add, multiply, product_structure, sum_structure
 from chainrule.elimination._graph import Edges, Graph
 
-__all__ = ["STRUCTURES", "VALUES", "Algebra", "eliminate"]
+__all__ = ["STRUCTURES", "VALUES", "Algebra", "Elimination", "eliminate"]
 
 
 @dataclass(frozen=True)
@@ -35,33 +35,50 @@ def eliminate(
     graph: Graph, edges: Edges, order: Iterable[int], algebra: Algebra = VALUES
 ) -> dict[Var, dict[Var, Any]]:
     """The edges that are left, output → input → block, after eliminating the vertices in order."""
-    rows = {result: dict(row) for result, row in edges.items()}
-    readers: dict[Var, dict[Var, None]] = {}
-    for result, row in rows.items():
-        for operand in row:
-            readers.setdefault(operand, {})[result] = None
+    elimination = Elimination(graph, edges, algebra)
     for vertex in order:
-        for node in graph.nodes(vertex):
-            _eliminate_node(node, rows, readers, algebra, keep=node in graph.outputs)
-    return rows
+        elimination.eliminate(vertex)
+    return elimination.rows
 
 
-def _eliminate_node(
-    node: Var, rows: Edges, readers: dict[Var, dict[Var, None]], algebra: Algebra, *, keep: bool
-) -> None:
-    incoming = rows.get(node, {})
-    for reader in readers.pop(node, {}):
-        row = rows[reader]
-        outer = row.pop(node)
-        for operand, inner in incoming.items():
-            product = algebra.multiply(outer, inner)
-            if algebra.is_zero(product):
-                continue
-            if operand in row:
-                row[operand] = algebra.add(row[operand], product)
-            else:
-                row[operand] = product
-                readers.setdefault(operand, {})[reader] = None
-    if not keep and node in rows:
-        for operand in rows.pop(node):
-            readers[operand].pop(node, None)
+class Elimination:
+    """A graph in the middle of being eliminated.
+
+    Attributes:
+        rows: result → operand → block, for the edges that are left.
+        readers: operand → results that have an edge to it, in a fixed order.
+    """
+
+    def __init__(self, graph: Graph, edges: Edges, algebra: Algebra) -> None:
+        self.rows: Edges = {result: dict(row) for result, row in edges.items()}
+        self.readers: dict[Var, dict[Var, None]] = {}
+        self._graph = graph
+        self._algebra = algebra
+        for result, row in self.rows.items():
+            for operand in row:
+                self.readers.setdefault(operand, {})[result] = None
+
+    def eliminate(self, vertex: int) -> None:
+        """Join the edges into a vertex with those out of it."""
+        for node in self._graph.nodes(vertex):
+            self._eliminate_node(node)
+
+    def _eliminate_node(self, node: Var) -> None:
+        incoming = self.rows.get(node, {})
+        for reader in self.readers.pop(node, {}):
+            outer = self.rows[reader].pop(node)
+            for operand, inner in incoming.items():
+                self._put(reader, operand, self._algebra.multiply(outer, inner))
+        if node not in self._graph.outputs:
+            for operand in self.rows.pop(node, {}):
+                self.readers[operand].pop(node, None)
+
+    def _put(self, reader: Var, operand: Var, product: Any) -> None:
+        row = self.rows[reader]
+        if self._algebra.is_zero(product):
+            return
+        if operand in row:
+            row[operand] = self._algebra.add(row[operand], product)
+        else:
+            row[operand] = product
+            self.readers.setdefault(operand, {})[reader] = None

@@ -25,6 +25,7 @@ from chainrule._jaxpr import (
     Var,
     bind_equation,
     locate,
+    subprograms,
 )
 from chainrule.elimination._blocks import sum_structure
 from chainrule.elimination._rules import LocalJacobian, Site, has_rule, local_jacobian
@@ -205,7 +206,9 @@ class _Known:
     def _evaluate(self, eqn: JaxprEqn) -> None:
         operands = [self.value(atom) for atom in eqn.invars]
         results: Sequence[Any] = [None] * len(eqn.outvars)
-        if not eqn.effects and all(value is not None for value in operands):
+        # Loops and branches over constants may take long; nothing needs them before the run.
+        is_plain = not eqn.effects and not subprograms(eqn)
+        if is_plain and all(value is not None for value in operands):
             with jax.ensure_compile_time_eval():
                 results = bind_equation(eqn, operands)
         self._values.update(zip(eqn.outvars, results, strict=True))

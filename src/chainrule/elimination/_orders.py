@@ -6,11 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from chainrule._errors import InputError
-from chainrule._jaxpr import Var
-from chainrule.elimination._blocks import product_structure, sum_structure
 from chainrule.elimination._counting import multiplications
-from chainrule.elimination._graph import Edges, Graph
-from chainrule.elimination._structure import Structure
+from chainrule.elimination._eliminate import STRUCTURES, Elimination
+from chainrule.elimination._graph import Graph
 
 __all__ = ["OrderError", "check_order", "forward_order", "markowitz_order", "reverse_order"]
 
@@ -49,50 +47,26 @@ class _GreedyCosts:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._rows: Edges = {result: dict(row) for result, row in graph.structures.items()}
-        self._readers: dict[Var, set[Var]] = {}
-        for result, row in self._rows.items():
-            for operand in row:
-                self._readers.setdefault(operand, set()).add(result)
+        self._state = Elimination(graph, graph.structures, STRUCTURES)
         self._vertex_of = {node: v for v in graph.partials for node in graph.nodes(v)}
         self._known: dict[int, int] = {}
 
     def of(self, vertex: int) -> int:
         if vertex not in self._known:
+            rows, readers = self._state.rows, self._state.readers
             self._known[vertex] = sum(
-                multiplications(self._rows[reader][node], inner)
+                multiplications(rows[reader][node], inner)
                 for node in self._graph.nodes(vertex)
-                for reader in self._readers.get(node, ())
-                for inner in self._rows.get(node, {}).values()
+                for reader in readers.get(node, ())
+                for inner in rows.get(node, {}).values()
             )
         return self._known[vertex]
 
     def eliminate(self, vertex: int) -> None:
         for node in self._graph.nodes(vertex):
-            self._eliminate_node(node)
-
-    def _eliminate_node(self, node: Var) -> None:
-        incoming = self._rows.get(node, {})
-        readers = self._readers.pop(node, set())
-        for reader in readers:
-            row = self._rows[reader]
-            outer = row.pop(node)
-            for operand, inner in incoming.items():
-                product = product_structure(outer, inner)
-                self._put(row, reader, operand, product)
-        if node not in self._graph.outputs:
-            for operand in self._rows.pop(node, {}):
-                self._readers[operand].discard(node)
-        for touched in (*readers, *incoming):
-            self._known.pop(self._vertex_of.get(touched, 0), None)
-
-    def _put(
-        self, row: dict[Var, Structure], reader: Var, operand: Var, product: Structure
-    ) -> None:
-        if product.is_zero:
-            return
-        row[operand] = sum_structure(row[operand], product) if operand in row else product
-        self._readers.setdefault(operand, set()).add(reader)
+            for touched in (*self._state.readers.get(node, ()), *self._state.rows.get(node, ())):
+                self._known.pop(self._vertex_of.get(touched, 0), None)
+        self._state.eliminate(vertex)
 
 
 def check_order(graph: Graph, order: Iterable[int]) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ gives all entries at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -147,30 +148,37 @@ def _elementwise(partials: Sequence[Partial]) -> Rule:
 def _edge(
     site: Site, position: int, partial: Partial
 ) -> tuple[Structure | None, Callable[..., Any] | None]:
-    out_shape, in_shape = site.result_shape(), site.operand_shape(position)
+    """The structure of one partial, and how to compute its value if it has one."""
+    shapes = site.result_shape(), site.operand_shape(position)
     if isinstance(partial, Factor):
-        number = site.known_scalar(partial.operand)
+        number = _static(site, partial)
         if number is None:
-            whole = site.operand_shape(partial.operand) == out_shape
-            structure = diagonal_structure(out_shape, in_shape, stored=whole or None)
-            if not whole and not site.operand_shape(partial.operand):
-                structure = diagonal_structure(out_shape, in_shape, stored=False)
-            elif not whole:
-                structure = diagonal_structure(out_shape, in_shape, stored=True)
             operand, function = partial.operand, partial.function
+            is_array = bool(site.operand_shape(operand))
+            structure = diagonal_structure(*shapes, stored=is_array)
             return structure, lambda *values: function(values[operand])
-        partial = float(partial.function(number))
+        partial = number
     if isinstance(partial, float):
-        return diagonal_structure(out_shape, in_shape, stored=None, coefficient=partial), None
-    return diagonal_structure(out_shape, in_shape, stored=True), partial
+        return diagonal_structure(*shapes, stored=None, coefficient=partial), None
+    return diagonal_structure(*shapes, stored=True), partial
+
+
+def _static(site: Site, factor: Factor) -> float | None:
+    """The factor as a number, if its operand is known and the number is an ordinary one."""
+    known = site.known_scalar(factor.operand)
+    if known is None or known == 0 or not math.isfinite(known):
+        return None
+    return float(factor.function(known))
 
 
 def _evaluator(
     functions: dict[Edge, Callable[..., Any]], structures: dict[Edge, Structure]
 ) -> Callable[[Sequence[Any], Sequence[Any]], dict[Edge, tuple[Any, ...]]]:
     def evaluate(operands: Sequence[Any], results: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:
+        # Literals are Python numbers, which would raise where arrays give infinities.
+        values = [jnp.asarray(value) for value in (*operands, *results)]
         return {
-            edge: (_shaped(function(*operands, results[0]), structures[edge]),)
+            edge: (_shaped(function(*values), structures[edge]),)
             for edge, function in functions.items()
         }
 
@@ -210,9 +218,10 @@ def _integer_pow(site: Site) -> LocalJacobian:
         return NOTHING
     if exponent == 1:
         return _elementwise([1.0])(site)
-    if exponent == 2:
-        return _elementwise([lambda x, z: 2 * x])(site)
-    return _elementwise([lambda x, z: exponent * lax.integer_pow(x, exponent - 1)])(site)
+    power = exponent - 1
+    return _elementwise([lambda x, z: exponent * (x if power == 1 else lax.integer_pow(x, power))])(
+        site
+    )
 
 
 def _select(site: Site) -> LocalJacobian:
