@@ -1,0 +1,1 @@
+"""Predictive coding beside backpropagation: the same networks, data and numbers of steps."""
