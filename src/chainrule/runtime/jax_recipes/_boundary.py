@@ -17,10 +17,14 @@ from pydantic import BaseModel, RootModel
 __all__ = ["Frame", "Static", "is_array", "seal", "split", "unseal"]
 
 
+_NUMPY = (np.ndarray, np.generic)
+
+
 def is_array(leaf: Any) -> bool:
-    """Whether a leaf is a numeric array, concrete or traced (arrays of text are not)."""
-    if isinstance(leaf, (np.ndarray, np.generic)):
-        return leaf.dtype.kind not in "OSUMm" and leaf.dtype.type is not np.void
+    """Whether a leaf is a numeric array, concrete or traced; bfloat16 (kind "V") is, text is not."""
+    if isinstance(leaf, _NUMPY):
+        dtype = leaf.dtype
+        return dtype.kind in "fiubc" or (dtype.kind == "V" and dtype.type is not np.void)
     return isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct))
 
 
@@ -99,10 +103,11 @@ _ATOMS = frozenset((np.ndarray, np.float32, np.float64, float, int, bool, str, t
 
 def _tree(inputs: Any) -> Any:
     """Nested data from inputs; a model of plain values is read as it stands, without dumping it."""
-    if not isinstance(inputs, BaseModel):
+    kind = type(inputs)
+    if kind is dict or not issubclass(kind, BaseModel):
         return inputs
     fields = inputs.__dict__
-    if _has_plain_fields(type(inputs)) and all(type(value) in _ATOMS for value in fields.values()):
+    if _has_plain_fields(kind) and _ATOMS.issuperset(map(type, fields.values())):
         return fields
     return inputs.model_dump()
 
