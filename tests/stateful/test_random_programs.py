@@ -274,7 +274,7 @@ def check(program, seed, outer_jit):
         assert (cs.RKG.key.get() == jax.random.key_data(key)).all()
 
 
-@settings(max_examples=20, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=12, phases=(Phase.explicit, Phase.generate))
 @given(programs, st.integers(0, 3), st.booleans())
 def test_equals_hand_threaded_jax(program, seed, outer_jit):
     check(program, seed, outer_jit)
@@ -290,7 +290,7 @@ def flat(program):
 @pytest.mark.parametrize("outer", WRAPPERS)
 def test_every_transformation_inside_every_other(outer):
     """The same comparison for all pairs, without leaving it to chance."""
-    body = [("affine", 1, 0.5, 0.25), ("mix", 0, 3)]
+    body = [("mix", 0, 3)]
     check([(outer, [("noise", 0), *((name, body) for name in WRAPPERS)])], 1, True)
 
 
