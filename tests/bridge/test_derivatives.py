@@ -21,10 +21,13 @@ class Recorder:
     def __init__(self, component, endpoints=None):
         self._component = component
         self.requests = []
+        self.abstract_evaluations = 0
         self.available_endpoints = list(endpoints or component.available_endpoints)
 
     def __getattr__(self, name):
         value = getattr(self._component, name)
+        if name == "abstract_eval":
+            self.abstract_evaluations += 1
         if name not in ("apply", "jacobian", "jacobian_vector_product", "vector_jacobian_product"):
             return value
 
@@ -93,6 +96,16 @@ def test_no_derivative_endpoint_is_an_error_when_tracing(numpy_component):
     with pytest.raises(CapabilityError, match="`vector_jacobian_product`") as caught:
         jax.make_jaxpr(jax.grad(lambda x: apply(recorder, x, A)["s"]))(X)
     assert caught.value.code == "no_first_derivative"
+
+
+def test_a_signature_is_evaluated_abstractly_once(numpy_component):
+    recorder = Recorder(numpy_component)
+    for _ in range(3):
+        jax.jit(jax.grad(lambda x: apply(recorder, x, A)["s"]))(X)
+        jax.vmap(lambda x: apply(recorder, x, A)["s"])(np.stack([X, X]))
+    assert recorder.abstract_evaluations == 1
+    jax.make_jaxpr(lambda x: apply(recorder, x, A)["s"])(X[:2])
+    assert recorder.abstract_evaluations == 2
 
 
 def test_equal_calls_are_merged(numpy_component):

@@ -104,12 +104,15 @@ _SIZES = [struct.Struct(f"={rank}q") for rank in range(64)]
 
 
 def _handle(address: int) -> int | None:
-    frame = CALL_FRAME.unpack(_bytes_at(address, CALL_FRAME.size))
-    size, extension, api, *tables = frame
+    size, extension, api, operand_count, operands, result_count, results, attributes = (
+        CALL_FRAME.unpack(_bytes_at(address, CALL_FRAME.size))
+    )
     try:
         if extension and _answer_metadata(extension, api):
             return None
-        text = _problem(size, api) or _execute(*tables)
+        text = _problem(size, api) or _execute(
+            operand_count, operands, result_count, results, attributes
+        )
     except BaseException as error:
         text = f"chainrule's host call failed: {type(error).__name__}: {error}"
     return None if text is None else _new_error(api, text)

@@ -107,8 +107,7 @@ def compute(call: Call, operands: Sequence[np.ndarray], results: Sequence[np.nda
 def _store(values: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
     for value, result in zip(values, results, strict=True):
         # An example of a batch has one axis more (see `compute`); shapes are checked before.
-        fitting = value if value.shape == result.shape else value.reshape(result.shape)
-        np.copyto(result, fitting, casting="unsafe")
+        result[...] = value if value.shape == result.shape else value.reshape(result.shape)
 
 
 def _concurrency(site: Site) -> int:
