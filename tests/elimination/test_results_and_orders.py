@@ -186,3 +186,16 @@ def test_the_ancestors_jaxpr_interface():
     assert tree_allclose(found, wanted)
     assert not tree_allclose(found, wanted[:1])
     assert not tree_allclose(found, [(3.0, 2.0), (np.cos(2.0), 1.0)])
+
+
+def test_public_surface():
+    import chainrule.elimination as package
+
+    assert sorted(package.__all__) == package.__all__
+    assert set(package.__all__) == {
+        "Candidate", "Explanation", "Linearization", "OperationCounts", "Order", "OrderError",
+        "StructuredJacobian", "explain_jacobian", "find_order", "hessian", "jacobian", "jacve",
+        "linearization", "register_partials", "tree_allclose", "value_and_jacobian",
+        "vertex_elimination_jaxpr",
+    }  # fmt: skip
+    assert all(getattr(package, name).__doc__ for name in package.__all__)
