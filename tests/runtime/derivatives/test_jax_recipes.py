@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, field_serializer
 
 from chainrule._errors import InputError, PathError
 from chainrule.runtime._schema import Array, Differentiable, Float32
 from chainrule.runtime.jax_recipes import (
+    _programs,
     jax_abstract_eval,
     jax_apply,
     jax_hessian_vector_product,
@@ -215,6 +216,48 @@ def test_statics_need_not_be_hashable():
 
     inputs = {"x": np.float32(1), "names": np.array(["a", "b", "c"]), "tags": {"t", "u"}}
     assert jax_vjp(apply, inputs, {"x"}, {"y"}, {"y": 1.0})["x"] == 6.0
+
+
+def test_methods_compile_once_and_old_programs_are_forgotten(monkeypatch):
+    traces = []
+
+    class Author:
+        def apply(self, d):
+            traces.append(1)
+            return {"y": 2.0 * d["x"]}
+
+    author = Author()
+    for _ in range(3):
+        jax_vjp(author.apply, {"x": np.float32(1)}, {"x"}, {"y"}, {"y": 1.0})
+    assert len(traces) == 1
+    monkeypatch.setattr(_programs, "MAX_PROGRAMS", 2)
+    for k in range(4):
+        found = jax_vjp(author.apply, {"x": np.float32(1), "k": k}, {"x"}, {"y"}, {"y": 1.0})
+        assert found["x"] == 2.0
+    assert len(_programs._programs) == 2
+
+
+class Serialized(BaseModel):
+    x: Differentiable[Array[(None,), Float32]]
+    power: int = 2
+
+    @field_serializer("power")
+    def _as_text(self, power: int) -> str:
+        return str(power)
+
+
+def test_models_with_serializers_are_dumped():
+    apply = eqx.filter_jit(lambda d: {"y": d["x"] ** int(d["power"] + "0")})
+    found = jax_jacobian(apply, Serialized(x=np.ones(1, np.float32)), {"x"}, {"y"})
+    np.testing.assert_allclose(found["y"]["x"], [[20.0]])
+
+
+def test_half_precision_flows():
+    apply = eqx.filter_jit(lambda d: {"y": 2 * d["x"]})
+    x = np.ones(2, jnp.bfloat16)
+    found = jax_jvp(apply, {"x": x}, {"x"}, {"y"}, {"x": x})
+    assert found["y"].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(found["y"].astype(np.float32), [2.0, 2.0])
 
 
 class Model(BaseModel):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Lock
 from types import MethodType
 from typing import Any
 
@@ -42,6 +43,7 @@ class Program:
 
 
 _programs: dict[Any, Program] = {}
+_writing = Lock()
 
 
 def prepare(
@@ -80,7 +82,7 @@ def _key(paths: Collection[str]) -> Any:
 
 
 def _keep(key: Any, program: Program) -> None:
-    while len(_programs) >= MAX_PROGRAMS:
-        # The oldest; another thread may have been faster.
-        _programs.pop(next(iter(_programs)), None)
-    _programs[key] = program
+    with _writing:
+        while len(_programs) >= MAX_PROGRAMS:
+            del _programs[next(iter(_programs))]
+        _programs[key] = program
