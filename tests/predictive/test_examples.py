@@ -1,17 +1,17 @@
 """The examples at small size: both ways of training reach what is stated, on data they have not seen.
 
-The full size, and what it reaches, is in docs/how-to/predictive-coding.md; run `python -m examples.predictive`.
+The full size is `python -m examples.predictive`; what it reaches is in docs/how-to/predictive-coding.md.
 """
 
 from pathlib import Path
 
 import numpy as np
 import pytest
+from examples.predictive import __main__ as program
+from examples.predictive import _tasks
 
 from chainrule.runtime import load_component
 from chainrule.runtime.testing import check_gradients
-from examples.predictive import __main__ as program
-from examples.predictive import _tasks
 
 
 @pytest.mark.parametrize(

@@ -319,8 +319,40 @@ def test_mistakes_are_named():
         DefinitionError, match=r"no gradient to 2 of 4 weights: `layers.\[0\].bias`"
     ):
         half(data(4, 3), data(4, 2), model=net)
+
+
+def test_a_call_that_fails_leaves_everything_as_it_was():
+    net = Net((3, 4, 2))
+    learner = Learner(optax.sgd(0.1), optax.adam(0.1), incremental(2))
+    learner(data(4, 3), data(4, 2), model=net)
+    before = [param.get() for param in cs.tree_extract([net, learner])]
+    with pytest.raises(TypeError):
+        learner(data(4, 5), data(4, 2), model=net)
     assert net.status is None
-    assert net.nodes[0].h.get() is None
+    assert all(
+        param.get() is value
+        for param, value in zip(cs.tree_extract([net, learner]), before, strict=True)
+    )
+
+
+def test_an_epoch_can_be_one_program():
+    x, y = data(3, 4, 3), data(3, 4, 2, seed=1)
+    nets = [Net((3, 4, 2)) for _ in range(2)]
+    learners = [Learner(optax.sgd(0.1), optax.adam(0.01), inference_learning(2)) for _ in nets]
+    one_by_one = [learners[0](*batch, model=nets[0]) for batch in zip(x, y, strict=True)]
+
+    @cs.jit
+    def epoch(x, y, *, net, learner):
+        def body(carry, batch, *, net, learner):
+            return carry, learner(*batch, model=net)
+
+        return cs.scan(body, None, (x, y), net=net, learner=learner)[1]
+
+    learners[1](x[0], y[0], model=nets[1])
+    energies = epoch(x[1:], y[1:], net=nets[1], learner=learners[1])
+    np.testing.assert_allclose(energies, jnp.stack(one_by_one[1:]), rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
+                 nets[0].arrays(), nets[1].arrays())  # fmt: skip
 
 
 def test_values_are_per_sample_parameters():

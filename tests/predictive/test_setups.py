@@ -27,8 +27,8 @@ def complete(vode, key, value, rkg):
 class Memory(EnergyModule):
     """A code predicts an image. Known pixels are held by a rule, the others are free."""
 
-    def __init__(self, pixels, code):
-        self.code = Vode(lambda vode, rkg: 0.005 * vode.require("h") ** 2)
+    def __init__(self, pixels, code, prior):
+        self.code = Vode(lambda vode, rkg: prior / 2 * vode.require("h") ** 2)
         self.image = Vode(ruleset={".*": ["h -> h:complete"]}, tforms={"complete": complete})
         self.layer = cs.layers.Linear(code, pixels, use_bias=False)
 
@@ -40,19 +40,19 @@ class Memory(EnergyModule):
 
 
 def test_linear_memory_completes_an_image_as_its_closed_form_says():
-    """With pixels k known, the code minimises λ|c|² + |x_k − W_k c|²: ridge regression on them."""
+    """With pixels k known, the code minimises |c|² + |x_k − W_k c|²: ridge regression on them."""
     rng = np.random.default_rng(0)
     data = jnp.asarray(rng.normal(size=(3, 6)), jnp.float32)
     known = jnp.asarray(rng.random((3, 6)) < 0.6)
     cs.RKG.seed(0)
-    net = Memory(6, 2)
+    net = Memory(6, 2, prior=1.0)
     net.layer.weight.set(2 * net.layer.weight.get())
     Learner(optax.sgd(0.2, momentum=0.8), schedule=settle(250))(data, known, model=net)
     w = np.asarray(net.layer.weight.get(), float)
     for sample in range(3):
         k = np.asarray(known[sample])
         code = np.linalg.solve(
-            w[k].T @ w[k] + 0.01 * np.eye(2), w[k].T @ np.asarray(data[sample], float)[k]
+            w[k].T @ w[k] + np.eye(2), w[k].T @ np.asarray(data[sample], float)[k]
         )
         np.testing.assert_allclose(net.code.h.get()[sample], code, atol=2e-4)
         image = np.where(k, data[sample], net.image.h.get()[sample])
@@ -63,7 +63,7 @@ def test_memory_learns_images_and_recalls_them_from_a_part():
     rng = np.random.default_rng(1)
     images = jnp.asarray(np.sign(rng.normal(size=(3, 12))), jnp.float32)
     cs.RKG.seed(0)
-    net = Memory(12, 3)
+    net = Memory(12, 3, prior=0.01)
     net.layer.weight.set(jnp.asarray(rng.normal(size=(12, 3)), jnp.float32))
     everything = jnp.ones((3, 12), bool)
     learner = Learner(optax.sgd(0.1), optax.adam(0.05), inference_learning(16))

@@ -112,13 +112,19 @@ class Learner(Module):
         return self._start(_run_and_record, batch, model)
 
     def _start(self, program: Any, batch: tuple[Any, ...], model: Any) -> Any:
-        # Both are done out here so that the first batch and all others run the same program, whatever
-        # their size.
-        for value in _values(model, self.started_anew):
-            value.set(None)
+        # Made and emptied out here, so that the first batch and all others run the same program.
         if self.weights is not None and self.weights.state.get() is None:
             self.weights.init(model)
-        return program(*batch, model=model, learner=self)
+        values = _values(model, self.started_anew)
+        before = [value.get() for value in values]
+        for value in values:
+            value.set(None)
+        try:
+            return program(*batch, model=model, learner=self)
+        except BaseException:
+            for value, array in zip(values, before, strict=True):
+                value.set(array)
+            raise
 
 
 _found: weakref.WeakKeyDictionary[Any, tuple[int, Mask, Sequence[Any]]] = (
@@ -168,7 +174,7 @@ def _repeat(
     """All repetitions of a phase but the first."""
 
     # Energies that nobody asks for would cost a tenth of the time: gradients do not need them.
-    def body(last: Any, _: None, *, model: Any, learner: Learner) -> tuple[Any, Any]:
+    def body(last: Any, x: None, *, model: Any, learner: Learner) -> tuple[Any, Any]:
         energy, _ = _update(phase, {}, batch, model, learner)
         return energy, energy if is_recorded else None
 
@@ -216,7 +222,8 @@ def _learn(waiting: Gradients, model: Any, learner: Learner) -> Gradients:
     One optimiser has one state for all weights, so they move together. Under Z-IL that changes nothing:
     a layer's new weights would reach only values above it, whose gradients are already there.
     """
-    if learner.weights is None or not waiting.keys() >= select(model, learner.trained).keys():
+    is_complete = waiting and waiting.keys() >= select(model, learner.trained).keys()
+    if learner.weights is None or not is_complete:
         return waiting
     learner.weights.step(model, waiting)
     return {}

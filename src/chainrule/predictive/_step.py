@@ -16,6 +16,7 @@ from chainrule.stateful import Module
 __all__ = ["step"]
 
 T = TypeVar("T")
+_AS_BEFORE = object()
 
 
 @contextmanager
@@ -42,14 +43,14 @@ def step(tree: T, status: Any = None, *, clear_params: Any = None) -> Iterator[T
     clear_before, clear_after = _pair(clear_params, "clear_params", (None, clear_params))
     modules = list(_energy_modules(tree))
     previous = [module.status for module in modules]
-    during, after = _pair(status, "status", (status, None))
+    during, after = _pair(status, "status", (status, _AS_BEFORE))
     if clear_before is not None:
         clear(tree, clear_before)
     try:
         for module in modules:
             module.status = during
         yield tree
-        if isinstance(status, tuple):
+        if after is not _AS_BEFORE:
             previous = [after] * len(modules)
     finally:
         for module, value in zip(modules, previous, strict=True):
