@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,14 +29,21 @@ meaning of collectives; they are inlined only when the caller names them.
 """
 
 
-def inline_calls(program: ClosedJaxpr, primitives: Collection[str] = CALLS) -> ClosedJaxpr:
+def inline_calls(
+    program: ClosedJaxpr,
+    primitives: Collection[str] = CALLS,
+    *,
+    only: Callable[[JaxprEqn], bool] = lambda eqn: True,
+) -> ClosedJaxpr:
     """The same function with the named call-like equations replaced by their bodies, at any depth.
+
+    With `only`, calls for which it is false stay.
 
     Every call site gets fresh variables: JAX shares one inner program between sites, and variables that
     stand for two values would be silently wrong. Constants of inner programs become constants of the
     result. Programs inside other higher-order primitives (loop bodies, branches) are left as they are.
     """
-    flat = _Flattener(frozenset(primitives))
+    flat = _Flattener(frozenset(primitives), only)
     environment = _Environment()
     for var in (*program.jaxpr.constvars, *program.jaxpr.invars):
         environment.atoms[var] = var
@@ -68,6 +75,7 @@ class _Environment:
 @dataclass
 class _Flattener:
     primitives: frozenset[str]
+    only: Callable[[JaxprEqn], bool]
     eqns: list[JaxprEqn] = field(default_factory=list)
     constvars: list[Var] = field(default_factory=list)
     consts: list[Any] = field(default_factory=list)
@@ -84,7 +92,7 @@ class _Flattener:
                 environment.atoms.update(zip(eqn.outvars, results, strict=True))
 
     def _called(self, eqn: JaxprEqn) -> SubProgram | None:
-        if eqn.primitive.name not in self.primitives:
+        if eqn.primitive.name not in self.primitives or not self.only(eqn):
             return None
         (sub,) = subprograms(eqn)
         return sub
