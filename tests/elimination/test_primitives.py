@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from chainrule.elimination import jacve, linearization
+from chainrule.elimination import jacobian, jacve, linearization
 from chainrule.elimination._linearize import trace_function
 
 V = np.array([0.3, -0.7, 1.2, 0.5])
@@ -140,7 +140,6 @@ LINEAR_ALGEBRA = {
     "triangular_batched": (
         lambda s: lax.linalg.triangular_solve(jnp.stack([s, 2 * s]), jnp.stack([s, s.T]), lower=True), S,
     ),
-    "expm": (lambda s: jax.scipy.linalg.expm(0.1 * s), S),
 }  # fmt: skip
 
 COMPLEX = {
@@ -198,7 +197,7 @@ def random_order(function, arguments):
 def test_equals_jax_in_every_order(name):
     function, *arguments = CASES[name]
     argnums = tuple(range(len(arguments)))
-    orders = ["forward", "reverse", "markowitz", random_order(function, arguments)]
+    orders = ["forward", "reverse", random_order(function, arguments)]
 
     @jax.jit
     def everything(*args):
@@ -206,13 +205,13 @@ def test_equals_jax_in_every_order(name):
         return found, jax.jacrev(function, argnums)(*args)
 
     found, reference = everything(*arguments)
-    for order, jacobian in zip(orders, found, strict=True):
-        assert jax.tree.structure(jacobian) == jax.tree.structure(reference)
+    for order, ours in zip(orders, found, strict=True):
+        assert jax.tree.structure(ours) == jax.tree.structure(reference)
         jax.tree.map(
-            lambda ours, theirs, order=order: np.testing.assert_allclose(
-                ours, theirs, rtol=1e-10, atol=1e-10, err_msg=f"order {order}"
+            lambda a, b, order=order: np.testing.assert_allclose(
+                a, b, rtol=1e-10, atol=1e-10, err_msg=f"order {order}"
             ),
-            jacobian,
+            ours,
             reference,
         )
 
@@ -272,9 +271,10 @@ def test_boundary_conditions_keep_a_stencil_sparse():
         rows = jnp.zeros_like(u).at[1:-1].set(inner)
         return rows.at[0].set(u[0]).at[-1].add(u[-1] ** 2)
 
-    found = linearization(function)(np.linspace(0, 1, 50))
-    assert found.graph.without_rule == ()
-    assert found.blocks.nse == 3 * 48 + 2
-    np.testing.assert_allclose(
-        found.jacobian, jax.jacrev(function)(np.linspace(0, 1, 50)), rtol=1e-12
-    )
+    @jax.jit
+    def both(u):
+        return jacobian(function, sparse=True, strict=True)(u), jax.jacrev(function)(u)
+
+    found, reference = both(np.linspace(0, 1, 50))
+    assert found.nse == 3 * 48 + 2
+    np.testing.assert_allclose(jax.jit(lambda block: block.todense())(found), reference, rtol=1e-12)

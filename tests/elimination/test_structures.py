@@ -83,14 +83,14 @@ def by_definition(block):
     return matrix.reshape((*structure.out_shape, *structure.in_shape))
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(st.data())
 def test_dense_form_is_the_definition(data):
     block = data.draw(blocks(data.draw(SHAPES), data.draw(SHAPES)))
     np.testing.assert_allclose(dense(block, jnp.float64), by_definition(block), atol=1e-12)
 
 
-@settings(max_examples=50)
+@settings(max_examples=40)
 @given(st.data())
 def test_product_is_the_matrix_product(data):
     shapes = [data.draw(SHAPES) for _ in range(3)]
@@ -103,7 +103,7 @@ def test_product_is_the_matrix_product(data):
     assert product.structure is product_structure(left.structure, right.structure)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(st.data())
 def test_sum_is_the_sum(data):
     out_shape, in_shape = data.draw(SHAPES), data.draw(SHAPES)
