@@ -9,7 +9,7 @@ import pytest
 
 from chainrule import apply_component, from_callable
 from chainrule._errors import CapabilityError, InputError
-from chainrule.runtime import load_component
+from chainrule.runtime import SparseArray, load_component
 
 HERE = Path(__file__).parent
 X, A = np.array([0.3, -0.7, 1.1]), np.array(1.7)
@@ -242,3 +242,25 @@ def test_complex_derivatives_follow_jax():
         lambda f: jax.jacrev(f, holomorphic=True)(z),
     ):
         np.testing.assert_allclose(transform(f), transform(lambda z: z**2), rtol=1e-12)
+
+
+class SparseJacobian(Recorder):
+    """The same component with Jacobian blocks as sparse arrays."""
+
+    def jacobian(self, inputs, jac_inputs, jac_outputs):
+        blocks = self._component.jacobian(inputs, jac_inputs, jac_outputs)
+        return {
+            o: {i: SparseArray.from_dense(b) for i, b in line.items()} for o, line in blocks.items()
+        }
+
+
+def test_sparse_jacobians(numpy_component):
+    sparse = SparseJacobian(numpy_component, ["apply", "abstract_eval", "jacobian"])
+    for transform in (
+        lambda f: jax.jacrev(f)(X, A),
+        lambda f: jax.jvp(f, (X, A), (X, A))[1],
+        lambda f: jax.vjp(f, X, A)[1](X),
+    ):
+        wanted = transform(lambda x, a: apply(numpy_component, x, a)["y"])
+        found = transform(lambda x, a: apply(sparse, x, a)["y"])
+        jax.tree.map(lambda u, v: np.testing.assert_allclose(u, v, rtol=1e-12), found, wanted)

@@ -14,10 +14,11 @@ from chainrule.bridge._patterns import Patterns, array_patterns_of_document
 from chainrule.bridge._skeleton import take_apart
 from chainrule.bridge._target import Target
 from chainrule.bridge._types import ArrayType, as_array_type
-from chainrule.runtime import LocalComponent, SparseArray
+from chainrule.runtime import LocalComponent
 from chainrule.runtime._component._plain import to_plain
 from chainrule.runtime._derivatives import DerivativeKind
 from chainrule.runtime._schema import array_leaves
+from chainrule.runtime._schema._dtypes import numpy_dtype
 
 __all__ = ["ComponentTarget", "as_target"]
 
@@ -120,7 +121,7 @@ class ComponentTarget(Target):
         """The dtype of the schema."""
         found = self._arrays.find(path)
         dtype = None if found is None else found[1]
-        return None if dtype is None else np.dtype(dtype)
+        return None if dtype is None else numpy_dtype(dtype)
 
 
 # A target keeps its component alive, so it must not be kept alive by it. Compiled programs hold the targets
@@ -133,9 +134,8 @@ def as_target(component: Any) -> Target:
     """The target of a component; the same one every time."""
     if isinstance(component, Target):
         return component
-    component = (
-        getattr(component, "local", None) or component
-    )  # a handle of a component in this process
+    # A handle of a component in this process stands for the component itself.
+    component = getattr(component, "local", None) or component
     target = _targets.get(id(component))
     if target is None:
         target = _targets[id(component)] = _make_target(component)
@@ -207,8 +207,8 @@ def _read_types(tree: Any) -> Any:
 
 
 def _rename(answer: Any, levels: Sequence[Mapping[str, str]]) -> Any:
-    """Back from the schema's spelling to the tree's, level by level; sparse blocks become dense."""
+    """Back from the schema's spelling to the tree's, level by level."""
     if not levels:
-        return answer.todense() if isinstance(answer, SparseArray) else answer
+        return answer
     names, *inner = levels
     return {path: _rename(answer[name], inner) for path, name in names.items()}

@@ -20,6 +20,7 @@ from chainrule.bridge._requests import Request, Space
 from chainrule.bridge._site import Port, Site, check_result
 from chainrule.bridge._target import HESSIAN_VECTOR_PRODUCT
 from chainrule.bridge._types import ArrayType
+from chainrule.runtime import SparseArray
 from chainrule.runtime._derivatives import JACOBIAN, JVP, VJP, DerivativeKind, product_from_jacobian
 
 __all__ = ["answer", "check_possible"]
@@ -204,7 +205,7 @@ def _jacobian(site: Site, request: Request, inputs: Any) -> list[np.ndarray]:
     blocks = site.target.derivative(JACOBIAN, inputs, *paths, None)
     return [
         check_result(
-            blocks[row.path][column.path],
+            _dense(blocks[row.path][column.path]),
             row,
             ArrayType(row.type.shape + column.type.shape, row.type.dtype),
             request,
@@ -213,6 +214,10 @@ def _jacobian(site: Site, request: Request, inputs: Any) -> list[np.ndarray]:
         for row in rows
         for column in columns
     ]
+
+
+def _dense(block: Any) -> Any:
+    return block.todense() if isinstance(block, SparseArray) else block
 
 
 _ROUTES: dict[str, tuple[tuple[str, Route], ...]] = {

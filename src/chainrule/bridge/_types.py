@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from chainrule.runtime._schema import describe_array
+from chainrule.runtime._schema._dtypes import numpy_dtype
 
 __all__ = ["ArrayType", "as_array_type", "is_inexact"]
 
@@ -39,7 +40,9 @@ def as_array_type(leaf: Any) -> ArrayType | None:
     if isinstance(leaf, ArrayType):
         return leaf
     if isinstance(leaf, Mapping) and set(leaf) == {"shape", "dtype"}:
-        return ArrayType(tuple(leaf["shape"]), np.dtype(leaf["dtype"]))
+        dtype = leaf["dtype"]
+        known = numpy_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)
+        return ArrayType(tuple(leaf["shape"]), known)
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return ArrayType(tuple(leaf.shape), np.dtype(leaf.dtype))
     return None
