@@ -204,8 +204,8 @@ def _served(stack: contextlib.ExitStack) -> Iterator[Row]:
     path = _write(stack, NO_OP)
     port = stack.enter_context(_servers.ours(path, 1))
     ours = stack.enter_context(Component.from_url(f"http://127.0.0.1:{port}"))
-    peer_port = stack.enter_context(_servers.peer(path))
     shared = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
+    peer_port = stack.enter_context(_servers.peer(path, shared))
     pooled = Tesseract.from_source(
         path,
         output_format="json+binref",

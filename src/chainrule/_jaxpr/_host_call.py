@@ -83,8 +83,8 @@ def lower_overlapping(
 ) -> Sequence[Any]:
     """Two calls: one that starts the work and returns a ticket, one that waits for its results.
 
-    XLA's CPU backend runs a short program's calls one after the other. It starts all the work whose
-    operands are there before it has to wait for the first result.
+    XLA's CPU backend runs calls one after the other. Where its schedule has several starts before the first
+    finish, which it usually has for independent calls, the work overlaps.
     """
     ticket = array_aval((), np.int32)
     started = _ffi_call(ctx.replace(avals_out=[ticket]), operands, start)
