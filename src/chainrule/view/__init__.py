@@ -1,5 +1,30 @@
-"""Pictures of what the other rooms know: tables for the terminal, plots for people."""
+"""Pictures of what the other rooms know: SVG for notebooks and pages, tables for the terminal, plots.
 
+    pipeline         the components and JAX parts of a function, with shapes and cost
+    gradient_flow    norms of values and cotangents along it
+    spy              where the entries of a Jacobian are
+    elimination      the way from a computational graph to its Jacobian, vertex by vertex
+
+Every picture shows itself in a notebook and has `.svg()`, `.html()` and `.save(path)`.
+"""
+
+from chainrule.view._elimination import EliminationSteps, elimination
 from chainrule.view._gradient_flow import FlowRow, GradientFlow, gradient_flow
+from chainrule.view._picture import Picture
+from chainrule.view._spy import Spy, SpyBlock, spy
+from chainrule.view._steps import Product, Step, Vertex
 
-__all__ = ["FlowRow", "GradientFlow", "gradient_flow"]
+__all__ = [
+    "EliminationSteps",
+    "FlowRow",
+    "GradientFlow",
+    "Picture",
+    "Product",
+    "Spy",
+    "SpyBlock",
+    "Step",
+    "Vertex",
+    "elimination",
+    "gradient_flow",
+    "spy",
+]

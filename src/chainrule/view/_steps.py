@@ -1,0 +1,138 @@
+"""What happens to a graph when its vertices are eliminated one by one, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from chainrule._jaxpr import Var
+from chainrule.elimination._counting import OperationCounts
+from chainrule.elimination._eliminate import STRUCTURES, Elimination
+from chainrule.elimination._graph import Edges, Graph
+
+__all__ = ["Blocks", "Product", "Step", "Vertex", "blocks_of", "name_nodes", "trace_steps"]
+
+Blocks = dict[tuple[str, str], str]
+"""(operand, result) → the structure of the block on that edge."""
+
+
+@dataclass(frozen=True)
+class Vertex:
+    """A node of the graph.
+
+    Attributes:
+        key: its number in orders, from 1, as text; for an input its name. An equation with several results
+            has several nodes: `3`, `3b`, …
+        operation: the primitive; empty for inputs.
+        is_output: whether a row of the Jacobian belongs to it.
+    """
+
+    key: str
+    operation: str
+    is_output: bool
+
+
+@dataclass(frozen=True)
+class Product:
+    """c[reader, operand] = c[reader, via] · c[via, operand], or += where the edge was there before."""
+
+    reader: str
+    via: str
+    operand: str
+    is_added: bool
+
+    def __str__(self) -> str:
+        sign = "+=" if self.is_added else "="
+        return (
+            f"c[{self.reader},{self.operand}] {sign} "
+            f"c[{self.reader},{self.via}]·c[{self.via},{self.operand}]"
+        )
+
+
+@dataclass(frozen=True)
+class Step:
+    """The elimination of one vertex.
+
+    Attributes:
+        vertex: its number.
+        multiplications: what it costs, by the convention of the literature.
+        products: the chain rule, edge by edge.
+        edges: those that are left afterwards, (operand, result) → structure of the block.
+    """
+
+    vertex: int
+    multiplications: int
+    products: tuple[Product, ...]
+    edges: Blocks = field(repr=False)
+
+
+def name_nodes(graph: Graph, inputs: Sequence[str]) -> dict[Any, Vertex]:
+    """Every variable of the graph, in the order of the program, as a node with a name."""
+    nodes = {
+        var: Vertex(name, "", var in graph.outputs)
+        for var, name in zip(graph.inputs, inputs, strict=True)
+    }
+    for number in graph.partials:
+        operation = graph.equation(number).primitive.name
+        shown = [var for var in graph.nodes(number) if var in graph.structures]
+        for k, var in enumerate(shown):
+            key = str(number) if k == 0 else f"{number}{_suffix(k)}"
+            nodes[var] = Vertex(key, operation, var in graph.outputs)
+    return nodes
+
+
+def _suffix(position: int) -> str:
+    return chr(ord("a") + position) if position < 26 else f".{position}"
+
+
+def blocks_of(edges: Edges, nodes: Mapping[Var, Vertex]) -> Blocks:
+    """The edges by name."""
+    return {
+        (nodes[operand].key, nodes[result].key): _kind(structure)
+        for result, row in edges.items()
+        for operand, structure in row.items()
+    }
+
+
+def _kind(structure: Any) -> str:
+    """The structure without its shape; nothing for an ordinary number."""
+    kind = str(structure).split(": ", 1)[1]
+    return "" if kind == "scalar" else kind
+
+
+def trace_steps(
+    graph: Graph, counts: OperationCounts, nodes: Mapping[Var, Vertex]
+) -> Iterator[Step]:
+    """The steps of the order that was counted; vertices that touch nothing are left out."""
+    state = Elimination(graph, graph.structures, STRUCTURES)
+    for vertex, multiplications in counts.per_vertex:
+        joined = list(_joined(graph, state, vertex))
+        existing = {(reader, operand) for reader, row in state.rows.items() for operand in row}
+        state.eliminate(vertex)
+        if joined:
+            products = _products(joined, existing, nodes)
+            yield Step(vertex, multiplications, products, blocks_of(state.rows, nodes))
+
+
+_Path = tuple[Var, Var, Var]
+
+
+def _joined(graph: Graph, state: Elimination, vertex: int) -> Iterator[_Path]:
+    """(reader, vertex, operand) for every edge out of a vertex and every edge into it."""
+    for node in graph.nodes(vertex):
+        for reader in state.readers.get(node, ()):
+            for operand in state.rows.get(node, ()):
+                yield reader, node, operand
+
+
+def _products(
+    joined: Sequence[_Path], existing: set[tuple[Var, Var]], nodes: Mapping[Var, Vertex]
+) -> tuple[Product, ...]:
+    products = []
+    for reader, via, operand in joined:
+        is_added = (reader, operand) in existing
+        names = (nodes[var].key for var in (reader, via, operand))
+        products.append(Product(*names, is_added))
+        existing.add((reader, operand))
+    return tuple(products)
