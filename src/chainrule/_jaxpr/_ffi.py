@@ -29,17 +29,22 @@ import jax
 import ml_dtypes
 import numpy as np
 
-__all__ = ["TARGET", "HostFunction", "register_function", "supports", "target_is_registered"]
+__all__ = [
+    "TARGET",
+    "HostFunction",
+    "HostTarget",
+    "register_function",
+    "supports",
+    "target_is_registered",
+]
 
 TARGET = "chainrule_host_call"
 
 # Padding stands for fields that are not read.
-CALL_FRAME = struct.Struct("=QQQ16x" + "16xq8xQ" + "16xq8xQ" + "40xQ")
-"""struct_size, extension, api; count and table of the arguments, of the results; table of the attributes."""
-BUFFER = struct.Struct("=16xi4xQqQ")
-"""dtype, data, rank, dims."""
-SCALAR = struct.Struct("=8xQ")
-"""Address of the value."""
+CALL_FRAME = struct.Struct("=QQQ16x" + "32xQ" + "32xQ" + "40xQ")
+"""struct_size, extension, api; tables of the arguments, of the results and of the attributes."""
+BUFFER_DATA_OFFSET = 24
+SCALAR_VALUE_OFFSET = 8
 EXTENSION = struct.Struct("=8xi12xQ")
 """Kind, and for the metadata extension the address of the metadata."""
 API_HEADER = struct.Struct("=Q24xi12x")
@@ -54,15 +59,14 @@ _METADATA_VERSION_OFFSET = (
 _METADATA_EXTENSION = 1
 _UNKNOWN = 2  # absl's status code for "an error raised by somebody else"
 
-_DTYPES: dict[int, np.dtype[Any]] = {
-    code: np.dtype(scalar)
-    for code, scalar in {
-        1: np.bool_, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 6: np.uint8, 7: np.uint16,
-        8: np.uint32, 9: np.uint64, 10: np.float16, 11: np.float32, 12: np.float64,
-        15: np.complex64, 16: ml_dtypes.bfloat16, 18: np.complex128,
-    }.items()
-}  # fmt: skip
-_SUPPORTED = frozenset(_DTYPES.values())
+# What NumPy can view. XLA's four-bit types, for one, it cannot.
+_SUPPORTED = frozenset(
+    np.dtype(scalar)
+    for scalar in (
+        np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64,
+        np.float16, np.float32, np.float64, np.complex64, np.complex128, ml_dtypes.bfloat16,
+    )
+)  # fmt: skip
 
 
 class HostFunction(Protocol):
@@ -73,46 +77,73 @@ class HostFunction(Protocol):
         ...
 
 
+class View:
+    """How NumPy sees one buffer; shape and dtype are known from the compiled program."""
+
+    def __init__(self, aval: Any) -> None:
+        self._shape, self._dtype = tuple(aval.shape), np.dtype(aval.dtype)
+        self._memory = ctypes.c_char * (self._dtype.itemsize * math.prod(self._shape))
+
+    def at(self, address: int) -> np.ndarray:
+        """The array in the buffer that is described at an address."""
+        data = _Word.from_address(address + BUFFER_DATA_OFFSET)[0]
+        if not data:  # an empty array
+            return np.empty(self._shape, self._dtype)
+        return np.ndarray(self._shape, self._dtype, self._memory.from_address(data))
+
+
+class HostTarget:
+    """A host function as compiled programs call it: with a number, and views of its buffers."""
+
+    def __init__(
+        self, function: HostFunction, operands: Sequence[Any], results: Sequence[Any]
+    ) -> None:
+        self.number = next(_numbers)
+        self.function = function
+        self.operands = [View(aval) for aval in operands]
+        self.results = [View(aval) for aval in results]
+
+
+_Word = ctypes.c_uint64 * 1
 _numbers = itertools.count(1)
-_functions: weakref.WeakValueDictionary[int, HostFunction] = weakref.WeakValueDictionary()
-_numbers_of: weakref.WeakKeyDictionary[HostFunction, int] = weakref.WeakKeyDictionary()
+_by_number: weakref.WeakValueDictionary[int, HostTarget] = weakref.WeakValueDictionary()
+_by_function: weakref.WeakValueDictionary[Any, HostTarget] = weakref.WeakValueDictionary()
 
 
-def register_function(function: HostFunction) -> int:
-    """The number by which compiled programs find a function, for as long as somebody keeps it alive.
+def register_function(
+    function: HostFunction, operands: Sequence[Any], results: Sequence[Any]
+) -> HostTarget:
+    """What compiled programs find by its number, for as long as somebody keeps it alive.
 
     The same function has the same number, so that XLA sees equal calls as equal and merges them.
     """
-    number = _numbers_of.get(function)
-    if number is None:
-        number = _numbers_of[function] = next(_numbers)
-        _functions[number] = function
-    return number
+    # A target keeps its function alive, so the identity is not reused while the target is known.
+    key = (id(function), tuple(operands), tuple(results))
+    target = _by_function.get(key)
+    if target is None:
+        target = _by_function[key] = HostTarget(function, operands, results)
+        _by_number[target.number] = target
+    return target
 
 
 def supports(dtypes: Sequence[Any]) -> bool:
-    """Whether NumPy can view buffers of all these dtypes (four-bit types, for one, it cannot)."""
+    """Whether NumPy can view buffers of all these dtypes."""
     return all(dtype in _SUPPORTED for dtype in dtypes)
 
 
-# `ctypes.string_at` without its Python wrapper: the handler reads memory a dozen times per call.
+# `ctypes.string_at` without its Python wrapper.
 _bytes_at = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
     ("PyBytes_FromStringAndSize", ctypes.pythonapi)
 )
-_ADDRESSES = [struct.Struct(f"={count}Q") for count in range(64)]
-_SIZES = [struct.Struct(f"={rank}q") for rank in range(64)]
 
 
 def _handle(address: int) -> int | None:
-    size, extension, api, operand_count, operands, result_count, results, attributes = (
-        CALL_FRAME.unpack(_bytes_at(address, CALL_FRAME.size))
-    )
+    frame = _bytes_at(address, CALL_FRAME.size)
+    size, extension, api, operands, results, attributes = CALL_FRAME.unpack(frame)
     try:
         if extension and _answer_metadata(extension, api):
             return None
-        text = _problem(size, api) or _execute(
-            operand_count, operands, result_count, results, attributes
-        )
+        text = _problem(size, api) or _execute(operands, results, attributes)
     except BaseException as error:
         text = f"chainrule's host call failed: {type(error).__name__}: {error}"
     return None if text is None else _new_error(api, text)
@@ -140,38 +171,27 @@ def _problem(size: int, api: int) -> str | None:
     )
 
 
-def _execute(
-    operand_count: int, operands: int, result_count: int, results: int, attributes: int
-) -> str | None:
+def _execute(operands: int, results: int, attributes: int) -> str | None:
     number = _read_number(attributes)
-    function = _functions.get(number)
-    if function is None:
+    target = _by_number.get(number)
+    if target is None:
         return (
             f"The compiled program calls host function {number}, which is not alive in this process: it "
             "was compiled elsewhere, or outlived everything that knew its component."
         )
-    return function.run(_views(operand_count, operands), _views(result_count, results))
+    return target.function.run(_arrays(target.operands, operands), _arrays(target.results, results))
 
 
 def _read_number(attributes: int) -> int:
-    (scalar,) = _ADDRESSES[1].unpack(_bytes_at(attributes, 8))
-    (value,) = SCALAR.unpack(_bytes_at(scalar, SCALAR.size))
-    return _SIZES[1].unpack(_bytes_at(value, 8))[0]
+    scalar = _Word.from_address(attributes)[0]
+    value = _Word.from_address(scalar + SCALAR_VALUE_OFFSET)[0]
+    return _Word.from_address(value)[0]
 
 
-def _views(count: int, table: int) -> list[np.ndarray]:
-    pointers = _ADDRESSES[count] if count < len(_ADDRESSES) else struct.Struct(f"={count}Q")
-    return [_view(address) for address in pointers.unpack(_bytes_at(table, pointers.size))]
-
-
-def _view(address: int) -> np.ndarray:
-    code, data, rank, dims = BUFFER.unpack(_bytes_at(address, BUFFER.size))
-    shape = _SIZES[rank].unpack(_bytes_at(dims, 8 * rank))
-    dtype = _DTYPES[code]
-    byte_count = dtype.itemsize * math.prod(shape)
-    if byte_count == 0:
-        return np.empty(shape, dtype)
-    return np.ndarray(shape, dtype, (ctypes.c_char * byte_count).from_address(data))
+def _arrays(views: list[View], table: int) -> list[np.ndarray]:
+    return [
+        view.at(_Word.from_address(table + 8 * position)[0]) for position, view in enumerate(views)
+    ]
 
 
 _CREATE_ERROR = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)
@@ -179,7 +199,7 @@ _CREATE_ERROR = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)
 
 def _new_error(api: int, text: str) -> int:
     """An error object of XLA, made by the first function of the API's table."""
-    (pointer,) = _ADDRESSES[1].unpack(_bytes_at(api + API_HEADER.size, 8))
+    pointer = _Word.from_address(api + API_HEADER.size)[0]
     message = ctypes.create_string_buffer(text.encode())
     return _CREATE_ERROR(pointer)(ERROR_CREATE.pack(28, 0, ctypes.addressof(message), _UNKNOWN))
 

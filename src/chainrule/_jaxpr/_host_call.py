@@ -92,9 +92,10 @@ def lower_overlapping(
 
 
 def _ffi_call(ctx: Any, operands: Sequence[Any], function: HostFunction) -> Sequence[Any]:
-    number = np.int64(register_function(function))
-    ctx.module_context.add_keepalive(function)
-    return jax.ffi.build_ffi_lowering_function(TARGET)(ctx, *operands, number=number).results
+    target = register_function(function, ctx.avals_in, ctx.avals_out)
+    ctx.module_context.add_keepalive(target)
+    lower = jax.ffi.build_ffi_lowering_function(TARGET)
+    return lower(ctx, *operands, number=np.int64(target.number)).results
 
 
 def _lower_callback(
