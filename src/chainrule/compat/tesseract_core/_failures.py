@@ -1,0 +1,75 @@
+"""The ancestor's exceptions for ours.
+
+`ComponentError` is a `RuntimeError`, `CapabilityError` a `NotImplementedError` and `TransportError` a
+`ConnectionError` already, so they pass. Only a refused input has another class there: pydantic's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from chainrule._errors import InputError
+
+__all__ = ["as_validation_error", "pydantic_errors"]
+
+_TITLES = {
+    "apply": "ApplyInputSchema",
+    "jacobian": "JacobianInputSchema",
+    "jacobian_vector_product": "JVPInputSchema",
+    "vector_jacobian_product": "VJPInputSchema",
+    "abstract_eval": "AbstractInputSchema",
+}
+
+
+@contextmanager
+def pydantic_errors(endpoint: str, payload: Mapping[str, Any]) -> Iterator[None]:
+    """Raise pydantic's `ValidationError` where an endpoint refuses its inputs."""
+    try:
+        yield
+    except InputError as error:
+        raise as_validation_error(error, endpoint, payload) from error
+
+
+def as_validation_error(
+    error: InputError, endpoint: str, payload: Mapping[str, Any]
+) -> ValidationError:
+    """The same problems, at the same places, in pydantic's exception.
+
+    Args:
+        error: ours.
+        endpoint: that refused.
+        payload: what it refused, to show the offending values as pydantic does.
+    """
+    problems = error.details.get("problems") or [_only_problem(error)]
+    return ValidationError.from_exception_data(
+        _TITLES.get(endpoint, endpoint), [_line(problem, payload) for problem in problems]
+    )
+
+
+def _only_problem(error: InputError) -> dict[str, Any]:
+    """A refusal that names one place, or none."""
+    place = [] if error.path is None else [error.path]
+    return {"type": error.code, "loc": place, "msg": error.message, "ctx": {}}
+
+
+def _line(problem: Mapping[str, Any], payload: Any) -> InitErrorDetails:
+    loc = tuple(problem["loc"])
+    context = problem.get("ctx") or {}
+    # The message is finished; pydantic replaces `{name}` for names in the context only.
+    kind = PydanticCustomError(problem["type"], problem["msg"], context)
+    return InitErrorDetails(type=kind, loc=loc, input=_value_at(payload, loc))
+
+
+def _value_at(tree: Any, loc: Sequence[str | int]) -> Any:
+    """The offending value; for a field that is missing, what it is missing from."""
+    for part in loc:
+        try:
+            tree = tree[part]
+        except (LookupError, TypeError):
+            break
+    return tree

@@ -1,0 +1,189 @@
+"""`chainrule-tesseract-runtime`: the ancestor's command line on our components.
+
+The result, and nothing else, goes to standard output. Exit codes: 0 it worked (a regression test that fails
+has worked too), 2 the caller's mistake, 1 everything else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import traceback
+from argparse import Namespace
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from pydantic import ValidationError
+
+from chainrule._errors import ChainruleError, InputError
+from chainrule.compat.tesseract_core._failures import pydantic_errors
+from chainrule.compat.tesseract_core.runtime._arguments import (
+    ENDPOINT_COMMANDS,
+    make_parser,
+    read_settings,
+)
+from chainrule.compat.tesseract_core.runtime._payloads import read_payload
+from chainrule.compat.tesseract_core.runtime._settings import RuntimeConfig
+from chainrule.compat.tesseract_core.runtime._streams import copied_to, result_descriptor
+from chainrule.runtime import LocalComponent, load_component
+from chainrule.runtime._codec import BinrefWriter, encode_body
+from chainrule.runtime._runs import Run
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point; always leaves by `SystemExit`."""
+    with result_descriptor() as stdout:
+        options = make_parser().parse_args(arguments)
+        raise SystemExit(_run(options, stdout))
+
+
+def _run(options: Namespace, stdout: int) -> int:
+    try:
+        settings = read_settings(options)
+        return _COMMANDS.get(options.command, _endpoint)(options, settings, stdout)
+    except (InputError, _RefusedError) as error:
+        sys.stderr.write(f"Error: Invalid value for payload: {error}\n")
+        return 2
+    except ChainruleError as error:
+        traceback.print_exception(error)
+        return error.exit_code
+    except (ValidationError, json.JSONDecodeError) as error:
+        traceback.print_exception(error)
+        return 1
+
+
+class _RefusedError(Exception):
+    """The component refuses the payload."""
+
+
+def _load(settings: RuntimeConfig, *, describe: bool = False) -> LocalComponent:
+    config = settings.for_component(trusts_caller=True)
+    is_building = os.environ.get("_TESSERACT_IS_BUILDING") == "1"
+    if describe or is_building:
+        config = config.replace(require_files=False)
+    return load_component(str(settings.api_path), config=config)
+
+
+def _endpoint(options: Namespace, settings: RuntimeConfig, stdout: int) -> int:
+    component = _load(settings)
+    payload = read_payload(options.payload)
+    endpoint = ENDPOINT_COMMANDS[options.command]
+    run = Run(component.config, is_flat=True)
+    with copied_to(settings.output_path / "logs" / "tesseract.log"):
+        try:
+            with pydantic_errors(endpoint, payload):
+                result = component.call(endpoint, payload, run=run)
+        except ValidationError as error:
+            raise _RefusedError(str(error)) from error
+    _write(_encode(result, settings), settings, stdout)
+    return 0
+
+
+def _encode(result: Any, settings: RuntimeConfig) -> Iterable[bytes | memoryview]:
+    is_binref = settings.output_format == "json+binref"
+    with BinrefWriter(settings.output_path) if is_binref else nullcontext() as writer:
+        return encode_body(
+            result, format=settings.output_format, compression=settings.compression, writer=writer
+        )
+
+
+def _write(pieces: Iterable[bytes | memoryview], settings: RuntimeConfig, stdout: int) -> None:
+    if settings.output_file:
+        file = settings.output_path / settings.output_file
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"".join(pieces))
+        return
+    with open(stdout, "wb", closefd=False) as stream:
+        stream.writelines(pieces)
+
+
+def _write_json(content: Any, settings: RuntimeConfig, stdout: int) -> int:
+    text = json.dumps(content, separators=(",", ":"))
+    _write([text.encode()], settings, stdout)
+    return 0
+
+
+def _health(options: Namespace, settings: RuntimeConfig, stdout: int) -> int:
+    return _write_json(_load(settings).health(), settings, stdout)
+
+
+def _openapi_schema(options: Namespace, settings: RuntimeConfig, stdout: int) -> int:
+    return _write_json(_load(settings, describe=True).openapi_schema, settings, stdout)
+
+
+def _check(options: Namespace, settings: RuntimeConfig, stdout: int) -> int:
+    component = _load(settings)
+    sys.stderr.write(
+        f"{component.name} is a component: {', '.join(component.available_endpoints)}\n"
+    )
+    return 0
+
+
+def _test(options: Namespace, settings: RuntimeConfig, stdout: int) -> int:
+    from chainrule.runtime.testing import RegressionSpec, run_test
+
+    payload = read_payload(options.payload)
+    try:
+        spec = RegressionSpec.model_validate(payload)
+    except ValidationError as error:
+        raise _RefusedError(str(error)) from error
+    return _write_json(dataclasses.asdict(run_test(_load(settings), spec)), settings, stdout)
+
+
+def _check_gradients(options: Namespace, settings: RuntimeConfig, stdout: int) -> int:
+    from chainrule.compat.tesseract_core.runtime.testing.finite_differences import check_gradients
+
+    results = check_gradients(
+        _load(settings),
+        read_payload(options.payload),
+        input_paths=options.input_paths,
+        output_paths=options.output_paths,
+        endpoints=options.endpoints,
+        eps=dict(options.eps_for) if options.eps_for else options.eps,
+        rtol=options.rtol,
+        max_evals=options.max_evals,
+        max_output_samples=options.max_output_samples,
+        seed=options.seed,
+        show_progress=options.show_progress,
+    )
+    failed = False
+    for endpoint, failures, count in results:
+        failed = failed or bool(failures)
+        verdict = "failed" if failures else "passed"
+        lines = [
+            f"Gradient check for {endpoint} {verdict} ({len(failures)} failures / {count} checks)"
+        ]
+        lines += [f"  {failure}" for failure in failures[: options.max_failures]]
+        sys.stderr.write("\n".join(lines) + "\n")
+    return int(failed)
+
+
+def _serve(options: Namespace, settings: RuntimeConfig, stdout: int) -> int:
+    from chainrule.serve import serve
+
+    serve(
+        str(settings.api_path),
+        config=settings.for_component(trusts_caller=False),
+        host=options.host,
+        port=options.port,
+        workers=options.num_workers,
+        debug=settings.debug,
+        insecure=True,  # the ancestor's flags know no token
+        on_ready=lambda url: sys.stderr.write(f"Serving at {url}\n"),
+    )
+    return 0
+
+
+_COMMANDS = {
+    "health": _health,
+    "openapi-schema": _openapi_schema,
+    "check": _check,
+    "test": _test,
+    "check-gradients": _check_gradients,
+    "serve": _serve,
+}

@@ -1,0 +1,116 @@
+"""The ancestor's settings and environment variables, and what they mean for a component here."""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from chainrule._errors import CapabilityError
+from chainrule.runtime import ComponentConfig
+
+__all__ = ["RuntimeConfig", "component_settings", "from_environment"]
+
+# Whoever starts a component in this process or on the command line may as well run what it refers to.
+# A server gives its callers no such power.
+OWN_REFERENCES = frozenset({"api_path", "url"})
+
+
+def _parse_mapping(value: Any) -> Any:
+    return ast.literal_eval(value) if isinstance(value, str) else value
+
+
+class RuntimeConfig(BaseModel):
+    """Every setting of the ancestor's runtime, with its default.
+
+    Attributes:
+        api_path: the module file.
+        name, description, version: of the component.
+        debug: let tracebacks out to remote callers.
+        debugpy_host, debugpy_port: accepted; no debugger is started.
+        input_path, output_path: folders for files that callers name, and for files of runs.
+        output_format, output_file, compression: how and where a result is written.
+        mlflow_tracking_uri, mlflow_run_extra_args: where metrics go.
+        profiling, tracing: log profiles, or arguments and results.
+        gpu_transport, cuda_ipc_pool_fraction: only `"none"` is supported.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    api_path: Path = Path("tesseract_api.py")
+    name: str = "Tesseract"
+    description: str = ""
+    version: str = "unknown"
+    debug: bool = False
+    debugpy_host: str = "127.0.0.1"
+    debugpy_port: int = 5678
+    input_path: Path = Path()
+    output_path: Path = Path()
+    output_format: Literal["json", "json+base64", "json+binref"] = "json"
+    output_file: str = ""
+    compression: Literal["lz4"] | None = None
+    mlflow_tracking_uri: str = ""
+    mlflow_run_extra_args: Annotated[dict[str, Any], BeforeValidator(_parse_mapping)] = {}
+    profiling: bool = False
+    tracing: bool = False
+    gpu_transport: Literal["none", "cuda_ipc"] = "none"
+    cuda_ipc_pool_fraction: float = 0.25
+
+    def for_component(self, *, trusts_caller: bool) -> ComponentConfig:
+        """The native settings.
+
+        Args:
+            trusts_caller: whether callers are the ones who run the component.
+
+        Raises:
+            CapabilityError: device memory was to be shared.
+        """
+        if self.gpu_transport != "none":
+            raise CapabilityError(
+                f"gpu_transport={self.gpu_transport!r} is not supported; arrays travel through host "
+                "memory. Leave it at 'none'.",
+                code="gpu_transport_not_supported",
+            )
+        return ComponentConfig(
+            **{name: getattr(self, name) for name in ("name", "version") if self._is_given(name)},
+            description=self.description.replace("\\n", "\n") or None,
+            input_path=self.input_path,
+            output_path=self.output_path,
+            output_format=self.output_format,
+            compression=self.compression,
+            debug=self.debug,
+            profiling=self.profiling,
+            tracing=self.tracing,
+            mlflow_tracking_uri=self.mlflow_tracking_uri,
+            mlflow_run_extra_args=self.mlflow_run_extra_args,
+            allow_references=OWN_REFERENCES if trusts_caller else frozenset(),
+        )
+
+    def _is_given(self, name: str) -> bool:
+        return name in self.model_fields_set
+
+
+def from_environment(prefix: str = "TESSERACT_") -> dict[str, str]:
+    """Settings that the environment gives, as text, by their names."""
+    return {
+        name: os.environ[variable]
+        for name in RuntimeConfig.model_fields
+        if (variable := f"{prefix}{name.upper()}") in os.environ
+    }
+
+
+def component_settings(
+    settings: Mapping[str, Any] | None,
+    input_path: str | Path | None,
+    output_path: str | Path | None,
+    output_format: str,
+) -> ComponentConfig:
+    """What a constructor of `Tesseract` was told, on top of the environment."""
+    given: dict[str, Any] = {**from_environment(), "output_format": output_format}
+    given |= {"input_path": input_path} if input_path is not None else {}
+    given |= {"output_path": output_path} if output_path is not None else {}
+    return RuntimeConfig(**given | dict(settings or {})).for_component(trusts_caller=True)

@@ -1,0 +1,50 @@
+"""Regression tests: the file format, and a run of one test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from chainrule.runtime import load_component
+from chainrule.runtime.testing import RegressionSpec as TestSpec
+from chainrule.runtime.testing import run_test
+
+__all__ = ["TestOutputSchema", "TestSpec", "regress_test_case"]
+
+
+class TestOutputSchema(BaseModel):
+    """The outcome of one test."""
+
+    __test__ = False  # pytest would take the class for a test because of its name
+
+    status: Literal["passed", "failed", "error"]
+    message: str
+    endpoint: str
+
+
+def regress_test_case(
+    api_module: ModuleType | Any,
+    endpoint_functions: Mapping[str, Callable[..., Any]] | None,
+    test_spec: TestSpec | Mapping[str, Any],
+    *,
+    base_dir: Path | None = None,
+    threshold: int = 100,
+) -> TestOutputSchema:
+    """Run one regression test of a module.
+
+    Args:
+        api_module: the module, or a component.
+        endpoint_functions: accepted; a component knows its endpoints.
+        test_spec: the test.
+        base_dir: the folder that files in the payload are relative to.
+        threshold: accepted; messages never list data.
+    """
+    component = load_component(api_module)
+    if base_dir is not None:
+        component = component.configured(input_path=base_dir)
+    result = run_test(component, test_spec)
+    return TestOutputSchema(status=result.status, message=result.message, endpoint=result.endpoint)

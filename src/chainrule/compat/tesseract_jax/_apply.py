@@ -1,0 +1,38 @@
+"""`apply_tesseract`: `apply_component` with the ancestor's arguments."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from chainrule.bridge import apply_component
+
+__all__ = ["apply_tesseract"]
+
+VmapMethod = Literal["sequential", "auto_experimental", "expand_dims", "broadcast_all"]
+
+
+def apply_tesseract(
+    tesseract_client: Any,
+    inputs: Any,
+    *,
+    vmap_method: VmapMethod | None = None,
+    materialize_jacobian: bool | None = None,
+) -> Any:
+    """Call a component under any JAX transformation.
+
+    Args:
+        tesseract_client: a `Tesseract` of this package or of the installed `tesseract_core`, or any handle
+            of Chainrule.
+        inputs: the inputs as nested data.
+        vmap_method: how `vmap` is done. `None`, an error in the ancestor, leaves the choice to Chainrule.
+        materialize_jacobian: whether a batch of derivative products is answered by one Jacobian.
+
+    Returns:
+        The outputs as a tree of JAX arrays.
+    """
+    return apply_component(
+        tesseract_client,
+        inputs,
+        vmap_method=vmap_method or "auto",
+        materialize_jacobian=materialize_jacobian,
+    )
