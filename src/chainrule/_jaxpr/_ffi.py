@@ -21,6 +21,7 @@ import math
 import struct
 import threading
 import weakref
+import zlib
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, Protocol
@@ -53,9 +54,7 @@ ERROR_CREATE = struct.Struct("=QQQi4x")
 """struct_size, extension, message, status code."""
 
 _API_VERSION_OFFSET = 32
-_METADATA_VERSION_OFFSET = (
-    8 + 16
-)  # struct_size, then major and minor inside the nested version struct
+_METADATA_VERSION_OFFSET = 8 + 16  # inside the nested version struct: its major and minor
 _METADATA_EXTENSION = 1
 _UNKNOWN = 2  # absl's status code for "an error raised by somebody else"
 
@@ -70,7 +69,7 @@ _SUPPORTED = frozenset(
 
 
 class HostFunction(Protocol):
-    """What a call's number stands for."""
+    """What a call's number stands for; its `repr` says which function it is."""
 
     def run(self, operands: list[np.ndarray], results: list[np.ndarray]) -> str | None:
         """Fill `results`; return `None`, or the text of the error. Never raises."""
@@ -98,7 +97,10 @@ class HostTarget:
     def __init__(
         self, function: HostFunction, operands: Sequence[Any], results: Sequence[Any]
     ) -> None:
-        self.number = next(_numbers)
+        # Counted, so that a program has the same text in every process and is found in the compilation
+        # cache; with a digest, so that a program from elsewhere does not find another function's buffers.
+        digest = zlib.crc32(repr((function, operands, results)).encode())
+        self.number = digest << 24 | next(_numbers)
         self.function = function
         self.operands = [View(aval) for aval in operands]
         self.results = [View(aval) for aval in results]

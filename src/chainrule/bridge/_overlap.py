@@ -74,6 +74,9 @@ class StartCall:
     def __init__(self, call: HostCall) -> None:
         self._call = call
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._call})"
+
     def run(self, operands: list[np.ndarray], results: list[np.ndarray]) -> str | None:
         """Never raises; returns an error's text."""
         work = _Work(self._call, [operand.copy() for operand in operands])
@@ -90,6 +93,9 @@ class FinishCall:
 
     def __init__(self, call: HostCall) -> None:
         self._call = call
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._call})"
 
     def run(self, operands: list[np.ndarray], results: list[np.ndarray]) -> str | None:
         """Never raises; returns an error's text."""
