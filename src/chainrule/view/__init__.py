@@ -11,6 +11,7 @@ Every picture shows itself in a notebook and has `.svg()`, `.html()` and `.save(
 from chainrule.view._elimination import EliminationSteps, elimination
 from chainrule.view._gradient_flow import FlowRow, GradientFlow, gradient_flow
 from chainrule.view._picture import Picture
+from chainrule.view._pipeline import Link, Part, Pipeline, pipeline
 from chainrule.view._spy import Spy, SpyBlock, spy
 from chainrule.view._steps import Product, Step, Vertex
 
@@ -18,7 +19,10 @@ __all__ = [
     "EliminationSteps",
     "FlowRow",
     "GradientFlow",
+    "Link",
+    "Part",
     "Picture",
+    "Pipeline",
     "Product",
     "Spy",
     "SpyBlock",
@@ -26,5 +30,6 @@ __all__ = [
     "Vertex",
     "elimination",
     "gradient_flow",
+    "pipeline",
     "spy",
 ]

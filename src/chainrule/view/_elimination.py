@@ -185,7 +185,9 @@ def _draw(
         body.append(_svg.arrow(layout.routes[edge], colour, 1.2 if colour == _GREY else 2.0))
     left = {key for edge in edges for key in edge}
     body.extend(_node(v, layout.places[v.key], v.key in left) for v in picture.vertices)
-    body.extend(_edge_label(layout.routes[edge], text) for edge, text in edges.items() if text)
+    for edge, text in edges.items():
+        x, y = layout.middle(edge)
+        body.append(_svg.label(text, (x, y - 7), "faint halo"))
     body.append("</g>")
     y = _CAPTION + layout.size[1]
     body.extend(
@@ -216,13 +218,3 @@ def _node(vertex: Vertex, place: tuple[float, float], is_left: bool) -> str:
     name = _svg.label(vertex.key, place, "strong" if is_left else "faint")
     operation = _svg.label(vertex.operation, (place[0], place[1] + _RADIUS + 9), "faint halo")
     return _svg.circle(place, _RADIUS, fill, stroke) + name + operation
-
-
-def _edge_label(route: Sequence[tuple[float, float]], text: str) -> str:
-    # A long edge is flat and alone where it passes a layer; a short one has only its middle.
-    if len(route) > 2:
-        x, y = route[len(route) // 2]
-    else:
-        (ax, ay), (bx, by) = route
-        x, y = (ax + bx) / 2, (ay + by) / 2
-    return _svg.label(text, (x, y - 7), "faint halo")

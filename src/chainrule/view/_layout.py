@@ -8,14 +8,13 @@ place of its neighbours, back and forth a few times, which removes most crossing
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 __all__ = ["Edge", "Layout", "lay_out"]
 
-Node = Hashable
 Edge = tuple[Any, Any]
 Point = tuple[float, float]
 
@@ -37,6 +36,17 @@ class Layout:
     places: Mapping[Any, Point]
     routes: Mapping[Edge, tuple[Point, ...]]
     size: Point
+
+    def middle(self, edge: Edge) -> Point:
+        """Where an edge can be labelled.
+
+        A long edge is flat and alone where it passes a layer; a short one has only its middle.
+        """
+        route = self.routes[edge]
+        if len(route) > 2:
+            return route[len(route) // 2]
+        (ax, ay), (bx, by) = route
+        return (ax + bx) / 2, (ay + by) / 2
 
 
 @dataclass(frozen=True)
@@ -89,8 +99,8 @@ def _chain(edge: Edge, depth: Mapping[Any, int]) -> list[Any]:
 
 def _sorted_layers(depth: Mapping[Any, int], chains: Mapping[Edge, list[Any]]) -> list[list[Any]]:
     layers: list[list[Any]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
-    for node, layer in depth.items():
-        layers[layer].append(node)
+    for node, number in depth.items():
+        layers[number].append(node)
     before, after = defaultdict(list), defaultdict(list)
     for chain in chains.values():
         for waypoint in chain[1:-1]:

@@ -132,7 +132,7 @@ def _products(
     products = []
     for reader, via, operand in joined:
         is_added = (reader, operand) in existing
-        names = (nodes[var].key for var in (reader, via, operand))
+        names = nodes[reader].key, nodes[via].key, nodes[operand].key
         products.append(Product(*names, is_added))
         existing.add((reader, operand))
     return tuple(products)

@@ -1,0 +1,288 @@
+"""The components and JAX parts of a function, with shapes and cost."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import jax
+from rich.table import Table
+
+from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, Var, evaluate, locate, trace
+from chainrule._jaxpr import Literal as Constant
+from chainrule.elimination._work import program_work
+from chainrule.runtime._schema import describe_array
+from chainrule.view import _svg
+from chainrule.view._arguments import argument_names
+from chainrule.view._divide import Section, divide, open_calls, scope_of
+from chainrule.view._layout import lay_out
+from chainrule.view._picture import Picture
+
+__all__ = ["Link", "Part", "Pipeline", "pipeline"]
+
+RESULT = "result"
+
+_FILLS = {"component": ("#fef3c7", "#d97706"), "jax": ("#ffffff", "#6b7280")}
+_INPUT, _OUTPUT = ("#e0e7ff", "#4f46e5"), ("#d1fae5", "#059669")
+_LINE = 15.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """A call of a component, or the JAX operations between two of them.
+
+    Attributes:
+        kind: `"component"` or `"jax"`.
+        name: the component's name; else the `jax.named_scope`, or the functions it was written in.
+        detail: what is asked of a component (`apply`, `vjp`, …); else which pass it belongs to.
+        equations: number of JAX equations.
+        operations: estimated scalar operations of a JAX part; `None` where only the component knows.
+        bytes_in: size of the arrays that go in.
+        bytes_out: size of the arrays that come out and are used.
+        seconds: of one run; `None` when it was not measured.
+        program: what it computes.
+    """
+
+    kind: Literal["component", "jax"]
+    name: str
+    detail: str
+    equations: int
+    operations: float | None
+    bytes_in: int
+    bytes_out: int
+    seconds: float | None
+    program: ClosedJaxpr = field(repr=False)
+
+    @property
+    def cost(self) -> str:
+        """What is known about its cost, in words."""
+        if self.operations is None:
+            known = f"{_short(self.bytes_in)}B in, {_short(self.bytes_out)}B out"
+        else:
+            known = f"≈ {_short(self.operations).strip()} operations"
+        return known if self.seconds is None else f"{known}, {_short(self.seconds)}s"
+
+
+@dataclass(frozen=True)
+class Link:
+    """Arrays that go from one place to another.
+
+    Attributes:
+        source: the number of a part, or the name of an argument.
+        target: the number of a part, or `"result"`.
+        types: shape and dtype of each array, such as `f32[3,4]`.
+    """
+
+    source: int | str
+    target: int | str
+    types: tuple[str, ...]
+
+    def __str__(self) -> str:
+        shown = ", ".join(self.types[:2])
+        return f"{shown} + {len(self.types) - 2}" if len(self.types) > 2 else shown
+
+
+@dataclass(frozen=True)
+class Pipeline(Picture):
+    """The graph of a function's parts. A notebook shows it, rich prints it, `.save("x.svg")` keeps it.
+
+    Attributes:
+        parts: every part after those it reads.
+        links: what flows between arguments, parts and the result.
+    """
+
+    parts: tuple[Part, ...]
+    links: tuple[Link, ...]
+
+    def __rich__(self) -> Table:
+        table = Table("", "part", "", "reads", "cost")
+        for number, part in enumerate(self.parts):
+            sources = (link.source for link in self.links if link.target == number)
+            reads = ", ".join(str(source) for source in sources)
+            table.add_row(str(number), part.name, part.detail, reads, part.cost)
+        return table
+
+    def svg(self) -> str:
+        """Boxes from left to right: arguments, parts, result."""
+        boxes = self._boxes()
+        sizes = {node: box.size for node, box in boxes.items()}
+        labels = {(link.source, link.target): str(link) for link in self.links}
+        longest = max(map(len, labels.values()), default=0)
+        layout = lay_out(sizes, labels, between=max(40.0, longest * _svg.CHARACTER + 28))
+        body = [_svg.arrow(layout.routes[edge], "#6b7280") for edge in labels]
+        for node, box in boxes.items():
+            body.extend(box.draw(layout.places[node]))
+        for edge, text in labels.items():
+            x, y = layout.middle(edge)
+            body.append(_svg.label(text, (x, y - 8), "faint halo"))
+        return _svg.document(body, *layout.size, "Pipeline")
+
+    def _boxes(self) -> dict[int | str, _Box]:
+        arguments = dict.fromkeys(k.source for k in self.links if isinstance(k.source, str))
+        boxes: dict[int | str, _Box] = {name: _Box((name,), *_INPUT) for name in arguments}
+        for number, part in enumerate(self.parts):
+            lines = (part.name, part.detail, part.cost)
+            boxes[number] = _Box(tuple(filter(None, lines)), *_FILLS[part.kind])
+        boxes[RESULT] = _Box((RESULT,), *_OUTPUT)
+        return boxes
+
+
+def pipeline(fun: Callable[..., Any], *args: Any, measure: bool = False) -> Pipeline:
+    """Draw a function as a graph of components and JAX parts, with shapes and cost.
+
+    Calls of `apply_component`, `from_callable` and JAX's callbacks are parts of their own, wherever they sit;
+    what JAX computes between them is one part per `jax.named_scope`. A component that was inlined is JAX, and
+    is found by the names of its functions. Derivatives are functions like any other:
+    `pipeline(jax.grad(f), x)` shows the backward pass.
+
+    Args:
+        fun: a function of pytrees that JAX can trace.
+        *args: its arguments, or `jax.ShapeDtypeStruct`s of them.
+        measure: also run it, part by part, after a first run that does not count.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpy as np, chainrule
+        >>> from chainrule import view
+        >>> solve = chainrule.from_callable(
+        ...     np.cumsum, vjp=lambda x, u: (u[::-1].cumsum()[::-1],), abstract=lambda x: x
+        ... )
+        >>> picture = view.pipeline(lambda x: jnp.sum(solve(2 * x)), jnp.arange(3.0))
+        >>> [part.kind for part in picture.parts]
+        ['jax', 'component', 'jax']
+        >>> [str(link) for link in picture.links]
+        ['f32[3]', 'f32[3]', 'f32[3]', 'f32[]']
+    """
+    program = open_calls(trace(fun, *args)[0])
+    sections = divide(program)
+    seconds = _measure(program, sections, jax.tree.leaves(args)) if measure else {}
+    parts = tuple(_part(section, seconds.get(k)) for k, section in enumerate(sections))
+    return Pipeline(parts, tuple(_links(program, sections, _input_names(fun, args))))
+
+
+def _input_names(fun: Callable[..., Any], args: Sequence[Any]) -> list[str]:
+    """For every leaf the argument that it is of."""
+    names = argument_names(fun, len(args))
+    return [name for name, arg in zip(names, args, strict=True) for _ in jax.tree.leaves(arg)]
+
+
+def _part(section: Section, seconds: float | None) -> Part:
+    jaxpr = section.program.jaxpr
+    is_jax = not section.calls
+    name, detail = _describe_jax(jaxpr.eqns) if is_jax else _describe_call(jaxpr.eqns[-1], section)
+    return Part(
+        kind="jax" if is_jax else "component",
+        name=name,
+        detail=detail,
+        equations=len(jaxpr.eqns),
+        operations=program_work(section.program) if is_jax else None,
+        bytes_in=_bytes(jaxpr.invars),
+        bytes_out=_bytes(jaxpr.outvars),
+        seconds=seconds,
+        program=section.program,
+    )
+
+
+def _describe_jax(equations: Sequence[JaxprEqn]) -> tuple[str, str]:
+    scope, is_backward = scope_of(equations[-1])
+    places = (locate(eqn) for eqn in equations)
+    functions = dict.fromkeys(place.function for place in places if place is not None)
+    name = scope or ", ".join(list(functions)[:2]) or equations[-1].primitive.name
+    return name, "JAX, backward" if is_backward else "JAX"
+
+
+def _describe_call(eqn: JaxprEqn, section: Section) -> tuple[str, str]:
+    """Who is called, and for what; the loop or branch around it, if it is in one."""
+    named = dict.fromkeys(_called(call) for call in section.calls)
+    names = ", ".join(dict.fromkeys(name for name, _ in named))
+    asked = ", ".join(dict.fromkeys(request for _, request in named))
+    is_inside = eqn not in section.calls
+    return names, f"{asked} in {eqn.primitive.name}" if is_inside else asked
+
+
+def _called(call: JaxprEqn) -> tuple[str, str]:
+    described = call.params.get("call")
+    if described is None:
+        place = locate(call)
+        return (place.function if place else "callback"), call.primitive.name
+    batch = "".join(f" × {size}" for size in described.batch.sizes)
+    return described.site.target.name, described.request.name + batch
+
+
+def _links(
+    program: ClosedJaxpr, sections: Sequence[Section], inputs: Sequence[str]
+) -> Iterator[Link]:
+    source: dict[Var, int | str] = dict(zip(program.jaxpr.invars, inputs, strict=True))
+    flows: dict[tuple[int | str, int | str], dict[Var, None]] = defaultdict(dict)
+    for number, section in enumerate(sections):
+        for var in section.program.jaxpr.invars:
+            flows[source[var], number][var] = None
+        source.update(dict.fromkeys(section.program.jaxpr.outvars, number))
+    for atom in program.jaxpr.outvars:
+        if not isinstance(atom, Constant) and atom in source:
+            flows[source[atom], RESULT][atom] = None
+    for (start, end), variables in flows.items():
+        yield Link(start, end, tuple(describe_array(var.aval) for var in variables))
+
+
+def _measure(
+    program: ClosedJaxpr, sections: Sequence[Section], operands: Sequence[Any]
+) -> dict[int, float]:
+    """Seconds per part."""
+    values = dict(zip(program.jaxpr.invars, operands, strict=True))
+    seconds = {}
+    for number, section in enumerate(sections):
+        inputs = [values[var] for var in section.program.jaxpr.invars]
+        outputs, seconds[number] = _run(section, inputs)
+        values.update(zip(section.program.jaxpr.outvars, outputs, strict=True))
+    return seconds
+
+
+def _run(section: Section, inputs: Sequence[Any]) -> tuple[Sequence[Any], float]:
+    def function(*flat: Any) -> list[Any]:
+        return evaluate(section.program, flat)
+
+    run, repeats = (function, 1) if section.calls else (jax.jit(function), 3)
+    jax.block_until_ready(run(*inputs))
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        outputs = jax.block_until_ready(run(*inputs))
+        times.append(time.perf_counter() - start)
+    return outputs, min(times)
+
+
+def _bytes(variables: Sequence[Any]) -> int:
+    return sum(math.prod(v.aval.shape) * v.aval.dtype.itemsize for v in variables)
+
+
+def _short(number: float) -> str:
+    """Three digits and a prefix: `1.23 k`, `45 µ`."""
+    if number == 0:
+        return "0 "
+    exponent = max(-3, min(4, math.floor(math.log10(abs(number)) / 3)))
+    prefix = {-3: "n", -2: "µ", -1: "m", 0: "", 1: "k", 2: "M", 3: "G", 4: "T"}[exponent]
+    return f"{number / 1000.0**exponent:.3g} {prefix}"
+
+
+@dataclass(frozen=True)
+class _Box:
+    """Lines of text, the first of which is the title, on a ground."""
+
+    lines: tuple[str, ...]
+    fill: str
+    stroke: str
+
+    @property
+    def size(self) -> tuple[float, float]:
+        width = max(map(len, self.lines)) * _svg.CHARACTER + 20
+        return width, len(self.lines) * _LINE + 14
+
+    def draw(self, place: tuple[float, float]) -> Iterator[str]:
+        yield _svg.rectangle(place, self.size, self.fill, self.stroke)
+        top = place[1] - (len(self.lines) - 1) * _LINE / 2
+        for k, line in enumerate(self.lines):
+            yield _svg.label(line, (place[0], top + k * _LINE), "faint" if k else "strong")
