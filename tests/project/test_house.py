@@ -42,3 +42,15 @@ def test_error_page_lists_every_class_with_its_facts():
         row = next(line for line in page.splitlines() if line.startswith(f"| `{name}`"))
         assert f"`{cls.default_code}`" in row
         assert f"| {cls.http_status} | {cls.exit_code} |" in row
+
+
+def test_error_codes_are_all_on_their_page():
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        import error_codes
+    finally:
+        sys.path.pop(0)
+    page = error_codes.PAGE.read_text()
+    listed = {line.split("`")[1] for line in page.splitlines() if line.startswith("| `")}
+    raised = {code for entries in error_codes.codes().values() for code in entries}
+    assert raised == listed, "run: python scripts/error_codes.py"
