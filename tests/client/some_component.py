@@ -41,5 +41,16 @@ def jacobian(inputs, jac_inputs, jac_outputs):
     return {path: {other: blocks[path][other] for other in jac_inputs} for path in jac_outputs}
 
 
+def hessian_vector_product(inputs, hvp_inputs, hvp_outputs, cotangent_vector, tangent_vector):
+    x, scale = inputs.x, inputs.scale
+    weights = cotangent_vector.get("y", np.zeros_like(x))
+    along_x = tangent_vector.get("x", np.zeros_like(x))
+    products = {
+        "x": 2 * weights * (scale * along_x + x * tangent_vector.get("scale", 0.0)),
+        "scale": np.sum(2 * weights * x * along_x),
+    }
+    return {path: products[path] for path in hvp_inputs}
+
+
 def abstract_eval(abstract_inputs):
     return {"y": abstract_inputs.x, "total": {"shape": (), "dtype": "float64"}, "note": ""}

@@ -59,6 +59,70 @@ def test_derivatives(component):
     np.testing.assert_allclose(vjp["x"], 6 * X * u)
 
 
+def test_second_derivatives(component):
+    u, v, w = np.array([0.5, 1.0, -2.0]), np.array([1.0, -1.0, 2.0]), 3.0
+    # ⟨u, y⟩ + total = scale Σ uᵢ xᵢ² + Σ xᵢ, at scale 2
+    arguments = (["x", "scale"], ["y", "total"], {"y": u, "total": 1.0}, {"x": v, "scale": w})
+    found = component.hessian_vector_product({"x": X}, *arguments)
+    np.testing.assert_allclose(found["x"], 4 * u * v + 2 * u * X * w)
+    np.testing.assert_allclose(found["scale"], np.sum(2 * u * X * v))
+    later = component.submit("hessian_vector_product", {"x": X}, *arguments).result(timeout=30)
+    np.testing.assert_array_equal(later["x"], found["x"])
+
+
+@pytest.mark.parametrize(
+    ("cotangent", "tangent", "code"),
+    [
+        ({}, {"x": X}, "vector_keys_mismatch"),
+        ({"y": X}, {"y": X}, "vector_keys_mismatch"),
+        ({"y": X}, {"x": [X]}, "array_dimensionality_mismatch"),
+    ],
+)
+def test_unfit_vectors_of_second_derivatives(component, cotangent, tangent, code):
+    with pytest.raises(InputError) as caught:
+        component.hessian_vector_product({"x": X}, ["x"], ["y"], cotangent, tangent)
+    assert caught.value.code == code
+
+
+def test_batches_of_vectors(component):
+    inputs, batch = {"x": X, "scale": 3.0}, np.arange(12.0).reshape(4, 3)
+    pushed = component.jacobian_vector_product(
+        inputs, ["x", "scale"], ["y", "total"], {"x": batch, "scale": np.arange(4.0)}, batched=True
+    )
+    np.testing.assert_allclose(pushed["y"], 6 * X * batch + X**2 * np.arange(4.0)[:, None])
+    np.testing.assert_allclose(pushed["total"], batch.sum(1))
+    job = component.submit(
+        "vector_jacobian_product", inputs, ["x"], ["y"], {"y": batch}, batched=True
+    )
+    np.testing.assert_allclose(job.result(timeout=30)["x"], 6 * X * batch)
+
+
+@pytest.mark.parametrize(
+    ("tangent", "batched", "code"),
+    [
+        ({"x": X, "scale": 1.0}, True, "array_dimensionality_mismatch"),
+        ({"x": [X, X], "scale": [1.0]}, True, "batch_mismatch"),
+        ({"x": np.zeros((0, 3)), "scale": []}, True, "batch_mismatch"),
+        ({"x": [X], "scale": [1.0]}, False, "array_dimensionality_mismatch"),
+        ({"x": [X], "scale": [1.0]}, "yes", "bad_batched"),
+    ],
+)
+def test_unfit_batches(component, tangent, batched, code):
+    with pytest.raises(InputError) as caught:
+        component.jacobian_vector_product(
+            {"x": X}, ["x", "scale"], ["y"], tangent, batched=batched
+        )
+    assert caught.value.code == code
+
+
+def test_value_and_gradient_in_one_call(component):
+    u = np.array([0.5, 1.0, -2.0])
+    found = component.value_and_vjp({"x": X, "scale": 3.0}, ["x"], ["y"], {"y": u})
+    np.testing.assert_array_equal(found["outputs"]["y"], 3 * X**2)
+    assert found["outputs"]["total"] == 6.0
+    np.testing.assert_allclose(found["gradient"]["x"], 6 * X * u)
+
+
 def test_abstract_eval_sends_shapes_only(component):
     expected = {"shape": [3], "dtype": "float64"}
     for x in (X, {"shape": [3], "dtype": "float64"}):
@@ -70,8 +134,8 @@ def test_abstract_eval_sends_shapes_only(component):
 def test_what_it_is(component):
     assert component.name == "some_component"
     assert sorted(component.available_endpoints) == [
-        "abstract_eval", "apply", "health", "jacobian", "jacobian_vector_product",
-        "vector_jacobian_product",
+        "abstract_eval", "apply", "health", "hessian_vector_product", "jacobian",
+        "jacobian_vector_product", "value_and_vjp", "vector_jacobian_product",
     ]  # fmt: skip
     assert component.capabilities["jacobian"].status == "native"
     assert str(component.capabilities["vector_jacobian_product"]) == "derived (jacobian)"
@@ -174,11 +238,17 @@ def test_async_twins(component):
             component.jacobian_async(inputs, ["x"], ["total"]),
             component.jacobian_vector_product_async(inputs, ["x"], ["total"], {"x": X}),
             component.vector_jacobian_product_async(inputs, ["x"], ["total"], {"total": 1.0}),
+            component.hessian_vector_product_async(
+                inputs, ["x"], ["y"], {"y": np.ones(3)}, {"x": X}
+            ),
+            component.value_and_vjp_async(inputs, ["x"], ["total"], {"total": 1.0}),
             component.abstract_eval_async({"x": X, "scale": 1.0}),
             component.health_async(),
         )
 
-    applied, jacobian, jvp, vjp, shapes, health = asyncio.run(work())
+    applied, jacobian, jvp, vjp, hvp, both, shapes, health = asyncio.run(work())
+    np.testing.assert_array_equal(hvp["x"], 4 * X)
+    assert both["outputs"]["total"] == 6.0
     assert health["status"] == "ok"
     assert applied["total"] == 6.0
     np.testing.assert_array_equal(jacobian["total"]["x"], np.ones(3))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from pathlib import Path
 
-__all__ = ["add_component", "add_folders", "add_payload"]
+__all__ = ["add_component", "add_derive_hvp", "add_folders", "add_payload"]
 
 
 def add_component(parser: ArgumentParser) -> None:
@@ -56,4 +56,13 @@ def add_folders(parser: ArgumentParser) -> None:
         type=Path,
         default=Path(),
         help="folder for files that the run writes",
+    )
+
+
+def add_derive_hvp(parser: ArgumentParser) -> None:
+    """Whether second derivatives may come from differences."""
+    parser.add_argument(
+        "--derive-hvp",
+        action="store_true",
+        help="second derivatives by differencing the VJP, where the component has none",
     )

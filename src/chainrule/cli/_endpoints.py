@@ -1,4 +1,4 @@
-"""`chainrule apply`, `jacobian`, `jvp`, `vjp` and `abstract-eval`."""
+"""`chainrule apply`, `jacobian`, `jvp`, `vjp`, `hvp`, `value-and-vjp` and `abstract-eval`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from chainrule._errors import InputError, StorageError
-from chainrule.cli._arguments import add_component, add_folders, add_payload
+from chainrule.cli._arguments import add_component, add_derive_hvp, add_folders, add_payload
 from chainrule.cli._payload import read_payload
 from chainrule.cli._source import open_component
 from chainrule.cli._streams import result_stream
@@ -19,7 +19,11 @@ from chainrule.runtime._runs import Run
 
 __all__ = ["add_arguments", "endpoint_name", "run"]
 
-_SHORT_NAMES = {"jvp": "jacobian_vector_product", "vjp": "vector_jacobian_product"}
+_SHORT_NAMES = {
+    "jvp": "jacobian_vector_product",
+    "vjp": "vector_jacobian_product",
+    "hvp": "hessian_vector_product",
+}
 
 
 def endpoint_name(command: str) -> str:
@@ -41,6 +45,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--tracing", action="store_true", help="log payload and result, abbreviated"
     )
+    add_derive_hvp(parser)
     parser.add_argument(
         "--allow-reference",
         action="append",
@@ -80,6 +85,7 @@ def _config(options: Namespace) -> ComponentConfig:
         compression=options.compression,
         profiling=options.profiling,
         tracing=options.tracing,
+        derive_hvp=options.derive_hvp,
         allow_references=frozenset(options.allow_reference),
     )
 

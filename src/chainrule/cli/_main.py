@@ -28,6 +28,8 @@ COMMANDS = {
     "jacobian": Command("_endpoints", "Differentiate outputs with respect to inputs."),
     "jvp": Command("_endpoints", "Push a tangent of the inputs forward."),
     "vjp": Command("_endpoints", "Pull a cotangent of the outputs back."),
+    "hvp": Command("_endpoints", "Multiply the Hessian of weighed outputs with a tangent."),
+    "value-and-vjp": Command("_endpoints", "Outputs, and a cotangent pulled back, in one call."),
     "abstract-eval": Command("_endpoints", "Shapes and dtypes of the outputs."),
     "inspect": Command("_inspect", "Show inputs, outputs and endpoints of a component."),
     "schema": Command("_schema", "Print the OpenAPI document, or a part of it."),
@@ -38,10 +40,11 @@ COMMANDS = {
     "serve": Command("_serve", "Serve components over HTTP."),
 }
 
-# The peer's names.
+# The peer's names, and their like.
 _ALIASES = {
     "jacobian-vector-product": "jvp",
     "vector-jacobian-product": "vjp",
+    "hessian-vector-product": "hvp",
     "openapi-schema": "schema",
 }
 

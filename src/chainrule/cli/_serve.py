@@ -7,7 +7,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from chainrule.cli._arguments import add_folders
+from chainrule.cli._arguments import add_derive_hvp, add_folders
 from chainrule.runtime._config import ComponentConfig
 from chainrule.serve import serve
 
@@ -20,6 +20,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "components", metavar="COMPONENT", nargs="+", help="one or several components"
     )
     add_folders(parser)
+    add_derive_hvp(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8000, help="0 picks a free one")
     parser.add_argument(
@@ -52,7 +53,11 @@ def run(options: Namespace) -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
     serve(
         options.components,
-        config=ComponentConfig(input_path=options.input_path, output_path=options.output_path),
+        config=ComponentConfig(
+            input_path=options.input_path,
+            output_path=options.output_path,
+            derive_hvp=options.derive_hvp,
+        ),
         on_ready=_announce,
         host=options.host,
         port=options.port,

@@ -15,9 +15,9 @@ from chainrule._errors import CapabilityError, TransportError
 from chainrule.client._facts import capabilities_of, differentiable_of, endpoints_of
 from chainrule.client._jobs import Job
 from chainrule.client._mapping import map_in_order
-from chainrule.client._payloads import make_payload
+from chainrule.client._payloads import make_payload, send_one_by_one, takes_batches
 from chainrule.client._summary import summary_html, summary_text
-from chainrule.client._transport import Transport
+from chainrule.client._transport import Ticket, Transport
 from chainrule.runtime import ArraySpec, Capability, ComponentConfig, LocalComponent
 
 __all__ = ["Component"]
@@ -268,11 +268,22 @@ class Component:
         jvp_outputs: Collection[str],
         tangent_vector: Mapping[str, Any],
         *,
+        batched: bool = False,
         run_id: str | None = None,
     ) -> dict[str, Any]:
-        """`{output path: J · tangent}`."""
+        """`{output path: J · tangent}`.
+
+        Args:
+            inputs: where to differentiate.
+            jvp_inputs: paths of the inputs.
+            jvp_outputs: paths of the outputs.
+            tangent_vector: `{input path: array}`.
+            batched: whether tangents carry a leading batch axis; the result then does too. It is one
+                request, except to servers that do not know of batches.
+            run_id: as in `apply`.
+        """
         arguments = (inputs, jvp_inputs, jvp_outputs, tangent_vector)
-        return self._call("jacobian_vector_product", *arguments, run_id=run_id)
+        return self._call("jacobian_vector_product", *arguments, batched=batched, run_id=run_id)
 
     def vector_jacobian_product(
         self,
@@ -281,11 +292,39 @@ class Component:
         vjp_outputs: Collection[str],
         cotangent_vector: Mapping[str, Any],
         *,
+        batched: bool = False,
         run_id: str | None = None,
     ) -> dict[str, Any]:
-        """`{input path: Jᵀ · cotangent}`."""
+        """`{input path: Jᵀ · cotangent}`; `batched` as in `jacobian_vector_product`."""
         arguments = (inputs, vjp_inputs, vjp_outputs, cotangent_vector)
-        return self._call("vector_jacobian_product", *arguments, run_id=run_id)
+        return self._call("vector_jacobian_product", *arguments, batched=batched, run_id=run_id)
+
+    def hessian_vector_product(
+        self,
+        inputs: Any,
+        hvp_inputs: Collection[str],
+        hvp_outputs: Collection[str],
+        cotangent_vector: Mapping[str, Any],
+        tangent_vector: Mapping[str, Any],
+        *,
+        run_id: str | None = None,
+    ) -> dict[str, Any]:
+        """`{input path: H · tangent}`, with H the Hessian of ⟨cotangent, outputs⟩."""
+        arguments = (inputs, hvp_inputs, hvp_outputs, cotangent_vector, tangent_vector)
+        return self._call("hessian_vector_product", *arguments, run_id=run_id)
+
+    def value_and_vjp(
+        self,
+        inputs: Any,
+        vjp_inputs: Collection[str],
+        vjp_outputs: Collection[str],
+        cotangent_vector: Mapping[str, Any],
+        *,
+        run_id: str | None = None,
+    ) -> dict[str, Any]:
+        """`{"outputs": …, "gradient": {input path: Jᵀ · cotangent}}`, in one request."""
+        arguments = (inputs, vjp_inputs, vjp_outputs, cotangent_vector)
+        return self._call("value_and_vjp", *arguments, run_id=run_id)
 
     def abstract_eval(self, abstract_inputs: Any) -> Any:
         """Shapes and dtypes of the outputs for shapes and dtypes of the inputs.
@@ -320,7 +359,7 @@ class Component:
         payload = make_payload(endpoint, *args, **kwargs)
         return Job(
             self._workers(),
-            lambda ticket: self.transport.call(endpoint, payload, run_id=run_id, ticket=ticket),
+            lambda ticket: self._send(endpoint, payload, run_id=run_id, ticket=ticket),
             endpoint,
         )
 
@@ -362,10 +401,12 @@ class Component:
         jvp_inputs: Collection[str],
         jvp_outputs: Collection[str],
         tangent_vector: Mapping[str, Any],
+        *,
+        batched: bool = False,
     ) -> dict[str, Any]:
         """`jacobian_vector_product` for asynchronous code."""
         arguments = (inputs, jvp_inputs, jvp_outputs, tangent_vector)
-        return await self.submit("jacobian_vector_product", *arguments)
+        return await self.submit("jacobian_vector_product", *arguments, batched=batched)
 
     async def vector_jacobian_product_async(
         self,
@@ -373,10 +414,35 @@ class Component:
         vjp_inputs: Collection[str],
         vjp_outputs: Collection[str],
         cotangent_vector: Mapping[str, Any],
+        *,
+        batched: bool = False,
     ) -> dict[str, Any]:
         """`vector_jacobian_product` for asynchronous code."""
         arguments = (inputs, vjp_inputs, vjp_outputs, cotangent_vector)
-        return await self.submit("vector_jacobian_product", *arguments)
+        return await self.submit("vector_jacobian_product", *arguments, batched=batched)
+
+    async def hessian_vector_product_async(
+        self,
+        inputs: Any,
+        hvp_inputs: Collection[str],
+        hvp_outputs: Collection[str],
+        cotangent_vector: Mapping[str, Any],
+        tangent_vector: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """`hessian_vector_product` for asynchronous code."""
+        arguments = (inputs, hvp_inputs, hvp_outputs, cotangent_vector, tangent_vector)
+        return await self.submit("hessian_vector_product", *arguments)
+
+    async def value_and_vjp_async(
+        self,
+        inputs: Any,
+        vjp_inputs: Collection[str],
+        vjp_outputs: Collection[str],
+        cotangent_vector: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """`value_and_vjp` for asynchronous code."""
+        arguments = (inputs, vjp_inputs, vjp_outputs, cotangent_vector)
+        return await self.submit("value_and_vjp", *arguments)
 
     async def abstract_eval_async(self, abstract_inputs: Any) -> Any:
         """`abstract_eval` for asynchronous code."""
@@ -408,10 +474,26 @@ class Component:
     ) -> None:
         self.close()
 
-    def _call(self, endpoint: str, *arguments: Any, run_id: str | None = None) -> Any:
+    def _call(
+        self, endpoint: str, *arguments: Any, run_id: str | None = None, **options: Any
+    ) -> Any:
         self._check_endpoint(endpoint)
-        payload = make_payload(endpoint, *arguments)
-        return self.transport.call(endpoint, payload, run_id=run_id)
+        return self._send(endpoint, make_payload(endpoint, *arguments, **options), run_id=run_id)
+
+    def _send(
+        self,
+        endpoint: str,
+        payload: Mapping[str, Any],
+        *,
+        run_id: str | None = None,
+        ticket: Ticket | None = None,
+    ) -> Any:
+        def send(payload: Mapping[str, Any]) -> Any:
+            return self.transport.call(endpoint, payload, run_id=run_id, ticket=ticket)
+
+        if payload.get("batched") and not takes_batches(self.openapi_schema, endpoint):
+            return send_one_by_one(send, endpoint, payload)
+        return send(payload)
 
     def _check_endpoint(self, endpoint: str) -> None:
         self._check_open()

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import BaseModel
 
 from chainrule._trees import is_arraylike
-from chainrule.runtime._derivatives._kinds import DERIVATIVES
+from chainrule.runtime._derivatives._batching import batched_product
+from chainrule.runtime._derivatives._kinds import BATCHED, DERIVATIVES
 
-__all__ = ["make_payload"]
+__all__ = ["make_payload", "send_one_by_one", "takes_batches"]
 
+_KINDS = {kind.endpoint: kind for kind in DERIVATIVES}
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
     "apply": ("inputs",),
     "abstract_eval": ("abstract_inputs",),
-    **{kind.endpoint: kind.argument_names for kind in DERIVATIVES},
+    **{name: kind.argument_names for name, kind in _KINDS.items()},
 }
 _PATH_ARGUMENTS = {
     name for kind in DERIVATIVES for name in (kind.inputs_argument, kind.outputs_argument)
@@ -29,6 +31,8 @@ def make_payload(endpoint: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         TypeError: not the arguments of this endpoint.
     """
     names = _ARGUMENTS[endpoint]
+    kind = _KINDS.get(endpoint)
+    optional = {n: kwargs.pop(n) for n in (kind.optional_names if kind else ()) if n in kwargs}
     given = dict(zip(names, args, strict=False)) | kwargs
     if len(args) + len(kwargs) != len(names) or given.keys() != set(names):
         raise TypeError(f"{endpoint} takes {', '.join(names)}; found {len(args)} and {[*kwargs]}")
@@ -37,7 +41,29 @@ def make_payload(endpoint: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
     for name in _PATH_ARGUMENTS & given.keys():
         if not isinstance(given[name], str):  # which the component refuses with a better message
             given[name] = list(given[name])
-    return given
+    # What has its default is left out: other servers refuse fields that they do not know.
+    return given | {name: value for name, value in optional.items() if value is not False}
+
+
+def takes_batches(document: Mapping[str, Any], endpoint: str) -> bool:
+    """Whether a server says that requests to a product endpoint may carry `batched`."""
+    request = document["components"]["schemas"].get(
+        f"{_KINDS[endpoint].schema_prefix}InputSchema", {}
+    )
+    return BATCHED in request.get("properties", {})
+
+
+def send_one_by_one(
+    send: Callable[[dict[str, Any]], Mapping[str, Any]], endpoint: str, payload: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A request with a batch of vectors, as one request for each of them."""
+    names = _ARGUMENTS[endpoint]
+
+    def product(*values: Any) -> Mapping[str, Any]:
+        return send(dict(zip(names, values, strict=True)))
+
+    inputs, input_paths, output_paths, vector = (payload[name] for name in names)
+    return batched_product(product, inputs, input_paths, output_paths, vector)
 
 
 def _to_abstract(tree: Any) -> Any:

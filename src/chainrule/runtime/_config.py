@@ -35,6 +35,8 @@ class ComponentConfig:
         compression: `"lz4"` or `None`, for the formats that can be compressed.
         require_files: whether `require_file` looks for the file; off to describe a component elsewhere than
             where it runs.
+        derive_hvp: take second derivatives by differencing the component's vector-Jacobian product where it
+            has no `hessian_vector_product`.
         debug: let tracebacks out to remote callers.
         profiling: log a profile of every endpoint call.
         tracing: log the arguments and results of every call, arrays abbreviated.
@@ -60,6 +62,7 @@ class ComponentConfig:
     output_format: OutputFormat = "json"
     compression: Literal["lz4"] | None = None
     require_files: bool = True
+    derive_hvp: bool = False
     debug: bool = False
     profiling: bool = False
     tracing: bool = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import logging
 import os
 import pickle
 import signal
@@ -33,6 +34,7 @@ from chainrule.runtime._samehost import (
 from chainrule.serve._answering import Answerer
 from chainrule.serve._calls import Call, Reply
 from chainrule.serve._problems import problem_reply
+from chainrule.serve._residual_reuse import reuse_residuals
 
 _PR_SET_PDEATHSIG = 1
 
@@ -70,7 +72,9 @@ class Worker:
             return None
         try:
             source, config = pickle.loads(message.body)
-            answerer = Answerer(load_component(source, config=config))
+            component = load_component(source, config=config)
+            reuse_residuals(component)
+            answerer = Answerer(component)
             self._send(
                 self._store(Reply(200, "application/json", [orjson.dumps(asdict(answerer.facts))]))
             )
@@ -148,12 +152,23 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def _show_own_log() -> None:
+    """Let what Chainrule has to say out; the author's loggers stay as the author sets them."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+    log = logging.getLogger("chainrule")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+
+
 def main(descriptor: int) -> None:
     """Run a worker on one end of a socket pair."""
     _die_with_parent()
     os.set_inheritable(descriptor, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(2, 1)  # what the author prints is a log, not output of the server
+    _show_own_log()
     worker = Worker(socket.socket(fileno=descriptor))
     answerer = worker.load()
     if answerer is not None:

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from chainrule.runtime import Array, Differentiable, Float64
 from chainrule.runtime._component import Definition, LocalComponent
 from chainrule.runtime._component._capabilities import Implementation
-from chainrule.runtime._derivatives import DERIVATIVES, JACOBIAN, JVP, VJP
+from chainrule.runtime._derivatives import FIRST_ORDER, JACOBIAN, JVP, VJP
 
 Vector = Differentiable[Array[(None,), Float64]]
 
@@ -92,8 +92,8 @@ SUBSETS = [s for k in (1, 2, 3) for s in itertools.combinations(NATIVE, k)]
 @pytest.mark.parametrize("names", SUBSETS, ids="+".join)
 def test_every_endpoint_from_every_subset(names):
     component = make(names)
-    assert set(component.available_endpoints) == {"apply", "health", *NATIVE}
-    for kind in DERIVATIVES:
+    assert set(component.available_endpoints) == {"apply", "health", "value_and_vjp", *NATIVE}
+    for kind in FIRST_ORDER:
         expected = "native" if kind.endpoint in names else "derived"
         assert component.capabilities[kind.endpoint].status == expected
     model = InputSchema(**POINT)

@@ -16,7 +16,13 @@ __all__ = [
     "derived",
 ]
 
-DERIVATIVE_ENDPOINTS = ("jacobian", "jacobian_vector_product", "vector_jacobian_product")
+DERIVATIVE_ENDPOINTS = (
+    "jacobian",
+    "jacobian_vector_product",
+    "vector_jacobian_product",
+    "hessian_vector_product",
+    "value_and_vjp",
+)
 ENDPOINTS = ("apply", *DERIVATIVE_ENDPOINTS, "abstract_eval")
 """Every endpoint that an author can define, in the order in which they are listed."""
 

@@ -1,33 +1,43 @@
-"""The three derivative endpoints: one class over `DerivativeKind`."""
+"""The derivative endpoints: one class over `DerivativeKind`."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from chainrule.runtime._component._author import call_author, check_signature
 from chainrule.runtime._component._endpoints import Payload, check_fields
-from chainrule.runtime._component._requests import read_paths, read_vector
-from chainrule.runtime._component._results import read_derivative
+from chainrule.runtime._component._requests import Blocks, read_batched, read_paths, read_vectors
+from chainrule.runtime._component._results import read_derivative, read_value
 from chainrule.runtime._component._schemas import Context, Schemas
-from chainrule.runtime._derivatives._kinds import DERIVATIVES, DerivativeKind
+from chainrule.runtime._derivatives._batching import batch_length, batched_product
+from chainrule.runtime._derivatives._kinds import BATCHED, DERIVATIVES, DerivativeKind
 
 __all__ = ["Derivative", "derivative_endpoint"]
 
 
 @dataclass(frozen=True)
 class Derivative:
-    """`jacobian`, `jacobian_vector_product` or `vector_jacobian_product`."""
+    """Any of the derivative endpoints.
+
+    Attributes:
+        kind: which of them.
+        schemas: of the component.
+        function: the author's, or one that Chainrule made.
+        can_batch: whether the function takes `batched`; it is called once per vector otherwise.
+    """
 
     kind: DerivativeKind
     schemas: Schemas
     function: Callable[..., Any]
+    can_batch: bool
 
     def __call__(self, payload: Payload, context: Context) -> Any:
         """The derivative as a plain tree keyed by paths."""
         kind, schemas = self.kind, self.schemas
-        check_fields(payload, kind.argument_names, kind.endpoint)
+        check_fields(payload, kind.argument_names, kind.endpoint, kind.optional_names)
         inputs = schemas.read_inputs(payload["inputs"], kind.endpoint, context)
         blocks = read_paths(kind, schemas, inputs, payload)
         arguments: dict[str, Any] = {
@@ -35,14 +45,43 @@ class Derivative:
             kind.inputs_argument: set(blocks.inputs),
             kind.outputs_argument: set(blocks.outputs),
         }
-        if kind.vector is not None:
-            arguments[kind.vector] = read_vector(kind, blocks, payload[kind.vector], context)
+        if read_batched(kind, payload):
+            return self._batch(blocks, arguments, payload, context)
+        arguments |= read_vectors(kind, blocks, payload, context)
         result = call_author(self.function, kind.endpoint, **arguments)
-        return read_derivative(kind, blocks, result)
+        if not kind.with_value:
+            return read_derivative(kind, blocks, result)
+        value, gradient = read_value(kind, schemas, result, context)
+        return {"outputs": value, "gradient": read_derivative(kind, blocks, gradient)}
+
+    def _batch(
+        self, blocks: Blocks, arguments: dict[str, Any], payload: Payload, context: Context
+    ) -> Any:
+        """The products of a batch of vectors: in one call where the function can, else one by one."""
+        kind = self.kind
+        ((_, vector),) = read_vectors(kind, blocks.with_batch(None), payload, context).items()
+        answers = blocks.with_batch(batch_length(vector)) if self.can_batch else blocks
+
+        def product(*values: Any, **options: Any) -> Any:
+            named = dict(zip(kind.argument_names, values, strict=True))
+            result = call_author(self.function, kind.endpoint, **named, **options)
+            return read_derivative(kind, answers, result)
+
+        inputs, input_paths, output_paths = arguments.values()
+        return batched_product(
+            product, inputs, input_paths, output_paths, vector, can_batch=self.can_batch
+        )
 
 
 def derivative_endpoint(name: str, schemas: Schemas, function: Callable[..., Any]) -> Derivative:
     """The derivative endpoint of a name."""
     (kind,) = (kind for kind in DERIVATIVES if kind.endpoint == name)
     check_signature(function, name, kind.argument_names)
-    return Derivative(kind, schemas, function)
+    return Derivative(kind, schemas, function, kind.takes_batches and _takes_batched(function))
+
+
+def _takes_batched(function: Callable[..., Any]) -> bool:
+    try:
+        return BATCHED in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False

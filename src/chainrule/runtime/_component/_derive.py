@@ -2,6 +2,8 @@
 
     Jacobian    from JVP or VJP, whichever needs fewer calls for this request
     JVP, VJP    from the Jacobian, native or derived
+    HVP         from the VJP by differencing, where the settings ask for it
+    value and VJP       from `apply` and the VJP
 
 What a framework gives for free (JAX, torch, finite differences when asked for) is already among the
 implementations when this runs, marked as derived by its maker.
@@ -22,12 +24,22 @@ from chainrule._trees import get_at_path
 from chainrule.runtime._component._capabilities import Implementation, derived
 from chainrule.runtime._component._schemas import Schemas
 from chainrule.runtime._derivatives import (
+    hvp_from_vjp,
     jacobian_from_jvp,
     jacobian_from_vjp,
     jvp_from_jacobian,
+    value_and_vjp,
     vjp_from_jacobian,
 )
-from chainrule.runtime._derivatives._kinds import DERIVATIVES, JACOBIAN, JVP, VJP, DerivativeKind
+from chainrule.runtime._derivatives._kinds import (
+    DERIVATIVES,
+    HVP,
+    JACOBIAN,
+    JVP,
+    VALUE_AND_VJP,
+    VJP,
+    DerivativeKind,
+)
 
 __all__ = ["with_derivatives"]
 
@@ -38,9 +50,14 @@ _PRODUCTS: dict[DerivativeKind, Callable[..., Any]] = {
 
 
 def with_derivatives(
-    given: Mapping[str, Implementation], schemas: Schemas
+    given: Mapping[str, Implementation], schemas: Schemas, *, derive_hvp: bool = False
 ) -> dict[str, Implementation]:
     """What was given, and the derivative endpoints that follow from it.
+
+    Args:
+        given: the implementations so far.
+        schemas: of the component.
+        derive_hvp: take second derivatives by differencing the VJP where there are none.
 
     Raises:
         DefinitionError: a derivative is defined although nothing is differentiable
@@ -48,7 +65,8 @@ def with_derivatives(
     """
     found = dict(given)
     if _is_differentiable(schemas):
-        _complete_derivatives(found)
+        _complete_first_order(found)
+        _complete_from_vjp(found, derive_hvp)
     else:
         _refuse_derivatives(found)
     return found
@@ -71,7 +89,18 @@ def _refuse_derivatives(found: dict[str, Implementation]) -> None:
             )
 
 
-def _complete_derivatives(found: dict[str, Implementation]) -> None:
+def _complete_from_vjp(found: dict[str, Implementation], derive_hvp: bool) -> None:
+    if VJP.endpoint not in found:
+        return
+    vjp = _positional(VJP, found[VJP.endpoint].function)
+    if derive_hvp and HVP.endpoint not in found:
+        found[HVP.endpoint] = derived(partial(hvp_from_vjp, vjp), f"differences of {VJP.endpoint}")
+    if VALUE_AND_VJP.endpoint not in found:
+        both = partial(value_and_vjp, found["apply"].function, vjp)
+        found[VALUE_AND_VJP.endpoint] = derived(both, f"apply and {VJP.endpoint}")
+
+
+def _complete_first_order(found: dict[str, Implementation]) -> None:
     if JACOBIAN.endpoint not in found:
         jacobian = _jacobian_from_products(found)
         if jacobian is not None:

@@ -56,8 +56,16 @@ def evaluation_endpoint(name: str, schemas: Schemas, function: Callable[[Any], A
     return Evaluation(name, function, schemas.read_abstract_inputs, schemas.read_abstract_outputs)
 
 
-def check_fields(payload: Payload, expected: tuple[str, ...], endpoint: str) -> None:
+def check_fields(
+    payload: Payload, expected: tuple[str, ...], endpoint: str, optional: tuple[str, ...] = ()
+) -> None:
     """Refuse a payload that has other fields than its endpoint.
+
+    Args:
+        payload: the body of a request.
+        expected: the fields it has to have.
+        endpoint: whose request it is.
+        optional: the fields it may have.
 
     Raises:
         InputError: the first field that is missing or unknown is named.
@@ -74,8 +82,10 @@ def check_fields(payload: Payload, expected: tuple[str, ...], endpoint: str) -> 
     problems = [
         *(_problem("missing", [n], "Field required") for n in expected if n not in payload),
         *(_problem("extra_forbidden", [str(n)], "Unknown field") for n in payload
-          if n not in expected),
+          if n not in (*expected, *optional)),
     ]  # fmt: skip
+    if not problems:
+        return
     first = problems[0]
     raise InputError(
         f"{endpoint}: {first['msg'].lower()}: {first['path']!r}. A request has the fields "

@@ -22,8 +22,16 @@ from chainrule.runtime._derivatives import (
     finite_difference_jacobian,
     finite_difference_jvp,
     finite_difference_vjp,
+    hvp_from_vjp,
 )
-from chainrule.runtime._derivatives._kinds import JACOBIAN, JVP, VJP, DerivativeKind
+from chainrule.runtime._derivatives._kinds import (
+    HVP,
+    JACOBIAN,
+    JVP,
+    VALUE_AND_VJP,
+    VJP,
+    DerivativeKind,
+)
 
 __all__ = [
     "Derivatives",
@@ -38,6 +46,8 @@ _RECIPES = {
     JACOBIAN.endpoint: "jacobian",
     JVP.endpoint: "jvp",
     VJP.endpoint: "vjp",
+    HVP.endpoint: "hessian_vector_product",
+    VALUE_AND_VJP.endpoint: "value_and_vjp",
     "abstract_eval": "abstract_eval",
 }
 
@@ -135,7 +145,11 @@ def finite_implementations(
         JVP: finite_difference_jvp,
         VJP: finite_difference_vjp,
     }
+    functions = {kind: partial(recipe, apply, **options) for kind, recipe in recipes.items()}
+    if options.get("algorithm") != "stochastic":  # differences of two estimates estimate nothing
+        # The VJP has the noise of its own differences, which a higher order divides by a longer step.
+        functions[HVP] = partial(hvp_from_vjp, functions[VJP], algorithm="richardson")
     return {
-        kind.endpoint: derived(partial(recipe, apply, **options), "finite differences")
-        for kind, recipe in recipes.items()
+        kind.endpoint: derived(function, "finite differences")
+        for kind, function in functions.items()
     }

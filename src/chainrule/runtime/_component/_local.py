@@ -48,7 +48,7 @@ class LocalComponent:
         self.config = ComponentConfig.make(config)
         self._definition = definition
         self._schemas = Schemas(definition.input_schema, definition.output_schema)
-        implementations = _complete(definition.implementations, self._schemas)
+        implementations = _complete(definition.implementations, self._schemas, self.config)
         self._endpoints: dict[str, Endpoint] = {
             name: _make_endpoint(name, implementations[name].function, self._schemas, self.config)
             for name in ENDPOINTS
@@ -154,13 +154,16 @@ class LocalComponent:
         jvp_inputs: Collection[str],
         jvp_outputs: Collection[str],
         tangent_vector: Mapping[str, Any],
+        *,
+        batched: bool = False,
     ) -> dict[str, Any]:
-        """`{output path: J · tangent}`."""
+        """`{output path: J · tangent}`; `batched` tangents have a leading axis, and so has the result."""
         payload = {
             "inputs": inputs,
             "jvp_inputs": jvp_inputs,
             "jvp_outputs": jvp_outputs,
             "tangent_vector": tangent_vector,
+            "batched": batched,
         }
         return self.call("jacobian_vector_product", payload)
 
@@ -170,15 +173,52 @@ class LocalComponent:
         vjp_inputs: Collection[str],
         vjp_outputs: Collection[str],
         cotangent_vector: Mapping[str, Any],
+        *,
+        batched: bool = False,
     ) -> dict[str, Any]:
-        """`{input path: Jᵀ · cotangent}`."""
+        """`{input path: Jᵀ · cotangent}`; `batched` as in `jacobian_vector_product`."""
+        payload = {
+            "inputs": inputs,
+            "vjp_inputs": vjp_inputs,
+            "vjp_outputs": vjp_outputs,
+            "cotangent_vector": cotangent_vector,
+            "batched": batched,
+        }
+        return self.call("vector_jacobian_product", payload)
+
+    def hessian_vector_product(
+        self,
+        inputs: Any,
+        hvp_inputs: Collection[str],
+        hvp_outputs: Collection[str],
+        cotangent_vector: Mapping[str, Any],
+        tangent_vector: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """`{input path: H · tangent}`, with H the Hessian of ⟨cotangent, outputs⟩."""
+        payload = {
+            "inputs": inputs,
+            "hvp_inputs": hvp_inputs,
+            "hvp_outputs": hvp_outputs,
+            "cotangent_vector": cotangent_vector,
+            "tangent_vector": tangent_vector,
+        }
+        return self.call("hessian_vector_product", payload)
+
+    def value_and_vjp(
+        self,
+        inputs: Any,
+        vjp_inputs: Collection[str],
+        vjp_outputs: Collection[str],
+        cotangent_vector: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """`{"outputs": …, "gradient": {input path: Jᵀ · cotangent}}`, from one evaluation if it can."""
         payload = {
             "inputs": inputs,
             "vjp_inputs": vjp_inputs,
             "vjp_outputs": vjp_outputs,
             "cotangent_vector": cotangent_vector,
         }
-        return self.call("vector_jacobian_product", payload)
+        return self.call("value_and_vjp", payload)
 
     def abstract_eval(self, abstract_inputs: Any) -> Any:
         """Shapes and dtypes of the outputs for shapes and dtypes of the inputs."""
@@ -231,13 +271,14 @@ class LocalComponent:
 
 
 def _complete(
-    given: Mapping[str, Implementation], schemas: Schemas
+    given: Mapping[str, Implementation], schemas: Schemas, config: ComponentConfig
 ) -> Mapping[str, Implementation]:
     if not any(name in given for name in DERIVATIVE_ENDPOINTS):
         return with_abstract_eval(given, schemas)
     from chainrule.runtime._component._derive import with_derivatives
 
-    return with_abstract_eval(with_derivatives(given, schemas), schemas)
+    completed = with_derivatives(given, schemas, derive_hvp=config.derive_hvp)
+    return with_abstract_eval(completed, schemas)
 
 
 def _make_endpoint(name: str, function: Any, schemas: Schemas, config: ComponentConfig) -> Endpoint:

@@ -134,12 +134,15 @@ def _derivative_wrappers(kind: DerivativeKind, schemas: Schemas) -> Json:
         kind.inputs_argument: _paths_schema(schemas, "inputs"),
         kind.outputs_argument: _paths_schema(schemas, "outputs"),
     }
-    if kind.vector is not None and kind.vector_over is not None:
-        fields[kind.vector] = _keyed_by_path(schemas, [kind.vector_over])
+    fields |= {vector.name: _keyed_by_path(schemas, [vector.over]) for vector in kind.vectors}
+    optional = {name: {"type": "boolean", "default": False} for name in kind.optional_names}
+    result = _keyed_by_path(schemas, list(kind.result_over))
+    if kind.with_value:
+        result = _object({"outputs": _reference("Apply_OutputSchema"), "gradient": result})
     return {
         inputs: _reference("Apply_InputSchema"),
-        request: _request(request, fields),
-        response: {**_keyed_by_path(schemas, list(kind.result_over)), "title": response},
+        request: _request(request, fields, optional),
+        response: {**result, "title": response},
     }
 
 
@@ -172,13 +175,15 @@ def _keyed_by_path(schemas: Schemas, sides: list[Side]) -> Json:
     }
 
 
-def _request(title: str, fields: Json) -> Json:
+def _request(title: str, fields: Json, optional: Json | None = None) -> Json:
+    return {"title": title, **_object(fields, optional), "additionalProperties": False}
+
+
+def _object(fields: Json, optional: Json | None = None) -> Json:
     return {
-        "title": title,
         "type": "object",
-        "properties": fields,
+        "properties": {**fields, **(optional or {})},
         "required": list(fields),
-        "additionalProperties": False,
     }
 
 
@@ -235,6 +240,8 @@ _SUMMARIES: Mapping[str, str] = {
     "jacobian": "Derivatives of selected outputs with respect to selected inputs.",
     "jacobian_vector_product": "How selected outputs change along a tangent of the inputs.",
     "vector_jacobian_product": "A cotangent of selected outputs, pulled back to the inputs.",
+    "hessian_vector_product": "The Hessian of weighed outputs, times a tangent of the inputs.",
+    "value_and_vjp": "The outputs, and a cotangent pulled back to the inputs, in one call.",
     "abstract_eval": "Shapes and dtypes of the outputs, without computing them.",
     "health": "Whether the component is up.",
 }

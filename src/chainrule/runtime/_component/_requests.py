@@ -14,10 +14,10 @@ from pydantic_core import PydanticCustomError
 from chainrule._errors import InputError, PathError
 from chainrule._trees import get_at_path, matches_pattern, path_to_pattern
 from chainrule.runtime._component._schemas import Context, Schemas
-from chainrule.runtime._derivatives._kinds import DerivativeKind, Side
+from chainrule.runtime._derivatives._kinds import BATCHED, DerivativeKind, Side, Vector
 from chainrule.runtime._schema import ArraySpec, build_validator
 
-__all__ = ["Blocks", "fit_array", "read_paths", "read_vector"]
+__all__ = ["Blocks", "fit_array", "read_batched", "read_paths", "read_vectors"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,20 @@ class Blocks:
     def over(self, side: Side) -> Mapping[str, ArraySpec]:
         """The paths of one side."""
         return self.inputs if side == "inputs" else self.outputs
+
+    def with_batch(self, length: int | None) -> Blocks:
+        """The same arrays with a leading batch axis, of a length that may not be known yet."""
+        return Blocks(
+            {path: _widened(spec, length) for path, spec in self.inputs.items()},
+            {path: _widened(spec, length) for path, spec in self.outputs.items()},
+        )
+
+
+def _widened(spec: ArraySpec, length: int | None) -> ArraySpec:
+    if spec.shape is None:
+        return spec
+    names = (None, *spec.dimension_names) if spec.dimension_names else ()
+    return replace(spec, shape=(length, *spec.shape), dimension_names=names)
 
 
 def read_paths(
@@ -98,27 +112,49 @@ def _exact(inputs: BaseModel, path: str, spec: ArraySpec, kind: DerivativeKind) 
     )
 
 
-def read_vector(
-    kind: DerivativeKind, blocks: Blocks, value: Any, context: Context
-) -> dict[str, Any]:
-    """The tangent or cotangent vector, one array per selected path, in the paths' shapes and dtypes.
+def read_batched(kind: DerivativeKind, payload: Mapping[str, Any]) -> bool:
+    """Whether the vectors of a request carry a leading batch axis.
+
+    Raises:
+        InputError: `batched` is neither true nor false (`bad_batched`).
+    """
+    value = payload.get(BATCHED, False)
+    if not isinstance(value, bool):
+        raise InputError(
+            f"{kind.endpoint}: {BATCHED} is true or false; found {type(value).__name__}.",
+            code="bad_batched",
+            path=BATCHED,
+        )
+    return value
+
+
+def read_vectors(
+    kind: DerivativeKind, blocks: Blocks, payload: Mapping[str, Any], context: Context
+) -> dict[str, dict[str, Any]]:
+    """The tangents and cotangents of a request, by the names of their arguments.
 
     Raises:
         InputError: other keys than the selected paths (`vector_keys_mismatch`), or an array that does
             not fit its path.
     """
-    assert kind.vector is not None
-    assert kind.vector_over is not None
-    specs = blocks.over(kind.vector_over)
+    return {
+        vector.name: _read_vector(vector, blocks, payload[vector.name], context)
+        for vector in kind.vectors
+    }
+
+
+def _read_vector(vector: Vector, blocks: Blocks, value: Any, context: Context) -> dict[str, Any]:
+    """One array per selected path, in the paths' shapes and dtypes."""
+    specs = blocks.over(vector.over)
     if not isinstance(value, Mapping) or value.keys() != specs.keys():
         found = sorted(map(str, value)) if isinstance(value, Mapping) else type(value).__name__
         raise InputError(
-            f"{kind.vector}: expected exactly the keys {sorted(specs)}; found {found}.",
+            f"{vector.name}: expected exactly the keys {sorted(specs)}; found {found}.",
             code="vector_keys_mismatch",
-            path=kind.vector,
+            path=vector.name,
         )
     return {
-        path: _vector_entry(kind.vector, path, value[path], spec, context)
+        path: _vector_entry(vector.name, path, value[path], spec, context)
         for path, spec in specs.items()
     }
 

@@ -10,11 +10,13 @@ from pydantic_core import PydanticCustomError
 
 from chainrule._errors import ComponentError
 from chainrule.runtime._codec import SparseArray
+from chainrule.runtime._component._plain import to_plain
 from chainrule.runtime._component._requests import Blocks, fit_array
+from chainrule.runtime._component._schemas import Context, Schemas
 from chainrule.runtime._derivatives._kinds import DerivativeKind
 from chainrule.runtime._schema import ArraySpec
 
-__all__ = ["read_derivative"]
+__all__ = ["read_derivative", "read_value"]
 
 _STRICT = {"strict_shapes": True}
 
@@ -28,6 +30,22 @@ def read_derivative(kind: DerivativeKind, blocks: Blocks, result: Any) -> dict[s
     """
     sides = [blocks.over(side) for side in kind.result_over]
     return _read_level(kind.endpoint, result, sides, ())
+
+
+def read_value(
+    kind: DerivativeKind, schemas: Schemas, result: Any, context: Context
+) -> tuple[Any, Any]:
+    """The outputs as a plain tree, and the derivative that a function returned with them.
+
+    Raises:
+        ComponentError: not a pair, or outputs that do not fit their schema (`bad_output`).
+    """
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise _bad(
+            f"{kind.endpoint} returned {type(result).__name__}, expected a pair (outputs, gradient)"
+        )
+    outputs, derivative = result
+    return to_plain(schemas.read_outputs(outputs, kind.endpoint, context)), derivative
 
 
 def _read_level(

@@ -1,6 +1,6 @@
 """Derivative endpoints: what they are, and how a missing one follows from another.
 
-_kinds            Jacobian, JVP and VJP as data
+_kinds            the derivative endpoints as data
 _derive           one endpoint from another
 _differences      all of them from `apply` alone
 """
@@ -19,14 +19,26 @@ from chainrule.runtime._derivatives._differences import (
     finite_difference_vjp,
 )
 from chainrule.runtime._derivatives._implicit import ImplicitFunction
-from chainrule.runtime._derivatives._kinds import DERIVATIVES, JACOBIAN, JVP, VJP, DerivativeKind
+from chainrule.runtime._derivatives._kinds import (
+    DERIVATIVES,
+    FIRST_ORDER,
+    HVP,
+    JACOBIAN,
+    JVP,
+    VALUE_AND_VJP,
+    VJP,
+    DerivativeKind,
+)
 from chainrule.runtime._derivatives._residuals import set_jax_vjp_cache_size
 from chainrule.runtime._derivatives._second_order import hvp_from_vjp
 
 __all__ = [
     "DERIVATIVES",
+    "FIRST_ORDER",
+    "HVP",
     "JACOBIAN",
     "JVP",
+    "VALUE_AND_VJP",
     "VJP",
     "DerivativeKind",
     "ImplicitFunction",

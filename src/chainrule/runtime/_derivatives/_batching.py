@@ -9,7 +9,25 @@ import numpy as np
 
 from chainrule._errors import InputError
 
-__all__ = ["batched_product", "value_and_vjp"]
+__all__ = ["batch_length", "batched_product", "value_and_vjp"]
+
+
+def batch_length(vector: Mapping[str, Any]) -> int:
+    """How many vectors a batch has.
+
+    Raises:
+        InputError: the lengths differ between paths, or there is no vector (`batch_mismatch`).
+    """
+    lengths = {np.shape(array)[0] if np.ndim(array) else None for array in vector.values()}
+    if len(lengths) != 1 or not all(lengths):
+        shapes = {path: np.shape(array) for path, array in vector.items()}
+        raise InputError(
+            f"Batched vectors need one leading axis of the same length ≥ 1 for every path: {shapes}.",
+            code="batch_mismatch",
+        )
+    (length,) = lengths
+    assert length is not None
+    return length
 
 
 def batched_product(
@@ -40,18 +58,9 @@ def batched_product(
     if can_batch:
         return dict(product_fn(inputs, input_paths, output_paths, vector, batched=True))
     arrays = {path: np.asarray(array) for path, array in vector.items()}
-    lengths = {array.shape[0] if array.ndim else None for array in arrays.values()}
-    if len(lengths) != 1 or not all(lengths):
-        shapes = {path: array.shape for path, array in arrays.items()}
-        raise InputError(
-            f"Batched vectors need one leading axis of the same length ≥ 1 for every path: {shapes}.",
-            code="batch_mismatch",
-        )
-    (length,) = lengths
-    assert length is not None
     answers = [
         product_fn(inputs, input_paths, output_paths, {p: a[i] for p, a in arrays.items()})
-        for i in range(length)
+        for i in range(batch_length(arrays))
     ]
     return {path: np.stack([np.asarray(answer[path]) for answer in answers]) for path in answers[0]}
 

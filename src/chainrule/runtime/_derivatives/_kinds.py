@@ -1,42 +1,86 @@
 """What a derivative endpoint is, as data.
 
-Jacobian, Jacobian-vector product and vector-Jacobian product differ in three facts: what the caller
-gives beside the inputs, what comes back, and over which paths. Everything that is done for all three
-(schemas, validation, derivation, command line, client methods) is written once over these descriptions.
+The derivative endpoints differ in a few facts: which vectors the caller gives beside the inputs, what comes
+back, and over which paths. Everything that is done for all of them (schemas, validation, derivation, command
+line, client methods) is written once over these descriptions.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-__all__ = ["DERIVATIVES", "JACOBIAN", "JVP", "VJP", "DerivativeKind"]
+__all__ = [
+    "BATCHED",
+    "DERIVATIVES",
+    "FIRST_ORDER",
+    "HVP",
+    "JACOBIAN",
+    "JVP",
+    "VALUE_AND_VJP",
+    "VJP",
+    "DerivativeKind",
+    "Side",
+    "Vector",
+]
 
 Side = Literal["inputs", "outputs"]
+
+BATCHED = "batched"
+"""The optional argument by which a caller says that vectors carry a leading batch axis."""
+
+
+class Vector(NamedTuple):
+    """A vector argument.
+
+    Attributes:
+        name: of the argument.
+        over: which side's paths its keys are.
+    """
+
+    name: str
+    over: Side
+
+
+_TANGENT = Vector("tangent_vector", "inputs")
+_COTANGENT = Vector("cotangent_vector", "outputs")
 
 
 @dataclass(frozen=True)
 class DerivativeKind:
-    """One of the three first-order derivative endpoints.
+    """One of the derivative endpoints.
 
     Attributes:
         endpoint: name of the endpoint and of the author's function.
-        short: prefix of its path arguments and its command-line alias: `jac_inputs`, `jvp_outputs`, ….
+        short: prefix of its path arguments: `jac_inputs`, `jvp_outputs`, ….
         model_prefix: prefix of the generated models (`Jvp_InputSchema`).
         schema_prefix: prefix of the request and response wrappers (`JVPInputSchema`).
-        vector: name of the vector argument, or `None` for the Jacobian.
-        vector_over: which side's paths the vector's keys are.
+        vectors: the vector arguments, in order.
         result_over: the sides whose paths key the result, outermost first. A result's shape is the
             concatenation of the shapes at these paths.
+        takes_batches: whether a request may carry `batched`.
+        with_value: whether the outputs come back too: the function returns `(outputs, derivative)`, the
+            endpoint `{"outputs": …, "gradient": …}`.
     """
 
     endpoint: str
     short: str
     model_prefix: str
     schema_prefix: str
-    vector: str | None
-    vector_over: Side | None
+    vectors: tuple[Vector, ...]
     result_over: tuple[Side, ...]
+    takes_batches: bool = False
+    with_value: bool = False
+
+    @property
+    def vector(self) -> str | None:
+        """Name of the vector argument, where there is exactly one."""
+        return self.vectors[0].name if len(self.vectors) == 1 else None
+
+    @property
+    def vector_over(self) -> Side | None:
+        """Which side's paths that vector's keys are."""
+        return self.vectors[0].over if len(self.vectors) == 1 else None
 
     @property
     def inputs_argument(self) -> str:
@@ -51,18 +95,34 @@ class DerivativeKind:
     @property
     def argument_names(self) -> tuple[str, ...]:
         """The author's function takes exactly these keyword arguments."""
-        names = ("inputs", self.inputs_argument, self.outputs_argument)
-        return names if self.vector is None else (*names, self.vector)
+        vectors = (vector.name for vector in self.vectors)
+        return ("inputs", self.inputs_argument, self.outputs_argument, *vectors)
+
+    @property
+    def optional_names(self) -> tuple[str, ...]:
+        """What a request may carry beside its arguments."""
+        return (BATCHED,) if self.takes_batches else ()
 
 
-JACOBIAN = DerivativeKind(
-    "jacobian", "jac", "Jacobian", "Jacobian", None, None, ("outputs", "inputs")
-)
+JACOBIAN = DerivativeKind("jacobian", "jac", "Jacobian", "Jacobian", (), ("outputs", "inputs"))
 JVP = DerivativeKind(
-    "jacobian_vector_product", "jvp", "Jvp", "JVP", "tangent_vector", "inputs", ("outputs",)
+    "jacobian_vector_product", "jvp", "Jvp", "JVP", (_TANGENT,), ("outputs",), takes_batches=True
 )
 VJP = DerivativeKind(
-    "vector_jacobian_product", "vjp", "Vjp", "VJP", "cotangent_vector", "outputs", ("inputs",)
+    "vector_jacobian_product", "vjp", "Vjp", "VJP", (_COTANGENT,), ("inputs",), takes_batches=True
+)
+HVP = DerivativeKind(
+    "hessian_vector_product", "hvp", "Hvp", "HVP", (_COTANGENT, _TANGENT), ("inputs",)
+)
+VALUE_AND_VJP = DerivativeKind(
+    "value_and_vjp",
+    "vjp",
+    "ValueAndVjp",
+    "ValueAndVJP",
+    (_COTANGENT,),
+    ("inputs",),
+    with_value=True,
 )
 
-DERIVATIVES: tuple[DerivativeKind, ...] = (JACOBIAN, JVP, VJP)
+FIRST_ORDER: tuple[DerivativeKind, ...] = (JACOBIAN, JVP, VJP)
+DERIVATIVES: tuple[DerivativeKind, ...] = (*FIRST_ORDER, HVP, VALUE_AND_VJP)

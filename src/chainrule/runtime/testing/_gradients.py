@@ -17,7 +17,14 @@ from typing import Any
 import numpy as np
 
 from chainrule._errors import CapabilityError, InputError
-from chainrule.runtime._derivatives._kinds import DERIVATIVES, JACOBIAN, JVP, VJP, DerivativeKind
+from chainrule.runtime._derivatives._kinds import (
+    FIRST_ORDER,
+    HVP,
+    JACOBIAN,
+    JVP,
+    VJP,
+    DerivativeKind,
+)
 from chainrule.runtime._derivatives._products import contract
 from chainrule.runtime._derivatives._second_order import hvp_from_vjp
 from chainrule.runtime._derivatives._stencils import Eps
@@ -31,7 +38,6 @@ from chainrule.runtime.testing._taylor import Direction, check_taylor
 __all__ = ["check_gradients"]
 
 ATOL = 1e-8
-HVP = "hessian_vector_product"
 ABSTRACT_EVAL = "abstract_eval"
 
 
@@ -85,9 +91,9 @@ def check_gradients(
         show_progress=show_progress,
     )
     direction = Direction.random(subject, generator)
-    kinds = [kind for kind in DERIVATIVES if kind.endpoint in wanted]
+    kinds = [kind for kind in FIRST_ORDER if kind.endpoint in wanted]
     checks = list(_check_derivatives(subject, samples, direction, kinds, rtol))
-    if HVP in wanted and VJP.endpoint in component.available_endpoints:
+    if HVP.endpoint in wanted and VJP.endpoint in component.available_endpoints:
         checks.append(_check_curvature(subject, direction, rtol))
     if ABSTRACT_EVAL in wanted:
         checks.append(check_shapes(subject))
@@ -96,7 +102,7 @@ def check_gradients(
 
 def _choose_endpoints(available: Collection[str], asked: Collection[str] | None) -> set[str]:
     """What to test: never nothing, for a check of nothing would pass."""
-    testable = [*(kind.endpoint for kind in DERIVATIVES), HVP, ABSTRACT_EVAL]
+    testable = [*(kind.endpoint for kind in FIRST_ORDER), HVP.endpoint, ABSTRACT_EVAL]
     chosen = set(testable) & set(available) if asked is None else set(asked)
     unknown = sorted(chosen - (set(testable) & set(available)))
     if unknown:
@@ -181,12 +187,12 @@ def _adjoint(slopes: Mapping[str, float], direction: Direction, rtol: float) -> 
 def _check_curvature(subject: Subject, direction: Direction, rtol: float) -> Check:
     vectors = (direction.cotangent, direction.tangent)
     try:
-        found = subject.differentiate(HVP, *vectors)
+        found = subject.differentiate(HVP.endpoint, *vectors)
         paths = (subject.input_paths, subject.output_paths)
         vjp = getattr(subject.component, VJP.endpoint)
         expected = hvp_from_vjp(vjp, subject.inputs, *paths, *vectors)
     except Exception as error:
-        return Check.raised(HVP, "curvature", error)
+        return Check.raised(HVP.endpoint, "curvature", error)
     # ⟨v, H v⟩ alone could cancel; its terms cannot.
     terms = [
         (v * np.asarray(found[path]), v * expected[path]) for path, v in direction.tangent.items()
@@ -195,4 +201,4 @@ def _check_curvature(subject: Subject, direction: Direction, rtol: float) -> Che
     scale = sum(float(np.sum(np.abs(b))) for _, b in terms)
     allowed = ATOL + rtol * scale + direction.noise / np.sqrt(direction.unit)
     summary = f"H v differs by {difference:.3g} of {scale:.3g}"
-    return Check(HVP, "curvature", bool(difference <= allowed), len(terms), summary)
+    return Check(HVP.endpoint, "curvature", bool(difference <= allowed), len(terms), summary)

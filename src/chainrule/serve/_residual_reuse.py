@@ -1,0 +1,36 @@
+"""A worker of a JAX component remembers forward passes: a gradient that follows `apply` starts from there."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from chainrule.runtime._component import LocalComponent
+
+__all__ = ["reuse_residuals"]
+
+_log = logging.getLogger(__name__)
+
+# A worker answers one call at a time, mostly `apply` and then its gradient; a few callers may interleave.
+_REMEMBERED = 4
+
+
+def reuse_residuals(component: LocalComponent) -> None:
+    """Keep what backward passes need, where that pays, for components that use the JAX recipes.
+
+    Whether it pays is timed with the first call of each program, and logged. An author who set the size of
+    the cache is not overruled.
+    """
+    if "chainrule.runtime.jax_recipes" not in sys.modules:
+        return
+    from chainrule.runtime._derivatives._residuals import (
+        current_residual_cache,
+        set_jax_vjp_cache_size,
+    )
+
+    if current_residual_cache().max_entries:
+        return
+    set_jax_vjp_cache_size(_REMEMBERED, only_if_it_pays=True)
+    _log.info(
+        "%s: VJP residuals of the last %d calls are kept if it pays", component.name, _REMEMBERED
+    )
