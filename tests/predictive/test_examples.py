@@ -10,6 +10,7 @@ import pytest
 from examples.predictive import __main__ as program
 from examples.predictive import _tasks
 
+from chainrule import Component
 from chainrule.runtime import load_component
 from chainrule.runtime.testing import check_gradients
 
@@ -34,11 +35,12 @@ def test_autoencoder_reconstructs():
     assert max(result.predictive, result.backpropagation) < 0.2 * result.untrained
 
 
-def test_component_can_be_the_generative_layer():
+def test_served_component_can_be_the_generative_layer():
     component = load_component(Path(program.COMPONENT))
     inputs = {"code": np.array([0.3, -0.4], np.float32).tolist()}
     assert check_gradients(
         component, {"inputs": inputs}, endpoints=["vector_jacobian_product"]
     ).passed
-    result = _tasks.component_as_decoder(component, epochs=8)
+    with program.served(program.COMPONENT) as url, Component.from_url(url) as served:
+        result = _tasks.component_as_decoder(served, epochs=8)
     assert max(result.predictive, result.backpropagation) < 0.3 * result.untrained

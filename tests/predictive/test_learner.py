@@ -355,6 +355,16 @@ def test_an_epoch_can_be_one_program():
                  nets[0].arrays(), nets[1].arrays())  # fmt: skip
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_one_precision_throughout(dtype):
+    net = Net((3, 4, 2), ce_energy, dtype=dtype)
+    x, y = (data(4, n).astype(dtype) for n in (3, 2))
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        learner = Learner(optax.sgd(0.1), optax.sgd(0.01), incremental(3))
+        assert learner.record(x, y, model=net).dtype == dtype
+    assert {param.dtype for param in cs.tree_extract(net, FREE | WEIGHTS)} == {jnp.dtype(dtype)}
+
+
 def test_values_are_per_sample_parameters():
     assert cs.tree_extract(Net((3, 4, 2)), VodeParam) != ()
     assert [type(p) for p in cs.tree_extract(Net((3, 2)), WEIGHTS)] == [cs.layers.LayerParam] * 2
