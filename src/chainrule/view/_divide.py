@@ -1,9 +1,8 @@
 """Dividing a program into the parts of a pipeline: calls of components, and the JAX between them.
 
 Two equations belong to one JAX part when the same components come before them and after them, they carry the
-same `jax.named_scope`, and they are connected. Along an edge the components before an
-equation only become more and those after it only fewer, and a change of scope starts a new level: so the graph
-of parts is acyclic.
+same `jax.named_scope`, and they are connected. Along an edge the components before an equation only become
+more and those after it only fewer, and a change of scope starts a new level; so parts form no cycle.
 Equations that depend on no input are repeated in every part that reads them.
 """
 

@@ -188,10 +188,15 @@ def _part(section: Section, seconds: float | None) -> Part:
 
 def _describe_jax(equations: Sequence[JaxprEqn]) -> tuple[str, str]:
     scope, is_backward = scope_of(equations[-1])
-    places = (locate(eqn) for eqn in equations)
-    functions = dict.fromkeys(place.function for place in places if place is not None)
+    functions = dict.fromkeys(filter(None, map(_function, equations)))
     name = scope or ", ".join(list(functions)[:2]) or equations[-1].primitive.name
     return name, "JAX, backward" if is_backward else "JAX"
+
+
+def _function(eqn: JaxprEqn) -> str | None:
+    """The function that an equation was written in, without what that is defined in."""
+    place = locate(eqn)
+    return None if place is None else place.function.rsplit(".", 1)[-1]
 
 
 def _describe_call(eqn: JaxprEqn, section: Section) -> tuple[str, str]:
@@ -206,8 +211,7 @@ def _describe_call(eqn: JaxprEqn, section: Section) -> tuple[str, str]:
 def _called(call: JaxprEqn) -> tuple[str, str]:
     described = call.params.get("call")
     if described is None:
-        place = locate(call)
-        return (place.function if place else "callback"), call.primitive.name
+        return _function(call) or "callback", call.primitive.name
     batch = "".join(f" × {size}" for size in described.batch.sizes)
     return described.site.target.name, described.request.name + batch
 

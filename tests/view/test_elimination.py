@@ -1,0 +1,106 @@
+"""`view.elimination`: the steps are the chain rule, the costs those of the elimination."""
+
+import xml.etree.ElementTree as ElementTree
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from chainrule import view
+from chainrule._errors import InputError
+from chainrule.elimination import OrderError, linearization
+from chainrule.elimination.examples import simple
+
+
+def replay(picture, partials):
+    """Carry out the products as they are written, on numbers."""
+    entries = dict(partials)
+    for step in picture.steps:
+        for p in step.products:
+            product = entries[p.via, p.reader] * entries[p.operand, p.via]
+            edge = p.operand, p.reader
+            assert p.is_added == (edge in entries)
+            entries[edge] = entries.get(edge, 0.0) + product
+        entries = {edge: entries[edge] for edge in step.edges}
+    return entries
+
+
+@pytest.mark.parametrize(("order", "costs"), [("reverse", [2, 4]), ("forward", [4, 4])])
+def test_products_give_the_jacobian(order, costs):
+    """z = xy, w = sin z, (w + z, log w): the example of the explanation, by hand."""
+    x, y = 0.3, 0.4
+    picture = view.elimination(simple, order, x, y)
+    z = x * y
+    partials = {
+        ("x", "1"): y, ("y", "1"): x, ("1", "2"): np.cos(z), ("2", "3"): 1.0, ("1", "3"): 1.0,
+        ("2", "4"): 1 / np.sin(z),
+    }  # fmt: skip
+    assert set(picture.edges) == set(partials)
+    assert [step.multiplications for step in picture.steps] == costs
+    found = replay(picture, partials)
+    expected = jax.jacrev(simple, (0, 1))(x, y)
+    for row, vertex in zip(expected, "34", strict=True):
+        for value, name in zip(row, "xy", strict=True):
+            assert found[name, vertex] == pytest.approx(float(value), rel=1e-5)
+
+
+def test_costs_are_those_of_the_linearization():
+    def f(a, b, c):
+        u = jnp.sin(a * b) / c
+        v = jnp.exp(u) * (a - c)
+        return u * v, jnp.log(v + b) * u
+
+    picture = view.elimination(f, "markowitz", 2.0, 0.5, 1.0)
+    counts = linearization(f, range(3), order="markowitz")(2.0, 0.5, 1.0).counts
+    assert sum(step.multiplications for step in picture.steps) == counts.multiplications
+    assert picture.counts == counts
+    assert {operand for operand, _ in picture.steps[-1].edges} == {"a", "b", "c"}
+
+
+def test_arrays_have_structures_and_leaves_have_names():
+    def f(parameters, x):
+        return jnp.sum(jnp.tanh(parameters["w"] * x))
+
+    picture = view.elimination(f, "reverse", {"w": jnp.ones(3)}, jnp.ones(3), argnums=0)
+    assert picture.vertices[0].key == "parameters['w']"
+    assert [v.operation for v in picture.vertices] == ["", "mul", "tanh", "reduce_sum"]
+    assert [v.is_output for v in picture.vertices] == [False, False, False, True]
+    assert picture.edges["1", "2"] == "diagonal(1)"
+
+
+def test_several_results_of_one_equation_are_several_nodes():
+    picture = view.elimination(lambda m: sum(jnp.linalg.eigh(m)[0]), "reverse", jnp.eye(2))
+    keys = [vertex.key for vertex in picture.vertices]
+    assert len(keys) == len(set(keys))
+
+
+def test_drawings_are_well_formed(tmp_path):
+    picture = view.elimination(lambda x: jnp.where(x < 1.0, x, x**2) + x, "auto", 0.5)
+    root = ElementTree.fromstring(picture.svg())
+    captions = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text") if e.text]
+    assert sum(text.startswith("Eliminate ") for text in captions) == len(picture.steps)
+    for number in range(len(picture.steps) + 1):
+        ElementTree.fromstring(picture.frame(number))
+    html = picture.save(tmp_path / "steps.html").read_text()
+    assert html.count('type="radio"') == len(picture.steps) + 1 == html.count("<svg")
+    assert "<script" not in html
+    assert picture._repr_svg_() == picture.svg()
+    assert picture._repr_html_() == picture.html()
+
+
+def test_refusals():
+    with pytest.raises(InputError) as caught:
+        view.elimination(lambda x: sum(jnp.sin(x * k) for k in range(50)), "reverse", 1.0)
+    assert caught.value.code == "graph_too_large"
+    with pytest.raises(OrderError):
+        view.elimination(simple, [1], 0.3, 0.4)
+
+
+def test_an_output_that_is_read_keeps_its_row():
+    def f(x):
+        y = jnp.sin(x)
+        return y, y * y
+
+    picture = view.elimination(f, "forward", 0.5)
+    assert set(picture.steps[-1].edges) == {("x", "1"), ("x", "2")}
