@@ -1,0 +1,235 @@
+"""Layers around equinox modules; their parameters are at `.nn.weight`, `.nn.bias`, …."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+
+from chainrule.stateful import RKG, Module, RandomKeyGenerator, layers
+from chainrule.stateful.layers import BatchNorm as NativeBatchNorm
+from chainrule.stateful.layers import LayerParam, LayerState, shared
+
+__all__ = [
+    "AdaptiveAvgPool2d",
+    "AdaptiveMaxPool2d",
+    "AdaptivePool",
+    "AvgPool2d",
+    "BatchNorm",
+    "Conv",
+    "Conv2d",
+    "ConvTranspose",
+    "Dropout",
+    "Layer",
+    "LayerNorm",
+    "LayerParam",
+    "LayerState",
+    "Linear",
+    "MaxPool2d",
+    "Pool",
+    "shared",
+]
+
+Sizes = int | Sequence[int]
+
+
+class Layer(Module):
+    """An equinox module under `.nn`, its arrays being parameters.
+
+    Args:
+        cls: class of the equinox module.
+        *args: its arguments.
+        **kwargs: likewise.
+    """
+
+    def __init__(self, cls: Callable[..., eqx.Module], *args: Any, **kwargs: Any) -> None:
+        self.nn = layers.Layer(cls(*args, **kwargs))
+
+    def __call__(self, *args: Any, key: Any = None, **kwargs: Any) -> Any:
+        """Call the equinox module with the current values of its parameters."""
+        return self.nn(*args, key=key, **kwargs)
+
+
+class Linear(Layer):
+    """`weight @ x + bias`."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        rkg: RandomKeyGenerator = RKG,
+        **options: Any,
+    ) -> None:
+        super().__init__(eqx.nn.Linear, in_features, out_features, bias, key=rkg(), **options)
+
+
+class Conv(Layer):
+    """Convolution of one image, channels first; arguments as in `equinox.nn.Conv`."""
+
+    def __init__(
+        self,
+        num_spatial_dims: int,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Sizes,
+        stride: Sizes = 1,
+        padding: Any = 0,
+        dilation: Sizes = 1,
+        groups: int = 1,
+        use_bias: bool = True,
+        padding_mode: str = "ZEROS",
+        dtype: Any = None,
+        *,
+        rkg: RandomKeyGenerator = RKG,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            eqx.nn.Conv,
+            num_spatial_dims,
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            use_bias,
+            padding_mode,
+            dtype,
+            key=rkg(),
+            **options,
+        )
+
+
+class Conv2d(Conv):
+    """`Conv` with two spatial dimensions."""
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: Sizes, *args: Any, **kwargs: Any
+    ) -> None:
+        super().__init__(2, in_channels, out_channels, kernel_size, *args, **kwargs)
+
+
+class ConvTranspose(Layer):
+    """Transposed convolution; arguments as in `equinox.nn.ConvTranspose`."""
+
+    def __init__(
+        self,
+        num_spatial_dims: int,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Sizes,
+        *args: Any,
+        rkg: RandomKeyGenerator = RKG,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            eqx.nn.ConvTranspose,
+            num_spatial_dims,
+            in_channels,
+            out_channels,
+            kernel_size,
+            *args,
+            key=rkg(),
+            **options,
+        )
+
+
+class Pool(Layer):
+    """Pooling with any operation; arguments as in `equinox.nn.Pool`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(eqx.nn.Pool, *args, **kwargs)
+
+
+class AvgPool2d(Layer):
+    """Average pooling of images; arguments as in `equinox.nn.AvgPool2d`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(eqx.nn.AvgPool2d, *args, **kwargs)
+
+
+class MaxPool2d(Layer):
+    """Maximum pooling of images; arguments as in `equinox.nn.MaxPool2d`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(eqx.nn.MaxPool2d, *args, **kwargs)
+
+
+class AdaptivePool(Layer):
+    """Pooling to a given size; arguments as in `equinox.nn.AdaptivePool`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(eqx.nn.AdaptivePool, *args, **kwargs)
+
+
+class AdaptiveAvgPool2d(Layer):
+    """Average pooling of images to a given size."""
+
+    def __init__(self, target_shape: Sizes, **kwargs: Any) -> None:
+        super().__init__(eqx.nn.AdaptiveAvgPool2d, target_shape, **kwargs)
+
+
+class AdaptiveMaxPool2d(Layer):
+    """Maximum pooling of images to a given size."""
+
+    def __init__(self, target_shape: Sizes, **kwargs: Any) -> None:
+        super().__init__(eqx.nn.AdaptiveMaxPool2d, target_shape, **kwargs)
+
+
+class Dropout(Layer):
+    """Dropout; pass `key=` while training."""
+
+    def __init__(self, p: float = 0.5, inference: bool = False, **kwargs: Any) -> None:
+        super().__init__(eqx.nn.Dropout, p, inference, **kwargs)
+
+
+class LayerNorm(Layer):
+    """Layer normalisation; `shape` is required."""
+
+    def __init__(
+        self,
+        shape: Sizes,
+        eps: float = 1e-05,
+        use_weight: bool = True,
+        use_bias: bool = True,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(eqx.nn.LayerNorm, shape, eps, use_weight, use_bias, dtype)
+
+
+class BatchNorm(NativeBatchNorm):
+    """Batch normalisation under `vmap(axis_name=…)`, with the statistics of the batch while training.
+
+    Args:
+        input_size: number of channels.
+        axis_name: of the batch axis.
+        eps: added to the variance.
+        channelwise_affine: whether there are a trained weight and bias.
+        momentum: how slowly the running statistics follow.
+        inference: whether to use the running statistics.
+        dtype: of the parameters.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        axis_name: Any,
+        eps: float = 1e-05,
+        channelwise_affine: bool = True,
+        momentum: float = 0.1,
+        inference: bool = False,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(
+            input_size,
+            axis_name,
+            momentum=momentum,
+            eps=eps,
+            affine=channelwise_affine,
+            inference=inference,
+            **({} if dtype is None else {"dtype": dtype}),
+        )
