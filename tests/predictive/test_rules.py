@@ -118,6 +118,17 @@ def test_random_answer_is_kept_until_a_slot_changes():
     assert float(node.get("h")) == 4.0
 
 
+def test_kept_answer_belongs_to_its_status():
+    node = Vode(
+        ruleset={"a": ["h -> u"], ".*": ["out -> h:status"]},
+        tforms={"status": lambda vode, key, value, rkg: value + (100 if vode.status == "a" else 0)},
+    )
+    node.set("h", 1.0).set("u", 2.0)
+    assert node.get("out") == 1.0
+    node.status = "a"
+    assert node.get("out") == 102.0
+
+
 def test_transform_gets_the_node_the_slot_and_a_generator():
     seen = []
 

@@ -169,7 +169,7 @@ class Vode(EnergyModule):
         return self._answer(rule, source, rkg) if rule.transforms else source
 
     def _answer(self, rule: OutputRule, source: Any, rkg: RandomKeyGenerator) -> Any:
-        name = ":".join((rule.key, rule.target, *rule.transforms))
+        name = f"{self.status} | {rule.key} -> {':'.join((rule.target, *rule.transforms))}"
         slots = self._slots()
         given, answer = self.answers.get(name, (None, None))
         if given is None or not _are_same(given, slots):
