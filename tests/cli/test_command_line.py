@@ -117,6 +117,40 @@ def test_derivatives_by_short_and_long_names(run, component, name):
     assert (code, y(out)) == (0, [1.0, 0.0])
 
 
+@pytest.mark.parametrize("name", ["hvp", "hessian-vector-product"])
+def test_second_derivatives_by_differencing_on_request(run, component, name):
+    component.write_text(
+        component.read_text().replace("np.eye(inputs.x.size)", "np.diag(inputs.x)")
+    )
+    payload = {
+        "inputs": {"x": [1.0, 2.0]},
+        "hvp_inputs": ["x"],
+        "hvp_outputs": ["y"],
+        "cotangent_vector": {"y": [1.0, 3.0]},
+        "tangent_vector": {"x": [5.0, 7.0]},
+    }
+    code, _, err = run(name, component, json.dumps(payload))
+    assert code != 0
+    assert "hessian_vector_product" in err
+    code, out, _ = run(name, component, json.dumps(payload), "--derive-hvp")
+    assert code == 0
+    np.testing.assert_allclose(decode_body(out)["x"], [5.0, 21.0], rtol=1e-7)
+
+
+def test_value_with_gradient_and_batches(run, component):
+    request = {"inputs": {"x": [1.0, 2.0]}, "vjp_inputs": ["x"], "vjp_outputs": ["y"]}
+    payload = request | {"cotangent_vector": {"y": [3.0, 4.0]}}
+    code, out, _ = run("value-and-vjp", component, json.dumps(payload))
+    assert code == 0
+    found = decode_body(out)
+    assert found["outputs"]["y"].tolist() == [1.0, 2.0]
+    assert found["gradient"]["x"].tolist() == [3.0, 4.0]
+    payload = request | {"cotangent_vector": {"y": [[3.0, 4.0]] * 3}, "batched": True}
+    code, out, _ = run("vjp", component, json.dumps(payload))
+    assert code == 0
+    assert decode_body(out)["x"].tolist() == [[3.0, 4.0]] * 3
+
+
 def test_jacobian_and_vjp(run, component):
     payload = {"inputs": {"x": [1.0]}, "jac_inputs": ["x"], "jac_outputs": ["y"]}
     code, out, _ = run("jacobian", component, json.dumps(payload))

@@ -109,9 +109,7 @@ def test_batches_of_vectors(component):
 )
 def test_unfit_batches(component, tangent, batched, code):
     with pytest.raises(InputError) as caught:
-        component.jacobian_vector_product(
-            {"x": X}, ["x", "scale"], ["y"], tangent, batched=batched
-        )
+        component.jacobian_vector_product({"x": X}, ["x", "scale"], ["y"], tangent, batched=batched)
     assert caught.value.code == code
 
 

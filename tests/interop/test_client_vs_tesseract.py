@@ -162,6 +162,17 @@ def test_derivatives(component):
     np.testing.assert_allclose(vjp["x"], 6 * X * X)
 
 
+def test_a_server_that_knows_no_batches_is_asked_one_by_one(component):
+    batch, inputs = np.arange(6.0).reshape(2, 3), {"x": X, "scale": 3.0}
+    jvp = component.jacobian_vector_product(inputs, ["x"], ["y"], {"x": batch}, batched=True)
+    np.testing.assert_allclose(jvp["y"], 6 * X * batch)
+    arguments = (inputs, ["x"], ["y"], {"y": batch})
+    vjp = component.submit("vector_jacobian_product", *arguments, batched=True).result(timeout=60)
+    np.testing.assert_allclose(vjp["x"], 6 * X * batch)
+    with pytest.raises(CapabilityError):
+        component.hessian_vector_product(inputs, ["x"], ["y"], {"y": X}, {"x": X})
+
+
 def test_abstract_eval(component):
     result = component.abstract_eval({"x": X, "scale": np.float64(1.0)})
     assert result["y"] == {"shape": [3], "dtype": "float64"}

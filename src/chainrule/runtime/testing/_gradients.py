@@ -18,10 +18,12 @@ import numpy as np
 
 from chainrule._errors import CapabilityError, InputError
 from chainrule.runtime._derivatives._kinds import (
+    DERIVATIVES,
     FIRST_ORDER,
     HVP,
     JACOBIAN,
     JVP,
+    VALUE_AND_VJP,
     VJP,
     DerivativeKind,
 )
@@ -93,6 +95,8 @@ def check_gradients(
     direction = Direction.random(subject, generator)
     kinds = [kind for kind in FIRST_ORDER if kind.endpoint in wanted]
     checks = list(_check_derivatives(subject, samples, direction, kinds, rtol))
+    if VALUE_AND_VJP.endpoint in wanted:
+        checks.append(_check_value_and_vjp(subject, direction))
     if HVP.endpoint in wanted and VJP.endpoint in component.available_endpoints:
         checks.append(_check_curvature(subject, direction, rtol))
     if ABSTRACT_EVAL in wanted:
@@ -102,7 +106,7 @@ def check_gradients(
 
 def _choose_endpoints(available: Collection[str], asked: Collection[str] | None) -> set[str]:
     """What to test: never nothing, for a check of nothing would pass."""
-    testable = [*(kind.endpoint for kind in FIRST_ORDER), HVP.endpoint, ABSTRACT_EVAL]
+    testable = [*(kind.endpoint for kind in DERIVATIVES), ABSTRACT_EVAL]
     chosen = set(testable) & set(available) if asked is None else set(asked)
     unknown = sorted(chosen - (set(testable) & set(available)))
     if unknown:
@@ -170,9 +174,12 @@ def _slope(kind: DerivativeKind, subject: Subject, direction: Direction) -> floa
         }
         return direction.weigh(pushed)
     if kind is VJP:
-        gradient = subject.differentiate(kind.endpoint, direction.cotangent)
-        return sum(float(np.vdot(v, gradient[p])) for p, v in direction.tangent.items())
+        return _along(subject.differentiate(kind.endpoint, direction.cotangent), direction)
     return direction.weigh(subject.differentiate(kind.endpoint, direction.tangent))
+
+
+def _along(gradient: Mapping[str, Any], direction: Direction) -> float:
+    return sum(float(np.vdot(v, gradient[p])) for p, v in direction.tangent.items())
 
 
 def _adjoint(slopes: Mapping[str, float], direction: Direction, rtol: float) -> Check:
@@ -182,6 +189,16 @@ def _adjoint(slopes: Mapping[str, float], direction: Direction, rtol: float) -> 
     values = ", ".join(f"{name} {slope:.6g}" for name, slope in slopes.items())
     summary = f"⟨u, J v⟩ is {values}"
     return Check("all derivatives", "adjoint", bool(spread <= allowed), len(slopes), summary)
+
+
+def _check_value_and_vjp(subject: Subject, direction: Direction) -> Check:
+    endpoint = VALUE_AND_VJP.endpoint
+    try:
+        found = subject.differentiate(endpoint, direction.cotangent)
+        slope = _along(found["gradient"], direction)
+    except Exception as error:
+        return Check.raised(endpoint, "taylor", error)
+    return check_taylor(endpoint, direction, slope)
 
 
 def _check_curvature(subject: Subject, direction: Direction, rtol: float) -> Check:
