@@ -37,6 +37,7 @@ COMMANDS = {
     "check-gradients": Command("_check_gradients", "Check derivatives against finite differences."),
     "test": Command("_test", "Run the regression tests of a component."),
     "record": Command("_record", "Keep a call and its result as a regression test."),
+    "order": Command("_order", "Search a cheap order for a Jacobian of a JAX function."),
     "serve": Command("_serve", "Serve components over HTTP."),
 }
 
