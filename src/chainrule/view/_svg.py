@@ -12,21 +12,22 @@ CHARACTER = 6.6
 
 Point = tuple[float, float]
 
+# Inside a page, the style of an inline SVG applies to the whole page: hence the class in front.
 _STYLE = (
-    "text{font-family:system-ui,'DejaVu Sans',sans-serif;font-size:11px;fill:#1f2937;text-anchor:middle}"
-    ".strong{font-weight:600}.faint{fill:#6b7280}.start{text-anchor:start}"
-    ".halo{paint-order:stroke;stroke:#fff;stroke-width:4px}"
+    ".chainrule-view text{font-family:system-ui,'DejaVu Sans',sans-serif;font-size:11px;fill:#1f2937;"
+    "text-anchor:middle}.chainrule-view .strong{font-weight:600}.chainrule-view .faint{fill:#6b7280}"
+    ".chainrule-view .start{text-anchor:start}"
+    ".chainrule-view .halo{paint-order:stroke;stroke:#fff;stroke-width:4px}"
 )
 
 
 def document(body: Iterable[str], width: float, height: float, title: str) -> str:
     """A picture with a white ground, so that it can be read on a dark page as well."""
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width:.0f}" height="{height:.0f}" '
-        f'viewBox="0 0 {width:.0f} {height:.0f}"><title>{escape(title)}</title>'
-        f'<style>{_STYLE}</style><rect width="100%" height="100%" fill="#fff"/>'
-        + "".join(body)
-        + "</svg>"
+        '<svg xmlns="http://www.w3.org/2000/svg" class="chainrule-view" role="img" '
+        f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style>"
+        '<rect width="100%" height="100%" fill="#fff"/>' + "".join(body) + "</svg>"
     )
 
 

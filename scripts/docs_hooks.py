@@ -1,0 +1,70 @@
+"""Hooks of `mkdocs build`: what can be known from the code is not written twice.
+
+`<!-- commands -->` becomes the commands and options of the command line. `<!-- show: name -->` becomes the
+picture that the Python blocks above it on the page call so; the page's blocks are run for that.
+"""
+
+import re
+from argparse import SUPPRESS, Action, ArgumentParser
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+from chainrule.cli._main import COMMANDS
+
+_COMMANDS = "<!-- commands -->"
+_SHOW = "<!-- show:"
+_BLOCK_OR_SHOW = re.compile(
+    r"^```python\n(?P<code>.*?)^```|<!-- show: (?P<name>\w+) -->", re.M | re.S
+)
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Replace the markers of a page."""
+    if _COMMANDS in markdown:
+        markdown = markdown.replace(_COMMANDS, "\n".join(_commands()))
+    return _with_pictures(markdown) if _SHOW in markdown else markdown
+
+
+def _with_pictures(markdown: str) -> str:
+    namespace: dict[str, Any] = {}
+
+    def replace(found: re.Match[str]) -> str:
+        if found["name"]:
+            return f'<div style="overflow-x: auto">{namespace[found["name"]].html()}</div>'
+        exec(found["code"], namespace)
+        return found[0]
+
+    return _BLOCK_OR_SHOW.sub(replace, markdown)
+
+
+def _commands() -> Iterator[str]:
+    for name, command in COMMANDS.items():
+        parser = ArgumentParser(add_help=False)
+        parser.set_defaults(command=name)
+        import_module(f"chainrule.cli.{command.module}").add_arguments(parser)
+        yield f"## `{name}`\n\n{command.help}\n\n| argument | meaning |\n| --- | --- |"
+        yield from (_row(action) for action in parser._actions if action.help != SUPPRESS)
+        yield ""
+
+
+def _row(action: Action) -> str:
+    value = "" if action.nargs == 0 else f" {_value(action)}"
+    shown = ", ".join(action.option_strings) + value if action.option_strings else _value(action)
+    meaning = (action.help or "").replace("%(default)s", str(action.default)).replace("%%", "%")
+    return f"| `{shown}` | {meaning}{_default(action)} |"
+
+
+def _value(action: Action) -> str:
+    """What stands for the value; choices are separated as a table allows it."""
+    if action.metavar:
+        return str(action.metavar)
+    if action.choices:
+        return " or ".join(str(choice) for choice in action.choices)
+    return action.dest.upper()
+
+
+def _default(action: Action) -> str:
+    is_plain = isinstance(action.default, (int, float, str)) and action.default not in ("", False)
+    is_said = "default" in (action.help or "")
+    return f" (default: {action.default})" if is_plain and not is_said else ""

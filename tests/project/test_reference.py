@@ -1,0 +1,33 @@
+"""Every public package has a place in the reference, and every page a place in the navigation."""
+
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import chainrule
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+def _public_packages():
+    for module in pkgutil.walk_packages(chainrule.__path__, "chainrule."):
+        parts = module.name.split(".")
+        is_public = not any(part.startswith("_") for part in parts)
+        # The command line has a page of its own; `compat` has the names of other projects.
+        if module.ispkg and is_public and parts[1] not in ("cli", "compat"):
+            yield module.name
+
+
+@pytest.mark.parametrize("package", sorted(_public_packages()))
+def test_package_is_in_the_reference(package):
+    pages = "\n".join(page.read_text() for page in (DOCS / "reference").glob("*.md"))
+    assert re.search(rf"^::: {re.escape(package)}$", pages, re.MULTILINE)
+
+
+def test_every_page_is_in_the_navigation():
+    listed = set(re.findall(r": ([\w/.-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    there = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    assert listed == there
