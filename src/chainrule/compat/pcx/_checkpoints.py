@@ -25,9 +25,10 @@ def save_params(model: Any, path: str, filter: Filter = LayerParam) -> None:
         path: the file, `.npz` is appended.
         filter: which parameters: a kind or a predicate.
     """
-    np.savez_compressed(
-        _file(path), **{name: np.asarray(param.get()) for name, param in _chosen(model, filter)}
-    )
+    arrays: dict[str, Any] = {
+        name: np.asarray(param.get()) for name, param in _chosen(model, filter)
+    }
+    np.savez_compressed(_file(path), **arrays)
 
 
 def load_params(model: Any, path: str, filter: Filter = LayerParam) -> None:

@@ -39,7 +39,7 @@ class Optim(stateful.Optim):
         self.filter.set(())
         self.reset()
 
-    def step(
+    def step(  # type: ignore[override]  # the arguments are the ancestor's
         self,
         module: Any,
         grads: Any,

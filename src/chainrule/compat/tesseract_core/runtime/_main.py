@@ -14,6 +14,7 @@ import traceback
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -74,7 +75,7 @@ def _endpoint(options: Namespace, settings: RuntimeConfig, stdout: int) -> int:
     payload = read_payload(options.payload)
     endpoint = ENDPOINT_COMMANDS[options.command]
     run = Run(component.config, is_flat=True)
-    with copied_to(settings.output_path / "logs" / "tesseract.log"):
+    with copied_to(_new_logs(settings) / "tesseract.log"):
         try:
             with pydantic_errors(endpoint, payload):
                 result = component.call(endpoint, payload, run=run)
@@ -82,6 +83,14 @@ def _endpoint(options: Namespace, settings: RuntimeConfig, stdout: int) -> int:
             raise _RefusedError(str(error)) from error
     _write(_encode(result, settings), settings, stdout)
     return 0
+
+
+def _new_logs(settings: RuntimeConfig) -> Path:
+    """The folder for the logs of this run, laid out as the ancestor does: always, and afresh."""
+    logs = settings.output_path / "logs"
+    (logs / "artifacts").mkdir(parents=True, exist_ok=True)
+    (logs / "metrics.csv").write_text("timestamp,key,value,step\n", encoding="utf-8")
+    return logs
 
 
 def _encode(result: Any, settings: RuntimeConfig) -> Iterable[bytes | memoryview]:
@@ -174,9 +183,14 @@ def _serve(options: Namespace, settings: RuntimeConfig, stdout: int) -> int:
         workers=options.num_workers,
         debug=settings.debug,
         insecure=True,  # the ancestor's flags know no token
-        on_ready=lambda url: sys.stderr.write(f"Serving at {url}\n"),
+        on_ready=_announce,
     )
     return 0
+
+
+def _announce(url: str) -> None:
+    sys.stderr.write(f"Serving at {url}\n")
+    sys.stderr.flush()
 
 
 _COMMANDS = {

@@ -12,12 +12,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from chainrule._errors import CapabilityError
 from chainrule.runtime import ComponentConfig
+from chainrule.runtime._config import ReferenceKind
 
 __all__ = ["RuntimeConfig", "component_settings", "from_environment"]
 
 # Whoever starts a component in this process or on the command line may as well run what it refers to.
 # A server gives its callers no such power.
-OWN_REFERENCES = frozenset({"api_path", "url"})
+OWN_REFERENCES: frozenset[ReferenceKind] = frozenset({"api_path", "url"})
 
 
 def _parse_mapping(value: Any) -> Any:

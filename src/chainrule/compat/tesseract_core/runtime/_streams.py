@@ -35,7 +35,6 @@ def result_descriptor() -> Iterator[int]:
 @contextmanager
 def copied_to(file: Path) -> Iterator[None]:
     """Copy what is written to standard output and standard error into a file, and pass it on."""
-    file.parent.mkdir(parents=True, exist_ok=True)
     source, sink = os.pipe()
     real = os.dup(1), os.dup(2)
     # A child process that lives on may hold the pipe open; nobody waits for it.
