@@ -24,6 +24,8 @@ $(STAMP): pyproject.toml $(wildcard requirements/*.txt)
 	@echo "Installing Chainrule and its development tools into $(VENV) (a few minutes, once)…"
 	@$(BIN)/python -m pip install --quiet --upgrade pip
 	@$(BIN)/python -m pip install --quiet -c requirements/constraints.txt -e '.[dev]' -r requirements/peers.txt
+	@# pcx pins an old JAX but runs on ours: a peer to measure and to compare with, not a dependency.
+	@$(BIN)/python -m pip install --quiet --no-deps pcx==0.6.3 || true
 	@rm -f $(VENV)/.ready-*
 	@touch $@
 
