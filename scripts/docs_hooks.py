@@ -1,14 +1,18 @@
 """Hooks of `mkdocs build`: what can be known from the code is not written twice.
 
 `<!-- commands -->` becomes the commands and options of the command line. `<!-- show: name -->` becomes the
-picture that the Python blocks above it on the page call so; the page's blocks are run for that.
+picture that the Python blocks above it on the page call so; the page's blocks are run for that. Formulas
+become MathML, which browsers draw without a script.
 """
 
 import re
 from argparse import SUPPRESS, Action, ArgumentParser
 from collections.abc import Iterator
+from html import unescape
 from importlib import import_module
 from typing import Any
+
+from latex2mathml.converter import convert
 
 from chainrule.cli._main import COMMANDS
 
@@ -18,12 +22,26 @@ _BLOCK_OR_SHOW = re.compile(
     r"^```python\n(?P<code>.*?)^```|<!-- show: (?P<name>\w+) -->", re.M | re.S
 )
 
+_FORMULA = re.compile(
+    r'<(?P<element>span|div) class="arithmatex">\\[(\[](?P<latex>.*?)\\[)\]]</(?P=element)>', re.S
+)
+
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replace the markers of a page."""
     if _COMMANDS in markdown:
         markdown = markdown.replace(_COMMANDS, "\n".join(_commands()))
     return _with_pictures(markdown) if _SHOW in markdown else markdown
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Draw the formulas that `pymdownx.arithmatex` has marked."""
+    return _FORMULA.sub(_mathml, html)
+
+
+def _mathml(found: re.Match[str]) -> str:
+    display = "block" if found["element"] == "div" else "inline"
+    return convert(unescape(found["latex"]), display=display)
 
 
 def _with_pictures(markdown: str) -> str:
