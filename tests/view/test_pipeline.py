@@ -114,6 +114,15 @@ def test_components_and_inlined_components():
     assert names(view.pipeline(partial(call, inlined), X)) == [("jax", "drag", "JAX")]
 
 
+def test_sows_are_not_parts():
+    def f(x):
+        return chainrule.sow(square(chainrule.sow(sine(x), "sine")), "square")
+
+    assert [part.name for part in view.pipeline(f, X).parts] == ["sin", "square"]
+    captured = view.pipeline(chainrule.save_intermediates(f), X)
+    assert {link.source for link in captured.links if link.target == "result"} == {0, 1}
+
+
 def test_measured_parts_have_seconds():
     picture = view.pipeline(jax.grad(loss), X, {"a": 2.0}, measure=True)
     assert all(part.seconds > 0 for part in picture.parts)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import TopologicalSorter
+from typing import Any
 
 from chainrule._jaxpr import (
     ClosedJaxpr,
@@ -21,9 +22,11 @@ from chainrule._jaxpr import (
     Literal,
     Var,
     close_program,
+    evaluate,
     inline_calls,
     name_stack_of,
     subprograms,
+    trace_avals,
     walk,
 )
 
@@ -55,8 +58,18 @@ def called_components(eqn: JaxprEqn) -> tuple[JaxprEqn, ...]:
 
 
 def open_calls(program: ClosedJaxpr) -> ClosedJaxpr:
-    """The program without the `jit`s around components; others stay whole and keep their scope."""
-    return inline_calls(program, only=lambda eqn: bool(called_components(eqn)))
+    """The program without the `jit`s around components, and without sows.
+
+    Other calls stay whole, and so keep their scope. A sow is the identity and costs nothing; left in, it
+    would be a part of its own between two components.
+    """
+    flat = inline_calls(program, only=lambda eqn: bool(called_components(eqn)))
+    avals = [var.aval for var in flat.jaxpr.invars]
+    return trace_avals(lambda *inputs: evaluate(flat, inputs, _pass_through), avals)
+
+
+def _pass_through(eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any] | None:
+    return operands[: len(eqn.outvars)] if eqn.primitive.name == "sow" else None
 
 
 _SCOPE = re.compile(r"(?:\w+\()*([^()/]*)")
