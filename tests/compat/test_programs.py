@@ -1,4 +1,4 @@
-"""Programs written for the ancestors run unchanged on our packages and on the real ones, with equal results."""
+"""Programs written for the ancestors run unchanged on our packages and on the real ones: equal results."""
 
 import runpy
 import sys
@@ -20,7 +20,9 @@ PROGRAMS = Path(__file__).parent / "programs"
 @contextmanager
 def hidden(*names):
     """Take modules out of `sys.modules` for a while, as in a process that has not imported them."""
-    found = {name: sys.modules[name] for name in list(sys.modules) if name.partition(".")[0] in names}
+    found = {
+        name: sys.modules[name] for name in list(sys.modules) if name.partition(".")[0] in names
+    }
     for name in found:
         del sys.modules[name]
     try:

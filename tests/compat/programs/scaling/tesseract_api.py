@@ -25,7 +25,7 @@ class OutputSchema(BaseModel):
 
 
 def apply(inputs: InputSchema) -> OutputSchema:
-    print("scaling", inputs.name)
+    print("scaling", inputs.name)  # noqa: T201
     if inputs.name == "bad":
         raise KeyError("the author says no")
     log_metric("size", float(inputs.part.v.size))

@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 __all__ = ["copied_to", "result_descriptor"]
@@ -20,14 +20,22 @@ _LAST_WORDS_S = 2.0
 
 @contextmanager
 def result_descriptor() -> Iterator[int]:
-    """Send descriptor 1 to standard error, and give a descriptor of the real standard output."""
+    """Send descriptor 1 to standard error, and give a descriptor of the real standard output.
+
+    `sys.stdout` and `sys.stderr` follow: in test runners and notebooks they lead elsewhere.
+    """
     sys.stdout.flush()
     real = os.dup(1)
     os.dup2(2, 1)
     try:
-        yield real
+        with (
+            open(1, "w", buffering=1, closefd=False) as stdout,
+            open(2, "w", buffering=1, closefd=False) as stderr,
+            redirect_stdout(stdout),
+            redirect_stderr(stderr),
+        ):
+            yield real
     finally:
-        sys.stdout.flush()
         os.dup2(real, 1)
         os.close(real)
 

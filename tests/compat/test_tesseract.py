@@ -1,0 +1,165 @@
+"""`Tesseract` where it is more than its ancestor, and the modules around it."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from chainrule import ComponentError, compat
+from chainrule.compat import tesseract_core as tc
+from chainrule.compat.tesseract_core.runtime.testing import finite_differences, regression
+from chainrule.compat.tesseract_jax import apply_tesseract
+from chainrule.runtime import component, load_component
+
+PROGRAMS = Path(__file__).parent / "programs"
+SCALING = PROGRAMS / "scaling" / "tesseract_api.py"
+
+
+def test_project_file_names_the_component():
+    info = tc.Tesseract.from_tesseract_api(SCALING).openapi_schema["info"]
+    assert (info["title"], info["version"]) == ("scaling", "1.2.3")
+
+
+def test_environment_and_runtime_config(monkeypatch):
+    monkeypatch.setenv("TESSERACT_VERSION", "9.9.9")
+    given = {"name": "given"}
+    info = tc.Tesseract.from_tesseract_api(SCALING, runtime_config=given).openapi_schema["info"]
+    assert (info["title"], info["version"]) == ("given", "9.9.9")
+    with pytest.raises(NotImplementedError, match="gpu_transport"):
+        tc.Tesseract.from_tesseract_api(SCALING, runtime_config={"gpu_transport": "cuda_ipc"})
+    with pytest.raises(ValidationError, match="extra_forbidden"):
+        tc.Tesseract.from_tesseract_api(SCALING, runtime_config={"colour": "red"})
+
+
+def test_missing_products_are_derived():
+    scaling = tc.Tesseract.from_tesseract_api(SCALING)
+    inputs = {"part": {"v": np.array([0.0, 1.0]), "s": 3.0}}
+    assert "jacobian_vector_product" in scaling.available_endpoints
+    found = scaling.jacobian_vector_product(inputs, ["part.s"], ["y"], {"part.s": 1.0})
+    np.testing.assert_allclose(found["y"], np.sin([0.0, 1.0]))
+
+
+def test_the_authors_exception_is_the_cause():
+    scaling = tc.Tesseract.from_tesseract_api(SCALING)
+    with pytest.raises(RuntimeError, match="the author says no") as caught:
+        scaling.apply({"part": {"v": [1.0]}, "name": "bad"})
+    assert isinstance(caught.value, ComponentError)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_a_component_without_derivatives():
+    @component
+    def double(x: float) -> float:
+        return 2 * x
+
+    handle = tc.Tesseract.from_tesseract_api(double)
+    assert handle.apply({"x": 3.0}) == {"result": 6.0}
+    with pytest.raises(NotImplementedError):
+        handle.jacobian({"x": 3.0}, ["x"], ["result"])
+
+
+def test_from_source_lives_between_serve_and_teardown():
+    wave = tc.Tesseract.from_source(
+        PROGRAMS / "wave" / "tesseract_api.py", python_executable=sys.executable
+    )
+    with wave:
+        found = wave.apply({"part": {"v": np.array([0.5]), "s": 2.0}})
+        np.testing.assert_allclose(found["y"], 2 * np.sin([0.5]))
+        with pytest.raises(RuntimeError):
+            wave.serve()
+    with pytest.raises(RuntimeError):
+        wave.apply({"part": {"v": np.array([0.5]), "s": 2.0}})
+
+
+@pytest.mark.parametrize("name", ["build_tesseract", "run_tesseract", "serve", "teardown"])
+def test_containers_are_refused_with_the_way_out(name):
+    with pytest.raises(NotImplementedError, match="container"):
+        getattr(tc, name)("image")
+    with pytest.raises(NotImplementedError, match="from_url"):
+        tc.Tesseract.from_image("image")
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize(
+    "name", ["runtime", "runtime.experimental", "runtime.config", "runtime.testing.regression"]
+)
+def test_public_names_are_there(name):
+    real = pytest.importorskip(f"tesseract_core.{name}")
+    ours = importlib.import_module(f"chainrule.compat.tesseract_core.{name}")
+    wanted = {
+        "runtime.config": ["RuntimeConfig", "get_config"],
+        "runtime.testing.regression": ["TestSpec", "TestOutputSchema", "regress_test_case"],
+    }.get(name) or real.__all__
+    assert [each for each in wanted if not hasattr(ours, each)] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("jax_recipes", "jax_apply jax_jacobian jax_jvp jax_vjp jax_abstract_eval"),
+        ("tree_transforms", "get_at_path set_at_path flatten_with_paths filter_func split_path"),
+        ("schema_types", "Array Bool Complex64 Complex128 is_differentiable"),
+        ("file_interactions", "InputPath OutputPath require_file"),
+    ],
+)
+def test_mirrored_modules(module, names):
+    ours = importlib.import_module(f"chainrule.compat.tesseract_core.runtime.{module}")
+    assert set(names.split()) <= set(dir(ours))
+    assert all(getattr(ours, name) is not None for name in names.split())
+    with pytest.raises(AttributeError):
+        ours.no_such_name
+
+
+def test_check_gradients_lists_failures():
+    right = load_component(str(PROGRAMS / "wave" / "tesseract_api.py"))
+    payload = {"inputs": {"part": {"v": [0.5, 1.0], "s": 2.0}}}
+    found = list(finite_differences.check_gradients(right, payload, show_progress=False))
+    assert {endpoint for endpoint, _, _ in found} >= {"jacobian", "vector_jacobian_product"}
+    assert all(not failures and count > 0 for _, failures, count in found)
+
+
+def test_regression_result():
+    spec = {"endpoint": "apply", "payload": {"inputs": {}}, "expected_exception": "KeyError"}
+    result = regression.regress_test_case(load_component(str(SCALING)), None, spec)
+    assert result.status == "failed"
+
+
+def test_apply_tesseract_takes_every_handle_and_vmaps_by_default():
+    source = str(PROGRAMS / "wave" / "tesseract_api.py")
+    handles = [tc.Tesseract.from_tesseract_api(source), load_component(source)]
+    batch = jnp.arange(6.0, dtype=jnp.float32).reshape(3, 2)
+    with jax.enable_x64(True):
+        for handle in handles:
+            found = jax.vmap(
+                lambda v, handle=handle: apply_tesseract(handle, {"part": {"v": v, "s": 2.0}})["y"]
+            )(jnp.asarray(batch, jnp.float64))
+            np.testing.assert_allclose(found, 2 * np.sin(batch), rtol=1e-6)
+
+
+def test_install_and_remove():
+    assert "graphax" not in sys.modules
+    with compat.install("graphax") as installed:
+        import graphax
+        import graphax.examples
+
+        assert installed.names == ("graphax",)
+        assert graphax.examples is compat.graphax.examples
+        assert graphax is compat.graphax
+    assert "graphax" not in sys.modules
+    assert graphax.__name__ == "chainrule.compat.graphax"
+    with pytest.raises(ImportError):
+        importlib.import_module("graphax")
+    installed.remove()
+
+
+def test_install_leaves_real_packages_alone():
+    pytest.importorskip("tesseract_core")
+    with compat.install("tesseract_core") as installed:
+        assert installed.names == ()
+    with pytest.raises(ValueError, match="no package for 'numpy'"):
+        compat.install("numpy")
