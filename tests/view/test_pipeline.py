@@ -114,6 +114,14 @@ def test_components_and_inlined_components():
     assert names(view.pipeline(partial(call, inlined), X)) == [("jax", "drag", "JAX")]
 
 
+def test_effects_without_inputs_stay():
+    def f(x):
+        jax.debug.print("hello")
+        return sine(x)
+
+    assert len(view.pipeline(f, X).parts) == 2
+
+
 def test_sows_are_not_parts():
     def f(x):
         return chainrule.sow(square(chainrule.sow(sine(x), "sine")), "square")

@@ -5,7 +5,8 @@
     spy              where the entries of a Jacobian are
     elimination      the way from a computational graph to its Jacobian, vertex by vertex
 
-Every picture shows itself in a notebook and has `.svg()`, `.html()` and `.save(path)`.
+Pictures show themselves in a notebook and have `.svg()`, `.html()` and `.save(path)`. What `gradient_flow`
+gives is a plot, made by matplotlib when it is asked for.
 """
 
 from chainrule.view._elimination import EliminationSteps, elimination

@@ -105,6 +105,7 @@ class _Division:
 
     @cached_property
     def _live(self) -> set[int]:
+        """Equations that an output or an effect depends on."""
         wanted = set(_variables(self._program.jaxpr.outvars))
         live = set()
         for k, eqn in reversed(list(enumerate(self._equations))):
@@ -115,12 +116,13 @@ class _Division:
 
     @cached_property
     def _constant(self) -> set[int]:
+        """Equations that depend on no input."""
         inputs = set(self._program.jaxpr.invars)
         constant: set[int] = set()
         for k, eqn in enumerate(self._equations):
+            is_pure = not eqn.effects and not called_components(eqn)
             reads_input = any(v in inputs for v in _variables(eqn.invars))
-            is_call = bool(called_components(eqn))
-            if not reads_input and not is_call and constant.issuperset(self._before[k]):
+            if is_pure and not reads_input and constant.issuperset(self._before[k]):
                 constant.add(k)
         return constant
 
@@ -149,7 +151,7 @@ class _Division:
         calls = {k for k in placed if called_components(self._equations[k])}
         above = self._components_before(placed, calls)
         below = self._components_after(placed, calls)
-        between = {k: (k in calls and k, above[k], below[k]) for k in placed}
+        between = {k: (k if k in calls else None, above[k], below[k]) for k in placed}
         scopes = {k: scope_of(self._equations[k]) for k in placed}
         level: dict[int, int] = {}
         for k in placed:
