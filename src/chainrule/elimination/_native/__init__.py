@@ -1,9 +1,9 @@
 """A straight-line native kernel from a JAX program, vectorised over the batch.
 
 XLA on a CPU recomputes shared values in every output fusion, so an elimination order that saves half the
-multiplications saves little time there. Here the program becomes scalars (`_scalars`), the scalars become
-one LLVM function whose lanes are batch elements (`_lower`), and JAX calls it through a foreign function
-(`_kernel`), under `jit` and `vmap`, with the XLA program as the fallback and as the derivative.
+multiplications saves little time there. Here the program becomes scalars (`_scalarise`), the scalars become
+one LLVM function whose lanes are batch elements (`_lower`, `_handler`) or one GPU kernel (`_gpu`), and JAX
+calls it (`_kernel`), under `jit` and `vmap`, with the XLA program as the fallback and as the derivative.
 """
 
 from chainrule.elimination._native._kernel import NativeUnavailableError, native_function

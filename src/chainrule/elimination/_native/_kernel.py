@@ -12,11 +12,8 @@ import numpy as np
 
 from chainrule._jaxpr import ClosedJaxpr, evaluate
 from chainrule.elimination._native._gpu import batched_kernel
-from chainrule.elimination._native._scalars import (
-    NativeUnavailableError,
-    ScalarProgram,
-    scalarise,
-)
+from chainrule.elimination._native._scalarise import scalarise
+from chainrule.elimination._native._scalars import NativeUnavailableError, ScalarProgram
 
 if TYPE_CHECKING:
     from chainrule.elimination._native._machine import CompiledModule

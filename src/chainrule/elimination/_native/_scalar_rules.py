@@ -1,0 +1,251 @@
+"""What every primitive does to arrays of node numbers.
+
+An array is a NumPy array of numbers of scalar nodes, so that reshapes, slices, transposes and concatenations
+are NumPy's own and leave no trace in the result. A table, one line or one small function per primitive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from chainrule._jaxpr import JaxprEqn
+from chainrule.elimination._native._scalars import NativeUnavailableError, ScalarProgram
+
+__all__ = ["RULES", "Rule", "aval_of", "dtype_name"]
+
+Rule = Callable[..., Any]
+"""From the scalar program, an equation and its operands' nodes to the nodes of its result(s)."""
+
+
+def aval_of(atom: Any) -> Any:
+    """The shape and dtype of a variable or literal (JAX's own annotation says less)."""
+    return atom.aval
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name of a dtype that a kernel can compute in."""
+    name = np.dtype(dtype).name
+    if name not in {"float32", "float64", "bool"}:
+        raise NativeUnavailableError(
+            f"A native kernel computes in float32 and float64, found {name}; use backend='xla'."
+        )
+    return name
+
+
+def _elementwise(operation: str) -> Rule:
+    def rule(scalars: ScalarProgram, eqn: JaxprEqn, *operands: np.ndarray) -> np.ndarray:
+        dtype = dtype_name(aval_of(eqn.outvars[0]).dtype)
+        operand_dtype = dtype_name(aval_of(eqn.invars[0]).dtype)
+        operands = tuple(_coerce_constants(scalars, operand_dtype, xs) for xs in operands)
+        return _map(lambda *xs: scalars.apply(operation, dtype, *xs), *operands)
+
+    return rule
+
+
+def _coerce_constants(scalars: ScalarProgram, dtype: str, numbers: np.ndarray) -> np.ndarray:
+    """Integer constants (the exponent of a power) take the dtype of the value they act on."""
+
+    def coerce(number: int) -> int:
+        value = scalars.constant_value(number)
+        return number if value is None or dtype == "bool" else scalars.constant(value, dtype)
+
+    return _map(coerce, numbers)
+
+
+def _map(function: Callable[..., int], *operands: np.ndarray) -> np.ndarray:
+    broadcast = np.broadcast_arrays(*operands)
+    results = [function(*map(int, xs)) for xs in zip(*(a.ravel() for a in broadcast), strict=True)]
+    return np.array(results, np.int64).reshape(broadcast[0].shape)
+
+
+def _integer_pow(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
+    exponent = eqn.params["y"]
+    dtype = dtype_name(aval_of(eqn.outvars[0]).dtype)
+
+    def power(base: int) -> int:
+        result, square, rest = scalars.constant(1.0, dtype), base, abs(exponent)
+        while rest:
+            if rest & 1:
+                result = scalars.apply("mul", dtype, result, square)
+            rest >>= 1
+            if rest:
+                square = scalars.apply("mul", dtype, square, square)
+        if exponent < 0:
+            result = scalars.apply("div", dtype, scalars.constant(1.0, dtype), result)
+        return result
+
+    return _map(power, x)
+
+
+def _composed(build: Callable[[ScalarProgram, str, int], int]) -> Rule:
+    """A rule for a unary function that is written in terms of others."""
+
+    def rule(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
+        dtype = dtype_name(aval_of(eqn.outvars[0]).dtype)
+        return _map(lambda node: build(scalars, dtype, node), x)
+
+    return rule
+
+
+def _logistic(scalars: ScalarProgram, dtype: str, x: int) -> int:
+    one = scalars.constant(1.0, dtype)
+    decay = scalars.apply("exp", dtype, scalars.apply("neg", dtype, x))
+    return scalars.apply("div", dtype, one, scalars.apply("add", dtype, one, decay))
+
+
+def _rsqrt(scalars: ScalarProgram, dtype: str, x: int) -> int:
+    return scalars.apply(
+        "div", dtype, scalars.constant(1.0, dtype), scalars.apply("sqrt", dtype, x)
+    )
+
+
+def _square(scalars: ScalarProgram, dtype: str, x: int) -> int:
+    return scalars.apply("mul", dtype, x, x)
+
+
+def _convert(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
+    dtype = dtype_name(eqn.params["new_dtype"])
+
+    def convert(number: int) -> int:
+        node = scalars.nodes[number]
+        if node.dtype == dtype:
+            return number
+        if node.operation == "constant":
+            value = node.value if node.dtype == "bool" else node.value[0]
+            return scalars.constant(value, dtype)
+        return scalars.apply("convert", dtype, number)
+
+    return _map(convert, x)
+
+
+def _select_n(scalars: ScalarProgram, eqn: JaxprEqn, which: np.ndarray, *cases: np.ndarray) -> Any:
+    if len(cases) != 2:
+        raise NativeUnavailableError("A native kernel selects between two cases only.")
+    dtype = dtype_name(aval_of(eqn.outvars[0]).dtype)
+    return _map(lambda w, no, yes: scalars.apply("select", dtype, w, yes, no), which, *cases)
+
+
+def _identity(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
+    return x
+
+
+def _reshape(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
+    return x.reshape(aval_of(eqn.outvars[0]).shape)
+
+
+def _broadcast(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
+    shape = eqn.params["shape"]
+    expanded = [1] * len(shape)
+    for axis, target in enumerate(eqn.params["broadcast_dimensions"]):
+        expanded[target] = x.shape[axis]
+    return np.broadcast_to(x.reshape(expanded), shape)
+
+
+def _transpose(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
+    return x.transpose(eqn.params["permutation"])
+
+
+def _slice(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
+    starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
+    strides = eqn.params["strides"] or (1,) * x.ndim
+    return x[tuple(slice(*bounds) for bounds in zip(starts, limits, strides, strict=True))]
+
+
+def _concatenate(scalars: ScalarProgram, eqn: JaxprEqn, *xs: np.ndarray) -> np.ndarray:
+    return np.concatenate(xs, axis=eqn.params["dimension"])
+
+
+def _stack(scalars: ScalarProgram, eqn: JaxprEqn, *xs: np.ndarray) -> np.ndarray:
+    return np.stack(xs, axis=eqn.params["axis"])
+
+
+def _split(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> list[np.ndarray]:
+    return np.split(x, np.cumsum(eqn.params["sizes"])[:-1], axis=eqn.params["axis"])
+
+
+def _rev(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
+    return np.flip(x, eqn.params["dimensions"])
+
+
+def _pad(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray, fill: np.ndarray) -> np.ndarray:
+    config = eqn.params["padding_config"]
+    if any(low < 0 or high < 0 or interior for low, high, interior in config):
+        raise NativeUnavailableError("A native kernel pads with plain margins only.")
+    return np.pad(x, [(low, high) for low, high, _ in config], constant_values=int(fill))
+
+
+def _reduce(operation: str) -> Rule:
+    def rule(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
+        dtype = dtype_name(aval_of(eqn.outvars[0]).dtype)
+        axes = tuple(eqn.params["axes"])
+        kept = [axis for axis in range(x.ndim) if axis not in axes]
+        rows = x.transpose((*kept, *axes)).reshape((*(x.shape[a] for a in kept), -1))
+        if rows.shape[-1] == 0:
+            raise NativeUnavailableError("A native kernel reduces non-empty axes only.")
+        return _fold(scalars, operation, dtype, rows)
+
+    return rule
+
+
+def _fold(scalars: ScalarProgram, operation: str, dtype: str, rows: np.ndarray) -> np.ndarray:
+    total = rows[..., 0]
+    for column in range(1, rows.shape[-1]):
+        step = rows[..., column]
+        total = _map(lambda a, b: scalars.apply(operation, dtype, a, b), total, step)
+    return total
+
+
+def _dot_general(scalars: ScalarProgram, eqn: JaxprEqn, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    dtype = dtype_name(aval_of(eqn.outvars[0]).dtype)
+    (contract_a, contract_b), (batch_a, batch_b) = eqn.params["dimension_numbers"]
+    free_a = [i for i in range(a.ndim) if i not in contract_a and i not in batch_a]
+    free_b = [i for i in range(b.ndim) if i not in contract_b and i not in batch_b]
+    n_batch, n_free = len(batch_a), (len(free_a), len(free_b))
+    left = a.transpose((*batch_a, *free_a, *contract_a))
+    right = b.transpose((*batch_b, *free_b, *contract_b))
+    batch = left.shape[:n_batch]
+    left = left.reshape(*batch, *left.shape[n_batch : n_batch + n_free[0]], *(1,) * n_free[1], -1)
+    right = right.reshape(
+        *batch, *(1,) * n_free[0], *right.shape[n_batch : n_batch + n_free[1]], -1
+    )
+    products = _map(lambda x, y: scalars.apply("mul", dtype, x, y), left, right)
+    return _fold(scalars, "add", dtype, products)
+
+
+_ELEMENTWISE = (
+    "add sub mul div neg sin cos tan exp log sqrt tanh sinh cosh asin acos atan atan2 asinh acosh atanh "
+    "pow abs sign max min log1p expm1 exp2 erf erfc cbrt lt le gt ge eq ne and or not"
+).split()
+
+RULES: dict[str, Rule] = {
+    **{name: _elementwise(name) for name in _ELEMENTWISE},
+    "add_any": _elementwise("add"),
+    "integer_pow": _integer_pow,
+    "square": _composed(_square),
+    "logistic": _composed(_logistic),
+    "rsqrt": _composed(_rsqrt),
+    "convert_element_type": _convert,
+    "select_n": _select_n,
+    "copy": _identity,
+    "copy_p": _identity,
+    "stop_gradient": _identity,
+    "reshape": _reshape,
+    "squeeze": _reshape,
+    "expand_dims": _reshape,
+    "broadcast_in_dim": _broadcast,
+    "transpose": _transpose,
+    "slice": _slice,
+    "concatenate": _concatenate,
+    "stack": _stack,
+    "split": _split,
+    "rev": _rev,
+    "pad": _pad,
+    "reduce_sum": _reduce("add"),
+    "reduce_max": _reduce("max"),
+    "reduce_min": _reduce("min"),
+    "reduce_prod": _reduce("mul"),
+    "dot_general": _dot_general,
+}

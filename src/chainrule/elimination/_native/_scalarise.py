@@ -1,0 +1,83 @@
+"""From a program over small arrays to its scalars."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, Literal, bind_equation, inline_calls, locate
+from chainrule.elimination._native._scalar_rules import RULES, Rule, aval_of, dtype_name
+from chainrule.elimination._native._scalars import NativeUnavailableError, Node, ScalarProgram
+
+__all__ = ["scalarise"]
+
+# By the time a kernel is built the derivative has been taken, so custom rules have done their work.
+_INLINED = frozenset(
+    {"jit", "pjit", "closed_call", "core_call", "call", "remat", "remat2", "checkpoint",
+     "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
+)  # fmt: skip
+
+
+def scalarise(program: ClosedJaxpr) -> ScalarProgram:
+    """The scalar graph of a program.
+
+    Raises:
+        NativeUnavailableError: an equation has no scalar form here, or there are too many scalars.
+    """
+    flat = inline_calls(program, _INLINED)
+    scalars = ScalarProgram()
+    # A value is either known now, as a NumPy array, or made of nodes.
+    known: dict[Any, np.ndarray] = {}
+    values: dict[Any, np.ndarray] = {}
+    for argument, var in enumerate(flat.jaxpr.invars):
+        values[var] = _input_nodes(scalars, argument, var.aval)
+    for var, const in zip(flat.jaxpr.constvars, flat.consts, strict=True):
+        known[var] = np.asarray(const)
+
+    def read_known(atom: Any) -> np.ndarray | None:
+        if isinstance(atom, Literal):
+            return np.asarray(atom.val, aval_of(atom).dtype)
+        return known.get(atom)
+
+    def read(atom: Any) -> np.ndarray:
+        constant = read_known(atom)
+        return values[atom] if constant is None else _constant_nodes(scalars, constant)
+
+    for eqn in flat.jaxpr.eqns:
+        constants = [read_known(atom) for atom in eqn.invars]
+        if all(constant is not None for constant in constants):
+            with jax.ensure_compile_time_eval():
+                results = bind_equation(eqn, constants)
+            known.update(zip(eqn.outvars, map(np.asarray, results), strict=True))
+        else:
+            nodes = _rule_of(eqn)(scalars, eqn, *map(read, eqn.invars))
+            results = nodes if eqn.primitive.multiple_results else [nodes]
+            values.update(zip(eqn.outvars, results, strict=True))
+    scalars.outputs = [read(atom) for atom in flat.jaxpr.outvars]
+    return scalars
+
+
+def _rule_of(eqn: JaxprEqn) -> Rule:
+    rule = RULES.get(eqn.primitive.name)
+    if rule is None:
+        raise NativeUnavailableError(
+            f"No native form of the primitive {eqn.primitive.name!r} ({locate(eqn)}); "
+            "use backend='xla'."
+        )
+    return rule
+
+
+def _input_nodes(scalars: ScalarProgram, argument: int, aval: Any) -> np.ndarray:
+    dtype = dtype_name(aval.dtype)
+    size = int(np.prod(aval.shape, dtype=np.int64))
+    numbers = [scalars.add(Node("input", (), dtype, (argument, i))) for i in range(size)]
+    return np.array(numbers, np.int64).reshape(aval.shape)
+
+
+def _constant_nodes(scalars: ScalarProgram, array: np.ndarray) -> np.ndarray:
+    # Integers occur as exponents and masks; their value is exact in float64.
+    dtype = array.dtype.name if array.dtype.name in {"float32", "bool"} else "float64"
+    numbers = [scalars.constant(value, dtype) for value in array.ravel()]
+    return np.array(numbers, np.int64).reshape(array.shape)
