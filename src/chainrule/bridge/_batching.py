@@ -6,7 +6,8 @@ In this order:
                   target has a Jacobian: ask for it once and multiply.
     native        the target says how it batches (or the caller does, by `expand_dims` or
                   `broadcast_all`): one call with the batch axis in front of every array.
-    host loop     one host call that fans out over the examples, concurrently where the target allows.
+    host loop     one host call that fans out over the examples, concurrently where the target allows; a
+                  target that takes batches of vectors gets those of one point in one request.
 
 Ranks say nothing about how a function batches: a matrix product takes a third axis without complaint and
 computes something else. So nothing is guessed from them.

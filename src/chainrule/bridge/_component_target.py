@@ -33,6 +33,7 @@ class ComponentTarget(Target):
         self.name = getattr(component, "name", None) or type(component).__name__
         self.endpoints = frozenset(component.available_endpoints)
         self.batching = getattr(component, "batching", None)
+        self.batched_endpoints = _batched_endpoints(component)
         self.jax_function = getattr(component, "jax_function", None)
         self.runs_jax = self.jax_function is not None
         self.is_remote = not _is_local(component)
@@ -65,6 +66,28 @@ class ComponentTarget(Target):
         vector: Mapping[str, np.ndarray] | None,
     ) -> Mapping[str, Any]:
         """Ask a derivative endpoint, in the schema's spelling of the paths."""
+        return self._ask(kind, inputs, input_paths, output_paths, vector)
+
+    def batched_product(
+        self,
+        kind: DerivativeKind,
+        inputs: Any,
+        input_paths: Sequence[str],
+        output_paths: Sequence[str],
+        vectors: Mapping[str, np.ndarray],
+    ) -> Mapping[str, Any]:
+        """The same for a batch of vectors, in one request."""
+        return self._ask(kind, inputs, input_paths, output_paths, vectors, batched=True)
+
+    def _ask(
+        self,
+        kind: DerivativeKind,
+        inputs: Any,
+        input_paths: Sequence[str],
+        output_paths: Sequence[str],
+        vector: Mapping[str, np.ndarray] | None,
+        **options: bool,
+    ) -> Mapping[str, Any]:
         spelled = {
             "inputs": {path: self._inputs.spell(path) for path in input_paths},
             "outputs": {path: self._outputs.spell(path) for path in output_paths},
@@ -79,7 +102,7 @@ class ComponentTarget(Target):
             assert kind.vector_over is not None
             names = spelled[kind.vector_over]
             arguments[kind.vector] = {names[path]: value for path, value in vector.items()}
-        answer = getattr(self._component, kind.endpoint)(**arguments)
+        answer = getattr(self._component, kind.endpoint)(**arguments, **options)
         return _rename(answer, [spelled[side] for side in kind.result_over])
 
     def hessian_vector_product(
@@ -165,6 +188,14 @@ def _is_local(component: Any) -> bool:
 def _concurrency(component: Any, is_remote: bool) -> int:
     declared = getattr(component, "max_concurrency", None)
     return declared or (_REMOTE_CONCURRENCY if is_remote else 1)
+
+
+def _batched_endpoints(component: Any) -> frozenset[str]:
+    """Only our own components say so; a peer's are asked once per vector."""
+    capabilities = getattr(component, "capabilities", {})
+    return frozenset(
+        name for name, capability in capabilities.items() if getattr(capability, "batches", False)
+    )
 
 
 def _differentiable(component: Any, side: str) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import sys
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +14,9 @@ import numpy as np
 
 from chainrule._errors import ComponentError
 from chainrule.bridge._failures import report_failure
-from chainrule.bridge._native_batching import check_first_example
+from chainrule.bridge._native_batching import BY_DECLARATION, check_first_example
 from chainrule.bridge._requests import Request
-from chainrule.bridge._routes import answer
+from chainrule.bridge._routes import answer, answer_batch, takes_batch
 from chainrule.bridge._site import Site
 from chainrule.bridge._types import ArrayType
 
@@ -90,6 +91,9 @@ def compute(call: Call, operands: Sequence[np.ndarray], results: Sequence[np.nda
             check_first_example(call.site, call.request, operands, answers)
         _store(answers, results)
         return
+    if _only_vectors_vary(call) and takes_batch(call.site, call.request):
+        _compute_at_once(call, operands, results)
+        return
 
     def compute_one(index: tuple[int, ...]) -> None:
         try:
@@ -102,6 +106,26 @@ def compute(call: Call, operands: Sequence[np.ndarray], results: Sequence[np.nda
     # Indexing all axes of an array gives a scalar, not a view; one more axis makes it a view.
     views = [each.reshape((*each.shape, 1)) for each in results]
     each_index(compute_one, list(np.ndindex(*call.batch.sizes)), _concurrency(call.site))
+
+
+def _only_vectors_vary(call: Call) -> bool:
+    """Whether a batch is many vectors at one point, in a call that may be made as one."""
+    if call.site.options.vmap_method not in BY_DECLARATION or 0 in call.batch.sizes:
+        return False
+    primals = call.batch.mapped[: len(call.site.inputs)]
+    vectors = call.batch.mapped[len(call.site.inputs) :]
+    return not any(map(any, primals)) and all(map(all, vectors))
+
+
+def _compute_at_once(
+    call: Call, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]
+) -> None:
+    size, depth = math.prod(call.batch.sizes), len(call.batch.sizes)
+    flat = [
+        operand.reshape(size, *operand.shape[depth:]) if any(mapped) else operand
+        for operand, mapped in zip(operands, call.batch.mapped, strict=True)
+    ]
+    _store(answer_batch(call.site, call.request, flat, size), results)
 
 
 def _store(values: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:

@@ -12,10 +12,10 @@ from chainrule.bridge._requests import Request
 from chainrule.bridge._routes import answer
 from chainrule.bridge._site import Site, make_site
 
-__all__ = ["batched_site", "check_first_example", "is_native"]
+__all__ = ["BY_DECLARATION", "batched_site", "check_first_example", "is_native"]
 
 _BY_CALLER = ("expand_dims", "broadcast_all")
-_BY_DECLARATION = ("auto", "auto_experimental")
+BY_DECLARATION = ("auto", "auto_experimental")
 
 
 def is_native(site: Site, request: Request) -> bool:
@@ -24,7 +24,7 @@ def is_native(site: Site, request: Request) -> bool:
         return False
     if site.options.vmap_method in _BY_CALLER:
         return True
-    if site.options.vmap_method not in _BY_DECLARATION:
+    if site.options.vmap_method not in BY_DECLARATION:
         return False
     if site.target.batching == "leading":
         return site.example is None  # one axis was promised, not two

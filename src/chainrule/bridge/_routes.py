@@ -23,7 +23,7 @@ from chainrule.bridge._types import ArrayType
 from chainrule.runtime import SparseArray
 from chainrule.runtime._derivatives import JACOBIAN, JVP, VJP, DerivativeKind, product_from_jacobian
 
-__all__ = ["answer", "check_possible"]
+__all__ = ["answer", "answer_batch", "check_possible", "takes_batch"]
 
 Vectors = Sequence[Sequence[np.ndarray]]
 Route = Callable[[Site, Request, Any, Vectors], Mapping[str, Any]]
@@ -41,6 +41,29 @@ def answer(site: Site, request: Request, operands: Sequence[np.ndarray]) -> list
     by_path = _route(site, request)(site, request, inputs, vectors)
     ports = request.result.ports(site)
     return _checked(site, request, ports, [by_path[port.path] for port in ports])
+
+
+def takes_batch(site: Site, request: Request) -> bool:
+    """Whether the target answers many vectors of a product at once."""
+    kind = _PRODUCTS.get(request.name)
+    return kind is not None and kind.endpoint in site.target.batched_endpoints
+
+
+def answer_batch(
+    site: Site, request: Request, operands: Sequence[np.ndarray], size: int
+) -> list[np.ndarray]:
+    """The answer for vectors with a batch axis in front, and primals without, from one request."""
+    primals, (vectors,) = split_operands(site, request, operands)
+    by_path = site.target.batched_product(
+        _PRODUCTS[request.name],
+        site.build_inputs(primals),
+        *_sides(site, request),
+        _by_path(site, request.slots[0], vectors),
+    )
+    return [
+        check_result(by_path[port.path], port, port.type.with_leading(size), request, site.target)
+        for port in request.result.ports(site)
+    ]
 
 
 def _checked(
@@ -220,6 +243,7 @@ def _dense(block: Any) -> Any:
     return block.todense() if isinstance(block, SparseArray) else block
 
 
+_PRODUCTS: dict[str, DerivativeKind] = {"jvp": JVP, "vjp": VJP}
 _ROUTES: dict[str, tuple[tuple[str, Route], ...]] = {
     "jvp": (
         (JVP.endpoint, _ask(JVP)),

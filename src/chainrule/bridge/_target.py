@@ -34,6 +34,7 @@ class Target(ABC):
             and `hessian_vector_product`.
         batching: how the target says it treats an additional leading axis of all arrays: `elementwise` (any
             axes), `leading` (one axis in front, examples independent), or `None` (it does not say).
+        batched_endpoints: the product endpoints that answer a batch of vectors in one call.
         max_concurrency: how many calls may run at the same time; 1 when it is not safe or does not pay.
         is_remote: whether a call mostly waits, so that independent calls should overlap.
         jax_function: the same function, traceable by JAX, or `None`.
@@ -43,6 +44,7 @@ class Target(ABC):
     name: str
     endpoints: frozenset[str]
     batching: Batching | None = None
+    batched_endpoints: frozenset[str] = frozenset()
     max_concurrency: int = 1
     is_remote: bool = False
     jax_function: Callable[[Any], Any] | None = None
@@ -74,6 +76,17 @@ class Target(ABC):
         vector: Mapping[str, np.ndarray] | None,
     ) -> Mapping[str, Any]:
         """Ask a first-order derivative endpoint."""
+
+    def batched_product(
+        self,
+        kind: DerivativeKind,
+        inputs: Any,
+        input_paths: Sequence[str],
+        output_paths: Sequence[str],
+        vectors: Mapping[str, np.ndarray],
+    ) -> Mapping[str, Any]:
+        """Ask a product endpoint for a batch of vectors; asked only if in `batched_endpoints`."""
+        raise NotImplementedError
 
     def hessian_vector_product(
         self,

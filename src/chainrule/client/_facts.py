@@ -46,7 +46,8 @@ def capabilities_of(document: Mapping[str, Any]) -> dict[str, Capability]:
 
     def capability(name: str) -> Capability:
         if name in told:
-            return Capability(told[name]["status"], told[name].get("via"))
+            facts = told[name]
+            return Capability(facts["status"], facts.get("via"), facts.get("batches", False))
         return Capability("native" if name in served else "absent")
 
     return {name: capability(name) for name in ENDPOINTS}

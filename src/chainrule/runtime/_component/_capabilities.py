@@ -35,10 +35,12 @@ class Capability:
         status: `native` when the author wrote it, `derived` when Chainrule makes it from something else,
             `absent` when the component does not have it.
         via: what a derived endpoint is made from, for example `jax` or `jacobian`.
+        batches: whether a batch of vectors is answered in one call, rather than one by one.
     """
 
     status: Literal["native", "derived", "absent"]
     via: str | None = None
+    batches: bool = False
 
     def __str__(self) -> str:
         return self.status if self.via is None else f"{self.status} ({self.via})"

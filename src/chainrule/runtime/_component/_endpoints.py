@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from pydantic import BaseModel
 
@@ -22,7 +22,14 @@ Payload = Mapping[str, Any]
 
 
 class Endpoint(Protocol):
-    """Something a component can be asked for."""
+    """Something a component can be asked for.
+
+    Attributes:
+        can_batch: whether a batch of vectors is answered in one call.
+    """
+
+    @property
+    def can_batch(self) -> bool: ...
 
     def __call__(self, payload: Payload, context: Context) -> Any:
         """Answer one request."""
@@ -39,6 +46,7 @@ class Evaluation:
     function: Callable[[Any], Any]
     read_inputs: Read
     read_outputs: Read
+    can_batch: ClassVar[bool] = False
 
     def __call__(self, payload: Payload, context: Context) -> Any:
         """The outputs as a plain tree."""

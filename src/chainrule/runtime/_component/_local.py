@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -55,8 +56,7 @@ class LocalComponent:
             if name in implementations
         }
         self.capabilities: Mapping[str, Capability] = {
-            name: implementations[name].capability if name in implementations else ABSENT
-            for name in ENDPOINTS
+            name: self._capability(name, implementations.get(name)) for name in ENDPOINTS
         }
 
     @property
@@ -256,6 +256,11 @@ class LocalComponent:
         finally:
             current_run.reset(token)
             run.close(failed=failed)
+
+    def _capability(self, name: str, implementation: Implementation | None) -> Capability:
+        if implementation is None:
+            return ABSENT
+        return replace(implementation.capability, batches=self._endpoints[name].can_batch)
 
     def _without_endpoint(self, endpoint: str) -> Any:
         if endpoint == "health":

@@ -40,6 +40,7 @@ class _Profiled:
     def __init__(self, name: str, endpoint: Endpoint) -> None:
         self.name = name
         self._endpoint = endpoint
+        self.can_batch = endpoint.can_batch
 
     def __call__(self, payload: Payload, context: Context) -> Any:
         profile = cProfile.Profile()
@@ -61,6 +62,7 @@ class _Traced:
     def __init__(self, name: str, endpoint: Endpoint) -> None:
         self.name = name
         self._endpoint = endpoint
+        self.can_batch = endpoint.can_batch
 
     def __call__(self, payload: Payload, context: Context) -> Any:
         _trace_log.info("%s called with %s", self.name, _abbreviated(payload))

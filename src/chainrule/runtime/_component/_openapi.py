@@ -8,6 +8,7 @@ whether it is native or derived and from what.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, RootModel
@@ -56,8 +57,7 @@ def openapi_document(component: LocalComponent, schemas: Schemas) -> Json:
         "x-supported-gpu-transports": ["none"],
         "x-supported-compressions": ["none", "lz4"],
         "x-capabilities": {
-            name: {"status": capability.status, "via": capability.via}
-            for name, capability in component.capabilities.items()
+            name: asdict(capability) for name, capability in component.capabilities.items()
         },
         "x-batching": component.batching,
         "paths": {f"/{name}": _path(name) for name in _ordered(endpoints)},
