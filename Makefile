@@ -57,7 +57,7 @@ bench: $(STAMP)  ## Run every benchmark: us, the peer and the floor side by side
 	@$(BIN)/python -m benchmarks
 
 docs: $(STAMP)  ## Build the documentation in strict mode into site/
-	@$(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "Open site/index.html"
 
 clean:  ## Remove the environment and everything generated
