@@ -1,0 +1,74 @@
+"""`M`: a native mask with the ancestor's two further ways to ask it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chainrule.stateful import Mask
+
+__all__ = ["M", "M_has", "M_hasnot", "M_is"]
+
+
+class M(Mask):
+    """A selection of parameters, by kind, predicate, attribute, or a combination.
+
+    Example:
+        >>> from chainrule.compat import pcx
+        >>> weights = pcx.utils.M(pcx.nn.LayerParam).to((False, True))
+        >>> weights.apply(pcx.Param(0.0)), weights.apply(pcx.nn.LayerParam(0.0))
+        (False, True)
+    """
+
+    __slots__ = ()
+
+    def apply(self, leaf: Any) -> Any:
+        """What the mask says about one parameter."""
+        return self.value(leaf)
+
+    def __call__(self, tree: Any, is_pytree: bool = False) -> Any:
+        """The tree with only the selected parameters, `None` for others; or with the chosen values.
+
+        Args:
+            tree: modules, parameters and containers.
+            is_pytree: accepted; sharing is always seen.
+        """
+        return super().__call__(tree)
+
+    def to(self, choice: Any) -> M:
+        """A mask that answers with `choice[0]` when off and `choice[1]` when on."""
+        return M(super().to(choice))
+
+    def has(self, **attributes: Any) -> M:
+        """And: every attribute is present and equal."""
+        return M(super().has(**attributes))
+
+    def hasnot(self, **attributes: Any) -> M:
+        """And: every attribute is absent or different."""
+        return M(super().hasnot(**attributes))
+
+    def __or__(self, other: Any) -> M:
+        return M(super().__or__(other))
+
+    def __and__(self, other: Any) -> M:
+        return M(super().__and__(other))
+
+    def __invert__(self) -> M:
+        return M(super().__invert__())
+
+
+def M_is(*masks: Any) -> M:  # noqa: N802 - the ancestor's name
+    """What all masks select."""
+    combined = M()
+    for mask in masks:
+        combined = combined & mask
+    return combined
+
+
+def M_has(mask: Any, **attributes: Any) -> M:  # noqa: N802
+    """What a mask selects and has these attributes."""
+    return M(mask).has(**attributes)
+
+
+def M_hasnot(mask: Any, **attributes: Any) -> M:  # noqa: N802
+    """What a mask selects and does not have these attributes."""
+    return M(mask).hasnot(**attributes)
