@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from chainrule import apply_component
 from chainrule._errors import CapabilityError
+from chainrule.bridge._host import Batch
 from chainrule.client import Component
 from chainrule.runtime import Array, Differentiable, Float64, load_component
 
@@ -85,6 +86,23 @@ def test_vectors_of_one_point_share_a_request(options, expected):
     (found,) = jax.jit(jax.vmap(jax.vmap(pull)))(batch)
     np.testing.assert_allclose(found, 3 * X**2 * batch)
     assert calls == expected
+
+
+def test_a_large_batch_goes_in_several_requests(monkeypatch):
+    monkeypatch.setattr("chainrule.bridge._host._BATCH_BYTES", 4 * 2 * X.nbytes)
+    calls = []
+    component = make(calls)
+    _, pull = jax.vjp(lambda x: cubes(component, x, materialize_jacobian=False), jnp.asarray(X))
+    batch = np.arange(30.0).reshape(10, 3)
+    np.testing.assert_allclose(jax.vmap(pull)(batch)[0], 3 * X**2 * batch)
+    assert calls == [(4, 3), (4, 3), (2, 3)]
+
+
+def test_vectors_that_stay_the_same_are_repeated():
+    batch = Batch((2, 4), ())
+    u = np.arange(12.0).reshape(4, 3)
+    np.testing.assert_array_equal(batch.flatten(u, (False, True)), np.concatenate([u, u]))
+    np.testing.assert_array_equal(batch.flatten(X, (False, False)), np.stack([X] * 8))
 
 
 def test_batches_that_are_not_vectors_of_one_point_are_fanned_out():

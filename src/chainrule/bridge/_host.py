@@ -23,6 +23,10 @@ from chainrule.bridge._types import ArrayType
 __all__ = ["Batch", "Call", "HostCall", "compute", "host_call"]
 
 
+# Vectors and results of one request for a batch; what is larger goes in several.
+_BATCH_BYTES = 1 << 26
+
+
 @dataclass(frozen=True)
 class Batch:
     """Batch axes that the host loops over, outermost first.
@@ -46,6 +50,13 @@ class Batch:
             operand[tuple(i for i, has in zip(index, mapped, strict=True) if has)]
             for operand, mapped in zip(operands, self.mapped, strict=True)
         ]
+
+    def flatten(self, operand: np.ndarray, mapped: tuple[bool, ...]) -> np.ndarray:
+        """An operand with one batch axis for all, repeated along those that it does not have."""
+        shape = operand.shape[sum(mapped) :]
+        ones = (n if has else 1 for n, has in zip(self.sizes, mapped, strict=True))
+        full = np.broadcast_to(operand.reshape(*ones, *shape), (*self.sizes, *shape))
+        return full.reshape(math.prod(self.sizes), *shape)
 
     def with_outer(self, size: int, mapped: Sequence[bool]) -> Batch:
         """The batch with one more axis around it."""
@@ -112,20 +123,25 @@ def _only_vectors_vary(call: Call) -> bool:
     """Whether a batch is many vectors at one point, in a call that may be made as one."""
     if call.site.options.vmap_method not in BY_DECLARATION or 0 in call.batch.sizes:
         return False
-    primals = call.batch.mapped[: len(call.site.inputs)]
-    vectors = call.batch.mapped[len(call.site.inputs) :]
-    return not any(map(any, primals)) and all(map(all, vectors))
+    return not any(map(any, call.batch.mapped[: len(call.site.inputs)]))
 
 
 def _compute_at_once(
     call: Call, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]
 ) -> None:
-    size, depth = math.prod(call.batch.sizes), len(call.batch.sizes)
-    flat = [
-        operand.reshape(size, *operand.shape[depth:]) if any(mapped) else operand
-        for operand, mapped in zip(operands, call.batch.mapped, strict=True)
-    ]
-    _store(answer_batch(call.site, call.request, flat, size), results)
+    """A batch of vectors in one request, or in several where it is large."""
+    first, size = len(call.site.inputs), math.prod(call.batch.sizes)
+    primals = operands[:first]
+    mapped = zip(operands[first:], call.batch.mapped[first:], strict=True)
+    vectors = [call.batch.flatten(vector, axes) for vector, axes in mapped]
+    flat_results = [each.reshape(size, *each.shape[len(call.batch.sizes) :]) for each in results]
+    nbytes = sum(array.nbytes for array in (*vectors, *flat_results))
+    step = max(1, _BATCH_BYTES * size // max(1, nbytes))
+    for start in range(0, size, step):
+        part = slice(start, min(start + step, size))
+        chunk = [*primals, *(vector[part] for vector in vectors)]
+        answers = answer_batch(call.site, call.request, chunk, part.stop - start)
+        _store(answers, [each[part] for each in flat_results])
 
 
 def _store(values: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:

@@ -172,9 +172,12 @@ def test_wrong_answers_with_a_value(answer):
     assert caught.value.code == "bad_output"
 
 
-def test_value_and_gradient_of_an_author():
+@pytest.mark.parametrize("is_named", [False, True])
+def test_value_and_gradient_of_an_author(is_named):
     def both(inputs, vjp_inputs, vjp_outputs, cotangent_vector):
-        return OutputSchema(y=inputs.x**3), {"x": 3 * inputs.x**2 * cotangent_vector["y"]}
+        value = OutputSchema(y=inputs.x**3)
+        gradient = {"x": 3 * inputs.x**2 * cotangent_vector["y"]}
+        return {"outputs": value, "gradient": gradient} if is_named else (value, gradient)
 
     made = load_component(module(value_and_vjp=both))
     found = made.value_and_vjp({"x": A}, ["x"], ["y"], {"y": U})

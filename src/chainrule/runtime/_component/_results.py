@@ -37,9 +37,14 @@ def read_value(
 ) -> tuple[Any, Any]:
     """The outputs as a plain tree, and the derivative that a function returned with them.
 
+    A command, or another component's answer, has them under their names.
+
     Raises:
-        ComponentError: not a pair, or outputs that do not fit their schema (`bad_output`).
+        ComponentError: neither a pair nor these names, or outputs that do not fit their schema
+            (`bad_output`).
     """
+    if isinstance(result, Mapping) and result.keys() == {"outputs", "gradient"}:
+        result = (result["outputs"], result["gradient"])
     if not isinstance(result, tuple) or len(result) != 2:
         raise _bad(
             f"{kind.endpoint} returned {type(result).__name__}, expected a pair (outputs, gradient)"
