@@ -22,14 +22,14 @@ def layer():
 
 
 @pytest.mark.interop
-def test_every_public_name_is_there_but_three():
+def test_every_public_name_is_there_but_two():
     missing = set()
     for name in ("core", "functional", "nn", "utils", "predictive_coding"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             real = pytest.importorskip(f"pcx.{name}")
         missing |= {each for each in real.__all__ if not hasattr(getattr(px, name), each)}
-    assert missing == {"OptimTree", "StateParam", "StatefulLayer"}
+    assert missing == {"StateParam", "StatefulLayer"}
 
 
 def test_masks():
@@ -98,6 +98,29 @@ def test_optim_follows_optax_and_refuses_missing_gradients():
     assert optim.step(model, grads["model"], allow_none=True) is None
     with pytest.raises(ValueError, match=r"nn\.weight"):
         optim.step(model, grads["model"])
+
+
+def test_optim_tree_leaves_parts_without_gradients_alone():
+    model = [layer(), layer()]
+    before = [part.nn.weight.get() for part in model]
+    optim = pxu.OptimTree(
+        lambda: optax.sgd(0.5),
+        lambda node: isinstance(node, pxnn.Linear),
+        pxu.M(pxnn.LayerParam)(model),
+    )
+    assert len(optim.groups.get()) == 2
+
+    @pxf.jit()
+    def train(*, model, optim):
+        first = pxf.value_and_grad({"first": WEIGHTS, "second": False})
+        _, grads = first(lambda *, first, second: jnp.sum(first.nn.weight.get() ** 2))(
+            first=model[0], second=model[1]
+        )
+        optim.step(model, [grads["first"], grads["second"]], scale_by=0.5)
+
+    train(model=model, optim=optim)
+    np.testing.assert_allclose(model[0].nn.weight.get(), before[0] / 2)
+    np.testing.assert_array_equal(model[1].nn.weight.get(), before[1])
 
 
 def test_updates_can_be_applied_later():

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import jax
@@ -18,6 +19,11 @@ from chainrule.runtime import component, load_component
 
 PROGRAMS = Path(__file__).parent / "programs"
 SCALING = PROGRAMS / "scaling" / "tesseract_api.py"
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
 
 
 def test_project_file_names_the_component():
@@ -42,6 +48,16 @@ def test_missing_products_are_derived():
     assert "jacobian_vector_product" in scaling.available_endpoints
     found = scaling.jacobian_vector_product(inputs, ["part.s"], ["y"], {"part.s": 1.0})
     np.testing.assert_allclose(found["y"], np.sin([0.0, 1.0]))
+
+
+def test_a_path_that_was_refused_is_named_where_it_was_asked_for():
+    scaling = tc.Tesseract.from_tesseract_api(SCALING)
+    inputs = {"part": {"v": np.array([0.0, 1.0])}}
+    with pytest.raises(ValidationError) as caught:
+        scaling.jacobian(inputs, ["part.v", "name"], ["y"])
+    (problem,) = caught.value.errors()
+    assert (problem["loc"], problem["input"]) == (("jac_inputs", 1), "name")
+    assert "part.v" in problem["msg"]
 
 
 def test_the_authors_exception_is_the_cause():
@@ -132,6 +148,10 @@ def test_regression_result():
 def test_apply_tesseract_takes_every_handle_and_vmaps_by_default():
     source = str(PROGRAMS / "wave" / "tesseract_api.py")
     handles = [tc.Tesseract.from_tesseract_api(source), load_component(source)]
+    with suppress(ImportError):
+        handles.append(
+            importlib.import_module("tesseract_core").Tesseract.from_tesseract_api(source)
+        )
     batch = jnp.arange(6.0, dtype=jnp.float32).reshape(3, 2)
     with jax.enable_x64(True):
         for handle in handles:

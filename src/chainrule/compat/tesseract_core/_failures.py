@@ -45,15 +45,18 @@ def as_validation_error(
         endpoint: that refused.
         payload: what it refused, to show the offending values as pydantic does.
     """
-    problems = error.details.get("problems") or [_only_problem(error)]
+    problems = error.details.get("problems") or [_only_problem(error, payload)]
     return ValidationError.from_exception_data(
         _TITLES.get(endpoint, endpoint), [_line(problem, payload) for problem in problems]
     )
 
 
-def _only_problem(error: InputError) -> dict[str, Any]:
-    """A refusal that names one place, or none."""
-    place = [] if error.path is None else [error.path]
+def _only_problem(error: InputError, payload: Mapping[str, Any]) -> dict[str, Any]:
+    """A refusal that names one place, or none: a path that was asked for, or a part of the request."""
+    place: list[str | int] = [] if error.path is None else [error.path]
+    for name, asked in payload.items():
+        if isinstance(asked, list) and error.path in asked:
+            place = [name, asked.index(error.path)]
     return {"type": error.code, "loc": place, "msg": error.message, "ctx": {}}
 
 
