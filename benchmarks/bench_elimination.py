@@ -18,8 +18,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from _harness import Row, interleaved, show
 
+from benchmarks._harness import Row, interleaved, show
 from chainrule.elimination import find_order, jacobian
 from chainrule.elimination.examples import TASKS, Task
 
