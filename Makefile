@@ -40,8 +40,9 @@ $(NEXT_STAMP): $(STAMP)
 demo: $(STAMP)  ## Run a gradient through several programs; leaves a plot and a report in demo-output/
 	@$(BIN)/python -m examples.demo
 
+# By file: the blocks of a docs page share a namespace, and what one test compiled serves the next.
 test: $(STAMP) $(NEXT_STAMP)  ## Run all tests
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 lint: $(STAMP)  ## Lint, format check, types, floors
 	@$(BIN)/ruff check .
