@@ -171,7 +171,8 @@ def test_install_and_remove():
         assert graphax.examples is compat.graphax.examples
         assert graphax is compat.graphax
     assert "graphax" not in sys.modules
-    assert graphax.__name__ == "chainrule.compat.graphax"
+    assert graphax.__name__ == graphax.__spec__.name == "chainrule.compat.graphax"
+    assert graphax.examples.__spec__.name == "chainrule.compat.graphax.examples"
     with pytest.raises(ImportError):
         importlib.import_module("graphax")
     installed.remove()

@@ -7,7 +7,7 @@ import importlib.abc
 import importlib.util
 import sys
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType, TracebackType
 from typing import Self
 
@@ -79,7 +79,7 @@ def install(*names: str) -> Installation:
 
 
 def _is_present(name: str) -> bool:
-    return name in sys.modules or PathFinder.find_spec(name) is not None
+    return name in sys.modules or importlib.util.find_spec(name) is not None
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -102,7 +102,11 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """The native module, under one more name."""
-        return importlib.import_module(f"chainrule.compat.{spec.name}")
+        module = importlib.import_module(f"chainrule.compat.{spec.name}")
+        spec.loader_state = module.__spec__
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing: the module has run under its own name."""
+        """The module has run under its own name; Python has only replaced its specification."""
+        assert module.__spec__ is not None
+        module.__spec__ = module.__spec__.loader_state
