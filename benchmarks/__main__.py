@@ -1,29 +1,74 @@
-"""`make bench`: run every benchmark and print one table."""
+"""`make bench`: run every benchmark, print one table, and write it to docs/explanation/benchmarks.md."""
+
+from __future__ import annotations
 
 import argparse
+import datetime
 import importlib
+import importlib.metadata
+import os
 import pkgutil
+import platform
 import sys
+from pathlib import Path
 
 import benchmarks
-from benchmarks._harness import show
+from benchmarks._harness import Row, markdown, show
+
+PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "benchmarks.md"
+_VERSIONS = (
+    "jax",
+    "numpy",
+    "pydantic",
+    "tesseract-core",
+    "tesseract-jax",
+    "flax",
+    "equinox",
+    "asdex",
+)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("only", nargs="*", help="run just these, e.g. frames")
+    parser.add_argument("only", nargs="*", help="run just these, e.g. frames; nothing is written")
     parser.add_argument("--strict", action="store_true", help="exit 1 when a bar is not met")
     options = parser.parse_args()
-    names = [m.name for m in pkgutil.iter_modules(benchmarks.__path__)]
-    names = [n for n in names if n.startswith("bench_")]
-    if options.only:
-        names = [n for n in names if n.removeprefix("bench_") in options.only]
-    rows = []
-    for name in names:
+    names = [m.name.removeprefix("bench_") for m in pkgutil.iter_modules(benchmarks.__path__)
+             if m.name.startswith("bench_")]  # fmt: skip
+    tables: dict[str, list[Row]] = {}
+    for name in options.only or names:
         print(f"… {name}", file=sys.stderr, flush=True)
-        rows += importlib.import_module(f"benchmarks.{name}").run()
+        tables[name] = importlib.import_module(f"benchmarks.bench_{name}").run()
+    rows = [row for table in tables.values() for row in table]
     show(rows)
+    if not options.only:
+        PAGE.write_text(_page(tables))
     return int(options.strict and any(row.met is False for row in rows))
+
+
+def _page(tables: dict[str, list[Row]]) -> str:
+    found = [(name, _version(name)) for name in _VERSIONS]
+    versions = ", ".join(f"{name} {version}" for name, version in found if version)
+    day = datetime.date.today().isoformat()
+    load = os.getloadavg()[1]
+    head = (
+        "# Benchmarks\n\n"
+        "Every speed claim is a file in `benchmarks/` that measures us, the peer and the floor in turns "
+        "in one run. This page is what `make bench` wrote; run it on your machine, and compare ratios, not "
+        "seconds.\n\n"
+        f"{day}, {os.cpu_count()} cores of {platform.machine()} shared with others (load {load:.1f}), Python "
+        f"{platform.python_version()}, {versions}. "
+        "`benchmarks/device_elimination.py` is for a machine with a GPU and is not in this table.\n"
+    )
+    sections = [f"\n## {name}\n\n{markdown(table)}" for name, table in tables.items() if table]
+    return head + "".join(sections)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 if __name__ == "__main__":

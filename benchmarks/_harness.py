@@ -78,17 +78,31 @@ def interleaved(
     return {name: statistics.median(values) for name, values in samples.items()}
 
 
+_COLUMNS = ("claim", "us", "reference", "against", "ratio", "bar", "met", "note")
+
+
 def show(rows: list[Row]) -> None:
     """Print rows as a table."""
-    table = Table("claim", "us", "reference", "against", "ratio", "bar", "met", "note")
+    table = Table(*_COLUMNS)
     for row in rows:
-        met = {None: "", True: "yes", False: "NO"}[row.met]
-        bar = "" if row.bar is None else f"≤ {row.bar:g}"
-        table.add_row(
-            row.claim, _quantity(row.us, row.unit), _quantity(row.reference, row.unit),
-            row.against, f"{row.ratio:.3g}", bar, met, row.note,
-        )  # fmt: skip
+        table.add_row(*_cells(row))
     Console(width=160).print(table)
+
+
+def markdown(rows: list[Row]) -> str:
+    """Rows as a table for the docs."""
+    lines = ["| " + " | ".join(_COLUMNS) + " |", "| " + " | ".join("---" for _ in _COLUMNS) + " |"]
+    lines += [
+        "| " + " | ".join(cell.replace("|", "/") for cell in _cells(row)) + " |" for row in rows
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    met = {None: "", True: "yes", False: "NO"}[row.met]
+    bar = "" if row.bar is None else f"≤ {row.bar:.3g}"
+    us, reference = _quantity(row.us, row.unit), _quantity(row.reference, row.unit)
+    return row.claim, us, reference, row.against, f"{row.ratio:.3g}", bar, met, row.note
 
 
 def _quantity(value: float, unit: str) -> str:
