@@ -161,6 +161,11 @@ def test_checkpoints_by_path(tmp_path):
         pxu.load_params({"elsewhere": layer()}, str(tmp_path / "m"))
 
 
+def test_reduce_axes_are_refused():
+    with pytest.raises(NotImplementedError, match="psum"):
+        pxf.value_and_grad(WEIGHTS, reduce_axes=("batch",))
+
+
 def test_trees():
     model = layer()
     shapes = px.tree_extract(model, extract_fn=lambda p: p.get().shape, is_pytree=True)

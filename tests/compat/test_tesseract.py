@@ -15,7 +15,7 @@ from chainrule import ComponentError, compat
 from chainrule.compat import tesseract_core as tc
 from chainrule.compat.tesseract_core.runtime.testing import finite_differences, regression
 from chainrule.compat.tesseract_jax import apply_tesseract
-from chainrule.runtime import component, load_component
+from chainrule.runtime import Array, component, load_component
 
 PROGRAMS = Path(__file__).parent / "programs"
 SCALING = PROGRAMS / "scaling" / "tesseract_api.py"
@@ -184,3 +184,25 @@ def test_install_leaves_real_packages_alone():
         assert installed.names == ()
     with pytest.raises(ValueError, match="no package for 'numpy'"):
         compat.install("numpy")
+
+
+def test_installed_submodules_in_every_spelling():
+    kept = {
+        name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith("tesseract_")
+    }
+    installed = compat.Installation(["tesseract_core"])
+    try:
+        space = {}
+        exec(
+            "import tesseract_core.runtime.testing.finite_differences\n"
+            "from tesseract_core.runtime import experimental, Array\n"
+            "from tesseract_core.runtime.tree_transforms import *\n"
+            "from tesseract_core.runtime.experimental import SKIP_REQUIRED_FILE_CHECK, require_file\n",
+            space,
+        )
+        assert space["Array"] is Array
+        assert space["get_at_path"]({"a": [1]}, "a.[0]") == 1
+        assert space["SKIP_REQUIRED_FILE_CHECK"] is False
+    finally:
+        installed.remove()
+        sys.modules.update(kept)

@@ -25,7 +25,7 @@ def mirror(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     native = PEER_MODULES[name]
 
     def get(attribute: str) -> Any:
-        if attribute.startswith("__"):
+        if attribute.startswith("__") and attribute != "__all__":
             raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
         return getattr(importlib.import_module(native), attribute)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from chainrule import stateful
+from chainrule._errors import CapabilityError
 from chainrule.compat.pcx._gradients import gradient_tree
 from chainrule.compat.pcx._vmap import vmap_with_lane_keys
 
@@ -72,13 +73,22 @@ def value_and_grad(
         kwargs_mask: `True` for every parameter to differentiate.
         argnums: positional arguments to differentiate.
         has_aux: return what else the function returns.
-        reduce_axes: accepted where empty, as in current JAX.
+        reduce_axes: has to be empty, as JAX has given it up.
 
     Returns:
         A function that gives `(loss, G)`, or `((loss, (extra, …)), G)` with `has_aux`. `G` maps keyword
         arguments to trees like them with gradients in the parameters that were selected, and `None` in the
         others; with `argnums` it is `(gradients of positional arguments, that dictionary)`.
+
+    Raises:
+        CapabilityError: `reduce_axes` is not empty.
     """
+    if reduce_axes:
+        raise CapabilityError(
+            "JAX no longer reduces gradients over named axes in `value_and_grad`. Leave `reduce_axes` "
+            "empty, and sum the loss with `jax.lax.psum` inside `vmap`.",
+            code="reduce_axes_not_supported",
+        )
     numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
     def decorate(fn: Function) -> Function:
