@@ -70,6 +70,7 @@ def assert_equal(here, there, where=""):
         ("use_tesseract_core.py", ("tesseract_core",)),
         ("use_tesseract_jax.py", ("tesseract_core", "tesseract_jax")),
         ("use_pcx.py", ("pcx",)),
+        ("use_pcx_scan.py", ("pcx",)),
     ],
 )
 def test_program(program, names, tmp_path):

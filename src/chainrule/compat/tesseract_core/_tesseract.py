@@ -355,8 +355,6 @@ class Tesseract:
             return self.component.transport.call(endpoint, payload, run_id=run_id)
 
     def _call(self, endpoint: str, run_id: str | None, *arguments: Any) -> Any:
-        component = self.component
-        component._check_endpoint(endpoint)
         return self.call(endpoint, make_payload(endpoint, *arguments), run_id=run_id)
 
 
