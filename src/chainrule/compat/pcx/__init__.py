@@ -1,6 +1,6 @@
 """pcx (formerly pcax) on Chainrule: modules, parameters and random keys.
 
-`functional` has the transformations, `nn` the layers, `utils` masks, optimisers and checkpoints, and
+`functional` has the transformations, `nn` layers, `utils` masks, optimisers and checkpoints, and
 `predictive_coding` value nodes and energies.
 """
 
