@@ -1,9 +1,11 @@
 """Settings every test shares: CPU only, reproducible hypothesis runs, nothing sent anywhere."""
 
 import os
+import sys
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # The machine is shared and noisy: no deadline, and the same examples on every run.
@@ -16,3 +18,11 @@ settings.register_profile(
 )
 settings.register_profile("thorough", parent=settings.get_profile("default"), max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _single_precision_for_the_next_module():
+    """A component that is loaded in this process may switch to double precision for good."""
+    yield
+    if "jax" in sys.modules:
+        sys.modules["jax"].config.update("jax_enable_x64", False)
