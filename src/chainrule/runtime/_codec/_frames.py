@@ -131,6 +131,8 @@ class _DataSection:
 
     def lower_leaf(self, value: Any) -> Any:
         """The header's node for a leaf that JSON cannot carry as it is."""
+        if type(value) is np.ndarray:
+            return self._add(value)
         if isinstance(value, SparseArray):
             if not self._sparse:
                 return self._add(to_dense(value))
@@ -241,8 +243,9 @@ class _Reader:
     def special(self, node: dict[str, Any], depth: int) -> Any:
         if len(node) != 1:
             return NOT_SPECIAL
-        if "$array" in node:
-            return self._array(node["$array"])
+        content = node.get("$array")
+        if content is not None:
+            return self._array(content)
         if not _starts_special(node):
             return NOT_SPECIAL
         ((name, content),) = node.items()

@@ -83,8 +83,8 @@ class Budget:
         Raises:
             LimitError: the array, or all arrays of this body together, would be too large.
         """
-        limit = min(self.limits.max_array_bytes, self.bytes_left)
-        if nbytes > limit:
+        if nbytes > self.bytes_left or nbytes > self.limits.max_array_bytes:
+            limit = min(self.limits.max_array_bytes, self.bytes_left)
             raise LimitError(
                 f"An array of {nbytes} bytes was declared, at most {limit} are allowed here "
                 f"(max_array_bytes={self.limits.max_array_bytes}, "

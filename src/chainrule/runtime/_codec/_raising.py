@@ -35,9 +35,11 @@ def raise_tree(
         ChainruleError: whatever `special` or the budget raises, with its path into the data.
     """
     if type(node) is dict:
-        budget.enter(len(node), depth)
         found = special(node, depth)
-        return raise_items(node, special, budget, depth) if found is NOT_SPECIAL else found
+        if found is not NOT_SPECIAL:
+            return found
+        budget.enter(len(node), depth)
+        return raise_items(node, special, budget, depth)
     if type(node) is list:
         kinds = set(map(type, node))
         if not kinds.isdisjoint(_CONTAINERS):
