@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import tempfile
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,9 @@ def run() -> list[Row]:
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(_servers.component_file())
         port = stack.enter_context(_servers.ours(source, 1))
-        peer = Tesseract.from_url(f"http://127.0.0.1:{stack.enter_context(_servers.peer(source))}")
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        peer_port = stack.enter_context(_servers.peer(source, folder))
+        peer = Tesseract.from_url(f"http://127.0.0.1:{peer_port}")
         url = f"http://127.0.0.1:{port}"
         handles = {
             "http": Component.from_url(url, share_memory=False),
