@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import lz4.frame
 
 from chainrule._errors import DecodeError, DefinitionError
 
@@ -20,6 +19,8 @@ _MAX_WINDOW_BYTES = 1 << 27
 def compress(data: Any, compression: str) -> bytes:
     """Compress a buffer as one frame that records its content size."""
     if compression == "lz4":
+        import lz4.frame  # few bodies are compressed, and the shell waits for every import
+
         return lz4.frame.compress(data, store_size=True)
     if compression == "zstd":
         return _zstandard().ZstdCompressor(level=1).compress(data)
@@ -55,6 +56,8 @@ def decompress(data: Any, compression: Any, nbytes: int) -> bytes | bytearray:
 
 
 def _expand_lz4(data: Any, nbytes: int) -> bytes | None:
+    import lz4.frame
+
     frame = lz4.frame.LZ4FrameDecompressor()
     try:
         content = frame.decompress(data, max_length=nbytes + 1)
