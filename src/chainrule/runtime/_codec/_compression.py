@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-
 from chainrule._errors import DecodeError, DefinitionError
 
 __all__ = ["COMPRESSIONS", "compress", "decompress"]
