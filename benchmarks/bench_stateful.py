@@ -5,8 +5,7 @@ parameters, and returns the loss; all contestants run the same arithmetic, so wh
 Figures are the main thread's CPU time, the least of interleaved rounds: on a shared machine everything above
 the least is the neighbours' doing.
 
-pcx pins an older JAX: it is taken from `/tmp/pcx` (`pip install --no-deps --target /tmp/pcx pcx==0.6.3`) or
-from the environment; without it its rows are left out.
+pcx pins an older JAX, so `make setup` installs it without its dependencies; without it its rows are left out.
 """
 
 from __future__ import annotations
@@ -150,7 +149,6 @@ def ancestor(n: int) -> Callable[[], object]:
 
 def peers() -> dict[str, Callable[[int], Callable[[], object]]]:
     found = {"eqx.filter_jit": filtered, "nnx.jit": flax_nnx}
-    sys.path.append("/tmp/pcx")
     try:
         ancestor(2)()
     except Exception as error:  # not installed, or broken by a newer JAX
