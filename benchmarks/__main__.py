@@ -78,7 +78,7 @@ def _page(tables: dict[str, list[Row]]) -> str:
     head = (
         "# Benchmarks\n\n"
         "Every speed claim is a file in `benchmarks/` that measures us, the peer and the floor in turns "
-        "in one run. This page is what `make bench` wrote; run it on your machine, and compare ratios, not "
+        "in one run. This page is what `make bench` writes; run it on your machine, and compare ratios, not "
         "seconds.\n\n"
         f"{day}, {os.cpu_count()} cores of {platform.machine()} shared with others (load {load:.1f}), Python "
         f"{platform.python_version()}, {versions}. "
