@@ -13,8 +13,8 @@ from chainrule.elimination.examples import TASKS, helmholtz, simple
 BY_NAME = {task.name: task for task in TASKS}
 
 # task: forward (multiplications, additions), reverse, Markowitz multiplications.
-# The first two are written as the spec describes them. The heart dipole's grouping was chosen to fit forward and
-# reverse, propane's is the ancestor's: for the heart dipole only Markowitz and the bound are independent evidence.
+# The first two are written as the spec describes them. The heart dipole's grouping was chosen to fit forward
+# and reverse (only Markowitz and the bound are independent evidence); propane's is the ancestor's.
 PUBLISHED = {
     "RoeFlux_1d": ((620, 224), (364, 135), 407),
     "RobotArm_6DOF": ((397, 79), (301, 84), 288),
