@@ -1,11 +1,13 @@
 """`step` leaves a network as it was."""
 
+from contextlib import suppress
+
 import jax.numpy as jnp
 import pytest
 
 import chainrule.stateful as cs
 from chainrule._errors import InputError
-from chainrule.predictive import STATUS, EnergyModule, Vode, VodeParam, step
+from chainrule.predictive import STATES, STATUS, EnergyModule, Vode, VodeParam, step
 
 
 class Net(EnergyModule):
@@ -93,6 +95,51 @@ def test_clearing_after_or_before_and_after():
         assert (node.get("u"), node.get("h")) == (None, 2.0)
         node.set("u", 3.0)
     assert (node.get("u"), node.get("h")) == (3.0, None)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_inner_step_gives_the_outer_one_its_caches_back(fails):
+    node = Vode().set("h", 2.0)
+    with step(node, "outer", clear_params=VodeParam.Cache):
+        node.set("u", 1.0)
+        with suppress(KeyError), step(node, "inner", clear_params=VodeParam.Cache):
+            assert node.get("u") == 1.0
+            node.set("u", 5.0).set("more", 6.0)
+            if fails:
+                raise KeyError
+        assert (node.status, node.get("u"), node.get("more")) == ("outer", 1.0, None)
+        with step(node, clear_params=(VodeParam.Cache, VodeParam.Cache)):
+            assert node.get("u") is None
+        assert node.get("u") == 1.0
+        with step(node, "inner"):
+            node.set("u", 7.0)
+        assert node.get("u") == 7.0  # a step that clears nothing leaves what was written
+    assert (node.status, node.get("u"), node.get("h")) == (None, None, 2.0)
+
+
+def test_nested_steps_restore_caches_inside_transformations():
+    node = Vode()
+
+    @cs.jit
+    def inner(x, *, node):
+        with step(node, "inner", clear_params=VodeParam.Cache):
+            node.set("u", x)
+
+    def outer(x, *, node):
+        with step(node, "outer", clear_params=VodeParam.Cache):
+            node.set("u", 10 * x)
+            inner(x, node=node)
+            node.h.set(node.get("u"))
+
+    node.set("u", jnp.array(3.0))
+    inner(jnp.array(2.0), node=node)
+    assert node.cache.get() is None  # no step around it: cleared
+    for run in (outer, cs.jit(outer), cs.vmap(outer, kwargs_mask={"node": STATES.to((None, 0))})):
+        x = jnp.arange(3.0) if run is not outer else jnp.array(4.0)
+        node.h.set(jnp.zeros_like(x))
+        run(x, node=node)
+        assert node.h.get().tolist() == (10 * x).tolist()
+        assert node.cache.get() is None
 
 
 def test_pairs_have_two_entries():

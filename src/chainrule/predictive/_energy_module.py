@@ -28,10 +28,14 @@ class EnergyModule(Module):
     """
 
     _status: StaticParam
+    # Whether a `step` is open. Tracked as the status is, so that a jitted function that was compiled
+    # outside a step is not taken for one inside.
+    _in_step: StaticParam
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         self = super().__new__(cls, *args, **kwargs)
         self.__dict__["_status"] = StaticParam(None)
+        self.__dict__["_in_step"] = StaticParam(False)
         return self
 
     @property
