@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +12,10 @@ from types import ModuleType, TracebackType
 from typing import Any, Self
 
 from chainrule._errors import CapabilityError, TransportError
+from chainrule.client._constructors import transport_of
 from chainrule.client._facts import capabilities_of, differentiable_of, endpoints_of
 from chainrule.client._jobs import Job
-from chainrule.client._mapping import map_in_order
+from chainrule.client._mapping import Outcome, stream_outcomes
 from chainrule.client._payloads import make_payload, send_one_by_one, takes_batches
 from chainrule.client._summary import summary_html, summary_text
 from chainrule.client._transport import Ticket, Transport
@@ -24,10 +25,11 @@ __all__ = ["Component"]
 
 
 class Component:
-    """A component: in this process, in a process of its own, or behind a URL.
+    """A component: in this process, in a process of its own, behind a URL, or a pool of replicas.
 
-    Made by `from_api`, `from_source` or `from_url`. Inputs and results are plain trees, nested dicts and
-    lists of NumPy arrays and JSON values, and errors are the same exceptions, whatever the transport.
+    Made by `from_api`, `from_source`, `from_url` or `from_cluster`. Inputs and results are plain trees,
+    nested dicts and lists of NumPy arrays and JSON values, and errors are the same exceptions, whatever the
+    transport.
 
     Args:
         transport: the way to the component.
@@ -150,6 +152,24 @@ class Component:
                 timeout=timeout,
             )
         )
+
+    @classmethod
+    def from_cluster(
+        cls, name: str, *, address: str | None = None, startup_timeout: float = 60.0
+    ) -> Self:
+        """A component that `chainrule.deploy.ray.deploy` put on a Ray cluster under a name.
+
+        Args:
+            name: of the pool.
+            address: of the cluster, such as `ray://head:10001` or `head:6379`; the one this process is
+                connected to, or the one that Ray finds, when not given.
+            startup_timeout: seconds to wait for a replica that is up.
+
+        Raises:
+            TransportError: there is no such cluster or no such pool.
+        """
+        options = {"address": address, "startup_timeout": startup_timeout}
+        return cls(transport_of("cluster", name, **options))
 
     # What it is
 
@@ -368,19 +388,57 @@ class Component:
         inputs: Iterable[Any],
         *,
         max_in_flight: int | None = None,
+        ordered: bool = True,
         progress: bool = False,
     ) -> Iterator[Any]:
-        """`apply` over many inputs, results in their order.
+        """`apply` over many inputs; the first failure is raised.
 
         Args:
             inputs: taken one by one, when there is room.
-            max_in_flight: how many calls are under way at once; what the transport can do when not given.
+            max_in_flight: how many inputs are under way at once; what the transport can do when not given.
+            ordered: give results in the order of the inputs; otherwise as they come.
             progress: show a progress bar.
         """
-        return map_in_order(
-            lambda item: self.submit("apply", item),
+        options = {"max_in_flight": max_in_flight, "ordered": ordered, "progress": progress}
+        return (outcome.unwrap() for outcome in self.map_outcomes(inputs, **options))
+
+    def map_outcomes(
+        self,
+        inputs: Iterable[Any],
+        *,
+        max_in_flight: int | None = None,
+        ordered: bool = False,
+        progress: bool = False,
+    ) -> Iterator[Outcome]:
+        """`apply` over many inputs, one outcome for each: an input that fails costs only its own result.
+
+        Args:
+            inputs: as in `map`.
+            max_in_flight: as in `map`.
+            ordered: give outcomes in the order of the inputs; otherwise as they come, with their `index`.
+            progress: show a progress bar.
+
+        Example:
+            >>> def root(x: float) -> float:
+            ...     return x**0.5 if x >= 0 else 1 / 0
+            >>> found = Component.from_api(root).map_outcomes([{"x": 4.0}, {"x": -1.0}], ordered=True)
+            >>> [outcome.error.code if outcome.error else outcome.result for outcome in found]
+            [{'result': 2.0}, 'component_failed']
+        """
+        self._check_endpoint("apply")
+
+        def send_many(items: Sequence[Any], ticket: Ticket) -> Sequence[Any]:
+            payloads = [make_payload("apply", item) for item in items]
+            return self.transport.call_many("apply", payloads, ticket=ticket)
+
+        limit = max_in_flight or self.max_concurrency * self.transport.max_group
+        return stream_outcomes(
+            send_many,
             inputs,
-            max_in_flight=max_in_flight or self.max_concurrency,
+            executor=self._workers(),
+            max_in_flight=limit,
+            max_group=max(1, min(self.transport.max_group, limit // self.max_concurrency)),
+            ordered=ordered,
             progress=progress,
             label="apply",
         )

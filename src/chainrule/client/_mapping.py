@@ -1,43 +1,138 @@
-"""Many inputs through one component, a bounded number at a time."""
+"""Many inputs through one component, a bounded number at a time.
+
+Calls go out in groups, where the transport takes groups: one at first, then as many as keep a replica busy
+for `_GROUP_S`, so that the cost of a message is shared by evaluations that are shorter than it.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sized
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from queue import SimpleQueue
 from typing import Any
 
-from chainrule.client._jobs import Job
+from chainrule._errors import ChainruleError
+from chainrule.client._transport import Ticket
 
-__all__ = ["map_in_order"]
+__all__ = ["Outcome", "SendMany", "stream_outcomes"]
+
+SendMany = Callable[[Sequence[Any], Ticket], Sequence[Any]]
+"""Sends a group of inputs; gives a result, or the `ChainruleError`, for each."""
+
+_GROUP_S = 0.02
 
 
-def map_in_order(
-    start: Callable[[Any], Job],
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one input of many.
+
+    Attributes:
+        index: which input it was, counted from 0.
+        result: what the component returned; `None` when it failed.
+        error: why it failed; `None` when it did not.
+    """
+
+    index: int
+    result: Any = None
+    error: ChainruleError | None = None
+
+    def unwrap(self) -> Any:
+        """The result.
+
+        Raises:
+            ChainruleError: the error, if there is one instead.
+        """
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+def stream_outcomes(
+    send_many: SendMany,
     inputs: Iterable[Any],
     *,
+    executor: Executor,
     max_in_flight: int,
+    max_group: int,
+    ordered: bool,
     progress: bool,
     label: str,
-) -> Iterator[Any]:
-    """Results in the order of the inputs; the next input is taken when there is room for it.
+) -> Iterator[Outcome]:
+    """Outcomes as they come, or in the order of the inputs.
 
-    When a call fails, or the caller stops asking, the calls that are still under way are given up.
+    The next input is taken when there is room for it: inputs whose outcome has not been asked for yet count
+    as under way. When the caller stops asking, the calls that are under way are given up.
     """
-    in_flight: deque[Job] = deque()
+    stream = _Stream(send_many, executor, max_group)
+    items = enumerate(inputs)
     with _progress_bar(inputs, progress, label) as advance:
         try:
-            for item in inputs:
-                in_flight.append(start(item))
-                if len(in_flight) >= max_in_flight:
-                    yield in_flight.popleft().result()
+            taken = given = 0
+            early: dict[int, Outcome] = {}
+            while True:
+                while taken - given < max_in_flight and (
+                    group := list(islice(items, min(stream.group, max_in_flight - taken + given)))
+                ):
+                    taken += len(group)
+                    stream.start(group)
+                if taken == given:
+                    return
+                for outcome in stream.next_outcomes():
+                    early[outcome.index] = outcome
+                while early and (not ordered or given in early):
+                    outcome = early.pop(given if ordered else next(iter(early)))
+                    given += 1
                     advance()
-            while in_flight:
-                yield in_flight.popleft().result()
-                advance()
+                    yield outcome
         finally:
-            for job in in_flight:
-                job.cancel()
+            stream.give_up()
+
+
+class _Stream:
+    """Groups under way, and how large the next one is to be."""
+
+    def __init__(self, send_many: SendMany, executor: Executor, max_group: int) -> None:
+        self._send_many = send_many
+        self._executor = executor
+        self._max_group = max_group
+        self._done: SimpleQueue[Future[list[Outcome]]] = SimpleQueue()
+        self._tickets: dict[Future[list[Outcome]], Ticket] = {}
+        self.group = 1
+
+    def start(self, group: list[tuple[int, Any]]) -> None:
+        ticket = Ticket()
+        future = self._executor.submit(self._run, group, ticket)
+        self._tickets[future] = ticket
+        future.add_done_callback(self._done.put)
+
+    def _run(self, group: list[tuple[int, Any]], ticket: Ticket) -> list[Outcome]:
+        if ticket.is_cancelled:
+            return []
+        started = time.perf_counter()
+        answers = self._send_many([item for _, item in group], ticket)
+        each_s = max((time.perf_counter() - started) / len(group), 1e-9)
+        # At most twice as many as last time: the first calls of a program are not like the others.
+        fitting = min(int(_GROUP_S / each_s), 2 * len(group), self._max_group)
+        self.group = max(1, fitting)
+        return [
+            Outcome(index, error=answer)
+            if isinstance(answer, ChainruleError)
+            else Outcome(index, answer)
+            for (index, _), answer in zip(group, answers, strict=True)
+        ]
+
+    def next_outcomes(self) -> list[Outcome]:
+        future = self._done.get()
+        del self._tickets[future]
+        return future.result()
+
+    def give_up(self) -> None:
+        for ticket in list(self._tickets.values()):
+            ticket.cancel()
 
 
 @contextmanager

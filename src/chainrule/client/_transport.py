@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from chainrule._errors import ChainruleError
 
 if TYPE_CHECKING:
     from chainrule.runtime import LocalComponent
@@ -56,11 +58,13 @@ class Transport(ABC):
     Attributes:
         place: where the component is, for people.
         max_concurrency: how many calls may be under way at once.
+        max_group: how many calls `call_many` takes with profit.
         local: the component itself when it is in this process.
     """
 
     place: str
     max_concurrency: int = 1
+    max_group: int = 1
     local: LocalComponent | None = None
 
     @property
@@ -99,6 +103,18 @@ class Transport(ABC):
             ComponentError: the component is at fault.
             TransportError: no answer came.
         """
+
+    def call_many(
+        self, endpoint: str, payloads: Sequence[Mapping[str, Any]], *, ticket: Ticket | None = None
+    ) -> list[Any]:
+        """The answers of several calls, each a result or the `ChainruleError` of that call."""
+        answers: list[Any] = []
+        for payload in payloads:
+            try:
+                answers.append(self.call(endpoint, payload, ticket=ticket))
+            except ChainruleError as error:
+                answers.append(error)
+        return answers
 
     @abstractmethod
     def health(self) -> dict[str, Any]:
