@@ -1,0 +1,6 @@
+"""Beyond one process: images that anybody can run, jobs on a cluster, pools of replicas.
+
+chainrule.deploy.images    build container images of components, and start them
+chainrule.deploy.slurm     a batch script that starts servers within a Slurm job
+chainrule.deploy.ray       a pool of replicas on Ray
+"""
