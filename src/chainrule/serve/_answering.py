@@ -20,6 +20,7 @@ from chainrule.runtime._codec import (
 from chainrule.runtime._component import LocalComponent
 from chainrule.runtime._runs import Run
 from chainrule.serve._calls import Call, Facts, Reply
+from chainrule.serve._checking import CHECK_GRADIENTS, can_check, run_check
 from chainrule.serve._problems import problem_reply
 
 __all__ = ["Answerer"]
@@ -43,6 +44,8 @@ class Answerer:
         """What the server tells about the component."""
         component = self._component
         endpoints = [name for name in component.available_endpoints if name != "health"]
+        if can_check(endpoints):
+            endpoints.append(CHECK_GRADIENTS)
         if self._config.debug:
             endpoints.append("test")
         return Facts(
@@ -87,9 +90,13 @@ class Answerer:
             )
         if call.endpoint == "test":
             result = self._test(payload)
+        elif call.endpoint == CHECK_GRADIENTS:
+            result = run_check(self._component, payload)
         else:
             result = self._component.call(call.endpoint, payload, run=run)
-        if call.endpoint in ("abstract_eval", "test") and form.format.startswith("json"):
+        if call.endpoint in ("abstract_eval", "test", CHECK_GRADIENTS) and form.format.startswith(
+            "json"
+        ):
             form = Negotiated("json")
         return Reply(200, form.media_type, self._encode(result, form, run))
 

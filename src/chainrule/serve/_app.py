@@ -19,11 +19,12 @@ from chainrule.runtime._component import LocalComponent
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._samehost import SegmentPool, is_supported
 from chainrule.serve._bodies import Intake
+from chainrule.serve._description import description_route
 from chainrule.serve._endpoint import Endpoint
 from chainrule.serve._inline import ThreadPool
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._output import OutputLog
-from chainrule.serve._page import page_route
+from chainrule.serve._page import page_routes
 from chainrule.serve._pool import ProcessPool
 from chainrule.serve._problems import PROBLEM
 from chainrule.serve._same_host import SameHostListener
@@ -147,7 +148,7 @@ class Server:
         for prefix, service in self._places():
             routes += self._component_routes(prefix, service)
         routes.append(Route("/same-host", self._on_same_host, methods=["GET"]))
-        return routes + status_routes(self.services)
+        return routes + status_routes(self.services) + page_routes()
 
     async def _on_same_host(self, request: Request) -> Response:
         if self._same_host is None:
@@ -172,7 +173,7 @@ class Server:
             *endpoints,
             Route(f"{prefix}/health", _health, methods=["GET"]),
             Route(f"{prefix}/openapi.json", openapi, methods=["GET"]),
-            page_route(f"{prefix}/docs", facts),
+            description_route(f"{prefix}/docs", facts),
         ]
 
     async def drain(self) -> None:

@@ -1,102 +1,100 @@
-"""`/docs`: what a component takes and gives, on one page that fetches nothing from elsewhere."""
+"""The page of a component, at `/` for browsers: a few static files.
+
+They know nothing about the component: what they show they ask for with the caller's token, so they can be
+handed to whoever asks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from html import escape
+import re
+from collections.abc import Mapping, MutableMapping
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from chainrule.serve._calls import Facts
-from chainrule.serve._security import PAGE_HEADERS
+__all__ = ["PAGE_HEADERS", "is_page", "page_routes", "read_web_file", "static_file"]
 
-__all__ = ["page_route"]
+PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
+    "form-action 'none'; object-src 'none'; require-trusted-types-for 'script'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
 
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
-       color: #1f2330; background: #fff; }
-code, pre { font: 14px/1.45 ui-monospace, monospace; background: #f3f4f8; border-radius: 4px; }
-code { padding: .1em .3em; } pre { padding: 1rem; overflow: auto; }
-table { border-collapse: collapse; width: 100%; } td, th { text-align: left; padding: .3rem .6rem;
-       border-bottom: 1px solid #dde; vertical-align: top; }
-.tag { background: #e6f4ea; color: #14532d; border-radius: 4px; padding: 0 .4em; font-size: 13px; }
-@media (prefers-color-scheme: dark) { body { color: #e6e8ef; background: #14161c; }
-       code, pre { background: #20242e; } td, th { border-color: #333947; }
-       .tag { background: #14532d; color: #d7f5df; } }
-"""
+_MEDIA_TYPES = {
+    "css": "text/css",
+    "html": "text/html",
+    "js": "text/javascript",
+    "svg": "image/svg+xml",
+}
+_PLACE = re.compile(r"(/c/[^/]+)?/")
+_ASSET = re.compile(r"(/c/[^/]+)?/_page/[a-z_]+\.(css|js|svg)")
 
 
-def page_route(path: str, facts: Facts) -> Route:
-    """The route of a component's page."""
-    content = _render(facts)
+def is_page(scope: MutableMapping[str, Any]) -> bool:
+    """Whether a request asks for the page or a part of it: files that say nothing about a component."""
+    if scope["method"] not in ("GET", "HEAD"):
+        return False
+    path = scope["path"]
+    if _ASSET.fullmatch(path):
+        return True
+    accept = dict(scope["headers"]).get(b"accept", b"")
+    return b"text/html" in accept and _PLACE.fullmatch(path) is not None
+
+
+def page_routes() -> list[Route]:
+    """The page and its parts, at the root and under every component.
+
+    Any name under `/c/` gets the page: who has no token shall not learn which names there are.
+    """
 
     async def page(request: Request) -> Response:
-        return HTMLResponse(content, headers=PAGE_HEADERS)
+        if not is_page(request.scope):
+            raise HTTPException(404)
+        return static_file("index.html")
 
-    return Route(path, page, methods=["GET"])
+    async def part(request: Request) -> Response:
+        return static_file(request.path_params["name"])
 
+    async def with_slash(request: Request) -> Response:
+        return RedirectResponse(f"{request.path_params['component']}/")
 
-def _render(facts: Facts) -> str:
-    schemas = facts.openapi.get("components", {}).get("schemas", {})
-    endpoints = "".join(f"<li><code>POST /{escape(name)}</code></li>" for name in facts.endpoints)
-    return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<title>{escape(facts.name)}</title><style>{_STYLE}</style></head><body>"
-        f"<h1>{escape(facts.name)} <small>{escape(facts.version)}</small></h1>"
-        f"<p>{escape(facts.description)}</p>"
-        f"<h2>Inputs</h2>{_side(schemas, 'Input')}"
-        f"<h2>Outputs</h2>{_side(schemas, 'Output')}"
-        f"<h2>Endpoints</h2><ul>{endpoints}<li><code>GET /health</code></li>"
-        "<li><code>GET <a href='openapi.json'>/openapi.json</a></code></li></ul>"
-        f"{_example(facts)}</body></html>"
-    )
+    return [
+        Route("/", page, methods=["GET"]),
+        Route("/_page/{name}", part, methods=["GET"]),
+        Route("/c/{component}", with_slash, methods=["GET"]),
+        Route("/c/{component}/", page, methods=["GET"]),
+        Route("/c/{component}/_page/{name}", part, methods=["GET"]),
+    ]
 
 
-def _side(schemas: Mapping[str, Any], side: str) -> str:
-    wrapper = schemas.get(f"Apply{side}Schema", {})
-    differentiable = wrapper.get("differentiable_arrays", {})
-    model = _model(schemas, wrapper, side)
-    rows = "".join(
-        f"<tr><td><code>{escape(name)}</code></td><td>{escape(_kind(field))}"
-        f"{_tag(name, differentiable)}</td><td>{escape(field.get('description', ''))}</td></tr>"
-        for name, field in model.get("properties", {}).items()
-    )
-    return f"<table><tr><th>name</th><th>type</th><th></th></tr>{rows}</table>"
+def static_file(name: str) -> Response:
+    """One of the files that make up a page.
+
+    Raises:
+        HTTPException: there is none of that name (404).
+    """
+    content = read_web_file(name)
+    if content is None:
+        raise HTTPException(404)
+    headers = {**PAGE_HEADERS, "Vary": "Accept"}
+    return Response(content, media_type=_MEDIA_TYPES[name.rpartition(".")[2]], headers=headers)
 
 
-def _model(schemas: Mapping[str, Any], wrapper: Mapping[str, Any], side: str) -> Mapping[str, Any]:
-    inner = wrapper.get("properties", {}).get("inputs", wrapper) if side == "Input" else wrapper
-    name = inner.get("$ref", "").rpartition("/")[2]
-    return schemas.get(name, inner)
+@cache
+def _web_files() -> Mapping[str, bytes]:
+    folder = files("chainrule.serve") / "_web"
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-def _kind(field: Mapping[str, Any]) -> str:
-    properties = field.get("properties", {})
-    if "shape" in properties and "dtype" in properties:
-        title = str(field.get("title", "array")).split("__")
-        return f"array {title[2]} [{title[1].replace('_', ', ')}]" if len(title) > 2 else "array"
-    if "$ref" in field:
-        return str(field["$ref"]).rpartition("/")[2]
-    return str(field.get("type", "any"))
-
-
-def _tag(name: str, differentiable: Mapping[str, Any]) -> str:
-    is_one = any(path == name or path.startswith(f"{name}.") for path in differentiable)
-    return " <span class='tag'>differentiable</span>" if is_one else ""
-
-
-def _example(facts: Facts) -> str:
-    return (
-        "<h2>From Python</h2><pre>from chainrule import Component\n\n"
-        f'{escape(_identifier(facts.name))} = Component.from_url("http://…")\n'
-        f"{escape(_identifier(facts.name))}.apply({{…}})</pre>"
-    )
-
-
-def _identifier(name: str) -> str:
-    text = "".join(c if c.isalnum() else "_" for c in name)
-    return text if text.isidentifier() else "component"
+def read_web_file(name: str) -> bytes | None:
+    """The content of a file of the pages."""
+    return _web_files().get(name)

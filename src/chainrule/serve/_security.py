@@ -8,21 +8,13 @@ from typing import Any
 
 from chainrule._errors import ChainruleError
 from chainrule.serve._endpoint import send_reply
+from chainrule.serve._page import is_page
 from chainrule.serve._problems import problem_reply
 
-__all__ = ["PAGE_HEADERS", "BearerToken"]
+__all__ = ["BearerToken"]
 
 # Probes of an orchestrator carry no token, and learn nothing here.
 _OPEN_PATHS = frozenset(("/health", "/ready"))
-
-PAGE_HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; "
-    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-}
 
 
 class UnauthorizedError(ChainruleError):
@@ -47,7 +39,7 @@ class BearerToken:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         """Pass on, or answer 401."""
-        if scope["type"] != "http" or scope["path"] in _OPEN_PATHS or self._is_allowed(scope):
+        if scope["type"] != "http" or _is_open(scope) or self._is_allowed(scope):
             await self._app(scope, receive, send)
             return
         error = UnauthorizedError("This server asks for a token: Authorization: Bearer <token>.")
@@ -56,3 +48,7 @@ class BearerToken:
     def _is_allowed(self, scope: MutableMapping[str, Any]) -> bool:
         given = dict(scope["headers"]).get(b"authorization", b"")
         return hmac.compare_digest(given, self._expected)
+
+
+def _is_open(scope: MutableMapping[str, Any]) -> bool:
+    return scope["path"] in _OPEN_PATHS or is_page(scope)

@@ -1,0 +1,236 @@
+// The editor of one array: a number, a grid of numbers, or text with a file next to it.
+
+import { describe, encode, formatNumber, fromFlat, fromNested, isArray, parseText, readNpy, sizeOf, toNested, toNumber } from "./arrays.js";
+import { button, h, newId, select } from "./dom.js";
+
+const GRID_ROWS = 12, GRID_COLUMNS = 8;
+const OPEN_SIZE = { 1: 4, 2: 16 };
+
+/** What an array starts as when its author gave no default: ones, of a small size. */
+function startingArray(facts) {
+  const rank = facts.shape?.length ?? 1;
+  const shape = (facts.shape ?? [null]).map((size) => size ?? OPEN_SIZE[rank] ?? 4);
+  const ones = new Array(sizeOf(shape)).fill(facts.dtype === "bool" ? 0 : 1);
+  return fromFlat(shape, facts.dtype, ones);
+}
+
+const fitsGrid = ({ shape, dtype }) =>
+  !dtype.startsWith("complex") &&
+  ((shape.length === 1 && shape[0] <= GRID_ROWS * 2) ||
+    (shape.length === 2 && shape[0] <= GRID_ROWS && shape[1] <= GRID_COLUMNS));
+
+export class ArrayEditor {
+  /** @param facts of the declaration, see schema.js  @param start nested lists, or undefined */
+  constructor(facts, start, label) {
+    this.facts = facts;
+    this.id = newId();
+    this.label = label;
+    this.isGuess = start === undefined;
+    this.body = h("div", { class: "array-body" });
+    this.shapeTag = h("span", { class: "muted small" });
+    this.modeButton = button("as text", () => this.#switchMode(), { class: "link" });
+    this.element = h("div", { class: "array" }, this.body);
+    if (facts.shape?.length !== 0) this.element.append(this.#tools());
+    this.write(start);
+  }
+
+  write(value) {
+    const dtype = this.facts.dtype;
+    const array = value === undefined ? startingArray(this.facts) : isArray(value) ? value : fromNested(value, dtype);
+    this.#show({ ...array, dtype: array.dtype.startsWith("complex") ? array.dtype : dtype });
+  }
+
+  /** The array as typed; throws with a message for people. */
+  read() {
+    const array = this.reader();
+    return { ...array, dtype: this.facts.dtype };
+  }
+
+  get sent() {
+    return encode(this.read());
+  }
+
+  #show(array, mode = null) {
+    this.mode = mode ?? (array.shape.length === 0 ? "scalar" : fitsGrid(array) ? "grid" : "text");
+    this.body.replaceChildren({ scalar: () => this.#scalar(array), grid: () => this.#grid(array), text: () => this.#text(array) }[this.mode]());
+    this.shapeTag.textContent = array.shape.length ? describe({ ...array, dtype: this.facts.dtype }) : "";
+    this.modeButton.textContent = this.mode === "grid" ? "as text" : "as grid";
+    this.modeButton.hidden = this.mode !== "grid" && !fitsGrid(array);
+  }
+
+  #scalar(array) {
+    if (this.facts.dtype === "bool") {
+      const box = h("input", { type: "checkbox", id: this.id, checked: Boolean(array.data[0]) });
+      this.reader = () => fromFlat([], "bool", [Number(box.checked)]);
+      return box;
+    }
+    const input = numberInput(array.data[0], this.facts.dtype, { id: this.id });
+    this.reader = () => fromFlat([], this.facts.dtype, [toNumber(input.value)]);
+    return input;
+  }
+
+  #grid(array) {
+    const rank = array.shape.length;
+    const [rows, columns] = rank === 1 ? [1, array.shape[0]] : array.shape;
+    const cells = Array.from(array.data, (value, i) =>
+      numberInput(value, this.facts.dtype, {
+        id: i === 0 ? this.id : null,
+        "aria-label": `${this.label} ${rank === 1 ? i : `${Math.floor(i / columns)}, ${i % columns}`}`,
+        on: { keydown: (event) => moveInGrid(event, cells, i, rank === 1 ? 1 : columns), paste: (event) => this.#paste(event) },
+      }),
+    );
+    this.reader = () => fromFlat(array.shape, this.facts.dtype, cells.map((cell) => toNumber(cell.value)));
+    const line = (row) => h("div", { class: "grid-row" }, cells.slice(row * columns, (row + 1) * columns));
+    const grid = h("div", { class: rank === 1 ? "grid vector" : "grid", role: "group", "aria-label": this.label });
+    grid.append(...Array.from({ length: rows }, (_, row) => line(row)));
+    return h("div", {}, grid, this.#resizers(array));
+  }
+
+  /** Buttons that make open axes longer and shorter. */
+  #resizers({ shape }) {
+    const declared = this.facts.shape ?? shape.map(() => null);
+    const names = shape.length === 1 ? ["value"] : ["row", "column"];
+    const resize = (axis, by) => {
+      const next = shape.map((size, i) => size + (i === axis ? by : 0));
+      if (next[axis] >= 1) this.#show(resized(this.reader(), next));
+    };
+    const buttons = shape.flatMap((_, axis) =>
+      declared[axis] === null
+        ? [
+            button("−", () => resize(axis, -1), { class: "tiny", "aria-label": `${this.label}: one ${names[axis]} less` }),
+            button(`+ ${names[axis]}`, () => resize(axis, 1), { class: "tiny", "aria-label": `${this.label}: one ${names[axis]} more` }),
+          ]
+        : [],
+    );
+    return buttons.length ? h("div", { class: "resizers" }, buttons) : null;
+  }
+
+  #text(array) {
+    const area = h("textarea", { id: this.id, rows: 4, spellcheck: "false", "aria-label": this.label });
+    const isLarge = array.data.length > 2000;
+    // A large array stays what it is until somebody types over its summary.
+    area.value = isLarge ? "" : array.dtype.startsWith("complex") ? "" : compactJson(toNested(array));
+    if (isLarge) area.placeholder = `${describe(array)}: too large to show. Paste to replace it.`;
+    this.reader = () => (isLarge && !area.value.trim() ? array : parseText(area.value, this.facts.dtype));
+    area.addEventListener("change", () => {
+      try {
+        this.shapeTag.textContent = describe({ ...this.read() });
+      } catch (error) {
+        this.shapeTag.textContent = error.message;
+      }
+    });
+    return area;
+  }
+
+  #tools() {
+    const file = h("input", { type: "file", class: "visually-hidden", accept: ".npy,.json,.csv,.txt", "aria-label": `${this.label}: file`, on: { change: () => this.#load(file) } });
+    return h("div", { class: "array-tools" }, this.shapeTag, this.modeButton, button("fill…", () => this.#openFill(), { class: "link" }), button("file…", () => file.click(), { class: "link" }), file);
+  }
+
+  async #load(input) {
+    const file = input.files[0];
+    try {
+      const array = file.name.endsWith(".npy") ? readNpy(await file.arrayBuffer()) : parseText(await file.text(), this.facts.dtype);
+      this.#show(array);
+    } catch (error) {
+      this.shapeTag.textContent = `${file.name}: ${error.message}`;
+    }
+    input.value = "";
+  }
+
+  #paste(event) {
+    const text = event.clipboardData.getData("text");
+    if (!/[\s,;[]/.test(text.trim())) return;
+    event.preventDefault();
+    try {
+      this.#show(parseText(text, this.facts.dtype));
+    } catch (error) {
+      this.shapeTag.textContent = error.message;
+    }
+  }
+
+  #switchMode() {
+    try {
+      this.#show(this.reader(), this.mode === "grid" ? "text" : "grid");
+    } catch (error) {
+      this.shapeTag.textContent = error.message;
+    }
+  }
+
+  /** A row of controls that fills the array: shape, pattern, two numbers. */
+  #openFill() {
+    this.element.querySelector(".fill")?.remove();
+    let current;
+    try {
+      current = this.reader();
+    } catch {
+      current = startingArray(this.facts);
+    }
+    const shape = h("input", { value: current.shape.join(" × "), "aria-label": "shape", class: "narrow" });
+    const [low, high] = [0, 1].map((value) => h("input", { value, inputmode: "decimal", "aria-label": value ? "to" : "from or value", class: "narrow" }));
+    const pattern = select([["constant", "constant"], ["linspace", "from … to"], ["uniform", "random uniform"], ["normal", "random normal"], ["bump", "bump"]], null, { "aria-label": "pattern" });
+    low.value = "1";
+    const panel = h("div", { class: "fill" }, shape, pattern, low, high, button("Fill", () => {
+      try {
+        const sizes = shape.value.split(/[^\d]+/).filter(Boolean).map(Number);
+        const values = FILLS[pattern.value](sizeOf(sizes), toNumber(low.value), toNumber(high.value), sizes);
+        this.#show(fromFlat(sizes, this.facts.dtype, this.facts.dtype.includes("int") ? values.map(Math.round) : values));
+        panel.remove();
+      } catch (error) {
+        this.shapeTag.textContent = error.message;
+      }
+    }));
+    this.element.append(panel);
+    shape.focus();
+  }
+}
+
+const gaussian = () => Math.sqrt(-2 * Math.log(1 - Math.random())) * Math.cos(2 * Math.PI * Math.random());
+const range = (count) => Array.from({ length: count }, (_, i) => i);
+const FILLS = {
+  constant: (count, value) => range(count).map(() => value),
+  linspace: (count, low, high) => range(count).map((i) => low + ((high - low) * i) / Math.max(1, count - 1)),
+  uniform: (count, low, high) => range(count).map(() => low + (high - low) * Math.random()),
+  normal: (count, mean, deviation) => range(count).map(() => mean + deviation * gaussian()),
+  // A bell in the middle: from `low` outside to `high` at its top.
+  bump: (count, low, high, shape) => range(count).map((flat) => {
+    let rest = flat, square = 0;
+    for (const size of [...shape].reverse()) {
+      const at = size > 1 ? (rest % size) / (size - 1) - 0.5 : 0;
+      square += at * at;
+      rest = Math.floor(rest / size);
+    }
+    return low + (high - low) * Math.exp(-square / 0.05);
+  }),
+};
+
+/** An array with other sizes; what is new repeats the last value of its axis. */
+function resized(array, shape) {
+  const rank = shape.length;
+  const [oldRows, oldColumns] = rank === 1 ? [1, array.shape[0]] : array.shape;
+  const [rows, columns] = rank === 1 ? [1, shape[0]] : shape;
+  const values = range(rows * columns).map((flat) => {
+    const row = Math.min(Math.floor(flat / columns), oldRows - 1);
+    return array.data[row * oldColumns + Math.min(flat % columns, oldColumns - 1)];
+  });
+  return fromFlat(shape, array.dtype, values);
+}
+
+function numberInput(value, dtype, options) {
+  const text = Number.isFinite(value) ? String(value) : formatNumber(value).replace("−", "-");
+  return h("input", { type: "text", inputmode: dtype.includes("int") ? "numeric" : "decimal", autocomplete: "off", value: text, ...options });
+}
+
+function moveInGrid(event, cells, index, stride) {
+  const step = { ArrowUp: -stride, ArrowDown: stride, Enter: stride }[event.key];
+  const target = step && cells[index + step];
+  if (!target) return;
+  event.preventDefault();
+  target.focus();
+  target.select();
+}
+
+function compactJson(nested) {
+  const isMatrix = Array.isArray(nested?.[0]);
+  return isMatrix ? `[${nested.map((row) => JSON.stringify(row)).join(",\n ")}]` : JSON.stringify(nested);
+}

@@ -1,0 +1,186 @@
+// Arrays: `{shape, dtype, data}` with row-major numbers; of complex arrays real and imaginary parts alternate.
+
+const VIEWS = {
+  float64: Float64Array, float32: Float32Array, int8: Int8Array, int16: Int16Array, int32: Int32Array,
+  int64: BigInt64Array, uint8: Uint8Array, uint16: Uint16Array, uint32: Uint32Array, uint64: BigUint64Array,
+  bool: Uint8Array, complex64: Float32Array, complex128: Float64Array,
+};
+const SHORT = { float: "f", int: "i", uint: "u", complex: "c", bfloat: "bf", bool: "bool" };
+
+export const sizeOf = (shape) => shape.reduce((total, size) => total * size, 1);
+export const isComplex = (array) => array.dtype.startsWith("complex");
+export const isArray = (value) => value !== null && typeof value === "object" && ArrayBuffer.isView(value.data);
+
+/** `f64[3,4]`, the way the library writes it. */
+export function describe({ shape, dtype }) {
+  const [, word, bits] = /^([a-z]+)(\d*)$/.exec(dtype) ?? [null, dtype, ""];
+  return `${SHORT[word] ?? word}${bits}[${shape.join(",")}]`;
+}
+
+/** A tree from the wire with every encoded array decoded. */
+export function decodeTree(tree) {
+  if (Array.isArray(tree)) return tree.map(decodeTree);
+  if (tree === null || typeof tree !== "object") return tree;
+  if ("shape" in tree && "dtype" in tree && "data" in tree) return decode(tree);
+  return Object.fromEntries(Object.entries(tree).map(([key, value]) => [key, decodeTree(value)]));
+}
+
+function decode({ shape, dtype, data }) {
+  if (data.encoding !== "base64") return fromFlat(shape, dtype, flatten(data.buffer));
+  const text = atob(data.buffer);
+  const bytes = Uint8Array.from(text, (character) => character.charCodeAt(0));
+  return { shape, dtype, data: numbers(dtype, bytes.buffer) };
+}
+
+function numbers(dtype, buffer) {
+  if (dtype === "float16") return Float32Array.from(new Uint16Array(buffer), halfToNumber);
+  if (dtype === "bfloat16") {
+    return new Float32Array(Uint32Array.from(new Uint16Array(buffer), (bits) => bits << 16).buffer);
+  }
+  const view = new VIEWS[dtype](buffer);
+  return typeof view[0] === "bigint" ? Float64Array.from(view, Number) : view;
+}
+
+function halfToNumber(bits) {
+  const sign = bits & 0x8000 ? -1 : 1, exponent = (bits >> 10) & 31, fraction = bits & 1023;
+  if (exponent === 31) return fraction ? NaN : sign * Infinity;
+  if (exponent === 0) return sign * fraction * 2 ** -24;
+  return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
+}
+
+/** An array from numbers in row-major order. */
+export function fromFlat(shape, dtype, values) {
+  const data = dtype.startsWith("float32") ? Float32Array.from(values) : Float64Array.from(values);
+  return { shape: [...shape], dtype, data };
+}
+
+function flatten(nested) {
+  return Array.isArray(nested) ? nested.flat(Infinity).map(Number) : [Number(nested)];
+}
+
+/** An array from nested lists (or a number); ragged lists throw. */
+export function fromNested(nested, dtype) {
+  const shape = [];
+  for (let level = nested; Array.isArray(level); level = level[0]) shape.push(level.length);
+  const check = (level, depth) => {
+    if (depth === shape.length) {
+      if (typeof level !== "number" && typeof level !== "boolean") throw new Error("Expected numbers.");
+    } else {
+      if (!Array.isArray(level) || level.length !== shape[depth]) throw new Error("Rows differ in length.");
+      level.forEach((inner) => check(inner, depth + 1));
+    }
+  };
+  check(nested, 0);
+  return fromFlat(shape, dtype, flatten(nested));
+}
+
+/** Nested lists of an array of real numbers. */
+export function toNested({ shape, dtype, data }) {
+  const build = (depth, start, stride) => {
+    if (depth === shape.length) return dtype === "bool" ? Boolean(data[start]) : data[start];
+    const inner = shape[depth] ? stride / shape[depth] : 0;
+    return Array.from({ length: shape[depth] }, (_, i) => build(depth + 1, start + i * inner, inner));
+  };
+  return build(0, 0, sizeOf(shape));
+}
+
+const LARGE = 512;
+
+/** What is sent for an array: lists where people may read it, bytes where it is large or not finite. */
+export function encode(array) {
+  const isPlain = array.data.length <= LARGE && array.data.every(Number.isFinite);
+  return isPlain ? toNested(array) : toBase64(array);
+}
+
+function toBase64({ shape, dtype, data }) {
+  const isBig = dtype.endsWith("int64");
+  const sent = VIEWS[dtype] ? dtype : "float64";
+  const View = VIEWS[sent];
+  const typed = isBig ? View.from(data, (value) => BigInt(Math.round(value))) : View.from(data);
+  const bytes = new Uint8Array(typed.buffer);
+  let text = "";
+  for (let i = 0; i < bytes.length; i += 32768) text += String.fromCharCode(...bytes.subarray(i, i + 32768));
+  return { object_type: "array", shape, dtype: sent, data: { buffer: btoa(text), encoding: "base64" } };
+}
+
+/** Numbers that somebody typed, pasted or loaded: JSON lists, or rows of numbers. */
+export function parseText(text, dtype) {
+  const trimmed = text.trim();
+  if (!trimmed) throw new Error("Expected numbers.");
+  if (/^[[{]/.test(trimmed)) {
+    let tree;
+    try {
+      tree = JSON.parse(trimmed);
+    } catch {
+      throw new Error("This is not JSON: check brackets and commas.");
+    }
+    const found = decodeTree(tree);
+    return isArray(found) ? found : fromNested(found, dtype);
+  }
+  const rows = trimmed.split(/[\n;]+/).map((row) => row.trim().split(/[\s,]+/).filter(Boolean).map(toNumber));
+  const kept = rows.filter((row) => row.length);
+  if (kept.length === 1 && kept[0].length === 1) return fromNested(kept[0][0], dtype);
+  return fromNested(kept.length === 1 ? kept[0] : kept, dtype);
+}
+
+/** A number as people write it, `nan` and `inf` included. */
+export function toNumber(text) {
+  const word = String(text).trim().toLowerCase();
+  if (/^[+-]?inf(inity)?$/.test(word)) return word.startsWith("-") ? -Infinity : Infinity;
+  const value = word === "nan" ? NaN : Number(word);
+  if (word === "" || (Number.isNaN(value) && word !== "nan")) throw new Error(`${text || "Nothing"} is not a number.`);
+  return value;
+}
+
+const NPY_KINDS = { f: "float", i: "int", u: "uint", b: "bool", c: "complex" };
+
+/** The array in a `.npy` file. */
+export function readNpy(buffer) {
+  const bytes = new DataView(buffer);
+  const major = bytes.getUint8(6);
+  const start = major === 1 ? 10 : 12;
+  const length = major === 1 ? bytes.getUint16(8, true) : bytes.getUint32(8, true);
+  const header = new TextDecoder("latin1").decode(new Uint8Array(buffer, start, length));
+  const [, order, kind, width] = /'descr':\s*'([<>|=])([a-z])(\d+)'/.exec(header) ?? [];
+  if (!NPY_KINDS[kind] || order === ">") throw new Error("Only little-endian numbers can be read from .npy files.");
+  if (/'fortran_order':\s*True/.test(header)) throw new Error("Save it in C order: np.save(file, np.ascontiguousarray(x)).");
+  const shape = /'shape':\s*\(([^)]*)\)/.exec(header)[1].split(",").filter((part) => part.trim()).map(Number);
+  const dtype = kind === "b" ? "bool" : `${NPY_KINDS[kind]}${width * 8}`;
+  return { shape, dtype, data: numbers(dtype, buffer.slice(start + length)) };
+}
+
+/** A `.npy` file of an array. */
+export function writeNpy({ shape, dtype, data }) {
+  const kind = dtype === "complex128" ? "c16" : dtype === "complex64" ? "c8" : "f8";
+  const body = kind === "c8" ? Float32Array.from(data) : Float64Array.from(data);
+  const tuple = shape.length === 1 ? `${shape[0]},` : shape.join(", ");
+  const text = `{'descr': '<${kind}', 'fortran_order': False, 'shape': (${tuple}), }`;
+  const padded = text.padEnd(Math.ceil((text.length + 11) / 64) * 64 - 11) + "\n";
+  const head = new Uint8Array(10 + padded.length);
+  head.set([0x93, 78, 85, 77, 80, 89, 1, 0, padded.length & 255, padded.length >> 8]);
+  head.set(new TextEncoder().encode(padded), 10);
+  return new Blob([head, body]);
+}
+
+/** Few digits for people. */
+export function formatNumber(value, digits = 5) {
+  if (typeof value !== "number") return String(value);
+  if (!Number.isFinite(value)) return Number.isNaN(value) ? "nan" : value > 0 ? "inf" : "−inf";
+  if (value === 0 || (Number.isInteger(value) && Math.abs(value) < 1e6)) return String(value).replace("-", "−");
+  const size = Math.abs(value);
+  const text = size >= 1e5 || size < 1e-3 ? value.toExponential(digits - 1) : value.toPrecision(digits);
+  return text.replace(/(\.\d*?)0+(?=e|$)/, "$1").replace(/\.(?=e|$)/, "").replace("e+", "e").replaceAll("-", "−");
+}
+
+/** Smallest and largest finite value, and the mean. */
+export function statistics(data) {
+  let low = Infinity, high = -Infinity, sum = 0, count = 0;
+  for (const value of data) {
+    if (!Number.isFinite(value)) continue;
+    if (value < low) low = value;
+    if (value > high) high = value;
+    sum += value;
+    count += 1;
+  }
+  return { low, high, mean: count ? sum / count : NaN, count };
+}

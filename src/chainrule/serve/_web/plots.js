@@ -1,0 +1,145 @@
+// Drawings by our own hand: curves and bars as SVG, fields on a canvas. Colours of marks come from the style sheet.
+
+import { formatNumber, statistics } from "./arrays.js";
+import { h, svg } from "./dom.js";
+
+// Anchors of two colour maps, dark to light and blue–white–red; in between is interpolated in linear light.
+const SEQUENTIAL = ["#1b0f3b", "#3b2273", "#5b3f9e", "#3c6fb4", "#2f9aa8", "#5bbf82", "#b5d957", "#fbf3a8"];
+const DIVERGING = ["#0b3c7d", "#2f78b7", "#8fbfdc", "#f4f4f2", "#f0ab8d", "#cf5246", "#7d0f2b"];
+
+/** `[0, 1] → [r, g, b]` as a table of 256 colours. */
+function colourTable(anchors) {
+  const linear = anchors.map((hex) => [1, 3, 5].map((i) => (parseInt(hex.slice(i, i + 2), 16) / 255) ** 2.2));
+  return Array.from({ length: 256 }, (_, i) => {
+    const at = (i / 255) * (linear.length - 1);
+    const left = Math.min(Math.floor(at), linear.length - 2);
+    return [0, 1, 2].map((c) => Math.round(255 * (linear[left][c] + (at - left) * (linear[left + 1][c] - linear[left][c])) ** (1 / 2.2)));
+  });
+}
+const TABLES = { sequential: colourTable(SEQUENTIAL), diverging: colourTable(DIVERGING) };
+
+/** Round numbers that cover a range. */
+export function ticks(low, high, count = 5) {
+  const span = high - low || Math.abs(high) || 1;
+  const raw = span / count;
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 5, 10].map((m) => m * power).find((candidate) => candidate >= raw);
+  const first = Math.ceil(low / step - 1e-9) * step;
+  const found = [];
+  for (let i = 0; first + i * step <= high + 1e-9 * span; i++) found.push(Number((first + i * step).toPrecision(12)));
+  return found;
+}
+
+const WIDTH = 640, HEIGHT = 240, LEFT = 64, RIGHT = 14, TOP = 12, BOTTOM = 34;
+
+/** A curve of values over their index, with the value under the pointer. */
+export function curve(values, { label = "", xLabel = "index" } = {}) {
+  const { low, high } = statistics(values);
+  const pad = high > low ? 0.06 * (high - low) : Math.abs(high) * 0.1 || 1;
+  const [bottom, top] = [low - pad, high + pad];
+  const x = (i) => LEFT + ((WIDTH - LEFT - RIGHT) * i) / Math.max(1, values.length - 1);
+  const y = (v) => TOP + ((HEIGHT - TOP - BOTTOM) * (top - v)) / (top - bottom);
+  const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "plot", role: "img", "aria-label": `curve of ${label}` });
+  for (const tick of ticks(bottom, top, 4)) {
+    picture.append(svg("line", { class: "gridline", x1: LEFT, x2: WIDTH - RIGHT, y1: y(tick), y2: y(tick) }));
+    picture.append(svg("text", { class: "tick", x: LEFT - 8, y: y(tick) + 4, "text-anchor": "end" }, formatNumber(tick, 4)));
+  }
+  for (const tick of ticks(0, values.length - 1, Math.min(6, Math.max(1, values.length - 1)))) {
+    if (Number.isInteger(tick)) picture.append(svg("text", { class: "tick", x: x(tick), y: HEIGHT - 14, "text-anchor": "middle" }, String(tick)));
+  }
+  picture.append(svg("text", { class: "axis", x: WIDTH - RIGHT, y: HEIGHT - 1, "text-anchor": "end" }, xLabel));
+  picture.append(svg("path", { class: "curve", d: pathOf(values, x, y) }));
+  if (values.length <= 40) {
+    values.forEach((v, i) => Number.isFinite(v) && picture.append(svg("circle", { class: "dot", cx: x(i), cy: y(v), r: 3 })));
+  }
+  return withReadout(picture, values, x, y, label);
+}
+
+function pathOf(values, x, y) {
+  let text = "", isOn = false;
+  values.forEach((v, i) => {
+    if (!Number.isFinite(v)) isOn = false;
+    else {
+      text += `${isOn ? "L" : "M"}${x(i).toFixed(2)} ${y(v).toFixed(2)}`;
+      isOn = true;
+    }
+  });
+  return text;
+}
+
+function withReadout(picture, values, x, y, label) {
+  const line = svg("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
+  const dot = svg("circle", { class: "cursor-dot", r: 4, visibility: "hidden" });
+  picture.append(line, dot);
+  const readout = h("output", { class: "readout" }, "");
+  picture.addEventListener("pointermove", (event) => {
+    const box = picture.getBoundingClientRect();
+    const at = ((event.clientX - box.left) / box.width) * WIDTH;
+    const i = Math.round(((at - LEFT) / (WIDTH - LEFT - RIGHT)) * (values.length - 1));
+    const isInside = i >= 0 && i < values.length && Number.isFinite(values[i]);
+    for (const mark of [line, dot]) mark.setAttribute("visibility", isInside ? "visible" : "hidden");
+    if (!isInside) return;
+    for (const name of ["x1", "x2"]) line.setAttribute(name, x(i));
+    dot.setAttribute("cx", x(i));
+    dot.setAttribute("cy", y(values[i]));
+    readout.textContent = `${label}[${i}] = ${formatNumber(values[i], 7)}`;
+  });
+  return h("figure", {}, picture, readout);
+}
+
+/** A field of rows × columns values as an image with a colour bar. */
+export function image(values, rows, columns, { label = "", isDiverging = false } = {}) {
+  const { low, high } = statistics(values);
+  const bound = Math.max(Math.abs(low), Math.abs(high)) || 1;
+  const [from, to] = isDiverging ? [-bound, bound] : high > low ? [low, high] : [low - 0.5, high + 0.5];
+  const table = TABLES[isDiverging ? "diverging" : "sequential"];
+  const canvas = h("canvas", { width: columns, height: rows, class: "image", role: "img", "aria-label": `image of ${label}` });
+  paint(canvas, values, (v) => (Number.isFinite(v) ? table[Math.round((255 * (v - from)) / (to - from))] : [128, 128, 128]));
+  const readout = h("output", { class: "readout" });
+  canvas.addEventListener("pointermove", (event) => {
+    const box = canvas.getBoundingClientRect();
+    const column = Math.min(columns - 1, Math.max(0, Math.floor(((event.clientX - box.left) / box.width) * columns)));
+    const row = Math.min(rows - 1, Math.max(0, Math.floor(((event.clientY - box.top) / box.height) * rows)));
+    readout.textContent = `${label}[${row}, ${column}] = ${formatNumber(values[row * columns + column], 7)}`;
+  });
+  // Pixels stay square where that fits, and thin fields are stretched so that they can be seen.
+  const ratio = Math.min(4, Math.max(0.6, columns / rows));
+  canvas.style.aspectRatio = String(ratio);
+  canvas.style.width = `min(100%, ${Math.round(300 * ratio)}px)`;
+  return h("figure", {}, h("div", { class: "image-row" }, canvas, colourBar(table, from, to)), readout);
+}
+
+function paint(canvas, values, colour) {
+  const context = canvas.getContext("2d");
+  const pixels = context.createImageData(canvas.width, canvas.height);
+  values.forEach((value, i) => pixels.data.set([...colour(value), 255], 4 * i));
+  context.putImageData(pixels, 0, 0);
+}
+
+function colourBar(table, from, to) {
+  const bar = h("canvas", { width: 1, height: 256, class: "bar", "aria-hidden": "true" });
+  paint(bar, Array.from({ length: 256 }, (_, i) => 255 - i), (i) => table[i]);
+  const labels = [to, (from + to) / 2, from].map((value) => h("span", {}, formatNumber(value, 3)));
+  return h("div", { class: "colour-bar" }, bar, h("div", { class: "bar-labels" }, labels));
+}
+
+/** Horizontal bars around zero: one line per `{label, value}`. */
+export function bars(entries, { label = "" } = {}) {
+  const largest = Math.max(...entries.map(({ value }) => Math.abs(value)).filter(Number.isFinite)) || 1;
+  const rows = entries.map(({ label: name, value }) => {
+    const fill = h("span", { class: value < 0 ? "bar-fill negative" : "bar-fill" });
+    const share = (50 * Math.abs(value)) / largest;
+    fill.style.width = `${share}%`;
+    fill.style.left = `${value < 0 ? 50 - share : 50}%`;
+    return h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "bar-cell" }, h("span", { class: "bar-track" }, fill)), h("td", { class: "number" }, formatNumber(value)));
+  });
+  return h("table", { class: "bars", "aria-label": label }, h("tbody", {}, rows));
+}
+
+/** A small curve without axes, for a line of a table. */
+export function sparkline(values) {
+  const { low, high } = statistics(values);
+  const x = (i) => (96 * i) / Math.max(1, values.length - 1) + 2;
+  const y = (v) => 22 - (20 * (v - low)) / (high - low || 1);
+  return svg("svg", { viewBox: "0 0 100 24", class: "sparkline", "aria-hidden": "true" }, svg("path", { class: "curve", d: pathOf(values, x, y) }));
+}

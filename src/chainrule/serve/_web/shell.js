@@ -1,0 +1,48 @@
+// What pages have around their content: tabs and the choice of light or dark.
+
+import { button, h, newId } from "./dom.js";
+
+/** Tabs as the accessibility guide describes them: arrow keys move, one is in the tab order. */
+export function tabs(entries) {
+  const list = h("div", { role: "tablist", class: "tabs" });
+  const items = entries.map(([title, content, onOpen]) => {
+    const id = newId();
+    const tab = h("button", { type: "button", role: "tab", id: `${id}-tab`, "aria-controls": id }, title);
+    const panel = h("div", { role: "tabpanel", id, "aria-labelledby": `${id}-tab`, class: "panel" }, content);
+    return { title, tab, panel, onOpen };
+  });
+  const open = (title) => {
+    for (const { title: own, tab, panel } of items) {
+      const isOpen = own === title;
+      tab.setAttribute("aria-selected", String(isOpen));
+      tab.tabIndex = isOpen ? 0 : -1;
+      panel.hidden = !isOpen;
+    }
+    items.find((item) => item.title === title).onOpen?.();
+  };
+  items.forEach(({ title, tab }, i) => {
+    tab.addEventListener("click", () => open(title));
+    tab.addEventListener("keydown", (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!step) return;
+      const next = items[(i + step + items.length) % items.length];
+      open(next.title);
+      next.tab.focus();
+    });
+    list.append(tab);
+  });
+  open(items[0].title);
+  return { element: h("div", {}, list, items.map(({ panel }) => panel)), open };
+}
+
+/** Switches between light and dark; the system's choice holds until it is used. */
+export function themeButton() {
+  const apply = (theme) => theme && document.documentElement.setAttribute("data-theme", theme);
+  apply(localStorage.getItem("chainrule-theme"));
+  return button("◐", () => {
+    const isDark = getComputedStyle(document.documentElement).colorScheme.includes("dark");
+    const theme = isDark ? "light" : "dark";
+    localStorage.setItem("chainrule-theme", theme);
+    apply(theme);
+  }, { id: "theme", class: "icon", "aria-label": "switch between light and dark" });
+}
