@@ -3,6 +3,7 @@
     types         Array, Differentiable, ShapeDType, Float64, Int32, …
     components    component, load_component, from_command → LocalComponent
     settings      ComponentConfig, Limits, Grants
+    in a call     progress
     data          SparseArray; decode_body and encode_body turn trees with arrays into bytes
 
 Names are loaded when they are first used; nothing here imports JAX or torch. Recipes for frameworks are in
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         load_component,
     )
     from chainrule.runtime._config import ComponentConfig
+    from chainrule.runtime._progress import progress
     from chainrule.runtime._schema import (
         Array,
         ArraySpec,
@@ -75,6 +77,7 @@ __all__ = [
     "encode_body",
     "from_command",
     "load_component",
+    "progress",
 ]
 
 _COMPONENTS = ("Capability", "LocalComponent", "component", "from_command", "load_component")
@@ -84,6 +87,7 @@ _HOMES = {
     **dict.fromkeys(_COMPONENTS, "chainrule.runtime._component"),
     **dict.fromkeys(_CODECS, "chainrule.runtime._codec"),
     "ComponentConfig": "chainrule.runtime._config",
+    "progress": "chainrule.runtime._progress",
 }
 
 

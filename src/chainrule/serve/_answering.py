@@ -55,6 +55,7 @@ class Answerer:
             endpoints,
             component.openapi_schema,
             self._config.limits.max_body_bytes,
+            component.content_hash,
         )
 
     def answer(self, call: Call) -> Reply:

@@ -18,10 +18,11 @@ from chainrule._errors import DefinitionError
 from chainrule.runtime._component import LocalComponent
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._samehost import SegmentPool, is_supported
-from chainrule.serve._bodies import Intake
+from chainrule.serve._bodies import Intake, place_body
 from chainrule.serve._description import description_route
 from chainrule.serve._endpoint import Endpoint
 from chainrule.serve._inline import ThreadPool
+from chainrule.serve._jobs import JobFront, Jobs, job_routes, to_standard_error
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._output import OutputLog
 from chainrule.serve._page import page_routes
@@ -73,6 +74,9 @@ class Server:
         self._pools = [self._make_pool(source) for source in _as_sources(components)]
         self._segments = SegmentPool("s") if is_supported() else None
         self._intake = Intake(options.max_inflight_bytes)
+        pass_on = to_standard_error if self._log is None else self._log.write
+        self._jobs = Jobs(options, self._place, pass_on)
+        self._job_front = JobFront(self._jobs, self._config)
         self.services: dict[str, Service] = {}
         self.startup_error: BaseException | None = None
         self._same_host: SameHostListener | None = None
@@ -124,10 +128,16 @@ class Server:
                     f"Two components are called {name!r}; give one another name.",
                     code="duplicate_component",
                 )
-            self.services[name] = Service(pool, facts)
+            self.services[name] = Service(name, pool, facts)
         if self._options.same_host and is_supported():
             self._same_host = SameHostListener(self._targets(), debug=self._options.debug)
+        await self._jobs.start(self.services)
         self._starlette.router.routes[:] = self._routes()
+
+    def _place(self, body: bytes, service: Service) -> Any:
+        """A body where a worker can read it."""
+        segments = self._segments if service.pool.uses_segments else None
+        return place_body(body, segments, service.pool.forget_segment)
 
     def _targets(self) -> dict[str, tuple[Service, str]]:
         """Path → component and endpoint."""
@@ -148,7 +158,8 @@ class Server:
         for prefix, service in self._places():
             routes += self._component_routes(prefix, service)
         routes.append(Route("/same-host", self._on_same_host, methods=["GET"]))
-        return routes + status_routes(self.services) + page_routes()
+        routes += status_routes(self.services, self._jobs) + job_routes(self._job_front)
+        return routes + page_routes()
 
     async def _on_same_host(self, request: Request) -> Response:
         if self._same_host is None:
@@ -164,7 +175,9 @@ class Server:
         endpoints = [
             Route(
                 f"{prefix}/{name}",
-                Endpoint(service, name, self._options, self._segments, self._intake),
+                Endpoint(
+                    service, name, self._options, self._segments, self._intake, self._job_front
+                ),
                 methods=["POST"],
             )
             for name in facts.endpoints
@@ -178,6 +191,7 @@ class Server:
 
     async def drain(self) -> None:
         """Take no new calls; give those under way the grace period, then stop the workers."""
+        self._jobs.hold()
         await asyncio.gather(*(pool.drain(self._options.grace_s) for pool in self._pools))
         await self.stop()
 
@@ -188,6 +202,7 @@ class Server:
             self._same_host = None
         for pool in self._pools:
             await pool.stop()
+        await self._jobs.stop()
 
 
 def _as_sources(components: Any) -> list[Any]:

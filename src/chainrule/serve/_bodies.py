@@ -8,11 +8,18 @@ from contextlib import contextmanager
 from typing import Any
 
 from chainrule._errors import ChainruleError, DecodeError, LimitError, StorageError
-from chainrule.runtime._samehost import INLINE_BYTES, SegmentPool
+from chainrule.runtime._samehost import INLINE_BYTES, Segment, SegmentPool
 from chainrule.serve._calls import unavailable
 from chainrule.serve._process import SegmentBody
 
-__all__ = ["Disconnected", "Intake", "SlowCallerError", "declared_length", "read_body"]
+__all__ = [
+    "Disconnected",
+    "Intake",
+    "SlowCallerError",
+    "declared_length",
+    "place_body",
+    "read_body",
+]
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 NextChunk = Callable[[], Awaitable[bytes | None]]
@@ -102,10 +109,7 @@ async def read_body(
         return await reader.read_all()
     if nbytes is not None:
         return await _into_segment(reader.next_chunk, nbytes, segments, forget)
-    content = await reader.read_all()
-    if len(content) <= INLINE_BYTES:
-        return content
-    return await _into_segment(_only(content), len(content), segments, forget)
+    return place_body(await reader.read_all(), segments, forget)
 
 
 class _Reader:
@@ -145,18 +149,36 @@ class _Reader:
         return chunk
 
 
-def _only(content: bytes) -> NextChunk:
-    chunks = iter((content,))
-
-    async def next_chunk() -> bytes | None:
-        return next(chunks, None)
-
-    return next_chunk
+def place_body(
+    content: bytes, segments: SegmentPool | None, forget: Callable[[str], None]
+) -> bytes | SegmentBody:
+    """Bytes that are here already, brought to where a worker can read them; see `read_body`."""
+    if segments is None or len(content) <= INLINE_BYTES:
+        return content
+    segment, done = _take(len(content), segments, forget)
+    segment.array(len(content)).data[:] = content
+    return SegmentBody(segment, len(content), done)
 
 
 async def _into_segment(
     next_chunk: NextChunk, nbytes: int, segments: SegmentPool, forget: Callable[[str], None]
 ) -> SegmentBody:
+    segment, done = _take(nbytes, segments, forget)
+    target, position = segment.array(nbytes).data, 0
+    try:
+        while (chunk := await next_chunk()) is not None:
+            target[position : position + len(chunk)] = chunk
+            position += len(chunk)
+    except BaseException:
+        done(True)
+        raise
+    return SegmentBody(segment, nbytes, done)
+
+
+def _take(
+    nbytes: int, segments: SegmentPool, forget: Callable[[str], None]
+) -> tuple[Segment, Callable[[bool], None]]:
+    """Memory for a body, and what to call when it is no longer used."""
     try:
         segment = segments.take(nbytes)
     except OSError:
@@ -170,15 +192,7 @@ async def _into_segment(
         if dropped is not None:
             forget(dropped)
 
-    target, position = segment.array(nbytes).data, 0
-    try:
-        while (chunk := await next_chunk()) is not None:
-            target[position : position + len(chunk)] = chunk
-            position += len(chunk)
-    except BaseException:
-        done(True)
-        raise
-    return SegmentBody(segment, nbytes, done)
+    return segment, done
 
 
 def _too_large(max_bytes: int) -> LimitError:

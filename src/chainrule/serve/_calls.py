@@ -4,15 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from chainrule._errors import InputError, TransportError
 from chainrule.runtime._samehost import Segment
 
-__all__ = ["Call", "CallError", "Facts", "Reply", "StoredBody", "stopping", "unavailable"]
+__all__ = [
+    "Call",
+    "CallError",
+    "Facts",
+    "Reply",
+    "StoredBody",
+    "Watcher",
+    "stopping",
+    "too_slow",
+    "unavailable",
+]
 
 # Far above what a sensible caller says, far below what fits into one packet to a worker.
 _MAX_TEXT = 1024
+
+
+class Watcher(Protocol):
+    """Follows one call."""
+
+    async def on_start(self) -> None:
+        """A worker has been found and is about to begin."""
+
+    def on_progress(self, fraction: float, message: str) -> None:
+        """The component said how far along it is."""
+
+    def open_log(self) -> int:
+        """A descriptor for what the component prints."""
+
+    def log_is_sent(self) -> None:
+        """The worker has the descriptor now."""
+
+    def write_log(self, chunk: bytes) -> None:
+        """The component said something, where there is no descriptor to write to."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +53,8 @@ class Call:
         body: the bytes, or a body that lies in a segment.
         content_type, content_encoding, accept: the headers of these names.
         run_id: what the caller wants its files to be known by.
+        traceparent: the caller's place in its trace.
+        watcher: who hears of its progress and output, if anybody does.
     """
 
     endpoint: str
@@ -32,6 +63,19 @@ class Call:
     content_encoding: str = ""
     accept: str | None = None
     run_id: str | None = None
+    traceparent: str | None = None
+    watcher: Watcher | None = None
+
+    @property
+    def texts(self) -> tuple[str | None, ...]:
+        """What the caller says about the body."""
+        return (
+            self.content_type,
+            self.content_encoding,
+            self.accept,
+            self.run_id,
+            self.traceparent,
+        )
 
     def check(self) -> Call:
         """This call, if what the caller says about it is short text.
@@ -39,11 +83,11 @@ class Call:
         Raises:
             InputError: something is too long or not text (`bad_header`).
         """
-        for text in (self.content_type, self.content_encoding, self.accept, self.run_id):
+        for text in self.texts:
             if text is not None and (not isinstance(text, str) or len(text) > _MAX_TEXT):
                 raise InputError(
-                    f"Content-Type, Content-Encoding, Accept and run_id have at most {_MAX_TEXT} "
-                    "characters.",
+                    "Content-Type, Content-Encoding, Accept, traceparent and run_id have at most "
+                    f"{_MAX_TEXT} characters.",
                     code="bad_header",
                 )
         return self
@@ -76,6 +120,7 @@ class Reply:
         pieces: buffers which, one after the other, are the body.
         retry_after_s: when a caller that was turned away may come back.
         stored: where the body lies when it is not in `pieces`.
+        headers: more of them, for HTTP.
     """
 
     status: int
@@ -83,6 +128,12 @@ class Reply:
     pieces: list[Any]
     retry_after_s: int | None = None
     stored: StoredBody | None = None
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the body."""
+        return sum(map(len, self.pieces)) if self.stored is None else self.stored.nbytes
 
     def open(self) -> list[Any]:
         """The pieces of the body; stored memory is released when the last piece is gone."""
@@ -101,6 +152,7 @@ class Facts:
     endpoints: list[str]
     openapi: dict[str, Any] = field(repr=False)
     max_body_bytes: int
+    content_hash: str
 
 
 class CallError(TransportError):
@@ -122,6 +174,19 @@ class CallError(TransportError):
 def unavailable(message: str, code: str, retry_after_s: int = 1) -> CallError:
     """A 503: nothing was run, come back later."""
     return CallError(message, code=code, status=503, retry_after_s=retry_after_s)
+
+
+def too_slow(what: str, timeout_s: float, *, was_stopped: bool) -> CallError:
+    """A 504: the author's code did not return in time."""
+    if was_stopped:
+        outcome = "It was stopped; the operator can allow more with --timeout."
+    else:
+        outcome = (
+            "It still runs, because author code in a thread cannot be stopped; serve with --workers 1 to "
+            "change that."
+        )
+    message = f"{what} did not return within {timeout_s:g} s. {outcome}"
+    return CallError(message, code="call_timeout", status=504)
 
 
 def stopping() -> CallError:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
-from chainrule._errors import ChainruleError
+from chainrule._errors import ChainruleError, InputError
 from chainrule.runtime._samehost import SegmentPool
 from chainrule.serve._bodies import (
     Disconnected,
@@ -28,6 +28,14 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 # A caller that leaves is noticed only after this: most calls are over by then, and watching costs.
 _WATCH_AFTER_S = 0.03
+_NO_QUERY: Mapping[str, str] = {}
+
+
+class JobTaker(Protocol):
+    """Answers requests that are to be jobs."""
+
+    async def answer(self, service: Service, call: Call, *, key: str | None, waits: bool) -> Reply:
+        """The job object, or the answer of the job for a caller who waits."""
 
 
 class Endpoint:
@@ -39,6 +47,7 @@ class Endpoint:
         options: of the server.
         segments: memory for large bodies.
         intake: bounds the bodies of all endpoints together.
+        jobs: where requests go that are to outlive their connection.
     """
 
     def __init__(
@@ -48,6 +57,7 @@ class Endpoint:
         options: ServeOptions,
         segments: SegmentPool | None,
         intake: Intake,
+        jobs: JobTaker,
     ) -> None:
         self._service = service
         self._name = name
@@ -55,6 +65,7 @@ class Endpoint:
         self._debug = options.debug
         self._segments = segments if service.pool.uses_segments else None
         self._intake = intake
+        self._jobs = jobs
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -62,7 +73,11 @@ class Endpoint:
         max_bytes = self._service.facts.max_body_bytes
         try:
             nbytes = declared_length(_text(headers.get(b"content-length")), max_bytes)
-            call = self._call(headers, scope).check()
+            query = _query(scope["query_string"])
+            call = self._call(headers, query).check()
+            if b"idempotency-key" in headers or "wait" in query:
+                await self._take_on(call, headers, query, nbytes, receive, send)
+                return
             with self._intake.room_for(max_bytes if nbytes is None else nbytes):
                 body = await self._read(receive, nbytes)
                 reply = await self._answer(replace(call, body=body), receive)
@@ -75,25 +90,51 @@ class Endpoint:
         if reply is not None:
             await send_reply(send, reply)
 
-    async def _read(self, receive: Receive, nbytes: int | None) -> Any:
+    async def _take_on(
+        self,
+        call: Call,
+        headers: Mapping[bytes, bytes],
+        query: Mapping[str, str],
+        nbytes: int | None,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """Make a job of a request."""
+        waits = _waits(query)
+        with self._intake.room_for(
+            self._service.facts.max_body_bytes if nbytes is None else nbytes
+        ):
+            body = await self._read(receive, nbytes, in_memory=True)
+            try:
+                reply = await self._jobs.answer(
+                    self._service,
+                    replace(call, body=body),
+                    key=_text(headers.get(b"idempotency-key")),
+                    waits=waits,
+                )
+            except ChainruleError as error:
+                reply = problem_reply(error, debug=self._debug)
+        await send_reply(send, reply)
+
+    async def _read(self, receive: Receive, nbytes: int | None, *, in_memory: bool = False) -> Any:
         return await read_body(
             receive,
             nbytes,
             max_bytes=self._service.facts.max_body_bytes,
             timeout_s=self._timeout_s,
-            segments=self._segments,
+            segments=None if in_memory else self._segments,
             forget=self._service.pool.forget_segment,
         )
 
-    def _call(self, headers: dict[bytes, bytes], scope: MutableMapping[str, Any]) -> Call:
-        query = scope["query_string"]
+    def _call(self, headers: Mapping[bytes, bytes], query: Mapping[str, str]) -> Call:
         return Call(
             self._name,
             b"",
             content_type=_text(headers.get(b"content-type")) or "",
             content_encoding=(_text(headers.get(b"content-encoding")) or "").strip().lower(),
             accept=_text(headers.get(b"accept")),
-            run_id=_run_id(query) if query else None,
+            run_id=query.get("run_id"),
+            traceparent=_text(headers.get(b"traceparent")),
         )
 
     async def _answer(self, call: Call, receive: Receive) -> Reply | None:
@@ -143,9 +184,15 @@ def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode("latin-1")
 
 
-def _run_id(query: bytes) -> str | None:
-    values = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
-    return next((value for name, value in values if name == "run_id"), None)
+def _query(text: bytes) -> Mapping[str, str]:
+    return dict(parse_qsl(text.decode("latin-1"), keep_blank_values=True)) if text else _NO_QUERY
+
+
+def _waits(query: Mapping[str, str]) -> bool:
+    text = query.get("wait", "true").lower()
+    if text not in ("true", "false"):
+        raise InputError("wait is true or false.", code="bad_query")
+    return text == "true"
 
 
 async def send_reply(send: Send, reply: Reply, *, close: bool = False) -> None:
@@ -155,6 +202,7 @@ async def send_reply(send: Send, reply: Reply, *, close: bool = False) -> None:
         (b"content-type", reply.content_type.encode()),
         (b"content-length", str(sum(map(len, pieces))).encode()),
         (b"x-content-type-options", b"nosniff"),
+        *reply.headers,
     ]
     if reply.retry_after_s is not None:
         headers.append((b"retry-after", str(reply.retry_after_s).encode()))

@@ -32,6 +32,11 @@ class ServeOptions:
         log_file: where the output of worker processes goes, rotated at 10 MiB; the server's own error
             stream when not given.
         same_host: offer shared memory to clients of the same host and user.
+        jobs_folder: where jobs are kept, so that the next server finds them again; a temporary folder that
+            goes with the server when not given.
+        job_retention_s: how long the result of a job is kept.
+        max_job_bytes: results of all jobs together; beyond it the oldest go first.
+        max_jobs: jobs per component that may wait; beyond it callers get 503.
 
     Raises:
         DefinitionError: the settings are not safe together (`unsafe_bind`, `unsafe_debug`).
@@ -54,6 +59,10 @@ class ServeOptions:
     startup_timeout_s: float = 300.0
     log_file: Path | None = None
     same_host: bool = True
+    jobs_folder: Path | None = None
+    job_retention_s: float = 7 * 24 * 3600.0
+    max_job_bytes: int = 10 << 30
+    max_jobs: int = 10_000
 
     def __post_init__(self) -> None:
         if is_loopback(self.host):

@@ -39,9 +39,10 @@ class OutputLog:
         with open(descriptor, "rb", buffering=0) as source:
             while chunk := source.read(1 << 16):
                 with contextlib.suppress(OSError):
-                    self._write(chunk)
+                    self.write(chunk)
 
-    def _write(self, chunk: bytes) -> None:
+    def write(self, chunk: bytes) -> None:
+        """Append something, in a new file when this one is full."""
         with self._lock:
             if self._file.tell() + len(chunk) > self._max_bytes:
                 self._file.close()

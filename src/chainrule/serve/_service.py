@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from chainrule.serve._calls import Call, Facts, Reply
-from chainrule.serve._pool import Counters
+from chainrule.serve._lease import Client
+from chainrule.serve._pool import Counters, WorkerState
+from chainrule.serve._traffic import Traffic
 
 __all__ = ["Pool", "Service"]
 
@@ -15,7 +17,9 @@ class Pool(Protocol):
     """What answers calls: worker processes or a thread."""
 
     uses_segments: bool
+    max_queue: int
     counters: Counters
+    traffic: Traffic
 
     @property
     def queue_length(self) -> int: ...
@@ -23,11 +27,17 @@ class Pool(Protocol):
     def is_ready(self) -> bool: ...
     @property
     def alive(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def workers(self) -> list[WorkerState]: ...
     async def start(self) -> Facts: ...
     async def call(self, call: Call) -> Reply: ...
     async def drain(self, grace_s: float) -> None: ...
     async def stop(self) -> None: ...
     def forget_segment(self, key: str) -> None: ...
+    def forget_client(self, number: int) -> None: ...
+    def lend_to(self, client: Client) -> None: ...
 
 
 @dataclass
@@ -35,9 +45,11 @@ class Service:
     """A component behind its pool.
 
     Attributes:
+        name: of the component in URLs.
         pool: what answers.
         facts: known once the pool has started.
     """
 
+    name: str
     pool: Pool
     facts: Facts

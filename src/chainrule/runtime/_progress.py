@@ -1,0 +1,127 @@
+"""How far along a call is: the author says it, whoever waits for the call hears it.
+
+    progress(0.4, "factorising")        anywhere in an endpoint, as often as one likes
+
+Without a listener it does nothing. Steps of a longer computation (`steps`) narrow what is reported inside
+them, so that the `apply` calls of a finite-difference Jacobian move one bar from 0 to 1, once.
+
+A call finds its listener in a context variable. Threads that author code or a framework starts do not inherit
+that, so a process that answers one call at a time (a worker) has a process-wide listener beside it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
+
+__all__ = ["Listener", "listening", "progress", "steps"]
+
+T = TypeVar("T")
+Emit = Callable[[float, str], None]
+
+# What is reported faster than anybody can look at is dropped, except the end.
+_MIN_PAUSE_S = 0.05
+
+
+class Listener:
+    """Hears of the progress of one call. Safe between threads.
+
+    Args:
+        emit: called with a fraction between 0 and 1 that never falls, and a message.
+        pause_s: at most one report in so many seconds is passed on, unless its message is new.
+    """
+
+    def __init__(self, emit: Emit, *, pause_s: float = _MIN_PAUSE_S) -> None:
+        self._emit = emit
+        self._pause_s = pause_s
+        self._lock = threading.Lock()
+        self._range = (0.0, 1.0)
+        self._fraction = 0.0
+        self._message = ""
+        self._next = float("-inf")
+
+    def report(self, fraction: float, message: str) -> None:
+        """Pass on how far along the current step is."""
+        with self._lock:
+            start, stop = self._range
+            absolute = start + (stop - start) * min(max(float(fraction), 0.0), 1.0)
+            now = time.monotonic()
+            is_new = message != self._message or absolute >= 1.0
+            if not is_new and (now < self._next or absolute <= self._fraction):
+                return
+            self._fraction = max(self._fraction, absolute)
+            self._message = message
+            self._next = now + self._pause_s
+            self._emit(self._fraction, message)
+
+    @contextmanager
+    def narrowed(self, start: float, stop: float) -> Iterator[None]:
+        """Let reports inside mean this part of the current range."""
+        low, high = outer = self._range
+        self._range = (low + (high - low) * start, low + (high - low) * stop)
+        try:
+            yield
+        finally:
+            self._range = outer
+
+
+_of_context: ContextVar[Listener | None] = ContextVar("progress_listener", default=None)
+_of_process: Listener | None = None
+
+
+def _current() -> Listener | None:
+    return _of_context.get() or _of_process
+
+
+def progress(fraction: float, message: str = "") -> None:
+    """Say how far along the call is.
+
+    Args:
+        fraction: between 0 and 1; others are clipped. A fraction that falls back is not shown.
+        message: what is being done, in a few words.
+
+    Example:
+        >>> progress(0.5, "half of the time steps")
+    """
+    listener = _current()
+    if listener is not None:
+        listener.report(fraction, message)
+
+
+@contextmanager
+def listening(emit: Emit, *, whole_process: bool = False) -> Iterator[None]:
+    """Hear of the progress of what is called inside.
+
+    Args:
+        emit: called with fraction and message, on the thread that reports.
+        whole_process: also hear threads that were started without this context. Only for processes that
+            do one thing at a time.
+    """
+    global _of_process
+    listener = Listener(emit)
+    token = _of_context.set(listener)
+    before = _of_process
+    if whole_process:
+        _of_process = listener
+    try:
+        yield
+    finally:
+        _of_context.reset(token)
+        if whole_process:
+            _of_process = before
+
+
+def steps(items: Iterable[T], total: int, message: str = "") -> Iterator[T]:
+    """Yield the items, and report how many of them are done; each is a step of its own."""
+    listener = _current()
+    if listener is None:
+        yield from items
+        return
+    for done, item in enumerate(items):
+        with listener.narrowed(done / total, (done + 1) / total):
+            yield item
+        listener.report((done + 1) / total, message)

@@ -1,0 +1,473 @@
+"""Runs jobs: taken on durably, given to the workers in order, ended in a definite state.
+
+A job's way is `queued → running → succeeded | failed | cancelled`. Each step is on disk before the next one
+begins: a job is acknowledged after its row is safe, and its worker starts after the row says `running`. So a
+server that is killed at any moment leaves only jobs that certainly have not run (they are run by the next
+server) and jobs that may have run (they are reported as failed).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import shutil
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import orjson
+
+from chainrule._errors import CapabilityError, ChainruleError, InputError, StorageError
+from chainrule.runtime._codec import FRAMES_MEDIA_TYPE, negotiate
+from chainrule.serve._calls import Call, CallError, Reply, stopping, unavailable
+from chainrule.serve._jobs._live import LiveJob
+from chainrule.serve._jobs._log import JobLog
+from chainrule.serve._jobs._record import JobRecord, State
+from chainrule.serve._jobs._store import JobStore
+from chainrule.serve._options import ServeOptions
+from chainrule.serve._problems import problem_reply
+from chainrule.serve._service import Service
+
+__all__ = ["Jobs"]
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_SWEEP_S = 60.0
+_RETRY_S = 0.2
+Place = Callable[[bytes, Service], Any]
+"""Brings a body to where a component's workers can read it."""
+
+
+class Jobs:
+    """The jobs of one server. For the event loop; the disk is touched by one thread behind it.
+
+    Args:
+        options: where jobs are kept, how long, how many.
+        place: brings a body to where workers can read it.
+        pass_on: where the output of jobs goes as well.
+    """
+
+    def __init__(
+        self, options: ServeOptions, place: Place, pass_on: Callable[[bytes], None]
+    ) -> None:
+        self._options = options
+        self._place = place
+        self._pass_on = pass_on
+        self._temporary: str | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="chainrule-jobs")
+        self._live: dict[str, LiveJob] = {}
+        self._lanes: dict[str, _Lane] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_stopping = False
+        self._is_stopped = False
+
+    async def start(self, services: Mapping[str, Service]) -> None:
+        """Find the jobs of the last server again, and begin.
+
+        Raises:
+            ChainruleError: the folder cannot be used.
+        """
+        self._store = await self._in_thread(self._open)
+        for name, service in services.items():
+            self._lanes[name] = _Lane(service)
+        for record in await self._in_thread(self._store.recover):
+            await self._resume(record)
+        for lane in self._lanes.values():
+            for _ in range(lane.service.pool.size):
+                self._spawn(self._work(lane))
+        self._spawn(self._sweep())
+
+    def _open(self) -> JobStore:
+        folder = self._options.jobs_folder
+        if folder is None:
+            self._temporary = tempfile.mkdtemp(prefix="chainrule-jobs-")
+            folder = Path(self._temporary)
+        return JobStore(
+            folder,
+            retention_s=self._options.job_retention_s,
+            max_bytes=self._options.max_job_bytes,
+        )
+
+    async def _resume(self, record: JobRecord) -> None:
+        lane = self._lanes.get(record.component)
+        if lane is None or record.endpoint not in lane.service.facts.endpoints:
+            message = f"This server no longer serves {record.component}/{record.endpoint}."
+            error = CapabilityError(message, code="component_missing")
+            await self._finish(LiveJob(record), "failed", problem_reply(error))
+            return
+        live = self._live[record.id] = LiveJob(record)
+        lane.put(live)
+
+    # What callers do
+
+    async def submit(
+        self, service: Service, call: Call, key: str | None = None
+    ) -> tuple[JobRecord, bool]:
+        """Take a job on, or find the one that was taken on with the same key.
+
+        Returns:
+            The job, and whether it is new.
+
+        Raises:
+            InputError: the key was used with another request (`idempotency_key_reused`), or something the
+                caller says cannot be used.
+            CallError: too many jobs wait, or the server stops.
+            StorageError: the job cannot be kept.
+        """
+        if self._is_stopping:
+            raise stopping()
+        negotiate(call.accept)
+        component = service.name
+        digest = hashlib.blake2b(call.body, digest_size=16).hexdigest()
+        if key is not None:
+            known = await self._in_thread(self._store.with_key, component, call.endpoint, key)
+            if known is not None:
+                return self._same_request(known, digest), False
+        lane = self._lanes[component]
+        if len(lane.waiting) >= self._options.max_jobs:
+            raise unavailable(f"{self._options.max_jobs} jobs wait already.", "queue_full", 5)
+        record = JobRecord(
+            component=component,
+            endpoint=call.endpoint,
+            run_id=call.run_id or "",
+            content_type=call.content_type,
+            content_encoding=call.content_encoding,
+            accept=call.accept,
+            traceparent=call.traceparent,
+            idempotency_key=key,
+            body_digest=digest,
+        )
+        record = replace(record, run_id=call.run_id or record.id)
+        try:
+            await asyncio.shield(self._in_thread(self._store.add, record, call.body))
+        except StorageError:
+            # Two requests with one key at the same time: the index let only the first one in.
+            known = key and await self._in_thread(
+                self._store.with_key, component, call.endpoint, key
+            )
+            if not known:
+                raise
+            return self._same_request(known, digest), False
+        live = self._live[record.id] = LiveJob(record)
+        lane.put(live)
+        return record, True
+
+    def _same_request(self, known: JobRecord, digest: str) -> JobRecord:
+        if known.body_digest != digest:
+            raise InputError(
+                "This Idempotency-Key was used with another body before; use a new key for a new request.",
+                code="idempotency_key_reused",
+                details={"job": known.id},
+            )
+        live = self._live.get(known.id)
+        return known if live is None else live.record
+
+    async def get(self, job_id: str) -> JobRecord:
+        """What is known of a job.
+
+        Raises:
+            CapabilityError: there is no such job (`job_unknown`).
+        """
+        live = self._live.get(job_id)
+        record = live.record if live else await self._in_thread(self._store.get, job_id)
+        if record is None:
+            raise CapabilityError(f"There is no job {job_id[:64]!r}.", code="job_unknown")
+        return record
+
+    async def newest(self, state: State | None, limit: int) -> list[JobRecord]:
+        """The last jobs, newest first."""
+        records = await self._in_thread(self._store.newest, state, limit)
+        return [self._live[r.id].record if r.id in self._live else r for r in records]
+
+    async def counts(self) -> dict[str, int]:
+        """How many jobs are in each state."""
+        return await self._in_thread(self._store.counts)
+
+    def live(self, job_id: str) -> LiveJob | None:
+        """A job that is not over."""
+        return self._live.get(job_id)
+
+    def describe(self, record: JobRecord) -> dict[str, Any]:
+        """The job object that callers see."""
+        position = None
+        if record.state == "queued" and record.component in self._lanes:
+            position = self._lanes[record.component].position(record.id)
+        return record.to_json(position)
+
+    async def result(self, record: JobRecord) -> bytes | None:
+        """The stored answer of a job that is over; `None` when it is gone."""
+        return await self._in_thread(self._store.result, record.id)
+
+    def log_path(self, record: JobRecord) -> Path:
+        """The file with the output of a job."""
+        return self._store.log_path(record.id)
+
+    async def cancel(self, record: JobRecord) -> JobRecord:
+        """End a job; its worker is free when this returns. A job that is over stays as it is."""
+        live = self._live.get(record.id)
+        if live is None:
+            return record
+        live.is_cancelled = True
+        if live.task is not None:
+            if not live.is_ending:
+                live.task.cancel()
+        elif self._lanes[record.component].remove(live):
+            await self._finish(live, "cancelled", None)
+        await live.ended.wait()
+        return live.record
+
+    async def wait(self, record: JobRecord) -> JobRecord:
+        """The job once it is over."""
+        live = self._live.get(record.id)
+        if live is None:
+            return await self.get(record.id)
+        await live.ended.wait()
+        return live.record
+
+    # What happens to them
+
+    async def _work(self, lane: _Lane) -> None:
+        while True:
+            live = await lane.take()
+            live.task = task = asyncio.create_task(self._run(live, lane.service))
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+            if self._is_stopping:
+                return
+
+    async def _run(self, live: LiveJob, service: Service) -> None:
+        watcher = _Watcher(live, self)
+        try:
+            reply = await self._reply(live, service, watcher)
+        except asyncio.CancelledError:
+            if not live.is_cancelled:
+                raise  # the server stops, and the job has not begun
+            reply = None
+        live.is_ending = True
+        await self._in_default_thread(watcher.log.close)
+        if reply is None:
+            await self._finish(live, "cancelled", None)
+        else:
+            await self._finish(live, "succeeded" if reply.status == 200 else "failed", reply)
+
+    async def _reply(self, live: LiveJob, service: Service, watcher: _Watcher) -> Reply:
+        """The answer of the component, or of the server in its place."""
+        record = live.record
+        while True:
+            try:
+                body = await self._in_thread(self._store.body, record.id)
+                return await service.pool.call(self._call(record, body, service, watcher))
+            except CallError as error:
+                if watcher.has_started:
+                    return problem_reply(_as_end_of_job(error))
+                if self._is_stopping:
+                    raise asyncio.CancelledError from error
+                await asyncio.sleep(_RETRY_S)  # no room now: it has not run, so it may wait
+            except ChainruleError as error:
+                return problem_reply(error, debug=self._options.debug)
+
+    def _call(self, record: JobRecord, body: bytes, service: Service, watcher: _Watcher) -> Call:
+        wants_files = negotiate(record.accept).format == "json+binref"
+        return Call(
+            record.endpoint,
+            self._place(body, service),
+            content_type=record.content_type,
+            content_encoding=record.content_encoding,
+            # Kept in the format that loses nothing; whoever fetches it chooses the one it is sent in.
+            accept=record.accept if wants_files else FRAMES_MEDIA_TYPE,
+            run_id=record.run_id,
+            traceparent=record.traceparent,
+            watcher=watcher,
+        )
+
+    async def mark_running(self, live: LiveJob) -> None:
+        """Let the disk say that a job may have run, before it does."""
+        running = replace(live.record, state="running", started_at=time.time())
+        await self._in_thread(self._store.update, running)
+        live.record = running
+        live.publish("state", running)
+
+    async def _finish(self, live: LiveJob, state: State, reply: Reply | None) -> None:
+        record = replace(live.record, state=state, finished_at=time.time())
+        pieces = None
+        if reply is not None:
+            pieces = [bytes(piece) for piece in reply.open()]
+            record = replace(
+                record,
+                result_status=reply.status,
+                result_type=reply.content_type,
+                result_bytes=sum(map(len, pieces)),
+            )
+            if state == "failed":
+                record = replace(record, **_error_of(pieces))
+            elif record.fraction is not None:
+                record = replace(record, fraction=1.0)
+        try:
+            await asyncio.shield(self._in_thread(self._store.finish, record, pieces))
+        except StorageError as error:
+            record = replace(record, state="failed", error_code=error.code, result_bytes=None)
+            record = replace(record, error_message=error.message)
+            _log.error("job %s ended, but cannot be kept: %s", record.id, error.message)
+            with contextlib.suppress(StorageError):
+                await self._in_thread(self._store.update, record)
+        live.record = record
+        self._live.pop(record.id, None)
+        live.publish("state", record)
+        live.end()
+
+    async def _sweep(self) -> None:
+        while True:
+            try:
+                await self._in_thread(self._store.sweep)
+            except StorageError as error:
+                _log.error("old jobs cannot be removed: %s", error.message)
+            await asyncio.sleep(min(_SWEEP_S, max(1.0, self._options.job_retention_s / 2)))
+
+    # The end
+
+    def hold(self) -> None:
+        """Begin no more jobs; those that wait are for the next server."""
+        self._is_stopping = True
+        for lane in self._lanes.values():
+            lane.hold()
+
+    async def stop(self) -> None:
+        """Wait until everything that was decided is on disk."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        self.hold()
+        running = [live.task for live in self._live.values() if live.task is not None]
+        if running:
+            await asyncio.wait(running, timeout=5.0)
+        for task in [*self._tasks, *running]:
+            task.cancel()
+        if hasattr(self, "_store"):
+            await self._in_thread(self._store.close)
+        self._thread.shutdown()
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+
+    async def _in_default_thread(self, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(None, function)
+
+    def make_log(self, live: LiveJob) -> JobLog:
+        """Where the output of a job goes."""
+        loop = asyncio.get_running_loop()
+
+        def on_line(number: int, line: str) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+                loop.call_soon_threadsafe(live.publish, "log", (number, line))
+
+        return JobLog(self._store.log_path(live.record.id), on_line, self._pass_on)
+
+
+class _Lane:
+    """The jobs that wait for one component, first come first served."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.waiting: deque[LiveJob] = deque()
+        self._has_some = asyncio.Event()
+        self._is_held = False
+
+    def put(self, live: LiveJob) -> None:
+        self.waiting.append(live)
+        self._has_some.set()
+
+    async def take(self) -> LiveJob:
+        while not self.waiting or self._is_held:
+            self._has_some.clear()
+            await self._has_some.wait()
+        return self.waiting.popleft()
+
+    def remove(self, live: LiveJob) -> bool:
+        if live not in self.waiting:
+            return False
+        self.waiting.remove(live)
+        return True
+
+    def position(self, job_id: str) -> int | None:
+        for position, live in enumerate(self.waiting):
+            if live.record.id == job_id:
+                return position
+        return 0
+
+    def hold(self) -> None:
+        self._is_held = True
+
+
+class _Watcher:
+    """Hears of one job from the worker that runs it."""
+
+    def __init__(self, live: LiveJob, jobs: Jobs) -> None:
+        self._live = live
+        self._jobs = jobs
+        self.has_started = False
+        self.log = jobs.make_log(live)
+
+    async def on_start(self) -> None:
+        """A worker is about to begin."""
+        await self._jobs.mark_running(self._live)
+        self.has_started = True
+
+    def on_progress(self, fraction: float, message: str) -> None:
+        """The component said how far along it is."""
+        live = self._live
+        live.record = replace(live.record, fraction=fraction, message=message or None)
+        live.publish("progress", live.record)
+
+    def open_log(self) -> int:
+        """A descriptor for what the component prints."""
+        return self.log.open()
+
+    def log_is_sent(self) -> None:
+        """The worker has the descriptor now."""
+        self.log.sent()
+
+    def write_log(self, chunk: bytes) -> None:
+        """The component said something."""
+        self.log.write(chunk)
+
+
+def _as_end_of_job(error: CallError) -> CallError:
+    if error.code != "shutting_down":
+        return error
+    return CallError(
+        "The server was stopped while this job was running. It is not run again unasked, because it may "
+        "have had effects; submit it again if that is safe.",
+        code="server_stopped",
+        status=503,
+    )
+
+
+def _error_of(pieces: list[bytes]) -> dict[str, str]:
+    try:
+        problem = orjson.loads(b"".join(pieces))
+        return {"error_code": str(problem["code"]), "error_message": str(problem["message"])}
+    except (ValueError, KeyError, TypeError):
+        return {"error_code": "component_failed", "error_message": "The component failed."}
+
+
+def to_standard_error(chunk: bytes) -> None:
+    """Where output goes when the server has no log file."""
+    sys.stderr.buffer.write(chunk)
+    sys.stderr.buffer.flush()

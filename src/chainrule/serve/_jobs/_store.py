@@ -1,0 +1,244 @@
+"""Jobs on disk: a SQLite database for what is known, one file each for what is large.
+
+    <folder>/jobs.sqlite        one row per job
+    <folder>/<id>.request       the body, until the job is over
+    <folder>/<id>.result        the answer, until retention ends
+    <folder>/<id>.log           what the component printed
+    <folder>/lock               held by the one server that uses the folder
+
+SQLite because a job is acknowledged only once it is safe: a row changes completely or not at all, whatever
+kills the process, and there is no second server to run. The write-ahead log lets `/jobs` read while a job
+finishes; `synchronous=FULL` makes an acknowledged job survive a power cut as well. Everything here blocks, so
+it runs on a thread of its own, never on the event loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+import time
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from chainrule._errors import DefinitionError, StorageError
+from chainrule.serve._jobs._record import STATES, JobRecord
+
+__all__ = ["JobStore"]
+
+_VERSION = 1
+_COLUMNS = tuple(field.name for field in fields(JobRecord))
+_SCHEMA = f"""
+CREATE TABLE jobs (number INTEGER PRIMARY KEY AUTOINCREMENT, {", ".join(_COLUMNS)});
+CREATE UNIQUE INDEX jobs_by_id ON jobs (id);
+CREATE INDEX jobs_by_state ON jobs (state);
+CREATE UNIQUE INDEX jobs_by_key ON jobs (component, endpoint, idempotency_key)
+    WHERE idempotency_key IS NOT NULL;
+PRAGMA user_version = {_VERSION};
+"""
+# A job is remembered this many times as long as its result, so that a late caller learns what became of it.
+_RECORD_FACTOR = 4
+
+
+class JobStore:
+    """The jobs of one server. For one thread.
+
+    Args:
+        folder: where they are kept; created when it is missing.
+        retention_s: how long a result is kept after its job ended.
+        max_bytes: of all results together; beyond it the oldest go first.
+
+    Raises:
+        DefinitionError: another server uses the folder (`jobs_folder_in_use`).
+        StorageError: the folder cannot be used.
+    """
+
+    def __init__(self, folder: Path, *, retention_s: float, max_bytes: int) -> None:
+        self.folder = Path(folder)
+        self._retention_s = retention_s
+        self._max_bytes = max_bytes
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = _locked(self.folder / "lock")
+            self._database = self._open()
+        except (OSError, sqlite3.Error) as error:
+            raise StorageError(f"Jobs cannot be kept in {self.folder}: {error}.") from error
+
+    def _open(self) -> sqlite3.Connection:
+        database = sqlite3.connect(
+            self.folder / "jobs.sqlite", isolation_level=None, check_same_thread=False
+        )
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = FULL")
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        if version == 0:
+            database.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
+        elif version != _VERSION:
+            raise StorageError(
+                f"{self.folder} was written by another version of Chainrule (format {version}); use "
+                "another folder.",
+                code="jobs_folder_format",
+            )
+        return database
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        self._database.close()
+        os.close(self._lock)
+
+    def add(self, record: JobRecord, body: Any) -> None:
+        """Take a job on. When this returns, no crash can lose it."""
+        _write(self._path(record.id, "request"), [body])
+        marks = ", ".join("?" * len(_COLUMNS))
+        with _storage_errors():
+            self._database.execute(
+                f"INSERT INTO jobs ({', '.join(_COLUMNS)}) VALUES ({marks})",
+                tuple(asdict(record).values()),
+            )
+
+    def update(self, record: JobRecord) -> None:
+        """Keep what is known now."""
+        names = ", ".join(f"{name} = ?" for name in _COLUMNS)
+        with _storage_errors():
+            self._database.execute(
+                f"UPDATE jobs SET {names} WHERE id = ?", (*asdict(record).values(), record.id)
+            )
+
+    def finish(self, record: JobRecord, result: list[Any] | None) -> None:
+        """Keep the end of a job: first the answer, then the row that says it is there."""
+        if result is not None:
+            _write(self._path(record.id, "result"), result)
+        self.update(record)
+        self._remove(record.id, "request")
+
+    def get(self, job_id: str) -> JobRecord | None:
+        """A job by its id."""
+        return next(self._select("WHERE id = ?", job_id), None)
+
+    def with_key(self, component: str, endpoint: str, key: str) -> JobRecord | None:
+        """A job by its idempotency key."""
+        where = "WHERE component = ? AND endpoint = ? AND idempotency_key = ?"
+        return next(self._select(where, component, endpoint, key), None)
+
+    def newest(self, state: str | None, limit: int) -> list[JobRecord]:
+        """The last jobs that were taken on, newest first."""
+        where = "" if state is None else "WHERE state = ?"
+        arguments = () if state is None else (state,)
+        return list(self._select(f"{where} ORDER BY number DESC LIMIT ?", *arguments, limit))
+
+    def counts(self) -> dict[str, int]:
+        """How many jobs are in each state."""
+        with _storage_errors():
+            found = self._database.execute("SELECT state, COUNT(*) FROM jobs GROUP BY state")
+            return dict.fromkeys(STATES, 0) | dict(found.fetchall())
+
+    def recover(self) -> list[JobRecord]:
+        """The jobs that still have to run, oldest first.
+
+        A job that was running when the last server ended may have had effects: it is not run again, but
+        reported as failed.
+        """
+        with _storage_errors():
+            self._database.execute(
+                "UPDATE jobs SET state = 'failed', finished_at = ?, error_code = 'server_stopped', "
+                "error_message = ? WHERE state = 'running'",
+                (
+                    time.time(),
+                    "The server ended while this job was running. It is not run again unasked, because "
+                    "it may have had effects; submit it again if that is safe.",
+                ),
+            )
+        return list(self._select("WHERE state = 'queued' ORDER BY number"))
+
+    def body(self, job_id: str) -> bytes:
+        """The request of a job that is not over."""
+        with _storage_errors():
+            return self._path(job_id, "request").read_bytes()
+
+    def result(self, job_id: str) -> bytes | None:
+        """The stored answer; `None` when it is gone."""
+        with _storage_errors(), contextlib.suppress(FileNotFoundError):
+            return self._path(job_id, "result").read_bytes()
+        return None
+
+    def log_path(self, job_id: str) -> Path:
+        """Where the output of a job is."""
+        return self._path(job_id, "log")
+
+    def sweep(self) -> None:
+        """Drop results past their time, the oldest beyond the bound, and jobs nobody will ask for."""
+        now = time.time()
+        self._drop_results("finished_at < ?", now - self._retention_s)
+        excess = "SELECT number FROM (SELECT number, SUM(result_bytes) OVER (ORDER BY number DESC) AS total "
+        excess += "FROM jobs WHERE result_bytes IS NOT NULL) WHERE total > ?"
+        self._drop_results(f"number IN ({excess})", self._max_bytes)
+        with _storage_errors():
+            self._database.execute(
+                "DELETE FROM jobs WHERE finished_at < ?",
+                (now - _RECORD_FACTOR * self._retention_s,),
+            )
+
+    def _drop_results(self, where: str, argument: float) -> None:
+        expired = list(
+            self._select(f"WHERE state IN ('succeeded', 'failed') AND {where}", argument)
+        )
+        for record in expired:
+            self._remove(record.id, "result")
+            self._remove(record.id, "log")
+        with _storage_errors():
+            self._database.executemany(
+                "UPDATE jobs SET result_bytes = NULL WHERE id = ?", [(r.id,) for r in expired]
+            )
+
+    def _select(self, rest: str, *arguments: Any) -> Any:
+        with _storage_errors():
+            rows = self._database.execute(
+                f"SELECT {', '.join(_COLUMNS)} FROM jobs {rest}", arguments
+            ).fetchall()
+        return (JobRecord(**dict(zip(_COLUMNS, row, strict=True))) for row in rows)
+
+    def _path(self, job_id: str, kind: str) -> Path:
+        return self.folder / f"{job_id}.{kind}"
+
+    def _remove(self, job_id: str, kind: str) -> None:
+        with contextlib.suppress(OSError):
+            self._path(job_id, kind).unlink()
+
+
+def _locked(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise DefinitionError(
+            f"Another server keeps its jobs in {path.parent}; give this one a folder of its own.",
+            code="jobs_folder_in_use",
+        ) from None
+    return descriptor
+
+
+def _write(path: Path, pieces: list[Any]) -> None:
+    """Write a file so that it is there completely, and for good, or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with open(partial, "wb") as file:
+            file.writelines(pieces)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise StorageError(f"A job cannot be kept: {error.strerror}.") from error
+
+
+@contextlib.contextmanager
+def _storage_errors() -> Any:
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (OSError, sqlite3.Error) as error:
+        raise StorageError(f"The jobs cannot be read or written: {error}.") from error
