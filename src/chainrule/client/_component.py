@@ -27,9 +27,9 @@ __all__ = ["Component"]
 class Component:
     """A component: in this process, in a process of its own, behind a URL, or a pool of replicas.
 
-    Made by `from_api`, `from_source`, `from_url` or `from_cluster`. Inputs and results are plain trees,
-    nested dicts and lists of NumPy arrays and JSON values, and errors are the same exceptions, whatever the
-    transport.
+    Made by `from_api`, `from_source`, `from_url`, `from_image` or `from_cluster`. Inputs and results are
+    plain trees, nested dicts and lists of NumPy arrays and JSON values, and errors are the same exceptions,
+    whatever the transport.
 
     Args:
         transport: the way to the component.
@@ -170,6 +170,71 @@ class Component:
         """
         options = {"address": address, "startup_timeout": startup_timeout}
         return cls(transport_of("cluster", name, **options))
+
+    @classmethod
+    def from_image(
+        cls,
+        image: str,
+        *,
+        gpus: str | Sequence[str | int] | None = None,
+        memory: str | None = None,
+        volumes: Mapping[str | Path, str] | Sequence[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        network: str | None = None,
+        user: str | None = None,
+        input_path: str | Path | None = None,
+        output_path: str | Path | None = None,
+        workers: int = 1,
+        reuse: bool = False,
+        engine: str | None = None,
+        extra: Sequence[str] = (),
+        startup_timeout: float = 120.0,
+        timeout: float | None = None,
+    ) -> Self:
+        """A component in a container, on a free port of loopback; gone with this object or this process.
+
+        Args:
+            image: built by `chainrule build` or by tesseract-core.
+            gpus: `"all"`, or numbers or names of NVIDIA devices.
+            memory: the most it may use, such as `"2g"`.
+            volumes: `{folder here: folder there}`, or `"here:there[:ro|rw]"`s; read-only unless `:rw` is
+                added.
+            env: variables.
+            network: a network of the engine, or `"host"`.
+            user: `uid[:gid]` to run as.
+            input_path: folder here that callers may name files in.
+            output_path: folder here for files of runs; the container then runs as the calling user.
+            workers: processes that answer calls.
+            reuse: use a container of this image that was left running, or leave this one running.
+            engine: `podman` or `docker`; the first one that is installed when not given.
+            extra: further arguments of the engine's `run`.
+            startup_timeout: seconds that the container may take to answer.
+            timeout: seconds that any one wait may last; `None` waits forever.
+
+        Raises:
+            CapabilityError: there is no engine, or no such image.
+            TransportError: the container did not start; the message has its log.
+        """
+        return cls(
+            transport_of(
+                "image",
+                image,
+                gpus=gpus,
+                memory=memory,
+                volumes=volumes,
+                env=env or {},
+                network=network,
+                user=user,
+                input_path=input_path,
+                output_path=output_path,
+                workers=workers,
+                extra=extra,
+                reuse=reuse,
+                engine=engine,
+                startup_timeout=startup_timeout,
+                timeout=timeout,
+            )
+        )
 
     # What it is
 

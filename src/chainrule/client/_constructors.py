@@ -16,6 +16,7 @@ __all__ = ["transport_of"]
 
 _HOMES = {
     "cluster": "chainrule.deploy.ray:attach",
+    "image": "chainrule.deploy.images:open_image",
 }
 
 

@@ -1,0 +1,55 @@
+"""Images of components: build one from a folder, start one, and look after those that run.
+
+plan_build, write_context    what an image will be, and the files it is built from; needs no engine
+build_image                  build it with podman or docker, unless it is there already
+start_container              run it on a free port of loopback
+list_images                  images here that have a component
+list_containers              containers that were started from them
+stop_container               stop and remove one
+
+`Component.from_image` is the handle that most people want.
+"""
+
+from chainrule.deploy.images._apptainer import apptainer_definition
+from chainrule.deploy.images._build import BuiltImage, build_image
+from chainrule.deploy.images._container import (
+    Container,
+    ContainerFacts,
+    list_containers,
+    start_container,
+    stop_container,
+)
+from chainrule.deploy.images._containerfile import containerfile
+from chainrule.deploy.images._context import context_hash, write_context
+from chainrule.deploy.images._engine import Engine, find_engine
+from chainrule.deploy.images._image import ComponentImage, list_images
+from chainrule.deploy.images._open import ImageTransport, open_image
+from chainrule.deploy.images._options import RunOptions
+from chainrule.deploy.images._plan import BuildPlan, plan_build
+from chainrule.deploy.images._settings import Credential, ImageSettings, read_settings
+
+__all__ = [
+    "BuildPlan",
+    "BuiltImage",
+    "ComponentImage",
+    "Container",
+    "ContainerFacts",
+    "Credential",
+    "Engine",
+    "ImageSettings",
+    "ImageTransport",
+    "RunOptions",
+    "apptainer_definition",
+    "build_image",
+    "containerfile",
+    "context_hash",
+    "find_engine",
+    "list_containers",
+    "list_images",
+    "open_image",
+    "plan_build",
+    "read_settings",
+    "start_container",
+    "stop_container",
+    "write_context",
+]

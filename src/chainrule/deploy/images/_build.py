@@ -1,0 +1,182 @@
+"""`build_image`: from a plan to an image with tags, unless that very image is there already."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chainrule._errors import DefinitionError, InputError, TransportError
+from chainrule.deploy.images._containerfile import quoted
+from chainrule.deploy.images._context import context_hash, write_context
+from chainrule.deploy.images._engine import Engine, find_engine
+from chainrule.deploy.images._plan import BuildPlan
+
+__all__ = ["BuiltImage", "build_image"]
+
+_FAILED = re.compile(r"chainrule-build-failed: (.+)")
+_SHOWN = 25
+_ADVICE = {
+    "requirements": "The requirements cannot be installed",
+    "component": "The component cannot be loaded in its image",
+    "regression tests": "A regression test fails in the image",
+    "gradient check": "The gradient check fails in the image",
+}
+
+
+@dataclass(frozen=True)
+class BuiltImage:
+    """An image.
+
+    Attributes:
+        tags: its names; the first one names the content and never moves.
+        was_built: whether it had to be built; otherwise it was there.
+        labels: what it says of itself.
+    """
+
+    tags: tuple[str, ...]
+    was_built: bool
+    labels: Mapping[str, str]
+
+
+def build_image(
+    plan: BuildPlan,
+    *,
+    tags: Sequence[str] = (),
+    engine: Engine | None = None,
+    context: Path | None = None,
+    secrets: Sequence[str] = (),
+    push: bool = False,
+    on_line: Callable[[str], Any] = lambda line: None,
+) -> BuiltImage:
+    """Build the image of a component, unless one with the same content is there.
+
+    Args:
+        plan: made by `plan_build`.
+        tags: `name`, `name:tag` or `registry/name:tag`, or a bare tag (which starts with a colon);
+            the component's version and `latest` when none is given.
+        engine: made by `find_engine`.
+        context: folder to write the build files into and to leave there; a temporary one by default.
+        secrets: as the engine's `--secret` takes them, such as `id=token,src=token.txt`.
+        push: send the image to the registry that its tags name.
+        on_line: called with every line that the engine writes.
+
+    Raises:
+        DefinitionError: the build failed (`build_failed`); `details["step"]` says where.
+        InputError: a tag or a secret is malformed, or a secret is missing.
+    """
+    engine = engine or find_engine()
+    _check_secrets(plan, secrets)
+    with tempfile.TemporaryDirectory(prefix="chainrule-build-") as scratch:
+        folder = write_context(plan, context or Path(scratch) / "context")
+        digest = context_hash(folder)[:12]
+        names = _names(plan, tags, digest)
+        was_built = not engine.succeeds("image", "inspect", names[0])
+        if was_built:
+            _build(engine, plan, folder, names[0], secrets, on_line)
+            _add_facts(engine, names[0], digest, Path(scratch))
+    for name in names[1:]:
+        engine.ask("tag", names[0], name)
+    if push:
+        for name in names:
+            _stream(engine, ["push", name], on_line, f"{name} cannot be pushed")
+    return BuiltImage(names, was_built, engine.inspect("image", names[0])["Config"]["Labels"])
+
+
+def _names(plan: BuildPlan, tags: Sequence[str], digest: str) -> tuple[str, ...]:
+    """Full names, the one with the hash first."""
+    given = [f"{plan.settings.name}{tag}" if tag.startswith(":") else tag for tag in tags]
+    for tag in given:
+        if not re.fullmatch(r"[a-z0-9][a-z0-9._/:-]*?(:[\w][\w.-]{0,127})?", tag):
+            raise InputError(
+                f"{tag!r} cannot name an image; expected name:tag or registry/name:tag.",
+                code="bad_tag",
+            )
+    repository = re.sub(r":[^:/]*$", "", given[0]) if given else plan.settings.name
+    if not given:
+        version = plan.settings.version
+        given = [f"{repository}:latest"]
+        given += [] if version == "unknown" else [f"{repository}:{version}"]
+    return (f"{repository}:{digest}", *given)
+
+
+def _check_secrets(plan: BuildPlan, secrets: Sequence[str]) -> None:
+    parsed = [dict(part.partition("=")[::2] for part in secret.split(",")) for secret in secrets]
+    if not all("id" in secret and secret.keys() & {"src", "env"} for secret in parsed):
+        raise InputError(
+            "A secret is given as id=NAME,src=FILE or id=NAME,env=VARIABLE.", code="bad_option"
+        )
+    missing = set(plan.settings.all_secrets) - {secret["id"] for secret in parsed}
+    if missing:
+        name = min(missing)
+        raise InputError(
+            f"The build needs the secret {name!r}. Pass --secret id={name},src=FILE or "
+            f"--secret id={name},env=VARIABLE.",
+            code="secret_missing",
+        )
+
+
+def _build(
+    engine: Engine,
+    plan: BuildPlan,
+    folder: Path,
+    name: str,
+    secrets: Sequence[str],
+    on_line: Callable[[str], Any],
+) -> None:
+    command = ["build", "--tag", f"{name}-unfinished", "--file", str(folder / "Containerfile")]
+    # Health checks are no part of OCI's own format; the time of the build is no part of the content.
+    command += ["--format", "docker", "--timestamp", "0"] if engine.kind == "podman" else []
+    command += ["--platform", plan.settings.platform] if plan.settings.platform else []
+    for secret in secrets:
+        command += ["--secret", secret]
+    _stream(engine, [*command, *engine.build_args, str(folder)], on_line, "The build failed")
+
+
+def _stream(
+    engine: Engine, arguments: Sequence[str], on_line: Callable[[str], Any], problem: str
+) -> None:
+    code, tail = engine.stream(arguments, on_line)
+    if code == 0:
+        return
+    step = next((m[1] for line in reversed(tail) if (m := _FAILED.search(line))), None)
+    shown = "\n".join(tail[-_SHOWN:])
+    raise DefinitionError(
+        f"{_ADVICE.get(step or '', problem)}. The engine's last words:\n{shown}",
+        code="build_failed",
+        details={"step": step, "exit_code": code},
+    )
+
+
+def _add_facts(engine: Engine, name: str, digest: str, scratch: Path) -> None:
+    """Label the image with what the component said when it was loaded inside, and give it its name."""
+    unfinished = f"{name}-unfinished"
+    facts = json.loads(
+        engine.ask(
+            "run", "--rm", "--network", "none", "--entrypoint", "cat", unfinished,
+            "/opt/chainrule/facts.json",
+        )
+    )  # fmt: skip
+    labels = {"chainrule.context-hash": digest}
+    if "schema_hash" in facts:
+        labels["chainrule.schema-hash"] = facts["schema_hash"]
+        labels["chainrule.content-hash"] = facts["content_hash"]
+        labels["chainrule.endpoints"] = ",".join(facts["endpoints"])
+        labels["org.opencontainers.image.version"] = facts["version"]
+    folder = scratch / "labels"
+    folder.mkdir()
+    lines = [f"FROM {unfinished}", *(f"LABEL {key}={quoted(v)}" for key, v in labels.items())]
+    (folder / "Containerfile").write_text("\n".join(lines) + "\n")
+    form = ["--format", "docker"] if engine.kind == "podman" else []
+    command = ["build", "--tag", name, "--file", str(folder / "Containerfile"), *form]
+    try:
+        engine.ask(*command, *engine.build_args, str(folder))
+    except TransportError as error:
+        raise DefinitionError(
+            f"The image cannot be labelled: {error.message}", code="build_failed"
+        ) from error
+    engine.ask("rmi", unfinished)

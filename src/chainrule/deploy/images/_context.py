@@ -1,0 +1,88 @@
+"""The build context: a folder with everything that an image is made from, and its hash.
+
+Containerfile, component.def    the recipe for podman and docker, and for Apptainer
+scripts/                        what both recipes run
+chainrule-….whl                 this very Chainrule
+requirements.txt, …             packages of the component, local ones included
+component/                      the component's folder, without hidden files and caches
+package_data/                   what it wants elsewhere in the image
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from chainrule._errors import StorageError
+from chainrule.deploy.images._apptainer import apptainer_definition
+from chainrule.deploy.images._containerfile import containerfile
+from chainrule.deploy.images._plan import BuildPlan
+from chainrule.deploy.images._wheel import write_wheel
+from chainrule.runtime._component._hashing import hash_parts
+
+__all__ = ["context_hash", "write_context"]
+
+_SCRIPTS = Path(__file__).parent / "_scripts"
+# Hidden files are tools' and people's own (.git, .venv, .env with passwords): never part of an image.
+_LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*.pyc")
+
+
+def write_context(plan: BuildPlan, folder: Path) -> Path:
+    """Write the build context of a plan into a folder, which is made and has to be empty.
+
+    Raises:
+        StorageError: it is not empty, or cannot be written (`folder_not_empty`, `storage_failed`).
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise StorageError(
+                f"{folder} is not empty; name another folder for the build files.",
+                code="folder_not_empty",
+            )
+        _write(plan, folder)
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        raise StorageError(f"Cannot write the build files: {error}.") from error
+    return folder
+
+
+def _write(plan: BuildPlan, folder: Path) -> None:
+    shutil.copytree(_SCRIPTS, folder / "scripts", ignore=_LEFT_OUT)
+    shutil.copytree(plan.folder, folder / "component", ignore=_LEFT_OUT)
+    for number, (source, _) in enumerate(plan.package_data):
+        target = folder / "package_data" / str(number)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=_LEFT_OUT)
+        else:
+            target.parent.mkdir(exist_ok=True)
+            shutil.copy2(source, target)
+    plan.requirements.write(folder)
+    write_wheel(folder)
+    credentials = plan.settings.credentials
+    lines = [f"{c.host} {c.username} {c.secret_id}\n" for c in credentials]
+    (folder / "credentials").write_text("".join(lines))
+    (folder / "Containerfile").write_text(containerfile(plan), encoding="utf-8")
+    (folder / "component.def").write_text(apptainer_definition(plan), encoding="utf-8")
+    _normalise(folder)
+
+
+def _normalise(folder: Path) -> None:
+    """Let everybody read: in the image another user does, and permissions are part of what is built."""
+    for path in folder.rglob("*"):
+        is_open = path.is_dir() or path.stat().st_mode & 0o100
+        path.chmod(0o755 if is_open else 0o644)
+
+
+def context_hash(folder: Path) -> str:
+    """A hash over names, permissions and contents; equal contexts give the same image name."""
+    return hash_parts(_parts(folder))
+
+
+def _parts(folder: Path) -> Iterator[tuple[str, bytes]]:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            mode = path.stat().st_mode & 0o777
+            yield f"{path.relative_to(folder).as_posix()} {mode:o}", path.read_bytes()

@@ -1,0 +1,189 @@
+"""What will be built: settings, files and commands, decided once for every kind of image.
+
+A Containerfile and an Apptainer definition are two spellings of the same plan.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+
+from chainrule._errors import DefinitionError, InputError
+from chainrule.deploy.images._requirements import Requirements, read_requirements
+from chainrule.deploy.images._settings import ImageSettings, read_settings
+
+__all__ = ["TOKEN_FILE", "BuildPlan", "plan_build"]
+
+_MODULES = ("tesseract_api.py", "component.py", "component.yaml")
+TOKEN_FILE = "/run/chainrule/token"
+"""Where a container finds the token that its callers must send."""
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """Everything that determines an image.
+
+    Attributes:
+        folder: of the component.
+        entry: the component's file in it, with `:name` where a file has several.
+        settings: of the image.
+        requirements: packages to install.
+    """
+
+    folder: Path
+    entry: str
+    settings: ImageSettings
+    requirements: Requirements
+
+    @property
+    def wheel(self) -> str:
+        """File name of the wheel of Chainrule."""
+        return f"chainrule-{version('chainrule')}-py3-none-any.whl"
+
+    @property
+    def place(self) -> str:
+        """The component in the image."""
+        return f"/component/{self.entry}"
+
+    @cached_property
+    def package_data(self) -> tuple[tuple[Path, str], ...]:
+        """Sources on this machine, and places in the image.
+
+        Raises:
+            DefinitionError: a source is missing, or two have the same place (`bad_project_file`).
+        """
+        pairs = [(self.folder / src, dst) for src, dst in self.settings.package_data]
+        missing = [src for src, _ in pairs if not src.exists()]
+        if missing:
+            raise DefinitionError(
+                f"package_data names {missing[0]}, which does not exist.", code="bad_project_file"
+            )
+        if len({dst for _, dst in pairs}) < len(pairs):
+            raise DefinitionError(
+                "package_data names one place in the image twice.", code="bad_project_file"
+            )
+        return tuple(pairs)
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables of the image."""
+        settings = self.settings
+        devices = {
+            "NVIDIA_VISIBLE_DEVICES": "all",
+            "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+        }
+        return {
+            "PATH": "/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": "/home/component",
+            "USER": "component",
+            "LOGNAME": "component",
+            "PYTHONUNBUFFERED": "1",
+            **(devices if settings.gpu else {}),
+            **settings.env,
+        }
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """What the image says of itself; facts that only a loaded component knows are added later."""
+        settings = self.settings
+        return {
+            "org.opencontainers.image.title": settings.name,
+            "org.opencontainers.image.version": settings.version,
+            "org.opencontainers.image.description": settings.description,
+            "chainrule.component": settings.name,
+            "chainrule.version": version("chainrule"),
+            "chainrule.gpu": json.dumps(settings.gpu),
+            "chainrule.sbom": "/opt/chainrule/sbom.cdx.json",
+            "chainrule.metadata": json.dumps(dict(settings.metadata), sort_keys=True),
+        }
+
+    def install_command(self, build_folder: str) -> list[str]:
+        """What installs the Python packages, given where the build files are."""
+        settings = self.settings
+        extras = ",".join(dict.fromkeys(["serve", *settings.extras]))
+        chainrule = f"chainrule[{extras}] @ file://{build_folder}/{self.wheel}"
+        inherit = "--inherit" if settings.inherit_packages else ""
+        script = f"{build_folder}/install.sh"
+        return [
+            "sh",
+            script,
+            chainrule,
+            self.requirements.name,
+            settings.python or "",
+            inherit,
+        ]
+
+    def finish_command(self) -> list[str]:
+        """The last step: the bill of materials, and the checks that were asked for."""
+        settings = self.settings
+        command = ["/opt/venv/bin/python", "-m", "chainrule.deploy.images._inside", self.place]
+        command += ["--check"] if settings.check else []
+        command += ["--run-tests"] if settings.run_tests else []
+        if settings.check_gradients is not None:
+            command += ["--check-gradients", f"/component/{settings.check_gradients}"]
+        return command
+
+    def health_command(self) -> list[str]:
+        """What tells whether the server in a container is well."""
+        return ["/opt/venv/bin/python", "-I", "/opt/chainrule/healthcheck.py"]
+
+    def serve_command(self) -> list[str]:
+        """What a container does by default; without a token it refuses to start."""
+        # Inside a container loopback is the container's own: a server there could not be reached.
+        where = ["--host", "0.0.0.0", "--port", "8000", "--token-file", TOKEN_FILE]
+        folders = ["--input-path", "/input", "--output-path", "/output"]
+        return ["serve", self.place, *where, *folders]
+
+
+def plan_build(source: str | Path, **overrides: object) -> BuildPlan:
+    """What the image of a component will be.
+
+    Args:
+        source: the component's folder, its file, or `file.py:name`.
+        **overrides: fields of `ImageSettings` that win over the folder's own; `None` leaves them.
+
+    Raises:
+        InputError: there is no component (`component_missing`).
+        DefinitionError: its settings or its requirements are malformed.
+    """
+    text = str(source)
+    file, _, attribute = text.rpartition(":") if ".py:" in text else (text, "", "")
+    path = Path(file)
+    if path.is_dir():
+        folder, entry = path, next((name for name in _MODULES if (path / name).is_file()), None)
+    else:
+        folder, entry = path.parent, path.name if path.is_file() else None
+    if entry is None:
+        raise InputError(
+            f"There is no component at {text!r}: expected a folder with one of {', '.join(_MODULES)}, or "
+            "a file. `chainrule init` starts one.",
+            code="component_missing",
+        )
+    settings = read_settings(folder, **overrides)
+    _check_files(folder, settings)
+    requirements = read_requirements(folder, settings.requirements)
+    entry = f"{entry}:{attribute}" if attribute else entry
+    return BuildPlan(folder, entry, settings, _with_cuda(requirements, settings))
+
+
+def _check_files(folder: Path, settings: ImageSettings) -> None:
+    payload = settings.check_gradients
+    if payload is not None and not (folder / payload).is_file():
+        raise InputError(
+            f"The payload for the gradient check, {folder / payload}, does not exist; it has to lie in "
+            "the component's folder.",
+            code="payload_missing",
+        )
+
+
+def _with_cuda(requirements: Requirements, settings: ImageSettings) -> Requirements:
+    """JAX finds an NVIDIA device by a plugin that is a package of its own."""
+    needs_jax = "jax" in settings.extras or "jax" in requirements.text
+    if not (settings.gpu and needs_jax) or requirements.is_lock:
+        return requirements
+    text = f"{requirements.text}jax[cuda12]\n"
+    return Requirements(requirements.name, text, requirements.local)

@@ -1,0 +1,124 @@
+"""Which packages a component needs, whatever kind of file says so.
+
+requirements.txt, tesseract_requirements.txt    pip's format; local paths are copied along
+pylock.toml, pylock.<name>.toml                 PEP 751: exact versions and hashes
+pyproject.toml                                  `project.dependencies`
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from chainrule._errors import DefinitionError
+
+__all__ = ["Requirements", "read_requirements"]
+
+_USUAL = ("pylock.toml", "requirements.txt", "tesseract_requirements.txt", "pyproject.toml")
+_LOCAL = re.compile(r"(?P<path>(?:\.|/|file://)[^\s\[;#]*)(?P<rest>.*)")
+_IGNORED = shutil.ignore_patterns(
+    "__pycache__", ".git", ".venv", ".chainrule-venv", ".tesseract-venv"
+)
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """Packages to install.
+
+    Attributes:
+        name: file name in the build context; `requirements.txt`, or that of a lock file.
+        text: its content.
+        local: name in `local_requirements/` → the folder or file to copy there.
+    """
+
+    name: str
+    text: str
+    local: dict[str, Path]
+
+    @property
+    def is_lock(self) -> bool:
+        """Whether the file is a lock file, which is installed without resolving anything."""
+        return self.name.endswith(".toml")
+
+    def write(self, folder: Path) -> None:
+        """Write the file and what it refers to into a build context."""
+        (folder / self.name).write_text(self.text, encoding="utf-8")
+        target = folder / "local_requirements"
+        target.mkdir()
+        for name, source in self.local.items():
+            if source.is_dir():
+                shutil.copytree(source, target / name, ignore=_IGNORED)
+            else:
+                shutil.copy2(source, target / name)
+
+
+def read_requirements(folder: Path, name: str | None) -> Requirements:
+    """The packages that the component in a folder needs.
+
+    Args:
+        folder: of the component.
+        name: of the file there; the first of the usual names when not given. The peer's default file may
+            be absent.
+
+    Raises:
+        DefinitionError: a file is missing or is not what its name says (`bad_requirements`).
+    """
+    wanted = [name] if name is not None else list(_USUAL)
+    file = next((folder / each for each in wanted if (folder / each).is_file()), None)
+    if file is None:
+        if name is not None and name != "tesseract_requirements.txt":
+            raise _bad(folder / name, "does not exist")
+        return Requirements("requirements.txt", "", {})
+    if file.name == "pyproject.toml":
+        return Requirements("requirements.txt", _from_project(file), {})
+    if re.fullmatch(r"pylock(\.[^.]+)?\.toml", file.name):
+        return Requirements(file.name, _checked_lock(file), {})
+    return _from_lines(file)
+
+
+def _from_lines(file: Path) -> Requirements:
+    local: dict[str, Path] = {}
+    lines = [_staged(line, file, local) for line in file.read_text(encoding="utf-8").splitlines()]
+    return Requirements("requirements.txt", "".join(f"{line}\n" for line in lines), local)
+
+
+def _staged(line: str, file: Path, local: dict[str, Path]) -> str:
+    """The line, or for a local path the line that names its copy."""
+    match = _LOCAL.fullmatch(line.strip())
+    if match is None:
+        return line
+    source = (file.parent / match["path"].removeprefix("file://")).resolve()
+    if not source.exists():
+        raise _bad(file, f"names {match['path']}, which does not exist")
+    name, count = source.name, 1
+    while local.get(name, source) != source:
+        name, count = f"{source.stem}_{count}{source.suffix}", count + 1
+    local[name] = source
+    return f"./local_requirements/{name}{match['rest']}"
+
+
+def _from_project(file: Path) -> str:
+    project = _read_toml(file).get("project", {})
+    if "dependencies" in project.get("dynamic", ()):
+        raise _bad(file, "has dynamic dependencies; list them in a requirements.txt")
+    return "".join(f"{line}\n" for line in project.get("dependencies", ()))
+
+
+def _checked_lock(file: Path) -> str:
+    if "lock-version" not in _read_toml(file):
+        raise _bad(file, "has no lock-version, so it is not a lock file of PEP 751")
+    return file.read_text(encoding="utf-8")
+
+
+def _read_toml(file: Path) -> dict[str, object] | dict[str, dict[str, list[str]]]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise _bad(file, f"is not TOML: {error}") from error
+
+
+def _bad(file: Path, reason: str) -> DefinitionError:
+    return DefinitionError(f"{file} {reason}.", code="bad_requirements")

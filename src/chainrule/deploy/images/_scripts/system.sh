@@ -1,0 +1,20 @@
+#!/bin/sh
+# System packages, and Python where the base image has none. Arguments: names of packages.
+set -eu
+trap '[ $? -eq 0 ] || echo "chainrule-build-failed: system packages"' EXIT
+
+python3 -c 'import ensurepip' 2>/dev/null || set -- "$@" python3 python3-venv
+if [ $# -gt 0 ]; then
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq
+    apt-get install -y -qq --no-install-recommends "$@"
+    rm -rf /var/lib/apt/lists/*
+fi
+
+# The component runs as this user; any other one can be given at run time, so its home is open to all.
+mkdir -p /component /input /output /home/component /opt/chainrule /opt/python
+getent group 10001 >/dev/null || groupadd --gid 10001 component
+getent passwd 10001 >/dev/null \
+    || useradd --uid 10001 --gid 10001 --home-dir /home/component --shell /usr/sbin/nologin component
+chown 10001:10001 /opt/chainrule
+chmod 1777 /output /home/component

@@ -1,0 +1,273 @@
+"""What a component's folder says about its image: `component.yaml`, or the peer's `tesseract_config.yaml`.
+
+Both are read into one frozen `ImageSettings`; nothing below this file knows which of the two it was.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from chainrule._errors import DefinitionError, InputError
+
+__all__ = ["Credential", "ImageSettings", "read_settings"]
+
+_NAME = re.compile(r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# What goes into a netrc file or a shell word unquoted has to be one word.
+_WORD = r"^[A-Za-z0-9._@+-]+$"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Credential(_Strict):
+    """A login for a package index or a Git host; the password is a build secret.
+
+    Attributes:
+        host: name of the host.
+        secret_id: which secret of the build is the password.
+        username: who logs in.
+    """
+
+    host: str = Field(pattern=_WORD)
+    secret_id: str = Field(pattern=_WORD)
+    username: str = Field(default="__token__", pattern=_WORD)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSettings:
+    """How the image of one component is made.
+
+    Attributes:
+        name: of the image.
+        version: of the component; a tag of the image unless `unknown`.
+        description: one line for people.
+        base: the image to build upon; Debian or Ubuntu, with or without Python.
+        python: version of the interpreter, such as `3.12`; the base's own when not given.
+        requirements: file in the component's folder; the first of the usual names when not given.
+        extras: extras of Chainrule that the component needs, such as `jax`.
+        apt: system packages.
+        package_data: pairs of a source, relative to the component's folder, and a place in the image.
+        env: variables of the image.
+        build_env: variables while packages are installed, gone in the image.
+        steps: further lines of the Containerfile, run as root in `/component`.
+        secrets: names of build secrets that the installation needs.
+        credentials: logins made from such secrets.
+        inherit_packages: use Python packages of the base image too.
+        platform: of the image, such as `linux/arm64`; this machine's when not given.
+        gpu: install CUDA for JAX, and ask for NVIDIA devices at run time.
+        check: load the component as the last step of the build.
+        run_tests: run its regression files then.
+        check_gradients: check its gradients then, at the payload in this file.
+        metadata: anything, kept as a label.
+        is_peer: the folder is written for tesseract-core.
+    """
+
+    name: str
+    version: str = "unknown"
+    description: str = ""
+    base: str | None = None
+    python: str | None = None
+    requirements: str | None = None
+    extras: tuple[str, ...] = ()
+    apt: tuple[str, ...] = ()
+    package_data: tuple[tuple[str, str], ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    build_env: Mapping[str, str] = field(default_factory=dict)
+    steps: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    credentials: tuple[Credential, ...] = ()
+    inherit_packages: bool = False
+    platform: str | None = None
+    gpu: bool = False
+    check: bool = True
+    run_tests: bool = False
+    check_gradients: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    is_peer: bool = False
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise InputError(
+                f"{self.name!r} cannot be the name of an image: use lower-case letters and digits, with "
+                "single '.', '_' or '-' between them. Set `name` in component.yaml.",
+                code="bad_name",
+            )
+        if self.python is not None and not re.fullmatch(r"3\.\d+(\.\d+)?", self.python):
+            raise InputError(
+                f"Expected a version of Python such as 3.12; found {self.python!r}.",
+                code="bad_option",
+            )
+        for variable in (*self.env, *self.build_env):
+            if not _VARIABLE.fullmatch(variable):
+                raise InputError(
+                    f"{variable!r} cannot be the name of a variable.", code="bad_option"
+                )
+
+    @property
+    def base_image(self) -> str:
+        """The image to build upon, by default the slim official one of the wanted Python."""
+        return self.base or f"docker.io/library/python:{self.python or '3.12'}-slim-bookworm"
+
+    @property
+    def all_secrets(self) -> tuple[str, ...]:
+        """Every secret that the installation is given."""
+        return tuple(dict.fromkeys([*self.secrets, *(c.secret_id for c in self.credentials)]))
+
+
+class _Build(_Strict):
+    """The section `build` of `component.yaml`."""
+
+    base: str | None = None
+    python: str | None = None
+    requirements: str | None = None
+    extras: tuple[str, ...] = ()
+    apt: tuple[str, ...] = ()
+    package_data: tuple[tuple[str, str], ...] = ()
+    env: dict[str, str] = {}
+    build_env: dict[str, str] = {}
+    steps: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    credentials: tuple[Credential, ...] = ()
+    inherit_packages: bool = False
+    platform: str | None = None
+    gpu: bool = False
+    check: bool = True
+    run_tests: bool = False
+    check_gradients: str | None = None
+    metadata: dict[str, Any] = {}
+
+    @field_validator("python", mode="before")
+    @classmethod
+    def _as_text(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, float) else value
+
+
+class _PeerRequirements(_Strict):
+    provider: Literal["uv-pip", "python-pip"] = "uv-pip"
+    python_version: str | None = None
+    requirements_file: str = "tesseract_requirements.txt"
+
+
+class _PeerBuild(_Strict):
+    """`build_config` of `tesseract_config.yaml`; `python_version` stood here until 1.11."""
+
+    base_image: str | None = None
+    target_platform: str = "native"
+    extra_packages: tuple[str, ...] = ()
+    package_data: tuple[tuple[str, str], ...] | None = None
+    custom_build_steps: tuple[str, ...] | None = None
+    inherit_base_image_packages: bool = False
+    skip_checks: bool = False
+    build_env: dict[str, str] = {}
+    host_credentials: tuple[Credential, ...] = ()
+    python_version: str | None = None
+    requirements: _PeerRequirements = _PeerRequirements()
+
+
+class _PeerConfig(_Strict):
+    name: str
+    version: str = "unknown"
+    description: str = ""
+    env: dict[str, str] = {}
+    metadata: dict[str, Any] = {}
+    build_config: _PeerBuild | None = None
+
+
+def read_settings(folder: Path, **overrides: Any) -> ImageSettings:
+    """The settings of the component in a folder.
+
+    Args:
+        folder: of the component.
+        **overrides: fields of `ImageSettings` that win over the file; `None` leaves them.
+
+    Raises:
+        DefinitionError: the file is malformed, or asks for conda (`bad_project_file`,
+            `conda_not_supported`).
+        InputError: a name or a version cannot be used.
+    """
+    own, peer = folder / "component.yaml", folder / "tesseract_config.yaml"
+    if own.is_file():
+        facts = _from_own_file(own)
+    elif peer.is_file():
+        facts = _from_peer_file(peer)
+    else:
+        facts = {}
+    facts.setdefault("name", folder.resolve().name.lower())
+    given = {name: value for name, value in overrides.items() if value is not None}
+    return ImageSettings(**facts | given)
+
+
+def _from_own_file(file: Path) -> dict[str, Any]:
+    content = _read_mapping(file)
+    build = _validate(_Build, content.get("build") or {}, file, "build.")
+    facts = {key: str(content[key]) for key in ("name", "version", "description") if key in content}
+    return facts | {name: getattr(build, name) for name in type(build).model_fields}
+
+
+def _from_peer_file(file: Path) -> dict[str, Any]:
+    content = _read_mapping(file)
+    _refuse_conda(content, file)
+    config = _validate(_PeerConfig, content, file)
+    build = config.build_config or _PeerBuild()
+    return {
+        "name": config.name,
+        "version": config.version,
+        "description": config.description,
+        "base": build.base_image,
+        "python": build.requirements.python_version or build.python_version,
+        "requirements": build.requirements.requirements_file,
+        "apt": build.extra_packages,
+        "package_data": build.package_data or (),
+        "env": config.env,
+        "build_env": build.build_env,
+        "steps": build.custom_build_steps or (),
+        "credentials": build.host_credentials,
+        "inherit_packages": build.inherit_base_image_packages,
+        "platform": None if build.target_platform == "native" else build.target_platform,
+        "check": not build.skip_checks,
+        "metadata": config.metadata,
+        "is_peer": True,
+    }
+
+
+def _refuse_conda(content: Mapping[str, Any], file: Path) -> None:
+    build = content.get("build_config")
+    requirements = build.get("requirements") if isinstance(build, dict) else None
+    if isinstance(requirements, dict) and requirements.get("provider") == "conda":
+        raise DefinitionError(
+            f"{file} asks for conda, which images of Chainrule do not have. List the packages in "
+            "tesseract_requirements.txt, or name a base image with conda and "
+            "`inherit_base_image_packages: true`.",
+            code="conda_not_supported",
+        )
+
+
+def _read_mapping(file: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise DefinitionError(f"{file} is not YAML: {error}.", code="bad_project_file") from error
+    if not isinstance(content, dict):
+        raise DefinitionError(f"{file} has to be a mapping.", code="bad_project_file")
+    return content
+
+
+def _validate(model: type[Any], content: Any, file: Path, prefix: str = "") -> Any:
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = prefix + ".".join(map(str, first["loc"]))
+        raise DefinitionError(
+            f"{file}: {place or 'the file'}: {first['msg']}.", code="bad_project_file"
+        ) from error
