@@ -1,6 +1,6 @@
 // Asking for derivatives: a gradient of one number, a change along a direction, or a whole Jacobian.
 
-import { decodeTree, formatNumber, fromFlat, isArray, sizeOf } from "./arrays.js";
+import { decodeTree, fromFlat, isArray, sizeOf } from "./arrays.js";
 import { button, h, newId, select } from "./dom.js";
 import { bars } from "./plots.js";
 import { showTree } from "./results.js";
@@ -59,11 +59,20 @@ export class Derivatives {
 
   #reduction() {
     const labels = this.outputs.map(([path, array]) => [path, `${path} [${array.shape.join(",")}]`]);
-    this.output = select(labels, null, { "aria-label": "output" });
+    const sync = () => {
+      this.reduction.hidden = !this.#chosenOutput().shape.length;
+      this.index.hidden = this.reduction.hidden || this.reduction.value !== "element";
+    };
+    this.output = select(labels, sync, { "aria-label": "output" });
     this.output.value = smallest(this.outputs);
-    this.reduction = select(REDUCTIONS, (kind) => { this.index.hidden = kind !== "element"; }, { "aria-label": "which number" });
-    this.index = h("input", { type: "text", class: "narrow", placeholder: "index, e.g. 0, 3", "aria-label": "index of the element", hidden: true });
+    this.reduction = select(REDUCTIONS, sync, { "aria-label": "which number" });
+    this.index = h("input", { type: "text", class: "narrow", placeholder: "index, e.g. 0, 3", "aria-label": "index of the element" });
+    sync();
     return h("div", { class: "field row" }, h("span", { class: "muted" }, "of"), this.reduction, this.output, this.index);
+  }
+
+  #chosenOutput() {
+    return this.outputs.find(([path]) => path === this.output.value)[1];
   }
 
   async run() {
@@ -86,8 +95,8 @@ export class Derivatives {
     const inputs = chosen(this.controls.lastChild);
     if (!inputs.length) throw new Error("Choose at least one input.");
     if (this.mode === "vector_jacobian_product") {
-      const [path, array] = this.outputs.find(([name]) => name === this.output.value);
-      return { vjp_inputs: inputs, vjp_outputs: [path], cotangent_vector: { [path]: this.#weights(array) } };
+      const path = this.output.value;
+      return { vjp_inputs: inputs, vjp_outputs: [path], cotangent_vector: { [path]: this.#weights(this.#chosenOutput()) } };
     }
     const outputs = chosen(this.controls.firstChild);
     if (!outputs.length) throw new Error("Choose at least one output.");
@@ -123,9 +132,9 @@ export class Derivatives {
       return { label: path, value: change };
     });
     entries.sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
-    const title = `change of ${this.reduction.value === "element" ? "the element" : this.reduction.value} of ${this.output.value} when an input grows by 1 %`;
-    const largest = entries[0] ? ` The strongest is ${entries[0].label}: ${formatNumber(entries[0].value)}.` : "";
-    return h("article", { class: "card" }, h("header", {}, h("h3", {}, "Sensitivities")), h("p", { class: "help" }, `${title}.${largest}`), bars(entries, { label: "sensitivities" }));
+    const number = this.reduction.hidden ? this.output.value : `${REDUCTIONS.find(([kind]) => kind === this.reduction.value)[1]} ${this.output.value}`;
+    const title = `How ${number} changes when an input grows by 1 %, strongest first.`;
+    return h("article", { class: "card" }, h("header", {}, h("h3", {}, "Sensitivities")), h("p", { class: "help" }, title), bars(entries, { label: "sensitivities" }));
   }
 }
 

@@ -75,12 +75,12 @@ class Field {
   }
 
   /** Label, control, help and a place for errors. */
-  frame(control, { type = "", tags = [], target = this.id } = {}) {
+  frame(control, { type = "", tags = [], target = this.id, isCompact = false } = {}) {
     this.body = control;
     const help = [this.node.description, limits(this.node)].filter(Boolean).join(" · ");
     this.element = h(
       "div",
-      { class: "field" },
+      { class: isCompact ? "field compact" : "field" },
       this.label && h("div", { class: "field-head" }, h("label", { for: target }, this.label), h("span", { class: "type" }, type), tags),
       control,
       help && h("p", { class: "help" }, help),
@@ -155,7 +155,7 @@ class ArrayField extends Field {
       facts.isDifferentiable && h("span", { class: "tag", title: "differentiable" }, "∂"),
       this.editor.isGuess && h("span", { class: "muted small" }, "no default: an example"),
     ].filter(Boolean);
-    this.frame(this.editor.element, { type: describeArray(facts), tags, target: this.editor.id });
+    this.frame(this.editor.element, { type: describeArray(facts), tags, target: this.editor.id, isCompact: facts.shape?.length === 0 });
   }
 
   read() {
@@ -174,7 +174,7 @@ class NumberField extends Field {
     const value = this.start ?? clamp(1, node);
     this.input = h("input", { id: this.id, type: "text", inputmode: isInteger ? "numeric" : "decimal", autocomplete: "off", value: String(value) });
     const units = node.units ?? node.unit;
-    this.frame(this.input, { type: node.type, tags: units ? [h("span", { class: "unit" }, units)] : [] });
+    this.frame(this.input, { type: node.type, tags: units ? [h("span", { class: "unit" }, units)] : [], isCompact: true });
   }
 
   read() {
@@ -193,7 +193,7 @@ class BooleanField extends Field {
   constructor(schema, node, label, start) {
     super(schema, node, label, start);
     this.input = h("input", { id: this.id, type: "checkbox", checked: Boolean(this.start) });
-    this.frame(this.input, { type: "yes / no" });
+    this.frame(this.input, { type: "yes / no", isCompact: true });
   }
 
   read() {
@@ -205,7 +205,7 @@ class TextField extends Field {
   constructor(schema, node, label, start) {
     super(schema, node, label, start);
     this.input = h("input", { id: this.id, type: "text", value: this.start ?? "" });
-    this.frame(this.input, { type: node.format ?? "text" });
+    this.frame(this.input, { type: node.format ?? "text", isCompact: true });
   }
 
   read() {
@@ -219,7 +219,7 @@ class ChoiceField extends Field {
     this.values = node.enum;
     this.input = select(this.values.map((value, i) => [i, String(value)]), null, { id: this.id });
     this.input.value = String(Math.max(0, this.values.indexOf(this.start)));
-    this.frame(this.input, { type: "choice" });
+    this.frame(this.input, { type: "choice", isCompact: true });
   }
 
   read() {
@@ -231,7 +231,7 @@ class ConstantField extends Field {
   constructor(schema, node, label, start) {
     super(schema, node, label, start);
     this.value = node.type === "null" ? null : node.const;
-    this.frame(h("code", {}, String(this.value)), { type: "fixed" });
+    this.frame(h("code", {}, String(this.value)), { type: "fixed", isCompact: true });
     this.element.classList.add("constant");
   }
 

@@ -30,7 +30,7 @@ export function ticks(low, high, count = 5) {
   return found;
 }
 
-const WIDTH = 640, HEIGHT = 240, LEFT = 64, RIGHT = 14, TOP = 12, BOTTOM = 34;
+const WIDTH = 420, HEIGHT = 190, LEFT = 62, RIGHT = 12, TOP = 8, BOTTOM = 36;
 
 /** A curve of values over their index, with the value under the pointer. */
 export function curve(values, { label = "", xLabel = "index" } = {}) {
@@ -45,9 +45,9 @@ export function curve(values, { label = "", xLabel = "index" } = {}) {
     picture.append(svg("text", { class: "tick", x: LEFT - 8, y: y(tick) + 4, "text-anchor": "end" }, formatNumber(tick, 4)));
   }
   for (const tick of ticks(0, values.length - 1, Math.min(6, Math.max(1, values.length - 1)))) {
-    if (Number.isInteger(tick)) picture.append(svg("text", { class: "tick", x: x(tick), y: HEIGHT - 14, "text-anchor": "middle" }, String(tick)));
+    if (Number.isInteger(tick)) picture.append(svg("text", { class: "tick", x: x(tick), y: HEIGHT - 20, "text-anchor": "middle" }, String(tick)));
   }
-  picture.append(svg("text", { class: "axis", x: WIDTH - RIGHT, y: HEIGHT - 1, "text-anchor": "end" }, xLabel));
+  picture.append(svg("text", { class: "axis", x: WIDTH - RIGHT, y: HEIGHT - 4, "text-anchor": "end" }, xLabel));
   picture.append(svg("path", { class: "curve", d: pathOf(values, x, y) }));
   if (values.length <= 40) {
     values.forEach((v, i) => Number.isFinite(v) && picture.append(svg("circle", { class: "dot", cx: x(i), cy: y(v), r: 3 })));
@@ -88,8 +88,10 @@ function withReadout(picture, values, x, y, label) {
 }
 
 /** A field of rows × columns values as an image with a colour bar. */
-export function image(values, rows, columns, { label = "", isDiverging = false } = {}) {
+export function image(values, rows, columns, { label = "", ...options } = {}) {
   const { low, high } = statistics(values);
+  // Zero is in the middle of the colours where it is in the midst of the values.
+  const isDiverging = options.isDiverging || (low < 0 && high > 0 && Math.max(-low, high) < 10 * Math.min(-low, high));
   const bound = Math.max(Math.abs(low), Math.abs(high)) || 1;
   const [from, to] = isDiverging ? [-bound, bound] : high > low ? [low, high] : [low - 0.5, high + 0.5];
   const table = TABLES[isDiverging ? "diverging" : "sequential"];

@@ -94,6 +94,7 @@ const size = (node) => node.const ?? (node.enum ? Math.max(...node.enum) : null)
 /** `f64[n,3]` of a declaration. */
 export function describeArray({ shape, dims, dtype }) {
   const short = dtype.replace(/^bfloat/, "bf").replace(/^float/, "f").replace(/^uint/, "u").replace(/^int/, "i").replace(/^complex/, "c");
+  if (shape?.length === 0) return short;
   return `${short}[${shape === null ? "…" : shape.map((n, axis) => n ?? dims[axis] ?? "·").join(",")}]`;
 }
 

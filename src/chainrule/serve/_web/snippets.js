@@ -44,7 +44,7 @@ export class Snippets {
     lines.push("", `${name} = Component.from_url(${JSON.stringify(this.#address)}${token})`);
     const { inputs, ...rest } = readable;
     if (isLong) lines.push('given = json.load(open("inputs.json"))');
-    else lines.push(`inputs = ${python(inputs)}`);
+    else lines.push("inputs = {", ...Object.entries(inputs).map(([key, value]) => `    ${JSON.stringify(key)}: ${python(value)},`), "}");
     const from = (key) => (isLong ? `given["${key}"]` : key === "inputs" ? "inputs" : python(rest[key]));
     if (endpoint === "check_gradients") {
       const options = Object.entries(rest).map(([key, value]) => `, ${key}=${python(value)}`).join("");
