@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 _REMEMBERED = 4
 
 
-def reuse_residuals(component: LocalComponent) -> None:
+def reuse_residuals(component: LocalComponent, *, remembered: int = _REMEMBERED) -> None:
     """Keep what backward passes need, where that pays, for components that use the JAX recipes.
 
     Whether it pays is timed with the first call of each program, and logged. An author who set the size of
@@ -30,7 +30,7 @@ def reuse_residuals(component: LocalComponent) -> None:
 
     if current_residual_cache().max_entries:
         return
-    set_jax_vjp_cache_size(_REMEMBERED, only_if_it_pays=True)
+    set_jax_vjp_cache_size(remembered, only_if_it_pays=True)
     _log.info(
-        "%s: VJP residuals of the last %d calls are kept if it pays", component.name, _REMEMBERED
+        "%s: VJP residuals of the last %d calls are kept if it pays", component.name, remembered
     )
