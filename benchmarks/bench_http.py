@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
 import json
 import shutil
 import socket
@@ -65,6 +66,7 @@ class _SameHost:
         receive_message(self._connection)
         self._own, self._received = SegmentPool("b"), SegmentCache()
         self._release: list[str] = []
+        self._numbers = itertools.count(1)
 
     def apply(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         frames = encode_frames({"inputs": {"x": x}})
@@ -73,6 +75,7 @@ class _SameHost:
         header = {"path": "/apply", "content_type": FRAMES_MEDIA_TYPE, "accept": FRAMES_MEDIA_TYPE}
         self._release, header["release"] = [], self._release  # type: ignore[assignment]
         header["segment"] = [segment.key, frames.nbytes]  # type: ignore[assignment]
+        header["number"] = next(self._numbers)  # type: ignore[assignment]
         send_message(self._connection, header, (), [segment.descriptor])
         message = receive_message(self._connection)
         assert message is not None
@@ -85,7 +88,10 @@ class _SameHost:
         return decode_frames(body)["y"]
 
     def small(self, body: bytes) -> bytes:
-        header = {"path": "/apply", "content_type": "application/json", "accept": None}
+        header = {
+            "path": "/apply", "content_type": "application/json", "accept": None,
+            "number": next(self._numbers),
+        }  # fmt: skip
         send_message(self._connection, header, [body])
         message = receive_message(self._connection)
         assert message is not None

@@ -41,6 +41,7 @@ class PacketConnection:
         self._own = SegmentPool(f"c{secrets.token_hex(8)}")
         self._received = SegmentCache()
         self._release: deque[str] = deque()
+        self._number = 0
 
     def exchange(self, header: Mapping[str, Any], body: Frames) -> Answer:
         """Send a call and receive its answer.
@@ -74,7 +75,10 @@ class PacketConnection:
     def _send(self, header: Mapping[str, Any], body: Frames) -> str | None:
         """Send a call; returns the key of the segment that holds its body, if one does."""
         released = [self._release.popleft() for _ in range(len(self._release))]
-        header = {**header, "release": released}
+        self._number += 1
+        header = {**header, "number": self._number}
+        if released:
+            header["release"] = released
         try:
             if body.nbytes <= INLINE_BYTES:
                 send_message(self._connection, header, body.pieces)
@@ -88,13 +92,17 @@ class PacketConnection:
             raise self._lost(error, was_sent=False) from error
 
     def _receive(self) -> Message:
-        try:
-            message = receive_message(self._connection)
-        except (OSError, DecodeError) as error:
-            raise self._lost(error, was_sent=True) from error
-        if message is None:
-            raise self._lost(ConnectionError("closed"), was_sent=True)
-        return message
+        while True:
+            try:
+                message = receive_message(self._connection)
+            except (OSError, DecodeError) as error:
+                raise self._lost(error, was_sent=True) from error
+            if message is None:
+                raise self._lost(ConnectionError("closed"), was_sent=True)
+            # A worker that dies right after it has answered leaves a second answer behind: that it died.
+            if message.header.get("number", self._number) == self._number:
+                return message
+            message.close()
 
     def _body(self, message: Message) -> Any:
         if "segment" not in message.header:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import threading
 import time
@@ -10,8 +11,11 @@ from typing import Any
 
 from chainrule.runtime._component import load_component
 from chainrule.serve._answering import Answerer
-from chainrule.serve._calls import Call, CallError, Facts, Reply, stopping, unavailable
-from chainrule.serve._pool import Counters
+from chainrule.serve._calls import Call, Facts, Reply, stopping, too_slow, unavailable
+from chainrule.serve._following import following_in_thread
+from chainrule.serve._lease import Client
+from chainrule.serve._pool import Counters, WorkerState
+from chainrule.serve._traffic import Traffic
 
 __all__ = ["ThreadPool"]
 
@@ -35,13 +39,14 @@ class ThreadPool:
     ) -> None:
         self._source, self._config = source, config
         self._timeout_s = timeout_s
-        self._max_queue = max_queue
+        self.max_queue = max_queue
         self._calls: queue.SimpleQueue[tuple[Call, asyncio.Future[Reply]] | None] = (
             queue.SimpleQueue()
         )
         self._pending: set[asyncio.Future[Reply]] = set()
         self._stopping = False
         self.counters = Counters()
+        self.traffic = Traffic()
 
     async def start(self) -> Facts:
         """Load the component and start the thread."""
@@ -61,12 +66,19 @@ class ThreadPool:
             call, future = item
             if future.cancelled():
                 continue
-            reply = self._answerer.answer(call)
+            reply = self._reply(call, loop)
             try:
                 loop.call_soon_threadsafe(_resolve, future, reply)
             except RuntimeError:
                 return  # the loop is closed: nobody waits any more
             del call, future, reply, item
+
+    def _reply(self, call: Call, loop: asyncio.AbstractEventLoop) -> Reply:
+        if call.watcher is None:
+            return self._answerer.answer(call)
+        asyncio.run_coroutine_threadsafe(call.watcher.on_start(), loop).result()
+        with following_in_thread(call.watcher, loop):
+            return self._answerer.answer(call)
 
     @property
     def queue_length(self) -> int:
@@ -83,18 +95,31 @@ class ThreadPool:
         """How many workers are up."""
         return 1
 
+    @property
+    def size(self) -> int:
+        """How many calls can be under way."""
+        return 1
+
+    @property
+    def workers(self) -> list[WorkerState]:
+        """What the thread does."""
+        return [WorkerState(0, os.getpid(), "busy" if self._pending else "idle", 0)]
+
     async def call(self, call: Call) -> Reply:
         """Have a call answered by the thread.
 
         Raises:
             CallError: no room, stopping, or no answer in time.
         """
+        return await self.traffic.counted(call, self._answer(call))
+
+    async def _answer(self, call: Call) -> Reply:
         if self._stopping:
             raise stopping()
         # Calls that were given up on still stand in the thread's queue, and hold their bodies.
-        if max(len(self._pending), self._calls.qsize()) > self._max_queue:
+        if max(len(self._pending), self._calls.qsize()) > self.max_queue:
             self.counters.turned_away += 1
-            raise unavailable(f"{self._max_queue} calls wait already.", "queue_full")
+            raise unavailable(f"{self.max_queue} calls wait already.", "queue_full")
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._pending.add(future)
         self.counters.running = 1
@@ -106,12 +131,8 @@ class ThreadPool:
                 reply = await asyncio.wait_for(future, self._timeout_s)
         except TimeoutError:
             self.counters.timed_out += 1
-            raise CallError(
-                f"{call.endpoint} did not return within {self._timeout_s:g} s. It still runs, because "
-                "author code in a thread cannot be stopped; serve with --workers 1 to change that.",
-                code="call_timeout",
-                status=504,
-            ) from None
+            assert self._timeout_s is not None
+            raise too_slow(call.endpoint, self._timeout_s, was_stopped=False) from None
         except asyncio.CancelledError:
             self.counters.cancelled += 1
             raise
@@ -123,6 +144,12 @@ class ThreadPool:
 
     def forget_segment(self, key: str) -> None:
         """Nothing to do: no segments here."""
+
+    def forget_client(self, number: int) -> None:
+        """Nothing to do: no clients here."""
+
+    def lend_to(self, client: Client) -> None:
+        """Not yet."""
 
     async def drain(self, grace_s: float) -> None:
         """Take no new calls, and wait until those under way are answered."""

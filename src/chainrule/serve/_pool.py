@@ -12,15 +12,17 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from chainrule._errors import ChainruleError, DefinitionError
 from chainrule.runtime._samehost import is_supported
 from chainrule.serve._calls import Call, CallError, Facts, Reply, stopping, unavailable
+from chainrule.serve._lease import Client, Lease
 from chainrule.serve._output import OutputLog
 from chainrule.serve._process import SegmentBody, WorkerProcess
+from chainrule.serve._traffic import Traffic
 
-__all__ = ["Counters", "ProcessPool"]
+__all__ = ["Counters", "ProcessPool", "WorkerState"]
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +42,22 @@ class Counters:
     cancelled: int = 0
     turned_away: int = 0
     running: int = 0
+
+
+class WorkerState(NamedTuple):
+    """One worker, for those who watch.
+
+    Attributes:
+        id: of its place; a replacement has the same.
+        pid: of its process; `None` while there is none.
+        state: `idle`, `busy` or `starting`.
+        restarts: how often it was replaced.
+    """
+
+    id: int
+    pid: int | None
+    state: str
+    restarts: int
 
 
 class ProcessPool:
@@ -75,16 +93,20 @@ class ProcessPool:
         self._source, self._config = source, config
         self._size = workers
         self._timeout_s = timeout_s
-        self._max_queue = max_queue
+        self.max_queue = max_queue
         self._startup_timeout_s = startup_timeout_s
         self._log = log
         self._workers: set[WorkerProcess] = set()
         self._idle: deque[WorkerProcess] = deque()
+        self._leases: dict[WorkerProcess, Lease] = {}
         self._waiting: deque[asyncio.Future[WorkerProcess]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._failures_in_a_row = 0
         self._stopping = False
+        self._places: dict[int, WorkerProcess | None] = dict.fromkeys(range(workers))
+        self._restarts = [0] * workers
         self.counters = Counters()
+        self.traffic = Traffic()
 
     async def start(self) -> Facts:
         """Start all workers.
@@ -93,8 +115,8 @@ class ProcessPool:
             ChainruleError: the component cannot be loaded.
         """
         # The first one alone: what cannot be loaded fails once, not once per worker.
-        facts = await self._start_one()
-        await asyncio.gather(*(self._start_one() for _ in range(self._size - 1)))
+        facts = await self._start_one(0)
+        await asyncio.gather(*(self._start_one(place) for place in range(1, self._size)))
         return facts
 
     @property
@@ -112,12 +134,31 @@ class ProcessPool:
         """How many workers are up."""
         return len(self._workers)
 
+    @property
+    def size(self) -> int:
+        """How many calls can be under way."""
+        return self._size
+
+    @property
+    def workers(self) -> list[WorkerState]:
+        """What the workers do."""
+        return [self._state(place, worker) for place, worker in self._places.items()]
+
+    def _state(self, place: int, worker: WorkerProcess | None) -> WorkerState:
+        restarts = self._restarts[place]
+        if worker is None or worker not in self._workers:
+            return WorkerState(place, None, "starting", restarts)
+        return WorkerState(place, worker.pid, "idle" if worker in self._idle else "busy", restarts)
+
     async def call(self, call: Call) -> Reply:
         """Have a call answered by the next free worker.
 
         Raises:
             CallError: no room, stopping, or the worker died or hung.
         """
+        return await self.traffic.counted(call, self._answer(call))
+
+    async def _answer(self, call: Call) -> Reply:
         try:
             worker = await self._acquire()
         except BaseException:
@@ -126,6 +167,8 @@ class ProcessPool:
             raise
         self.counters.running += 1
         try:
+            if call.watcher is not None:
+                await call.watcher.on_start()
             reply = await worker.call(call, timeout_s=self._timeout_s)
             self.counters.answered += 1
             self._failures_in_a_row = 0
@@ -156,10 +199,11 @@ class ProcessPool:
             worker = self._idle.popleft()
             if worker.is_usable:
                 return worker
-        if len(self._waiting) >= self._max_queue:
+        self._call_back()
+        if len(self._waiting) >= self.max_queue:
             self.counters.turned_away += 1
             raise unavailable(
-                f"All {self._size} workers are busy and {self._max_queue} calls wait already.",
+                f"All {self._size} workers are busy and {self.max_queue} calls wait already.",
                 "queue_full",
             )
         if not self.is_ready and not self._workers:
@@ -185,8 +229,52 @@ class ProcessPool:
                 return
         self._idle.append(worker)
 
-    async def _start_one(self) -> Facts:
+    def lend_to(self, client: Client) -> None:
+        """Let a client of the same host talk to a worker itself, if one is free for that."""
+        if self._stopping or self._waiting:
+            return
+        free = [worker for worker in self._idle if worker.is_usable]
+        lent = [worker for worker, lease in self._leases.items() if not lease.is_ending]
+        # A client that still reads memory of a worker stays with that one.
+        fitting = [
+            worker
+            for worker in (*free, *lent)
+            if all(key.startswith(f"w{worker.number}.") for key in client.holds)
+        ]
+        if fitting:
+            worker = min(fitting, key=self._client_count)
+            self._lease_of(worker).add(client)
+
+    def _client_count(self, worker: WorkerProcess) -> int:
+        return self._leases[worker].client_count if worker in self._leases else 0
+
+    def _lease_of(self, worker: WorkerProcess) -> Lease:
+        lease = self._leases.get(worker)
+        if lease is None:
+            self._idle.remove(worker)
+            lease = worker.lease = self._leases[worker] = Lease(
+                worker,
+                timeout_s=self._timeout_s,
+                counters=self.counters,
+                traffic=self.traffic,
+                on_end=lambda lease: self._on_return(worker),
+            )
+        return lease
+
+    def _on_return(self, worker: WorkerProcess) -> None:
+        del self._leases[worker]
+        self._failures_in_a_row = 0
+        self._release(worker)
+
+    def _call_back(self) -> None:
+        """Want one lent worker back, for a call that would wait otherwise."""
+        lent = [lease for lease in self._leases.values() if not lease.is_ending]
+        if lent:
+            min(lent, key=lambda lease: lease.client_count).end()
+
+    async def _start_one(self, place: int) -> Facts:
         worker = WorkerProcess(self._source, self._config, self._on_exit, self._log)
+        self._places[place] = worker
         try:
             facts = await asyncio.wait_for(worker.start(), self._startup_timeout_s)
         except TimeoutError:
@@ -210,18 +298,28 @@ class ProcessPool:
         if worker not in self._workers:
             return  # it never got ready; whoever started it knows
         self._workers.discard(worker)
+        lease = self._leases.pop(worker, None)
+        if lease is not None:
+            told = lease.lost(worker.end_error())
+            if told is not None and told.code == "worker_crashed":
+                self._count(told)
         if worker in self._idle:
             self._idle.remove(worker)
         if not self._stopping:
-            task = asyncio.get_running_loop().create_task(self._replace())
+            task = asyncio.get_running_loop().create_task(self._replace(self._place_of(worker)))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _replace(self) -> None:
+    def _place_of(self, worker: WorkerProcess) -> int:
+        (place,) = (place for place, found in self._places.items() if found is worker)
+        return place
+
+    async def _replace(self, place: int) -> None:
+        self._restarts[place] += 1
         while not self._stopping:
             await asyncio.sleep(self._backoff_s())
             try:
-                await self._start_one()
+                await self._start_one(place)
                 return
             except (ChainruleError, OSError) as error:
                 self._failures_in_a_row += 1
@@ -245,11 +343,20 @@ class ProcessPool:
         for worker in self._workers:
             worker.forget_segment(key)
 
+    def forget_client(self, number: int) -> None:
+        """Tell the workers that a client of the same host has left."""
+        for worker in self._workers:
+            worker.forget_client(number)
+
     async def drain(self, grace_s: float) -> None:
         """Take no new calls, and wait until those under way are answered."""
         self._stopping = True
+        for lease in self._leases.values():
+            lease.end()
         deadline = time.monotonic() + grace_s
-        while (self.counters.running or self._waiting) and time.monotonic() < deadline:
+        while (
+            self.counters.running or self._waiting or self._leases
+        ) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
 
     async def stop(self) -> None:

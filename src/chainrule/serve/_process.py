@@ -18,6 +18,7 @@ import orjson
 from chainrule._errors import ChainruleError, DefinitionError
 from chainrule.runtime._samehost import (
     INLINE_BYTES,
+    CallSlot,
     Message,
     Segment,
     SegmentCache,
@@ -25,12 +26,13 @@ from chainrule.runtime._samehost import (
     send_message,
     socket_pair,
 )
-from chainrule.serve._calls import Call, CallError, Facts, Reply, StoredBody
+from chainrule.serve._calls import Call, CallError, Facts, Reply, StoredBody, Watcher, too_slow
+from chainrule.serve._lease import Client, Lease
 from chainrule.serve._output import OutputLog
 
 __all__ = ["SegmentBody", "WorkerProcess"]
 
-_CANCEL_GRACE_S = 1.0
+_CANCEL_GRACE_S = 0.5
 # Fresh memory is the larger part of the cost of large arrays; this keeps freed memory for the next call.
 _MALLOC = (
     "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:"
@@ -57,14 +59,20 @@ class SegmentBody:
 
 
 class WorkerProcess:
-    """One worker process. At most one call at a time.
+    """One worker process. At most one call at a time, unless it is lent to clients (`_lease`).
 
     Args:
         source: what `load_component` takes.
         config: the component's settings.
         on_exit: called on the event loop when the process has ended.
         log: where its output goes; the server's own error stream when not given.
+
+    Attributes:
+        slot: in which the process says what it is doing for clients it is lent to.
+        lease: there while it is lent.
     """
+
+    can_be_killed = True
 
     def __init__(
         self,
@@ -73,7 +81,9 @@ class WorkerProcess:
         on_exit: Callable[[WorkerProcess], None],
         log: OutputLog | None = None,
     ) -> None:
-        self._number = next(_numbers)
+        self.number = next(_numbers)
+        self.slot = CallSlot()
+        self.lease: Lease | None = None
         self._setup = _pickled(source, config)
         self._on_exit = on_exit
         self._log = log
@@ -82,7 +92,10 @@ class WorkerProcess:
         self._sent: set[str] = set()
         self._release: list[str] = []
         self._forget: list[str] = []
+        self._forget_clients: list[int] = []
+        self._known_clients: set[int] = set()
         self._answer: asyncio.Future[Message] | None = None
+        self._watcher: Watcher | None = None
         self._is_doomed = False
         self.exit_code: int | None = None
 
@@ -100,7 +113,8 @@ class WorkerProcess:
         self._pidfd = os.pidfd_open(self._process.pid)
         self._loop.add_reader(self._pidfd, self._on_process_end)
         self._loop.add_reader(self._connection, self._on_readable)
-        reply = self._to_reply(await self._exchange({}, [self._setup], []))
+        setup = self._exchange({"worker": self.number}, [self._setup], [self.slot.descriptor])
+        reply = self._to_reply(await setup)
         content = orjson.loads(b"".join(reply.open()))
         if reply.status != 200:
             raise DefinitionError(
@@ -123,6 +137,11 @@ class WorkerProcess:
         finally:
             if output is not None:
                 os.close(output)
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
 
     @property
     def is_alive(self) -> bool:
@@ -148,21 +167,19 @@ class WorkerProcess:
                 "content_encoding": call.content_encoding,
                 "accept": call.accept,
                 "run_id": call.run_id,
+                "traceparent": call.traceparent,
             }
         }
         held = True
+        self._watcher = call.watcher
         try:
-            message = await asyncio.wait_for(self._send_call(header, call.body), timeout_s)
+            message = await asyncio.wait_for(self._send_call(header, call), timeout_s)
             held = message.header["held"]
             return self._to_reply(message)
         except TimeoutError:
             self.kill()
-            raise CallError(
-                f"{call.endpoint} did not return within {timeout_s:g} s and was stopped. The operator "
-                "can allow more with --timeout.",
-                code="call_timeout",
-                status=504,
-            ) from None
+            assert timeout_s is not None
+            raise too_slow(call.endpoint, timeout_s, was_stopped=True) from None
         except asyncio.CancelledError:
             held = await self._cancel()
             raise
@@ -170,15 +187,24 @@ class WorkerProcess:
             if isinstance(call.body, SegmentBody):
                 self._done_with(call.body, held)
 
-    def _send_call(self, header: dict[str, Any], body: Any) -> asyncio.Future[Message]:
+    def _send_call(self, header: dict[str, Any], call: Call) -> asyncio.Future[Message]:
         self._release, header["release"] = [], self._release
         self._forget, header["forget"] = [], self._forget
-        if not isinstance(body, SegmentBody):
-            return self._exchange(header, [body], [])
-        segment = body.segment
-        header["segment"] = [segment.key, body.nbytes]
-        self._sent.add(segment.key)
-        return self._exchange(header, [], [segment.descriptor])
+        if self._forget_clients:
+            self._forget_clients, header["forget_clients"] = [], self._forget_clients
+        body, inline, descriptors = call.body, [call.body], []
+        if isinstance(body, SegmentBody):
+            segment = body.segment
+            header["segment"] = [segment.key, body.nbytes]
+            self._sent.add(segment.key)
+            inline, descriptors = [], [segment.descriptor]
+        if call.watcher is None:
+            return self._exchange(header, inline, descriptors)
+        header["watch"] = True
+        try:
+            return self._exchange(header, inline, [*descriptors, call.watcher.open_log()])
+        finally:
+            call.watcher.log_is_sent()
 
     def _exchange(
         self, header: dict[str, Any], body: list[Any], descriptors: list[int]
@@ -218,6 +244,40 @@ class WorkerProcess:
             self._sent.discard(key)
             self._forget.append(key)
 
+    def forget_client(self, number: int) -> None:
+        """Tell the process, with the next call, that a client it was lent to has left."""
+        if number in self._known_clients:
+            self._known_clients.discard(number)
+            self._forget_clients.append(number)
+
+    def send_client(self, client: Client) -> bool:
+        """Have the process read a client's calls itself; whether that was possible."""
+        terms = {
+            "client": client.number, "holds": client.holds, "endpoints": client.endpoints,
+        }  # fmt: skip
+        try:
+            send_message(self._connection, {"lend": terms}, (), [client.descriptor])
+        except OSError:
+            return False
+        self._known_clients.add(client.number)
+        return True
+
+    def send_recall(self) -> None:
+        """Have the process come back from its clients; it does when its call is over."""
+        try:
+            send_message(self._connection, {"recall": True})
+        except OSError:
+            self.kill()
+
+    def release_segment(self, key: str) -> None:
+        """Tell the process, with the next call, that nobody reads one of its segments any more."""
+        self._release.append(key)
+
+    def interrupt(self) -> None:
+        """Have the process look whether the call of its client was cancelled."""
+        if self.is_alive:
+            self._process.send_signal(signal.SIGUSR1)
+
     def kill(self) -> None:
         """End the process at once; `on_exit` follows."""
         self._is_doomed = True
@@ -242,9 +302,7 @@ class WorkerProcess:
         if segment is None or nbytes > segment.size:
             self.kill()
             raise CallError("The worker named unknown memory.", code="worker_crashed", status=502)
-        return StoredBody(
-            f"{self._number}.{key}", segment, nbytes, lambda: self._release.append(key)
-        )
+        return StoredBody(key, segment, nbytes, lambda: self._release.append(key))
 
     def _on_readable(self) -> None:
         try:
@@ -256,12 +314,44 @@ class WorkerProcess:
         if message is None:
             self._loop.remove_reader(self._connection)
             self.kill()
+        elif self.lease is not None:
+            self._on_word_of_clients(self.lease, message)
+        elif "progress" in message.header:
+            if self._watcher is not None:
+                self._watcher.on_progress(*message.header["progress"])
         elif self._answer is not None and not self._answer.done():
             self._answer.set_result(message)
         else:
             self.kill()  # an answer that nobody asked for: the author's code writes to our socket
 
+    def _on_word_of_clients(self, lease: Lease, message: Message) -> None:
+        match message.header:
+            case {"recalled": held, "tally": tally}:
+                self.lease = None
+                lease.tell(tally)
+                lease.returned(held)
+            case {"tally": tally}:
+                lease.tell(tally)
+            case {"pass_on": number, "message": header}:
+                lease.passed_on(number, message._replace(header=header))
+            case {"released": keys, "client": number}:
+                lease.released(number, keys)
+            case {"gone": number}:
+                lease.gone(number)
+            case _:
+                self.kill()
+
+    def _hear_last_words(self, lease: Lease) -> None:
+        """What the process has still said about its clients before it ended."""
+        try:
+            while (message := receive_message(self._connection)) is not None:
+                self._on_word_of_clients(lease, message)
+        except (OSError, ChainruleError):
+            return
+
     def _on_process_end(self) -> None:
+        if self.lease is not None:
+            self._hear_last_words(self.lease)
         self._loop.remove_reader(self._pidfd)
         self._loop.remove_reader(self._connection)
         self.exit_code = self._process.wait()
@@ -272,21 +362,24 @@ class WorkerProcess:
         self._answer = None
         self._received = SegmentCache()
         self._on_exit(self)
+        self.slot.close()
 
     def _fail_answer(self) -> None:
         if self._answer is None or self._answer.done():
             return
-        self._answer.set_exception(
-            CallError(
-                f"The component's process ended {self._how_it_ended()} while it was computing. It has been "
-                "replaced; the next call gets a new one.",
-                code="worker_crashed",
-                status=502,
-                details=self._end_facts(),
-            )
-        )
+        self._answer.set_exception(self.end_error())
         # Nobody may be waiting any more; that is not an error.
         self._answer.exception()
+
+    def end_error(self) -> CallError:
+        """What the caller of a process that has ended is told."""
+        return CallError(
+            f"The component's process ended {self._how_it_ended()} while it was computing. It has been "
+            "replaced; the next call gets a new one.",
+            code="worker_crashed",
+            status=502,
+            details=self._end_facts(),
+        )
 
     def _how_it_ended(self) -> str:
         facts = self._end_facts()

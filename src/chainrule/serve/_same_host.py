@@ -1,7 +1,8 @@
 """Clients of the same host: calls over a Unix socket, bodies in shared memory.
 
 The protocol is described in `chainrule.runtime._samehost`. The server passes segments between client and
-worker without looking at them; only in thread mode does it map them itself.
+worker without looking at them; only in thread mode does it map them itself. After its first call a client
+that numbers its calls is lent a worker, which reads the connection itself (`_lease`).
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import hmac
 import itertools
 import os
 import secrets
+import select
 import socket
 import struct
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from chainrule._errors import CapabilityError, ChainruleError, DecodeError, LimitError
@@ -23,6 +26,7 @@ from chainrule.runtime._samehost import (
     Message,
     Segment,
     SegmentPool,
+    is_well_formed,
     listen,
     receive_message,
     send_message,
@@ -95,9 +99,9 @@ def _is_same_user(connection: socket.socket) -> bool:
 
 
 class _Connection:
-    """One client connection: hello, then one call at a time."""
+    """One client connection: hello, then one call at a time. It is a `Client` of leases."""
 
-    _numbers = itertools.count()
+    _numbers = itertools.count(1)
 
     def __init__(
         self,
@@ -107,19 +111,28 @@ class _Connection:
         debug: bool,
         on_close: Callable[[_Connection], None],
     ) -> None:
+        self.number = next(self._numbers)
+        self.endpoints: Mapping[str, str] = {}
         self._connection = connection
         self._targets = targets
         self._secret = secret
         self._debug = debug
         self._on_close = on_close
-        self._prefix = f"c{next(self._numbers)}"
+        self._prefix = f"c{self.number}"
         self._is_known = False
+        self._is_lent = False
         self._segments: dict[str, Segment] = {}
         self._own = SegmentPool(self._prefix)
-        self._lent: dict[str, StoredBody] = {}
+        self._lent: dict[str, Callable[[], object]] = {}
+        self._released_early: set[str] = set()
         self._task: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(connection, self._on_readable)
+        self.read_again()
+
+    def read_again(self) -> None:
+        """Read calls from the connection."""
+        if self._connection.fileno() != -1:
+            self._loop.add_reader(self._connection, self._on_readable)
 
     def _on_readable(self) -> None:
         try:
@@ -128,8 +141,15 @@ class _Connection:
             return
         except (OSError, ChainruleError):
             message = None
-        if message is None or self._task is not None or not _is_well_formed(message):
-            _close_all(message.descriptors if message else [])
+        if message is None:
+            self.close()
+        else:
+            self.handle(message)
+
+    def handle(self, message: Message) -> None:
+        """Begin to answer a message."""
+        if self._task is not None or not is_well_formed(message):
+            message.close()
             self.close()
         elif not self._is_known:
             self._introduce(message)
@@ -144,13 +164,25 @@ class _Connection:
 
     async def _handle(self, message: Message) -> None:
         for key in message.header.get("release", ()):
-            self._release(key)
+            self.release(key)
         reply, is_held = await self._answer(message)
         held = is_held()
         if held:
             self._forget(message.header["segment"][0])
         self._task = None
-        self._reply(reply, held)
+        self._reply(reply, held, message.header.get("number"))
+        if "number" in message.header and not self._is_lent and self._connection.fileno() != -1:
+            self._offer(message)
+
+    def _offer(self, message: Message) -> None:
+        """Offer the connection to the workers of the component that was called."""
+        target = self._targets.get(str(message.header.get("path")))
+        if target is not None:
+            service, _ = target
+            self.endpoints = {
+                path: name for path, (found, name) in self._targets.items() if found is service
+            }
+            service.pool.lend_to(self)
 
     async def _answer(self, message: Message) -> tuple[Reply, Callable[[], bool]]:
         """The reply, and a way to see whether the component still uses the request's memory."""
@@ -195,7 +227,7 @@ class _Connection:
         in_use = weakref.ref(array)
         return array, lambda: in_use() is not None
 
-    def _segment(self, key: str, descriptors: list[int]) -> Segment:
+    def _segment(self, key: str, descriptors: Sequence[int]) -> Segment:
         if descriptors and key not in self._segments:
             if len(self._segments) >= _MAX_SEGMENTS:
                 self._forget(next(iter(self._segments)))
@@ -225,15 +257,17 @@ class _Connection:
         stored = StoredBody(key, segment, nbytes, lambda: self._own.give_back(key))
         return Reply(reply.status, reply.content_type, [], stored=stored)
 
-    def _reply(self, reply: Reply, held: bool) -> None:
+    def _reply(self, reply: Reply, held: bool, number: int | None) -> None:
         header = {"status": reply.status, "content_type": reply.content_type, "held": held}
+        if number is not None:
+            header["number"] = number
         if reply.retry_after_s is not None:
             header["retry_after"] = reply.retry_after_s
         stored = reply.stored
         if stored is None:
             self._send(header, reply.pieces)
             return
-        self._lent[stored.key] = stored
+        self._lent[stored.key] = stored.release
         header["segment"] = [stored.key, stored.nbytes]
         self._send(header, (), [stored.segment.descriptor])
 
@@ -243,10 +277,52 @@ class _Connection:
         except OSError:
             self.close()
 
-    def _release(self, key: str) -> None:
-        stored = self._lent.pop(key, None)
-        if stored is not None:
-            stored.release()
+    def release(self, key: str) -> None:
+        """The client no longer reads the body of a reply."""
+        release = self._lent.pop(key, None)
+        if release is not None:
+            release()
+        elif self._is_lent:  # a worker knows this one, and will say so when it returns
+            self._released_early.add(key)
+
+    @property
+    def descriptor(self) -> int:
+        """Of the connection."""
+        return self._connection.fileno()
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the other side has closed the connection."""
+        poll = select.poll()
+        poll.register(self._connection, select.POLLRDHUP)
+        return bool(poll.poll(0))
+
+    @property
+    def holds(self) -> Sequence[str]:
+        """Keys of the segments that the client still reads."""
+        return list(self._lent)
+
+    def lend(self) -> None:
+        """Leave the connection, and what the client holds, to a worker."""
+        self._is_lent = True
+        self._lent.clear()
+        self._loop.remove_reader(self._connection)
+
+    def take_back(self, held: Sequence[str], release: Callable[[str], object]) -> None:
+        """Read the connection again; the client still holds these segments of the worker's."""
+        self._is_lent = False
+        early, self._released_early = self._released_early, set()
+        for key in held:
+            if key in early or self._connection.fileno() == -1:
+                release(key)
+            else:
+                self._lent[key] = partial(release, key)
+        self.read_again()
+
+    def fail(self, number: int, error: ChainruleError) -> None:
+        """Answer a call with an error."""
+        # Whether the component still uses the memory of the request is not known any more.
+        self._reply(problem_reply(error, debug=self._debug), True, number)
 
     def _forget(self, key: str) -> None:
         segment = self._segments.pop(key, None)
@@ -263,9 +339,11 @@ class _Connection:
         if self._task is not None:
             self._task.cancel()
         for key in list(self._lent):
-            self._release(key)
+            self.release(key)
         for key in list(self._segments):
             self._forget(key)
+        for service, _ in self._targets.values():
+            service.pool.forget_client(self.number)
         self._on_close(self)
 
 
@@ -280,27 +358,6 @@ class _Outcome:
 
     def is_held(self) -> bool:
         return not self._is_reusable
-
-
-def _is_well_formed(message: Message) -> bool:
-    """Whether a message has the form of the protocol; a client that sends others is let go."""
-    release, segment = message.header.get("release", []), message.header.get("segment")
-    if not isinstance(release, list) or not all(isinstance(key, str) for key in release):
-        return False
-    if segment is None:
-        return len(message.body) <= INLINE_BYTES and not message.descriptors
-    return (
-        isinstance(segment, list)
-        and [type(part) for part in segment] == [str, int]
-        and segment[1] >= 0
-        and len(segment[0]) <= 100
-        and len(message.descriptors) <= 1
-    )
-
-
-def _close_all(descriptors: list[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
 
 
 def _never() -> bool:

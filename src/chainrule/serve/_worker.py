@@ -2,7 +2,8 @@
 
 Started as `python -m chainrule.serve._worker <descriptor>` with one end of a socket pair. The first message
 brings the component (pickled by the server that started us), then calls come and replies go, in the messages
-of `chainrule.runtime._samehost`. The process ends when the server closes its end or dies.
+of `chainrule.runtime._samehost`. Between calls the server may lend us to clients of the same host, whose
+calls we then read ourselves (`_direct`). The process ends when the server closes its end or dies.
 """
 
 from __future__ import annotations
@@ -15,135 +16,124 @@ import pickle
 import signal
 import socket
 import sys
-import weakref
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import orjson
 
 from chainrule._errors import ChainruleError, ComponentError
 from chainrule.runtime._component import load_component
-from chainrule.runtime._samehost import (
-    INLINE_BYTES,
-    Message,
-    SegmentCache,
-    SegmentPool,
-    receive_message,
-    send_message,
-)
+from chainrule.runtime._samehost import CallSlot, Message, receive_message, send_message
 from chainrule.serve._answering import Answerer
-from chainrule.serve._calls import Call, Reply
+from chainrule.serve._calls import Reply
+from chainrule.serve._desk import Desk, StoredReply
+from chainrule.serve._direct import DirectClients
+from chainrule.serve._following import following
 from chainrule.serve._problems import problem_reply
 from chainrule.serve._residual_reuse import reuse_residuals
 
 _PR_SET_PDEATHSIG = 1
 
 
-class _Cancelled(BaseException):
-    """Raised on the main thread when the server no longer wants the answer."""
-
-
-@dataclass(frozen=True)
-class _Stored:
-    header: dict[str, Any]
-    inline: bytes
-    descriptors: list[int]
-
-
 class Worker:
-    """The loop of one worker process."""
+    """The loop of one worker process.
+
+    Args:
+        connection: to the server.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._received = SegmentCache()
-        self._own = SegmentPool("w")
-        self._running = False
+        self._slot: CallSlot | None = None
+        self._direct: DirectClients | None = None
         signal.signal(signal.SIGUSR1, self._on_cancel)
 
     def _on_cancel(self, *_: Any) -> None:
-        if self._running:
-            self._running = False
-            raise _Cancelled
+        # A call of a direct client may have ended, and another begun, since the server looked.
+        if self._slot is None or self._slot.current is None or self._slot.is_cancelled:
+            self._desk.cancel()
 
     def load(self) -> Answerer | None:
         """Load the component and say what it is, or why it cannot be loaded."""
         message = receive_message(self._connection)
         if message is None:
             return None
+        self._desk = Desk(f"w{message.header.get('worker', 0)}")
+        if message.descriptors:
+            self._slot = CallSlot(message.descriptors[0])
         try:
             source, config = pickle.loads(message.body)
             component = load_component(source, config=config)
             reuse_residuals(component)
             answerer = Answerer(component)
-            self._send(
-                self._store(Reply(200, "application/json", [orjson.dumps(asdict(answerer.facts))]))
-            )
+            reply = Reply(200, "application/json", [orjson.dumps(asdict(answerer.facts))])
+            self._send(self._desk.store(reply))
             return answerer
         except ChainruleError as error:
-            self._send(self._store(problem_reply(error, debug=True)))
+            self._send(self._desk.store(problem_reply(error, debug=True)))
         except Exception as error:
             failure = ComponentError(
                 f"Loading the component raised {type(error).__name__}: {error}", code="load_failed"
             )
             failure.__cause__ = error
-            self._send(self._store(problem_reply(failure, debug=True)))
+            self._send(self._desk.store(problem_reply(failure, debug=True)))
         return None
 
     def run(self, answerer: Answerer) -> None:
         """Answer calls until the server closes the connection."""
-        while (message := receive_message(self._connection)) is not None:
-            for key in message.header.get("release", ()):
-                self._own.give_back(key)
-            for key in message.header.get("forget", ()):
-                self._received.forget(key)
-            if "call" in message.header:
-                self._answer(answerer, message)
+        while True:
+            if self._direct is not None:
+                self._direct.wait()
+            message = receive_message(self._connection)
+            if message is None:
+                return
+            self._handle(answerer, message)
 
-    def _answer(self, answerer: Answerer, message: Message) -> None:
-        in_use: Any = None
-        try:
-            self._running = True
-            body = self._body(message)
-            in_use = weakref.ref(body) if "segment" in message.header else None
-            reply = answerer.answer(Call(body=body, **message.header["call"]))
-            self._running = False
-            stored = self._store(reply)
-            del body, reply
-        except _Cancelled:
-            stored = self._store(Reply(499, "text/plain", []))
-        except ChainruleError as error:  # the body's segment is not what it should be
-            stored = self._store(problem_reply(error))
-        # The author may have kept an input. Its memory must then never be written to again.
-        held = in_use is not None and in_use() is not None
-        if held:
-            self._received.forget(message.header["segment"][0])
-        self._send(stored, held=held)
+    def _handle(self, answerer: Answerer, message: Message) -> None:
+        header = message.header
+        for key in header.get("release", ()):
+            self._desk.own.give_back(key)
+        for key in header.get("forget", ()):
+            self._desk.received.forget(key)
+        for number in header.get("forget_clients", ()):
+            self._desk.received.forget_all(f"c{number}.")
+        if "call" in header:
+            key = header["segment"][0] if "segment" in header else None
+            with following(self._connection, message):
+                stored = self._desk.answer(answerer, message, header["call"], key)
+            self._send(stored)
+        elif "lend" in header:
+            self._lend(answerer, message)
+        elif "recall" in header:
+            self._return()
 
-    def _body(self, message: Message) -> Any:
-        if "segment" not in message.header:
-            return message.body
-        key, nbytes = message.header["segment"]
-        segment = self._received.get(key, message.descriptors[0])
-        assert segment is not None, "a descriptor was sent"
-        return segment.array(nbytes)
+    def _lend(self, answerer: Answerer, message: Message) -> None:
+        """Read calls of a client ourselves, until we are called back."""
+        assert self._slot is not None, "only servers lend, and they send a slot"
+        if self._direct is None:
+            self._direct = DirectClients(
+                self._desk,
+                answerer,
+                self._slot,
+                self._connection.fileno(),
+                max_body_bytes=answerer.facts.max_body_bytes,
+                tell=partial(send_message, self._connection),
+            )
+        terms = message.header["lend"]
+        self._direct.add(
+            terms["client"], message.descriptors[0], terms["holds"], terms["endpoints"]
+        )
 
-    def _store(self, reply: Reply) -> _Stored:
-        """Bring a reply's body to where the server can read it; nothing of the reply is needed after."""
-        header: dict[str, Any] = {"status": reply.status, "content_type": reply.content_type}
-        nbytes = sum(map(len, reply.pieces))
-        if nbytes <= INLINE_BYTES:
-            return _Stored(header, b"".join(reply.pieces), [])
-        segment = self._own.take(nbytes)
-        target, position = segment.array(nbytes).data, 0
-        for piece in reply.pieces:
-            target[position : position + len(piece)] = piece
-            position += len(piece)
-        header["segment"] = [segment.key, nbytes]
-        return _Stored(header, b"", [segment.descriptor])
+    def _return(self) -> None:
+        """Leave all clients to the server."""
+        held, tally = ({}, []) if self._direct is None else self._direct.leave_all()
+        self._direct = None
+        send_message(self._connection, {"recalled": held, "tally": tally})
 
-    def _send(self, stored: _Stored, *, held: bool = False) -> None:
-        header = {**stored.header, "held": held}
-        send_message(self._connection, header, [stored.inline], stored.descriptors)
+    def _send(self, stored: StoredReply) -> None:
+        stored.header.setdefault("held", False)
+        send_message(self._connection, stored.header, (stored.inline,), stored.descriptors)
 
 
 def _die_with_parent() -> None:

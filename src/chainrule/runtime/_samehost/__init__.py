@@ -12,12 +12,14 @@ The protocol between a client and a server on the same host
        `{"op": "hello", "secret": …}`; the server answers `{"status": 200}`. That the connection is made is
        the proof of the same host, and of the same user. If anything here fails, stay with HTTP.
     3. A call is `{"path": "/apply", "content_type": …, "accept": …, "run_id": …}` with the body inline, or
-       with `"segment": [key, nbytes]` and the segment's descriptor (a client may leave it out once it was
-       sent; the server always sends it). Keys are texts that the sender chooses and never uses twice.
-       One call at a time per connection; callers open as many as they need.
+       with `"segment": [key, nbytes]` and the segment's descriptor, every time. Keys are texts that the
+       sender chooses and never uses twice. One call at a time per connection; callers open as many as they
+       need. A call may have a number, `"number": 7`, larger than that of the call before.
     4. The reply is `{"status": 200, "content_type": …, "held": false}` with the body inline or in a segment
        of the server's. `"held": true` says that the component still uses the request's segment: do not
-       write to it again, forget it. `"retry_after"` may be there with status 503.
+       write to it again, forget it. `"retry_after"` may be there with status 503. The reply to a call with
+       a number repeats it, and the client ignores replies with the number of an earlier call. Who numbers
+       its calls may be answered by a worker itself, without the server in between, and notices nothing.
     5. A segment of a reply belongs to the reader until a later call names its key in `"release": [key]`.
        Closing the connection releases everything and cancels the call that is under way.
 
@@ -29,6 +31,7 @@ from chainrule.runtime._samehost._messages import (
     INLINE_BYTES,
     Message,
     connect,
+    is_well_formed,
     listen,
     receive_message,
     send_message,
@@ -36,15 +39,19 @@ from chainrule.runtime._samehost._messages import (
 )
 from chainrule.runtime._samehost._pools import SegmentCache, SegmentPool
 from chainrule.runtime._samehost._segments import Segment, is_supported
+from chainrule.runtime._samehost._slots import CallSlot, CurrentCall
 
 __all__ = [
     "INLINE_BYTES",
+    "CallSlot",
+    "CurrentCall",
     "Message",
     "Segment",
     "SegmentCache",
     "SegmentPool",
     "connect",
     "is_supported",
+    "is_well_formed",
     "listen",
     "receive_message",
     "send_message",

@@ -7,8 +7,7 @@ import os
 import socket
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -18,6 +17,7 @@ __all__ = [
     "INLINE_BYTES",
     "Message",
     "connect",
+    "is_well_formed",
     "listen",
     "receive_message",
     "send_message",
@@ -36,8 +36,7 @@ _CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 _TRUNCATED = int(socket.MSG_TRUNC) | int(socket.MSG_CTRUNC)
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(NamedTuple):
     """A received packet.
 
     Attributes:
@@ -47,8 +46,13 @@ class Message:
     """
 
     header: dict[str, Any]
-    body: bytes = b""
-    descriptors: list[int] = field(default_factory=list)
+    body: bytes
+    descriptors: Sequence[int]
+
+    def close(self) -> None:
+        """Close the files that came along, when nobody wants them."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
@@ -96,7 +100,7 @@ def send_message(
         OSError: the other side is gone, or does not read.
     """
     text = orjson.dumps(header)
-    pieces = [_LENGTH.pack(len(text)) + text, *body]
+    pieces = (_LENGTH.pack(len(text)), text, *body)
     if descriptors:
         socket.send_fds(connection, pieces, list(descriptors))
     else:
@@ -111,7 +115,7 @@ def receive_message(connection: socket.socket) -> Message | None:
         OSError: the connection broke, or nothing came in time.
     """
     packet, ancillary, flags, _ = connection.recvmsg(_MAX_PACKET, _ANCILLARY_SIZE, _CLOSE_ON_EXEC)
-    descriptors = _descriptors(ancillary) if ancillary else []
+    descriptors = _descriptors(ancillary) if ancillary else ()
     if not packet:
         return None
     try:
@@ -126,6 +130,26 @@ def receive_message(connection: socket.socket) -> Message | None:
             "Expected a packet with a JSON header; found another one.", code="bad_message"
         ) from None
     return Message(header, packet[_LENGTH.size + length :], descriptors)
+
+
+def is_well_formed(message: Message) -> bool:
+    """Whether a message has the form of a client's call; a client that sends others is let go."""
+    header = message.header
+    release, segment = header.get("release", []), header.get("segment")
+    if type(release) is not list or not all(type(key) is str for key in release):
+        return False
+    number = header.get("number", 1)
+    if type(number) is not int or not 0 < number < 1 << 63:
+        return False
+    if segment is None:
+        return len(message.body) <= INLINE_BYTES and not message.descriptors
+    return (
+        type(segment) is list
+        and [type(part) for part in segment] == [str, int]
+        and segment[1] >= 0
+        and len(segment[0]) <= 100
+        and len(message.descriptors) <= 1
+    )
 
 
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:

@@ -78,6 +78,11 @@ class SegmentCache:
         """Drop a segment; arrays that still use it keep its memory."""
         self._segments.pop(key, None)
 
+    def forget_all(self, prefix: str) -> None:
+        """Drop every segment whose key starts so."""
+        for key in [key for key in self._segments if key.startswith(prefix)]:
+            del self._segments[key]
+
     def __contains__(self, key: str) -> bool:
         return key in self._segments
 

@@ -1,0 +1,114 @@
+"""Where a worker answers one call after the other: bodies are read where they lie, replies written once."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+from chainrule._errors import ChainruleError, DecodeError
+from chainrule.runtime._samehost import INLINE_BYTES, Message, SegmentCache, SegmentPool
+from chainrule.serve._answering import Answerer
+from chainrule.serve._calls import Call, Reply
+from chainrule.serve._problems import problem_reply
+
+__all__ = ["Desk", "StoredReply"]
+
+
+class Cancelled(BaseException):
+    """Raised on the worker's thread when nobody wants the answer any more."""
+
+
+@dataclass(frozen=True)
+class StoredReply:
+    """A reply as it goes into a message; nothing of the component's memory is needed after.
+
+    Attributes:
+        header: status, content type, and where the body lies if it is large.
+        inline: the body if it is small.
+        descriptors: of the segment with the body.
+    """
+
+    header: dict[str, Any]
+    inline: bytes
+    descriptors: tuple[int, ...] = ()
+
+
+class Desk:
+    """Answers calls of one component. One thread only.
+
+    Args:
+        prefix: start of the keys of our segments, unique in the server.
+
+    Attributes:
+        received: segments of others.
+        own: segments of ours.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.received = SegmentCache()
+        self.own = SegmentPool(prefix)
+        self._is_running = False
+
+    def cancel(self) -> None:
+        """Called by a signal handler: break off the call under way, if there is one."""
+        if self._is_running:
+            self._is_running = False
+            raise Cancelled
+
+    def answer(
+        self, answerer: Answerer, message: Message, facts: dict[str, Any], key: str | None
+    ) -> StoredReply:
+        """Answer a call.
+
+        Args:
+            answerer: of the component.
+            message: brings the body.
+            facts: the fields of the `Call`, less its body.
+            key: of the segment with the body, unique among all clients; `None` when it is inline.
+        """
+        in_use: Any = None
+        try:
+            self._is_running = True
+            body: Any = message.body
+            if key is not None:
+                body = self._body(message, key)
+                in_use = weakref.ref(body)
+            reply = answerer.answer(Call(body=body, **facts).check())
+            self._is_running = False
+            stored = self.store(reply)
+            del body, reply
+        except Cancelled:
+            stored = StoredReply({"status": 499, "content_type": "text/plain"}, b"")
+        except ChainruleError as error:  # the body's segment is not what it should be
+            self._is_running = False
+            stored = self.store(problem_reply(error))
+        # The author may have kept an input. Its memory must then never be written to again.
+        held = in_use is not None and in_use() is not None
+        if held and key is not None:
+            self.received.forget(key)
+        stored.header["held"] = held
+        return stored
+
+    def _body(self, message: Message, key: str) -> Any:
+        descriptor = message.descriptors[0] if message.descriptors else None
+        segment = self.received.get(key, descriptor)
+        if segment is None:
+            raise DecodeError(
+                "The segment is not known here; send its descriptor.", code="bad_segment"
+            )
+        return segment.array(message.header["segment"][1])
+
+    def store(self, reply: Reply) -> StoredReply:
+        """Bring a reply's body to where the reader can see it."""
+        header: dict[str, Any] = {"status": reply.status, "content_type": reply.content_type}
+        nbytes = sum(map(len, reply.pieces))
+        if nbytes <= INLINE_BYTES:
+            return StoredReply(header, b"".join(reply.pieces))
+        segment = self.own.take(nbytes)
+        target, position = segment.array(nbytes).data, 0
+        for piece in reply.pieces:
+            target[position : position + len(piece)] = piece
+            position += len(piece)
+        header["segment"] = [segment.key, nbytes]
+        return StoredReply(header, b"", (segment.descriptor,))
