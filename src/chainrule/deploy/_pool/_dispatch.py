@@ -119,11 +119,11 @@ class Dispatcher:
     def mark_lost(self, slot: Slot) -> None:
         """A replica has died: it gets no calls until it is up again."""
         with self._changed:
-            if slot.is_up:
+            if slot.is_up:  # others may have noticed before
                 slot.is_up = False
                 slot.deaths += 1
-            slot.changed.set()
-            self._changed.notify_all()
+                slot.changed.set()
+                self._changed.notify_all()
 
     def close(self) -> None:
         """Let nobody wait any longer."""

@@ -113,13 +113,12 @@ class PoolTransport(Transport):
             InputError: the request is at fault; `poison_input` when it kills every replica that tries.
             TransportError: no answer came; `replica_lost` when calls may not be repeated.
         """
-        ticket = ticket or Ticket()
         point = self._point(endpoint, payload)
         return self.attempt(
             endpoint,
             point,
             lambda replica: replica.call(endpoint, payload, run_id=run_id, ticket=ticket),
-            ticket,
+            ticket or Ticket(),
         )
 
     def call_many(

@@ -1,0 +1,89 @@
+"""A replica on the cluster's side: the loaded, compiled component and what its forward passes left."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from chainrule._errors import ChainruleError, ComponentError
+from chainrule.deploy.ray._cargo import fill_in
+from chainrule.deploy.ray._plan import Plan
+from chainrule.runtime import LocalComponent, load_component
+from chainrule.runtime._runs import Run
+from chainrule.serve._answering import Answerer
+from chainrule.serve._calls import Call
+from chainrule.serve._problems import problem_reply
+from chainrule.serve._residual_reuse import reuse_residuals
+
+__all__ = ["Envelope", "ReplicaActor"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """An answer in the form in which servers send it: exceptions travel so, and whole calls over HTTP."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+class ReplicaActor:
+    """Answers calls, one at a time. Never raises: an exception would come back as one of Ray's.
+
+    Args:
+        plan: of the pool.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._component: LocalComponent | None = None
+        self._failure: Envelope | None = None
+        try:
+            self._component = load_component(plan.source, config=plan.config)
+            reuse_residuals(self._component, remembered=plan.residuals)
+            self._answerer = Answerer(self._component)
+        except Exception as error:
+            self._failure = _problem("Loading the component", error, code="load_failed")
+
+    def describe(self) -> dict[str, Any] | Envelope:
+        """What a server tells about the component; why there is none, if it could not be loaded."""
+        return self._failure or asdict(self._answerer.facts)
+
+    def call(
+        self, endpoint: str, payload: Mapping[str, Any], run_id: str | None, *values: Any
+    ) -> Any:
+        """The answer of an endpoint, or why there is none; `values` are those of references in the payload."""
+        if self._component is None:
+            return self._failure
+        try:
+            run = None if run_id is None else Run(self._component.config, run_id=run_id)
+            return self._component.call(endpoint, fill_in(payload, values), run=run)
+        except Exception as error:
+            return _problem(endpoint, error)
+
+    def call_many(
+        self, endpoint: str, payloads: Sequence[Mapping[str, Any]], *values: Any
+    ) -> list[Any]:
+        """The answers of several calls."""
+        return [self.call(endpoint, payload, None, *values) for payload in payloads]
+
+    def answer(self, fields: Mapping[str, Any], body: Any) -> Envelope:
+        """A call that came over HTTP, from bytes to bytes."""
+        if self._failure is not None:
+            return self._failure
+        reply = self._answerer.answer(Call(body=body, **fields))
+        return Envelope(reply.status, reply.content_type, b"".join(reply.pieces))
+
+
+def _problem(what: str, error: Exception, code: str = "internal_error") -> Envelope:
+    if not isinstance(error, ChainruleError):
+        _log.error("%s failed", what, exc_info=error)
+        failure = ComponentError(f"{what} raised {type(error).__name__}: {error}", code=code)
+        failure.__cause__ = error
+        error = failure
+    # The cluster is the caller's own, so its tracebacks are for the caller's eyes.
+    reply = problem_reply(error, debug=True)
+    return Envelope(reply.status, reply.content_type, b"".join(reply.pieces))

@@ -1,0 +1,40 @@
+"""This process as a driver of a Ray cluster."""
+
+from __future__ import annotations
+
+from chainrule._errors import CapabilityError, TransportError
+
+__all__ = ["NAMESPACE", "connect"]
+
+NAMESPACE = "chainrule"
+"""Where the keepers of named pools are registered."""
+
+
+def connect(address: str | None) -> None:
+    """Connect to a cluster, unless this process already is.
+
+    Args:
+        address: of the cluster; without one, whatever `ray.init` finds, or a new one on this machine.
+
+    Raises:
+        CapabilityError: Ray is not installed (`ray_missing`).
+        TransportError: there is no cluster at this address.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise CapabilityError(
+            "Pools on a cluster need Ray: pip install 'chainrule[ray]'. On one machine, "
+            "chainrule.deploy.local does without.",
+            code="ray_missing",
+        ) from None
+    if ray.is_initialized():
+        return
+    try:
+        ray.init(address=address, namespace=NAMESPACE)
+    except (ConnectionError, TimeoutError) as error:
+        raise TransportError(
+            f"There is no Ray cluster at {address or 'the default address'}. Start one with `ray start --head`, "
+            "or pass another address.",
+            code="cluster_unreachable",
+        ) from error

@@ -1,0 +1,168 @@
+"""`deploy`, `attach`, `delete`: the life of a pool on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chainrule._errors import InputError, TransportError
+from chainrule.client import Component
+from chainrule.deploy._pool._autoscale import check_size
+from chainrule.deploy.ray._cluster import NAMESPACE, connect
+from chainrule.deploy.ray._plan import Plan, actor_options
+from chainrule.runtime import ComponentConfig
+
+if TYPE_CHECKING:
+    from chainrule.deploy.ray._pool import RayPool
+
+__all__ = ["attach", "delete", "deploy"]
+
+# The keeper costs next to nothing, and stays where the cluster itself stands and falls.
+_KEEPER = {
+    "num_cpus": 0,
+    "max_restarts": -1,
+    "max_task_retries": -1,
+    "resources": {"node:__internal_head__": 0.001},
+}
+
+
+def deploy(
+    component: str | Path | Any,
+    *,
+    name: str | None = None,
+    replicas: int = 1,
+    resources: Mapping[str, float] | None = None,
+    autoscale: tuple[int, int] | None = None,
+    config: ComponentConfig | Mapping[str, Any] | None = None,
+    timeout: float | None = None,
+    startup_timeout: float = 120.0,
+    idempotent: bool = True,
+    max_deaths: int = 3,
+    quiet: float = 10.0,
+    runtime_env: Mapping[str, Any] | None = None,
+    address: str | None = None,
+) -> Component:
+    """Start replicas of a component on a Ray cluster.
+
+    Args:
+        component: path of the module file or its folder, as every node sees it, or a function.
+        name: under which `Component.from_cluster` and servers find the pool. A pool with a name lives until
+            `delete`; one without ends with its handle.
+        replicas: how many.
+        resources: that each replica occupies, such as `{"CPU": 1, "GPU": 0.5, "memory": 2e9}`; one core
+            when not given.
+        autoscale: least and greatest number of replicas instead; more are made while calls wait.
+        config: settings of the component.
+        timeout: seconds that a message may take; after that its replica is started again.
+        startup_timeout: seconds that the replicas may take to be ready.
+        idempotent: calls may run twice; they are repeated when their replica or its node is lost.
+        max_deaths: after so many lost replicas, a call's input is held to be the cause (`poison_input`).
+        quiet: seconds of lower load before a replica goes.
+        runtime_env: what Ray has to bring to the nodes: `working_dir`, `pip`, `env_vars`, ….
+        address: of the cluster; the one this process is connected to, or that `ray.init` finds, or a new
+            one on this machine, when not given.
+
+    Returns:
+        A handle like any other.
+
+    Raises:
+        DefinitionError: the component cannot be loaded.
+        InputError: there is a pool of this name already, or a pool cannot have this size.
+        TransportError: there is no such cluster, or it has no room.
+    """
+    minimum, maximum = check_size(replicas, autoscale)
+    plan = Plan(
+        source=str(component) if isinstance(component, Path) else component,
+        config=ComponentConfig.make(config),
+        minimum=minimum,
+        maximum=maximum,
+        options=actor_options(resources, runtime_env),
+        depth=2 if idempotent else 1,
+        timeout_s=timeout,
+        idempotent=idempotent,
+        max_deaths=max_deaths,
+        quiet_s=quiet,
+        name=name,
+    )
+    connect(address)
+    keeper = _make_keeper(plan)
+    try:
+        return Component(_pool(keeper, plan, name is None, startup_timeout))
+    except BaseException:
+        if name is not None:
+            delete(name)
+        raise
+
+
+def attach(name: str, *, address: str | None = None, startup_timeout: float = 60.0) -> RayPool:
+    """The way to a pool that was deployed under a name.
+
+    Args:
+        name: of the pool.
+        address: of the cluster.
+        startup_timeout: seconds to wait for a replica that is up.
+
+    Raises:
+        TransportError: there is no such cluster or no such pool.
+    """
+    connect(address)
+    import ray
+
+    keeper = _find_keeper(name)
+    return _pool(keeper, ray.get(keeper.plan.remote()), False, startup_timeout)
+
+
+def delete(name: str, *, address: str | None = None) -> None:
+    """End a pool and free what it occupies; calls that are under way fail.
+
+    Args:
+        name: of the pool.
+        address: of the cluster.
+
+    Raises:
+        TransportError: there is no such cluster or no such pool.
+    """
+    connect(address)
+    import ray
+
+    ray.kill(_find_keeper(name))
+
+
+def _pool(keeper: Any, plan: Plan, ends_with_handle: bool, startup_timeout_s: float) -> RayPool:
+    from chainrule.deploy.ray._pool import RayPool
+
+    return RayPool(
+        keeper, plan, ends_with_handle=ends_with_handle, startup_timeout_s=startup_timeout_s
+    )
+
+
+def _make_keeper(plan: Plan) -> Any:
+    import ray
+
+    from chainrule.deploy.ray._keeper import Keeper
+
+    options: dict[str, Any] = dict(_KEEPER)
+    if plan.name is not None:
+        options |= {"name": plan.name, "namespace": NAMESPACE, "lifetime": "detached"}
+    try:
+        return ray.remote(Keeper).options(**options).remote(plan)
+    except ValueError as error:  # Ray's word for a name that is taken
+        raise InputError(
+            f"There is a pool {plan.name!r} on this cluster already. Use Component.from_cluster, another "
+            "name, or chainrule.deploy.ray.delete first.",
+            code="pool_exists",
+        ) from error
+
+
+def _find_keeper(name: str) -> Any:
+    import ray
+
+    try:
+        return ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError as error:
+        raise TransportError(
+            f"There is no pool {name!r} on this cluster. Deploy one: chainrule.deploy.ray.deploy(…, "
+            f"name={name!r}).",
+            code="no_such_pool",
+        ) from error

@@ -1,0 +1,121 @@
+"""The keeper of a pool: an actor that makes replicas, knows who they are, and how many there should be.
+
+Calls do not pass through it. Callers report their load twice a second, and learn of changes by the answer.
+Replicas belong to the keeper: when it is lost, Ray ends them, starts it again, and it makes new ones.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+from chainrule.deploy._pool import Autoscaler
+from chainrule.deploy.ray._actor import ReplicaActor
+from chainrule.deploy.ray._plan import Plan
+
+__all__ = ["Keeper", "Report", "Roster"]
+
+# A caller that has not reported for so long is gone, and its load with it.
+_STALE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a caller says of itself.
+
+    Attributes:
+        caller: who it is.
+        version: of the roster it has.
+        load: calls it runs or has waiting.
+        in_flight: replica → calls it has not answered.
+        dead: replicas that do not come back by themselves.
+    """
+
+    caller: str
+    version: str
+    load: int
+    in_flight: Mapping[str, int]
+    dead: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Who is in the pool.
+
+    Attributes:
+        version: another one after every change.
+        actors: replica → handle of its actor.
+    """
+
+    version: str
+    actors: Mapping[str, Any] = field(repr=False)
+
+
+class Keeper:
+    """Makes replicas and lets them go.
+
+    Args:
+        plan: of the pool.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._make = ray.remote(ReplicaActor).options(**plan.options)
+        self._scaler = Autoscaler(
+            plan.minimum, plan.maximum, calls_per_replica=plan.depth, quiet_s=plan.quiet_s
+        )
+        self._actors: dict[str, Any] = {}
+        self._leaving: dict[str, Any] = {}
+        self._reports: dict[str, tuple[float, Report]] = {}
+        self._resize(plan.minimum)
+
+    def plan(self) -> Plan:
+        """What was ordered."""
+        return self._plan
+
+    def roster(self) -> Roster:
+        """Who is in the pool now."""
+        return Roster(self._version, dict(self._actors))
+
+    def report(self, report: Report) -> Roster | None:
+        """Hear a caller; tells it of changes."""
+        now = time.monotonic()
+        self._reports[report.caller] = (now, report)
+        self._reports = {
+            caller: entry for caller, entry in self._reports.items() if now - entry[0] < _STALE_S
+        }
+        for replica in report.dead:
+            if self._actors.pop(replica, None) is not None:
+                self._resize(len(self._actors) + 1)
+        load = sum(each.load for _, each in self._reports.values())
+        self._resize(self._scaler.target(len(self._actors), load))
+        self._let_go()
+        return None if report.version == self._version else self.roster()
+
+    def forget(self, caller: str) -> None:
+        """A caller has left."""
+        self._reports.pop(caller, None)
+
+    def _resize(self, size: int) -> None:
+        if size == len(self._actors) and self._actors:
+            return
+        while len(self._actors) < size:
+            self._actors[f"replica-{secrets.token_hex(4)}"] = self._make.remote(self._plan)
+        while len(self._actors) > size:
+            replica, actor = self._actors.popitem()
+            self._leaving[replica] = actor
+        self._version = secrets.token_hex(8)
+
+    def _let_go(self) -> None:
+        """End replicas that every caller knows to be leaving and expects nothing of."""
+        reports = [report for _, report in self._reports.values()]
+        if not all(report.version == self._version for report in reports):
+            return
+        for replica in list(self._leaving):
+            if not any(report.in_flight.get(replica) for report in reports):
+                ray.kill(self._leaving.pop(replica))

@@ -1,0 +1,61 @@
+"""What a pool is to be: one immutable object, kept by its keeper on the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from chainrule.runtime import ComponentConfig
+
+__all__ = ["Plan", "actor_options"]
+
+_OWN_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A pool, as it was ordered.
+
+    Attributes:
+        source: what `load_component` takes.
+        config: settings of the component.
+        minimum, maximum: how many replicas there are at least and at most.
+        options: of each replica's actor, as Ray calls them.
+        depth: calls that one caller gives to a replica at once.
+        max_group: evaluations that go to a replica in one message.
+        residuals: forward passes that each replica remembers for gradients.
+        timeout_s: how long one message may take; `None` for ever.
+        idempotent, max_deaths: as in `deploy`.
+        quiet_s: seconds of lower load before a replica goes.
+        name: by which others find the pool; `None` when it is its maker's alone.
+    """
+
+    source: Any
+    config: ComponentConfig
+    minimum: int
+    maximum: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+    depth: int = 2
+    max_group: int = 64
+    residuals: int = 64
+    timeout_s: float | None = None
+    idempotent: bool = True
+    max_deaths: int = 3
+    quiet_s: float = 10.0
+    name: str | None = None
+
+
+def actor_options(
+    resources: Mapping[str, float] | None, runtime_env: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Options of an actor from resources as Ray's tables list them: `{"CPU": 1, "GPU": 0.5, "licence": 1}`."""
+    given = {"CPU": 1, **(resources or {})}
+    options: dict[str, Any] = {
+        own: given.pop(name) for name, own in _OWN_OPTIONS.items() if name in given
+    }
+    options["resources"] = given
+    if runtime_env:
+        options["runtime_env"] = dict(runtime_env)
+    # Restarts are Ray's business, repeats are the caller's: a replayed call could kill every replica.
+    return {**options, "max_restarts": -1, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}

@@ -1,0 +1,124 @@
+"""The pool as one caller sees it: who is in it follows the keeper, who hears of the load in turn."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from chainrule.deploy._pool import PoolTransport, Slot
+from chainrule.deploy.ray._keeper import Report, Roster
+from chainrule.deploy.ray._plan import Plan
+from chainrule.deploy.ray._replica import ActorReplica
+
+__all__ = ["RayPool"]
+
+_log = logging.getLogger(__name__)
+
+_REPORT_EVERY_S = 0.5
+_ANSWER_WITHIN_S = 10.0
+
+
+class RayPool(PoolTransport):
+    """A way to the replicas of a keeper. Can be sent to other processes of the cluster.
+
+    Args:
+        keeper: handle of the keeper.
+        plan: of the pool.
+        ends_with_handle: whether closing it ends the pool.
+        startup_timeout_s: how long to wait for replicas.
+    """
+
+    def __init__(
+        self, keeper: Any, plan: Plan, *, ends_with_handle: bool, startup_timeout_s: float
+    ) -> None:
+        super().__init__(
+            f"pool {plan.name} on Ray" if plan.name else "pool on Ray",
+            depth=plan.depth,
+            max_replicas=plan.maximum,
+            idempotent=plan.idempotent,
+            max_deaths=plan.max_deaths,
+            startup_timeout_s=startup_timeout_s,
+        )
+        self.max_group = plan.max_group if plan.idempotent else 1
+        self._keeper = keeper
+        self._plan = plan
+        self._ends_with_handle = ends_with_handle
+        self._caller = secrets.token_hex(8)
+        self._stop_reporting = threading.Event()
+        self._apply(ray.get(keeper.roster.remote()))
+        threading.Thread(target=self._report, name="chainrule-report", daemon=True).start()
+        try:
+            self.wait_until_ready(plan.minimum)
+        except BaseException:
+            self.close()
+            raise
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _attach, (self._keeper, self._plan, self._startup_timeout_s)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a server tells about the component."""
+        return next(
+            slot.replica.facts
+            for slot in self._dispatcher.slots
+            if isinstance(slot.replica, ActorReplica) and slot.replica.facts
+        )
+
+    def close(self) -> None:
+        """Let go of the replicas; a pool that nobody else knows by a name ends."""
+        self._stop_reporting.set()
+        for slot in self._dispatcher.slots:
+            slot.replica.stop()
+        super().close()
+        if not ray.is_initialized():
+            return
+        if self._ends_with_handle:
+            ray.kill(self._keeper)
+        else:
+            self._keeper.forget.remote(self._caller)
+
+    def _apply(self, roster: Roster) -> None:
+        self._version = roster.version
+        known = {slot.replica.id: slot for slot in self._dispatcher.slots}
+        for id, actor in roster.actors.items():
+            if id not in known:
+                self.add_replica(ActorReplica(id, actor, self._plan.timeout_s))
+        for id, slot in known.items():
+            if id not in roster.actors:
+                self.remove_replica(slot)
+
+    def _report(self) -> None:
+        # Ray would start a cluster of its own if it were asked for anything after its end.
+        while not self._stop_reporting.wait(_REPORT_EVERY_S) and ray.is_initialized():
+            try:
+                answer = self._keeper.report.remote(self._make_report())
+                roster = ray.get(answer, timeout=_ANSWER_WITHIN_S)
+            except RayError as error:
+                _log.info("%s: the keeper does not answer (%s)", self.place, type(error).__name__)
+                continue
+            if roster is not None and not self._stop_reporting.is_set():
+                self._apply(roster)
+
+    def _make_report(self) -> Report:
+        slots = self._dispatcher.slots
+        return Report(
+            self._caller,
+            self._version,
+            self._dispatcher.load,
+            {slot.replica.id: slot.in_flight for slot in slots},
+            tuple(slot.replica.id for slot in slots if _is_dead(slot)),
+        )
+
+
+def _is_dead(slot: Slot) -> bool:
+    return isinstance(slot.replica, ActorReplica) and slot.replica.is_dead
+
+
+def _attach(keeper: Any, plan: Plan, startup_timeout_s: float) -> RayPool:
+    return RayPool(keeper, plan, ends_with_handle=False, startup_timeout_s=startup_timeout_s)

@@ -1,0 +1,160 @@
+"""A replica on the caller's side: messages to an actor."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import ray
+from ray.exceptions import (
+    ActorDiedError,
+    GetTimeoutError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    TaskCancelledError,
+    WorkerCrashedError,
+)
+
+from chainrule._errors import ChainruleError, DefinitionError, TransportError
+from chainrule.client import Ticket
+from chainrule.client._answers import Answer, read_answer
+from chainrule.deploy._pool import Replica, ReplicaLostError
+from chainrule.deploy.ray._actor import Envelope
+from chainrule.deploy.ray._cargo import take_out
+
+__all__ = ["ActorReplica"]
+
+_LOST = (RayActorError, ObjectLostError, OutOfMemoryError, WorkerCrashedError)
+_LOOK_AGAIN_S = 0.1
+
+
+class ActorReplica(Replica):
+    """An actor of the pool's keeper. Ray starts it again after a crash, on another node if need be.
+
+    Args:
+        id: of the replica.
+        actor: its handle.
+        timeout_s: how long one message may take.
+    """
+
+    def __init__(self, id: str, actor: Any, timeout_s: float | None) -> None:
+        self.id = id
+        self.facts: dict[str, Any] = {}
+        self.is_dead = False
+        self._actor = actor
+        self._timeout_s = timeout_s
+        self._is_stopped = threading.Event()
+
+    def start(self) -> dict[str, Any]:
+        """Wait until Ray has started the actor and the component is loaded."""
+        while not self._is_stopped.wait(_LOOK_AGAIN_S):
+            answer = self._describe()
+            if isinstance(answer, Envelope):
+                error = _error_in(answer)
+                raise DefinitionError(error.message, code=error.code) from error
+            if answer is not None:
+                self.facts = answer
+                return answer["openapi"]
+        raise TransportError("This component has been closed.", code="closed")
+
+    def _describe(self) -> dict[str, Any] | Envelope | None:
+        """What the actor says of itself; `None` while it cannot."""
+        try:
+            return ray.get(self._actor.describe.remote(), timeout=1.0)
+        except GetTimeoutError:
+            return None
+        except ActorDiedError as error:
+            self.is_dead = True
+            raise TransportError(
+                "The replica's actor has ended for good; the pool makes another one.",
+                code="replica_lost",
+            ) from error
+        except _LOST:
+            return None
+
+    def call(
+        self,
+        endpoint: str,
+        payload: Mapping[str, Any],
+        *,
+        run_id: str | None = None,
+        ticket: Ticket | None = None,
+    ) -> Any:
+        """Have the actor answer."""
+        references: list[Any] = []
+        cargo = take_out(payload, references)
+        reference = self._actor.call.remote(endpoint, cargo, run_id, *references)
+        answer = self._wait(reference, ticket)
+        if isinstance(answer, Envelope):
+            raise _error_in(answer)
+        return answer
+
+    def call_many(
+        self, endpoint: str, payloads: Sequence[Mapping[str, Any]], *, ticket: Ticket | None = None
+    ) -> list[Any]:
+        """Have the actor answer several calls in one message."""
+        references: list[Any] = []
+        cargo = [take_out(payload, references) for payload in payloads]
+        reference = self._actor.call_many.remote(endpoint, cargo, *references)
+        answers = self._wait(reference, ticket)
+        return [_error_in(each) if isinstance(each, Envelope) else each for each in answers]
+
+    def answer(
+        self, fields: Mapping[str, Any], body: Any, ticket: Ticket | None = None
+    ) -> Envelope:
+        """Have the actor answer a call that came over HTTP."""
+        return self._wait(self._actor.answer.remote(fields, body), ticket)
+
+    def stop(self) -> None:
+        """Nothing: actors are their keeper's."""
+        self._is_stopped.set()
+
+    def _wait(self, reference: Any, ticket: Ticket | None) -> Any:
+        try:
+            if ticket is None and self._timeout_s is None:
+                return ray.get(reference)
+            return self._wait_watching(reference, ticket or Ticket())
+        except _LOST as error:
+            raise ReplicaLostError(f"The replica was lost ({type(error).__name__}).") from error
+        except TaskCancelledError as error:
+            raise TransportError("The call was given up.", code="cancelled") from error
+        except RayError as error:
+            raise TransportError(
+                f"Ray could not carry the call or its answer ({type(error).__name__}).",
+                code="cluster_failed",
+            ) from error
+
+    def _wait_watching(self, reference: Any, ticket: Ticket) -> Any:
+        """Wait for the answer, the end of the time, or that the caller gives up."""
+        changed = threading.Event()
+        future: Future[Any] = reference.future()
+        future.add_done_callback(lambda _: changed.set())
+        ticket.when_cancelled(changed.set)
+        try:
+            changed.wait(self._timeout_s)
+        finally:
+            ticket.when_cancelled(None)
+        if future.done():
+            return future.result()
+        if ticket.is_cancelled:
+            # A call that has begun goes on to its end, but nobody waits for it.
+            ray.cancel(reference)
+            raise TransportError("The call was given up.", code="cancelled")
+        ray.kill(self._actor, no_restart=False)
+        raise ReplicaLostError(
+            f"The component did not answer within {self._timeout_s:g} s and was stopped.",
+            code="call_timeout",
+            may_repeat=False,
+        )
+
+
+def _error_in(envelope: Envelope) -> ChainruleError:
+    try:
+        read_answer(Answer(envelope.status, envelope.content_type, envelope.body))
+    except ChainruleError as error:
+        return error
+    raise AssertionError("an envelope that is no answer carries an error")
