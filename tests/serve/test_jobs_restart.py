@@ -1,0 +1,161 @@
+"""What is acknowledged is never lost and never run twice, whatever ends the server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections import Counter
+from http.client import HTTPException
+from pathlib import Path
+
+import numpy as np
+
+JOB_COMPONENT = str(Path(__file__).with_name("job_component.py"))
+
+
+def job_of(answer):
+    assert answer.status == 202, answer.body
+    return json.loads(answer.body)["id"]
+
+
+def find(served, job_id):
+    answer = served.get(f"/jobs/{job_id}")
+    assert answer.status == 200, f"job {job_id} is lost"
+    return json.loads(answer.body)
+
+
+def all_final(served, ids):
+    return all(find(served, i)["state"] in ("succeeded", "failed", "cancelled") for i in ids)
+
+
+def test_every_acknowledged_job_survives_sigkill_in_the_middle_of_200(
+    start_server, tmp_path, wait_until
+):
+    """Four callers submit 200 jobs; the server is killed when about a third of them is done."""
+    settings = {"components": JOB_COMPONENT, "workers": 2, "jobs_folder": str(tmp_path / "jobs")}
+    served = start_server(**settings)
+    trace = tmp_path / "trace"
+    acknowledged: dict[str, int] = {}
+
+    def caller(numbers):
+        with contextlib.suppress(ConnectionError, HTTPException):
+            for number in numbers:
+                inputs = {
+                    "x": [number],
+                    "trace": str(trace),
+                    "label": str(number),
+                    "seconds": 0.005,
+                }
+                answer = served.post("/apply?wait=false", {"inputs": inputs})
+                acknowledged[job_of(answer)] = number
+
+    callers = [threading.Thread(target=caller, args=(range(k, 200, 4),)) for k in range(4)]
+    for thread in callers:
+        thread.start()
+    wait_until(lambda: trace.exists() and trace.read_text().count("\n") >= 60)
+    served.process.kill()
+    served.process.wait()
+    for thread in callers:
+        thread.join()
+    assert len(acknowledged) >= 60
+
+    again = start_server(**settings)
+    wait_until(lambda: all_final(again, acknowledged))
+    runs = Counter(trace.read_text().split())
+    assert max(runs.values()) == 1, "something ran twice"
+    states = Counter()
+    for job_id, number in acknowledged.items():
+        job = find(again, job_id)
+        states[job["state"]] += 1
+        if job["state"] == "succeeded":
+            assert runs[str(number)] == 1
+            answer = again.get(f"/jobs/{job_id}/result")
+            np.testing.assert_array_equal(answer.tree["y"], [2.0 * number])
+        else:
+            assert (job["state"], job["error"]["code"]) == ("failed", "server_stopped")
+            assert again.get(f"/jobs/{job_id}/result").status == 502
+    assert states["succeeded"] + states["failed"] == len(acknowledged)
+    assert states["failed"] <= 2, "no more than the two that were running"
+
+
+def test_an_orderly_stop_keeps_what_waits(start_server, tmp_path, wait_until):
+    settings = {
+        "components": JOB_COMPONENT, "workers": 1, "grace_s": 0.1,
+        "jobs_folder": str(tmp_path / "jobs"),
+    }  # fmt: skip
+    served = start_server(**settings)
+    done = job_of(served.post("/apply?wait=false", {"inputs": {"x": [1.0]}}))
+    wait_until(lambda: all_final(served, [done]))
+    stuck = {"x": [1.0], "action": "stuck"}
+    running = job_of(served.post("/apply?wait=false", {"inputs": stuck}))
+    waiting = job_of(served.post("/apply?wait=false", {"inputs": {"x": [3.0]}}))
+    cancelled = job_of(served.post("/apply?wait=false", {"inputs": {"x": [4.0]}}))
+    served.request("DELETE", f"/jobs/{cancelled}")
+    wait_until(lambda: find(served, running)["state"] == "running")
+    served.stop()
+    again = start_server(**settings)
+    assert find(again, running)["error"]["code"] == "server_stopped"
+    assert find(again, cancelled)["state"] == "cancelled"
+    assert again.get(f"/jobs/{done}/result").tree["y"] == [2.0]
+    wait_until(lambda: all_final(again, [waiting]))
+    assert again.get(f"/jobs/{waiting}/result").tree["y"] == [6.0]
+
+
+def test_jobs_of_a_component_that_is_gone(start_server, tmp_path, component_path):
+    folder = str(tmp_path / "jobs")
+    served = start_server(components=JOB_COMPONENT, workers=1, jobs_folder=folder)
+    served.post("/apply?wait=false", {"inputs": {"x": [1.0], "action": "stuck"}})
+    waiting = job_of(served.post("/apply?wait=false", {"inputs": {"x": [1.0]}}))
+    served.process.kill()
+    served.process.wait()
+    again = start_server(components=component_path, workers=0, jobs_folder=folder)
+    job = find(again, waiting)
+    assert (job["state"], job["error"]["code"]) == ("failed", "component_missing")
+
+
+def test_one_server_per_folder(start_server, tmp_path):
+    settings = {"components": JOB_COMPONENT, "workers": 0, "jobs_folder": str(tmp_path / "jobs")}
+    start_server(**settings)
+    try:
+        start_server(**settings)
+    except RuntimeError:
+        return
+    raise AssertionError("the second server should have refused to start")
+
+
+def test_results_are_kept_for_their_time_and_no_longer(start_server, tmp_path, wait_until):
+    folder = tmp_path / "jobs"
+    served = start_server(
+        components=JOB_COMPONENT, workers=0, jobs_folder=str(folder), job_retention_s=1.0
+    )
+    job = job_of(served.post("/apply?wait=false", {"inputs": {"x": [1.0]}}))
+    wait_until(lambda: served.get(f"/jobs/{job}/result").status == 410)
+    assert served.get(f"/jobs/{job}/result").problem["code"] == "job_expired"
+    assert not list(folder.glob("*.result"))
+    assert not list(folder.glob("*.request"))
+    wait_until(lambda: served.get(f"/jobs/{job}").status == 404)
+
+
+def test_results_are_bounded_in_bytes(tmp_path):
+    from chainrule.serve._jobs._record import JobRecord
+    from chainrule.serve._jobs._store import JobStore
+
+    store = JobStore(tmp_path, retention_s=3600, max_bytes=250)
+    records = []
+    for _ in range(4):
+        record = JobRecord(component="c", endpoint="apply", run_id="r", content_type="t")
+        store.add(record, b"body")
+        end = time.time()
+        record = JobRecord(
+            **{**vars(record), "state": "succeeded", "finished_at": end, "result_bytes": 100,
+               "result_status": 200, "result_type": "t"}
+        )  # fmt: skip
+        store.finish(record, [b"x" * 100])
+        records.append(record)
+    store.sweep()
+    kept = [store.result(record.id) is not None for record in records]
+    assert kept == [False, False, True, True], "the oldest go first"
+    assert store.counts()["succeeded"] == 4
+    store.close()
