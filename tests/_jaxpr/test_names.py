@@ -201,3 +201,18 @@ def test_a_permitted_effect_survives_everything():
 @pytest.mark.parametrize("name", ["make_user_context", "shard_map", "typeof"])
 def test_public_names_we_rely_on(name):
     assert hasattr(jax, name)
+
+
+def test_batch_sizes_behind_tracers():
+    seen = []
+
+    def look(x, y):
+        seen.append(names.hidden_batch_size([x, y]))
+        return x * y
+
+    x = jnp.ones((2, 3))
+    jax.vmap(jax.vmap(look, (0, None)), (0, None))(x, 1.0)
+    jax.jit(jax.vmap(jax.grad(look), (0, None)))(x[0], 1.0)
+    jax.vmap(jax.jit(look))(x, x)
+    look(x, 1.0)
+    assert seen == [6, 3, 1, 1]

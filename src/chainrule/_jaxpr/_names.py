@@ -15,6 +15,7 @@ from jax._src import effects as _effects
 from jax._src import linear_util as _linear_util
 from jax._src import named_sharding as _named_sharding
 from jax._src import source_info_util
+from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
 
@@ -34,6 +35,7 @@ __all__ = [
     "close_program",
     "equation_context",
     "fresh_variable",
+    "hidden_batch_size",
     "is_transforming",
     "loop_input",
     "manual_axes",
@@ -74,6 +76,28 @@ def aval_of(value: Any) -> Any:
 def is_transforming() -> bool:
     """Whether any JAX transformation is going on around this call."""
     return not _core.trace_state_clean()
+
+
+def hidden_batch_size(values: Sequence[Any]) -> int:
+    """How many elements the `vmap`s around this call carry beside each value that is seen here.
+
+    1 where there is none, or where a `jit` between them and this call hides it.
+    """
+    return max((_batch_size(value) for value in values), default=1)
+
+
+def _batch_size(value: Any) -> int:
+    size = 1
+    while isinstance(value, _core.Tracer):
+        if isinstance(value, _batching.BatchTracer):
+            if isinstance(value.batch_dim, int):
+                size *= value.val.shape[value.batch_dim]
+            value = value.val
+        elif hasattr(value, "primal"):
+            value = value.primal
+        else:
+            break
+    return size
 
 
 def loop_input() -> Any:
