@@ -117,7 +117,8 @@ class Server:
         try:
             yield
         finally:
-            await self.stop()
+            # The web server waits for callers over HTTP; it knows nothing of those of the same host.
+            await self.drain()
 
     async def _start(self) -> None:
         for pool in self._pools:

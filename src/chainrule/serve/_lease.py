@@ -52,6 +52,10 @@ class Client(Protocol):
         """Of the connection."""
 
     @property
+    def is_lendable(self) -> bool:
+        """Whether the server reads it, and has nothing to answer."""
+
+    @property
     def has_left(self) -> bool:
         """Whether the other side has closed the connection."""
 

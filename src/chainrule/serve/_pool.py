@@ -99,6 +99,7 @@ class ProcessPool:
         self._workers: set[WorkerProcess] = set()
         self._idle: deque[WorkerProcess] = deque()
         self._leases: dict[WorkerProcess, Lease] = {}
+        self._regulars: dict[int, Client] = {}
         self._waiting: deque[asyncio.Future[WorkerProcess]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._failures_in_a_row = 0
@@ -230,9 +231,18 @@ class ProcessPool:
         self._idle.append(worker)
 
     def lend_to(self, client: Client) -> None:
-        """Let a client of the same host talk to a worker itself, if one is free for that."""
-        if self._stopping or self._waiting:
-            return
+        """Let a client of the same host talk to a worker itself, if one is free for that.
+
+        So do the clients that a worker was lent to before, or two of them would take turns in calling it
+        back.
+        """
+        self._regulars[client.number] = client
+        if not self._stopping and not self._waiting:
+            for regular in self._regulars.values():
+                if regular.is_lendable:
+                    self._lend_one_to(regular)
+
+    def _lend_one_to(self, client: Client) -> None:
         free = [worker for worker in self._idle if worker.is_usable]
         lent = [worker for worker, lease in self._leases.items() if not lease.is_ending]
         # A client that still reads memory of a worker stays with that one.
@@ -345,6 +355,7 @@ class ProcessPool:
 
     def forget_client(self, number: int) -> None:
         """Tell the workers that a client of the same host has left."""
+        self._regulars.pop(number, None)
         for worker in self._workers:
             worker.forget_client(number)
 

@@ -171,7 +171,7 @@ class _Connection:
             self._forget(message.header["segment"][0])
         self._task = None
         self._reply(reply, held, message.header.get("number"))
-        if "number" in message.header and not self._is_lent and self._connection.fileno() != -1:
+        if "number" in message.header and self.is_lendable:
             self._offer(message)
 
     def _offer(self, message: Message) -> None:
@@ -289,6 +289,11 @@ class _Connection:
     def descriptor(self) -> int:
         """Of the connection."""
         return self._connection.fileno()
+
+    @property
+    def is_lendable(self) -> bool:
+        """Whether it is open, here, and nothing is under way."""
+        return not self._is_lent and self._task is None and self._connection.fileno() != -1
 
     @property
     def has_left(self) -> bool:

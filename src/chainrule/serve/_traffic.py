@@ -71,16 +71,19 @@ class Traffic:
 
     def record(self, call: Call, status: int, seconds: float, reply: Reply | None) -> None:
         """Count a request that is over."""
-        endpoint = call.endpoint
+        sent = 0 if reply is None else reply.nbytes
+        self.add(call.endpoint, status, seconds, _size(call.body), sent)
+
+    def add(self, endpoint: str, status: int, seconds: float, received: int, sent: int) -> None:
+        """Count a request that is over, whoever answered it."""
         self.requests[endpoint, status] += 1
         buckets = self.latency.get(endpoint)
         if buckets is None:
             buckets = self.latency[endpoint] = [0] * (len(BOUNDS_S) + 1)
         buckets[bisect_left(BOUNDS_S, seconds)] += 1
         self.latency_sum_s[endpoint] += seconds  # type: ignore[assignment]
-        self.received[endpoint] += _size(call.body)
-        if reply is not None:
-            self.sent[endpoint] += reply.nbytes
+        self.received[endpoint] += received
+        self.sent[endpoint] += sent
         self.recent.append((time.monotonic(), seconds))
 
     @property
