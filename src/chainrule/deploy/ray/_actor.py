@@ -55,7 +55,7 @@ class ReplicaActor:
     def call(
         self, endpoint: str, payload: Mapping[str, Any], run_id: str | None, *values: Any
     ) -> Any:
-        """The answer of an endpoint, or why there is none; `values` are those of references in the payload."""
+        """The answer of an endpoint, or why there is none; `values` are those of references in it."""
         if self._component is None:
             return self._failure
         try:

@@ -34,7 +34,7 @@ def connect(address: str | None) -> None:
         ray.init(address=address, namespace=NAMESPACE)
     except (ConnectionError, TimeoutError) as error:
         raise TransportError(
-            f"There is no Ray cluster at {address or 'the default address'}. Start one with `ray start --head`, "
-            "or pass another address.",
+            f"There is no Ray cluster at {address or 'the default address'}. Start one with "
+            "`ray start --head`, or pass another address.",
             code="cluster_unreachable",
         ) from error

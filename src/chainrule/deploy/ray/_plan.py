@@ -49,7 +49,7 @@ class Plan:
 def actor_options(
     resources: Mapping[str, float] | None, runtime_env: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Options of an actor from resources as Ray's tables list them: `{"CPU": 1, "GPU": 0.5, "licence": 1}`."""
+    """Options of an actor from resources by name, as in `{"CPU": 1, "GPU": 0.5, "licence": 1}`."""
     given = {"CPU": 1, **(resources or {})}
     options: dict[str, Any] = {
         own: given.pop(name) for name, own in _OWN_OPTIONS.items() if name in given

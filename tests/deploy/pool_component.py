@@ -1,0 +1,57 @@
+"""y = Σ x², with ways to misbehave, and a gradient that tells where it was computed.
+
+The output does not depend on `here`. Its "gradient" is 1 if the forward pass of these inputs ran in the
+process that answers, and 0 otherwise: so a test can see where calls go without asking the pool.
+"""
+
+import os
+import time
+
+import numpy as np
+from pydantic import BaseModel
+
+from chainrule.runtime import Array, Differentiable, Float64
+
+_seen = set()
+
+
+class InputSchema(BaseModel):
+    x: Differentiable[Array[("n",), Float64]]
+    here: Differentiable[Float64] = 0.0
+    action: str = ""
+
+
+class OutputSchema(BaseModel):
+    y: Differentiable[Float64]
+    pid: int
+
+
+def apply(inputs: InputSchema) -> OutputSchema:
+    action, _, value = inputs.action.partition(" ")
+    if action == "raise":
+        raise ValueError("mesh is empty")
+    if action == "exit":
+        os._exit(3)
+    if action == "sleep":
+        time.sleep(float(value))
+    if action == "exit_once":  # the path of a file that is there until somebody has died for it
+        try:
+            os.remove(value)
+        except FileNotFoundError:
+            pass
+        else:
+            os._exit(3)
+    _seen.add(inputs.x.tobytes())
+    return OutputSchema(y=np.sum(inputs.x**2), pid=os.getpid())
+
+
+def vector_jacobian_product(inputs, vjp_inputs, vjp_outputs, cotangent_vector):
+    gradients = {
+        "x": 2 * inputs.x * cotangent_vector["y"],
+        "here": np.float64(inputs.x.tobytes() in _seen),
+    }
+    return {path: gradients[path] for path in vjp_inputs}
+
+
+def abstract_eval(abstract_inputs):
+    return {"y": {"shape": (), "dtype": "float64"}, "pid": 0}

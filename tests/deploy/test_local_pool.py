@@ -1,0 +1,194 @@
+"""A pool of processes: calls in parallel, deaths that cost nobody an answer."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chainrule._errors import ComponentError, DefinitionError, InputError, TransportError
+from chainrule.deploy import local
+
+SOURCE = Path(__file__).with_name("pool_component.py")
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with local.deploy(SOURCE, replicas=2) as component:
+        yield component
+
+
+def point(k):
+    return {"x": [float(k), 1.0]}
+
+
+def value(k):
+    return float(k) ** 2 + 1.0
+
+
+def settled(component, up=2):
+    """Wait until so many replicas are up again."""
+    deadline = time.monotonic() + 30
+    while True:
+        states = [replica["state"] for replica in component.health()["replicas"]]
+        if sum(state in ("idle", "busy") for state in states) == up:
+            return
+        assert time.monotonic() < deadline, states
+        time.sleep(0.02)
+
+
+def test_both_processes_work_and_results_keep_the_order(pool):
+    results = list(pool.map([point(k) | {"action": "sleep 0.01"} for k in range(30)]))
+    assert [result["y"] for result in results] == [value(k) for k in range(30)]
+    assert len({result["pid"] for result in results}) == 2
+    assert os.getpid() not in {result["pid"] for result in results}
+
+
+def test_results_as_they_come(pool):
+    inputs = [point(k) | {"action": "sleep 0.3" if k == 0 else ""} for k in range(10)]
+    results = [result["y"] for result in pool.map(inputs, ordered=False)]
+    assert results[0] != value(0)
+    assert sorted(results) == [value(k) for k in range(10)]
+
+
+def test_a_failing_input_costs_only_its_own_result(pool):
+    inputs = [point(k) | {"action": "raise" if k == 3 else ""} for k in range(8)]
+    outcomes = list(pool.map_outcomes(inputs))
+    assert sorted(outcome.index for outcome in outcomes) == list(range(8))
+    for outcome in outcomes:
+        if outcome.index == 3:
+            assert isinstance(outcome.error, ComponentError)
+            with pytest.raises(ComponentError, match="mesh is empty"):
+                outcome.unwrap()
+        else:
+            assert outcome.unwrap()["y"] == value(outcome.index)
+
+
+def test_a_poisonous_input_takes_nobody_else_along(pool):
+    inputs = [point(k) | {"action": "exit" if k == 5 else "sleep 0.05"} for k in range(40)]
+    outcomes = list(pool.map_outcomes(inputs, ordered=True))
+    failed = [outcome for outcome in outcomes if outcome.error]
+    assert [outcome.index for outcome in failed] == [5]
+    assert isinstance(failed[0].error, InputError)
+    assert failed[0].error.code == "poison_input"
+    assert failed[0].error.details == {"exit_code": 3, "deaths": 3}
+    assert [o.result["y"] for o in outcomes if not o.error] == [
+        value(k) for k in range(40) if k != 5
+    ]
+    settled(pool)
+
+
+def test_a_call_outlives_its_process(pool, tmp_path):
+    for action in range(2):
+        trap = tmp_path / f"trap{action}"
+        trap.touch()
+        assert pool.apply(point(2) | {"action": f"exit_once {trap}"})["y"] == value(2)
+        assert not trap.exists()
+    settled(pool)
+
+
+def test_a_process_that_dies_between_calls_is_replaced(pool):
+    before = {result["pid"] for result in pool.map([point(k) for k in range(20)])}
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    results = list(pool.map([point(k) for k in range(20)]))
+    assert [result["y"] for result in results] == [value(k) for k in range(20)]
+    assert not before & {result["pid"] for result in results}
+    settled(pool)
+
+
+def test_a_gradient_goes_where_its_forward_pass_ran(pool):
+    before = pool.transport.status()["affinity"]["hits"]
+    gradients = {}
+
+    def work(k):
+        x = np.array([k, 0.5, -k])
+        pool.apply({"x": x})
+        gradients[k] = pool.vector_jacobian_product({"x": x}, ["x", "here"], ["y"], {"y": 3.0})
+
+    threads = [threading.Thread(target=work, args=(float(k),)) for k in range(100, 108)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for k, gradient in gradients.items():
+        np.testing.assert_array_equal(gradient["x"], 6.0 * np.array([k, 0.5, -k]))
+        assert gradient["here"] == 1.0
+    assert len(gradients) == 8
+    assert pool.transport.status()["affinity"]["hits"] == before + 8
+
+
+def test_vmap_and_grad_fan_out(pool):
+    import jax
+
+    from chainrule.bridge import apply_component
+
+    with jax.enable_x64(True):
+        xs = jax.numpy.arange(24.0).reshape(8, 3) + 0.25
+        grad = jax.grad(lambda x: apply_component(pool, {"x": x})["y"])
+        np.testing.assert_array_equal(jax.jit(jax.vmap(grad))(xs), 2 * xs)
+        pids = jax.vmap(lambda x: apply_component(pool, {"x": x, "action": "sleep 0.02"})["pid"])(
+            xs
+        )
+    assert len(set(np.asarray(pids).tolist())) == 2
+
+
+def test_a_call_that_waits_can_be_given_up(pool):
+    busy = [pool.submit("apply", point(k) | {"action": "sleep 0.5"}) for k in range(2)]
+    behind = pool.submit("apply", point(9))
+    behind.cancel()
+    with pytest.raises(TransportError) as caught:
+        behind.result(timeout=20)
+    assert caught.value.code == "cancelled"
+    assert [job.result(timeout=20)["y"] for job in busy] == [value(0), value(1)]
+
+
+def test_calls_that_must_not_run_twice_and_calls_that_take_too_long(tmp_path):
+    with local.deploy(SOURCE, replicas=1, idempotent=False, timeout=0.5) as component:
+        trap = tmp_path / "trap"
+        trap.touch()
+        with pytest.raises(TransportError) as caught:
+            component.apply(point(1) | {"action": f"exit_once {trap}"})
+        assert caught.value.code == "replica_lost"
+        assert caught.value.details == {"exit_code": 3}
+        with pytest.raises(TransportError) as caught:
+            component.apply(point(1) | {"action": "sleep 30"})
+        assert caught.value.code == "call_timeout"
+        assert component.apply(point(1))["y"] == value(1)
+
+
+def test_a_queue_makes_the_pool_grow():
+    with local.deploy(SOURCE, autoscale=(1, 2)) as component:
+        assert len(component.health()["replicas"]) == 1
+        results = component.map(
+            (point(k) | {"action": "sleep 0.05"} for k in range(200)), max_in_flight=4
+        )
+        pids = set()
+        for result in results:
+            pids.add(result["pid"])
+            if len(pids) == 2:
+                break
+        assert len(pids) == 2
+        results.close()
+    with pytest.raises(TransportError) as caught:
+        component.apply(point(1))
+    assert caught.value.code == "closed"
+
+
+def test_what_cannot_be_deployed(tmp_path):
+    with pytest.raises(DefinitionError):
+        local.deploy(tmp_path / "nothing.py", replicas=1)
+    dying = tmp_path / "dying.py"
+    dying.write_text("import os\nos._exit(7)\n")
+    with pytest.raises(TransportError, match="status 7"):
+        local.deploy(dying, replicas=1)
+    with pytest.raises(DefinitionError) as unpicklable:
+        local.deploy(lambda x: x)
+    assert unpicklable.value.code == "not_picklable"
+    for size in ({"replicas": -1}, {"autoscale": (0, 2)}, {"autoscale": (3, 2)}):
+        with pytest.raises(InputError) as caught:
+            local.deploy(SOURCE, **size)
+        assert caught.value.code == "bad_pool_size"
