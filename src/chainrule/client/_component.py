@@ -14,7 +14,7 @@ from typing import Any, Self
 from chainrule._errors import CapabilityError, TransportError
 from chainrule.client._constructors import transport_of
 from chainrule.client._facts import capabilities_of, differentiable_of, endpoints_of
-from chainrule.client._jobs import Job
+from chainrule.client._jobs import CallJob, Job
 from chainrule.client._mapping import Outcome, stream_outcomes
 from chainrule.client._payloads import make_payload, send_one_by_one, takes_batches
 from chainrule.client._summary import summary_html, summary_text
@@ -420,8 +420,39 @@ class Component:
         """
         return self._call("abstract_eval", abstract_inputs)
 
+    def tagged_intermediates(
+        self,
+        inputs: Any,
+        tag: str = "intermediates",
+        tangent_vector: Mapping[str, Any] | None = None,
+        cotangent_vector: Mapping[str, Any] | None = None,
+        *,
+        abstract: bool = False,
+        run_id: str | None = None,
+    ) -> dict[str, dict[str, Any]]:
+        """The values that the component tags with `sow` on its way from inputs to outputs.
+
+        Args:
+            inputs: as in `apply`; with `abstract` as in `abstract_eval`.
+            tag: the group of names to give.
+            tangent_vector: `{input path: array}`: push it forward, and give tangents too.
+            cotangent_vector: `{output path: array}`: pull it back, and give cotangents too.
+            abstract: give `{"shape": …, "dtype": …}` in place of arrays, and compute nothing.
+            run_id: as in `apply`.
+
+        Returns:
+            `{name: {"primal": …, "tangent" or "cotangent": …}}`, as `save_intermediates` gives it.
+        """
+        return self._call(
+            "tagged_intermediates", inputs, tag=tag, tangent_vector=tangent_vector,
+            cotangent_vector=cotangent_vector, abstract=abstract, run_id=run_id,
+        )  # fmt: skip
+
     def submit(self, endpoint: str, *args: Any, **kwargs: Any) -> Job:
         """Start a call and return at once.
+
+        A server keeps the call as a job of its own: it goes on when this process ends, and is found again by
+        its id (`job`).
 
         Args:
             endpoint: name of the endpoint.
@@ -438,11 +469,33 @@ class Component:
             {'result': 6.0}
         """
         self._check_endpoint(endpoint)
+        if endpoint != "health":
+            run_id = kwargs.get("run_id")
+            arguments = {name: value for name, value in kwargs.items() if name != "run_id"}
+            payload = make_payload(endpoint, *args, **arguments)
+            if not payload.get("batched") or takes_batches(self.openapi_schema, endpoint):
+                job = self.transport.submit(endpoint, payload, run_id=run_id)
+                if job is not None:
+                    return job
+        return self._in_background(endpoint, *args, **kwargs)
+
+    def job(self, job_id: str) -> Job:
+        """A job that the server of this component has taken on before, perhaps for another process.
+
+        Raises:
+            CapabilityError: there is no such job (`job_unknown`).
+        """
+        self._check_open()
+        return self.transport.job(job_id)
+
+    def _in_background(self, endpoint: str, *args: Any, **kwargs: Any) -> Job:
+        """Start a call on a thread of this process."""
+        self._check_endpoint(endpoint)
         if endpoint == "health":
-            return Job(self._workers(), lambda ticket: self.transport.health(), endpoint)
+            return CallJob(self._workers(), lambda ticket: self.transport.health(), endpoint)
         run_id = kwargs.pop("run_id", None)
         payload = make_payload(endpoint, *args, **kwargs)
-        return Job(
+        return CallJob(
             self._workers(),
             lambda ticket: self._send(endpoint, payload, run_id=run_id, ticket=ticket),
             endpoint,
@@ -510,13 +563,13 @@ class Component:
 
     async def apply_async(self, inputs: Any, *, run_id: str | None = None) -> Any:
         """`apply` for asynchronous code."""
-        return await self.submit("apply", inputs, run_id=run_id)
+        return await self._in_background("apply", inputs, run_id=run_id)
 
     async def jacobian_async(
         self, inputs: Any, jac_inputs: Collection[str], jac_outputs: Collection[str]
     ) -> dict[str, dict[str, Any]]:
         """`jacobian` for asynchronous code."""
-        return await self.submit("jacobian", inputs, jac_inputs, jac_outputs)
+        return await self._in_background("jacobian", inputs, jac_inputs, jac_outputs)
 
     async def jacobian_vector_product_async(
         self,
@@ -529,7 +582,7 @@ class Component:
     ) -> dict[str, Any]:
         """`jacobian_vector_product` for asynchronous code."""
         arguments = (inputs, jvp_inputs, jvp_outputs, tangent_vector)
-        return await self.submit("jacobian_vector_product", *arguments, batched=batched)
+        return await self._in_background("jacobian_vector_product", *arguments, batched=batched)
 
     async def vector_jacobian_product_async(
         self,
@@ -542,7 +595,7 @@ class Component:
     ) -> dict[str, Any]:
         """`vector_jacobian_product` for asynchronous code."""
         arguments = (inputs, vjp_inputs, vjp_outputs, cotangent_vector)
-        return await self.submit("vector_jacobian_product", *arguments, batched=batched)
+        return await self._in_background("vector_jacobian_product", *arguments, batched=batched)
 
     async def hessian_vector_product_async(
         self,
@@ -554,7 +607,7 @@ class Component:
     ) -> dict[str, Any]:
         """`hessian_vector_product` for asynchronous code."""
         arguments = (inputs, hvp_inputs, hvp_outputs, cotangent_vector, tangent_vector)
-        return await self.submit("hessian_vector_product", *arguments)
+        return await self._in_background("hessian_vector_product", *arguments)
 
     async def value_and_vjp_async(
         self,
@@ -565,15 +618,15 @@ class Component:
     ) -> dict[str, Any]:
         """`value_and_vjp` for asynchronous code."""
         arguments = (inputs, vjp_inputs, vjp_outputs, cotangent_vector)
-        return await self.submit("value_and_vjp", *arguments)
+        return await self._in_background("value_and_vjp", *arguments)
 
     async def abstract_eval_async(self, abstract_inputs: Any) -> Any:
         """`abstract_eval` for asynchronous code."""
-        return await self.submit("abstract_eval", abstract_inputs)
+        return await self._in_background("abstract_eval", abstract_inputs)
 
     async def health_async(self) -> dict[str, Any]:
         """`health` for asynchronous code."""
-        return await self.submit("health")
+        return await self._in_background("health")
 
     # Its end
 

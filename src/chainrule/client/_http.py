@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import secrets
 import ssl
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import orjson
 
@@ -17,7 +18,10 @@ from chainrule._errors import InputError, TransportError
 from chainrule.client._answers import Answer, read_answer
 from chainrule.client._connections import ConnectionPool, LostConnectionError, Origin, Request
 from chainrule.client._dialect import Dialect, dialect_of
+from chainrule.client._jobs import Job
 from chainrule.client._same_host import SameHost, try_same_host
+from chainrule.client._server import JobInfo, Server
+from chainrule.client._server_jobs import ServerJob
 from chainrule.client._transport import Ticket, Transport
 from chainrule.runtime._codec import encode_body, encode_frames
 
@@ -129,6 +133,45 @@ class HttpTransport(Transport):
             answer = self._exchange(Request("POST", target, headers, pieces), ticket)
         return read_answer(answer)
 
+    def submit(
+        self, endpoint: str, payload: Mapping[str, Any], *, run_id: str | None = None
+    ) -> Job | None:
+        """Have the server take a call on as a job; `None` when it is not one of ours."""
+        dialect = self._agree()
+        if not dialect.is_native:
+            return None
+        headers = {
+            **self._headers,
+            "Content-Type": dialect.content_type,
+            # The key makes it safe to send the request again when the connection breaks.
+            "Idempotency-Key": secrets.token_hex(16),
+        }
+        query = {"wait": "false"} | ({} if run_id is None else {"run_id": run_id})
+        target = f"{self._base}/{quote(endpoint)}?{urlencode(query)}"
+        request = Request("POST", target, headers, encode_body(payload, format=dialect.body_format))
+        ticket = Ticket()
+        answer = self._repeat(lambda: self._pool.exchange(request, ticket), True, ticket)
+        if answer.status != HTTPStatus.ACCEPTED:
+            read_answer(answer)
+        return self._job(JobInfo.from_json(orjson.loads(bytes(answer.body))))
+
+    def job(self, job_id: str) -> Job:
+        """A job that the server has taken on before."""
+        return self._job(self.server.job(job_id))
+
+    def _job(self, info: JobInfo) -> Job:
+        return ServerJob(self.server, info, self._agree().accept)
+
+    @cached_property
+    def server(self) -> Server:
+        """The server itself: how it is, and its jobs."""
+        return Server(
+            self._pool.origin,
+            self._server_base,
+            self._headers,
+            lambda request: self._exchange(request, Ticket()),
+        )
+
     def _share(
         self, path: str, payload: Mapping[str, Any], run_id: str | None, ticket: Ticket
     ) -> Answer | None:
@@ -183,7 +226,7 @@ class HttpTransport(Transport):
 
     def _exchange(self, request: Request, ticket: Ticket) -> Answer:
         return self._repeat(
-            lambda: self._pool.exchange(request, ticket), request.method == "GET", ticket
+            lambda: self._pool.exchange(request, ticket), request.method != "POST", ticket
         )
 
     def _repeat(self, once: Callable[[], Answer], may_repeat: bool, ticket: Ticket) -> Answer:

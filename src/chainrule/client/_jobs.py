@@ -3,18 +3,85 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from concurrent.futures import Executor, Future
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from chainrule._errors import TransportError
+from chainrule.client._progress_bar import progress_bar
 from chainrule.client._transport import Ticket
+from chainrule.runtime._progress import listening
 
-__all__ = ["Job"]
+__all__ = ["CallJob", "Job", "Show", "showing"]
+
+Show = bool | Callable[[float, str], Any]
+"""Whether a progress bar is shown, or what is called with fraction and message in its place."""
 
 
-class Job:
+class Job(ABC):
     """A call that is under way: wait for it with `result`, `await` it, or give it up.
+
+    Attributes:
+        label: what is called, for people.
+    """
+
+    label: str
+
+    def __repr__(self) -> str:
+        return f"<Job {self.label}: {self.status}>"
+
+    @property
+    @abstractmethod
+    def status(self) -> str:
+        """`waiting`, `running`, `done`, `failed` or `cancelled`."""
+
+    @property
+    @abstractmethod
+    def fraction(self) -> float | None:
+        """How far along it is, between 0 and 1, if the component says so with `progress`."""
+
+    @property
+    @abstractmethod
+    def message(self) -> str | None:
+        """What it is doing, if the component says so."""
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing more to wait for."""
+        return self.status in ("done", "failed", "cancelled")
+
+    @abstractmethod
+    def result(self, timeout: float | None = None, *, progress: Show = False) -> Any:
+        """The answer of the call, waited for.
+
+        Args:
+            timeout: seconds to wait; `None` waits until there is an answer.
+            progress: show a progress bar, or call this with fraction and message.
+
+        Raises:
+            TimeoutError: no answer yet; the call goes on.
+            ChainruleError: what the call raised; `cancelled` when it was given up.
+        """
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Give the call up."""
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._wait().__await__()
+
+    @abstractmethod
+    async def _wait(self) -> Any:
+        """The answer, for asynchronous code; a task that is cancelled gives the call up."""
+
+    def _cancelled(self) -> TransportError:
+        return TransportError(f"The call of {self.label} was given up.", code="cancelled")
+
+
+class CallJob(Job):
+    """A call on a thread of this process.
 
     Args:
         executor: runs the call.
@@ -23,12 +90,11 @@ class Job:
     """
 
     def __init__(self, executor: Executor, function: Callable[[Ticket], Any], label: str) -> None:
+        self.label = label
         self._ticket = Ticket()
-        self._label = label
+        self._progress: tuple[float, str] | None = None
+        self._show: Callable[[float, str], Any] | None = None
         self._future: Future[Any] = executor.submit(self._run, function)
-
-    def __repr__(self) -> str:
-        return f"<Job {self._label}: {self.status}>"
 
     @property
     def status(self) -> str:
@@ -44,24 +110,26 @@ class Job:
         """Whether there is nothing more to wait for."""
         return self._future.done()
 
-    def result(self, timeout: float | None = None) -> Any:
-        """The answer of the call, waited for.
+    @property
+    def fraction(self) -> float | None:
+        """How far along it is; known for components in this process."""
+        return None if self._progress is None else self._progress[0]
 
-        Args:
-            timeout: seconds to wait; `None` waits until there is an answer.
+    @property
+    def message(self) -> str | None:
+        """What it is doing; known for components in this process."""
+        return None if self._progress is None else self._progress[1] or None
 
-        Raises:
-            TimeoutError: no answer yet; the call goes on.
-            ChainruleError: what the call raised; `cancelled` when it was given up.
-        """
-        return self._future.result(timeout)
+    def result(self, timeout: float | None = None, *, progress: Show = False) -> Any:
+        """The answer of the call, waited for; see `Job.result`."""
+        with showing(progress, self.label) as self._show:
+            if self._progress is not None and self._show is not None:
+                self._show(*self._progress)
+            return self._future.result(timeout)
 
     def cancel(self) -> None:
         """Give the call up. A server stops the work when it notices that nobody waits any more."""
         self._ticket.cancel()
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        return self._wait().__await__()
 
     async def _wait(self) -> Any:
         try:
@@ -74,11 +142,24 @@ class Job:
         if self._ticket.is_cancelled:
             raise self._cancelled()
         try:
-            return function(self._ticket)
+            with listening(self._on_progress):
+                return function(self._ticket)
         except TransportError as error:
             if self._ticket.is_cancelled:
                 raise self._cancelled() from error
             raise
 
-    def _cancelled(self) -> TransportError:
-        return TransportError(f"The call of {self._label} was given up.", code="cancelled")
+    def _on_progress(self, fraction: float, message: str) -> None:
+        self._progress = fraction, message
+        show = self._show
+        if show is not None:
+            show(fraction, message)
+
+
+def showing(
+    progress: Show, label: str
+) -> AbstractContextManager[Callable[[float, str], Any] | None]:
+    """What to call with the progress of a job, while somebody wants to see it."""
+    if callable(progress):
+        return nullcontext(progress)
+    return progress_bar(label) if progress else nullcontext(None)

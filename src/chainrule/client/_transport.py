@@ -11,9 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from chainrule._errors import ChainruleError
+from chainrule._errors import CapabilityError, ChainruleError
 
 if TYPE_CHECKING:
+    from chainrule.client._jobs import Job
     from chainrule.runtime import LocalComponent
 
 __all__ = ["Ticket", "Transport"]
@@ -115,6 +116,20 @@ class Transport(ABC):
             except ChainruleError as error:
                 answers.append(error)
         return answers
+
+    def submit(
+        self, endpoint: str, payload: Mapping[str, Any], *, run_id: str | None = None
+    ) -> Job | None:
+        """Have a call taken on as a job that needs no connection; `None` where there is no such thing."""
+        return None
+
+    def job(self, job_id: str) -> Job:
+        """A job that was taken on before.
+
+        Raises:
+            CapabilityError: there is no such job, or there are no jobs here.
+        """
+        raise CapabilityError(f"There are no jobs {self.place}.", code="job_unknown")
 
     @abstractmethod
     def health(self) -> dict[str, Any]:
