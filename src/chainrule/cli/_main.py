@@ -40,6 +40,13 @@ COMMANDS = {
     "order": Command("_order", "Search a cheap order for a Jacobian of a JAX function."),
     "serve": Command("_serve", "Serve components over HTTP."),
 }
+    "build": Command("_images_build", "Build a container image of a component."),
+    "run": Command("_images_run", "Serve an image, or have it answer one call."),
+    "ps": Command("_images_list", "List containers of components."),
+    "logs": Command("_images_list", "Show what a container has written."),
+    "stop": Command("_images_list", "Stop and remove containers."),
+    "list": Command("_images_list", "List images of components."),
+    "slurm": Command("_slurm", "Write a batch script that serves components in a Slurm job."),
 
 # The peer's names, and their like.
 _ALIASES = {

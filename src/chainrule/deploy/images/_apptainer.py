@@ -48,6 +48,7 @@ def _post(plan: BuildPlan) -> list[str]:
         "set -eu",
         *_exports(settings.build_env),
         f"sh /build/scripts/system.sh {shlex.join(settings.apt)}".rstrip(),
+        "sh /build/scripts/tools.sh",
         "mv /build/scripts/install.sh /build/install.sh",
         shlex.join(plan.install_command("/build")),
         "cp /build/scripts/healthcheck.py /opt/chainrule/healthcheck.py",

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,14 @@ from chainrule.deploy.images._options import RunOptions
 from chainrule.deploy.images._plan import TOKEN_FILE
 from chainrule.deploy.images._ready import free_port, is_free, wait_until_ready
 
-__all__ = ["Container", "ContainerFacts", "list_containers", "start_container", "stop_container"]
+__all__ = [
+    "Container",
+    "ContainerFacts",
+    "call_image",
+    "list_containers",
+    "start_container",
+    "stop_container",
+]
 
 _WATCHDOG = Path(__file__).with_name("_watchdog.py")
 _ATTEMPTS = 5
@@ -147,6 +154,18 @@ def _start(
         container.stop()
         raise
     return container
+
+
+def call_image(image: str, call: Sequence[str], options: RunOptions, *, engine: Engine) -> int:
+    """Have a container make one call, `["apply", "{…}"]`, on this process's own streams, and remove it.
+
+    Returns:
+        The exit code of the call.
+    """
+    found = ComponentImage.find(engine, image)
+    arguments = options.arguments(engine, **found.folders)
+    command = found.one_call_command(list(call))
+    return engine.pass_through("run", "--rm", *arguments, image, *command)
 
 
 def _labels(labels: Mapping[str, str]) -> list[str]:

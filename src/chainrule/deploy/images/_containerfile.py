@@ -44,6 +44,8 @@ def _packages(plan: BuildPlan) -> list[str]:
     return [
         "FROM system AS packages",
         *_assignments("ENV", plan.settings.build_env),
+        "COPY scripts/tools.sh /build/",
+        f"RUN {_CACHE} sh /build/tools.sh",
         f"COPY scripts/install.sh credentials {plan.requirements.name} {plan.wheel} /build/",
         "COPY local_requirements /build/local_requirements",
         f"RUN {mounts} {shlex.join(plan.install_command('/build'))}",

@@ -98,6 +98,10 @@ class Engine:
                 on_line(tail[-1])
         return process.returncode, list(tail)
 
+    def pass_through(self, *arguments: str) -> int:
+        """Run a command on this process's own streams; its exit code."""
+        return subprocess.run([*self.command, *arguments], check=False).returncode
+
     def _run(
         self, arguments: Sequence[str], *, merged: bool = False
     ) -> subprocess.CompletedProcess[str]:

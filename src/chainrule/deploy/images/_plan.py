@@ -82,6 +82,7 @@ class BuildPlan:
             "USER": "component",
             "LOGNAME": "component",
             "PYTHONUNBUFFERED": "1",
+            "CHAINRULE_COMPONENT": self.place,
             **(devices if settings.gpu else {}),
             **settings.env,
         }

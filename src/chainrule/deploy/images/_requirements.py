@@ -12,6 +12,7 @@ import shutil
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from chainrule._errors import DefinitionError
 
@@ -113,7 +114,7 @@ def _checked_lock(file: Path) -> str:
     return file.read_text(encoding="utf-8")
 
 
-def _read_toml(file: Path) -> dict[str, object] | dict[str, dict[str, list[str]]]:
+def _read_toml(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:

@@ -45,10 +45,9 @@ def _python_packages() -> Iterator[dict[str, Any]]:
 
 
 def _licence(found: Distribution) -> str | None:
-    expression = found.metadata.get("License-Expression")
-    if expression:
-        return expression
-    stated = (found.metadata.get("License") or "").strip()
+    facts = found.metadata.json
+    stated = str(facts.get("license_expression") or facts.get("license") or "").strip()
+    # Some packages put the whole text of their licence here.
     return stated if stated and "\n" not in stated else None
 
 

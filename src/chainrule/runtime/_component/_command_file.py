@@ -21,7 +21,7 @@ __all__ = ["define_from_command_file"]
 _KEYS = frozenset(
     (
         "name", "version", "description", "command", "inputs", "outputs", "format", "endpoints",
-        "derivatives", "environment", "timeout_s",
+        "derivatives", "environment", "timeout_s", "build",
     )
 )  # fmt: skip
 
@@ -42,6 +42,7 @@ def define_from_command_file(file: Path) -> Definition:
             code="bad_project_file",
         )
     command = content.pop("command")
+    content.pop("build", None)  # how its image is made: see chainrule.deploy.images
     return from_command(command, folder=file.parent, **content)._definition
 
 

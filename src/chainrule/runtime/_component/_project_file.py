@@ -1,4 +1,4 @@
-"""What `tesseract_config.yaml` beside a component file says about the component itself."""
+"""What the project file beside a component file says: `component.yaml`, or `tesseract_config.yaml`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ def read_project_file(folder: Path) -> dict[str, Any]:
     Raises:
         DefinitionError: the file is not a YAML mapping (`bad_project_file`).
     """
-    file = folder / "tesseract_config.yaml"
-    if not file.is_file():
+    names = ("component.yaml", "tesseract_config.yaml")
+    file = next((folder / name for name in names if (folder / name).is_file()), None)
+    if file is None:
         return {}
     import yaml
 

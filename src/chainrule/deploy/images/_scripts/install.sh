@@ -3,8 +3,9 @@
 #
 #   install.sh CHAINRULE REQUIREMENTS [PYTHON] [--inherit]
 #
-# Secrets of the build are files in /run/secrets. One that is named like a variable becomes that variable;
-# `credentials` has lines "host user secret", from which a netrc file is made.
+# uv installs them where tools.sh could get it, pip otherwise. Secrets of the build are files in
+# /run/secrets: one that is named like a variable becomes that variable; `credentials` has lines
+# "host user secret", from which a netrc file is made.
 set -eu
 chainrule=$1 requirements=$2 python=${3:-} inherit=${4:-}
 here=$(cd "$(dirname "$0")" && pwd)
@@ -24,10 +25,7 @@ while read -r host user secret; do
 done <"$here/credentials"
 export NETRC="$netrc" UV_LINK_MODE=copy UV_PYTHON_INSTALL_DIR=/opt/python PIP_DISABLE_PIP_VERSION_CHECK=1
 
-python3 -m venv /opt/uv
 uv=/opt/uv/bin/uv
-/opt/uv/bin/pip install --quiet uv || echo "uv is not to be had; pip installs the packages"
-
 if [ -x $uv ]; then
     $uv venv --quiet ${inherit:+--system-site-packages} --python "${python:-python3}" /opt/venv
     install() { $uv pip install --python /opt/venv/bin/python "$@"; }

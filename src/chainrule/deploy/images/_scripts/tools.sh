@@ -1,0 +1,8 @@
+#!/bin/sh
+# What installs packages: uv, or pip alone where uv is not to be had. Not part of the finished image.
+set -eu
+trap '[ $? -eq 0 ] || echo "chainrule-build-failed: tools"' EXIT
+
+python3 -m venv /opt/uv
+/opt/uv/bin/pip install --quiet --disable-pip-version-check uv \
+    || echo "uv is not to be had; pip installs the packages"
