@@ -39,7 +39,6 @@ COMMANDS = {
     "record": Command("_record", "Keep a call and its result as a regression test."),
     "order": Command("_order", "Search a cheap order for a Jacobian of a JAX function."),
     "serve": Command("_serve", "Serve components over HTTP."),
-}
     "build": Command("_images_build", "Build a container image of a component."),
     "run": Command("_images_run", "Serve an image, or have it answer one call."),
     "ps": Command("_images_list", "List containers of components."),
@@ -47,6 +46,7 @@ COMMANDS = {
     "stop": Command("_images_list", "Stop and remove containers."),
     "list": Command("_images_list", "List images of components."),
     "slurm": Command("_slurm", "Write a batch script that serves components in a Slurm job."),
+}
 
 # The peer's names, and their like.
 _ALIASES = {
