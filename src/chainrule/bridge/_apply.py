@@ -20,6 +20,7 @@ from chainrule.bridge._precision import warn_if_narrowed
 from chainrule.bridge._primitive import call_site, check_nans
 from chainrule.bridge._site import find_site
 from chainrule.bridge._skeleton import Skeleton, take_apart
+from chainrule.bridge._tagged import is_captured, open_target, sow_cotangents, sow_values
 from chainrule.bridge._target import Batching, Target
 from chainrule.bridge._types import ArrayType
 
@@ -37,6 +38,7 @@ def apply_component(
     spot_check: bool = False,
     max_concurrency: int | None = None,
     infer_by_evaluation: bool = False,
+    intermediates: bool | str = False,
 ) -> Any:
     """Call a component as if it were a `jax.numpy` function.
 
@@ -66,6 +68,9 @@ def apply_component(
             takes, and one at a time in this process.
         infer_by_evaluation: learn the outputs' shapes from one real evaluation (of ones) when the
             component has no `abstract_eval`.
+        intermediates: under `save_intermediates`, also capture what the component tags inside; a text is the
+            tag, `True` is the default one. A component that is inlined is captured anyway; one that is called
+            on the host is asked for these values, in a call of its own each time, and to first order.
 
     Returns:
         The component's outputs as a tree of JAX arrays. Outputs that are not arrays come as they are
@@ -95,7 +100,14 @@ def apply_component(
         max_concurrency=max_concurrency,
         infer_by_evaluation=infer_by_evaluation,
     )
-    return _call(as_target(component), inputs, options, inline=inline)
+    target = as_target(component)
+    tag = "intermediates" if intermediates is True else intermediates
+    if not tag or not is_captured(tag) or (inline and target.jax_function is not None):
+        return _call(target, inputs, options, inline=inline)
+    opened = open_target(target, tag)
+    types = opened.types(inputs)
+    answer = _call(opened, sow_cotangents(opened, inputs, types), options, inline=False)
+    return sow_values(opened, answer, types)
 
 
 def from_callable(

@@ -124,6 +124,29 @@ class ComponentTarget(Target):
         )
         return _rename(answer, [names])
 
+    def tagged(
+        self,
+        inputs: Any,
+        tag: str,
+        *,
+        tangent_vector: Mapping[str, np.ndarray] | None = None,
+        cotangent_vector: Mapping[str, np.ndarray] | None = None,
+    ) -> Mapping[str, Mapping[str, Any]]:
+        """Ask for tagged values, and their tangents or cotangents."""
+        if tangent_vector is not None:
+            tangent_vector = {self._inputs.spell(p): v for p, v in tangent_vector.items()}
+        if cotangent_vector is not None:
+            cotangent_vector = {self._outputs.spell(p): v for p, v in cotangent_vector.items()}
+        answer = self._component.tagged_intermediates(
+            inputs, tag, tangent_vector=tangent_vector, cotangent_vector=cotangent_vector
+        )
+        return dict(sorted(answer.items()))
+
+    def tagged_types(self, inputs: Any, tag: str) -> dict[str, Any]:
+        """Name → tree of types of every tagged value, for inputs with an `ArrayType` at every array."""
+        answer = self._component.tagged_intermediates(_write_types(inputs), tag, abstract=True)
+        return {name: _read_types(entry["primal"]) for name, entry in sorted(answer.items())}
+
     def is_differentiable_input(self, path: str) -> bool:
         """Whether the schema says so."""
         return path in self._inputs

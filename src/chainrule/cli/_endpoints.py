@@ -1,4 +1,4 @@
-"""`chainrule apply`, `jacobian`, `jvp`, `vjp`, `hvp`, `value-and-vjp` and `abstract-eval`."""
+"""`chainrule apply`, `jacobian`, `jvp`, … and `tagged-intermediates`: one call of an endpoint."""
 
 from __future__ import annotations
 

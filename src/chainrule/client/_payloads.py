@@ -17,7 +17,12 @@ _KINDS = {kind.endpoint: kind for kind in DERIVATIVES}
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
     "apply": ("inputs",),
     "abstract_eval": ("abstract_inputs",),
+    "tagged_intermediates": ("inputs",),
     **{name: kind.argument_names for name, kind in _KINDS.items()},
+}
+_OPTIONAL: dict[str, tuple[str, ...]] = {
+    "tagged_intermediates": ("tag", "tangent_vector", "cotangent_vector", "abstract"),
+    **{name: kind.optional_names for name, kind in _KINDS.items()},
 }
 _PATH_ARGUMENTS = {
     name for kind in DERIVATIVES for name in (kind.inputs_argument, kind.outputs_argument)
@@ -31,18 +36,21 @@ def make_payload(endpoint: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         TypeError: not the arguments of this endpoint.
     """
     names = _ARGUMENTS[endpoint]
-    kind = _KINDS.get(endpoint)
-    optional = {n: kwargs.pop(n) for n in (kind.optional_names if kind else ()) if n in kwargs}
+    optional = {n: kwargs.pop(n) for n in _OPTIONAL.get(endpoint, ()) if n in kwargs}
     given = dict(zip(names, args, strict=False)) | kwargs
     if len(args) + len(kwargs) != len(names) or given.keys() != set(names):
         raise TypeError(f"{endpoint} takes {', '.join(names)}; found {len(args)} and {[*kwargs]}")
     if endpoint == "abstract_eval":
         return {"inputs": _to_abstract(given["abstract_inputs"])}
+    if optional.get("abstract"):
+        given["inputs"] = _to_abstract(given["inputs"])
     for name in _PATH_ARGUMENTS & given.keys():
         if not isinstance(given[name], str):  # which the component refuses with a better message
             given[name] = list(given[name])
     # What has its default is left out: other servers refuse fields that they do not know.
-    return given | {name: value for name, value in optional.items() if value is not False}
+    return given | {
+        name: value for name, value in optional.items() if value is not False and value is not None
+    }
 
 
 def takes_batches(document: Mapping[str, Any], endpoint: str) -> bool:

@@ -81,6 +81,8 @@ def run_with_taps(
     def claim(eqn: JaxprEqn, operands: list[Any], loops: tuple[Any, ...]) -> Any:
         sowing = sowing_of(eqn)
         values = operands[: len(eqn.outvars)]
+        if not sowing.is_reported:
+            return values, []
         return values, [
             tap(replace(sowing, shared=()) if sowing.name in pushed else sowing, values)
         ]

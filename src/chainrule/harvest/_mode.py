@@ -63,6 +63,11 @@ class Mode:
         return bool(self.steps) and self.steps[0][0] == "tangent"
 
     @property
+    def is_pulled_back(self) -> bool:
+        """Whether any of the steps pulled back."""
+        return any(kind == "cotangent" for kind, _ in self.steps)
+
+    @property
     def label(self) -> str:
         """`primal`, `tangent`, `cotangent`, `tangent_of_cotangent`, …"""
         return "_of_".join(kind for kind, _ in self.steps) or "primal"

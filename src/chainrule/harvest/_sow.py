@@ -34,8 +34,19 @@ from chainrule._jaxpr import (
 from chainrule.harvest._mode import PRIMAL, Mode
 from chainrule.harvest._slots import NOTHING, Slot, fill, is_array
 
-__all__ = ["Reduce", "Sowing", "capturing", "check_options", "is_sow", "sow", "sowing_of"]
+__all__ = [
+    "Part",
+    "Reduce",
+    "Sowing",
+    "capturing",
+    "check_options",
+    "is_sow",
+    "sow",
+    "sow_part",
+    "sowing_of",
+]
 
+Part = Literal["whole", "forward", "backward"]
 Reduce = Literal["stack", "last", "sum", "mean", "max"]
 _REDUCTIONS: tuple[Reduce, ...] = get_args(Reduce)
 
@@ -58,6 +69,8 @@ class Sowing:
         shared: sizes of the `vmap` axes that the value does not depend on, outermost first.
         is_anchored: whether one more operand follows that ties the equation to its loop: JAX moves
             equations that only use constants of a `scan` out of it when it differentiates.
+        part: which modes it stands for. A value inside a component that is called on the host is sown
+            twice, where it comes out (it and its tangents) and where its cotangents come out.
         where: the user's line, for messages; two sowings may be equal without it.
     """
 
@@ -70,7 +83,13 @@ class Sowing:
     buffer: int | None = None
     shared: tuple[int, ...] = ()
     is_anchored: bool = False
+    part: Part = "whole"
     where: SourceLocation | None = field(default=None, compare=False)
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether a capture hands this mode out."""
+        return self.part == "whole" or (self.part == "backward") == self.mode.is_pulled_back
 
     def value(self, operands: Sequence[Any]) -> Any:
         """The pytree, as it was sown."""
@@ -126,15 +145,22 @@ def sow(
         0.0
     """
     check_options(name, reduce, buffer)
+    return _sow(value, name, tag, reduce=reduce, buffer=buffer)
+
+
+def sow_part(value: Any, name: str, tag: str, part: Part) -> Any:
+    """Sow what stands for only some modes of a value, see `Sowing.part`."""
+    return _sow(value, name, tag, part=part)
+
+
+def _sow(value: Any, name: str, tag: str, **options: Any) -> Any:
     if not is_transforming():
         return value
     leaves, tree = jax.tree.flatten(value)
     slots = tuple(Slot.of(leaf) for leaf in leaves)
     operands = [leaf for leaf in leaves if is_array(leaf)]
     anchor = loop_input() if tag in capturing.value else None
-    sowing = Sowing(
-        name, tag, tree, slots, reduce=reduce, buffer=buffer, is_anchored=anchor is not None
-    )
+    sowing = Sowing(name, tag, tree, slots, is_anchored=anchor is not None, **options)
     return sowing.value(_bind(operands if anchor is None else [*operands, anchor], sowing))
 
 

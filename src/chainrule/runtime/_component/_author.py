@@ -74,6 +74,14 @@ def check_signature(function: Any, name: str, arguments: tuple[str, ...] | int) 
         raise _bad(name, f"{name}{signature} cannot be called with {wanted}: {error}") from error
 
 
+def takes_argument(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function has a parameter of this name."""
+    try:
+        return name in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
 def is_jitted(value: Any) -> bool:
     """Whether a value is a function that `jax.jit` or `equinox.filter_jit` compiled."""
     return callable(value) and hasattr(value, "lower")

@@ -23,7 +23,7 @@ DERIVATIVE_ENDPOINTS = (
     "hessian_vector_product",
     "value_and_vjp",
 )
-ENDPOINTS = ("apply", *DERIVATIVE_ENDPOINTS, "abstract_eval")
+ENDPOINTS = ("apply", *DERIVATIVE_ENDPOINTS, "abstract_eval", "tagged_intermediates")
 """Every endpoint that an author can define, in the order in which they are listed."""
 
 

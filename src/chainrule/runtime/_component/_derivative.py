@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from chainrule.runtime._component._author import call_author, check_signature
+from chainrule.runtime._component._author import (
+    call_author,
+    check_signature,
+    takes_argument,
+)
 from chainrule.runtime._component._endpoints import Payload, check_fields
 from chainrule.runtime._component._requests import Blocks, read_batched, read_paths, read_vectors
 from chainrule.runtime._component._results import read_derivative, read_value
@@ -77,11 +80,6 @@ def derivative_endpoint(name: str, schemas: Schemas, function: Callable[..., Any
     """The derivative endpoint of a name."""
     (kind,) = (kind for kind in DERIVATIVES if kind.endpoint == name)
     check_signature(function, name, kind.argument_names)
-    return Derivative(kind, schemas, function, kind.takes_batches and _takes_batched(function))
-
-
-def _takes_batched(function: Callable[..., Any]) -> bool:
-    try:
-        return BATCHED in inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return False
+    return Derivative(
+        kind, schemas, function, kind.takes_batches and takes_argument(function, BATCHED)
+    )

@@ -50,6 +50,11 @@ _RECIPES = {
     VALUE_AND_VJP.endpoint: "value_and_vjp",
     "abstract_eval": "abstract_eval",
 }
+# Values are tagged with `sow`, which is of JAX.
+_RECIPES_OF = {
+    "jax": {**_RECIPES, "tagged_intermediates": "tagged_intermediates"},
+    "torch": _RECIPES,
+}
 
 Framework = Literal["jax", "torch", "numpy"]
 Derivatives = Literal["finite"] | Mapping[str, Any] | None
@@ -100,7 +105,7 @@ def recipe_implementations(
     recipes = _recipes(framework)
     return {
         endpoint: derived(partial(getattr(recipes, f"{framework}_{recipe}"), program), framework)
-        for endpoint, recipe in _RECIPES.items()
+        for endpoint, recipe in _RECIPES_OF[framework].items()
     }
 
 

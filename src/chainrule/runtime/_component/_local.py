@@ -224,6 +224,25 @@ class LocalComponent:
         """Shapes and dtypes of the outputs for shapes and dtypes of the inputs."""
         return self.call("abstract_eval", {"inputs": abstract_inputs})
 
+    def tagged_intermediates(
+        self,
+        inputs: Any,
+        tag: str = "intermediates",
+        tangent_vector: Mapping[str, Any] | None = None,
+        cotangent_vector: Mapping[str, Any] | None = None,
+        *,
+        abstract: bool = False,
+    ) -> dict[str, dict[str, Any]]:
+        """What the component tags with `sow`: `{name: {"primal": …, "tangent" or "cotangent": …}}`."""
+        payload = {
+            "inputs": inputs,
+            "tag": tag,
+            "tangent_vector": tangent_vector,
+            "cotangent_vector": cotangent_vector,
+            "abstract": abstract,
+        }
+        return self.call("tagged_intermediates", payload)
+
     def call(self, endpoint: str, payload: Mapping[str, Any], *, run: Run | None = None) -> Any:
         """Answer a request: validate, run the author's function, validate, return a plain tree.
 
@@ -292,6 +311,10 @@ def _make_endpoint(name: str, function: Any, schemas: Schemas, config: Component
         from chainrule.runtime._component._derivative import derivative_endpoint
 
         endpoint = derivative_endpoint(name, schemas, function)
+    elif name == "tagged_intermediates":
+        from chainrule.runtime._component._tagged import tagged_endpoint
+
+        endpoint = tagged_endpoint(schemas, function)
     else:
         endpoint = evaluation_endpoint(name, schemas, function)
     if config.profiling or config.tracing:

@@ -19,7 +19,13 @@ from chainrule._errors import DefinitionError
 from chainrule._trees import pattern_to_regex
 from chainrule.runtime._component._models import is_model_class
 from chainrule.runtime._component._schemas import Schemas
-from chainrule.runtime._derivatives._kinds import DERIVATIVES, DerivativeKind, Side
+from chainrule.runtime._derivatives._kinds import (
+    COTANGENT,
+    DERIVATIVES,
+    TANGENT,
+    DerivativeKind,
+    Side,
+)
 from chainrule.runtime._schema import Array, ArraySpec
 from chainrule.runtime._schema._json_schema import ArrayJsonSchema
 from chainrule.runtime._schema._leaves import _parts as parts_of
@@ -82,6 +88,8 @@ def _schemas(schemas: Schemas, endpoints: Iterable[str]) -> Json:
             components |= _derivative_wrappers(kind, schemas)
     if has_abstract:
         components |= _abstract_wrappers()
+    if "tagged_intermediates" in endpoints:
+        components |= _tagged_wrappers(schemas, has_abstract)
     return components | _error_schemas()
 
 
@@ -123,6 +131,26 @@ def _abstract_wrappers() -> Json:
             **_reference("AbstractEval_OutputSchema"),
             "title": "AbstractOutputSchema",
         },
+    }
+
+
+def _tagged_wrappers(schemas: Schemas, has_abstract: bool) -> Json:
+    optional: Json = {
+        "tag": {"type": "string", "default": "intermediates"},
+        "abstract": {"type": "boolean", "default": False},
+    }
+    for vector in (TANGENT, COTANGENT):
+        if schemas.differentiable[vector.over]:
+            by_path = _keyed_by_path(schemas, [vector.over])
+            optional[vector.name] = {"anyOf": [by_path, {"type": "null"}], "default": None}
+    inputs = [_reference("Apply_InputSchema")]
+    if has_abstract:
+        inputs.append(_reference("AbstractEval_InputSchema"))
+    fields = {"inputs": {"anyOf": inputs}}
+    answer = {"type": "object", "additionalProperties": {"type": "object"}}
+    return {
+        "TaggedInputSchema": _request("TaggedInputSchema", fields, optional),
+        "TaggedOutputSchema": {**answer, "title": "TaggedOutputSchema"},
     }
 
 
@@ -233,6 +261,7 @@ def _join(prefix: str, segment: str) -> str:
 _SCHEMA_NAMES: Mapping[str, str] = {
     "apply": "Apply",
     "abstract_eval": "Abstract",
+    "tagged_intermediates": "Tagged",
     **{kind.endpoint: kind.schema_prefix for kind in DERIVATIVES},
 }
 _SUMMARIES: Mapping[str, str] = {
@@ -243,6 +272,7 @@ _SUMMARIES: Mapping[str, str] = {
     "hessian_vector_product": "The Hessian of weighed outputs, times a tangent of the inputs.",
     "value_and_vjp": "The outputs, and a cotangent pulled back to the inputs, in one call.",
     "abstract_eval": "Shapes and dtypes of the outputs, without computing them.",
+    "tagged_intermediates": "Values that the component tags on its way, with their derivatives.",
     "health": "Whether the component is up.",
 }
 

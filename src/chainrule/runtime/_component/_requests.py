@@ -17,7 +17,14 @@ from chainrule.runtime._component._schemas import Context, Schemas
 from chainrule.runtime._derivatives._kinds import BATCHED, DerivativeKind, Side, Vector
 from chainrule.runtime._schema import ArraySpec, build_validator
 
-__all__ = ["Blocks", "fit_array", "read_batched", "read_paths", "read_vectors"]
+__all__ = [
+    "Blocks",
+    "fit_array",
+    "read_batched",
+    "read_free_vector",
+    "read_paths",
+    "read_vectors",
+]
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ def read_paths(
     asked = _declared_paths(
         payload[kind.outputs_argument], kind.outputs_argument, declared["outputs"]
     )
-    exact = {path: _exact(inputs, path, spec, kind) for path, spec in given.items()}
+    exact = {path: _exact(inputs, path, spec, kind.inputs_argument) for path, spec in given.items()}
     return Blocks(exact, asked)
 
 
@@ -98,11 +105,11 @@ def _declaration(path: str, argument: str, declared: Mapping[str, ArraySpec]) ->
     return spec
 
 
-def _exact(inputs: BaseModel, path: str, spec: ArraySpec, kind: DerivativeKind) -> ArraySpec:
+def _exact(inputs: BaseModel, path: str, spec: ArraySpec, argument: str) -> ArraySpec:
     value = get_at_path(inputs, path)
     if value is None:
         raise PathError(
-            f"{kind.inputs_argument}: {path!r} has no value in these inputs (it is null), so nothing "
+            f"{argument}: {path!r} has no value in these inputs (it is null), so nothing "
             "can be differentiated with respect to it. Leave the path out, or give it a value.",
             code="path_is_none",
             path=path,
@@ -141,6 +148,22 @@ def read_vectors(
         vector.name: _read_vector(vector, blocks, payload[vector.name], context)
         for vector in kind.vectors
     }
+
+
+def read_free_vector(
+    vector: Vector, schemas: Schemas, inputs: BaseModel, value: Any, context: Context
+) -> dict[str, Any]:
+    """A tangent or cotangent whose keys are themselves the selection of paths.
+
+    Raises:
+        PathError: a path is unknown, not differentiable, or names a value that is absent.
+        InputError: no path at all (`bad_paths`), or an array that does not fit its path.
+    """
+    paths = list(value) if isinstance(value, Mapping) else value
+    specs = _declared_paths(paths, vector.name, schemas.differentiable[vector.over])
+    if vector.over == "inputs":
+        specs = {path: _exact(inputs, path, spec, vector.name) for path, spec in specs.items()}
+    return _read_vector(vector, Blocks(specs, specs), value, context)
 
 
 def _read_vector(vector: Vector, blocks: Blocks, value: Any, context: Context) -> dict[str, Any]:

@@ -12,11 +12,13 @@ from typing import Literal, NamedTuple
 
 __all__ = [
     "BATCHED",
+    "COTANGENT",
     "DERIVATIVES",
     "FIRST_ORDER",
     "HVP",
     "JACOBIAN",
     "JVP",
+    "TANGENT",
     "VALUE_AND_VJP",
     "VJP",
     "DerivativeKind",
@@ -42,8 +44,8 @@ class Vector(NamedTuple):
     over: Side
 
 
-_TANGENT = Vector("tangent_vector", "inputs")
-_COTANGENT = Vector("cotangent_vector", "outputs")
+TANGENT = Vector("tangent_vector", "inputs")
+COTANGENT = Vector("cotangent_vector", "outputs")
 
 
 @dataclass(frozen=True)
@@ -106,20 +108,20 @@ class DerivativeKind:
 
 JACOBIAN = DerivativeKind("jacobian", "jac", "Jacobian", "Jacobian", (), ("outputs", "inputs"))
 JVP = DerivativeKind(
-    "jacobian_vector_product", "jvp", "Jvp", "JVP", (_TANGENT,), ("outputs",), takes_batches=True
+    "jacobian_vector_product", "jvp", "Jvp", "JVP", (TANGENT,), ("outputs",), takes_batches=True
 )
 VJP = DerivativeKind(
-    "vector_jacobian_product", "vjp", "Vjp", "VJP", (_COTANGENT,), ("inputs",), takes_batches=True
+    "vector_jacobian_product", "vjp", "Vjp", "VJP", (COTANGENT,), ("inputs",), takes_batches=True
 )
 HVP = DerivativeKind(
-    "hessian_vector_product", "hvp", "Hvp", "HVP", (_COTANGENT, _TANGENT), ("inputs",)
+    "hessian_vector_product", "hvp", "Hvp", "HVP", (COTANGENT, TANGENT), ("inputs",)
 )
 VALUE_AND_VJP = DerivativeKind(
     "value_and_vjp",
     "vjp",
     "ValueAndVjp",
     "ValueAndVJP",
-    (_COTANGENT,),
+    (COTANGENT,),
     ("inputs",),
     with_value=True,
 )

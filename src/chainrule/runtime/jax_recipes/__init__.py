@@ -12,6 +12,7 @@ which paths come does not matter. Leaves that are not arrays are part of the com
 from chainrule.runtime._derivatives._residuals import set_jax_vjp_cache_size
 from chainrule.runtime.jax_recipes._abstract import jax_abstract_eval
 from chainrule.runtime.jax_recipes._implicit import jax_implicit
+from chainrule.runtime.jax_recipes._intermediates import jax_tagged_intermediates
 from chainrule.runtime.jax_recipes._jacobian import jax_jacobian
 from chainrule.runtime.jax_recipes._products import (
     jax_hessian_vector_product,
@@ -30,6 +31,7 @@ __all__ = [
     "jax_jacobian",
     "jax_jvp",
     "jax_sparse_jacobian",
+    "jax_tagged_intermediates",
     "jax_value_and_vjp",
     "jax_vjp",
     "set_jax_vjp_cache_size",

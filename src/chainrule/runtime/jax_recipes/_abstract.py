@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from chainrule.runtime.jax_recipes._boundary import is_array, seal, split, unseal
 
-__all__ = ["jax_abstract_eval"]
+__all__ = ["abstract_arrays", "describe_arrays", "jax_abstract_eval"]
 
 
 def jax_abstract_eval(apply_jit: Callable[[Any], Any], abstract_inputs: Any) -> Any:
@@ -28,11 +28,21 @@ def jax_abstract_eval(apply_jit: Callable[[Any], Any], abstract_inputs: Any) -> 
         >>> jax_abstract_eval(lambda d: {"y": d["x"].sum()}, {"x": {"shape": (3,), "dtype": "float32"}})
         {'y': {'shape': (), 'dtype': 'float32'}}
     """
+    frame, shapes = split(abstract_arrays(abstract_inputs))
+    outputs = jax.eval_shape(lambda arrays: seal(apply_jit(frame.join(arrays))), shapes)
+    return describe_arrays(unseal(outputs))
+
+
+def abstract_arrays(abstract_inputs: Any) -> Any:
+    """Inputs with JAX's `ShapeDtypeStruct` in place of every `{"shape": ..., "dtype": ...}`."""
     dumped = hasattr(abstract_inputs, "model_dump")
     tree = abstract_inputs.model_dump() if dumped else abstract_inputs
-    frame, shapes = split(jax.tree_util.tree_map(_to_shape, tree, is_leaf=_is_aval))
-    outputs = jax.eval_shape(lambda arrays: seal(apply_jit(frame.join(arrays))), shapes)
-    return jax.tree_util.tree_map(_from_shape, unseal(outputs))
+    return jax.tree_util.tree_map(_to_shape, tree, is_leaf=_is_aval)
+
+
+def describe_arrays(tree: Any) -> Any:
+    """A tree with `{"shape": ..., "dtype": ...}` in place of every array."""
+    return jax.tree_util.tree_map(_from_shape, tree)
 
 
 def _is_aval(node: Any) -> bool:
