@@ -1,0 +1,120 @@
+"""`chainrule top`, `jobs`, `logs` and `cancel` against a server; `serve --json`."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from chainrule.cli import main
+from chainrule.client import Component
+
+pytest.importorskip("uvicorn")
+
+COMPONENT = """
+import time
+from chainrule import component
+from chainrule.runtime import progress
+
+@component
+def slow(x: float, seconds: float = 0.0) -> float:
+    print("working on it")
+    progress(0.5, "half of it")
+    if x < 0:
+        raise ValueError("negative")
+    time.sleep(seconds)
+    return 2 * x
+"""
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli-jobs")
+    (folder / "slow.py").write_text(COMPONENT)
+    (folder / "token").write_text("0123456789abcdef0123")
+    command = [
+        sys.executable, "-m", "chainrule", "serve", "slow.py", "--port", "0", "--workers", "1",
+        "--json", "--jobs-folder", "jobs", "--no-same-host", "--log-file", "workers.log",
+        "--max-connections", "50", "--max-inflight-bytes", "1000000", "--read-timeout", "5",
+        "--startup-timeout", "60", "--grace", "1",
+    ]  # fmt: skip
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as server:
+        facts = json.loads(server.stdout.readline())
+        assert facts["pid"] == server.pid
+        yield facts["url"]
+        server.send_signal(signal.SIGTERM)
+        assert server.stdout.read() == "", "one line on standard output, and nothing else"
+    assert (folder / "jobs" / "jobs.sqlite").exists()
+    assert "working on it" in (folder / "workers.log").read_text()
+
+
+@pytest.fixture
+def component(url):
+    with Component.from_url(url) as found:
+        yield found
+
+
+def run(capsys, *arguments):
+    with pytest.raises(SystemExit) as left:
+        main(list(arguments))
+    out = capsys.readouterr()
+    return left.value.code, out.out, out.err
+
+
+def test_jobs_and_logs(url, component, capsys):
+    job, failing = component.submit("apply", {"x": 1.0}), component.submit("apply", {"x": -1.0})
+    code, out, err = run(capsys, "logs", url, job.id, "--follow")
+    assert (code, out) == (0, "working on it\n")
+    assert "half of it" in err
+    assert run(capsys, "logs", url, failing.id, "-f")[0] == 1
+    assert run(capsys, "logs", url, job.id)[:2] == (0, "working on it\n")
+    code, out, _ = run(capsys, "jobs", url, "--json", "--limit", "2")
+    assert [entry["id"] for entry in json.loads(out)] == [failing.id, job.id]
+    code, out, _ = run(capsys, "jobs", url, "--state", "failed")
+    assert code == 0
+    assert failing.id[:8] in out
+    assert job.id[:8] not in out
+    code, out, _ = run(capsys, "logs", url, job.id, "--follow", "--json")
+    assert {"event": "log", "job": None, "line": "working on it"} in map(
+        json.loads, out.splitlines()
+    )
+    assert json.loads(out.splitlines()[-1])["job"]["state"] == "succeeded"
+
+
+def test_cancel(url, component, capsys):
+    job = component.submit("apply", {"x": 1.0, "seconds": 3600.0})
+    code, out, _ = run(capsys, "cancel", url, job.id)
+    assert (code, out) == (0, f"{job.id} cancelled\n")
+    assert job.status == "cancelled"
+    done = component.submit("apply", {"x": 1.0})
+    assert done.result(60) == {"result": 2.0}
+    assert run(capsys, "cancel", url, done.id)[0] == 1
+
+
+def test_top(url, component, capsys):
+    component.submit("apply", {"x": 1.0}).result(60)
+    code, out, _ = run(capsys, "top", url)
+    assert code == 0
+    for word in ("slow", "requests", "latency", "queue", "workers", "jobs", "succeeded"):
+        assert word in out
+    status = json.loads(run(capsys, "top", url, "--json")[1])
+    assert status["requests"]["total"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["logs", "{url}", "nothing"], "job_unknown"),
+        (["logs", "{url}", "nothing", "--follow"], "job_unknown"),
+        (["cancel", "{url}", "nothing"], "job_unknown"),
+        (["jobs", "ftp://nowhere"], "bad_url"),
+        (["top", "http://127.0.0.1:1"], "unreachable"),
+        (["jobs", "{url}", "--token-file", "/nowhere"], "bad_token_file"),
+    ],
+)
+def test_what_goes_wrong(url, capsys, arguments, code):
+    status, out, err = run(capsys, *(argument.format(url=url) for argument in arguments))
+    assert status != 0
+    assert out == ""
+    assert f"[{code}]" in err
