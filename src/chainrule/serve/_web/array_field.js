@@ -4,14 +4,10 @@ import { describe, encode, formatNumber, fromFlat, fromNested, isArray, parseTex
 import { button, h, newId, select } from "./dom.js";
 
 const GRID_ROWS = 12, GRID_COLUMNS = 8;
-const OPEN_SIZE = { 1: 4, 2: 16 };
 
-/** What an array starts as when its author gave no default: ones, of a small size. */
-function startingArray(facts) {
-  const rank = facts.shape?.length ?? 1;
-  const shape = (facts.shape ?? [null]).map((size) => size ?? OPEN_SIZE[rank] ?? 4);
-  const ones = new Array(sizeOf(shape)).fill(facts.dtype === "bool" ? 0 : 1);
-  return fromFlat(shape, facts.dtype, ones);
+/** What an array starts as when its author gave no default: ones. */
+function startingArray({ exampleShape, dtype }) {
+  return fromFlat(exampleShape, dtype, new Array(sizeOf(exampleShape)).fill(dtype === "bool" ? 0 : 1));
 }
 
 const fitsGrid = ({ shape, dtype }) =>

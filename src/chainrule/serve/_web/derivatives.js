@@ -41,20 +41,24 @@ export class Derivatives {
   /** Show the paths of the current point; runs `apply` first when there are no outputs yet. */
   async refresh() {
     if (!this.controls) return;
-    const { schema } = this.session;
     this.hint.textContent = this.modes.find(([endpoint]) => endpoint === this.mode)[2];
     const point = await this.session.currentPoint();
     if (!point) {
       this.controls.replaceChildren(h("p", { class: "muted" }, "Run the component at a point first."));
       return;
     }
-    this.inputs = paths(schema.differentiable.inputs, point.inputs);
-    this.outputs = paths(schema.differentiable.outputs, point.outputs);
+    this.#take(point);
     const isGradient = this.mode === "vector_jacobian_product";
     this.controls.replaceChildren(
       isGradient ? this.#reduction() : checkboxes("of the outputs", this.outputs, this.mode === "jacobian" ? smallest(this.outputs) : null),
       checkboxes(isGradient || this.mode === "jacobian" ? "with respect to" : "growing", this.inputs),
     );
+  }
+
+  #take({ inputs, outputs }) {
+    const { differentiable } = this.session.schema;
+    this.inputs = paths(differentiable.inputs, inputs);
+    this.outputs = paths(differentiable.outputs, outputs);
   }
 
   #reduction() {
@@ -76,11 +80,10 @@ export class Derivatives {
   }
 
   async run() {
-    if (!this.inputs) await this.refresh();
     const point = await this.session.currentPoint({ isFresh: true });
     if (!point) return;
-    this.inputs = paths(this.session.schema.differentiable.inputs, point.inputs);
-    this.outputs = paths(this.session.schema.differentiable.outputs, point.outputs);
+    if (this.inputs) this.#take(point);
+    else await this.refresh();
     try {
       const rest = this.#request();
       const answer = await this.session.run(this.mode, point.inputs, rest);

@@ -149,7 +149,7 @@ class ArrayField extends Field {
   constructor(schema, node, label, start) {
     super(schema, node, label, start);
     const facts = schema.classify(node);
-    this.editor = new ArrayEditor(facts, plain(this.start), label);
+    this.editor = new ArrayEditor({ ...facts, exampleShape: schema.exampleShape(facts) }, plain(this.start), label);
     const tags = [
       facts.units && h("span", { class: "unit" }, facts.units),
       facts.isDifferentiable && h("span", { class: "tag", title: "differentiable" }, "∂"),
@@ -370,8 +370,11 @@ const FIELDS = {
 function makeField(schema, node, label, start, spoken = label) {
   const resolved = schema.resolve(node);
   const field = new FIELDS[schema.classify(resolved).kind](schema, resolved, label, start);
-  if (!label) for (const control of field.element.querySelectorAll("input, textarea, select")) {
-    if (!control.hasAttribute("aria-label")) control.setAttribute("aria-label", spoken);
+  if (!label) {
+    for (const control of field.element.querySelectorAll("input, textarea, select")) {
+      const isNamed = control.hasAttribute("aria-label") || field.element.querySelector(`label[for="${control.id}"]`);
+      if (!isNamed) control.setAttribute("aria-label", spoken);
+    }
   }
   return field;
 }

@@ -162,7 +162,9 @@ function build(session) {
   const jobs = new Jobs(session.client);
   session.onPoint = ({ outputs }) => {
     results.replaceChildren(...showTree(outputs, { schema: session.schema, node: session.schema.outputs }));
+    results.classList.remove("stale");
   };
+  session.form.element.addEventListener("input", () => results.classList.add("stale"));
   const panels = tabs([
     ["Result", results],
     ["Derivatives", derivatives.element, () => derivatives.refresh()],

@@ -13,6 +13,28 @@ export class Schema {
       inputs: Object.keys(this.schemas.ApplyInputSchema?.differentiable_arrays ?? {}),
       outputs: Object.keys(this.schemas.ApplyOutputSchema?.differentiable_arrays ?? {}),
     };
+    this.exampleSizes = this.#exampleSizes();
+  }
+
+  /** Sizes to begin with, by the name of a dimension: those of defaults, else small ones that agree. */
+  #exampleSizes() {
+    const sizes = {}, isGiven = {};
+    const models = Object.values(this.schemas).filter((model) => model.properties);
+    for (const node of models.flatMap((model) => Object.values(model.properties)).filter(isEncodedArray)) {
+      const { shape, dims } = arrayFacts(node);
+      dims.forEach((name, axis) => {
+        if (!name || isGiven[name]) return;
+        const given = sizesOf(node.default)[axis];
+        isGiven[name] = given !== undefined;
+        sizes[name] = given ?? Math.min(sizes[name] ?? Infinity, exampleSize(shape));
+      });
+    }
+    return sizes;
+  }
+
+  /** The shape that an array without a default begins with. */
+  exampleShape({ shape, dims }) {
+    return (shape ?? [null]).map((size, axis) => size ?? this.exampleSizes[dims[axis]] ?? exampleSize(shape ?? [null]));
   }
 
   has(endpoint) {
@@ -87,6 +109,13 @@ function arrayFacts(node) {
     units: node.array_units,
     isDifferentiable: node.array_flags?.includes("DIFFERENTIABLE") ?? false,
   };
+}
+
+/** A field gets a grid to look at, anything else a few values. */
+const exampleSize = (shape) => (shape.length === 2 && shape.every((size) => size === null) ? 16 : 4);
+
+function sizesOf(nested) {
+  return Array.isArray(nested) ? [nested.length, ...sizesOf(nested[0])] : [];
 }
 
 const size = (node) => node.const ?? (node.enum ? Math.max(...node.enum) : null);

@@ -40,8 +40,8 @@ export function themeButton() {
   const apply = (theme) => theme && document.documentElement.setAttribute("data-theme", theme);
   apply(localStorage.getItem("chainrule-theme"));
   return button("◐", () => {
-    const isDark = getComputedStyle(document.documentElement).colorScheme.includes("dark");
-    const theme = isDark ? "light" : "dark";
+    const current = document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+    const theme = current === "dark" ? "light" : "dark";
     localStorage.setItem("chainrule-theme", theme);
     apply(theme);
   }, { id: "theme", class: "icon", "aria-label": "switch between light and dark" });

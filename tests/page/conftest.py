@@ -1,0 +1,110 @@
+"""A real browser on a real server. Screenshots of every test are left in test-artifacts/."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ARTIFACTS = HERE.parents[1] / "test-artifacts"
+BEAM = HERE / "beam_component.py"
+TOKEN = "correct-horse-battery-staple"
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
+    "--disable-background-networking --disable-component-update --disable-sync"
+).split()
+
+
+@contextlib.contextmanager
+def running(*command):
+    """A `chainrule` command that says where it listens; its address."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "chainrule", *map(str, command)], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        lines = iter(process.stderr.readline, "")
+        yield next(line.split(" at ")[1].strip() for line in lines if " at http" in line)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+        process.stderr.close()
+
+
+@pytest.fixture(scope="session", name="running")
+def running_fixture():
+    return running
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    executable = os.environ.get("CHAINRULE_CHROMIUM") or shutil.which("chromium")
+    if executable is None:
+        pytest.skip("there is no chromium here")
+    with api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=executable, args=FLAGS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="session")
+def wrong(tmp_path_factory):
+    """A component whose derivative is off by a factor of two."""
+    path = tmp_path_factory.mktemp("wrong") / "wrong.py"
+    path.write_text(
+        "from pydantic import BaseModel\n"
+        "from chainrule.runtime import Array, Differentiable, Float64\n\n"
+        "class InputSchema(BaseModel):\n"
+        "    x: Differentiable[Array[('n',), Float64]]\n\n"
+        "class OutputSchema(BaseModel):\n"
+        "    y: Differentiable[Array[('n',), Float64]]\n\n"
+        "def apply(inputs: InputSchema) -> OutputSchema:\n"
+        "    return OutputSchema(y=inputs.x**3)\n\n"
+        "def vector_jacobian_product(inputs, vjp_inputs, vjp_outputs, cotangent_vector):\n"
+        "    return {'x': 6 * inputs.x**2 * cotangent_vector['y']}\n"
+    )
+    return path
+
+
+@pytest.fixture(scope="session")
+def url(wrong):
+    with running("serve", BEAM, wrong, "--port", "0") as address:
+        yield address
+
+
+@pytest.fixture
+def open_page(browser, request):
+    """Opens an address; whatever the browser complains about fails the test."""
+    context = browser.new_context(viewport={"width": 1360, "height": 1000})
+    context.set_default_timeout(10_000)
+    complaints = []
+
+    def open_one(address):
+        page = context.new_page()
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda message: complaints.append(message.text) if "Refused" in message.text
+                or "Content Security" in message.text else None)  # fmt: skip
+        page.goto(address)
+        return page
+
+    yield open_one
+    ARTIFACTS.mkdir(exist_ok=True)
+    for number, page in enumerate(context.pages):
+        page.screenshot(path=ARTIFACTS / f"{request.node.name}-{number}.png", full_page=True)
+    context.close()
+    assert complaints == []
+
+
+@pytest.fixture
+def page(open_page, url):
+    """The page of the beam, ready to be used."""
+    page = open_page(f"{url}/")
+    page.get_by_role("button", name="Run").wait_for()
+    return page

@@ -1,0 +1,318 @@
+"""The page of a component, in a real browser. Expectations are the closed form of a cantilever:
+
+tip = q L⁴ / (8 E I) with I = w h³ / 12, for the mean q of the loads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+TOKEN = "correct-horse-battery-staple"
+HERE = Path(__file__).parent
+
+
+def tip(load=1150.0, length=2.0, width=0.05, height=0.1, modulus=2.1e11):
+    return load * length**4 / (8 * modulus * width * height**3 / 12)
+
+
+def card(page, name):
+    heading = page.get_by_role("heading", name=name, exact=True)
+    return page.locator("article").filter(has=heading)
+
+
+def number(text):
+    return float(re.search(r"[−-]?[\d.]+(e[−-]?\d+)?", text)[0].replace("−", "-"))
+
+
+def shown(page, name="tip"):
+    return number(card(page, name).locator(".value").inner_text())
+
+
+def run(page):
+    page.get_by_role("button", name="Run").click()
+    page.locator(".message", has_text=re.compile(r"took|\[")).wait_for()
+
+
+def test_form_says_what_the_schema_says(page):
+    field = page.locator(".field", has=page.get_by_label("length", exact=True))
+    assert field.locator(".unit").inner_text() == "m"
+    assert "Free length" in field.inner_text()
+    assert page.get_by_label("length", exact=True).input_value() == "2"
+    assert page.get_by_label("height", exact=True).input_value() == "0.1"
+    assert page.get_by_label("loads 2").input_value() == "1500"
+    assert page.get_by_label("rotation 1, 1").input_value() == "1"
+    assert page.get_by_label("clamped", exact=True).is_checked()
+    assert "≥ 2, ≤ 2001" in page.locator(".form").inner_text()
+    assert not page.get_by_text("fixed").is_visible()
+
+
+def test_results_by_rank(page):
+    run(page)
+    assert shown(page) == pytest.approx(tip(), rel=1e-6)
+    assert card(page, "note").locator(".value").inner_text() == "steel, 0 tags"
+    curve = card(page, "deflection").locator("svg")
+    assert curve.get_attribute("aria-label") == "curve of deflection"
+    curve.hover(position={"x": curve.bounding_box()["width"] - 12, "y": 20})
+    assert number(card(page, "deflection").locator(".readout").inner_text().split("=")[1]) > 0
+    size = card(page, "stress").locator("canvas.image").evaluate("c => [c.height, c.width]")
+    assert size == [24, 101]
+    slices = card(page, "modes")
+    slices.get_by_role("slider").fill("2")
+    assert slices.locator("canvas.image").get_attribute("aria-label") == "image of modes[2]"
+
+
+def test_every_kind_of_field_reaches_the_component(page):
+    page.get_by_label("length", exact=True).fill("1")
+    page.get_by_label("height", exact=True).fill("0.2")
+    page.get_by_label("material").first.select_option(label="Custom")
+    page.get_by_label("modulus").fill("7e10")
+    page.get_by_role("button", name="loads: one value more").click()
+    page.get_by_label("loads 4").fill("400")
+    page.get_by_role("button", name="tags: add").click()
+    page.get_by_role("textbox", name="tags").fill("first")
+    page.get_by_role("button", name="gains: add").click()
+    page.get_by_label("gains: name").fill("safety")
+    page.get_by_label("gains", exact=True).fill("1.5")
+    page.get_by_text("give a value").click()
+    page.get_by_role("textbox", name="damping").fill("0.01")
+    run(page)
+    load = 1.5 * (1000 + 1200 + 1500 + 900 + 400) / 5
+    expected = tip(load=load, length=1.0, height=0.2, modulus=7e10)
+    assert shown(page) == pytest.approx(expected, rel=1e-6)
+    assert card(page, "note").locator(".value").inner_text() == "custom, 1 tags"
+
+
+def test_arrays_from_files_and_text(page, tmp_path):
+    np.save(tmp_path / "loads.npy", np.full(5000, 300.0))
+    page.get_by_label("loads: file").set_input_files(tmp_path / "loads.npy")
+    page.get_by_text("f64[5000]", exact=True).wait_for()
+    run(page)
+    assert shown(page) == pytest.approx(tip(load=300.0), rel=1e-6)
+    page.get_by_role("textbox", name="loads").fill("100 200\t300, 400")
+    run(page)
+    assert shown(page) == pytest.approx(tip(load=250.0), rel=1e-6)
+
+
+def test_gradient_and_sensitivities(page):
+    page.get_by_role("tab", name="Derivatives").click()
+    page.get_by_role("button", name="Differentiate").click()
+    card(page, "Sensitivities").wait_for()
+    assert shown(page, "length") == pytest.approx(4 * tip() / 2.0, rel=1e-4)
+    assert shown(page, "section.height") == pytest.approx(-3 * tip() / 0.1, rel=1e-4)
+    rows = card(page, "Sensitivities").locator("tr").all_inner_texts()
+    assert [row.split()[0] for row in rows] == [
+        "length",
+        "section.height",
+        "section.width",
+        "loads",
+    ]
+    assert number(rows[0].split()[1]) == pytest.approx(0.01 * 4 * tip(), rel=1e-3)
+
+
+def test_direction_and_jacobian(page):
+    page.get_by_role("tab", name="Derivatives").click()
+    page.get_by_label("Ask for").select_option(label="change along a direction")
+    run(page)
+    page.get_by_role("tab", name="Derivatives").click()
+    for path in ("length", "section.width", "section.height"):
+        page.get_by_role("checkbox", name=path).uncheck()
+    page.get_by_role("button", name="Differentiate").click()
+    panel = page.get_by_role("tabpanel", name="Derivatives")
+    value = panel.locator("article").filter(has_text="tip").locator(".value")
+    assert number(value.inner_text()) == pytest.approx(0.01 * tip(), rel=1e-4)
+    page.get_by_label("Ask for").select_option(label="Jacobian")
+    page.get_by_role("button", name="Differentiate").click()
+    block = panel.locator("article").filter(has_text="∂ tip / ∂ length")
+    assert number(block.locator(".value").inner_text()) == pytest.approx(2 * tip(), rel=1e-4)
+
+
+def test_gradient_check(page, open_page, url):
+    page.get_by_role("tab", name="Gradient check").click()
+    page.get_by_role("button", name="Check gradients").click()
+    assert "passed" in page.locator(".verdict").inner_text()
+    other = open_page(f"{url}/c/wrong/")
+    other.get_by_role("tab", name="Gradient check").click()
+    other.get_by_role("button", name="Check gradients").click()
+    assert "failed" in other.locator(".verdict").inner_text()
+    # At x = 1 the derivative of x³ is 3, and the component says 6.
+    assert "6, expected 3" in other.locator(".mismatches").first.inner_text()
+
+
+def test_progress_log_and_cancel(page):
+    page.get_by_label("seconds", exact=True).fill("60")
+    page.get_by_role("button", name="Run").click()
+    page.locator(".message", has_text="step 1 of 10").wait_for()
+    page.locator(".log", has_text="working on step 1").wait_for()
+    assert page.get_by_role("progressbar").is_visible()
+    page.get_by_role("tab", name="Jobs").click()
+    page.locator(".state.running").first.wait_for()
+    page.get_by_role("button", name="Cancel", exact=True).click()
+    page.locator(".message", has_text="cancelled").wait_for()
+    page.locator(".state.cancelled").first.wait_for()
+    page.get_by_role("button", name=re.compile("^log of")).first.click()
+    page.get_by_label("log", exact=True).filter(has_text="working on step 1").wait_for()
+
+
+def test_errors_are_shown_at_their_fields(page):
+    page.get_by_label("stations", exact=True).fill("1")
+    page.get_by_label("material").first.select_option(label="Custom")
+    page.get_by_label("modulus").fill("-1")
+    run(page)
+    stations = page.locator(".field", has=page.get_by_label("stations", exact=True))
+    assert "greater than or equal to 2" in stations.locator(".error").inner_text()
+    modulus = page.locator(".field.compact", has=page.get_by_label("modulus"))
+    assert "greater than 0" in modulus.locator(".error").inner_text()
+    page.get_by_label("stations", exact=True).fill("many")
+    page.get_by_role("button", name="Run").click()
+    page.locator(".message", has_text="cannot be read").wait_for()
+    assert "not a number" in stations.locator(".error").inner_text()
+
+
+def snippets(page):
+    page.get_by_role("tab", name="Code").click()
+    codes = page.locator(".snippet code").all_inner_texts()
+    return dict(zip(["Python", "curl", "shell"], codes, strict=True))
+
+
+def test_code_does_what_the_page_did(page):
+    page.get_by_label("length", exact=True).fill("3")
+    run(page)
+    codes = snippets(page)
+    code = codes["Python"] + "\nprint(float(result['tip']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) == pytest.approx(tip(length=3.0))
+    for name in ("curl", "shell"):
+        command = codes[name].replace("chainrule ", f"{sys.executable} -m chainrule ", 1)
+        done = subprocess.run(
+            ["bash", "-c", command], capture_output=True, text=True, check=True, cwd=HERE
+        )
+        result = json.loads(done.stdout)["tip"]
+        assert result["data"]["buffer"] == pytest.approx(tip(length=3.0))
+
+
+def test_copying(page):
+    run(page)
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    code = snippets(page)["Python"]
+    page.get_by_role("button", name="copy Python").click()
+    page.get_by_text("copied").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()") == code
+
+
+def test_several_components(page):
+    page.get_by_role("link", name="wrong").click()
+    page.get_by_role("heading", name="wrong").wait_for()
+    run(page)
+    assert page.url.endswith("/c/wrong/")
+    assert card(page, "y").is_visible()
+
+
+def test_token(open_page, running, wrong, tmp_path):
+    (tmp_path / "token").write_text(TOKEN)
+    with running("serve", wrong, "--port", "0", "--token-file", tmp_path / "token") as address:
+        page = open_page(f"{address}/")
+        page.get_by_label("Token", exact=True).fill("not-this-one-for-sure")
+        page.get_by_role("button", name="Continue").click()
+        page.get_by_text("does not know this token").wait_for()
+        page.get_by_label("Token", exact=True).fill(TOKEN)
+        asked = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.get_by_role("button", name="Continue").click()
+        run(page)
+        assert card(page, "y").is_visible()
+        assert not any(TOKEN in address for address in asked)
+        assert "CHAINRULE_TOKEN" in snippets(page)["Python"]
+        assert TOKEN not in page.content()
+        page.reload()
+        page.get_by_role("button", name="Run").wait_for()
+
+
+def test_keyboard_and_names(page):
+    unnamed = page.evaluate(
+        "[...document.querySelectorAll('input, select, textarea, button')].filter("
+        "e => !e.labels?.length && !e.ariaLabel && !e.textContent.trim()).map(e => e.outerHTML)"
+    )
+    assert unnamed == []
+    page.get_by_role("tab", name="Result").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.get_by_role("tab", name="Derivatives").get_attribute("aria-selected") == "true"
+    page.get_by_label("length", exact=True).focus()
+    page.keyboard.press("Enter")
+    page.locator(".message", has_text="took").wait_for()
+
+
+def test_light_and_dark(page):
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(ground)
+    page.get_by_role("button", name="switch between light and dark").click()
+    assert page.evaluate(ground) != light
+    run(page)
+
+
+def get(url, path, accept):
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+    with contextlib.closing(connection):
+        connection.request("GET", path, headers={"Accept": accept})
+        response = connection.getresponse()
+        return response, response.read()
+
+
+def test_machines_get_what_they_always_got(url):
+    response, body = get(url, "/", "*/*")
+    assert (response.status, json.loads(body)["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize("path", ["/", "/c/beam_component/", "/_page/page.js", "/docs"])
+def test_headers(url, path):
+    response, body = get(url, path, "text/html")
+    assert response.status == 200
+    policy = response.headers["Content-Security-Policy"]
+    assert "default-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
+    assert b"https://" not in body.replace(b"https://www.w3.org", b"")
+
+
+@pytest.mark.parametrize(
+    "path", ["/_page/../_page.py", "/_page/nothing.js", "/_page/%2e%2e%2f_app.py"]
+)
+def test_only_the_files_of_the_page(url, path):
+    assert get(url, path, "*/*")[0].status == 404
+
+
+def post(url, path, content):
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+    with contextlib.closing(connection):
+        body = json.dumps(content)
+        connection.request("POST", path, body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+
+
+def test_gradient_check_over_http(url):
+    status, report = post(url, "/c/wrong/check_gradients", {"inputs": {"x": [1.0, 2.0]}})
+    assert status == 200
+    assert not report["passed"]
+    status, report = post(url, "/check_gradients", {"inputs": {}, "output_paths": ["tip"]})
+    assert status == 200
+    assert report["passed"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("max_evals", 100_000), ("max_output_samples", 10_000), ("rtol", 2.0), ("spend", 1)],
+)
+def test_gradient_check_has_bounds(url, option, value):
+    status, problem = post(url, "/check_gradients", {"inputs": {}, option: value})
+    assert (status, problem["code"]) == (422, "invalid_input")
+    assert problem["detail"][0]["loc"] == ["body", option]
