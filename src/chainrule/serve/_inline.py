@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import queue
-import threading
 import time
+from functools import partial
 from typing import Any
 
 from chainrule.runtime._component import load_component
@@ -14,7 +14,9 @@ from chainrule.serve._answering import Answerer
 from chainrule.serve._calls import Call, Facts, Reply, stopping, too_slow, unavailable
 from chainrule.serve._following import following_in_thread
 from chainrule.serve._lease import Client
+from chainrule.serve._lending import Lending
 from chainrule.serve._pool import Counters, WorkerState
+from chainrule.serve._thread import WorkerThread
 from chainrule.serve._traffic import Traffic
 
 __all__ = ["ThreadPool"]
@@ -40,44 +42,40 @@ class ThreadPool:
         self._source, self._config = source, config
         self._timeout_s = timeout_s
         self.max_queue = max_queue
-        self._calls: queue.SimpleQueue[tuple[Call, asyncio.Future[Reply]] | None] = (
-            queue.SimpleQueue()
-        )
         self._pending: set[asyncio.Future[Reply]] = set()
         self._stopping = False
         self.counters = Counters()
         self.traffic = Traffic()
+        self._worker: Any = None
+        self._lending = Lending(
+            timeout_s=timeout_s,
+            counters=self.counters,
+            traffic=self.traffic,
+            on_lend=lambda worker: None,
+            on_return=lambda worker: None,
+        )
 
     async def start(self) -> Facts:
         """Load the component and start the thread."""
-        loop = asyncio.get_running_loop()
-        component = await loop.run_in_executor(None, self._load)
-        self._answerer = Answerer(component)
-        threading.Thread(
-            target=self._run, args=(loop,), name="chainrule-component", daemon=True
-        ).start()
+        self._loop = asyncio.get_running_loop()
+        self._answerer = Answerer(await self._loop.run_in_executor(None, self._load))
+        self._worker = WorkerThread(self._answerer)
         return self._answerer.facts
 
     def _load(self) -> Any:
         return load_component(self._source, config=self._config)
 
-    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        while (item := self._calls.get()) is not None:
-            call, future = item
-            if future.cancelled():
-                continue
-            reply = self._reply(call, loop)
-            try:
-                loop.call_soon_threadsafe(_resolve, future, reply)
-            except RuntimeError:
-                return  # the loop is closed: nobody waits any more
-            del call, future, reply, item
+    def _run(self, call: Call, future: asyncio.Future[Reply]) -> None:
+        if not future.cancelled():
+            reply = self._reply(call)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self._loop.call_soon_threadsafe(_resolve, future, reply)
 
-    def _reply(self, call: Call, loop: asyncio.AbstractEventLoop) -> Reply:
+    def _reply(self, call: Call) -> Reply:
         if call.watcher is None:
             return self._answerer.answer(call)
-        asyncio.run_coroutine_threadsafe(call.watcher.on_start(), loop).result()
-        with following_in_thread(call.watcher, loop):
+        asyncio.run_coroutine_threadsafe(call.watcher.on_start(), self._loop).result()
+        with following_in_thread(call.watcher, self._loop):
             return self._answerer.answer(call)
 
     @property
@@ -117,13 +115,14 @@ class ThreadPool:
         if self._stopping:
             raise stopping()
         # Calls that were given up on still stand in the thread's queue, and hold their bodies.
-        if max(len(self._pending), self._calls.qsize()) > self.max_queue:
+        if max(len(self._pending), self._worker.backlog) > self.max_queue:
             self.counters.turned_away += 1
             raise unavailable(f"{self.max_queue} calls wait already.", "queue_full")
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._lending.call_all_back()
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        self.counters.running += not self._pending
         self._pending.add(future)
-        self.counters.running = 1
-        self._calls.put((call, future))
+        self._worker.submit(partial(self._run, call, future))
         try:
             if self._timeout_s is None:
                 reply = await future
@@ -138,7 +137,7 @@ class ThreadPool:
             raise
         finally:
             self._pending.discard(future)
-            self.counters.running = min(1, len(self._pending))
+            self.counters.running -= not self._pending
         self.counters.answered += 1
         return reply
 
@@ -146,16 +145,21 @@ class ThreadPool:
         """Nothing to do: no segments here."""
 
     def forget_client(self, number: int) -> None:
-        """Nothing to do: no clients here."""
+        """A client of the same host has left."""
+        self._lending.forget(number)
+        self._worker.forget_client(number)
 
     def lend_to(self, client: Client) -> None:
-        """Not yet."""
+        """Let a client of the same host talk to the thread itself."""
+        if not self._stopping and not self._pending:
+            self._lending.lend_to(client, [self._worker] if self._lending.is_empty else [])
 
     async def drain(self, grace_s: float) -> None:
         """Take no new calls, and wait until those under way are answered."""
         self._stopping = True
+        self._lending.call_all_back()
         deadline = time.monotonic() + grace_s
-        while self._pending and time.monotonic() < deadline:
+        while (self._pending or not self._lending.is_empty) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
 
     async def stop(self) -> None:
@@ -164,7 +168,8 @@ class ThreadPool:
         for future in list(self._pending):
             if not future.done():
                 future.set_exception(stopping())
-        self._calls.put(None)
+        if self._worker is not None:
+            self._worker.submit(None)
 
 
 def _resolve(future: asyncio.Future[Reply], reply: Reply) -> None:

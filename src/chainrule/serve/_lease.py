@@ -59,12 +59,8 @@ class Client(Protocol):
     def has_left(self) -> bool:
         """Whether the other side has closed the connection."""
 
-    @property
-    def holds(self) -> Sequence[str]:
-        """Keys of the segments of replies that it still reads."""
-
-    def lend(self) -> None:
-        """Stop reading; what the client holds is the worker's to know."""
+    def lend(self, prefix: str) -> Sequence[str]:
+        """Stop reading; returns the keys with this prefix that the client holds, the worker's to know now."""
 
     def read_again(self) -> None:
         """Read, although the worker may still do so too."""
@@ -90,13 +86,19 @@ class Lendable(Protocol):
 
     Attributes:
         slot: where it says what it is doing.
+        lease: there while it is lent.
         can_be_killed: whether `kill` ends a call that does not end by itself.
     """
 
     slot: CallSlot
+    lease: Lease | None
     can_be_killed: bool
 
-    def send_client(self, client: Client) -> bool:
+    @property
+    def prefix(self) -> str:
+        """How the keys of its segments begin."""
+
+    def send_client(self, client: Client, holds: Sequence[str]) -> bool:
         """Have it read a client's calls; whether that was possible."""
 
     def send_recall(self) -> None:
@@ -153,9 +155,11 @@ class Lease:
 
     def add(self, client: Client) -> None:
         """Lend the worker to one more client."""
-        if self.worker.send_client(client):
-            client.lend()
+        holds = client.lend(self.worker.prefix)
+        if self.worker.send_client(client, holds):
             self._clients[client.number] = client
+        else:
+            client.take_back(holds, self.worker.release_segment)
 
     def end(self) -> None:
         """Call the worker back; `on_end` follows when it has finished what it is doing."""
@@ -163,7 +167,24 @@ class Lease:
             self.is_ending = True
             self.worker.send_recall()
 
-    def returned(self, held: Mapping[str, Sequence[str]]) -> None:
+    def hear(self, message: Message) -> None:
+        """The worker says something about its clients."""
+        match message.header:
+            case {"recalled": held, "tally": tally}:
+                self._tell(tally)
+                self._end(held)
+            case {"tally": tally}:
+                self._tell(tally)
+            case {"pass_on": number, "message": header}:
+                self._pass_on(number, message._replace(header=header))
+            case {"released": keys, "client": number}:
+                self._release(number, keys)
+            case {"gone": number}:
+                self._drop(number)
+            case _:
+                self.worker.kill()  # the author's code writes to our socket
+
+    def _end(self, held: Mapping[str, Sequence[str]]) -> None:
         """The worker has come back, and says which clients still hold memory of its."""
         self._finish()
         for number, client in self._clients.items():
@@ -187,7 +208,7 @@ class Lease:
             each.take_back((), self.worker.release_segment)
         return told
 
-    def passed_on(self, number: int, message: Message) -> None:
+    def _pass_on(self, number: int, message: Message) -> None:
         """The worker has read a message that is for the server."""
         client = self._clients.get(number)
         if client is None:
@@ -195,19 +216,19 @@ class Lease:
         else:
             client.handle(message)
 
-    def released(self, number: int, keys: Sequence[str]) -> None:
+    def _release(self, number: int, keys: Sequence[str]) -> None:
         """The worker has read that a client no longer uses memory that is not the worker's."""
         client = self._clients.get(number)
         if client is not None:
             for key in keys:
                 client.release(key)
 
-    def tell(self, tally: Sequence[Sequence[Any]]) -> None:
+    def _tell(self, tally: Sequence[Sequence[Any]]) -> None:
         """The worker says what it has answered."""
         for row in tally:
             self._traffic.add(*row)
 
-    def gone(self, number: int) -> None:
+    def _drop(self, number: int) -> None:
         """A client has left, or sent what is no message."""
         client = self._clients.pop(number, None)
         if client is not None:

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from chainrule._errors import ChainruleError, DefinitionError
 from chainrule.runtime._samehost import is_supported
 from chainrule.serve._calls import Call, CallError, Facts, Reply, stopping, unavailable
-from chainrule.serve._lease import Client, Lease
+from chainrule.serve._lease import Client
+from chainrule.serve._lending import Lending
 from chainrule.serve._output import OutputLog
 from chainrule.serve._process import SegmentBody, WorkerProcess
 from chainrule.serve._traffic import Traffic
@@ -98,8 +99,6 @@ class ProcessPool:
         self._log = log
         self._workers: set[WorkerProcess] = set()
         self._idle: deque[WorkerProcess] = deque()
-        self._leases: dict[WorkerProcess, Lease] = {}
-        self._regulars: dict[int, Client] = {}
         self._waiting: deque[asyncio.Future[WorkerProcess]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._failures_in_a_row = 0
@@ -108,6 +107,13 @@ class ProcessPool:
         self._restarts = [0] * workers
         self.counters = Counters()
         self.traffic = Traffic()
+        self._lending = Lending(
+            timeout_s=timeout_s,
+            counters=self.counters,
+            traffic=self.traffic,
+            on_lend=self._idle.remove,
+            on_return=self._on_return,
+        )
 
     async def start(self) -> Facts:
         """Start all workers.
@@ -200,7 +206,7 @@ class ProcessPool:
             worker = self._idle.popleft()
             if worker.is_usable:
                 return worker
-        self._call_back()
+        self._lending.call_one_back()
         if len(self._waiting) >= self.max_queue:
             self.counters.turned_away += 1
             raise unavailable(
@@ -231,56 +237,13 @@ class ProcessPool:
         self._idle.append(worker)
 
     def lend_to(self, client: Client) -> None:
-        """Let a client of the same host talk to a worker itself, if one is free for that.
-
-        So do the clients that a worker was lent to before, or two of them would take turns in calling it
-        back.
-        """
-        self._regulars[client.number] = client
+        """Let a client of the same host talk to a worker itself, if one is free for that."""
         if not self._stopping and not self._waiting:
-            for regular in self._regulars.values():
-                if regular.is_lendable:
-                    self._lend_one_to(regular)
-
-    def _lend_one_to(self, client: Client) -> None:
-        free = [worker for worker in self._idle if worker.is_usable]
-        lent = [worker for worker, lease in self._leases.items() if not lease.is_ending]
-        # A client that still reads memory of a worker stays with that one.
-        fitting = [
-            worker
-            for worker in (*free, *lent)
-            if all(key.startswith(f"w{worker.number}.") for key in client.holds)
-        ]
-        if fitting:
-            worker = min(fitting, key=self._client_count)
-            self._lease_of(worker).add(client)
-
-    def _client_count(self, worker: WorkerProcess) -> int:
-        return self._leases[worker].client_count if worker in self._leases else 0
-
-    def _lease_of(self, worker: WorkerProcess) -> Lease:
-        lease = self._leases.get(worker)
-        if lease is None:
-            self._idle.remove(worker)
-            lease = worker.lease = self._leases[worker] = Lease(
-                worker,
-                timeout_s=self._timeout_s,
-                counters=self.counters,
-                traffic=self.traffic,
-                on_end=lambda lease: self._on_return(worker),
-            )
-        return lease
+            self._lending.lend_to(client, [w for w in self._idle if w.is_usable])
 
     def _on_return(self, worker: WorkerProcess) -> None:
-        del self._leases[worker]
         self._failures_in_a_row = 0
         self._release(worker)
-
-    def _call_back(self) -> None:
-        """Want one lent worker back, for a call that would wait otherwise."""
-        lent = [lease for lease in self._leases.values() if not lease.is_ending]
-        if lent:
-            min(lent, key=lambda lease: lease.client_count).end()
 
     async def _start_one(self, place: int) -> Facts:
         worker = WorkerProcess(self._source, self._config, self._on_exit, self._log)
@@ -308,11 +271,9 @@ class ProcessPool:
         if worker not in self._workers:
             return  # it never got ready; whoever started it knows
         self._workers.discard(worker)
-        lease = self._leases.pop(worker, None)
-        if lease is not None:
-            told = lease.lost(worker.end_error())
-            if told is not None and told.code == "worker_crashed":
-                self._count(told)
+        told = self._lending.lost(worker, worker.end_error())
+        if told is not None and told.code == "worker_crashed":
+            self._count(told)
         if worker in self._idle:
             self._idle.remove(worker)
         if not self._stopping:
@@ -355,18 +316,17 @@ class ProcessPool:
 
     def forget_client(self, number: int) -> None:
         """Tell the workers that a client of the same host has left."""
-        self._regulars.pop(number, None)
+        self._lending.forget(number)
         for worker in self._workers:
             worker.forget_client(number)
 
     async def drain(self, grace_s: float) -> None:
         """Take no new calls, and wait until those under way are answered."""
         self._stopping = True
-        for lease in self._leases.values():
-            lease.end()
+        self._lending.call_all_back()
         deadline = time.monotonic() + grace_s
         while (
-            self.counters.running or self._waiting or self._leases
+            self.counters.running or self._waiting or not self._lending.is_empty
         ) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
 

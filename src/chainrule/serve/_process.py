@@ -9,7 +9,7 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -250,10 +250,15 @@ class WorkerProcess:
             self._known_clients.discard(number)
             self._forget_clients.append(number)
 
-    def send_client(self, client: Client) -> bool:
+    @property
+    def prefix(self) -> str:
+        """How the keys of its segments begin."""
+        return f"w{self.number}."
+
+    def send_client(self, client: Client, holds: Sequence[str]) -> bool:
         """Have the process read a client's calls itself; whether that was possible."""
         terms = {
-            "client": client.number, "holds": client.holds, "endpoints": client.endpoints,
+            "client": client.number, "holds": holds, "endpoints": client.endpoints,
         }  # fmt: skip
         try:
             send_message(self._connection, {"lend": terms}, (), [client.descriptor])
@@ -315,7 +320,7 @@ class WorkerProcess:
             self._loop.remove_reader(self._connection)
             self.kill()
         elif self.lease is not None:
-            self._on_word_of_clients(self.lease, message)
+            self.lease.hear(message)
         elif "progress" in message.header:
             if self._watcher is not None:
                 self._watcher.on_progress(*message.header["progress"])
@@ -324,28 +329,11 @@ class WorkerProcess:
         else:
             self.kill()  # an answer that nobody asked for: the author's code writes to our socket
 
-    def _on_word_of_clients(self, lease: Lease, message: Message) -> None:
-        match message.header:
-            case {"recalled": held, "tally": tally}:
-                self.lease = None
-                lease.tell(tally)
-                lease.returned(held)
-            case {"tally": tally}:
-                lease.tell(tally)
-            case {"pass_on": number, "message": header}:
-                lease.passed_on(number, message._replace(header=header))
-            case {"released": keys, "client": number}:
-                lease.released(number, keys)
-            case {"gone": number}:
-                lease.gone(number)
-            case _:
-                self.kill()
-
     def _hear_last_words(self, lease: Lease) -> None:
         """What the process has still said about its clients before it ended."""
         try:
             while (message := receive_message(self._connection)) is not None:
-                self._on_word_of_clients(lease, message)
+                lease.hear(message)
         except (OSError, ChainruleError):
             return
 

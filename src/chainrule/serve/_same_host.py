@@ -302,16 +302,14 @@ class _Connection:
         poll.register(self._connection, select.POLLRDHUP)
         return bool(poll.poll(0))
 
-    @property
-    def holds(self) -> Sequence[str]:
-        """Keys of the segments that the client still reads."""
-        return list(self._lent)
-
-    def lend(self) -> None:
-        """Leave the connection, and what the client holds, to a worker."""
+    def lend(self, prefix: str) -> Sequence[str]:
+        """Leave the connection to a worker, and what the client holds of its memory."""
         self._is_lent = True
-        self._lent.clear()
         self._loop.remove_reader(self._connection)
+        held = [key for key in self._lent if key.startswith(prefix)]
+        for key in held:
+            del self._lent[key]
+        return held
 
     def take_back(self, held: Sequence[str], release: Callable[[str], object]) -> None:
         """Read the connection again; the client still holds these segments of the worker's."""
