@@ -51,7 +51,7 @@ export class Jobs {
 
 /** Where a job stands, in words. */
 export function progressText(job) {
-  if (job.state === "queued") return job.queue_position === null ? "waiting" : `place ${job.queue_position} in the queue`;
+  if (job.state === "queued") return job.queue_position === null ? "waiting" : `${job.queue_position} before it`;
   const share = job.fraction === null ? "" : `${Math.round(100 * job.fraction)} %`;
   const what = job.error?.message ?? job.message ?? "";
   return [share, what].filter(Boolean).join(" · ") || (job.state === "running" ? "working" : "");
