@@ -1,4 +1,4 @@
-"""`make bench`: run every benchmark, print one table, and write it to docs/explanation/benchmarks.md."""
+"""`make bench`: run every benchmark, print one table, and write it to docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 import benchmarks
 from benchmarks._harness import Row, markdown, show
 
-PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "benchmarks.md"
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 _LIMIT_S = 900
 _VERSIONS = (
     "jax",
@@ -80,6 +80,9 @@ def _page(tables: dict[str, list[Row]]) -> str:
         "Every speed claim is a file in `benchmarks/` that measures us, the peer and the floor in turns "
         "in one run. This page is what `make bench` writes; run it on your machine, and compare ratios, not "
         "seconds.\n\n"
+        "A row is against a peer or against a floor: what the machine, or code written by hand, needs for the "
+        "same. `make bench` prints this table and exits 0; `python -m benchmarks --strict` exits 1 when a bar "
+        "is not met; `python -m benchmarks frames http` runs some.\n\n"
         f"{day}, {os.cpu_count()} cores of {platform.machine()} shared with others (load {load:.1f}), Python "
         f"{platform.python_version()}, {versions}. "
         "Figures of a GPU are at the end.\n"
