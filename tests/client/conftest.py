@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from chainrule.client import Component
+from chainrule.deploy import local
 
 SOURCE = Path(__file__).with_name("some_component.py")
 
@@ -49,12 +51,25 @@ def server() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(scope="session", params=["in_process", "own_process", "http", "same_host"])
+TRANSPORTS = ["in_process", "own_process", "http", "same_host", "local_pool"]
+# A cluster needs a network of its own: see tests/deploy/test_ray.py.
+if "CHAINRULE_RAY_SUITE" in os.environ:
+    TRANSPORTS.append("ray_pool")
+
+
+@pytest.fixture(scope="session", params=TRANSPORTS)
 def component(request: pytest.FixtureRequest) -> Iterator[Component]:
     if request.param == "in_process":
         made = Component.from_api(SOURCE)
     elif request.param == "own_process":
         made = Component.from_source(SOURCE)
+    elif request.param == "local_pool":
+        made = local.deploy(SOURCE, replicas=2)
+    elif request.param == "ray_pool":
+        request.getfixturevalue("ray_cluster")
+        from chainrule.deploy import ray as pools
+
+        made = pools.deploy(SOURCE, replicas=2)
     else:
         url = request.getfixturevalue("server")
         shared = request.param == "same_host"

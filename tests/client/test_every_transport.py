@@ -188,7 +188,7 @@ def test_the_authors_exception_arrives_with_type_message_and_traceback(component
     assert error.details["exception_message"] == "mesh is empty"
     if component.local is not None:
         assert isinstance(error.__cause__, ValueError)
-    elif component.transport.place.startswith("process"):
+    elif component.transport.place.startswith(("process", "pool")):
         assert 'raise ValueError("mesh is empty")' in error.remote_traceback
         assert "mesh is empty" in error.__notes__[0]
     else:

@@ -72,13 +72,18 @@ class PoolTransport(Transport):
         """The document that the first replica gave."""
         return self._document
 
+    def start(self) -> None:
+        """Get ready for calls, unless the pool is; before every use."""
+
     def describe(self) -> dict[str, Any]:
         """The document that the first replica gave."""
+        self.start()
         assert self._document is not None, "a pool is handed out once it is ready"
         return self._document
 
     def health(self) -> dict[str, Any]:
         """`ok` while a replica is up, `degraded` while none is; and what `status` says."""
+        self.start()
         is_up = any(slot.is_up for slot in self._dispatcher.slots)
         return {"status": "ok" if is_up else "degraded", **self.status()}
 
@@ -125,6 +130,7 @@ class PoolTransport(Transport):
         self, endpoint: str, payloads: Sequence[Mapping[str, Any]], *, ticket: Ticket | None = None
     ) -> list[Any]:
         """Several calls in one message to one replica. If it dies, each of them is on its own."""
+        self.start()
         ticket = ticket or Ticket()
         if len(payloads) > 1 and self._idempotent:
             points = [self._point(endpoint, payload) for payload in payloads]
@@ -151,6 +157,7 @@ class PoolTransport(Transport):
             ask: sends the call.
             ticket: by which the caller may give up.
         """
+        self.start()
         deaths = 0
         while True:
             try:

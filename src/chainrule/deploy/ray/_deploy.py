@@ -132,9 +132,15 @@ def delete(name: str, *, address: str | None = None) -> None:
 def _pool(keeper: Any, plan: Plan, ends_with_handle: bool, startup_timeout_s: float) -> RayPool:
     from chainrule.deploy.ray._pool import RayPool
 
-    return RayPool(
+    pool = RayPool(
         keeper, plan, ends_with_handle=ends_with_handle, startup_timeout_s=startup_timeout_s
     )
+    try:
+        pool.start()
+    except BaseException:
+        pool.close()
+        raise
+    return pool
 
 
 def _make_keeper(plan: Plan) -> Any:

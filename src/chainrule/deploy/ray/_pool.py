@@ -24,7 +24,10 @@ _ANSWER_WITHIN_S = 10.0
 
 
 class RayPool(PoolTransport):
-    """A way to the replicas of a keeper. Can be sent to other processes of the cluster.
+    """A way to the replicas of a keeper. It can be sent to other processes of the cluster.
+
+    It looks for the replicas when it is first used: a process that receives it cannot ask Ray for anything
+    before it has been received.
 
     Args:
         keeper: handle of the keeper.
@@ -50,16 +53,23 @@ class RayPool(PoolTransport):
         self._ends_with_handle = ends_with_handle
         self._caller = secrets.token_hex(8)
         self._stop_reporting = threading.Event()
-        self._apply(ray.get(keeper.roster.remote()))
-        threading.Thread(target=self._report, name="chainrule-report", daemon=True).start()
-        try:
-            self.wait_until_ready(plan.minimum)
-        except BaseException:
-            self.close()
-            raise
+        self._starting = threading.Lock()
+        self._is_started = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _attach, (self._keeper, self._plan, self._startup_timeout_s)
+
+    def start(self) -> None:
+        """Find the replicas and wait for them, once."""
+        if self._is_started or self._is_closed:
+            return
+        with self._starting:
+            if self._is_started:
+                return
+            self._apply(ray.get(self._keeper.roster.remote()))
+            threading.Thread(target=self._report, name="chainrule-report", daemon=True).start()
+            self.wait_until_ready(self._plan.minimum)
+            self._is_started = True
 
     @property
     def facts(self) -> dict[str, Any]:
