@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
 
-__all__ = ["Listener", "listening", "progress", "steps"]
+__all__ = ["Listener", "listening", "progress", "steps", "unheard"]
 
 T = TypeVar("T")
 Emit = Callable[[float, str], None]
@@ -115,13 +115,30 @@ def listening(emit: Emit, *, whole_process: bool = False) -> Iterator[None]:
             _of_process = before
 
 
+@contextmanager
+def unheard() -> Iterator[None]:
+    """What is called inside is preparation: its own progress is not that of the call."""
+    listener = _current()
+    if listener is None:
+        yield
+        return
+    with listener.narrowed(0.0, 0.0):
+        yield
+
+
 def steps(items: Iterable[T], total: int, message: str = "") -> Iterator[T]:
-    """Yield the items, and report how many of them are done; each is a step of its own."""
+    """Yield the items, and report how many were made; making each of them is a step of its own."""
     listener = _current()
     if listener is None:
         yield from items
         return
-    for done, item in enumerate(items):
+    iterator = iter(items)
+    for done in range(total):
         with listener.narrowed(done / total, (done + 1) / total):
-            yield item
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
         listener.report((done + 1) / total, message)
+        yield item
+    yield from iterator

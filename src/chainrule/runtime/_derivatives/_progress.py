@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
+from chainrule.runtime._progress import steps
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -22,7 +24,11 @@ PATIENCE_S = 2.0
 
 
 def track(items: Iterable[T], description: str, total: int, *, show: bool = True) -> Iterator[T]:
-    """Yield the items; show how far along they are when it takes long enough to wonder."""
+    """Yield the items; show how far along they are when it takes long enough to wonder.
+
+    Whoever listens to the progress of the call hears of it too, bar or no bar.
+    """
+    items = steps(items, total, description)
     if not (show and sys.stderr.isatty()):
         yield from items
         return

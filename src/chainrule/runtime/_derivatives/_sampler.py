@@ -14,6 +14,7 @@ from chainrule.runtime._derivatives._layout import Layout
 from chainrule.runtime._derivatives._program import Program, evaluate_all
 from chainrule.runtime._derivatives._progress import track
 from chainrule.runtime._derivatives._stencils import Eps, Stencil, choose_steps, coarsest
+from chainrule.runtime._progress import unheard
 
 __all__ = ["Sampler"]
 
@@ -47,7 +48,8 @@ class Sampler:
     def base(self) -> dict[str, np.ndarray]:
         """The outputs of the unperturbed program."""
         point = self.origin.astype(complex) if self.stencil.is_complex else self.origin
-        return next(evaluate_all(self.program, [point]))
+        with unheard():
+            return next(evaluate_all(self.program, [point]))
 
     @property
     def outputs(self) -> Layout:

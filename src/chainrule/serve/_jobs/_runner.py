@@ -240,8 +240,10 @@ class Jobs:
         while True:
             live = await lane.take()
             live.task = task = asyncio.create_task(self._run(live, lane.service))
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([task])
+            await asyncio.wait([task])
+            if live.is_cancelled and not live.ended.is_set():
+                # A task that is cancelled before its first step never takes one.
+                await self._finish(live, "cancelled", None)
             if self._is_stopping:
                 return
 
