@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from chainrule._errors import ChainruleError, DecodeError
 from chainrule.runtime._samehost import INLINE_BYTES, Message, SegmentCache, SegmentPool
@@ -19,8 +19,7 @@ class Cancelled(BaseException):
     """Raised on the worker's thread when nobody wants the answer any more."""
 
 
-@dataclass(frozen=True)
-class StoredReply:
+class StoredReply(NamedTuple):
     """A reply as it goes into a message; nothing of the component's memory is needed after.
 
     Attributes:
@@ -31,7 +30,7 @@ class StoredReply:
 
     header: dict[str, Any]
     inline: bytes
-    descriptors: tuple[int, ...] = ()
+    descriptors: tuple[int, ...]
 
 
 class Desk:
@@ -57,29 +56,30 @@ class Desk:
             raise Cancelled
 
     def answer(
-        self, answerer: Answerer, message: Message, facts: dict[str, Any], key: str | None
+        self, answerer: Answerer, call: Call, message: Message, key: str | None
     ) -> StoredReply:
         """Answer a call.
 
         Args:
             answerer: of the component.
-            message: brings the body.
-            facts: the fields of the `Call`, less its body.
+            call: as it is when its body is inline.
+            message: by which it came.
             key: of the segment with the body, unique among all clients; `None` when it is inline.
         """
         in_use: Any = None
         try:
             self._is_running = True
-            body: Any = message.body
             if key is not None:
                 body = self._body(message, key)
                 in_use = weakref.ref(body)
-            reply = answerer.answer(Call(body=body, **facts).check())
+                call = replace(call, body=body)
+                del body
+            reply = answerer.answer(call.check())
             self._is_running = False
             stored = self.store(reply)
-            del body, reply
+            del call, reply
         except Cancelled:
-            stored = StoredReply({"status": 499, "content_type": "text/plain"}, b"")
+            stored = StoredReply({"status": 499, "content_type": "text/plain"}, b"", ())
         except ChainruleError as error:  # the body's segment is not what it should be
             self._is_running = False
             stored = self.store(problem_reply(error))
@@ -104,7 +104,7 @@ class Desk:
         header: dict[str, Any] = {"status": reply.status, "content_type": reply.content_type}
         nbytes = sum(map(len, reply.pieces))
         if nbytes <= INLINE_BYTES:
-            return StoredReply(header, b"".join(reply.pieces))
+            return StoredReply(header, b"".join(reply.pieces), ())
         segment = self.own.take(nbytes)
         target, position = segment.array(nbytes).data, 0
         for piece in reply.pieces:

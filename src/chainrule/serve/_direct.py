@@ -11,7 +11,6 @@ import select
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from chainrule._errors import ChainruleError, LimitError
 from chainrule.runtime._samehost import (
@@ -22,6 +21,7 @@ from chainrule.runtime._samehost import (
     send_message,
 )
 from chainrule.serve._answering import Answerer
+from chainrule.serve._calls import Call
 from chainrule.serve._desk import Desk, StoredReply
 from chainrule.serve._problems import problem_reply
 
@@ -184,13 +184,14 @@ class DirectClients:
                 stored = self._desk.store(problem_reply(too_large))
                 stored.header["held"] = False
                 return stored
-        facts: dict[str, Any] = {
-            "endpoint": self._endpoints[header["path"]],
-            "content_type": header.get("content_type") or "",
-            "accept": header.get("accept"),
-            "run_id": header.get("run_id"),
-        }
-        return self._desk.answer(self._answerer, message, facts, key)
+        call = Call(
+            self._endpoints[header["path"]],
+            message.body,
+            content_type=header.get("content_type") or "",
+            accept=header.get("accept"),
+            run_id=header.get("run_id"),
+        )
+        return self._desk.answer(self._answerer, call, message, key)
 
     def _release(self, client: _Client, keys: list[str]) -> list[str]:
         """Take back segments that a client no longer reads; the keys that are not ours remain."""

@@ -26,7 +26,7 @@ from chainrule._errors import ChainruleError, ComponentError
 from chainrule.runtime._component import load_component
 from chainrule.runtime._samehost import CallSlot, Message, receive_message, send_message
 from chainrule.serve._answering import Answerer
-from chainrule.serve._calls import Reply
+from chainrule.serve._calls import Call, Reply
 from chainrule.serve._desk import Desk, StoredReply
 from chainrule.serve._direct import DirectClients
 from chainrule.serve._following import following
@@ -101,7 +101,9 @@ class Worker:
         if "call" in header:
             key = header["segment"][0] if "segment" in header else None
             with following(self._connection, message):
-                stored = self._desk.answer(answerer, message, header["call"], key)
+                stored = self._desk.answer(
+                    answerer, Call(body=message.body, **header["call"]), message, key
+                )
             self._send(stored)
         elif "lend" in header:
             self._lend(answerer, message)

@@ -11,6 +11,7 @@ from chainrule._errors import DecodeError
 
 __all__ = ["is_json_exact", "read_json_buffer", "write_json_buffer"]
 
+_FEW = 16
 # Above this, consecutive integers are no longer all floats.
 _EXACT_FLOAT = 2.0**53
 
@@ -23,7 +24,11 @@ def is_json_exact(array: np.ndarray[Any, Any]) -> bool:
     kind = array.dtype.kind
     if kind == "u" and array.dtype.itemsize == 8:
         return array.size == 0 or int(array.max()) < 2**63
-    return kind in "biu" or bool(np.isfinite(array).all())
+    if kind in "biu":
+        return True
+    if kind == "f" and array.size <= _FEW:  # two calls of NumPy take longer than these
+        return all(map(math.isfinite, array.ravel().tolist()))
+    return bool(np.isfinite(array).all())
 
 
 def write_json_buffer(array: np.ndarray[Any, Any]) -> Any:
