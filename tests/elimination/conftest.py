@@ -17,3 +17,11 @@ def _no_stored_orders(monkeypatch):
 
     cache = OrderCache(None)
     monkeypatch.setattr(_choose, "_cache", lambda: cache)
+
+
+@pytest.fixture(autouse=True)
+def _ordinary_prices(monkeypatch):
+    """What a test sees must not depend on how busy the machine was when it was measured."""
+    from chainrule.elimination import _calibration, _methods
+
+    monkeypatch.setattr(_methods, "prices", lambda: _calibration.DEFAULT_PRICES)

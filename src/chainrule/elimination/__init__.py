@@ -7,10 +7,11 @@ leaves the Jacobian; forward and reverse mode are two of the possible orders. Bl
 
 from chainrule.elimination._api import hessian, jacobian, linearization, value_and_jacobian
 from chainrule.elimination._counting import OperationCounts
-from chainrule.elimination._explain import Candidate, Explanation, explain_jacobian
+from chainrule.elimination._explain import Explanation, explain_jacobian
 from chainrule.elimination._find_order import find_order
 from chainrule.elimination._jacve import jacve, tree_allclose, vertex_elimination_jaxpr
 from chainrule.elimination._linearize import Linearization
+from chainrule.elimination._methods import Candidate
 from chainrule.elimination._order import Order
 from chainrule.elimination._orders import OrderError
 from chainrule.elimination._result import StructuredJacobian

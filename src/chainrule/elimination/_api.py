@@ -5,27 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Literal
+from typing import Any
 
-import jax
-import jax.numpy as jnp
-
-from chainrule._jaxpr import evaluate
-from chainrule.elimination._backends import Backend, run_dense
 from chainrule.elimination._choose import OrderLike, choose_order
-from chainrule.elimination._explain import choose_method
 from chainrule.elimination._graph import check_rules
-from chainrule.elimination._linearize import (
-    Linearization,
-    Traced,
-    linearize_traced,
-    trace_function,
-)
+from chainrule.elimination._linearize import Linearization, linearize_traced, trace_function
+from chainrule.elimination._methods import candidates, is_being_compiled, pays_native
+from chainrule.elimination._run import Backend, Method, check_backend, check_method, run_method
 
 __all__ = ["hessian", "jacobian", "linearization", "value_and_jacobian"]
 
 Argnums = int | Sequence[int]
-Method = Literal["auto", "elimination", "jacrev", "jacfwd"]
 
 
 def linearization(
@@ -69,7 +59,7 @@ def jacobian(
     *,
     method: Method = "auto",
     order: OrderLike = "auto",
-    backend: Backend = "xla",
+    backend: Backend = "auto",
     has_aux: bool = False,
     sparse: bool = False,
     strict: bool = False,
@@ -79,10 +69,14 @@ def jacobian(
     Args:
         fun: a function of pytrees that JAX can trace.
         argnums: which positional arguments to differentiate with respect to.
-        method: `"elimination"`, `"jacrev"`, `"jacfwd"`, or `"auto"`: the one with the least estimated
-            work (see `explain_jacobian`). An explicit order, `sparse` or a native backend mean elimination.
+        method: `"elimination"`, `"jacrev"`, `"jacfwd"`, `"compressed"` (one product per colour of the
+            sparsity pattern; needs the extra `sparse`), or `"auto"`: the one with the least estimated time
+            on this machine (see `explain_jacobian`). An explicit order, backend, `sparse` or `strict` mean
+            elimination.
         order: see `linearization`.
-        backend: `"native"` makes the eliminated program one kernel on the CPU where that can be done.
+        backend: of an elimination. `"native"` makes the eliminated program one kernel where that can be
+            done, `"xla"` leaves it to XLA, `"auto"` takes what is estimated to be faster. A program that
+            `jax.export` writes for other machines needs `"xla"`.
         has_aux: whether `fun` returns `(result, auxiliary)`; then so does the Jacobian.
         sparse: leave the blocks as `StructuredJacobian`s.
         strict: raise a `CapabilityError` that names the equations whose local Jacobians would come from
@@ -111,7 +105,7 @@ def value_and_jacobian(
     *,
     method: Method = "auto",
     order: OrderLike = "auto",
-    backend: Backend = "xla",
+    backend: Backend = "auto",
     has_aux: bool = False,
     sparse: bool = False,
     strict: bool = False,
@@ -150,10 +144,14 @@ class _Settings:
     strict: bool
     wants_value: bool
 
+    def __post_init__(self) -> None:
+        check_method(self.method)
+        check_backend(self.backend)
+
     @property
-    def may_sweep(self) -> bool:
-        """Whether JAX's own Jacobian would do."""
-        is_free = self.order == "auto" and self.backend == "xla" and not self.sparse
+    def leaves_the_choice(self) -> bool:
+        """Whether anything but elimination would do."""
+        is_free = self.order == "auto" and self.backend == "auto" and not self.sparse
         return self.method == "auto" and is_free and not self.strict
 
 
@@ -166,46 +164,22 @@ def _compute(
 ) -> tuple[Any, Any, Any]:
     """The value, the auxiliary result and the Jacobian, by the method that was asked for or chosen."""
     traced = trace_function(fun, argnums, args, kwargs, has_aux=settings.has_aux)
-    if settings.method in _SWEEPS:
-        return _sweep(settings.method, traced)
+    wants_value = settings.wants_value
+    if settings.method not in ("auto", "elimination"):
+        return run_method(traced, (), settings.method, "xla", wants_value=wants_value)
     if settings.strict:
         check_rules(traced.graph)
     vertices = choose_order(traced.graph, settings.order)
-    if settings.may_sweep:
-        chosen = choose_method(traced.graph, vertices)
-        if chosen in _SWEEPS:
-            return _sweep(chosen, traced)
     if settings.sparse:
         found = linearize_traced(traced, vertices)
         return found.value, found.aux, found.blocks
-    return run_dense(traced, vertices, settings.backend, wants_value=settings.wants_value)
-
-
-_SWEEPS: dict[str, Callable[..., Any]] = {"jacrev": jax.jacrev, "jacfwd": jax.jacfwd}
-
-
-def _as_inexact(value: Any) -> Any:
-    """Integer results have the derivative zero, which JAX takes only of floats."""
-    value = jnp.asarray(value)
-    return value if jnp.issubdtype(value.dtype, jnp.inexact) else value.astype(float)
-
-
-def _sweep(method: str, traced: Traced) -> tuple[Any, Any, Any]:
-    """JAX's own Jacobian of the traced program, in our arrangement."""
-    n_targets = traced.out_tree.num_leaves
-
-    def targets_and_all(*operands: Any) -> tuple[list[Any], list[Any]]:
-        outputs = evaluate(traced.graph.program, operands)
-        return [_as_inexact(value) for value in outputs[:n_targets]], outputs
-
-    positions = tuple(range(len(traced.operands)))
-    rows, outputs = _SWEEPS[method](targets_and_all, positions, has_aux=True)(*traced.operands)
-    blocks = [jax.tree.unflatten(traced.in_tree, list(row)) for row in rows]
-    value = jax.tree.unflatten(traced.out_tree, outputs[:n_targets])
-    aux = None
-    if traced.aux_tree is not None:
-        aux = jax.tree.unflatten(traced.aux_tree, outputs[n_targets:])
-    return value, aux, jax.tree.unflatten(traced.out_tree, blocks)
+    method, backend = "elimination", settings.backend
+    if settings.leaves_the_choice:
+        best = candidates(traced, vertices, compiled=is_being_compiled(traced))[0]
+        method, backend = best.method, best.backend
+    elif backend == "auto":
+        backend = "native" if pays_native(traced, vertices) else "xla"
+    return run_method(traced, vertices, method, backend, wants_value=wants_value)
 
 
 def hessian(

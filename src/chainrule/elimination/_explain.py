@@ -1,9 +1,8 @@
-"""Choosing how to compute a Jacobian, and saying why."""
+"""Saying what computing a Jacobian costs in each way."""
 
 from __future__ import annotations
 
 import io
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,82 +10,63 @@ from typing import Any
 
 import jax
 
-from chainrule._jaxpr import evaluate
 from chainrule.elimination._choose import choose_order
-from chainrule.elimination._counting import count_operations
-from chainrule.elimination._graph import Graph
-from chainrule.elimination._linearize import Traced, linearize_traced, trace_function
-from chainrule.elimination._rules import real_shape
-from chainrule.elimination._work import Estimate, estimate_elimination, estimate_sweeps
+from chainrule.elimination._linearize import Traced, trace_function
+from chainrule.elimination._methods import Candidate, candidates
+from chainrule.elimination._run import run_method
 
-__all__ = ["Candidate", "Explanation", "choose_method", "explain_jacobian"]
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One way of computing a Jacobian.
-
-    Attributes:
-        method: `"elimination"`, `"jacrev"` or `"jacfwd"`.
-        operations: estimated scalar operations.
-        entries: estimated numbers held at once.
-        multiplications: of the elimination, by the convention of the literature; else `None`.
-        seconds: measured time of a compiled call; `None` when not measured.
-    """
-
-    method: str
-    operations: float
-    entries: float
-    multiplications: int | None = None
-    seconds: float | None = None
+__all__ = ["Explanation", "explain_jacobian"]
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The candidates for a Jacobian, best estimate first, and the one that `method="auto"` takes."""
+    """The ways of computing a Jacobian, best estimate first: `method="auto"` takes the first.
+
+    Attributes:
+        candidates: the ways.
+    """
 
     candidates: tuple[Candidate, ...]
-    chosen: str
+
+    @property
+    def chosen(self) -> str:
+        """The method of the candidate that `method="auto"` takes."""
+        return self.candidates[0].method
 
     def __str__(self) -> str:
         from rich.console import Console
         from rich.table import Table
 
-        table = Table("method", "operations", "entries held", "multiplications", "measured")
-        for c in self.candidates:
-            mark = " *" if c.method == self.chosen else ""
-            muls = "" if c.multiplications is None else f"{c.multiplications:,}"
-            measured = "" if c.seconds is None else f"{c.seconds * 1e6:,.1f} µs"
-            table.add_row(
-                c.method + mark, f"{c.operations:,.0f}", f"{c.entries:,.0f}", muls, measured
-            )
+        table = Table(*_COLUMNS)
+        for candidate in self.candidates:
+            table.add_row(*_cells(candidate, is_chosen=candidate is self.candidates[0]))
         text = io.StringIO()
-        Console(file=text, width=100).print(table)
+        Console(file=text, width=140).print(table)
         return text.getvalue()
 
 
-def choose_method(graph: Graph, order: tuple[int, ...]) -> str:
-    """The method with the least estimated work; elimination among equals."""
-    return _ranked(graph, order)[0].method
+_COLUMNS = (
+    "method", "estimated", "operations", "entries held", "multiplications", "sweeps", "measured", "memory",
+    "trace and compile",
+)  # fmt: skip
 
 
-def _ranked(graph: Graph, order: tuple[int, ...]) -> list[Candidate]:
-    rows = sum(math.prod(real_shape(atom.aval)) for atom in graph.targets)
-    columns = sum(math.prod(real_shape(var.aval)) for var in graph.inputs)
-    estimates: dict[str, Estimate] = {
-        "elimination": estimate_elimination(graph, order),
-        "jacrev": estimate_sweeps(graph, rows),
-        "jacfwd": estimate_sweeps(graph, columns),
-    }
-    counts = count_operations(graph, order)
-    found = [
-        Candidate(
-            name, e.operations, e.entries,
-            counts.multiplications if name == "elimination" else None,
-        )
-        for name, e in estimates.items()
-    ]  # fmt: skip
-    return sorted(found, key=lambda candidate: candidate.operations)
+def _cells(c: Candidate, *, is_chosen: bool) -> tuple[str, ...]:
+    return (
+        c.name + (" *" if is_chosen else ""),
+        _time(c.estimated_s),
+        f"{c.operations:,.0f}",
+        f"{c.entries:,.0f}",
+        "" if c.multiplications is None else f"{c.multiplications:,}",
+        "" if c.sweeps is None else f"{c.sweeps:,}",
+        _time(c.seconds),
+        "" if c.peak_bytes is None else f"{c.peak_bytes / 1e3:,.1f} kB",
+        _time(c.setup_s),
+    )
+
+
+def _time(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e6:,.1f} µs"
 
 
 def explain_jacobian(
@@ -95,7 +75,7 @@ def explain_jacobian(
     argnums: int | Sequence[int] = 0,
     measure: bool = False,
 ) -> Explanation:
-    """What computing the Jacobian of `fun` costs in each way, and which way `jacobian` would take.
+    """What computing the Jacobian of `fun` costs in each way, and which way a jitted `jacobian` would take.
 
     Args:
         fun: a function of pytrees that JAX can trace.
@@ -104,7 +84,8 @@ def explain_jacobian(
         measure: compile and time every candidate as well.
 
     Returns:
-        An object that prints as a table.
+        An object that prints as a table: estimated time of a compiled call, operations, entries held;
+        multiplications of an elimination, products of a sweep; when measured, time, memory and set-up.
 
     Example:
         >>> import jax.numpy as jnp
@@ -113,36 +94,37 @@ def explain_jacobian(
     """
     traced = trace_function(fun, argnums, args, {})
     order = choose_order(traced.graph, "auto")
-    candidates = _ranked(traced.graph, order)
-    chosen = candidates[0].method
+    found = candidates(traced, order, compiled=True, detect=True)
     if measure:
-        ways = {
-            "elimination": lambda *flat: (
-                linearize_traced(replace(traced, operands=flat), order).jacobian
-            ),
-            "jacrev": jax.jacrev(_flat_function(traced), tuple(range(len(traced.operands)))),
-            "jacfwd": jax.jacfwd(_flat_function(traced), tuple(range(len(traced.operands)))),
-        }
-        candidates = [
-            replace(c, seconds=_measured(ways[c.method], traced.operands)) for c in candidates
-        ]
-    return Explanation(tuple(candidates), chosen)
+        found = [_measured(traced, order, candidate) for candidate in found]
+    return Explanation(tuple(found))
 
 
-def _flat_function(traced: Traced) -> Callable[..., list[Any]]:
-    return lambda *flat: evaluate(traced.graph.program, flat)
+def _measured(traced: Traced, order: tuple[int, ...], candidate: Candidate) -> Candidate:
+    """The candidate with the fastest of a few compiled calls; as it was where JAX refuses the method."""
 
+    def way(*operands: Any) -> Any:
+        here = replace(traced, operands=operands)
+        return run_method(here, order, candidate.method, candidate.backend, wants_value=False)[2]
 
-def _measured(function: Callable[..., Any], operands: Sequence[Any]) -> float | None:
-    """The fastest of a few compiled calls; `None` for a method that JAX refuses here."""
+    start = time.perf_counter()
     try:
-        compiled = jax.jit(function).lower(*operands).compile()
+        compiled = jax.jit(way).lower(*traced.operands).compile()
     except (TypeError, ValueError, NotImplementedError):
-        return None
-    jax.block_until_ready(compiled(*operands))
+        return candidate
+    setup_s = time.perf_counter() - start
+    jax.block_until_ready(compiled(*traced.operands))
     times = []
     for _ in range(7):
         start = time.perf_counter()
-        jax.block_until_ready(compiled(*operands))
+        jax.block_until_ready(compiled(*traced.operands))
         times.append(time.perf_counter() - start)
-    return min(times)
+    return replace(candidate, seconds=min(times), setup_s=setup_s, peak_bytes=_peak_bytes(compiled))
+
+
+def _peak_bytes(compiled: Any) -> int | None:
+    try:
+        memory = compiled.memory_analysis()
+        return int(memory.temp_size_in_bytes + memory.output_size_in_bytes)
+    except (AttributeError, TypeError, NotImplementedError):
+        return None

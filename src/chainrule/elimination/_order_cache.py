@@ -7,19 +7,14 @@ error; it is only not there the next time.
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import os
-import tempfile
 from pathlib import Path
 
 from chainrule._errors import InputError
 from chainrule._trees import LRUCache
+from chainrule.elimination._files import cache_folder, write_atomically
 from chainrule.elimination._order import Order
 
 __all__ = ["OrderCache", "default_cache"]
-
-_log = logging.getLogger(__name__)
 
 
 class OrderCache:
@@ -49,11 +44,10 @@ class OrderCache:
         """Store an order."""
         name = f"{order.fingerprint}-{order.objective}"
         self._recent.put(name, order)
-        if self._folder is not None:
-            try:
-                self._write(self._folder / f"{name}.json", order.to_json())
-            except OSError as error:
-                _log.debug("Orders cannot be stored in %s: %s", self._folder, error)
+        if self._folder is not None and write_atomically(
+            self._folder / f"{name}.json", order.to_json()
+        ):
+            self._forget_oldest(self._folder)
 
     @staticmethod
     def _read(path: Path, fingerprint: str) -> Order | None:
@@ -62,19 +56,6 @@ class OrderCache:
         except (OSError, InputError):
             return None
         return order if order.fingerprint == fingerprint else None
-
-    def _write(self, path: Path, text: str) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        try:
-            with os.fdopen(descriptor, "w") as file:
-                file.write(text)
-            os.replace(temporary, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-        self._forget_oldest(path.parent)
 
     def _forget_oldest(self, folder: Path) -> None:
         files = list(folder.glob("*.json"))
@@ -96,8 +77,4 @@ def default_cache() -> OrderCache:
 
     `CHAINRULE_ORDER_CACHE` names another folder; empty, it keeps orders in memory only.
     """
-    chosen = os.environ.get("CHAINRULE_ORDER_CACHE")
-    if chosen is not None:
-        return OrderCache(Path(chosen) if chosen else None)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return OrderCache(Path(base) / "chainrule" / "orders")
+    return OrderCache(cache_folder("CHAINRULE_ORDER_CACHE", "orders"))

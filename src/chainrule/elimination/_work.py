@@ -1,98 +1,232 @@
-"""Rough estimates of work, to choose between ways of computing a Jacobian.
+"""How much work a program, a sweep of derivatives or an elimination is, by kind of work.
 
-Work is counted in scalar operations. The figures only have to be right in order of magnitude: they decide
-between candidates that differ by the number of sweeps through a program, or by the size of local Jacobians.
+The kinds are those whose price differs by orders of magnitude between machines: arithmetic in a fused loop,
+transcendental functions, multiply-adds in a matrix product, kernels that are launched, components that are
+asked. `_calibration` knows what each of them costs here.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, subprograms
-from chainrule.elimination._counting import count_operations
+from chainrule.elimination._blocks import product_structure, sum_structure
+from chainrule.elimination._eliminate import Algebra, eliminate
 from chainrule.elimination._graph import Graph
+from chainrule.elimination._products import plan_product
 from chainrule.elimination._rules import real_shape
+from chainrule.elimination._rules._elementwise import ELEMENTWISE_RULES
+from chainrule.elimination._rules._moving import MOVING_RULES
+from chainrule.elimination._structure import Structure
+from chainrule.elimination._sums import plan_sum
 
-__all__ = ["Estimate", "estimate_elimination", "estimate_sweeps", "program_work"]
-
-_PER_SWEEP = 2.0
-"""A derivative along one direction costs about as much again as the function, twice."""
+__all__ = [
+    "Work",
+    "elimination_work",
+    "product_work",
+    "program_work",
+    "sum_work",
+    "sweep_work",
+    "work_of_program",
+]
 
 _WHILE_ITERATIONS = 10
+"""What a `while` is taken to run: nobody knows before it does."""
+
+_ASKING = frozenset({"host_call", "pure_callback", "io_callback"})
+"""Primitives that leave the compiled program: a component, or a function on the host."""
+
+_TRANSCENDENTAL = frozenset(
+    "sin cos tan exp exp2 log log1p expm1 tanh sinh cosh asin acos atan atan2 asinh acosh atanh pow erf "
+    "erfc erf_inv logistic lgamma digamma cbrt igamma igammac".split()
+)
+_CUBIC = frozenset("cholesky lu qr eigh svd triangular_solve householder_product".split())
+_REDUCTIONS = frozenset(
+    "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin".split()
+)
+_FUSED = frozenset(ELEMENTWISE_RULES) | frozenset(MOVING_RULES) | _REDUCTIONS
+"""What XLA computes in the same loop as its neighbours."""
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """What a way of computing a Jacobian is expected to take.
+class Work:
+    """Amounts of work, by kind.
 
     Attributes:
-        operations: scalar operations.
-        entries: numbers that are held at once, at most.
+        arithmetic: scalar operations in fused loops.
+        transcendental: evaluations of sine, logarithm and the like.
+        contraction: multiply-adds in matrix products, convolutions and factorisations.
+        kernels: parts of the program that are launched one by one, each time they run.
+        calls: of components and other functions on the host.
+        entries: numbers held at once, at most.
     """
 
-    operations: float
-    entries: float
+    arithmetic: float = 0.0
+    transcendental: float = 0.0
+    contraction: float = 0.0
+    kernels: float = 0.0
+    calls: float = 0.0
+    entries: float = 0.0
+
+    def __add__(self, other: Work) -> Work:
+        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        return Work(**{**sums, "entries": max(self.entries, other.entries)})
+
+    def times(self, factor: float) -> Work:
+        """The same work over and over; what is held at once stays."""
+        scaled = {f.name: getattr(self, f.name) * factor for f in fields(self)}
+        return Work(**{**scaled, "entries": self.entries})
+
+    @property
+    def operations(self) -> float:
+        """Scalar operations of all kinds."""
+        return self.arithmetic + self.transcendental + self.contraction
 
 
 def program_work(program: ClosedJaxpr) -> float:
     """Scalar operations of one evaluation."""
-    return sum(_equation_work(eqn) for eqn in program.jaxpr.eqns)
+    return work_of_program(program).operations
 
 
-def _equation_work(eqn: JaxprEqn) -> float:
+def work_of_program(program: ClosedJaxpr) -> Work:
+    """The work of one evaluation."""
+    return sum((_equation_work(eqn) for eqn in program.jaxpr.eqns), Work())
+
+
+def _equation_work(eqn: JaxprEqn) -> Work:
     inner = subprograms(eqn)
     if inner:
-        once = sum(program_work(sub.program) for sub in inner)
+        once = sum((work_of_program(sub.program) for sub in inner), Work(kernels=1.0))
         repeats = {"scan": eqn.params.get("length", 1), "while": _WHILE_ITERATIONS}
-        return once * repeats.get(eqn.primitive.name, 1)
+        return once.times(repeats.get(eqn.primitive.name, 1))
+    name = eqn.primitive.name
     written = sum(_size(var.aval) for var in eqn.outvars)
-    if eqn.primitive.name == "dot_general":
+    touched = max(written, sum(_size(atom.aval) for atom in eqn.invars))
+    kernels = 0.0 if name in _FUSED else 1.0
+    if name in _ASKING:
+        return Work(calls=1.0, entries=written)
+    if name in _TRANSCENDENTAL:
+        return Work(transcendental=written, kernels=kernels, entries=written)
+    contracted = _contracted(eqn)
+    if contracted:
+        return Work(contraction=written * contracted, kernels=1.0, entries=written)
+    return Work(arithmetic=touched, kernels=kernels, entries=written)
+
+
+def _contracted(eqn: JaxprEqn) -> float:
+    """Multiply-adds per entry that the equation writes; 0 for equations that contract nothing."""
+    name = eqn.primitive.name
+    if name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]
         left: Any = eqn.invars[0].aval
-        return written * math.prod(left.shape[d] for d in contracted)
-    if eqn.primitive.name == "conv_general_dilated":
+        return math.prod(left.shape[d] for d in contracted)
+    if name == "conv_general_dilated":
         features = eqn.params["dimension_numbers"].rhs_spec[0]
         kernel: Any = eqn.invars[1].aval
-        return written * _size(kernel) / max(1, kernel.shape[features])
-    return max(written, sum(_size(atom.aval) for atom in eqn.invars))
+        return _size(kernel) / max(1, kernel.shape[features])
+    if name in _CUBIC:
+        matrix: Any = eqn.invars[0].aval
+        return matrix.shape[-1]
+    return 0
 
 
 def _size(aval: Any) -> int:
     return math.prod(getattr(aval, "shape", ()))
 
 
-def estimate_sweeps(graph: Graph, directions: int) -> Estimate:
-    """`jax.jacfwd` or `jax.jacrev`: one sweep per input or output entry, all at once."""
-    work = program_work(graph.program)
-    widest = max(
-        (_size(v.aval) for eqn in graph.program.jaxpr.eqns for v in eqn.outvars), default=1
+_PER_DIRECTION = 2.0
+"""A derivative along one direction takes about twice the arithmetic of the function."""
+
+
+def sweep_work(graph: Graph, directions: int, *, reverse: bool) -> Work:
+    """Derivatives along some directions, all at once, by `jax.jvp` or `jax.vjp`.
+
+    The transcendental functions of the partials are shared by all directions. A component that is asked
+    for products answers one direction per call.
+    """
+    once = work_of_program(graph.program)
+    per_direction = Work(
+        arithmetic=_PER_DIRECTION * (once.arithmetic + once.transcendental),
+        contraction=_PER_DIRECTION * once.contraction,
+        calls=once.calls,
     )
-    return Estimate(work + _PER_SWEEP * directions * work, directions * widest)
+    passes = 3.0 if reverse else 2.0
+    shared = Work(transcendental=once.transcendental, kernels=(passes - 1) * once.kernels)
+    held = Work(entries=directions * once.entries)
+    return once + shared + per_direction.times(directions) + held
 
 
-def estimate_elimination(graph: Graph, order: tuple[int, ...]) -> Estimate:
-    """The primal, the local Jacobians, and the products of an order."""
-    counts = count_operations(graph, order)
-    work = program_work(graph.program)
-    locally, largest = 0.0, 0.0
-    for vertex in graph.partials:
-        entries = sum(s.entries for s in graph.partials[vertex].structures.values())
-        largest = max(largest, entries)
+def elimination_work(graph: Graph, order: tuple[int, ...]) -> Work:
+    """The primal, the local Jacobians, and the products and sums of an order."""
+    total = [work_of_program(graph.program)]
+    for vertex, local in graph.partials.items():
+        eqn = graph.equation(vertex)
+        held = Work(entries=sum(s.entries for s in local.structures.values()))
         if vertex in graph.without_rule:
-            locally += _fallback_work(graph, vertex)
+            total.append(_fallback_work(graph, vertex) + held)
         else:
-            locally += sum(_size(var.aval) for var in graph.nodes(vertex))
-    return Estimate(
-        work + locally + counts.nontrivial + counts.additions, max(largest, counts.peak)
-    )
+            once = _equation_work(eqn)
+            written = sum(_size(var.aval) for var in graph.nodes(vertex))
+            # A partial takes about one operation per entry, of the same kind as the function itself.
+            total.append(Work(written, once.transcendental) + held)
+
+    def multiply(outer: Structure, inner: Structure) -> Structure:
+        total.append(product_work(outer, inner))
+        return product_structure(outer, inner)
+
+    def add(first: Structure, second: Structure) -> Structure:
+        total.append(sum_work(first, second))
+        return sum_structure(first, second)
+
+    algebra = Algebra(multiply, add, lambda structure: structure.is_zero)
+    eliminate(graph, graph.structures, order, algebra)
+    return sum(total, Work())
 
 
-def _fallback_work(graph: Graph, vertex: int) -> float:
-    """Sweeps through one equation: as many as its smaller side has entries."""
+def _fallback_work(graph: Graph, vertex: int) -> Work:
+    """Sweeps through one equation: as many as its smaller side has entries; one call of a component."""
     eqn = graph.equation(vertex)
     operands = {operand for _, operand in graph.partials[vertex].structures}
     columns = sum(math.prod(real_shape(eqn.invars[p].aval)) for p in operands)
     rows = sum(math.prod(real_shape(var.aval)) for var in graph.nodes(vertex))
-    return _PER_SWEEP * min(rows, columns) * _equation_work(eqn)
+    once = _equation_work(eqn)
+    if once.calls:
+        return Work(calls=once.calls)
+    swept = once.times(_PER_DIRECTION * min(rows, columns))
+    return Work(swept.arithmetic, swept.transcendental, swept.contraction, 2 * once.kernels)
+
+
+@lru_cache(maxsize=1 << 16)
+def product_work(outer: Structure, inner: Structure) -> Work:
+    """What the compiled program does for `outer · inner`; nothing when one side has no values."""
+    arithmetic = contraction = kernels = 0.0
+    for left in outer.terms:
+        for right in inner.terms:
+            plan = plan_product(left, right) if left.valued and right.valued else None
+            if plan is None:
+                continue
+            read = {v for axis in (*plan.left, *plan.right) for v in axis.variables}
+            multiplied = math.prod(plan.sizes[v] for v in read)
+            if multiplied > math.prod(plan.result.stored_shape):
+                contraction, kernels = contraction + multiplied, kernels + 1
+            else:
+                arithmetic += multiplied
+    stored = product_structure(outer, inner).stored
+    return Work(arithmetic, 0.0, contraction, kernels, entries=stored)
+
+
+@lru_cache(maxsize=1 << 16)
+def sum_work(first: Structure, second: Structure) -> Work:
+    """What the compiled program does for `first + second`: blocks at different places are laid out anew."""
+    if not first.terms or not second.terms:
+        return Work()
+    arithmetic = entries = 0.0
+    for merge in plan_sum((*first.terms, *second.terms)):
+        stored = math.prod(merge.result.stored_shape)
+        entries += stored
+        if len(merge.sources) > 1 and merge.result.valued:
+            arithmetic += stored * (len(merge.sources) - (not merge.spreads))
+    return Work(arithmetic, entries=entries)

@@ -6,6 +6,10 @@ one LLVM function whose lanes are batch elements (`_lower`, `_handler`) or one G
 calls it (`_kernel`), under `jit` and `vmap`, with the XLA program as the fallback and as the derivative.
 """
 
-from chainrule.elimination._native._kernel import NativeUnavailableError, native_function
+from chainrule.elimination._native._kernel import (
+    NativeUnavailableError,
+    may_be_native,
+    native_function,
+)
 
-__all__ = ["NativeUnavailableError", "native_function"]
+__all__ = ["NativeUnavailableError", "may_be_native", "native_function"]

@@ -113,7 +113,8 @@ class _Rest:
         size = self.kernel.lanes * count
         scratch = self.builder.alloca(ir.ArrayType(element, size))
         self.builder.store(ir.Constant(ir.ArrayType(element, size), None), scratch)
-        return scratch
+        # By way of an integer, which forgets what it points at: memcpy is declared once for all.
+        return self.builder.inttoptr(self.builder.ptrtoint(scratch, I64), POINTER)
 
     def copy_in(self, pointer: Any, count: int, element: ir.Type) -> Any:
         scratch = self.room(count, element)

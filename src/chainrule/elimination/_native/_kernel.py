@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -12,17 +13,27 @@ import numpy as np
 
 from chainrule._jaxpr import ClosedJaxpr, evaluate
 from chainrule.elimination._native._gpu import batched_kernel
-from chainrule.elimination._native._scalarise import scalarise
+from chainrule.elimination._native._scalarise import has_scalar_form, scalarise
 from chainrule.elimination._native._scalars import NativeUnavailableError, ScalarProgram
 
 if TYPE_CHECKING:
     from chainrule.elimination._native._machine import CompiledModule
 
-__all__ = ["NativeUnavailableError", "native_function"]
+__all__ = ["NativeUnavailableError", "may_be_native", "native_function"]
 
 _registration = threading.Lock()
 _registered: dict[str, CompiledModule] = {}
 """Modules by call target, never dropped: XLA holds their addresses for the rest of the process."""
+
+
+def may_be_native(program: ClosedJaxpr, *, batched: bool) -> bool:
+    """Whether it is worth trying to make a kernel of a program, without making it."""
+    if any(isinstance(const, jax.core.Tracer) for const in program.consts):
+        return False
+    if jax.default_backend() != "cpu":
+        scalars = (*program.in_avals, *program.out_avals)
+        return jax.default_backend() == "gpu" and batched and not any(a.shape for a in scalars)
+    return importlib.util.find_spec("llvmlite") is not None and has_scalar_form(program)
 
 
 def native_function(program: ClosedJaxpr) -> Callable[..., list[jax.Array]]:

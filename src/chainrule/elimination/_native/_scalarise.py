@@ -11,7 +11,7 @@ from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, Literal, bind_equation, inli
 from chainrule.elimination._native._scalar_rules import RULES, Rule, aval_of, dtype_name
 from chainrule.elimination._native._scalars import NativeUnavailableError, Node, ScalarProgram
 
-__all__ = ["scalarise"]
+__all__ = ["has_scalar_form", "scalarise"]
 
 # By the time a kernel is built the derivative has been taken, so custom rules have done their work.
 _INLINED = frozenset(
@@ -57,6 +57,18 @@ def scalarise(program: ClosedJaxpr) -> ScalarProgram:
             values.update(zip(eqn.outvars, results, strict=True))
     scalars.outputs = [read(atom) for atom in flat.jaxpr.outvars]
     return scalars
+
+
+def has_scalar_form(program: ClosedJaxpr) -> bool:
+    """Whether all equations of a program have a scalar form, or follow from constants."""
+    flat = inline_calls(program, _INLINED)
+    known = set(flat.jaxpr.constvars)
+    for eqn in flat.jaxpr.eqns:
+        if all(isinstance(atom, Literal) or atom in known for atom in eqn.invars):
+            known.update(eqn.outvars)
+        elif eqn.primitive.name not in RULES:
+            return False
+    return True
 
 
 def _rule_of(eqn: JaxprEqn) -> Rule:

@@ -1,0 +1,43 @@
+"""Small files that are kept between processes: where they are, and writing them whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+__all__ = ["cache_folder", "write_atomically"]
+
+_log = logging.getLogger(__name__)
+
+
+def cache_folder(variable: str, name: str) -> Path | None:
+    """The folder that an environment variable names, or the user's; `None` when the variable is empty."""
+    chosen = os.environ.get(variable)
+    if chosen is not None:
+        return Path(chosen) if chosen else None
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "chainrule" / name
+
+
+def write_atomically(path: Path, text: str) -> bool:
+    """Write beside the file and rename, so that no reader sees a part; whether that could be done.
+
+    A cache that cannot be written is no error: it is only not there the next time.
+    """
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError as error:
+        _log.debug("%s could not be written: %s", path, error)
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        return False
+    return True

@@ -1,0 +1,116 @@
+"""Running a way of computing a Jacobian: JAX's own sweeps, compressed ones, an elimination."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from chainrule._errors import InputError
+from chainrule._jaxpr import evaluate, trace_avals
+from chainrule.elimination._compressed import compressed_jacobian
+from chainrule.elimination._linearize import Traced, linearize_traced
+from chainrule.elimination._native import NativeUnavailableError, native_function
+
+__all__ = ["Backend", "Method", "check_backend", "check_method", "run_method"]
+
+Method = Literal["auto", "elimination", "jacrev", "jacfwd", "compressed"]
+Backend = Literal["auto", "xla", "native"]
+Outcome = tuple[Any, Any, Any]
+"""The value (`None` if not wanted), the auxiliary result, the dense Jacobian."""
+
+_log = logging.getLogger(__name__)
+
+
+def check_method(method: str) -> None:
+    """Refuse a method that does not exist."""
+    known = ("auto", "elimination", *_SWEEPS, "compressed")
+    if method not in known:
+        names = ", ".join(map(repr, known))
+        raise InputError(
+            f"There is no method {method!r}; it is one of {names}.", code="unknown_method"
+        )
+
+
+def check_backend(backend: str) -> None:
+    """Refuse a backend that does not exist."""
+    if backend not in ("auto", "xla", "native"):
+        raise InputError(
+            f"There is no backend {backend!r}; it is 'auto', 'xla' or 'native'.",
+            code="unknown_backend",
+        )
+
+
+def run_method(
+    traced: Traced, order: tuple[int, ...], method: str, backend: str, *, wants_value: bool
+) -> Outcome:
+    """The value, the auxiliary result and the dense Jacobian, in one way."""
+    if method in _SWEEPS:
+        return _sweep(method, traced)
+    if method == "compressed":
+        blocks = compressed_jacobian(traced.graph, traced.operands)
+        return _arranged(traced, evaluate(traced.graph.program, traced.operands), blocks)
+    if backend == "native":
+        try:
+            return _run_native(traced, order, wants_value)
+        except NativeUnavailableError as error:
+            _log.info("No native kernel for this Jacobian, XLA computes it: %s", error)
+    found = linearize_traced(traced, order)
+    return found.value, found.aux, found.jacobian
+
+
+_SWEEPS: dict[str, Callable[..., Any]] = {"jacrev": jax.jacrev, "jacfwd": jax.jacfwd}
+
+
+def _sweep(method: str, traced: Traced) -> Outcome:
+    """JAX's own Jacobian of the traced program, in our arrangement."""
+    n_targets = traced.out_tree.num_leaves
+
+    def targets_and_all(*operands: Any) -> tuple[list[Any], list[Any]]:
+        outputs = evaluate(traced.graph.program, operands)
+        return [_as_inexact(value) for value in outputs[:n_targets]], outputs
+
+    positions = tuple(range(len(traced.operands)))
+    rows, outputs = _SWEEPS[method](targets_and_all, positions, has_aux=True)(*traced.operands)
+    return _arranged(traced, outputs, rows)
+
+
+def _as_inexact(value: Any) -> Any:
+    """Integer results have the derivative zero, which JAX takes only of floats."""
+    value = jnp.asarray(value)
+    return value if jnp.issubdtype(value.dtype, jnp.inexact) else value.astype(float)
+
+
+def _arranged(traced: Traced, outputs: Any, rows: Any) -> Outcome:
+    """Flat outputs and blocks in the function's trees."""
+    n_targets = traced.out_tree.num_leaves
+    blocks = [jax.tree.unflatten(traced.in_tree, list(row)) for row in rows]
+    value = jax.tree.unflatten(traced.out_tree, outputs[:n_targets])
+    aux = None
+    if traced.aux_tree is not None:
+        aux = jax.tree.unflatten(traced.aux_tree, outputs[n_targets:])
+    return value, aux, jax.tree.unflatten(traced.out_tree, blocks)
+
+
+def _run_native(traced: Traced, order: tuple[int, ...], wants_value: bool) -> Outcome:
+    """The eliminated program, traced once more without batch axes, as a kernel.
+
+    A kernel computes all its outputs, so nothing may be among them that nobody reads.
+    """
+    trees = []
+
+    def flat(*operands: Any) -> list[Any]:
+        found = linearize_traced(replace(traced, operands=operands), order)
+        value = found.value if wants_value else None
+        leaves, tree = jax.tree.flatten((value, found.aux, found.jacobian))
+        trees.append(tree)
+        return leaves
+
+    program = trace_avals(flat, [jax.typeof(operand) for operand in traced.operands])
+    if any(isinstance(const, jax.core.Tracer) for const in program.consts):
+        raise NativeUnavailableError("The function closes over values that are being traced.")
+    return jax.tree.unflatten(trees[-1], native_function(program)(*traced.operands))
