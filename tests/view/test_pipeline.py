@@ -111,7 +111,31 @@ def test_components_and_inlined_components():
     plain = chainrule.component(drag)
     assert ("component", "drag", "apply") in names(view.pipeline(partial(call, plain), X))
     inlined = chainrule.component(drag, framework="jax")
-    assert names(view.pipeline(partial(call, inlined), X)) == [("jax", "drag", "JAX")]
+    assert names(view.pipeline(partial(call, inlined), X)) == [("component", "drag", "inlined JAX")]
+
+    def cost(x):
+        with jax.named_scope("mine"):
+            return jnp.sum(jnp.sin(call(inlined, x + 1)))
+
+    around = names(view.pipeline(cost, X))
+    assert around == [
+        ("jax", "mine", "JAX"),
+        ("component", "drag", "inlined JAX"),
+        ("jax", "mine", "JAX"),
+    ]
+    backward = names(view.pipeline(jax.jit(jax.grad(cost)), X))
+    assert ("component", "drag", "inlined JAX, backward") in backward
+
+
+def test_a_mark_costs_nothing():
+    vector = Differentiable[Array[("n",), Float32]]
+
+    def drag(speed: vector) -> vector:
+        return 0.5 * speed**2
+
+    inlined = chainrule.component(drag, framework="jax")
+    call = jax.make_jaxpr(lambda x: chainrule.apply_component(inlined, {"speed": x})["result"])
+    assert str(call(X)) == str(jax.make_jaxpr(lambda speed: 0.5 * speed**2)(X))
 
 
 def test_effects_without_inputs_stay():

@@ -45,6 +45,7 @@ from chainrule._jaxpr._names import (
 )
 from chainrule._jaxpr._programs import Role, SubProgram, subprograms
 from chainrule._jaxpr._rewrite import Claim, Rewriter
+from chainrule._jaxpr._scopes import component_of, component_scope
 from chainrule._jaxpr._source import SourceLocation, locate
 from chainrule._jaxpr._walk import Site, walk
 
@@ -72,6 +73,8 @@ __all__ = [
     "aval_of",
     "bind_equation",
     "close_program",
+    "component_of",
+    "component_scope",
     "evaluate",
     "fresh_variable",
     "hidden_batch_size",

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from chainrule._jaxpr import component_scope
 from chainrule._trees import LRUCache, is_arraylike
 from chainrule.bridge._precision import warn_if_narrowed
 from chainrule.bridge._skeleton import Skeleton, take_apart
@@ -49,7 +50,8 @@ def call_inline(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> An
         for path, type_ in zip(completed.paths, types, strict=True)
     ]
     try:
-        outputs = target.jax_function(completed.build(cast))
+        with component_scope(target.name):
+            outputs = target.jax_function(completed.build(cast))
     except _NOT_TRACEABLE as error:
         raise NotTraceableError from error
     output_skeleton, results = take_apart(outputs, lambda path, leaf: is_arraylike(leaf))

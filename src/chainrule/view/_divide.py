@@ -22,6 +22,7 @@ from chainrule._jaxpr import (
     Literal,
     Var,
     close_program,
+    component_of,
     evaluate,
     inline_calls,
     name_stack_of,
@@ -30,7 +31,7 @@ from chainrule._jaxpr import (
     walk,
 )
 
-__all__ = ["Section", "called_components", "divide", "open_calls", "scope_of"]
+__all__ = ["Scope", "Section", "called_components", "divide", "open_calls", "scope_of"]
 
 _HOST_CALLS = frozenset({"host_call", "pure_callback", "io_callback"})
 """Primitives that leave JAX. The first is the one to which the bridge binds components."""
@@ -58,14 +59,21 @@ def called_components(eqn: JaxprEqn) -> tuple[JaxprEqn, ...]:
 
 
 def open_calls(program: ClosedJaxpr) -> ClosedJaxpr:
-    """The program without the `jit`s around components, and without sows.
+    """The program without the `jit`s around components (called or inlined), and without sows.
 
     Other calls stay whole, and so keep their scope. A sow is the identity and costs nothing; left in, it
     would be a part of its own between two components.
     """
-    flat = inline_calls(program, only=lambda eqn: bool(called_components(eqn)))
+    flat = inline_calls(program, only=_holds_component)
     avals = [var.aval for var in flat.jaxpr.invars]
     return trace_avals(lambda *inputs: evaluate(flat, inputs, _pass_through), avals)
+
+
+def _holds_component(eqn: JaxprEqn) -> bool:
+    if called_components(eqn):
+        return True
+    inner = (site.equation for sub in subprograms(eqn) for site in walk(sub.program))
+    return component_of(eqn) is None and any(component_of(each) is not None for each in inner)
 
 
 def _pass_through(eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any] | None:
@@ -75,11 +83,28 @@ def _pass_through(eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any] | None:
 _SCOPE = re.compile(r"(?:\w+\()*([^()/]*)")
 
 
-def scope_of(eqn: JaxprEqn) -> tuple[str, bool]:
-    """The outermost `jax.named_scope` around an equation, and whether it is of a backward pass."""
+@dataclass(frozen=True)
+class Scope:
+    """What an equation says about where it comes from.
+
+    Attributes:
+        component: the inlined component that it is of, if any.
+        name: the outermost `jax.named_scope` around it.
+        is_backward: whether it is of a backward pass.
+    """
+
+    component: str | None
+    name: str
+    is_backward: bool
+
+
+def scope_of(eqn: JaxprEqn) -> Scope:
+    """Where an equation comes from."""
     stack = name_stack_of(eqn)
     match = _SCOPE.match(stack)
-    return (match[1] if match else ""), "transpose(" in stack
+    component = component_of(eqn)
+    name = match[1] if match and component is None else ""
+    return Scope(component, name, "transpose(" in stack)
 
 
 def divide(program: ClosedJaxpr) -> list[Section]:

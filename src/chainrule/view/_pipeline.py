@@ -38,7 +38,8 @@ class Part:
     Attributes:
         kind: `"component"` or `"jax"`.
         name: the component's name; else the `jax.named_scope`, or the functions it was written in.
-        detail: what is asked of a component (`apply`, `vjp`, …); else which pass it belongs to.
+        detail: what is asked of a component (`apply`, `vjp`, …), or that it was inlined; else which pass
+            it belongs to.
         equations: number of JAX equations.
         operations: estimated scalar operations of a JAX part; `None` where only the component knows.
         bytes_in: size of the arrays that go in.
@@ -135,8 +136,8 @@ def pipeline(fun: Callable[..., Any], *args: Any, measure: bool = False) -> Pipe
     """Draw a function as a graph of components and JAX parts, with shapes and cost.
 
     Calls of `apply_component`, `from_callable` and JAX's callbacks are parts of their own, wherever they sit;
-    what JAX computes between them is one part per `jax.named_scope`. A component that was inlined is JAX, and
-    is found by the names of its functions. Derivatives are functions like any other:
+    what JAX computes between them is one part per `jax.named_scope`. A component that was inlined is a part
+    too, with the cost of its JAX. Derivatives are functions like any other:
     `pipeline(jax.grad(f), x)` shows the backward pass.
 
     Args:
@@ -173,8 +174,9 @@ def _part(section: Section, seconds: float | None) -> Part:
     jaxpr = section.program.jaxpr
     is_jax = not section.calls
     name, detail = _describe_jax(jaxpr.eqns) if is_jax else _describe_call(jaxpr.eqns[-1], section)
+    is_inlined = is_jax and scope_of(jaxpr.eqns[-1]).component is not None
     return Part(
-        kind="jax" if is_jax else "component",
+        kind="component" if is_inlined or not is_jax else "jax",
         name=name,
         detail=detail,
         equations=len(jaxpr.eqns),
@@ -187,10 +189,11 @@ def _part(section: Section, seconds: float | None) -> Part:
 
 
 def _describe_jax(equations: Sequence[JaxprEqn]) -> tuple[str, str]:
-    scope, is_backward = scope_of(equations[-1])
+    scope = scope_of(equations[-1])
     functions = dict.fromkeys(filter(None, map(_function, equations)))
-    name = scope or ", ".join(list(functions)[:2]) or equations[-1].primitive.name
-    return name, "JAX, backward" if is_backward else "JAX"
+    name = scope.name or ", ".join(list(functions)[:2]) or equations[-1].primitive.name
+    how = "JAX" if scope.component is None else "inlined JAX"
+    return scope.component or name, f"{how}, backward" if scope.is_backward else how
 
 
 def _function(eqn: JaxprEqn) -> str | None:
