@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import Any
 
 from chainrule.cli._arguments import add_derive_hvp, add_folders
 from chainrule.runtime._config import ComponentConfig
-from chainrule.serve import serve
+from chainrule.serve import ServeOptions, serve
 
 __all__ = ["add_arguments", "run"]
 
@@ -21,31 +24,73 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add_folders(parser)
     add_derive_hvp(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--port", type=int, default=8000, help="0 picks a free one")
-    parser.add_argument(
-        "--workers",
-        "--num-workers",
-        type=int,
-        default=1,
-        help="processes per component; 0: a thread",
-    )
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="of one call")
-    parser.add_argument(
-        "--grace",
-        type=float,
-        default=30.0,
-        metavar="SECONDS",
-        help="for calls under way at the end",
-    )
-    parser.add_argument("--max-queue", type=int, default=64, help="calls that may wait")
-    parser.add_argument("--token-file", type=Path, help="callers must send the token in this file")
-    parser.add_argument(
-        "--insecure", action="store_true", help="listen beyond loopback without a token"
-    )
-    parser.add_argument("--debug", action="store_true", help="tracebacks to callers; loopback only")
-    parser.add_argument("--tls-certificate", type=Path, help="file, for HTTPS")
-    parser.add_argument("--tls-key", type=Path, help="file, for HTTPS")
+    for setting, (flags, option) in _FLAGS.items():
+        parser.add_argument(*flags.split(), dest=setting, **option)
+
+
+def _number(kind: type, default: float | None, help: str, metavar: str) -> dict[str, Any]:
+    return {"type": kind, "default": default, "help": help, "metavar": metavar}
+
+
+def _path(help: str, metavar: str = "FILE") -> dict[str, Any]:
+    return {"type": Path, "help": help, "metavar": metavar}
+
+
+def _on(help: str) -> dict[str, Any]:
+    return {"action": "store_true", "help": help}
+
+
+def _off(help: str) -> dict[str, Any]:
+    return {"action": "store_false", "help": help}
+
+
+_D = ServeOptions()
+_S, _N, _B = "SECONDS", "N", "BYTES"
+# Field of `ServeOptions` → its flags, and what argparse is told about them.
+_FLAGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "host": ("--host", {"default": _D.host, "help": "address to listen on"}),
+    "port": ("--port", _number(int, _D.port, "0 picks a free one", _N)),
+    "workers": (
+        "--workers --num-workers",
+        _number(int, _D.workers, "processes per component; 0: a thread", _N),
+    ),
+    "timeout_s": ("--timeout", _number(float, None, "of one call", _S)),
+    "grace_s": ("--grace", _number(float, _D.grace_s, "for calls under way at the end", _S)),
+    "read_timeout_s": (
+        "--read-timeout",
+        _number(float, _D.read_timeout_s, "for the next part of a request", _S),
+    ),
+    "startup_timeout_s": (
+        "--startup-timeout",
+        _number(float, _D.startup_timeout_s, "for loading a component", _S),
+    ),
+    "max_queue": ("--max-queue", _number(int, _D.max_queue, "calls that may wait", _N)),
+    "max_connections": ("--max-connections", _number(int, _D.max_connections, "at a time", _N)),
+    "max_inflight_bytes": (
+        "--max-inflight-bytes",
+        _number(int, _D.max_inflight_bytes, "bodies of all calls under way together", _B),
+    ),
+    "token_file": ("--token-file", _path("callers must send the token in this file")),
+    "insecure": ("--insecure", _on("listen beyond loopback without a token")),
+    "debug": ("--debug", _on("tracebacks to callers; loopback only")),
+    "tls_certificate": ("--tls-certificate", _path("for HTTPS")),
+    "tls_key": ("--tls-key", _path("for HTTPS")),
+    "log_file": ("--log-file", _path("for the output of worker processes, rotated at 10 MiB")),
+    "same_host": ("--no-same-host", _off("offer no shared memory to clients of this host")),
+    "jobs_folder": (
+        "--jobs-folder",
+        _path("where jobs are kept, to be found again after a restart", "FOLDER"),
+    ),
+    "job_retention_s": (
+        "--job-retention",
+        _number(float, _D.job_retention_s, "how long results of jobs are kept", _S),
+    ),
+    "max_job_bytes": (
+        "--max-job-bytes",
+        _number(int, _D.max_job_bytes, "results of all jobs together", _B),
+    ),
+    "max_jobs": ("--max-jobs", _number(int, _D.max_jobs, "that may wait, per component", _N)),
+}
 
 
 def run(options: Namespace) -> int:
@@ -58,21 +103,17 @@ def run(options: Namespace) -> int:
             output_path=options.output_path,
             derive_hvp=options.derive_hvp,
         ),
-        on_ready=_announce,
-        host=options.host,
-        port=options.port,
-        workers=options.workers,
-        timeout_s=options.timeout,
-        grace_s=options.grace,
-        max_queue=options.max_queue,
-        token_file=options.token_file,
-        insecure=options.insecure,
-        debug=options.debug,
-        tls_certificate=options.tls_certificate,
-        tls_key=options.tls_key,
+        on_ready=_announce_json if options.json else _announce,
+        **{setting: getattr(options, setting) for setting in _FLAGS},
     )
     return 0
 
 
 def _announce(url: str) -> None:
     sys.stderr.write(f"Serving at {url}\n")
+
+
+def _announce_json(url: str) -> None:
+    """One line for whoever started us: where the server is."""
+    sys.stdout.write(json.dumps({"url": url, "pid": os.getpid()}) + "\n")
+    sys.stdout.flush()

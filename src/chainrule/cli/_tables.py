@@ -6,18 +6,23 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-__all__ = ["renderable_text", "table_text"]
+__all__ = ["make_table", "renderable_text", "table_text"]
 
 
 def table_text(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table as text."""
+    return renderable_text(make_table(title, columns, rows))
+
+
+def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Any:
+    """A table that rich can show."""
     from rich.markup import escape
     from rich.table import Table
 
     table = Table(*columns, title=escape(title), title_justify="left", show_header=any(columns))
     for row in rows:
         table.add_row(*map(escape, row))
-    return renderable_text(table)
+    return table
 
 
 def renderable_text(renderable: Any) -> str:
