@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -33,7 +33,10 @@ from chainrule.serve._security import BearerToken
 from chainrule.serve._service import Pool, Service
 from chainrule.serve._status import status_routes
 
-__all__ = ["Server", "create_app"]
+__all__ = ["MakePool", "Server", "create_app"]
+
+MakePool = Callable[[Any, ComponentConfig, ServeOptions], Pool]
+"""Makes what answers the calls of a component, from its source and settings."""
 
 
 def create_app(
@@ -41,6 +44,7 @@ def create_app(
     *,
     options: ServeOptions | None = None,
     config: ComponentConfig | None = None,
+    make_pool: MakePool | None = None,
 ) -> Any:
     """An ASGI application that serves components, for uvicorn or any other server.
 
@@ -50,11 +54,13 @@ def create_app(
             a path or something that can be pickled.
         options: how to serve.
         config: settings of every component.
+        make_pool: what answers calls, in place of worker processes; see `chainrule.deploy.ray.engine`.
 
     Returns:
         The application. The first component answers at `/`, all of them at `/c/<name>/`.
     """
-    return Server(components, options=options or ServeOptions(), config=config).app
+    options = options or ServeOptions()
+    return Server(components, options=options, config=config, make_pool=make_pool).app
 
 
 class Server:
@@ -66,12 +72,21 @@ class Server:
     """
 
     def __init__(
-        self, components: Any, *, options: ServeOptions, config: ComponentConfig | None = None
+        self,
+        components: Any,
+        *,
+        options: ServeOptions,
+        config: ComponentConfig | None = None,
+        make_pool: MakePool | None = None,
     ) -> None:
         self._options = options
         self._config = (config or ComponentConfig()).replace(debug=options.debug)
         self._log = None if options.log_file is None else OutputLog(options.log_file)
-        self._pools = [self._make_pool(source) for source in _as_sources(components)]
+        make_pool = make_pool or self._make_pool
+        self._pools = [
+            make_pool(source, self._config_of(source), options)
+            for source in _as_sources(components)
+        ]
         self._segments = SegmentPool("s") if is_supported() else None
         self._intake = Intake(options.max_inflight_bytes)
         pass_on = to_standard_error if self._log is None else self._log.write
@@ -86,9 +101,7 @@ class Server:
         token = options.read_token()
         self.app: Any = self._starlette if token is None else BearerToken(self._starlette, token)
 
-    def _make_pool(self, source: Any) -> Pool:
-        options = self._options
-        config = self._config_of(source)
+    def _make_pool(self, source: Any, config: ComponentConfig, options: ServeOptions) -> Pool:
         limits: dict[str, Any] = {"timeout_s": options.timeout_s, "max_queue": options.max_queue}
         if options.workers == 0:
             return ThreadPool(source, config, **limits)

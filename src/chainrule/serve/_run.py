@@ -11,7 +11,7 @@ import uvicorn
 
 from chainrule._errors import TransportError
 from chainrule.runtime._config import ComponentConfig
-from chainrule.serve._app import Server
+from chainrule.serve._app import MakePool, Server
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._protocol import TimedHttpProtocol
 
@@ -25,6 +25,7 @@ def serve(
     *,
     config: ComponentConfig | None = None,
     on_ready: Callable[[str], None] | None = None,
+    make_pool: MakePool | None = None,
     **settings: Any,
 ) -> None:
     """Serve components over HTTP until SIGTERM or SIGINT.
@@ -33,13 +34,14 @@ def serve(
         components: one source or several, see `create_app`.
         config: settings of every component.
         on_ready: called with the URL once the server answers.
+        make_pool: what answers calls, in place of worker processes; see `chainrule.deploy.ray.engine`.
         **settings: the fields of `ServeOptions`: `host`, `port`, `workers`, `timeout_s`, ….
 
     Raises:
         ChainruleError: the settings are unsafe, a component cannot be loaded, or the address is taken.
     """
     options = ServeOptions(**settings)
-    server = Server(components, options=options, config=config)
+    server = Server(components, options=options, config=config, make_pool=make_pool)
     runner = _Runner(server, options, on_ready)
     runner.run()
     if server.startup_error is not None:

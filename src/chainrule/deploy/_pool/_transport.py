@@ -221,8 +221,12 @@ class PoolTransport(Transport):
             )
         _log.warning("%s: %d of %d replicas are up; others may follow", self.place, up, count)
 
+    def has_homes(self, endpoint: str) -> bool:
+        """Whether it matters which replica answers an endpoint."""
+        return self._affinity.concerns(endpoint)
+
     def _point(self, endpoint: str, payload: Mapping[str, Any]) -> bytes | None:
-        return fingerprint(payload.get("inputs")) if self._affinity.concerns(endpoint) else None
+        return fingerprint(payload.get("inputs")) if self.has_homes(endpoint) else None
 
     def _ask(self, slot: Slot, ask: Callable[[Replica], T]) -> T:
         try:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from chainrule._errors import ChainruleError, ComponentError
 from chainrule.deploy.ray._cargo import fill_in
 from chainrule.deploy.ray._plan import Plan
@@ -21,6 +23,8 @@ __all__ = ["Envelope", "ReplicaActor"]
 
 _log = logging.getLogger(__name__)
 
+_INLINE_BYTES = 1 << 16
+
 
 @dataclass(frozen=True)
 class Envelope:
@@ -28,7 +32,7 @@ class Envelope:
 
     status: int
     content_type: str
-    body: bytes
+    body: Any
 
 
 class ReplicaActor:
@@ -75,7 +79,10 @@ class ReplicaActor:
         if self._failure is not None:
             return self._failure
         reply = self._answerer.answer(Call(body=body, **fields))
-        return Envelope(reply.status, reply.content_type, b"".join(reply.pieces))
+        body: Any = b"".join(reply.pieces)
+        if len(body) > _INLINE_BYTES:  # as an array it is shared, not copied
+            body = np.frombuffer(body, np.uint8)
+        return Envelope(reply.status, reply.content_type, body)
 
 
 def _problem(what: str, error: Exception, code: str = "internal_error") -> Envelope:
