@@ -1,6 +1,8 @@
 """`Tesseract` where it is more than its ancestor, and the modules around it."""
 
 import importlib
+import os
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -90,28 +92,6 @@ def test_from_source_lives_between_serve_and_teardown():
             wave.serve()
     with pytest.raises(RuntimeError):
         wave.apply({"part": {"v": np.array([0.5]), "s": 2.0}})
-
-
-@pytest.mark.parametrize("name", ["build_tesseract", "run_tesseract", "serve", "teardown"])
-def test_containers_are_refused_with_the_way_out(name):
-    with pytest.raises(NotImplementedError, match="container"):
-        getattr(tc, name)("image")
-    with pytest.raises(NotImplementedError, match="from_url"):
-        tc.Tesseract.from_image("image")
-
-
-@pytest.mark.interop
-@pytest.mark.parametrize(
-    "name", ["runtime", "runtime.experimental", "runtime.config", "runtime.testing.regression"]
-)
-def test_public_names_are_there(name):
-    real = pytest.importorskip(f"tesseract_core.{name}")
-    ours = importlib.import_module(f"chainrule.compat.tesseract_core.{name}")
-    wanted = {
-        "runtime.config": ["RuntimeConfig", "get_config"],
-        "runtime.testing.regression": ["TestSpec", "TestOutputSchema", "regress_test_case"],
-    }.get(name) or real.__all__
-    assert [each for each in wanted if not hasattr(ours, each)] == []
 
 
 @pytest.mark.parametrize(
@@ -206,3 +186,81 @@ def test_installed_submodules_in_every_spelling():
     finally:
         installed.remove()
         sys.modules.update(kept)
+
+
+def test_settings_are_updated_and_overridden(monkeypatch):
+    from chainrule.compat.tesseract_core.runtime import config
+
+    monkeypatch.setenv("TESSERACT_NAME", "from-environment")
+    with config.override_config():
+        config.update_config(output_format="json+base64")
+        config.update_config(version="1.0.0")
+        taken = config.snapshot_config()
+        assert config.get_config().output_format == "json+base64"
+        assert config.get_config().name == "from-environment"
+        wave = tc.Tesseract.from_tesseract_api(PROGRAMS / "wave" / "tesseract_api.py")
+        assert wave.component.version == "1.0.0"
+        with config.override_config():
+            assert config.get_config().version == "unknown"
+        with pytest.raises(ValueError, match="nonsense"):
+            config.update_config(nonsense=1)
+    assert config.get_config().version == "unknown"
+    with config.override_config(taken):
+        assert config.get_config().version == "1.0.0"
+
+
+def test_array_types_are_recognised():
+    from chainrule.compat.tesseract_core.runtime import schema_types
+
+    array = schema_types.Array[(3,), "float32"]
+    assert issubclass(array, schema_types.PydanticArrayAnnotation)
+    assert issubclass(schema_types.Differentiable[array], schema_types.PydanticArrayAnnotation)
+    assert not issubclass(int, schema_types.PydanticArrayAnnotation)
+    assert schema_types.ArrayFlags.DIFFERENTIABLE == 1
+    assert "float32" in schema_types.ALLOWED_DTYPE_NAMES
+    assert "ArrayFlags" in dir(schema_types)
+
+
+@pytest.mark.parametrize("path", ["[0]", "{key}", "{a.b}", r"{a\{b\\}", "name"])
+def test_segments_of_paths_are_read_as_the_ancestor_does(path):
+    real = pytest.importorskip("tesseract_core.runtime.tree_transforms")
+    from chainrule.compat.tesseract_core.runtime.tree_transforms import path_to_index_op
+
+    assert path_to_index_op(path) == real.path_to_index_op(path)
+    with pytest.raises(ValueError, match="segment"):
+        path_to_index_op(f"{path}.more")
+
+
+def test_a_test_endpoint_runs_tests():
+    from chainrule.compat.tesseract_core.runtime.testing import regression
+
+    wave = load_component(str(PROGRAMS / "wave" / "tesseract_api.py"))
+    endpoint = regression.make_test_endpoint(wave, [])
+    inputs = {"part": {"v": [0.5], "s": 2.0}}
+    config = regression.TestCliConfig(input_path="data")
+    right = regression.TestSpec(
+        endpoint="apply",
+        payload={"inputs": inputs},
+        expected_outputs={"y": [2 * np.sin(0.5)], "z": 0.25},
+        cli_config=config.model_dump(),
+    )
+    assert endpoint(right).status == "passed"
+    assert (
+        endpoint(right.model_copy(update={"expected_outputs": {"y": [0.0], "z": 0.25}})).status
+        == "failed"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "refusal"),
+    [([], "unsafe_bind"), (["--token-file", "/nowhere"], "token file")],
+)
+def test_a_server_beyond_loopback_needs_a_token(flags, refusal):
+    api = PROGRAMS / "wave" / "tesseract_api.py"
+    done = subprocess.run(
+        [sys.executable, "-m", "chainrule.compat.tesseract_core.runtime", "serve", "--port", "0",
+         "--host", "0.0.0.0", *flags],
+        capture_output=True, text=True, timeout=60, env={**os.environ, "TESSERACT_API_PATH": str(api)},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert refusal in done.stderr

@@ -14,13 +14,14 @@ from chainrule.runtime._component._peer_names import PEER_MODULES
 __all__ = ["mirror"]
 
 
-def mirror(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def mirror(name: str, *more: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` of the stand-in for a module of `tesseract_core`.
 
     The native module is imported when a name is first asked for: a NumPy component never pays for JAX.
 
     Args:
         name: the ancestor's name of the module.
+        *more: names that the stand-in itself adds.
     """
     native = PEER_MODULES[name]
 
@@ -30,6 +31,6 @@ def mirror(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
         return getattr(importlib.import_module(native), attribute)
 
     def names() -> list[str]:
-        return list(importlib.import_module(native).__all__)
+        return [*importlib.import_module(native).__all__, *more]
 
     return get, names

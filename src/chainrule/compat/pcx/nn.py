@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
+import jax
 
 from chainrule.stateful import RKG, Module, RandomKeyGenerator, layers
 from chainrule.stateful.layers import BatchNorm as NativeBatchNorm
@@ -28,6 +29,8 @@ __all__ = [
     "Linear",
     "MaxPool2d",
     "Pool",
+    "StateParam",
+    "StatefulLayer",
     "shared",
 ]
 
@@ -49,6 +52,36 @@ class Layer(Module):
     def __call__(self, *args: Any, key: Any = None, **kwargs: Any) -> Any:
         """Call the equinox module with the current values of its parameters."""
         return self.nn(*args, key=key, **kwargs)
+
+
+class StateParam(LayerState):
+    """A part of the state that an equinox module keeps from call to call."""
+
+    __slots__ = ()
+
+
+class StatefulLayer(Module):
+    """An equinox module with state: its arrays are parameters under `.nn`, its state under `.state`.
+
+    Args:
+        cls: class of the equinox module, which takes and returns an `equinox.nn.State`.
+        *args: its arguments.
+        **kwargs: likewise.
+    """
+
+    def __init__(self, cls: Callable[..., eqx.Module], *args: Any, **kwargs: Any) -> None:
+        module, state = eqx.nn.make_with_state(cls)(*args, **kwargs)
+        leaves, self._structure = jax.tree.flatten(state)
+        self.nn = layers.Layer(module)
+        self.state = [StateParam(leaf) for leaf in leaves]
+
+    def __call__(self, *args: Any, key: Any = None, **kwargs: Any) -> Any:
+        """Call the equinox module with the current values and keep the state that it returns."""
+        state = jax.tree.unflatten(self._structure, [part.get() for part in self.state])
+        result, state = self.nn(*args, state, key=key, **kwargs)
+        for part, value in zip(self.state, jax.tree.leaves(state), strict=True):
+            part.set(value)
+        return result
 
 
 class Linear(Layer):

@@ -1,8 +1,8 @@
 """tesseract-core 1.15 on Chainrule: handles to components, and what their authors import.
 
-`Tesseract` is a handle to a component; `runtime` has the types and helpers of a `tesseract_api.py`. Building
-images and running containers is left to the original. Names are loaded when they are first used: an author's
-file that imports `runtime` pays for nothing else.
+`Tesseract` is a handle to a component; `runtime` has the types and helpers of a `tesseract_api.py`;
+`build_tesseract`, `run_tesseract`, `serve` and `teardown` are about images and containers. Names are loaded
+when they are first used: an author's file that imports `runtime` pays for nothing else.
 """
 
 import importlib as _importlib

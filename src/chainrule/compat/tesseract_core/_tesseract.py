@@ -7,17 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from chainrule._errors import CapabilityError
 from chainrule.client import Component
 from chainrule.client._payloads import make_payload
-from chainrule.compat.tesseract_core._containers import no_containers
 from chainrule.compat.tesseract_core._encodings import RequestedEncoding, ServerCapabilities
 from chainrule.compat.tesseract_core._failures import pydantic_errors
 from chainrule.compat.tesseract_core.runtime._settings import component_settings
 from chainrule.runtime import LocalComponent
 from chainrule.runtime.testing import RegressionSpec, run_test
+
+if TYPE_CHECKING:
+    from chainrule.deploy.images import Container
 
 __all__ = ["Tesseract"]
 
@@ -35,8 +37,8 @@ Timeout = float | tuple[float, float] | None
 class Tesseract:
     """A handle to a component under the ancestor's names.
 
-    Made by `from_tesseract_api`, `from_url` or `from_source`; the last one has to be entered or `serve`d
-    before use.
+    Made by `from_tesseract_api`, `from_url`, `from_source` or `from_image`; the last two have to be entered
+    or `serve`d before use.
 
     Example:
         >>> def double(x: float) -> float:
@@ -52,7 +54,7 @@ class Tesseract:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise TypeError(
             "A Tesseract is made by one of its constructors: Tesseract.from_tesseract_api(…), "
-            "Tesseract.from_url(…) or Tesseract.from_source(…)."
+            "Tesseract.from_url(…), Tesseract.from_source(…) or Tesseract.from_image(…)."
         )
 
     @classmethod
@@ -160,23 +162,90 @@ class Tesseract:
         )
 
     @classmethod
-    def from_image(cls, image_name: str, **settings: Any) -> Self:
-        """Not here: start the image with the original and use `from_url`.
+    def from_image(
+        cls,
+        image_name: str,
+        *,
+        host_ip: str = "127.0.0.1",
+        port: str | None = None,
+        network: str | None = None,
+        network_alias: str | None = None,
+        volumes: list[str] | None = None,
+        environment: dict[str, str] | None = None,
+        gpus: Sequence[str] | None = None,
+        num_workers: int = 1,
+        user: str | None = None,
+        memory: str | None = None,
+        input_path: str | Path | None = None,
+        output_path: str | Path | None = None,
+        output_format: str = "json+base64",
+        gpu_transport: str | None = None,
+        docker_args: list[str] | None = None,
+        runtime_config: Mapping[str, Any] | None = None,
+        stream_logs: bool | Callable[[str], Any] = False,
+        skip_health_check: bool = False,
+        startup_timeout: float = 30.0,
+        timeout: Timeout = None,
+        experimental_binref_pool: bool = False,
+    ) -> Self:
+        """A component in a container, from `serve` (or `with`) on.
 
-        Raises:
-            CapabilityError: always.
+        Args:
+            image_name: of an image that Chainrule or tesseract-core built.
+            host_ip: only loopback.
+            port: a number, or a range such as `8000-8010`; a free one when not given.
+            network: of the engine.
+            network_alias: a name in that network.
+            volumes: `here:there[:ro|rw]`.
+            environment: variables.
+            gpus: devices.
+            num_workers: processes that answer calls.
+            user: `uid[:gid]`.
+            memory: the most it may use.
+            input_path: folder that callers may name files in.
+            output_path: folder for files of runs.
+            output_format: remembered; the native client chooses.
+            gpu_transport: remembered likewise.
+            docker_args: further arguments of the engine.
+            runtime_config: settings of the ancestor's runtime, for its images.
+            stream_logs: accepted; `server_logs` has everything.
+            skip_health_check: accepted; a container is always waited for.
+            startup_timeout: seconds that it may take to answer.
+            timeout: as in `from_url`.
+            experimental_binref_pool: accepted; memory is always reused.
         """
-        no_containers(
-            "Tesseract.from_image",
-            f"Start it with `tesseract serve {image_name}` and use Tesseract.from_url.",
+        opener = partial(
+            _open_image,
+            image_name,
+            host_ip=host_ip,
+            port=port,
+            network_alias=network_alias,
+            docker_args=docker_args,
+            environment=environment,
+            runtime_config=runtime_config,
+            network=network,
+            volumes=volumes,
+            gpus=gpus,
+            workers=num_workers,
+            user=user,
+            memory=memory,
+            input_path=input_path,
+            output_path=output_path,
+            startup_timeout=startup_timeout,
+            timeout=max(timeout) if isinstance(timeout, tuple) else timeout,
+        )
+        return cls._make(
+            RequestedEncoding(output_format, gpu_transport or "none"), open_component=opener
         )
 
     # Its life
 
     def serve(self) -> None:
-        """Start the process of a component made by `from_source`."""
+        """Start the process of `from_source`, or the container of `from_image`."""
         if self._open is None:
-            raise RuntimeError("Only a Tesseract made by `from_source` has something to serve.")
+            raise RuntimeError(
+                "Only a Tesseract made by `from_source` or `from_image` has something to serve."
+            )
         if self._component is not None:
             raise RuntimeError("This Tesseract is being served already.")
         self._component = self._open()
@@ -203,21 +272,36 @@ class Tesseract:
             self.teardown()
 
     def server_logs(self) -> str:
-        """Not kept: what a component prints goes to standard error, what it logs to its run folder.
+        """What the container has written. A process of `from_source` writes to standard error instead.
 
         Raises:
-            CapabilityError: always for a component of `from_source`.
+            CapabilityError: for a component of `from_source`.
         """
         if self._open is None:
-            raise RuntimeError("Only a Tesseract made by `from_source` has logs of a server.")
+            raise RuntimeError(
+                "Only a Tesseract made by `from_source` or `from_image` has logs of a server."
+            )
+        container = self._container()
+        if container is not None:
+            return container.log()
         raise CapabilityError(
             "What a component prints goes to this process's standard error and is not kept.",
             code="logs_not_kept",
         )
 
-    def container_info(self) -> Any:
-        """Not here: no container is involved."""
-        raise RuntimeError("Only a Tesseract made by `from_image` has a container.")
+    def container_info(self) -> Container:
+        """The container of `from_image`.
+
+        Raises:
+            RuntimeError: there is none, or it has not been served yet.
+        """
+        container = self._container()
+        if container is None:
+            raise RuntimeError("Only a Tesseract made by `from_image` has a container.")
+        return container
+
+    def _container(self) -> Container | None:
+        return getattr(self.component.transport, "container", None)
 
     # What it is
 
@@ -230,7 +314,8 @@ class Tesseract:
         """
         if self._component is None:
             raise RuntimeError(
-                "A Tesseract made by `from_source` has to be entered (`with …:`) or `.serve()`d first."
+                "A Tesseract made by `from_source` or `from_image` has to be entered (`with …:`) or "
+                "`.serve()`d first."
             )
         return self._component
 
@@ -356,6 +441,38 @@ class Tesseract:
 
     def _call(self, endpoint: str, run_id: str | None, *arguments: Any) -> Any:
         return self.call(endpoint, make_payload(endpoint, *arguments), run_id=run_id)
+
+
+def _open_image(
+    image: str,
+    *,
+    host_ip: str,
+    port: str | None,
+    network_alias: str | None,
+    docker_args: Sequence[str] | None,
+    environment: Mapping[str, str] | None,
+    runtime_config: Mapping[str, Any] | None,
+    startup_timeout: float,
+    timeout: float | None,
+    **options: Any,
+) -> Component:
+    """Start a container that ends with the handle."""
+    # Imported here: most handles have nothing to do with containers.
+    from chainrule.compat.tesseract_core import _containers
+    from chainrule.deploy.images import ImageTransport, RunOptions, start_container
+
+    container = start_container(
+        image,
+        RunOptions(
+            env=_containers.container_environment(environment, runtime_config),
+            extra=[*_containers.aliased(network_alias), *(docker_args or ())],
+            **options,
+        ),
+        engine=_containers.container_engine(),
+        port=_containers.chosen_port(host_ip, port),
+        startup_timeout=startup_timeout,
+    )
+    return Component(ImageTransport(container, timeout))
 
 
 def _with_tuples(tree: Any) -> Any:

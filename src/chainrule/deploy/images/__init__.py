@@ -3,7 +3,7 @@
 plan_build, write_context    what an image will be, and the files it is built from; needs no engine
 build_image                  build it with podman or docker, unless it is there already
 start_container              run it on a free port of loopback
-call_image                   have it answer one call
+call_image, ask_image        have it answer one call
 list_images                  images here that have a component
 list_containers              containers that were started from them
 stop_container               stop and remove one
@@ -16,6 +16,7 @@ from chainrule.deploy.images._build import BuiltImage, build_image
 from chainrule.deploy.images._container import (
     Container,
     ContainerFacts,
+    ask_image,
     call_image,
     list_containers,
     start_container,
@@ -42,6 +43,7 @@ __all__ = [
     "ImageTransport",
     "RunOptions",
     "apptainer_definition",
+    "ask_image",
     "build_image",
     "call_image",
     "containerfile",

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from chainrule._errors import InputError, TransportError
+from chainrule._errors import ComponentError, InputError, TransportError
 from chainrule.deploy.images._engine import Engine
 from chainrule.deploy.images._image import ComponentImage
 from chainrule.deploy.images._options import RunOptions
@@ -27,6 +27,7 @@ from chainrule.deploy.images._ready import free_port, is_free, wait_until_ready
 __all__ = [
     "Container",
     "ContainerFacts",
+    "ask_image",
     "call_image",
     "list_containers",
     "start_container",
@@ -95,6 +96,7 @@ def start_container(
     *,
     engine: Engine,
     owned: bool = True,
+    port: int | None = None,
     startup_timeout: float = 120.0,
 ) -> Container:
     """Start a container and wait until it answers.
@@ -104,6 +106,7 @@ def start_container(
         options: what the container is given.
         engine: podman or docker.
         owned: whether it ends with the returned object and with this process.
+        port: of loopback; a free one when not given.
         startup_timeout: seconds that it may take to answer.
 
     Raises:
@@ -111,15 +114,15 @@ def start_container(
         TransportError: it did not start, ended, or did not answer in time; with its log.
     """
     found = ComponentImage.find(engine, image)
-    for attempt in range(_ATTEMPTS):
-        port = free_port()
+    for _ in range(_ATTEMPTS if port is None else 0):
+        chosen = free_port()
         try:
-            return _start(found, image, options, engine, port, owned, startup_timeout)
+            return _start(found, image, options, engine, chosen, owned, startup_timeout)
         except TransportError:
             # Between the choice of a port and its use somebody else may have taken it.
-            if is_free(port) or attempt == _ATTEMPTS - 1:
+            if is_free(chosen):
                 raise
-    raise AssertionError("unreachable")
+    return _start(found, image, options, engine, port or free_port(), owned, startup_timeout)
 
 
 def _start(
@@ -162,10 +165,37 @@ def call_image(image: str, call: Sequence[str], options: RunOptions, *, engine: 
     Returns:
         The exit code of the call.
     """
+    return engine.pass_through(*_one_call(image, call, options, engine))
+
+
+def ask_image(
+    image: str, call: Sequence[str], options: RunOptions, *, engine: Engine
+) -> tuple[str, str]:
+    """Have a container make one call and remove it.
+
+    Returns:
+        What it wrote on standard output, and on standard error.
+
+    Raises:
+        ComponentError: the call failed (`container_call_failed`).
+    """
+    done = engine.run(_one_call(image, call, options, engine))
+    if done.returncode:
+        raise ComponentError(
+            f"`{call[0]}` failed in a container of {image} with status {done.returncode}:\n"
+            f"{done.stderr.strip()[-2000:]}",
+            code="container_call_failed",
+            details={"exit_code": done.returncode},
+        )
+    return done.stdout, done.stderr
+
+
+def _one_call(image: str, call: Sequence[str], options: RunOptions, engine: Engine) -> list[str]:
     found = ComponentImage.find(engine, image)
     arguments = options.arguments(engine, **found.folders)
-    command = found.one_call_command(list(call))
-    return engine.pass_through("run", "--rm", *arguments, image, *command)
+    with_files = options.input_path is not None or options.output_path is not None
+    command = found.one_call_command(list(call), with_files=with_files)
+    return ["run", "--rm", "--no-healthcheck", *arguments, image, *command]
 
 
 def _labels(labels: Mapping[str, str]) -> list[str]:

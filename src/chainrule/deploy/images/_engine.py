@@ -47,14 +47,14 @@ class Engine:
         Raises:
             TransportError: it failed (`engine_failed`).
         """
-        done = self._run(arguments)
+        done = self.run(arguments)
         if done.returncode:
             raise self._failed(arguments, done.stderr)
         return done.stdout.strip()
 
     def succeeds(self, *arguments: str) -> bool:
         """Whether a command of the engine succeeds."""
-        return self._run(arguments).returncode == 0
+        return self.run(arguments).returncode == 0
 
     def ask_json(self, *arguments: str) -> list[dict[str, Any]]:
         """The answer of a command that lists things; podman writes one list, docker a line per thing."""
@@ -70,7 +70,7 @@ class Engine:
     def log(self, container: str, lines: int | None = None) -> str:
         """What a container has written, errors included."""
         tail = [] if lines is None else ["--tail", str(lines)]
-        done = self._run(["logs", *tail, container], merged=True)
+        done = self.run(["logs", *tail, container], merged=True)
         if done.returncode:
             raise self._failed(["logs", container], done.stdout)
         return done.stdout
@@ -102,9 +102,10 @@ class Engine:
         """Run a command on this process's own streams; its exit code."""
         return subprocess.run([*self.command, *arguments], check=False).returncode
 
-    def _run(
+    def run(
         self, arguments: Sequence[str], *, merged: bool = False
     ) -> subprocess.CompletedProcess[str]:
+        """Run a command of the engine and keep what it writes, errors apart unless `merged`."""
         return subprocess.run(
             [*self.command, *arguments],
             stdin=subprocess.DEVNULL,

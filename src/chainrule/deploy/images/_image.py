@@ -106,12 +106,18 @@ class ComponentImage:
             return [*self.command, *where, "--token-file", TOKEN_FILE]
         return ["serve", *where]
 
-    def one_call_command(self, arguments: list[str]) -> list[str]:
-        """What the container runs for one endpoint: `apply '{…}'` and its like."""
+    def one_call_command(self, arguments: list[str], *, with_files: bool) -> list[str]:
+        """What the container runs for one endpoint: `apply '{…}'` and its like.
+
+        Args:
+            arguments: the command and what follows it.
+            with_files: folders for files are given to the container.
+        """
         if not self.is_native:
             return arguments
-        place = self.command[1]
-        return [arguments[0], place, *arguments[1:]]
+        name, *rest = arguments
+        folders = ["--input-path", "/input", "--output-path", "/output"] if with_files else []
+        return [name, self.command[1], *rest, *folders]
 
 
 def list_images(engine: Engine) -> list[ComponentImage]:

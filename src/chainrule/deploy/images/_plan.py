@@ -14,7 +14,7 @@ from pathlib import Path
 
 from chainrule._errors import DefinitionError, InputError
 from chainrule.deploy.images._requirements import Requirements, read_requirements
-from chainrule.deploy.images._settings import ImageSettings, read_settings
+from chainrule.deploy.images._settings import Changes, ImageSettings, read_settings
 
 __all__ = ["TOKEN_FILE", "BuildPlan", "plan_build"]
 
@@ -140,11 +140,14 @@ class BuildPlan:
         return ["serve", self.place, *where, *folders]
 
 
-def plan_build(source: str | Path, **overrides: object) -> BuildPlan:
+def plan_build(
+    source: str | Path, *, changes: Changes | None = None, **overrides: object
+) -> BuildPlan:
     """What the image of a component will be.
 
     Args:
         source: the component's folder, its file, or `file.py:name`.
+        changes: values to put into the folder's project file, by their keys from the top.
         **overrides: fields of `ImageSettings` that win over the folder's own; `None` leaves them.
 
     Raises:
@@ -164,7 +167,7 @@ def plan_build(source: str | Path, **overrides: object) -> BuildPlan:
             "a file. `chainrule init` starts one.",
             code="component_missing",
         )
-    settings = read_settings(folder, **overrides)
+    settings = read_settings(folder, changes=changes, **overrides)
     _check_files(folder, settings)
     requirements = read_requirements(folder, settings.requirements)
     entry = f"{entry}:{attribute}" if attribute else entry

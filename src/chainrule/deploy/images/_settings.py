@@ -181,11 +181,17 @@ class _PeerConfig(_Strict):
     build_config: _PeerBuild | None = None
 
 
-def read_settings(folder: Path, **overrides: Any) -> ImageSettings:
+Changes = Mapping[tuple[str, ...], Any]
+
+
+def read_settings(
+    folder: Path, *, changes: Changes | None = None, **overrides: Any
+) -> ImageSettings:
     """The settings of the component in a folder.
 
     Args:
         folder: of the component.
+        changes: values to put into the file's content before it is read, by their keys from the top.
         **overrides: fields of `ImageSettings` that win over the file; `None` leaves them.
 
     Raises:
@@ -195,9 +201,9 @@ def read_settings(folder: Path, **overrides: Any) -> ImageSettings:
     """
     own, peer = folder / "component.yaml", folder / "tesseract_config.yaml"
     if own.is_file():
-        facts = _from_own_file(own)
+        facts = _from_own_file(own, changes or {})
     elif peer.is_file():
-        facts = _from_peer_file(peer)
+        facts = _from_peer_file(peer, changes or {})
     else:
         facts = {}
     facts.setdefault("name", folder.resolve().name.lower())
@@ -205,15 +211,15 @@ def read_settings(folder: Path, **overrides: Any) -> ImageSettings:
     return ImageSettings(**facts | given)
 
 
-def _from_own_file(file: Path) -> dict[str, Any]:
-    content = _read_mapping(file)
+def _from_own_file(file: Path, changes: Changes) -> dict[str, Any]:
+    content = _read_mapping(file, changes)
     build = _validate(_Build, content.get("build") or {}, file, "build.")
     facts = {key: str(content[key]) for key in ("name", "version", "description") if key in content}
     return facts | {name: getattr(build, name) for name in type(build).model_fields}
 
 
-def _from_peer_file(file: Path) -> dict[str, Any]:
-    content = _read_mapping(file)
+def _from_peer_file(file: Path, changes: Changes) -> dict[str, Any]:
+    content = _read_mapping(file, changes)
     _refuse_conda(content, file)
     config = _validate(_PeerConfig, content, file)
     build = config.build_config or _PeerBuild()
@@ -250,7 +256,7 @@ def _refuse_conda(content: Mapping[str, Any], file: Path) -> None:
         )
 
 
-def _read_mapping(file: Path) -> dict[str, Any]:
+def _read_mapping(file: Path, changes: Changes) -> dict[str, Any]:
     import yaml
 
     try:
@@ -259,6 +265,12 @@ def _read_mapping(file: Path) -> dict[str, Any]:
         raise DefinitionError(f"{file} is not YAML: {error}.", code="bad_project_file") from error
     if not isinstance(content, dict):
         raise DefinitionError(f"{file} has to be a mapping.", code="bad_project_file")
+    for (*way, last), value in changes.items():
+        place = content
+        for key in way:
+            place[key] = dict(place.get(key) or {})
+            place = place[key]
+        place[last] = value
     return content
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 from typing import Any
 
 from chainrule.compat.tesseract_core.runtime._settings import RuntimeConfig, from_environment
@@ -84,6 +85,19 @@ def _add_serve_options(parser: ArgumentParser) -> None:
             default=os.environ.get(variable, default),
             help=f"default {default}; also {variable}",
         )
+    # Not the ancestor's: it lets anybody call.
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        default=os.environ.get("TESSERACT_RUNTIME_SERVE_TOKEN_FILE"),
+        help="callers must send the token in this file; also TESSERACT_RUNTIME_SERVE_TOKEN_FILE",
+    )
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        default=os.environ.get("TESSERACT_RUNTIME_SERVE_INSECURE") == "1",
+        help="listen beyond loopback without one; also TESSERACT_RUNTIME_SERVE_INSECURE=1",
+    )
 
 
 def _add_check_options(parser: ArgumentParser) -> None:

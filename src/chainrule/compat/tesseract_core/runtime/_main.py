@@ -182,7 +182,8 @@ def _serve(options: Namespace, settings: RuntimeConfig, stdout: int) -> int:
         port=options.port,
         workers=options.num_workers,
         debug=settings.debug,
-        insecure=True,  # the ancestor's flags know no token
+        token_file=options.token_file,
+        insecure=options.insecure,
         on_ready=_announce,
     )
     return 0

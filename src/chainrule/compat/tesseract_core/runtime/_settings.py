@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
@@ -13,12 +16,21 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 from chainrule._errors import CapabilityError
 from chainrule.runtime import ComponentConfig
 from chainrule.runtime._config import ReferenceKind
+from chainrule.runtime._runs import current_run
 
-__all__ = ["RuntimeConfig", "component_settings", "from_environment"]
+__all__ = [
+    "RuntimeConfig",
+    "component_settings",
+    "from_environment",
+    "get_config",
+    "override_config",
+    "snapshot_config",
+    "update_config",
+]
 
 # Whoever starts a component in this process or on the command line may as well run what it refers to.
 # A server gives its callers no such power.
-OWN_REFERENCES: frozenset[ReferenceKind] = frozenset({"api_path", "url"})
+OWN_REFERENCES: frozenset[ReferenceKind] = frozenset({"api_path", "image", "url"})
 
 
 def _parse_mapping(value: Any) -> Any:
@@ -110,8 +122,43 @@ def component_settings(
     output_path: str | Path | None,
     output_format: str,
 ) -> ComponentConfig:
-    """What a constructor of `Tesseract` was told, on top of the environment."""
-    given: dict[str, Any] = {**from_environment(), "output_format": output_format}
+    """What a constructor of `Tesseract` was told, on top of `update_config` and the environment."""
+    given: dict[str, Any] = {**from_environment(), **_updates.get(), "output_format": output_format}
     given |= {"input_path": input_path} if input_path is not None else {}
     given |= {"output_path": output_path} if output_path is not None else {}
     return RuntimeConfig(**given | dict(settings or {})).for_component(trusts_caller=True)
+
+
+_updates: ContextVar[Mapping[str, Any]] = ContextVar("updates", default=MappingProxyType({}))
+
+
+def update_config(**settings: Any) -> None:
+    """Set settings for components that are made from here on, in this thread or task.
+
+    Raises:
+        pydantic.ValidationError: one of them does not exist or cannot have this value.
+    """
+    updates = {**_updates.get(), **settings}
+    RuntimeConfig(**{**from_environment(), **updates})
+    _updates.set(MappingProxyType(updates))
+
+
+def snapshot_config() -> Mapping[str, Any]:
+    """What `update_config` has set so far, for `override_config`."""
+    return _updates.get()
+
+
+@contextmanager
+def override_config(snapshot: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Have exactly the settings of a snapshot for a block; those of the environment alone without one."""
+    token = _updates.set(MappingProxyType(dict(snapshot or {})))
+    try:
+        yield
+    finally:
+        _updates.reset(token)
+
+
+def get_config() -> ComponentConfig | RuntimeConfig:
+    """The settings of the component whose code is running; outside of any, what a new one would get."""
+    run = current_run.get()
+    return RuntimeConfig(**{**from_environment(), **_updates.get()}) if run is None else run.config

@@ -1,6 +1,11 @@
 """Settings. Each component has its own; `get_config` is about the component whose code is running."""
 
-from chainrule.compat.tesseract_core.runtime._settings import RuntimeConfig
-from chainrule.runtime._runs import get_config
+from chainrule.compat.tesseract_core.runtime._settings import (
+    RuntimeConfig,
+    get_config,
+    override_config,
+    snapshot_config,
+    update_config,
+)
 
-__all__ = ["RuntimeConfig", "get_config"]
+__all__ = ["RuntimeConfig", "get_config", "override_config", "snapshot_config", "update_config"]

@@ -1,5 +1,24 @@
 """Paths into nested data. See `chainrule.compat._mirror`."""
 
+from __future__ import annotations
+
+from chainrule._errors import PathError
+from chainrule._trees import Key, split_path
 from chainrule.compat._mirror import mirror
 
-__getattr__, __dir__ = mirror("tesseract_core.runtime.tree_transforms")
+__getattr__, __dir__ = mirror("tesseract_core.runtime.tree_transforms", "path_to_index_op")
+
+
+def path_to_index_op(path: str) -> tuple[str, int | str]:
+    """How one segment of a path goes on: `("seq", index)`, `("dict", key)` or `("getattr", name)`.
+
+    Raises:
+        PathError: not exactly one segment; a `ValueError`.
+    """
+    segments = split_path(path)
+    if len(segments) != 1:
+        raise PathError(f"Expected one segment of a path; found {path!r}.", code="path_malformed")
+    segment = segments[0]
+    if isinstance(segment, int):
+        return "seq", segment
+    return ("dict", str(segment)) if isinstance(segment, Key) else ("getattr", segment)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -13,7 +13,23 @@ from chainrule.runtime import load_component
 from chainrule.runtime.testing import RegressionSpec as TestSpec
 from chainrule.runtime.testing import run_test
 
-__all__ = ["TestOutputSchema", "TestSpec", "regress_test_case"]
+__all__ = [
+    "TestCliConfig",
+    "TestOutputSchema",
+    "TestSpec",
+    "make_test_endpoint",
+    "regress_test_case",
+]
+
+
+class TestCliConfig(BaseModel):
+    """How the ancestor's command line mounts files for a test: `cli_config` of a test."""
+
+    __test__ = False  # pytest would take the class for a test because of its name
+
+    input_path: str | None = None
+    volume_mounts: list[str] | None = None
+    user: str | None = None
 
 
 class TestOutputSchema(BaseModel):
@@ -48,3 +64,20 @@ def regress_test_case(
         component = component.configured(input_path=base_dir)
     result = run_test(component, test_spec)
     return TestOutputSchema(status=result.status, message=result.message, endpoint=result.endpoint)
+
+
+def make_test_endpoint(
+    api_module: ModuleType | Any, endpoints: Sequence[Callable[..., Any]]
+) -> Callable[[TestSpec], TestOutputSchema]:
+    """A function that runs one test of a module.
+
+    Args:
+        api_module: the module, or a component.
+        endpoints: accepted; a component knows its endpoints.
+    """
+
+    def test(payload: TestSpec) -> TestOutputSchema:
+        """Run one regression test."""
+        return regress_test_case(api_module, None, payload)
+
+    return test

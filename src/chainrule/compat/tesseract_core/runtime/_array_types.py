@@ -1,0 +1,34 @@
+"""Names by which programs of the ancestor look at array types from outside."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, NoReturn
+
+from chainrule.runtime._schema import is_array_type
+
+__all__ = ["ALLOWED_DTYPE_NAMES", "ArrayFlags", "PydanticArrayAnnotation"]
+
+ALLOWED_DTYPE_NAMES = (
+    "float16", "float32", "float64", "int8", "int16", "int32", "int64", "bool",
+    "uint8", "uint16", "uint32", "uint64", "complex64", "complex128",
+)  # fmt: skip
+"""The dtypes that the ancestor knows."""
+
+
+class ArrayFlags(IntEnum):
+    """What an array may be marked with."""
+
+    DIFFERENTIABLE = 1
+
+
+class _OfArrayTypes(type):
+    def __subclasscheck__(cls, candidate: Any) -> bool:
+        return is_array_type(candidate)
+
+
+class PydanticArrayAnnotation(metaclass=_OfArrayTypes):
+    """The class of which every `Array[…]` is a subclass; the declaration of an array type is its `spec`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError("An array type is a declaration; it has no instances.")
