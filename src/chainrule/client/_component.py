@@ -13,13 +13,17 @@ from typing import Any, Self
 
 from chainrule._errors import CapabilityError, TransportError
 from chainrule.client._constructors import transport_of
-from chainrule.client._facts import capabilities_of, differentiable_of, endpoints_of
 from chainrule.client._jobs import CallJob, Job
 from chainrule.client._mapping import Outcome, stream_outcomes
 from chainrule.client._payloads import make_payload, send_one_by_one, takes_batches
-from chainrule.client._summary import summary_html, summary_text
 from chainrule.client._transport import Ticket, Transport
 from chainrule.runtime import ArraySpec, Capability, ComponentConfig, LocalComponent
+from chainrule.runtime._component._document import (
+    capabilities_of,
+    differentiable_of,
+    endpoints_of,
+)
+from chainrule.runtime._component._summary import summary_html, summary_text
 
 __all__ = ["Component"]
 

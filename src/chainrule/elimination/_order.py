@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 
 from chainrule._errors import InputError
 from chainrule.elimination._graph import Graph
+from chainrule.elimination._html import order_html
 
 __all__ = ["COST_MODEL", "Order", "fingerprint"]
 
@@ -67,6 +68,9 @@ class Order:
 
     def __len__(self) -> int:
         return len(self.vertices)
+
+    def _repr_html_(self) -> str:
+        return order_html(self)
 
     def to_json(self) -> str:
         """The order as JSON text."""

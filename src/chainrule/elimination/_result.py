@@ -11,6 +11,7 @@ import numpy as np
 
 from chainrule._errors import InputError
 from chainrule.elimination._blocks import Block, common_dtype, dense, multiply, scaled
+from chainrule.elimination._html import jacobian_html
 from chainrule.elimination._structure import (
     Structure,
     dense_term,
@@ -82,6 +83,9 @@ class StructuredJacobian:
             f"StructuredJacobian({kind}{list(self.out_shape)} ← {list(self.in_shape)}, "
             f"{self.nse} of {total} entries: {str(self.structure).split(': ', 1)[1]})"
         )
+
+    def _repr_html_(self) -> str:
+        return jacobian_html(self)
 
     def todense(self) -> jax.Array:
         """The block as one array of shape `out_shape + in_shape`."""

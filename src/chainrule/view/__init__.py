@@ -3,6 +3,7 @@
     pipeline         the components and JAX parts of a function, with shapes and cost
     gradient_flow    norms of values and cotangents along it
     spy              where the entries of a Jacobian are
+    schema           what a component takes and gives
     elimination      the way from a computational graph to its Jacobian, vertex by vertex
 
 Pictures show themselves in a notebook and have `.svg()`, `.html()` and `.save(path)`. What `gradient_flow`
@@ -13,6 +14,7 @@ from chainrule.view._elimination import EliminationSteps, elimination
 from chainrule.view._gradient_flow import FlowRow, GradientFlow, gradient_flow
 from chainrule.view._picture import Picture
 from chainrule.view._pipeline import Link, Part, Pipeline, pipeline
+from chainrule.view._schema import SchemaTable, schema
 from chainrule.view._spy import Spy, SpyBlock, spy
 from chainrule.view._steps import Product, Step, Vertex
 
@@ -25,6 +27,7 @@ __all__ = [
     "Picture",
     "Pipeline",
     "Product",
+    "SchemaTable",
     "Spy",
     "SpyBlock",
     "Step",
@@ -32,5 +35,6 @@ __all__ = [
     "elimination",
     "gradient_flow",
     "pipeline",
+    "schema",
     "spy",
 ]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from chainrule.client._facts import SIDES, Field, capabilities_of, fields_of
+from chainrule.runtime._component._document import SIDES, Field, capabilities_of, fields_of
 
-__all__ = ["summary_html", "summary_text"]
+__all__ = ["fields_html", "summary_html", "summary_text"]
 
 _MAX_FIELDS = 12
+_MAX_DEFAULT = 40
 
 
 def summary_text(document: Mapping[str, Any], place: str) -> str:
@@ -30,20 +32,36 @@ def summary_text(document: Mapping[str, Any], place: str) -> str:
 
 
 def summary_html(document: Mapping[str, Any], place: str) -> str:
-    """The same as a small table."""
+    """The same for a notebook."""
     info = document["info"]
     title = escape(f"{info['title']} {info['version']}")
-    rows = []
-    for side in SIDES:
-        for field in fields_of(document, side):
-            cells = (side.lower(), field.path, field.type, "∂" if field.is_differentiable else "")
-            rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
-    description = escape(info.get("description", ""))
-    return (
-        f"<div><strong>{title}</strong> <small>{escape(place)}</small><br>{description}"
-        f"<table><thead><tr><th></th><th>path</th><th>type</th><th>differentiable</th></tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table><small>{escape(_endpoints(document))}</small></div>"
+    tables = "".join(
+        f"<details open><summary>{side.lower()}s</summary>{fields_html(fields_of(document, side))}"
+        "</details>"
+        for side in SIDES
     )
+    return (
+        f"<div><strong>{title}</strong> <small>{escape(place)}</small><br>"
+        f"{escape(info.get('description', ''))}{tables}"
+        f"<small>{escape(_endpoints(document))}</small></div>"
+    )
+
+
+def fields_html(fields: Sequence[Field]) -> str:
+    """Fields of a schema as a table."""
+    head = "".join(f"<th>{name}</th>" for name in ("path", "type", "∂", "default", ""))
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in _cells(field)) + "</tr>"
+        for field in fields
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _cells(field: Field) -> tuple[str, ...]:
+    default = "" if field.default is None else json.dumps(field.default)
+    shown = default if len(default) <= _MAX_DEFAULT else f"{default[:_MAX_DEFAULT]}…"
+    mark = "∂" if field.is_differentiable else ""
+    return field.path, field.type, mark, shown, field.description
 
 
 def _describe(field: Field) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from chainrule.runtime import ArraySpec, Capability
-from chainrule.runtime._component import ENDPOINTS
+from chainrule.runtime._component._capabilities import ENDPOINTS, Capability
+from chainrule.runtime._schema import ArraySpec
 
 __all__ = ["SIDES", "Field", "capabilities_of", "differentiable_of", "endpoints_of", "fields_of"]
 
@@ -25,12 +25,16 @@ class Field:
         type: an array like `f64[n,3]`, or the JSON type.
         is_differentiable: whether derivatives may be asked for.
         is_required: whether the caller has to give it.
+        description: what the author says about it.
+        default: what it is when it is not given, as JSON.
     """
 
     path: str
     type: str
     is_differentiable: bool = False
     is_required: bool = True
+    description: str = ""
+    default: Any = None
 
 
 def endpoints_of(document: Mapping[str, Any]) -> list[str]:
@@ -79,10 +83,12 @@ def _walk(
     node: Mapping[str, Any], path: str, required: bool, schemas: Mapping[str, Any], depth: int
 ) -> Iterator[Field]:
     node = _resolve(node, schemas)
+    said = {"description": node.get("description", ""), "default": node.get("default")}
     if depth > _MAX_DEPTH:
         yield Field(path, "…", is_required=required)
     elif "array_flags" in node:
-        yield Field(path, _array_type(node), "DIFFERENTIABLE" in node["array_flags"], required)
+        is_differentiable = "DIFFERENTIABLE" in node["array_flags"]
+        yield Field(path, _array_type(node), is_differentiable, required, **said)
     elif node.get("properties"):
         needed = node.get("required", ())
         for name, child in node["properties"].items():
@@ -104,17 +110,24 @@ def _walk_union(
     node: Mapping[str, Any], path: str, required: bool, schemas: Mapping[str, Any], depth: int
 ) -> Iterator[Field]:
     members = [m for m in node.get("anyOf", node.get("oneOf", ())) if m.get("type") != "null"]
+    said = {key: node[key] for key in ("description", "default") if key in node}
     if not members:
-        yield Field(path, str(node.get("type", "any")), is_required=required)
+        yield Field(path, _plain_type(node), is_required=required, **said)
     for member in members:
-        yield from _walk(member, path, required, schemas, depth + 1)
+        yield from _walk({**_resolve(member, schemas), **said}, path, required, schemas, depth + 1)
+
+
+def _plain_type(node: Mapping[str, Any]) -> str:
+    choices = node.get("enum", [node["const"]] if "const" in node else [])
+    return " | ".join(map(repr, choices)) or str(node.get("type", "any"))
 
 
 def _resolve(node: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, Any]:
     for _ in range(_MAX_DEPTH):
         if "$ref" not in node:
             break
-        node = schemas.get(node["$ref"].rsplit("/", 1)[-1], {})
+        beside = {key: value for key, value in node.items() if key != "$ref"}
+        node = {**schemas.get(node["$ref"].rsplit("/", 1)[-1], {}), **beside}
     return node
 
 
