@@ -1,6 +1,10 @@
 """A pool on a cluster of three nodes. Run by `test_ray.py`, in a network of its own."""
 
+import contextlib
+import json
 import pickle
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -8,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chainrule._errors import DefinitionError, InputError, TransportError
+from chainrule._errors import ComponentError, DefinitionError, InputError, TransportError
 from chainrule.client import Component
 from chainrule.deploy import ray as pools
 
@@ -166,6 +170,46 @@ def test_the_pool_follows_its_load(ray_cluster):
             assert time.monotonic() < deadline
             time.sleep(0.1)
         assert component.apply(point(1))["y"] == value(1)
+
+
+@contextlib.contextmanager
+def served(*arguments):
+    """The URL of `chainrule serve` on the same cluster."""
+    command = [sys.executable, "-m", "chainrule", "serve", *arguments, "--port=0", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield json.loads(process.stdout.readline())["url"]
+    finally:
+        process.terminate()
+        process.wait(30)
+        process.stdout.close()
+
+
+def test_two_servers_in_front_of_one_pool(pool, ray_cluster):
+    engine = ["--engine", "ray", "--ray-address", ray_cluster.address]
+    with served("pool:squares", *engine) as one, served("pool:squares", *engine) as two:
+        for url in (one, two):
+            with Component.from_url(url) as component:
+                assert component.name == pool.name
+                results = component.map([point(k) for k in range(20)])
+                assert [result["y"] for result in results] == [value(k) for k in range(20)]
+                x = np.arange(30_000.0) + (url == one)  # 240 kB: by reference
+                component.apply({"x": x})
+                arguments = {"x": x}, ["x", "here"], ["y"], {"y": 1.0}
+                gradient = component.vector_jacobian_product(*arguments)
+                np.testing.assert_array_equal(gradient["x"], 2 * x)
+                assert gradient["here"] == 1.0
+                with pytest.raises(ComponentError, match="mesh is empty"):
+                    component.apply(point(1) | {"action": "raise"})
+                with pytest.raises(InputError):
+                    component.apply({"x": "nothing"})
+    assert pool.apply(point(3))["y"] == value(3)  # servers leave the pool behind
+
+
+def test_a_server_with_a_pool_of_its_own(ray_cluster):
+    engine = ["--engine", "ray", "--ray-address", ray_cluster.address]
+    with served(str(SOURCE), "--workers=1", *engine) as url, Component.from_url(url) as component:
+        assert component.apply(point(5))["y"] == value(5)
 
 
 def test_handles_are_small(pool):

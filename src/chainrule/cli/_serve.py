@@ -26,6 +26,15 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_derive_hvp(parser)
     for setting, (flags, option) in _FLAGS.items():
         parser.add_argument(*flags.split(), dest=setting, **option)
+    parser.add_argument(
+        "--engine",
+        choices=("processes", "ray"),
+        default="processes",
+        help="where calls are answered; with ray, COMPONENT may be pool:NAME",
+    )
+    parser.add_argument(
+        "--ray-address", metavar="ADDRESS", help="of the cluster, with --engine ray"
+    )
 
 
 def _number(kind: type, default: float | None, help: str, metavar: str) -> dict[str, Any]:
@@ -104,9 +113,18 @@ def run(options: Namespace) -> int:
             derive_hvp=options.derive_hvp,
         ),
         on_ready=_announce_json if options.json else _announce,
+        make_pool=_make_pool(options),
         **{setting: getattr(options, setting) for setting in _FLAGS},
     )
     return 0
+
+
+def _make_pool(options: Namespace) -> Any:
+    if options.engine == "processes":
+        return None
+    from chainrule.deploy.ray import engine
+
+    return engine(options.ray_address)
 
 
 def _announce(url: str) -> None:
