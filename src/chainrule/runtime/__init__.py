@@ -3,7 +3,7 @@
     types         Array, Differentiable, ShapeDType, Float64, Int32, …
     components    component, load_component, from_command → LocalComponent
     settings      ComponentConfig, Limits, Grants
-    in a call     progress
+    in a call     progress, WithResiduals
     data          SparseArray; decode_body and encode_body turn trees with arrays into bytes
 
 Names are loaded when they are first used; nothing here imports JAX or torch. Recipes for frameworks are in
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from chainrule.runtime._config import ComponentConfig
     from chainrule.runtime._progress import progress
+    from chainrule.runtime._residuals import WithResiduals
     from chainrule.runtime._schema import (
         Array,
         ArraySpec,
@@ -72,6 +73,7 @@ __all__ = [
     "UInt16",
     "UInt32",
     "UInt64",
+    "WithResiduals",
     "component",
     "decode_body",
     "encode_body",
@@ -87,6 +89,7 @@ _HOMES = {
     **dict.fromkeys(_COMPONENTS, "chainrule.runtime._component"),
     **dict.fromkeys(_CODECS, "chainrule.runtime._codec"),
     "ComponentConfig": "chainrule.runtime._config",
+    "WithResiduals": "chainrule.runtime._residuals",
     "progress": "chainrule.runtime._progress",
 }
 

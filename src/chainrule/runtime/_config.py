@@ -43,6 +43,9 @@ class ComponentConfig:
         mlflow_tracking_uri: send metrics, parameters and artifacts to this MLflow store instead of
             local files.
         mlflow_run_extra_args: keyword arguments for `mlflow.start_run`.
+        max_residual_bytes: what `apply` leaves for its derivatives (`WithResiduals`), all calls together;
+            0 keeps nothing.
+        residual_folder: where processes of this component find each other's residuals.
         allow_references: the kinds of component references that are opened for a caller. Opening a path
             runs its code, opening an image starts a container, opening a URL sends requests: nothing is
             allowed unless it is listed here.
@@ -68,6 +71,8 @@ class ComponentConfig:
     tracing: bool = False
     mlflow_tracking_uri: str = ""
     mlflow_run_extra_args: Mapping[str, Any] = field(default_factory=dict)
+    max_residual_bytes: int = 1 << 30
+    residual_folder: Path | None = None
     allow_references: frozenset[ReferenceKind] = frozenset()
 
     def __post_init__(self) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -20,6 +22,7 @@ from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._samehost import SegmentPool, is_supported
 from chainrule.serve._bodies import Intake, place_body
 from chainrule.serve._description import description_route
+from chainrule.serve._dispatch import Dispatcher
 from chainrule.serve._endpoint import Endpoint
 from chainrule.serve._inline import ThreadPool
 from chainrule.serve._jobs import JobFront, Jobs, job_routes, to_standard_error
@@ -29,6 +32,7 @@ from chainrule.serve._page import page_routes
 from chainrule.serve._pool import ProcessPool
 from chainrule.serve._problems import PROBLEM
 from chainrule.serve._same_host import SameHostListener
+from chainrule.serve._scratch import make_scratch
 from chainrule.serve._security import BearerToken
 from chainrule.serve._service import Pool, Service
 from chainrule.serve._status import status_routes
@@ -82,6 +86,7 @@ class Server:
         self._options = options
         self._config = (config or ComponentConfig()).replace(debug=options.debug)
         self._log = None if options.log_file is None else OutputLog(options.log_file)
+        self._folders: list[Path] = []
         make_pool = make_pool or self._make_pool
         self._pools = [
             make_pool(source, self._config_of(source), options)
@@ -99,12 +104,16 @@ class Server:
             lifespan=self._lifespan, exception_handlers={HTTPException: _on_http_exception}
         )
         token = options.read_token()
-        self.app: Any = self._starlette if token is None else BearerToken(self._starlette, token)
+        self._dispatcher = Dispatcher(self._starlette)
+        self.app: Any = self._dispatcher if token is None else BearerToken(self._dispatcher, token)
 
     def _make_pool(self, source: Any, config: ComponentConfig, options: ServeOptions) -> Pool:
         limits: dict[str, Any] = {"timeout_s": options.timeout_s, "max_queue": options.max_queue}
         if options.workers == 0:
             return ThreadPool(source, config, **limits)
+        if options.workers > 1 and config.residual_folder is None:
+            self._folders.append(make_scratch("residuals", in_memory=True))
+            config = config.replace(residual_folder=self._folders[-1])
         return ProcessPool(
             source,
             config,
@@ -146,7 +155,10 @@ class Server:
         if self._options.same_host and is_supported():
             self._same_host = SameHostListener(self._targets(), debug=self._options.debug)
         await self._jobs.start(self.services)
-        self._starlette.router.routes[:] = self._routes()
+        self._starlette.router.routes[:] = routes = self._routes()
+        self._dispatcher.endpoints = {
+            route.path: route.endpoint for route in routes if isinstance(route.endpoint, Endpoint)
+        }
 
     def _place(self, body: bytes, service: Service) -> Any:
         """A body where a worker can read it."""
@@ -217,6 +229,8 @@ class Server:
         for pool in self._pools:
             await pool.stop()
         await self._jobs.stop()
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _as_sources(components: Any) -> list[Any]:

@@ -22,6 +22,7 @@ from chainrule.runtime._component._endpoints import Endpoint, evaluation_endpoin
 from chainrule.runtime._component._schema_shapes import with_abstract_eval
 from chainrule.runtime._component._schemas import Schemas
 from chainrule.runtime._config import ComponentConfig
+from chainrule.runtime._residuals import ResidualStore, handing_on_residuals
 from chainrule.runtime._runs import Run, current_run
 from chainrule.runtime._schema import ArraySpec
 
@@ -49,7 +50,8 @@ class LocalComponent:
         self.config = ComponentConfig.make(config)
         self._definition = definition
         self._schemas = Schemas(definition.input_schema, definition.output_schema)
-        implementations = _complete(definition.implementations, self._schemas, self.config)
+        given = handing_on_residuals(definition.implementations, self._residual_store)
+        implementations = _complete(given, self._schemas, self.config)
         self._endpoints: dict[str, Endpoint] = {
             name: _make_endpoint(name, implementations[name].function, self._schemas, self.config)
             for name in ENDPOINTS
@@ -58,6 +60,10 @@ class LocalComponent:
         self.capabilities: Mapping[str, Capability] = {
             name: self._capability(name, implementations.get(name)) for name in ENDPOINTS
         }
+
+    def _residual_store(self) -> ResidualStore:
+        folder = self.config.residual_folder
+        return ResidualStore(max_bytes=self.config.max_residual_bytes, folder=folder)
 
     @property
     def name(self) -> str:
@@ -124,6 +130,11 @@ class LocalComponent:
     def __repr__(self) -> str:
         endpoints = ", ".join(self._endpoints)
         return f"<LocalComponent {self.name} {self.version}: {endpoints}>"
+
+    def _repr_html_(self) -> str:
+        from chainrule.runtime._component._summary import summary_html
+
+        return summary_html(self.openapi_schema, "in this process")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the author's own function, with nothing in between."""

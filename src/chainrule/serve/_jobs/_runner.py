@@ -14,7 +14,6 @@ import hashlib
 import logging
 import shutil
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -34,6 +33,7 @@ from chainrule.serve._jobs._record import JobRecord, State
 from chainrule.serve._jobs._store import JobStore
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._problems import problem_reply
+from chainrule.serve._scratch import make_scratch
 from chainrule.serve._service import Service
 
 __all__ = ["Jobs"]
@@ -63,7 +63,7 @@ class Jobs:
         self._options = options
         self._place = place
         self._pass_on = pass_on
-        self._temporary: str | None = None
+        self._temporary: Path | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="chainrule-jobs")
         self._live: dict[str, LiveJob] = {}
         self._lanes: dict[str, _Lane] = {}
@@ -90,8 +90,7 @@ class Jobs:
     def _open(self) -> JobStore:
         folder = self._options.jobs_folder
         if folder is None:
-            self._temporary = tempfile.mkdtemp(prefix="chainrule-jobs-")
-            folder = Path(self._temporary)
+            folder = self._temporary = make_scratch("jobs")
         return JobStore(
             folder,
             retention_s=self._options.job_retention_s,
