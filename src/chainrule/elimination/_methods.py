@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import jax
 
 from chainrule._errors import CapabilityError
-from chainrule._jaxpr import hidden_batch_size
+from chainrule._jaxpr import hidden_batch_size, walk
 from chainrule.elimination._calibration import Prices, prices
 from chainrule.elimination._compressed import colour, has_asdex
 from chainrule.elimination._counting import count_operations
@@ -87,8 +87,10 @@ def candidates(
     if compiled and _fits_a_kernel(traced, eliminated):
         found.append(offer.candidate("elimination", eliminated, "native", multiplications=muls))
     for method, directions in (("jacrev", offer.rows), ("jacfwd", offer.columns)):
-        work = sweep_work(graph, directions, reverse=method == "jacrev")
-        found.append(offer.candidate(method, work, sweeps=directions))
+        reverse = method == "jacrev"
+        if _can_sweep(graph, reverse=reverse):
+            work = sweep_work(graph, directions, reverse=reverse)
+            found.append(offer.candidate(method, work, sweeps=directions))
     found.sort(key=lambda candidate: candidate.estimated_s)
     if detect or found[0].estimated_s > _WORTH_DETECTING_S:
         found += offer.compressed(graph)
@@ -103,6 +105,12 @@ def pays_native(traced: Traced, order: tuple[int, ...]) -> bool:
     offer = _Offer.of(traced)
     native = offer.candidate("elimination", work, "native")
     return native.estimated_s < offer.candidate("elimination", work).estimated_s
+
+
+def _can_sweep(graph: Graph, *, reverse: bool) -> bool:
+    """Whether JAX can: it cannot reverse a `while`, nor push through a rule that only pulls back."""
+    names = {site.equation.primitive.name for site in walk(graph.program)}
+    return "while" not in names if reverse else not any("custom_vjp" in name for name in names)
 
 
 def is_being_compiled(traced: Traced) -> bool:
@@ -180,6 +188,8 @@ class _Offer:
             ValueError,
             jax.errors.JAXTypeError,
         ):
+            return []
+        if not _can_sweep(graph, reverse=plan.reverse):
             return []
         work = sweep_work(graph, plan.count, reverse=plan.reverse)
         gathered = Work(arithmetic=4.0 * len(plan.rows), kernels=2.0)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from chainrule._errors import InputError
-from chainrule._jaxpr import evaluate, trace_avals
+from chainrule._jaxpr import close_program, evaluate, trace_avals
 from chainrule.elimination._compressed import compressed_jacobian
 from chainrule.elimination._linearize import Traced, linearize_traced
 from chainrule.elimination._native import NativeUnavailableError, native_function
@@ -111,6 +111,11 @@ def _run_native(traced: Traced, order: tuple[int, ...], wants_value: bool) -> Ou
         return leaves
 
     program = trace_avals(flat, [jax.typeof(operand) for operand in traced.operands])
+    operands = list(traced.operands)
     if any(isinstance(const, jax.core.Tracer) for const in program.consts):
-        raise NativeUnavailableError("The function closes over values that are being traced.")
-    return jax.tree.unflatten(trees[-1], native_function(program)(*traced.operands))
+        # What the function closes over is being traced too: to the kernel these are inputs.
+        operands = [*program.consts, *operands]
+        jaxpr = program.jaxpr
+        variables = (*jaxpr.constvars, *jaxpr.invars)
+        program = close_program(variables, jaxpr.outvars, jaxpr.eqns, like=jaxpr)
+    return jax.tree.unflatten(trees[-1], native_function(program)(*operands))

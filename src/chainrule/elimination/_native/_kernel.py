@@ -28,8 +28,6 @@ _registered: dict[str, CompiledModule] = {}
 
 def may_be_native(program: ClosedJaxpr, *, batched: bool) -> bool:
     """Whether it is worth trying to make a kernel of a program, without making it."""
-    if any(isinstance(const, jax.core.Tracer) for const in program.consts):
-        return False
     if jax.default_backend() != "cpu":
         scalars = (*program.in_avals, *program.out_avals)
         return jax.default_backend() == "gpu" and batched and not any(a.shape for a in scalars)

@@ -1,7 +1,7 @@
-"""The Jacobian of a JAX function, by forward mode, reverse mode or vertex elimination.
+"""The Jacobian of a JAX function, by forward mode, reverse mode, elimination or compressed products.
 
-Forward or reverse is decided by counting elements, which is right and free. Whether elimination beats both
-depends on what XLA makes of it, so that is measured, when asked for, once per program and shapes.
+`chainrule.elimination` estimates what each would take on this machine and takes the best. Estimates can be
+wrong; what is really fastest is measured, when asked for, once per program and shapes.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ def jax_jacobian(
         inputs: the endpoint's inputs, a model or nested mappings.
         jac_inputs: paths of the inputs.
         jac_outputs: paths of the outputs.
-        mode: how to accumulate. `"auto"` takes forward or reverse mode, whichever needs fewer passes;
-            `"elimination"` is `chainrule.elimination`; `"measure"` compiles all three at the first call
-            with these shapes, times them and keeps the fastest.
+        mode: how to accumulate. `"auto"` takes what `chainrule.elimination.jacobian` estimates to be
+            fastest: forward or reverse mode, vertex elimination, or products compressed by colouring.
+            `"measure"` compiles forward, reverse and elimination at the first call with these shapes, times
+            them and keeps the fastest.
 
     Returns:
         `{output path: {input path: array of output shape + input shape}}`.
@@ -117,7 +118,7 @@ def _size(arrays: Mapping[str, Any]) -> int:
 def _jacobian(selection: Selection, mode: Mode, arrays: Any) -> Any:
     narrowed = narrow(selection, arrays)
     outputs, (exact, _) = jax.eval_shape(narrowed.function, narrowed.primals)
-    if mode == "auto":
+    if mode == "auto" and _is_complex(narrowed.primals, outputs):
         mode = choose_mode(narrowed.primals, outputs)
     blocks = _accumulate(narrowed, mode, outputs) if narrowed.primals and outputs else {}
     everything = narrowed.primals | narrowed.exact
@@ -132,11 +133,17 @@ def _jacobian(selection: Selection, mode: Mode, arrays: Any) -> Any:
     }
 
 
-def _accumulate(narrowed: Narrowed, mode: Mode, outputs: Mapping[str, Any]) -> Any:
-    if mode == "elimination":
-        from chainrule.elimination import jacobian as eliminate
+def _is_complex(*sides: Mapping[str, Any]) -> bool:
+    return any(jnp.iscomplexobj(array) for side in sides for array in side.values())
 
-        return eliminate(lambda primals: narrowed.function(primals)[0])(narrowed.primals)
+
+def _accumulate(narrowed: Narrowed, mode: Mode, outputs: Mapping[str, Any]) -> Any:
+    if mode in ("auto", "elimination"):
+        from chainrule.elimination import jacobian
+
+        return jacobian(lambda primals: narrowed.function(primals)[0], method=mode)(
+            narrowed.primals
+        )
     transform = jax.jacfwd if mode == "forward" else jax.jacrev
     holomorphic = all(
         jnp.iscomplexobj(array) for array in (*narrowed.primals.values(), *outputs.values())
