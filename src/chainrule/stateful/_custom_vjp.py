@@ -49,8 +49,24 @@ class CustomVjp(Transformation):
         fwd, bwd = self._rules
         call = Call(kwargs)
         selection = Selection(call, self._mask)
-        primal = selection.as_argument(self._fun)
-        forward = selection.as_argument(fwd)
+
+        def explicit(function: Callable[..., Any]) -> Callable[..., Any]:
+            """The pure function of `(*args, selected if any, all values)`.
+
+            JAX gives a rule no access to values that are differentiated around it: none may be closed over.
+            """
+            pure = call.pure(function)
+
+            def run(*args: Any) -> Any:
+                *rest, values = args
+                if selection.is_given:
+                    *rest, tree = rest
+                    values = selection.merge(tree, values)
+                return pure(values, *rest)
+
+            return run
+
+        primal, forward = explicit(self._fun), explicit(fwd)
 
         def rule_forward(*args: Any) -> Any:
             (result, residuals), values = forward(*args)
@@ -59,11 +75,11 @@ class CustomVjp(Transformation):
         def rule_backward(*args: Any) -> Any:
             # The cotangents of written parameters are dropped: a rule speaks about the result only.
             *nondiff_and_residuals, (cotangent, _) = args
-            return bwd(*nondiff_and_residuals, cotangent)
+            return (*bwd(*nondiff_and_residuals, cotangent), None)
 
         function = jax.custom_vjp(primal, nondiff_argnums=self._nondiff)
         function.defvjp(rule_forward, rule_backward)
-        result, values = function(*selection.arguments(args))
+        result, values = function(*selection.arguments(args), call.values)
         return call.finish(result, values)
 
 

@@ -50,9 +50,9 @@ class Selection:
                 tree[name][path[len(name) + 1 :]] = values[slot]
         return {name: entry for name, entry in tree.items() if not _is_empty(entry)}
 
-    def merge(self, tree: Tree) -> list[Any]:
-        """The values of all slots, with the selected ones taken from a tree."""
-        values = list(self._call.values)
+    def merge(self, tree: Tree, others: Sequence[Any] | None = None) -> list[Any]:
+        """The values of all slots: the selected ones from a tree, the others as given or as they are."""
+        values = list(self._call.values if others is None else others)
         for slot in self._slots:
             path = self._call.plan.paths[slot]
             name = keyword_of(path)
