@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from chainrule._errors import ChainruleError, DefinitionError, InputError, TransportError
 from chainrule.client import Ticket, Transport
+from chainrule.client._facts import endpoints_of
 from chainrule.deploy._pool._affinity import Affinity, fingerprint
 from chainrule.deploy._pool._dispatch import Dispatcher, Slot
 from chainrule.deploy._pool._replica import Replica, ReplicaLostError
@@ -62,6 +63,7 @@ class PoolTransport(Transport):
         self._dispatcher = Dispatcher(depth, startup_timeout_s)
         self._affinity = Affinity()
         self._document: dict[str, Any] | None = None
+        self._gives_gradients = False
         self._failure: ChainruleError | None = None
         self._minders: list[threading.Thread] = []
         self._repeated = 0
@@ -223,7 +225,7 @@ class PoolTransport(Transport):
 
     def has_homes(self, endpoint: str) -> bool:
         """Whether it matters which replica answers an endpoint."""
-        return self._affinity.concerns(endpoint)
+        return self._gives_gradients and self._affinity.concerns(endpoint)
 
     def _point(self, endpoint: str, payload: Mapping[str, Any]) -> bytes | None:
         return fingerprint(payload.get("inputs")) if self.has_homes(endpoint) else None
@@ -267,6 +269,7 @@ class PoolTransport(Transport):
                 continue
             failures = 0
             self._document = self._document or document
+            self._gives_gradients = "vector_jacobian_product" in endpoints_of(document)
             self._dispatcher.mark_up(slot)
             slot.changed.wait()
             slot.changed.clear()
