@@ -98,5 +98,10 @@ def test_components_that_no_worker_can_be_given():
 
 
 async def _start(app):
-    async with app.router.lifespan_context(app):
-        pass
+    async def receive():
+        return {"type": "lifespan.startup"}
+
+    async def send(message):
+        assert message["type"] == "lifespan.startup.failed"
+
+    await app({"type": "lifespan"}, receive, send)

@@ -20,6 +20,7 @@ from chainrule._errors import DefinitionError
 from chainrule.runtime._component import LocalComponent
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._samehost import SegmentPool, is_supported
+from chainrule.serve._access import AccessLog
 from chainrule.serve._bodies import Intake, place_body
 from chainrule.serve._description import description_route
 from chainrule.serve._dispatch import Dispatcher
@@ -84,7 +85,9 @@ class Server:
         make_pool: MakePool | None = None,
     ) -> None:
         self._options = options
-        self._config = (config or ComponentConfig()).replace(debug=options.debug)
+        self._config = (config or ComponentConfig()).replace(
+            debug=options.debug, log_format=options.log_format, traces_to=options.traces_to or ""
+        )
         self._log = None if options.log_file is None else OutputLog(options.log_file)
         self._folders: list[Path] = []
         make_pool = make_pool or self._make_pool
@@ -106,6 +109,8 @@ class Server:
         token = options.read_token()
         self._dispatcher = Dispatcher(self._starlette)
         self.app: Any = self._dispatcher if token is None else BearerToken(self._dispatcher, token)
+        if options.access_log:
+            self.app = AccessLog(self.app)
 
     def _make_pool(self, source: Any, config: ComponentConfig, options: ServeOptions) -> Pool:
         limits: dict[str, Any] = {"timeout_s": options.timeout_s, "max_queue": options.max_queue}

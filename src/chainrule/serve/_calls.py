@@ -66,6 +66,12 @@ class Call:
     traceparent: str | None = None
     watcher: Watcher | None = None
 
+    def with_body(self, body: Any) -> Call:
+        """The same call with a body; `replace` would take as long as all the rest of a small call."""
+        call = object.__new__(Call)
+        call.__dict__.update(self.__dict__, body=body)
+        return call
+
     @property
     def texts(self) -> tuple[str | None, ...]:
         """What the caller says about the body."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from chainrule._errors import ChainruleError, DecodeError
@@ -72,7 +71,7 @@ class Desk:
             if key is not None:
                 body = self._body(message, key)
                 in_use = weakref.ref(body)
-                call = replace(call, body=body)
+                call = call.with_body(body)
                 del body
             reply = answerer.answer(call.check())
             self._is_running = False

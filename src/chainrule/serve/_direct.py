@@ -34,7 +34,7 @@ _TELL_EVERY_S = 0.2
 _MAX_TALLY = 256
 # What a worker understands. A message that says more is left to the server.
 _UNDERSTOOD = frozenset(
-    ("path", "number", "content_type", "accept", "run_id", "release", "segment", "op")
+    ("path", "number", "content_type", "accept", "run_id", "traceparent", "release", "segment")
 )
 
 
@@ -190,6 +190,7 @@ class DirectClients:
             content_type=header.get("content_type") or "",
             accept=header.get("accept"),
             run_id=header.get("run_id"),
+            traceparent=header.get("traceparent"),
         )
         return self._desk.answer(self._answerer, call, message, key)
 

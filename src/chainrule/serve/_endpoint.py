@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl
 
 from chainrule._errors import ChainruleError, InputError
 from chainrule.runtime._samehost import SegmentPool
+from chainrule.serve._access import RUN_ID
 from chainrule.serve._bodies import (
     Disconnected,
     Intake,
@@ -74,13 +75,13 @@ class Endpoint:
         try:
             nbytes = declared_length(_text(headers.get(b"content-length")), max_bytes)
             query = _query(scope["query_string"])
-            call = self._call(headers, query).check()
+            call = self._call(headers, query, scope.get(RUN_ID)).check()
             if b"idempotency-key" in headers or "wait" in query:
                 await self._take_on(call, headers, query, nbytes, receive, send)
                 return
             with self._intake.room_for(max_bytes if nbytes is None else nbytes):
-                body = await self._read(receive, nbytes)
-                reply = await self._answer(replace(call, body=body), receive)
+                call = call.with_body(await self._read(receive, nbytes))
+                reply = await self._answer(call, receive)
         except Disconnected:
             return
         except ChainruleError as error:
@@ -126,14 +127,16 @@ class Endpoint:
             forget=self._service.pool.forget_segment,
         )
 
-    def _call(self, headers: Mapping[bytes, bytes], query: Mapping[str, str]) -> Call:
+    def _call(
+        self, headers: Mapping[bytes, bytes], query: Mapping[str, str], run_id: str | None
+    ) -> Call:
         return Call(
             self._name,
             b"",
             content_type=_text(headers.get(b"content-type")) or "",
             content_encoding=(_text(headers.get(b"content-encoding")) or "").strip().lower(),
             accept=_text(headers.get(b"accept")),
-            run_id=query.get("run_id"),
+            run_id=query.get("run_id", run_id),
             traceparent=_text(headers.get(b"traceparent")),
         )
 

@@ -75,6 +75,7 @@ class _Runner(uvicorn.Server):
             ssl_certfile=options.tls_certificate,
             ssl_keyfile=options.tls_key,
             server_header=False,
+            proxy_headers=False,  # nothing here depends on who called
         )
         super().__init__(config)
         self._server = server

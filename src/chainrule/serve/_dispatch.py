@@ -1,0 +1,35 @@
+"""The application as a web server calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+__all__ = ["Dispatcher"]
+
+Application = Callable[..., Awaitable[None]]
+
+
+class Dispatcher:
+    """Calls of a component go straight to their endpoint, everything else through the router.
+
+    A router looks at one route after the other, and what it adds to a request (middleware, exception
+    handlers) endpoints do not need: they answer every error themselves.
+
+    Args:
+        router: answers everything else.
+
+    Attributes:
+        endpoints: path → what answers `POST` there.
+    """
+
+    def __init__(self, router: Application) -> None:
+        self._router = router
+        self.endpoints: dict[str, Application] = {}
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        """Answer one request."""
+        application = self._router
+        if scope["type"] == "http" and scope["method"] == "POST" and not scope.get("root_path"):
+            application = self.endpoints.get(scope["path"], application)
+        await application(scope, receive, send)
