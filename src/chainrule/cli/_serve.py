@@ -12,6 +12,7 @@ from typing import Any
 
 from chainrule.cli._arguments import add_derive_hvp, add_folders
 from chainrule.runtime._config import ComponentConfig
+from chainrule.runtime._log_format import log_handler
 from chainrule.serve import ServeOptions, serve
 
 __all__ = ["add_arguments", "run"]
@@ -85,6 +86,15 @@ _FLAGS: dict[str, tuple[str, dict[str, Any]]] = {
     "tls_certificate": ("--tls-certificate", _path("for HTTPS")),
     "tls_key": ("--tls-key", _path("for HTTPS")),
     "log_file": ("--log-file", _path("for the output of worker processes, rotated at 10 MiB")),
+    "log_format": (
+        "--log-format",
+        {"choices": ("text", "json"), "default": "text", "help": "of log lines"},
+    ),
+    "access_log": ("--access-log", _on("log one line per request, without its data")),
+    "traces_to": (
+        "--traces",
+        {"metavar": "URL|FILE", "help": "OpenTelemetry spans: OTLP collector or JSON lines"},
+    ),
     "same_host": ("--no-same-host", _off("offer no shared memory to clients of this host")),
     "jobs_folder": (
         "--jobs-folder",
@@ -104,7 +114,7 @@ _FLAGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def run(options: Namespace) -> int:
     """Serve until a signal."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
+    logging.basicConfig(level=logging.INFO, handlers=[log_handler(options.log_format)])
     serve(
         options.components,
         config=ComponentConfig(

@@ -24,6 +24,7 @@ from chainrule.client._server import JobInfo, Server
 from chainrule.client._server_jobs import ServerJob
 from chainrule.client._transport import Ticket, Transport
 from chainrule.runtime._codec import encode_body, encode_frames
+from chainrule.runtime._tracing import current_traceparent, is_traced, span
 
 __all__ = ["HttpTransport"]
 
@@ -119,14 +120,28 @@ class HttpTransport(Transport):
         run_id: str | None = None,
         ticket: Ticket | None = None,
     ) -> Any:
-        """Ask an endpoint of the served component."""
+        """Ask an endpoint of the served component; the caller's trace, if there is one, goes on there."""
         ticket = ticket or Ticket()
+        if not is_traced():
+            return self._call(endpoint, payload, run_id, ticket, {})
+        facts = {"server.address": str(self._pool.origin), "chainrule.endpoint": endpoint}
+        with span(f"call {endpoint}", kind="CLIENT", attributes=facts):
+            return self._call(endpoint, payload, run_id, ticket, _trace_headers())
+
+    def _call(
+        self,
+        endpoint: str,
+        payload: Mapping[str, Any],
+        run_id: str | None,
+        ticket: Ticket,
+        trace: Mapping[str, str],
+    ) -> Any:
         dialect = self._agree()
         path = f"{self._base}/{quote(endpoint)}"
-        answer = self._share(path, payload, run_id, ticket)
+        answer = self._share(path, payload, run_id, ticket, trace)
         if answer is None:
             pieces = encode_body(payload, format=dialect.body_format)
-            headers = {**self._headers, "Content-Type": dialect.content_type}
+            headers = {**self._headers, **trace, "Content-Type": dialect.content_type}
             if dialect.accept is not None:
                 headers["Accept"] = dialect.accept
             target = path if run_id is None else f"{path}?run_id={quote(run_id, safe='')}"
@@ -143,6 +158,7 @@ class HttpTransport(Transport):
         headers = {
             **self._headers,
             "Content-Type": dialect.content_type,
+            **_trace_headers(),
             # The key makes it safe to send the request again when the connection breaks.
             "Idempotency-Key": secrets.token_hex(16),
         }
@@ -173,13 +189,18 @@ class HttpTransport(Transport):
         )
 
     def _share(
-        self, path: str, payload: Mapping[str, Any], run_id: str | None, ticket: Ticket
+        self,
+        path: str,
+        payload: Mapping[str, Any],
+        run_id: str | None,
+        ticket: Ticket,
+        trace: Mapping[str, str],
     ) -> Answer | None:
         """The answer through shared memory; `None` where there is no such way, or not any more."""
         same_host = self._same_host
         if same_host is None:
             return None
-        header: dict[str, Any] = {"path": path.removeprefix(self._server_base)}
+        header: dict[str, Any] = {"path": path.removeprefix(self._server_base), **trace}
         if run_id is not None:
             header["run_id"] = run_id
         body = encode_frames(payload)
@@ -248,6 +269,11 @@ class HttpTransport(Transport):
             ticket.pause(min(wait_s, _MAX_PAUSE_S))
             pause_s *= 2
         raise AssertionError("the last attempt returns or raises")
+
+
+def _trace_headers() -> dict[str, str]:
+    traceparent = current_traceparent() if is_traced() else None
+    return {} if traceparent is None else {"traceparent": traceparent}
 
 
 def _parse_url(url: str, verify: bool | ssl.SSLContext) -> tuple[Origin, str]:

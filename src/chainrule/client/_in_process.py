@@ -8,6 +8,7 @@ from typing import Any
 from chainrule.client._transport import Ticket, Transport
 from chainrule.runtime import LocalComponent
 from chainrule.runtime._runs import Run
+from chainrule.runtime._tracing import is_traced, span
 
 __all__ = ["InProcessTransport"]
 
@@ -43,7 +44,10 @@ class InProcessTransport(Transport):
     ) -> Any:
         """Call the endpoint in the calling thread; it cannot be broken off."""
         run = None if run_id is None else Run(self.local.config, run_id=run_id)
-        return self.local.call(endpoint, payload, run=run)
+        if not is_traced():
+            return self.local.call(endpoint, payload, run=run)
+        with span(f"{self.local.name} {endpoint}", kind="INTERNAL"):
+            return self.local.call(endpoint, payload, run=run)
 
     def health(self) -> dict[str, Any]:
         """Always well: we are running."""

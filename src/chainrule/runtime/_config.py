@@ -40,6 +40,10 @@ class ComponentConfig:
         debug: let tracebacks out to remote callers.
         profiling: log a profile of every endpoint call.
         tracing: log the arguments and results of every call, arrays abbreviated.
+        log_format: `text`, or `json` for one object per line with the id of the run; where the component is
+            served.
+        traces_to: where OpenTelemetry spans go, where the component is served: the address of an OTLP
+            collector or a file.
         mlflow_tracking_uri: send metrics, parameters and artifacts to this MLflow store instead of
             local files.
         mlflow_run_extra_args: keyword arguments for `mlflow.start_run`.
@@ -69,6 +73,8 @@ class ComponentConfig:
     debug: bool = False
     profiling: bool = False
     tracing: bool = False
+    log_format: Literal["text", "json"] = "text"
+    traces_to: str = ""
     mlflow_tracking_uri: str = ""
     mlflow_run_extra_args: Mapping[str, Any] = field(default_factory=dict)
     max_residual_bytes: int = 1 << 30

@@ -19,6 +19,7 @@ from chainrule.runtime._codec import (
 )
 from chainrule.runtime._component import LocalComponent
 from chainrule.runtime._runs import Run
+from chainrule.runtime._tracing import is_traced, span
 from chainrule.serve._calls import Call, Facts, Reply
 from chainrule.serve._checking import CHECK_GRADIENTS, can_check, run_check
 from chainrule.serve._problems import problem_reply
@@ -60,6 +61,17 @@ class Answerer:
 
     def answer(self, call: Call) -> Reply:
         """Decode, compute, encode. Whatever goes wrong becomes a problem reply."""
+        if not is_traced(call.traceparent):
+            return self._reply(call)
+        facts = {"chainrule.component": self._component.name, "chainrule.endpoint": call.endpoint}
+        name = f"{self._component.name} {call.endpoint}"
+        with span(name, kind="SERVER", parent=call.traceparent, attributes=facts) as current:
+            reply = self._reply(call)
+            if current is not None:
+                current.set_attribute("http.response.status_code", reply.status)
+            return reply
+
+    def _reply(self, call: Call) -> Reply:
         try:
             return self._answer(call)
         except ChainruleError as error:

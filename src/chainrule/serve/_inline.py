@@ -16,6 +16,7 @@ from chainrule.serve._following import following_in_thread
 from chainrule.serve._lease import Client
 from chainrule.serve._lending import Lending
 from chainrule.serve._pool import Counters, WorkerState
+from chainrule.serve._preparing import prepare
 from chainrule.serve._thread import WorkerThread
 from chainrule.serve._traffic import Traffic
 
@@ -63,7 +64,9 @@ class ThreadPool:
         return self._answerer.facts
 
     def _load(self) -> Any:
-        return load_component(self._source, config=self._config)
+        component = load_component(self._source, config=self._config)
+        prepare(component)
+        return component
 
     def _run(self, call: Call, future: asyncio.Future[Reply]) -> None:
         if not future.cancelled():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from chainrule._errors import DefinitionError
 
@@ -32,6 +33,10 @@ class ServeOptions:
         log_file: where the output of worker processes goes, rotated at 10 MiB; the server's own error
             stream when not given.
         same_host: offer shared memory to clients of the same host and user.
+        log_format: `text`, or `json` for one object per line, with the run id.
+        access_log: log one line per request, without its data.
+        traces_to: where spans go: the address of an OTLP collector, or a file for JSON lines. Callers'
+            traces are joined, and handed on, in any case.
         jobs_folder: where jobs are kept, so that the next server finds them again; a temporary folder that
             goes with the server when not given.
         job_retention_s: how long the result of a job is kept.
@@ -59,6 +64,9 @@ class ServeOptions:
     startup_timeout_s: float = 300.0
     log_file: Path | None = None
     same_host: bool = True
+    log_format: Literal["text", "json"] = "text"
+    access_log: bool = False
+    traces_to: str | None = None
     jobs_folder: Path | None = None
     job_retention_s: float = 7 * 24 * 3600.0
     max_job_bytes: int = 10 << 30

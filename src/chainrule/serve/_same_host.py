@@ -197,6 +197,7 @@ class _Connection:
                 content_type=header.get("content_type") or "",
                 accept=header.get("accept"),
                 run_id=header.get("run_id"),
+                traceparent=header.get("traceparent"),
             ).check()
             return self._store(await service.pool.call(call)), is_held
         except ChainruleError as error:

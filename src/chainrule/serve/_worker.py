@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import logging
 import os
 import pickle
 import signal
@@ -30,8 +29,8 @@ from chainrule.serve._calls import Call, Reply
 from chainrule.serve._desk import Desk, StoredReply
 from chainrule.serve._direct import DirectClients
 from chainrule.serve._following import following
+from chainrule.serve._preparing import prepare, show_log
 from chainrule.serve._problems import problem_reply
-from chainrule.serve._residual_reuse import reuse_residuals
 
 _PR_SET_PDEATHSIG = 1
 
@@ -64,8 +63,9 @@ class Worker:
             self._slot = CallSlot(message.descriptors[0])
         try:
             source, config = pickle.loads(message.body)
+            show_log(config)
             component = load_component(source, config=config)
-            reuse_residuals(component)
+            prepare(component)
             answerer = Answerer(component)
             reply = Reply(200, "application/json", [orjson.dumps(asdict(answerer.facts))])
             self._send(self._desk.store(reply))
@@ -144,23 +144,12 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _show_own_log() -> None:
-    """Let what Chainrule has to say out; the author's loggers stay as the author sets them."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
-    log = logging.getLogger("chainrule")
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    log.propagate = False
-
-
 def main(descriptor: int) -> None:
     """Run a worker on one end of a socket pair."""
     _die_with_parent()
     os.set_inheritable(descriptor, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(2, 1)  # what the author prints is a log, not output of the server
-    _show_own_log()
     worker = Worker(socket.socket(fileno=descriptor))
     answerer = worker.load()
     if answerer is not None:

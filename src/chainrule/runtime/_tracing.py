@@ -1,0 +1,123 @@
+"""Places in a distributed trace: `traceparent` comes in with a call and goes out with the calls it makes.
+
+Spans are made where somebody in this process uses OpenTelemetry, be it the author, the operator's
+`opentelemetry-instrument` or `export_spans`. Where nobody does, nothing is imported and nothing is recorded,
+but the place in the trace is still handed on, so that a component without OpenTelemetry in the middle of a
+pipeline does not tear the trace apart.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal
+
+from chainrule._errors import DefinitionError
+
+__all__ = ["current_traceparent", "export_spans", "is_traced", "span"]
+
+Kind = Literal["SERVER", "CLIENT", "INTERNAL"]
+
+_passed_on: ContextVar[str | None] = ContextVar("traceparent", default=None)
+_TRACE = "opentelemetry.trace"
+
+
+def is_traced(parent: str | None = None) -> bool:
+    """Whether there is anything to do: somebody records spans here, or a place has to be handed on."""
+    return parent is not None or _TRACE in sys.modules or _passed_on.get() is not None
+
+
+@contextmanager
+def span(
+    name: str,
+    *,
+    kind: Kind,
+    parent: str | None = None,
+    attributes: Mapping[str, str] | None = None,
+) -> Iterator[Any]:
+    """Record what happens inside as a span, if anybody records spans.
+
+    Args:
+        name: of the span.
+        kind: whether somebody is called, calls, or neither.
+        parent: the caller's `traceparent`; the current span of this process when not given.
+        attributes: small facts, never data.
+
+    Yields:
+        The span, or `None`.
+    """
+    trace = sys.modules.get(_TRACE)
+    if trace is None:
+        token = _passed_on.set(parent or _passed_on.get())
+        try:
+            yield None
+        finally:
+            _passed_on.reset(token)
+        return
+    context = None if parent is None else _propagator().extract({"traceparent": parent})
+    tracer = trace.get_tracer("chainrule")
+    with tracer.start_as_current_span(
+        name, context=context, kind=trace.SpanKind[kind], attributes=dict(attributes or {})
+    ) as current:
+        yield current
+
+
+def current_traceparent() -> str | None:
+    """The present place in the trace, for a call that goes out; `None` outside of any."""
+    if _TRACE in sys.modules:
+        carrier: dict[str, str] = {}
+        _propagator().inject(carrier)
+        if "traceparent" in carrier:
+            return carrier["traceparent"]
+    return _passed_on.get()
+
+
+def _propagator() -> Any:
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator()
+
+
+def export_spans(destination: str, service: str) -> None:
+    """Record spans of this process from now on.
+
+    Args:
+        destination: address of an OTLP collector (`http://…/v1/traces`), or a file that gets one JSON
+            object per line.
+        service: name under which they appear.
+
+    Raises:
+        DefinitionError: the packages are not installed (`tracing_missing`).
+    """
+    try:
+        from opentelemetry import trace
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+
+        provider = TracerProvider(resource=Resource.create({"service.name": service}))
+        provider.add_span_processor(_processor(destination))
+    except ModuleNotFoundError as error:
+        raise DefinitionError(
+            f"Traces need the package {error.name!r}: pip install 'chainrule[traces]'.",
+            code="tracing_missing",
+        ) from error
+    trace.set_tracer_provider(provider)
+
+
+def _processor(destination: str) -> Any:
+    from opentelemetry.sdk.trace.export import (
+        BatchSpanProcessor,
+        ConsoleSpanExporter,
+        SimpleSpanProcessor,
+    )
+
+    if destination.startswith(("http://", "https://")):
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+        return BatchSpanProcessor(OTLPSpanExporter(endpoint=destination))
+    file = open(destination, "a", encoding="utf-8")  # noqa: SIM115 - as long as the process
+    return SimpleSpanProcessor(
+        ConsoleSpanExporter(out=file, formatter=lambda one: one.to_json(indent=None) + "\n")
+    )
