@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from chainrule._errors import ChainruleError, DefinitionError, InputError, TransportError
 from chainrule.client import Ticket, Transport
-from chainrule.client._facts import endpoints_of
 from chainrule.deploy._pool._affinity import Affinity, fingerprint
 from chainrule.deploy._pool._dispatch import Dispatcher, Slot
 from chainrule.deploy._pool._replica import Replica, ReplicaLostError
+from chainrule.runtime._component._document import endpoints_of
 
 __all__ = ["PoolTransport"]
 
