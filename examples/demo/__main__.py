@@ -13,8 +13,9 @@ import numpy as np
 import optax
 from rich.console import Console
 from rich.progress import Progress
+from rich.table import Table
 
-from chainrule import apply_component, save_intermediates, sow
+from chainrule import apply_component, save_intermediates, sow, view
 from examples.demo import _report
 from examples.demo._programs import Programs, started
 
@@ -22,6 +23,12 @@ jax.config.update("jax_enable_x64", True)
 
 COPPER_BUDGET = 3.0  # W/(m·K), averaged over the board
 PATCHES = 9
+
+_NEXT = """
+Next:
+  read      examples/demo/__main__.py: the pipeline is ten lines; change COPPER_BUDGET and run again
+  click     .venv/bin/chainrule serve examples/demo/layout/component.py, then open http://127.0.0.1:8000
+  package   .venv/bin/chainrule init my_program: your own, from a template"""
 
 
 def starting_design() -> dict[str, jax.Array]:
@@ -110,11 +117,8 @@ def main() -> None:
     finally:
         programs_context.__exit__(None, None, None)
     plot, page = _report.write(result, options.output)
-    console.print(f"\nplot    {plot.resolve()}\nreport  {page.resolve()}")
-    console.print(
-        "\nNext: read examples/demo/__main__.py (the pipeline is ten lines), "
-        "change COPPER_BUDGET and run again, or package your own program: chainrule init --help"
-    )
+    console.print(f"\nplot    {plot.resolve()}\nreport  {page.resolve()}", soft_wrap=True)
+    console.print(_NEXT, soft_wrap=True, highlight=False)
 
 
 def study(programs: Programs, steps: int, console: Console) -> _report.Result:
@@ -124,21 +128,39 @@ def study(programs: Programs, steps: int, console: Console) -> _report.Result:
         return run_pipeline(programs, design)[0]
 
     design = starting_design()
+    _introduce(programs, console)
     chain, differences = check_gradient(cost, design)
-    console.print(f"gradient check: chain rule {chain:.10g}, differences {differences:.10g}")
+    apart = abs(chain - differences) / abs(differences)
+    console.print(
+        f"gradient  {chain:.8g} by the chain rule, {differences:.8g} by differences: {apart:.0e} apart"
+    )
     began = time.perf_counter()
     best, costs = optimise(cost, design, steps)
-    seconds = time.perf_counter() - began
-    console.print(f"cost {costs[0]:.4g} → {costs[-1]:.4g} in {steps} steps, {seconds:.1f} s")
-    return _report.Result(
+    result = _report.Result(
         before=run_pipeline(programs, design)[1],
         after=run_pipeline(programs, best)[1],
         costs=costs,
         flow=gradient_flow(cost, best),
         check=(chain, differences),
-        seconds=seconds,
+        seconds=time.perf_counter() - began,
         compiler=programs.compiler,
+        picture=view.pipeline(cost, design).svg(),
     )
+    console.print(
+        f"cost      {costs[0]:.4g} → {costs[-1]:.4g} in {steps} steps, {result.seconds:.1f} s"
+    )
+    for name, change in result.headlines().items():
+        console.print(f"{name}: {change}")
+    return result
+
+
+def _introduce(programs: Programs, console: Console) -> None:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_row("layout", "NumPy, derivatives by hand", f"served at {programs.url}")
+    table.add_row("heat", "SciPy solver, adjoint", "in a process of its own")
+    table.add_row("reliability", "C, finite differences", programs.compiler)
+    table.add_row("cost", "plain JAX", "here")
+    console.print("One gradient over four programs:", table, "")
 
 
 if __name__ == "__main__":

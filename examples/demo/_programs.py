@@ -28,6 +28,7 @@ class Programs:
     heat: Any
     reliability: Any
     compiler: str
+    url: str
 
 
 @contextlib.contextmanager
@@ -42,6 +43,7 @@ def started() -> Iterator[Programs]:
             heat=stack.enter_context(Component.from_source(HERE / "heat" / "component.py")),
             reliability=_reliability(command),
             compiler=compiler,
+            url=url,
         )
 
 

@@ -6,6 +6,7 @@ import html
 import io
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import matplotlib
@@ -13,6 +14,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+
+from examples.demo.heat.component import CHIP_SIZE, CHIPS
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,16 @@ class Result:
     check: tuple[float, float]
     seconds: float
     compiler: str
+    picture: str
+
+    def headlines(self) -> dict[str, str]:
+        """What a person wants to know."""
+        hottest = (np.max(side["chips"]) for side in (self.before, self.after))
+        failures = (np.sum(side["rates"]) for side in (self.before, self.after))
+        return {
+            "hottest chip": "{:.0f} K → {:.0f} K".format(*hottest),
+            "failures per million hours": "{:.0f} → {:.0f}".format(*failures),
+        }
 
 
 def write(result: Result, folder: Path) -> tuple[Path, Path]:
@@ -41,44 +54,75 @@ def write(result: Result, folder: Path) -> tuple[Path, Path]:
 
 
 def _draw(result: Result) -> Any:
+    sides = {"start": result.before, "optimised": result.after}
+    most = {
+        name: max(float(np.max(side[name])) for side in sides.values())
+        for name in ("conductivity", "temperature")
+    }
     figure, axes = plt.subplots(2, 3, figsize=(13, 8), constrained_layout=True)
-    hottest = max(np.max(side["temperature"]) for side in (result.before, result.after))
-    for row, (title, side) in enumerate((("start", result.before), ("optimised", result.after))):
-        image = axes[row, 0].imshow(
-            np.asarray(side["conductivity"]).T, origin="lower", extent=(0, 1, 0, 1), cmap="copper"
-        )
-        axes[row, 0].set_title(f"{title}: conductivity, W/(m·K)")
-        figure.colorbar(image, ax=axes[row, 0], shrink=0.8)
-        image = axes[row, 1].imshow(
-            np.asarray(side["temperature"]).T, origin="lower", extent=(0, 1, 0, 1), cmap="inferno",
-            vmin=300, vmax=hottest,
+    for row, (title, side) in enumerate(sides.items()):
+        _draw_field(
+            axes[row, 0], side["conductivity"], f"{title}: copper and its conductivity, W/(m·K)",
+            cmap="copper", limits=(0, most["conductivity"]),
         )  # fmt: skip
-        axes[row, 1].set_title(f"{title}: temperature, K (max {np.max(side['temperature']):.0f})")
-        figure.colorbar(image, ax=axes[row, 1], shrink=0.8)
         _draw_patches(axes[row, 0], side["design"])
-    axes[0, 2].plot(result.costs)
-    axes[0, 2].set(title="cost", xlabel="gradient step")
+        hottest = np.max(side["temperature"])
+        _draw_field(
+            axes[row, 1], side["temperature"], f"{title}: temperature, at most {hottest:.0f} K",
+            cmap="inferno", limits=(300, most["temperature"]),
+        )  # fmt: skip
+    _draw_costs(axes[0, 2], result.costs)
     _draw_flow(axes[1, 2], result.flow)
     return figure
+
+
+def _draw_field(
+    axis: Any, values: Any, title: str, *, cmap: str, limits: tuple[float, float]
+) -> None:
+    image = axis.imshow(
+        np.asarray(values).T, origin="lower", extent=(0, 1, 0, 1), cmap=cmap,
+        vmin=limits[0], vmax=limits[1], interpolation="bilinear",
+    )  # fmt: skip
+    for x, y in CHIPS:
+        corner = (x - CHIP_SIZE, y - CHIP_SIZE)
+        axis.add_patch(
+            plt.Rectangle(
+                corner, 2 * CHIP_SIZE, 2 * CHIP_SIZE, fill=False, color="white", alpha=0.45, lw=0.8
+            )
+        )
+    axis.set_title(title, fontsize=11)
+    axis.set(xticks=[], yticks=[])
+    axis.figure.colorbar(image, ax=axis, shrink=0.85)
 
 
 def _draw_patches(axis: Any, design: dict[str, Any]) -> None:
     for (x, y), width in zip(design["centres"], design["widths"], strict=True):
         axis.add_patch(
-            plt.Circle((float(x), float(y)), float(width), fill=False, color="white", alpha=0.6)
+            plt.Circle((float(x), float(y)), float(width), fill=False, color="white", ls="--")
         )
     axis.set(xlim=(0, 1), ylim=(0, 1))
+
+
+def _draw_costs(axis: Any, costs: list[float]) -> None:
+    axis.plot(costs, lw=2, color="#4f46e5")
+    axis.set_title("cost: logarithm of the failures, and the budget", fontsize=11)
+    axis.set_xlabel("gradient step")
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def _draw_flow(axis: Any, flow: dict[str, tuple[float, float]]) -> None:
     names = list(flow)
     positions = np.arange(len(names))
-    axis.bar(positions - 0.2, [flow[name][0] for name in names], 0.4, label="‖value‖")
-    axis.bar(positions + 0.2, [flow[name][1] for name in names], 0.4, label="‖cotangent‖")
+    values, cotangents = zip(*flow.values(), strict=True)
+    axis.bar(positions - 0.2, values, 0.4, label="‖value‖ on the way there", color="#94a3b8")
+    axis.bar(positions + 0.2, cotangents, 0.4, label="‖cotangent‖ on the way back", color="#4f46e5")
     axis.set_yscale("log")
-    axis.set_xticks(positions, names, rotation=20)
-    axis.set_title("what flows along the pipeline, and back")
-    axis.legend()
+    axis.set_ylim(top=100 * max(values))
+    axis.set_xticks(positions, names)
+    axis.set_title("what flows between the programs", fontsize=11)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, loc="upper right", fontsize=9)
 
 
 def _svg(figure: Any) -> str:
@@ -88,41 +132,21 @@ def _svg(figure: Any) -> str:
 
 
 def _page(result: Result, svg: str) -> str:
-    rows = {
+    facts = {
         "cost": f"{result.costs[0]:.4g} → {result.costs[-1]:.4g}",
-        "hottest chip": (
-            f"{np.max(result.before['chips']):.1f} K → {np.max(result.after['chips']):.1f} K"
-        ),
-        "failures per million hours": (
-            f"{np.sum(result.before['rates']):.1f} → {np.sum(result.after['rates']):.1f}"
-        ),
         "gradient steps": f"{len(result.costs) - 1} in {result.seconds:.1f} s",
         "directional derivative": (
             f"{result.check[0]:.10g} by the chain rule, {result.check[1]:.10g} by differences"
         ),
         "the C program": result.compiler,
     }
+    tiles = "".join(
+        f"<div><b>{html.escape(change)}</b><span>{html.escape(name)}</span></div>"
+        for name, change in result.headlines().items()
+    )
     table = "".join(
         f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
-        for name, value in rows.items()
+        for name, value in facts.items()
     )
-    return _TEMPLATE.format(table=table, svg=svg)
-
-
-_TEMPLATE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Chainrule demo</title>
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem }}
-th {{ text-align: left; padding-right: 2rem; font-weight: 600 }} svg {{ width: 100%; height: auto }}
-code {{ background: #8882; padding: 0 .3em }}
-@media (prefers-color-scheme: dark) {{ body {{ background: #111; color: #ddd }} svg {{ background: #fff }} }}
-</style></head><body>
-<h1>One gradient over four programs</h1>
-<p>Copper patches were moved, resized and dosed so that a board of nine chips lives longest. The layout is
-NumPy with derivatives by hand, the heat solver is SciPy with an adjoint in its own process, the
-reliability model is a C program behind finite differences, and the cost is JAX.
-<code>jax.value_and_grad</code> saw one function.</p>
-<table>{table}</table>
-{svg}
-</body></html>
-"""
+    template = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"))
+    return template.substitute(tiles=tiles, table=table, svg=svg, picture=result.picture)
