@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +18,7 @@ from chainrule._errors import DecodeError, DefinitionError
 __all__ = [
     "DTYPE_NAMES",
     "NATIVE_IS_WIRE",
+    "NATIVE_NAMES",
     "check_shape",
     "dtype_from_name",
     "dtype_name",
@@ -35,6 +36,8 @@ _PLAIN = {name: np.dtype(name) for name in DTYPE_NAMES if name != "bfloat16"}
 _NAMES = {dtype: name for name, dtype in _PLAIN.items()}
 _MAX_RANK = 64
 NATIVE_IS_WIRE = sys.byteorder == "little"
+NATIVE_NAMES: Mapping[np.dtype[Any], str] = _NAMES if NATIVE_IS_WIRE else {}
+"""The dtypes whose bytes in memory are those on the wire."""
 
 
 def dtype_from_name(name: Any) -> np.dtype[Any]:

@@ -36,26 +36,39 @@ def raise_tree(
     """
     if type(node) is dict:
         found = special(node, depth)
-        if found is not NOT_SPECIAL:
-            return found
-        budget.enter(len(node), depth)
-        return raise_items(node, special, budget, depth)
-    if type(node) is list:
-        kinds = set(map(type, node))
-        if not kinds.isdisjoint(_CONTAINERS):
-            budget.enter(len(node) if dict in kinds else 0, depth)
-            return raise_items(node, special, budget, depth)
-    return node
+        return _raise_mapping(node, special, budget, depth) if found is NOT_SPECIAL else found
+    return _raise_list(node, special, budget, depth) if type(node) is list else node
+
+
+def _raise_mapping(node: dict[str, Any], special: Any, budget: Budget, depth: int) -> Any:
+    budget.enter(len(node), depth)
+    return raise_items(node, special, budget, depth)
+
+
+def _raise_list(node: list[Any], special: Any, budget: Budget, depth: int) -> Any:
+    kinds = set(map(type, node))
+    if kinds.isdisjoint(_CONTAINERS):
+        return node
+    budget.enter(len(node) if dict in kinds else 0, depth)
+    return raise_items(node, special, budget, depth)
 
 
 def raise_items(node: Any, special: Any, budget: Budget, depth: int) -> Any:
     """`raise_tree` for the items of a mapping or list that was accounted for already."""
     items = node.items() if type(node) is dict else enumerate(node)
     key: Any = None
+    below = depth + 1
     try:
         for key, value in items:
-            if type(value) in _CONTAINERS:
-                node[key] = raise_tree(value, special, budget, depth + 1)
+            kind = type(value)
+            if kind is dict:
+                found = special(value, below)
+                if found is NOT_SPECIAL:
+                    _raise_mapping(value, special, budget, below)
+                else:
+                    node[key] = found
+            elif kind is list:
+                _raise_list(value, special, budget, below)
     except ChainruleError as error:
         error.path = _prepend(key, error.path)
         raise
