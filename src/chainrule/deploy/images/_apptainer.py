@@ -57,7 +57,7 @@ def _post(plan: BuildPlan) -> list[str]:
         *(_shell_of(step) for step in settings.steps),
         *_exports(plan.environment),
         shlex.join(plan.finish_command()),
-        "rm -rf /build /opt/uv /root/.cache",
+        "rm -rf /build /build-cache /opt/uv",
     ]
 
 

@@ -16,7 +16,7 @@ from chainrule.deploy.images._plan import BuildPlan
 __all__ = ["containerfile", "quoted"]
 
 _COMPILE = "/opt/venv/bin/python -m compileall -q --invalidation-mode checked-hash /component"
-_CACHE = "--mount=type=cache,target=/root/.cache"
+_CACHE = "--mount=type=cache,target=/build-cache"
 
 
 def containerfile(plan: BuildPlan) -> str:

@@ -23,7 +23,8 @@ done
 while read -r host user secret; do
     echo "machine $host login $user password $(cat "/run/secrets/$secret")" >>"$netrc"
 done <"$here/credentials"
-export NETRC="$netrc" UV_LINK_MODE=copy UV_PYTHON_INSTALL_DIR=/opt/python PIP_DISABLE_PIP_VERSION_CHECK=1
+export NETRC="$netrc" PIP_CACHE_DIR=/build-cache/pip PIP_DISABLE_PIP_VERSION_CHECK=1
+export UV_CACHE_DIR=/build-cache/uv UV_LINK_MODE=copy UV_PYTHON_INSTALL_DIR=/opt/python
 
 uv=/opt/uv/bin/uv
 if [ -x $uv ]; then
