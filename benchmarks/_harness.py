@@ -2,11 +2,13 @@
 
 A benchmark is a module `bench_<topic>.py` with a function `run() -> list[Row]`; it ends with
 `if __name__ == "__main__": show(run())`. Contestants are timed in turns, not one after the other, so that
-a noisy neighbour hits all of them alike; the median is quoted.
+a noisy neighbour hits all of them alike, and in another order each time, so that nobody always inherits
+the caches and the heap of the same predecessor; the median is quoted.
 """
 
 from __future__ import annotations
 
+import random
 import re
 import statistics
 import time
@@ -69,8 +71,11 @@ def interleaved(
         once = time.perf_counter() - start
         repeats[name] = max(1, int(min_round_s / max(once, 1e-9)))
     samples: dict[str, list[float]] = {name: [] for name in contestants}
+    shuffle = random.Random(0).shuffle
+    turns = list(contestants.items())
     for _ in range(rounds):
-        for name, call in contestants.items():
+        shuffle(turns)
+        for name, call in turns:
             count = repeats[name]
             start = time.perf_counter()
             for _ in range(count):
