@@ -25,6 +25,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     add_folders(parser)
     add_derive_hvp(parser)
+    _add_cache(parser)
     for setting, (flags, option) in _FLAGS.items():
         parser.add_argument(*flags.split(), dest=setting, **option)
     parser.add_argument(
@@ -36,6 +37,18 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--ray-address", metavar="ADDRESS", help="of the cluster, with --engine ray"
     )
+
+
+def _add_cache(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--cache",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="component whose results are kept for equal requests, '*' for all; repeat for more",
+    )
+    parser.add_argument("--cache-folder", **_path("where; in memory without it", "FOLDER"))
+    parser.add_argument("--max-cache-bytes", **_number(int, 1 << 30, "of all results", "BYTES"))
 
 
 def _number(kind: type, default: float | None, help: str, metavar: str) -> dict[str, Any]:
@@ -96,6 +109,14 @@ _FLAGS: dict[str, tuple[str, dict[str, Any]]] = {
         {"metavar": "URL|FILE", "help": "OpenTelemetry spans: OTLP collector or JSON lines"},
     ),
     "same_host": ("--no-same-host", _off("offer no shared memory to clients of this host")),
+    "merge_up_to": (
+        "--merge-up-to",
+        _number(int, None, "calls merged into one, if the component batches; 0: none", _N),
+    ),
+    "merge_delay_s": (
+        "--merge-delay",
+        _number(float, _D.merge_delay_s, "that a call waits for others", _S),
+    ),
     "jobs_folder": (
         "--jobs-folder",
         _path("where jobs are kept, to be found again after a restart", "FOLDER"),
@@ -121,6 +142,9 @@ def run(options: Namespace) -> int:
             input_path=options.input_path,
             output_path=options.output_path,
             derive_hvp=options.derive_hvp,
+            cache=frozenset(options.cache),
+            cache_folder=options.cache_folder,
+            max_cache_bytes=options.max_cache_bytes,
         ),
         on_ready=_announce_json if options.json else _announce,
         make_pool=_make_pool(options),

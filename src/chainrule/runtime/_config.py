@@ -50,6 +50,10 @@ class ComponentConfig:
         max_residual_bytes: what `apply` leaves for its derivatives (`WithResiduals`), all calls together;
             0 keeps nothing.
         residual_folder: where processes of this component find each other's residuals.
+        cache: names of components whose results are kept and given again for equal requests, where they are
+            served; `"*"` for whichever this is. Only for components that compute the same every time.
+        cache_folder: where they are kept, for all processes that use it; in memory when not given.
+        max_cache_bytes: of all of them together.
         allow_references: the kinds of component references that are opened for a caller. Opening a path
             runs its code, opening an image starts a container, opening a URL sends requests: nothing is
             allowed unless it is listed here.
@@ -79,6 +83,9 @@ class ComponentConfig:
     mlflow_run_extra_args: Mapping[str, Any] = field(default_factory=dict)
     max_residual_bytes: int = 1 << 30
     residual_folder: Path | None = None
+    cache: frozenset[str] = frozenset()
+    cache_folder: Path | None = None
+    max_cache_bytes: int = 1 << 30
     allow_references: frozenset[ReferenceKind] = frozenset()
 
     def __post_init__(self) -> None:
@@ -87,6 +94,7 @@ class ComponentConfig:
             set_field(self, "input_path", Path(self.input_path).resolve())
         set_field(self, "output_path", Path(self.output_path).resolve())
         set_field(self, "allow_references", frozenset(self.allow_references))
+        set_field(self, "cache", frozenset((self.cache,) if isinstance(self.cache, str) else self.cache))
         _check_choice("output_format", self.output_format, get_args(OutputFormat))
         _check_choice("compression", self.compression, (None, "lz4"))
         for kind in self.allow_references:

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import enum
 import hashlib
+from collections.abc import Mapping
 from datetime import date, time, timedelta
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import numpy as np
+from pydantic import BaseModel
 
-from chainrule._trees import is_arraylike, iterate_leaves
+from chainrule._trees import is_arraylike
 from chainrule.runtime._codec import SparseArray
 
 __all__ = ["content_name"]
@@ -34,17 +37,25 @@ def content_name(*trees: Any) -> str | None:
         True
     """
     digest = hashlib.blake2b(digest_size=20)
-    for tree in trees:
-        digest.update(b"tree:")
-        for segments, leaf in iterate_leaves(tree):
-            parts = _parts(leaf)
-            if parts is None:
-                return None
-            digest.update(repr((segments, len(parts))).encode())
-            for part in parts:
-                digest.update(f"{len(part)}:".encode())
-                digest.update(part)
-    return digest.hexdigest()
+    return digest.hexdigest() if all(_add(digest, tree) for tree in trees) else None
+
+
+def _add(digest: Any, node: Any) -> bool:
+    """Hash a node and what is below it; whether that was possible."""
+    if isinstance(node, BaseModel):
+        node = {name: getattr(node, name) for name in type(node).model_fields}
+    if isinstance(node, Mapping):
+        items = sorted(((str(key), value) for key, value in node.items()), key=itemgetter(0))
+        digest.update(f"{{{len(items)}:".encode())
+        return all(_add(digest, key) and _add(digest, value) for key, value in items)
+    if isinstance(node, (list, tuple)):
+        digest.update(f"[{len(node)}:".encode())
+        return all(_add(digest, item) for item in node)
+    parts = _parts(node)
+    for part in parts or ():
+        digest.update(f"{len(part)}:".encode())
+        digest.update(part)
+    return parts is not None
 
 
 def _parts(leaf: Any) -> list[Any] | None:

@@ -14,12 +14,9 @@ share; when they are not there any more, `apply` is run again. So the author nev
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import logging
-import os
 import pickle
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -29,6 +26,7 @@ from typing import Any
 from chainrule._trees import LRUCache, iterate_leaves
 from chainrule.runtime._component._capabilities import DERIVATIVE_ENDPOINTS, Implementation
 from chainrule.runtime._content import content_name
+from chainrule.runtime._shared_folder import SharedFolder
 
 __all__ = ["ResidualStore", "WithResiduals", "handing_on_residuals"]
 
@@ -73,7 +71,7 @@ class ResidualStore:
 
     def __init__(self, *, max_bytes: int, folder: Path | None = None) -> None:
         self._max_bytes = max_bytes
-        self._folder = folder
+        self._folder = None if folder is None else SharedFolder(folder, max_bytes=max_bytes)
         self._entries: LRUCache[str, _Entry] = LRUCache(
             _MAX_ENTRIES, max_bytes=max_bytes, size_of=lambda entry: entry.nbytes
         )
@@ -91,15 +89,14 @@ class ResidualStore:
         entry = self._entries.get(name)
         if entry is not None or self._folder is None:
             return entry
-        try:
-            content = (self._folder / name).read_bytes()
-        except OSError:
+        content = self._folder.read(name)
+        if content is None:
             return None
         entry = _Entry(pickle.loads(content), len(content))
         self._entries.put(name, entry)
         return entry
 
-    def _share(self, name: str, residuals: Any, folder: Path) -> None:
+    def _share(self, name: str, residuals: Any, folder: SharedFolder) -> None:
         try:
             content = pickle.dumps(residuals, protocol=5)
         except Exception as error:
@@ -109,27 +106,7 @@ class ResidualStore:
                 error,
             )
             return
-        with contextlib.suppress(OSError):
-            _make_room(folder, self._max_bytes - len(content))
-            with tempfile.NamedTemporaryFile(dir=folder, prefix=".", delete=False) as file:
-                file.write(content)
-            os.replace(file.name, folder / name)
-
-
-def _make_room(folder: Path, max_bytes: int) -> None:
-    """Remove the oldest files until the rest has at most so many bytes."""
-    found = []
-    for entry in os.scandir(folder):
-        with contextlib.suppress(OSError):  # another process may have removed it
-            facts = entry.stat()
-            found.append((facts.st_mtime_ns, facts.st_size, entry.path))
-    total = sum(size for _, size, _ in found)
-    for _, size, path in sorted(found):
-        if total <= max_bytes:
-            return
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-        total -= size
+        folder.write(name, content)
 
 
 def _size(residuals: Any) -> int:

@@ -22,9 +22,12 @@ from chainrule.runtime._runs import Run
 from chainrule.runtime._tracing import is_traced, span
 from chainrule.serve._calls import Call, Facts, Reply
 from chainrule.serve._checking import CHECK_GRADIENTS, can_check, run_check
+from chainrule.serve._merged import MergedCalls
+from chainrule.serve._parts import pack_replies, unpack_calls
 from chainrule.serve._problems import problem_reply
+from chainrule.serve._result_cache import ResultCache
 
-__all__ = ["Answerer"]
+__all__ = ["Answerer", "plain_form"]
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +42,10 @@ class Answerer:
     def __init__(self, component: LocalComponent) -> None:
         self._component = component
         self._config = component.config
+        self._cache = ResultCache.of(component)
+        self._merged = MergedCalls(
+            component, decode=self._payload, encode=self._encoded, answer=self._reply
+        )
 
     @property
     def facts(self) -> Facts:
@@ -57,10 +64,14 @@ class Answerer:
             component.openapi_schema,
             self._config.limits.max_body_bytes,
             component.content_hash,
+            component.batching,
+            component.merge_up_to,
         )
 
     def answer(self, call: Call) -> Reply:
         """Decode, compute, encode. Whatever goes wrong becomes a problem reply."""
+        if call.merged:
+            return self._answer_merged(call)
         if not is_traced(call.traceparent):
             return self._reply(call)
         facts = {"chainrule.component": self._component.name, "chainrule.endpoint": call.endpoint}
@@ -70,6 +81,14 @@ class Answerer:
             if current is not None:
                 current.set_attribute("http.response.status_code", reply.status)
             return reply
+
+    def _answer_merged(self, call: Call) -> Reply:
+        replies = self._merged.answer(unpack_calls(call.endpoint, call.body))
+        return Reply(200, "application/octet-stream", pack_replies(replies))
+
+    def _encoded(self, call: Call, result: Any) -> Reply:
+        form = self._form(call)
+        return Reply(200, form.media_type, self._encode(result, form, Run(self._config)))
 
     def _reply(self, call: Call) -> Reply:
         try:
@@ -86,13 +105,21 @@ class Answerer:
             return problem_reply(hidden, debug=self._config.debug)
 
     def _answer(self, call: Call) -> Reply:
-        config = self._config
+        form = self._form(call)
+        run = Run(self._config, run_id=call.run_id)
+        result = self._result(call.endpoint, self._payload(call), run)
+        return Reply(200, form.media_type, self._encode(result, form, run))
+
+    def _form(self, call: Call) -> Negotiated:
         form = negotiate(
             call.accept,
-            default_format=config.output_format,
-            default_compression=config.compression,
+            default_format=self._config.output_format,
+            default_compression=self._config.compression,
         )
-        run = Run(config, run_id=call.run_id)
+        return plain_form(call.endpoint, form)
+
+    def _payload(self, call: Call) -> dict[str, Any]:
+        config = self._config
         body = _expand(call.body, call.content_encoding, config.limits.max_body_bytes)
         payload = decode_body(
             body, media_type=call.content_type, grants=config.grants, limits=config.limits
@@ -101,17 +128,18 @@ class Answerer:
             raise InputError(
                 f"Expected an object as body; found {type(payload).__name__}.", code="invalid_input"
             )
-        if call.endpoint == "test":
-            result = self._test(payload)
-        elif call.endpoint == CHECK_GRADIENTS:
-            result = run_check(self._component, payload)
-        else:
-            result = self._component.call(call.endpoint, payload, run=run)
-        if call.endpoint in ("abstract_eval", "test", CHECK_GRADIENTS) and form.format.startswith(
-            "json"
-        ):
-            form = Negotiated("json")
-        return Reply(200, form.media_type, self._encode(result, form, run))
+        return payload
+
+    def _result(self, endpoint: str, payload: dict[str, Any], run: Run) -> Any:
+        if endpoint == "test":
+            return self._test(payload)
+        if endpoint == CHECK_GRADIENTS:
+            return run_check(self._component, payload)
+        if self._cache is None:
+            return self._component.call(endpoint, payload, run=run)
+        return self._cache.result(
+            endpoint, payload, lambda: self._component.call(endpoint, payload, run=run)
+        )
 
     def _test(self, payload: dict[str, Any]) -> dict[str, str]:
         """Run a regression test that the caller sends; only there when debugging."""
@@ -130,6 +158,12 @@ class Answerer:
             return encode_body(result, format=form.format, **options)
         with BinrefWriter(self._config.output_path, run=run.folder.name) as writer:
             return encode_body(result, format=form.format, writer=writer, **options)
+
+
+def plain_form(endpoint: str, form: Negotiated) -> Negotiated:
+    """The form of an endpoint's answers: those that have no arrays are plain JSON in every JSON format."""
+    has_arrays = endpoint not in ("abstract_eval", "test", CHECK_GRADIENTS)
+    return form if has_arrays or not form.format.startswith("json") else Negotiated("json")
 
 
 def _expand(body: Any, encoding: str, max_bytes: int) -> Any:

@@ -22,11 +22,13 @@ from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._samehost import SegmentPool, is_supported
 from chainrule.serve._access import AccessLog
 from chainrule.serve._bodies import Intake, place_body
+from chainrule.serve._calls import Facts
 from chainrule.serve._description import description_route
 from chainrule.serve._dispatch import Dispatcher
 from chainrule.serve._endpoint import Endpoint
 from chainrule.serve._inline import ThreadPool
 from chainrule.serve._jobs import JobFront, Jobs, job_routes, to_standard_error
+from chainrule.serve._merging import MergingPool
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._output import OutputLog
 from chainrule.serve._page import page_routes
@@ -156,7 +158,7 @@ class Server:
                     f"Two components are called {name!r}; give one another name.",
                     code="duplicate_component",
                 )
-            self.services[name] = Service(name, pool, facts)
+            self.services[name] = Service(name, self._merging(pool, facts), facts)
         if self._options.same_host and is_supported():
             self._same_host = SameHostListener(self._targets(), debug=self._options.debug)
         await self._jobs.start(self.services)
@@ -164,6 +166,20 @@ class Server:
         self._dispatcher.endpoints = {
             route.path: route.endpoint for route in routes if isinstance(route.endpoint, Endpoint)
         }
+
+    def _merging(self, pool: Pool, facts: Facts) -> Pool:
+        """The pool, or one in front of it that merges calls, where author or operator want that."""
+        wanted = self._options.merge_up_to
+        size = facts.merge_up_to if wanted is None else wanted
+        if size < 2 or facts.batching is None:
+            return pool
+        segments = self._segments if pool.uses_segments else None
+        return MergingPool(
+            pool,
+            max_size=size,
+            delay_s=self._options.merge_delay_s,
+            place=lambda body: place_body(body, segments, pool.forget_segment),
+        )
 
     def _place(self, body: bytes, service: Service) -> Any:
         """A body where a worker can read it."""

@@ -55,6 +55,7 @@ class Call:
         run_id: what the caller wants its files to be known by.
         traceparent: the caller's place in its trace.
         watcher: who hears of its progress and output, if anybody does.
+        merged: whether the body holds several calls, see `_parts`.
     """
 
     endpoint: str
@@ -65,6 +66,7 @@ class Call:
     run_id: str | None = None
     traceparent: str | None = None
     watcher: Watcher | None = None
+    merged: bool = False
 
     def with_body(self, body: Any) -> Call:
         """The same call with a body; `replace` would take as long as all the rest of a small call."""
@@ -159,6 +161,8 @@ class Facts:
     openapi: dict[str, Any] = field(repr=False)
     max_body_bytes: int
     content_hash: str
+    batching: str | None = None
+    merge_up_to: int = 0
 
 
 class CallError(TransportError):

@@ -19,6 +19,7 @@ from chainrule.serve._bodies import (
     read_body,
 )
 from chainrule.serve._calls import Call, Reply
+from chainrule.serve._merging import MergingPool
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._problems import problem_reply
 from chainrule.serve._service import Service
@@ -67,6 +68,8 @@ class Endpoint:
         self._segments = segments if service.pool.uses_segments else None
         self._intake = intake
         self._jobs = jobs
+        # Calls that are merged have one run together.
+        self._names_runs = not isinstance(service.pool, MergingPool)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -75,7 +78,7 @@ class Endpoint:
         try:
             nbytes = declared_length(_text(headers.get(b"content-length")), max_bytes)
             query = _query(scope["query_string"])
-            call = self._call(headers, query, scope.get(RUN_ID)).check()
+            call = self._call(headers, query, scope.get(RUN_ID) if self._names_runs else None).check()
             if b"idempotency-key" in headers or "wait" in query:
                 await self._take_on(call, headers, query, nbytes, receive, send)
                 return

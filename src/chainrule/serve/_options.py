@@ -37,6 +37,9 @@ class ServeOptions:
         access_log: log one line per request, without its data.
         traces_to: where spans go: the address of an OTLP collector, or a file for JSON lines. Callers'
             traces are joined, and handed on, in any case.
+        merge_up_to: how many concurrent single calls of `apply` are merged into one, for components that say
+            how they batch; `None` leaves it to their authors, 0 is never.
+        merge_delay_s: how long a call waits for others to be merged with while a worker is free.
         jobs_folder: where jobs are kept, so that the next server finds them again; a temporary folder that
             goes with the server when not given.
         job_retention_s: how long the result of a job is kept.
@@ -67,6 +70,8 @@ class ServeOptions:
     log_format: Literal["text", "json"] = "text"
     access_log: bool = False
     traces_to: str | None = None
+    merge_up_to: int | None = None
+    merge_delay_s: float = 0.002
     jobs_folder: Path | None = None
     job_retention_s: float = 7 * 24 * 3600.0
     max_job_bytes: int = 10 << 30

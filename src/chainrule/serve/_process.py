@@ -168,6 +168,7 @@ class WorkerProcess:
                 "accept": call.accept,
                 "run_id": call.run_id,
                 "traceparent": call.traceparent,
+                "merged": call.merged,
             }
         }
         held = True

@@ -56,7 +56,9 @@ class Traffic:
         self.recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
 
     async def counted(self, call: Call, answer: Awaitable[Reply]) -> Reply:
-        """Wait for the answer to a call, and count it whatever it is."""
+        """Wait for the answer to a call, and count it whatever it is. Of merged calls each is counted."""
+        if call.merged:
+            return await answer
         start = time.perf_counter()
         status, reply = _CANCELLED, None
         try:

@@ -32,6 +32,7 @@ class Definition:
         jax_function: the traceable function from nested inputs to nested outputs, when there is one.
         batching: `elementwise` when any extra leading axes may be added to all arrays, `leading` when
             the first axis of every array is a batch of independent cases, `None` when nobody says.
+        merge_up_to: how many concurrent single calls a server may merge into one, if it batches; 0 for none.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Definition:
     content_hash: str
     jax_function: Callable[[Any], Any] | None = None
     batching: Batching | None = None
+    merge_up_to: int = 0
 
     def __post_init__(self) -> None:
         if self.batching not in (None, *get_args(Batching)):

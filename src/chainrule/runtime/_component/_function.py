@@ -33,6 +33,7 @@ def component(
     framework: Framework | None = None,
     derivatives: Derivatives = None,
     batching: Batching | None = None,
+    merge_up_to: int = 0,
     name: str | None = None,
     version: str = "unknown",
     config: Config = None,
@@ -44,6 +45,7 @@ def component(
     framework: Framework | None = None,
     derivatives: Derivatives = None,
     batching: Batching | None = None,
+    merge_up_to: int = 0,
     name: str | None = None,
     version: str = "unknown",
     config: Config = None,
@@ -57,6 +59,7 @@ def component(
         derivatives: `"finite"`, or the options of `finite_difference_jacobian`, to differentiate a
             black box numerically; nothing is differentiated that way unless it is asked for.
         batching: how the function treats extra leading axes, see `Definition`.
+        merge_up_to: how many concurrent single calls a server may merge into one, if it batches.
         name: of the component; the function's name by default.
         version: of the component.
         config: settings of this component.
@@ -94,6 +97,7 @@ def component(
             content_hash=hash_function(inspect.unwrap(function)),
             jax_function=jax_function,
             batching=batching,
+            merge_up_to=merge_up_to,
         )
         return LocalComponent(definition, config)
 

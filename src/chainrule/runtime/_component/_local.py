@@ -18,7 +18,8 @@ from chainrule.runtime._component._capabilities import (
     Implementation,
 )
 from chainrule.runtime._component._definition import Batching, Definition
-from chainrule.runtime._component._endpoints import Endpoint, evaluation_endpoint
+from chainrule.runtime._component._endpoints import Endpoint, check_fields, evaluation_endpoint
+from chainrule.runtime._component._plain import to_plain
 from chainrule.runtime._component._schema_shapes import with_abstract_eval
 from chainrule.runtime._component._schemas import Schemas
 from chainrule.runtime._config import ComponentConfig
@@ -119,6 +120,11 @@ class LocalComponent:
     def batching(self) -> Batching | None:
         """How the author says the component treats extra leading axes."""
         return self._definition.batching
+
+    @property
+    def merge_up_to(self) -> int:
+        """How many concurrent single calls a server may merge into one; 0 for none."""
+        return self._definition.merge_up_to
 
     @cached_property
     def openapi_schema(self) -> dict[str, Any]:
@@ -286,6 +292,16 @@ class LocalComponent:
         finally:
             current_run.reset(token)
             run.close(failed=failed)
+
+    def read_inputs(self, payload: Mapping[str, Any]) -> Any:
+        """The inputs of a request for `apply` as a plain tree with arrays, validated; nothing is computed.
+
+        Raises:
+            InputError: the caller is at fault.
+        """
+        check_fields(payload, ("inputs",), "apply")
+        context = {"grants": self.config.grants, "limits": self.config.limits, "dims": {}}
+        return to_plain(self._schemas.read_inputs(payload["inputs"], "apply", context))
 
     def _capability(self, name: str, implementation: Implementation | None) -> Capability:
         if implementation is None:

@@ -71,6 +71,7 @@ def _define(module: Any, **facts: Any) -> Definition:
         function=module.apply,
         jax_function=jax_function,
         batching=getattr(module, "batching", None),
+        merge_up_to=getattr(module, "merge_up_to", 0),
         **facts,
     )
 

@@ -14,6 +14,7 @@ from chainrule.runtime._codec import (
     negotiate,
 )
 from chainrule.runtime._config import ComponentConfig
+from chainrule.serve._answering import plain_form
 from chainrule.serve._calls import Reply
 from chainrule.serve._jobs._record import JobRecord
 
@@ -48,8 +49,7 @@ def to_reply(
         default_format=config.output_format,
         default_compression=config.compression,
     )
-    if record.endpoint in ("abstract_eval", "test") and form.format.startswith("json"):
-        form = Negotiated("json")
+    form = plain_form(record.endpoint, form)
     if form == Negotiated(FRAMES_MEDIA_TYPE.removeprefix("application/"), None, True):
         return Reply(200, FRAMES_MEDIA_TYPE, [content])
     tree = decode_body(content, media_type=FRAMES_MEDIA_TYPE, limits=_LIMITS)

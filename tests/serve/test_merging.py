@@ -1,0 +1,109 @@
+"""Concurrent single calls become one evaluation; every caller gets its own answer.
+
+Four callers at a time meet a size of four and a delay that nobody reaches, so what is merged does not depend
+on how fast anything is.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+COMPONENTS = Path(__file__).with_name("batching_component.py")
+SETTINGS = {"merge_delay_s": 60.0, "access_log": True}
+
+
+@pytest.fixture(scope="module", params=[0, 1], ids=["thread", "process"])
+def served(request, start_server):
+    components = [f"{COMPONENTS}:{name}" for name in ("rows", "point")]
+    return start_server(components=components, workers=request.param, **SETTINGS)
+
+
+def together(served, path, requests):
+    """The answers to requests that are sent at the same time."""
+    answers = [None] * len(requests)
+
+    def send(index):
+        answers[index] = served.post(path, {"inputs": requests[index]})
+
+    threads = [threading.Thread(target=send, args=(k,)) for k in range(len(requests))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+def test_four_calls_are_one_evaluation(served, tmp_path):
+    trace = tmp_path / "trace"
+    inputs = [np.full((k + 1, 2), float(k)) for k in range(4)]
+    requests = [{"x": x.tolist(), "factor": 3.0, "trace": str(trace)} for x in inputs]
+    for x, answer in zip(inputs, together(served, "/apply", requests), strict=True):
+        assert answer.status == 200
+        np.testing.assert_array_equal(answer.tree["result"], 3 * x)
+    assert trace.read_text() == "(10, 2)\n"
+
+
+def test_only_what_is_equal_otherwise_goes_together(served, tmp_path):
+    trace = tmp_path / "trace"
+    factors = (2.0, 2.0, 5.0, 5.0)
+    requests = [{"x": [[1.0, k]], "factor": f, "trace": str(trace)} for k, f in enumerate(factors)]
+    for k, answer in enumerate(together(served, "/apply", requests)):
+        np.testing.assert_array_equal(answer.tree["result"], [[factors[k], factors[k] * k]])
+    assert trace.read_text() == "(2, 2)\n(2, 2)\n"
+
+
+def test_every_caller_has_its_own_error(served, tmp_path):
+    trace = tmp_path / "trace"
+    values = ([[1.0, 2.0]], [[-1.0, 0.0]], "text", [[3.0, 4.0]])
+    requests = [{"x": x, "factor": 1.0, "trace": str(trace)} for x in values]
+    answers = together(served, "/apply", requests)
+    assert [answer.status for answer in answers] == [200, 500, 422, 200]
+    assert answers[1].problem["exception_message"] == "negative"
+    np.testing.assert_array_equal(answers[3].tree["result"], [[3.0, 4.0]])
+
+
+def test_a_schema_that_does_not_allow_it(served, tmp_path):
+    trace = tmp_path / "trace"
+    for shift in range(2):
+        requests = [{"x": [shift + k, 1.0], "trace": str(trace)} for k in range(4)]
+        for k, answer in enumerate(together(served, "/c/point/apply", requests)):
+            np.testing.assert_array_equal(answer.tree["result"], [(shift + k) ** 2, 1.0])
+    assert trace.read_text() == "(2,)\n" * 8
+
+
+def test_one_that_takes_the_worker_down_takes_nobody_along(start_server, tmp_path):
+    served = start_server(components=f"{COMPONENTS}:rows", workers=1, **SETTINGS)
+    requests = [
+        {"x": [[x, 1.0]], "factor": 2.0, "trace": str(tmp_path / "trace")}
+        for x in (1.0, 1e7, 2.0, 3.0)
+    ]
+    answers = together(served, "/apply", requests)
+    assert [answer.status for answer in answers] == [200, 502, 200, 200]
+    np.testing.assert_array_equal(answers[3].tree["result"], [[6.0, 2.0]])
+
+
+def test_the_operator_decides(start_server, tmp_path):
+    """Elementwise: equal shapes are stacked. The author did not ask for merging, the operator does."""
+    served = start_server(
+        components=f"{COMPONENTS}:anything", workers=1, merge_up_to=3, **SETTINGS
+    )
+    trace = tmp_path / "trace"
+    requests = [{"x": [[k, 1.0]], "trace": str(trace)} for k in range(3)]
+    for k, answer in enumerate(together(served, "/apply", requests)):
+        np.testing.assert_array_equal(answer.tree["result"], [[k * k, 1.0]])
+    assert trace.read_text() == "(3, 1, 2)\n"
+    requests = served.get("/metrics").body.decode()
+    assert 'chainrule_requests_total{component="anything",endpoint="apply",status="200"} 3' in requests
+
+
+def test_switched_off_and_alone(start_server, tmp_path):
+    off = start_server(components=f"{COMPONENTS}:rows", workers=0, merge_up_to=0)
+    short = start_server(components=f"{COMPONENTS}:rows", workers=0, merge_delay_s=0.001)
+    for served in (off, short):
+        request = {"x": [[1.0, 2.0]], "factor": 2.0, "trace": str(tmp_path / "trace")}
+        answer = served.post("/apply", {"inputs": request})
+        np.testing.assert_array_equal(answer.tree["result"], [[2.0, 4.0]])
