@@ -1,4 +1,4 @@
-"""`chainrule apply`, `jacobian`, `jvp`, … and `tagged-intermediates`: one call of an endpoint."""
+"""`chainrule apply`, `jacobian`, `jvp`, … and `intermediates`: one call of an endpoint."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ _SHORT_NAMES = {
     "jvp": "jacobian_vector_product",
     "vjp": "vector_jacobian_product",
     "hvp": "hessian_vector_product",
+    "intermediates": "tagged_intermediates",
 }
 
 

@@ -31,7 +31,7 @@ COMMANDS = {
     "hvp": Command("_endpoints", "Multiply the Hessian of weighed outputs with a tangent."),
     "value-and-vjp": Command("_endpoints", "Outputs, and a cotangent pulled back, in one call."),
     "abstract-eval": Command("_endpoints", "Shapes and dtypes of the outputs."),
-    "tagged-intermediates": Command("_endpoints", "Values that a component tags on its way."),
+    "intermediates": Command("_endpoints", "Values that a component tags on its way."),
     "inspect": Command("_inspect", "Show inputs, outputs and endpoints of a component."),
     "schema": Command("_schema", "Print the OpenAPI document, or a part of it."),
     "diff": Command("_diff", "Say what a newer component breaks for callers."),
