@@ -7,7 +7,7 @@ from typing import Any
 
 from chainrule._jaxpr import ClosedJaxpr, Literal, Var, bind_equation
 from chainrule.elimination._blocks import Block, add
-from chainrule.elimination._eliminate import STRUCTURES, VALUES, eliminate
+from chainrule.elimination._eliminate import STRUCTURES, VALUES, Step, eliminate
 from chainrule.elimination._graph import Edges, Graph
 from chainrule.elimination._rules import LocalJacobian, real_shape
 from chainrule.elimination._rules._elementwise import diagonal_structure
@@ -20,7 +20,7 @@ Place = tuple[int, int]
 
 
 def accumulate(
-    graph: Graph, order: Sequence[int], operands: Sequence[Any]
+    graph: Graph, order: Sequence[Step], operands: Sequence[Any]
 ) -> tuple[list[Any], dict[Place, Block]]:
     """Run a graph's program on operands: its outputs, and the Jacobian block of every pair.
 
@@ -39,7 +39,7 @@ def accumulate(
     return outputs, blocks
 
 
-def result_structures(graph: Graph, order: Sequence[int]) -> dict[Place, Structure]:
+def result_structures(graph: Graph, order: Sequence[Step]) -> dict[Place, Structure]:
     """The structure of every block that `accumulate` gives."""
     rows = eliminate(graph, graph.structures, order, STRUCTURES)
     return _by_place(graph, rows, lambda structure: structure)

@@ -7,12 +7,14 @@ sum is in the plans, which depend on structures only and are computed once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from chainrule.elimination._products import ProductPlan, plan_product
@@ -100,6 +102,8 @@ def dense(block: Block, dtype: Any) -> Any:
     """The block as one array of shape `out_shape + in_shape`."""
     structure = block.structure
     shape = (*structure.out_shape, *structure.in_shape)
+    if len(structure.terms) > 1 and _SPARSE * structure.entries <= math.prod(shape):
+        return _scattered(block, dtype).reshape(shape)
     total = None
     for term, value in zip(structure.terms, block.values, strict=True):
         sizes = dict(enumerate(term.sizes))
@@ -107,6 +111,25 @@ def dense(block: Block, dtype: Any) -> Any:
         part = spread(entries, term.stored, (*term.out_axes, *term.in_axes), sizes, shape)
         total = part if total is None else total + part
     return jnp.zeros(shape, dtype) if total is None else total
+
+
+_SPARSE = 8
+"""Blocks with less than one entry in so many are filled entry by entry, not term by term."""
+
+
+def _scattered(block: Block, dtype: Any) -> Any:
+    """The dense block, flat: zeros written once, then the entries of all terms."""
+    structure = block.structure
+    columns = math.prod(structure.in_shape)
+    places, entries = [], []
+    for term, value in zip(structure.terms, block.values, strict=True):
+        row, column = term.flat_positions()
+        places.append((row * columns + column).ravel())
+        factor = scaled(value, term.coefficient, dtype)
+        shape = [n if v in term.stored else 1 for v, n in enumerate(term.sizes)]
+        entries.append(jnp.broadcast_to(jnp.reshape(factor, shape), term.sizes).ravel())
+    flat = jnp.zeros(math.prod(structure.out_shape) * columns, dtype)
+    return flat.at[np.concatenate(places)].add(jnp.concatenate(entries))
 
 
 def common_dtype(*dtypes: Any) -> Any:

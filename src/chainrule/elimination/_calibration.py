@@ -61,7 +61,7 @@ class Prices:
     def seconds(self, work: Work) -> float:
         """What some work takes, calling and returning aside."""
         return (
-            work.arithmetic * self.arithmetic
+            (work.arithmetic + work.placed) * self.arithmetic
             + work.transcendental * self.transcendental
             + work.contraction * self.contraction
             + work.kernels * self.kernel

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache
 
+from chainrule.elimination._eliminate import Step
 from chainrule.elimination._find_order import find_order_of_graph
 from chainrule.elimination._graph import Graph
 from chainrule.elimination._order import Order, fingerprint
@@ -21,8 +22,8 @@ from chainrule.elimination._rules import real_shape
 
 __all__ = ["AUTO_BUDGET_S", "OrderLike", "choose_order"]
 
-OrderLike = str | Sequence[int] | Order
-"""`"auto"`, `"forward"`, `"reverse"`, `"markowitz"`, vertex numbers, or an `Order`."""
+OrderLike = str | Sequence[Step] | Order
+"""`"auto"`, `"forward"`, `"reverse"`, `"markowitz"`, vertex numbers (pairs of them for edges), an `Order`."""
 
 AUTO_BUDGET_S = 0.2
 """How long `"auto"` searches, once per function and shapes."""
@@ -37,7 +38,7 @@ def _cache() -> OrderCache:
     return default_cache()
 
 
-def _searched(graph: Graph) -> tuple[int, ...]:
+def _searched(graph: Graph) -> tuple[Step, ...]:
     """The order with the fewest nontrivial multiplications, remembered between calls and processes."""
     if not _is_worth_a_search(graph):
         return _narrow_side_first(graph)
@@ -61,7 +62,7 @@ def _narrow_side_first(graph: Graph) -> tuple[int, ...]:
     return reverse_order(graph) if rows <= columns else forward_order(graph)
 
 
-_NAMED: dict[str, Callable[[Graph], tuple[int, ...]]] = {
+_NAMED: dict[str, Callable[[Graph], tuple[Step, ...]]] = {
     "auto": _searched,
     "forward": forward_order,
     "fwd": forward_order,
@@ -71,7 +72,7 @@ _NAMED: dict[str, Callable[[Graph], tuple[int, ...]]] = {
 }
 
 
-def choose_order(graph: Graph, order: OrderLike) -> tuple[int, ...]:
+def choose_order(graph: Graph, order: OrderLike) -> tuple[Step, ...]:
     """The vertices in the order in which to eliminate them.
 
     Raises:
@@ -91,7 +92,7 @@ def choose_order(graph: Graph, order: OrderLike) -> tuple[int, ...]:
     return _NAMED[order](graph)
 
 
-def _own_vertices(graph: Graph, order: Order) -> tuple[int, ...]:
+def _own_vertices(graph: Graph, order: Order) -> tuple[Step, ...]:
     own = fingerprint(graph)
     if order.fingerprint != own:
         raise OrderError(

@@ -22,7 +22,7 @@ from functools import lru_cache
 
 from chainrule.elimination._axes import Axis
 from chainrule.elimination._blocks import product_structure, sum_structure
-from chainrule.elimination._eliminate import Algebra, eliminate
+from chainrule.elimination._eliminate import Algebra, Step, eliminate
 from chainrule.elimination._graph import Graph
 from chainrule.elimination._structure import Structure, Term
 
@@ -38,7 +38,7 @@ class OperationCounts:
         additions: by the convention.
         nontrivial: multiplications that are neither by ±1 nor of two constants.
         peak: stored entries of the largest block that is formed.
-        per_vertex: (vertex, multiplications) in the order of elimination.
+        per_vertex: (vertex, multiplications) of every step, in the order of elimination.
     """
 
     multiplications: int = 0
@@ -183,7 +183,7 @@ def additions(total: Structure) -> int:
     return math.prod(length for data, length in sides if data)
 
 
-def count_operations(graph: Graph, order: Iterable[int]) -> OperationCounts:
+def count_operations(graph: Graph, order: Iterable[Step]) -> OperationCounts:
     """What eliminating the vertices in order costs."""
     counts = OperationCounts()
 
@@ -202,10 +202,11 @@ def count_operations(graph: Graph, order: Iterable[int]) -> OperationCounts:
 
     algebra = Algebra(multiply, add, lambda structure: structure.is_zero)
 
-    def observed() -> Iterable[int]:
-        for vertex in order:
+    def observed() -> Iterable[Step]:
+        for step in order:
             before = counts.multiplications
-            yield vertex
+            yield step
+            vertex = step[0] if isinstance(step, tuple) else step
             counts.per_vertex.append((vertex, counts.multiplications - before))
 
     eliminate(graph, graph.structures, observed(), algebra)

@@ -3,6 +3,10 @@
 Eliminating a node j joins every edge k → j with every edge j → i, c_ki += c_kj · c_ji, and forgets j. A
 node that is also an output keeps its own row. The same loop computes blocks with values, structures and
 counts; only the algebra differs.
+
+A step of an order is a vertex, or a pair (j, k): only the products between j's edges and its edge to or from
+vertex k are taken, and that edge is forgotten. With k reading j this is called back-elimination of the edge
+j → k, the other way round front-elimination. Inputs are numbered 0, -1, -2, …
 """
 
 from __future__ import annotations
@@ -15,7 +19,10 @@ from chainrule._jaxpr import Var
 from chainrule.elimination._blocks import add, multiply, product_structure, sum_structure
 from chainrule.elimination._graph import Edges, Graph
 
-__all__ = ["STRUCTURES", "VALUES", "Algebra", "Elimination", "eliminate"]
+__all__ = ["STRUCTURES", "VALUES", "Algebra", "Elimination", "Step", "eliminate"]
+
+Step = int | tuple[int, int]
+"""A vertex, or the edge between a vertex and another vertex or input."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +39,12 @@ VALUES = Algebra(multiply, add, lambda block: block.structure.is_zero)
 
 
 def eliminate(
-    graph: Graph, edges: Edges, order: Iterable[int], algebra: Algebra = VALUES
+    graph: Graph, edges: Edges, order: Iterable[Step], algebra: Algebra = VALUES
 ) -> dict[Var, dict[Var, Any]]:
     """The edges that are left, output → input → block, after eliminating the vertices in order."""
     elimination = Elimination(graph, edges, algebra)
-    for vertex in order:
-        elimination.eliminate(vertex)
+    for step in order:
+        elimination.eliminate(step)
     return elimination.rows
 
 
@@ -58,10 +65,29 @@ class Elimination:
             for operand in row:
                 self.readers.setdefault(operand, {})[result] = None
 
-    def eliminate(self, vertex: int) -> None:
-        """Join the edges into a vertex with those out of it."""
-        for node in self._graph.nodes(vertex):
-            self._eliminate_node(node)
+    def eliminate(self, step: Step) -> None:
+        """Join the edges into a vertex with those out of it, all of them or those of one neighbour."""
+        if isinstance(step, tuple):
+            vertex, neighbour = step
+            for node in self._graph.nodes(vertex):
+                for end in self._graph.ends(neighbour):
+                    self._eliminate_edge(node, end)
+        else:
+            for node in self._graph.nodes(step):
+                self._eliminate_node(node)
+
+    def _eliminate_edge(self, node: Var, end: Var) -> None:
+        """Join the edge between a node and its neighbour with the edges on the node's other side."""
+        if node in self.rows.get(end, {}):
+            outer = self.rows[end].pop(node)
+            self.readers[node].pop(end)
+            for operand, inner in self.rows.get(node, {}).items():
+                self._put(end, operand, self._algebra.multiply(outer, inner))
+        elif end in self.rows.get(node, {}):
+            inner = self.rows[node].pop(end)
+            self.readers[end].pop(node)
+            for reader in self.readers.get(node, {}):
+                self._put(reader, end, self._algebra.multiply(self.rows[reader][node], inner))
 
     def _eliminate_node(self, node: Var) -> None:
         incoming = self.rows.get(node, {})

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from chainrule.elimination._choose import choose_order
+from chainrule.elimination._eliminate import Step
 from chainrule.elimination._linearize import Traced, trace_function
 from chainrule.elimination._methods import Candidate, candidates
 from chainrule.elimination._run import run_method
@@ -100,7 +101,7 @@ def explain_jacobian(
     return Explanation(tuple(found))
 
 
-def _measured(traced: Traced, order: tuple[int, ...], candidate: Candidate) -> Candidate:
+def _measured(traced: Traced, order: tuple[Step, ...], candidate: Candidate) -> Candidate:
     """The candidate with the fastest of a few compiled calls; as it was where JAX refuses the method."""
 
     def way(*operands: Any) -> Any:

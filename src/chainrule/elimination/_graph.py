@@ -74,6 +74,10 @@ class Graph:
         """The variables that a vertex defines."""
         return tuple(v for v in self.equation(vertex).outvars if not isinstance(v, DropVar))
 
+    def ends(self, number: int) -> tuple[Var, ...]:
+        """The variables that a vertex defines; of 0, -1, -2, …, the first, second, third input."""
+        return self.nodes(number) if number > 0 else (self.inputs[-number],)
+
     @property
     def size(self) -> int:
         """The number of vertices, eliminable or not."""

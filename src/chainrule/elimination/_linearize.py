@@ -14,6 +14,7 @@ from chainrule._errors import InputError
 from chainrule._jaxpr import trace
 from chainrule.elimination._accumulate import accumulate
 from chainrule.elimination._counting import OperationCounts, count_operations
+from chainrule.elimination._eliminate import Step
 from chainrule.elimination._graph import Graph, build_graph
 from chainrule.elimination._prepare import flatten
 from chainrule.elimination._result import StructuredJacobian
@@ -112,14 +113,14 @@ class Linearization:
         value: the function's result.
         aux: its auxiliary result, or `None`.
         blocks: `StructuredJacobian`s, arranged like the result of `jax.jacrev`.
-        order: the vertices in the order in which they were eliminated.
+        order: the steps in the order in which they were taken.
         graph: the computational graph.
     """
 
     value: Any
     aux: Any
     blocks: Any
-    order: tuple[int, ...]
+    order: tuple[Step, ...]
     graph: Graph = field(repr=False)
 
     @cached_property
@@ -138,7 +139,7 @@ def is_structured(node: Any) -> bool:
     return isinstance(node, StructuredJacobian)
 
 
-def linearize_traced(traced: Traced, order: Sequence[int]) -> Linearization:
+def linearize_traced(traced: Traced, order: Sequence[Step]) -> Linearization:
     """Evaluate a traced function and its Jacobian by elimination in the given order."""
     outputs, found = accumulate(traced.graph, order, traced.operands)
     outputs = [jnp.asarray(value) for value in outputs]

@@ -17,6 +17,7 @@ from chainrule._jaxpr import hidden_batch_size, walk
 from chainrule.elimination._calibration import Prices, prices
 from chainrule.elimination._compressed import colour, has_asdex
 from chainrule.elimination._counting import count_operations
+from chainrule.elimination._eliminate import Step
 from chainrule.elimination._graph import Graph
 from chainrule.elimination._linearize import Traced
 from chainrule.elimination._native import may_be_native
@@ -70,7 +71,7 @@ class Candidate:
 
 
 def candidates(
-    traced: Traced, order: tuple[int, ...], *, compiled: bool, detect: bool = False
+    traced: Traced, order: tuple[Step, ...], *, compiled: bool, detect: bool = False
 ) -> list[Candidate]:
     """All ways that can be taken, the one with the least expected time first.
 
@@ -97,7 +98,7 @@ def candidates(
     return sorted(found, key=lambda candidate: candidate.estimated_s)
 
 
-def pays_native(traced: Traced, order: tuple[int, ...]) -> bool:
+def pays_native(traced: Traced, order: tuple[Step, ...]) -> bool:
     """Whether a native kernel of an elimination is expected to be faster than its XLA program."""
     work = elimination_work(traced.graph, order)
     if not is_being_compiled(traced) or not _fits_a_kernel(traced, work):
@@ -153,7 +154,8 @@ class _Offer:
     ) -> Candidate:  # fmt: skip
         is_native = backend == "native"
         if is_native:
-            elements, per_element = max(self.batch, _LANES), replace(work, kernels=0.0)
+            # In a kernel, where an entry belongs is known when it is compiled.
+            elements, per_element = max(self.batch, _LANES), replace(work, placed=0.0)
         else:
             elements, per_element = self.batch, self._as_fused_by_xla(work)
         fixed = self.prices.call + (self.results - 1) * self.prices.result

@@ -6,8 +6,10 @@ import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from chainrule._errors import InputError
+from chainrule.elimination._eliminate import Step
 from chainrule.elimination._graph import Graph
 from chainrule.elimination._html import order_html
 
@@ -37,7 +39,8 @@ class Order:
     """An elimination order and what is known about it.
 
     Attributes:
-        vertices: equation numbers, from 1, in the order of elimination.
+        vertices: equation numbers, from 1, in the order of elimination. A pair of numbers is a single
+            edge, eliminated before the rest of the first vertex; inputs are 0, -1, -2, …
         fingerprint: of the program it was found for; it is refused for another.
         objective: what the cost counts.
         cost: of this order.
@@ -46,7 +49,7 @@ class Order:
         seconds: how long that took.
     """
 
-    vertices: tuple[int, ...]
+    vertices: tuple[Step, ...]
     fingerprint: str
     objective: str = "multiplications"
     cost: int | None = None
@@ -85,9 +88,17 @@ class Order:
         """
         try:
             fields = json.loads(text)
-            return cls(**{**fields, "vertices": tuple(int(v) for v in fields["vertices"])})
+            steps = tuple(_step_from_json(step) for step in fields["vertices"])
+            return cls(**{**fields, "vertices": steps})
         except (ValueError, TypeError, KeyError) as error:
             raise InputError(
                 f"Expected the JSON that `Order.to_json` writes, found something else: {error}.",
                 code="bad_order",
             ) from None
+
+
+def _step_from_json(step: Any) -> Step:
+    if isinstance(step, list):
+        vertex, neighbour = step
+        return int(vertex), int(neighbour)
+    return int(step)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from chainrule._errors import InputError
 from chainrule.elimination._counting import multiplications
-from chainrule.elimination._eliminate import STRUCTURES, Elimination
+from chainrule.elimination._eliminate import STRUCTURES, Elimination, Step
 from chainrule.elimination._graph import Graph
 
 __all__ = ["OrderError", "check_order", "forward_order", "markowitz_order", "reverse_order"]
@@ -69,17 +70,21 @@ class _GreedyCosts:
         self._state.eliminate(vertex)
 
 
-def check_order(graph: Graph, order: Iterable[int]) -> tuple[int, ...]:
+def check_order(graph: Graph, order: Iterable[Step]) -> tuple[Step, ...]:
     """The order as a tuple, or an error that lists what is wrong with it.
 
-    Vertices that need no elimination (dead ones, pure outputs) may be left out or put in.
+    Vertices that need no elimination (dead ones, pure outputs) may be left out or put in. Single edges,
+    written (vertex, neighbour), may come before their vertex.
     """
-    order = tuple(int(vertex) for vertex in order)
+    steps = tuple(_as_step(step) for step in order)
+    order = tuple(step for step in steps if isinstance(step, int))
+    edges = [step for step in steps if isinstance(step, tuple)]
     missing = sorted(set(graph.required) - set(order))
     repeated = sorted(v for v, count in Counter(order).items() if count > 1)
     unknown = sorted({v for v in order if not 1 <= v <= graph.size})
+    unknown += sorted(v for v, end in edges if not _is_edge(graph, v, end))
     if not (missing or repeated or unknown):
-        return order
+        return steps
     parts = []
     if missing:
         parts.append(f"missing: {', '.join(map(graph.describe, missing[:6]))}{_more(missing)}")
@@ -94,6 +99,21 @@ def check_order(graph: Graph, order: Iterable[int]) -> tuple[int, ...]:
         + ". Use order='reverse', 'forward', 'markowitz' or 'auto' for a complete one.",
         details={"missing": missing, "repeated": repeated, "unknown": unknown},
     )
+
+
+def _as_step(step: Any) -> Step:
+    if isinstance(step, Sequence):
+        vertex, neighbour = step
+        return int(vertex), int(neighbour)
+    return int(step)
+
+
+def _is_edge(graph: Graph, vertex: int, neighbour: int) -> bool:
+    """Whether an edge between the two may be eliminated: an output has to keep its edges to inputs."""
+    if not (1 <= vertex <= graph.size and -len(graph.inputs) < neighbour <= graph.size):
+        return False
+    is_output = not graph.outputs.isdisjoint(graph.nodes(vertex))
+    return neighbour > vertex or not is_output
 
 
 def _list(vertices: Sequence[int]) -> str:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from chainrule._errors import InputError
 from chainrule._jaxpr import close_program, evaluate, trace_avals
 from chainrule.elimination._compressed import compressed_jacobian
+from chainrule.elimination._eliminate import Step
 from chainrule.elimination._linearize import Traced, linearize_traced
 from chainrule.elimination._native import NativeUnavailableError, native_function
 
@@ -46,7 +47,7 @@ def check_backend(backend: str) -> None:
 
 
 def run_method(
-    traced: Traced, order: tuple[int, ...], method: str, backend: str, *, wants_value: bool
+    traced: Traced, order: tuple[Step, ...], method: str, backend: str, *, wants_value: bool
 ) -> Outcome:
     """The value, the auxiliary result and the dense Jacobian, in one way."""
     if method in _SWEEPS:
@@ -96,7 +97,7 @@ def _arranged(traced: Traced, outputs: Any, rows: Any) -> Outcome:
     return value, aux, jax.tree.unflatten(traced.out_tree, blocks)
 
 
-def _run_native(traced: Traced, order: tuple[int, ...], wants_value: bool) -> Outcome:
+def _run_native(traced: Traced, order: tuple[Step, ...], wants_value: bool) -> Outcome:
     """The eliminated program, traced once more without batch axes, as a kernel.
 
     A kernel computes all its outputs, so nothing may be among them that nobody reads.

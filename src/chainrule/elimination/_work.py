@@ -14,7 +14,7 @@ from typing import Any
 
 from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, subprograms
 from chainrule.elimination._blocks import product_structure, sum_structure
-from chainrule.elimination._eliminate import Algebra, eliminate
+from chainrule.elimination._eliminate import Algebra, Step, eliminate
 from chainrule.elimination._graph import Graph
 from chainrule.elimination._products import plan_product
 from chainrule.elimination._rules import real_shape
@@ -61,6 +61,7 @@ class Work:
         contraction: multiply-adds in matrix products, convolutions and factorisations.
         kernels: parts of the program that are launched one by one, each time they run.
         calls: of components and other functions on the host.
+        placed: entries that are only laid out anew, for a sum of blocks at different places.
         entries: numbers held at once, at most.
     """
 
@@ -69,6 +70,7 @@ class Work:
     contraction: float = 0.0
     kernels: float = 0.0
     calls: float = 0.0
+    placed: float = 0.0
     entries: float = 0.0
 
     def __add__(self, other: Work) -> Work:
@@ -159,7 +161,7 @@ def sweep_work(graph: Graph, directions: int, *, reverse: bool) -> Work:
     return once + shared + per_direction.times(directions) + held
 
 
-def elimination_work(graph: Graph, order: tuple[int, ...]) -> Work:
+def elimination_work(graph: Graph, order: tuple[Step, ...]) -> Work:
     """The primal, the local Jacobians, and the products and sums of an order."""
     total = [work_of_program(graph.program)]
     for vertex, local in graph.partials.items():
@@ -223,10 +225,12 @@ def sum_work(first: Structure, second: Structure) -> Work:
     """What the compiled program does for `first + second`: blocks at different places are laid out anew."""
     if not first.terms or not second.terms:
         return Work()
-    arithmetic = entries = 0.0
+    arithmetic = placed = entries = 0.0
     for merge in plan_sum((*first.terms, *second.terms)):
         stored = math.prod(merge.result.stored_shape)
         entries += stored
-        if len(merge.sources) > 1 and merge.result.valued:
-            arithmetic += stored * (len(merge.sources) - (not merge.spreads))
-    return Work(arithmetic, entries=entries)
+        if merge.spreads:
+            placed += stored * len(merge.sources)
+        elif merge.result.valued:
+            arithmetic += stored * (len(merge.sources) - 1)
+    return Work(arithmetic, placed=placed, entries=entries)

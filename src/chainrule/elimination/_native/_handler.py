@@ -14,7 +14,7 @@ from typing import Any
 from llvmlite import ir
 
 from chainrule.elimination._native._lower import Kernel
-from chainrule.elimination._native._vectors import I1, I8, I32, I64, POINTER, byte_size
+from chainrule.elimination._native._vectors import I1, I8, I32, I64, POINTER, byte_size, literal
 
 __all__ = ["emit_handler"]
 
@@ -59,6 +59,9 @@ def emit_handler(module: ir.Module, kernel: Kernel) -> None:
     size = _element_count(builder, handler, builder.load(result_buffers, typ=POINTER))
     batch = builder.sdiv(size, ir.Constant(I64, kernel.counts[1][0]))
     blocks = builder.sdiv(batch, ir.Constant(I64, kernel.lanes))
+    for output, value in kernel.constants.items():
+        count = builder.mul(batch, ir.Constant(I64, kernel.counts[1][output]))
+        _fill(module, builder, results[output], kernel.out_types[output], value, count)
     function = kernel.emit()
     builder.call(function, [blocks, _table(builder, arguments), _table(builder, results)])
     done = builder.mul(blocks, ir.Constant(I64, kernel.lanes))
@@ -73,9 +76,49 @@ def emit_handler(module: ir.Module, kernel: Kernel) -> None:
         ]
         one = ir.Constant(I64, 1)
         builder.call(function, [one, _table(builder, inputs), _table(builder, outputs)])
-        for item in zip(outputs, results, kernel.counts[1], kernel.out_types, strict=True):
-            rest.copy_out(*item)
+        for output, room in enumerate(outputs):
+            if output not in kernel.constants:
+                count, element = kernel.counts[1][output], kernel.out_types[output]
+                rest.copy_out(room, results[output], count, element)
     builder.ret(null)
+
+
+def _fill(
+    module: ir.Module,
+    builder: ir.IRBuilder,
+    target: Any,
+    element: ir.Type,
+    value: float,
+    count: Any,
+) -> None:
+    """Write one number to a whole result, by a function that is shared by all results of its type."""
+    name = f"fill_{element}"
+    function = module.globals.get(name)
+    if function is None:
+        function = _emit_fill(module, name, element)
+    builder.call(function, [target, literal(element, value), count])
+
+
+def _emit_fill(module: ir.Module, name: str, element: ir.Type) -> ir.Function:
+    signature = ir.FunctionType(ir.VoidType(), [POINTER, element, I64])
+    function = ir.Function(module, signature, name)
+    function.linkage = "internal"
+    target, value, count = function.args
+    builder = ir.IRBuilder(function.append_basic_block())
+    entry = builder.block
+    head, body, done = (function.append_basic_block(n) for n in ("head", "body", "done"))
+    builder.branch(head)
+    builder.position_at_end(head)
+    index = builder.phi(I64)
+    index.add_incoming(ir.Constant(I64, 0), entry)
+    builder.cbranch(builder.icmp_signed("<", index, count), body, done)
+    builder.position_at_end(body)
+    builder.store(value, builder.gep(target, [index], source_etype=element))
+    index.add_incoming(builder.add(index, ir.Constant(I64, 1)), body)
+    builder.branch(head)
+    builder.position_at_end(done)
+    builder.ret_void()
+    return function
 
 
 def _field(builder: ir.IRBuilder, base: Any, offset: int, type_: ir.Type) -> Any:

@@ -79,13 +79,28 @@ class Kernel:
         self.out_types = [
             stored_type(program.nodes[numbers.flat[0]]) for numbers in program.outputs
         ]
+        self.constants = dict(self._constant_outputs())
         self._runs: dict[int, list[_Run]] = {}
         for run in self._plan_runs():
             self._runs.setdefault(max(run.numbers), []).append(run)
 
-    def _plan_runs(self) -> Iterator[_Run]:
-        """The results, cut into runs that can be stored together."""
+    def _constant_outputs(self) -> Iterator[tuple[int, float]]:
+        """Results that are one and the same number everywhere, such as structural zeros.
+
+        They are filled one after the other: a loop that writes to a hundred arrays at once, as the
+        kernel's would, thrashes the cache.
+        """
         for output, numbers in enumerate(self.program.outputs):
+            first = int(numbers.flat[0])
+            value = self.program.constant_value(first)
+            if value is not None and (numbers == first).all():
+                yield output, value
+
+    def _plan_runs(self) -> Iterator[_Run]:
+        """The other results, cut into runs that can be stored together."""
+        for output, numbers in enumerate(self.program.outputs):
+            if output in self.constants:
+                continue
             flat, count = numbers.ravel().tolist(), numbers.size
             whole = count - count % self.lanes if self.lanes > 1 and count > 1 else 0
             for start in range(0, whole, self.lanes):

@@ -12,7 +12,7 @@ from chainrule.elimination._native._scalars import Node
 
 __all__ = [
     "I1", "I8", "I32", "I64", "INSTRUCTIONS", "INTRINSICS", "POINTER", "SCALARS", "byte_size", "convert",
-    "pack", "splat", "stored_type", "to_mask", "transpose",
+    "literal", "pack", "splat", "stored_type", "to_mask", "transpose",
 ]  # fmt: skip
 
 I1, I8, I32, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
@@ -36,6 +36,11 @@ def splat(node: Node, lanes: int) -> Any:
     if node.dtype == "bool":
         return ir.Constant(ir.VectorType(element, lanes), [int(node.value)] * lanes)
     return ir.Constant(ir.VectorType(element, lanes), [_Literal(element, node.value[0])] * lanes)
+
+
+def literal(element: ir.Type, value: float) -> ir.Constant:
+    """A floating-point constant, exactly."""
+    return _Literal(element, value)
 
 
 class _Literal(ir.Constant):

@@ -11,7 +11,8 @@ that window only.
 """
 
 from chainrule.elimination._search._bound import lower_bound
+from chainrule.elimination._search._edges import split_edges
 from chainrule.elimination._search._portfolio import Found, search
 from chainrule.elimination._search._problem import Algebra, Problem, ScalarAlgebra
 
-__all__ = ["Algebra", "Found", "Problem", "ScalarAlgebra", "lower_bound", "search"]
+__all__ = ["Algebra", "Found", "Problem", "ScalarAlgebra", "lower_bound", "search", "split_edges"]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from chainrule.elimination._search._problem import ZERO, Problem
 
-__all__ = ["PythonEngine"]
+__all__ = ["PartialGraph", "PythonEngine"]
 
 
 def _bits(mask: int) -> Iterator[int]:
@@ -21,7 +21,7 @@ def _bits(mask: int) -> Iterator[int]:
         mask ^= low
 
 
-class _Graph:
+class PartialGraph:
     """The graph while vertices are being eliminated. `copy` is cheap."""
 
     __slots__ = ("_engine", "edges", "predecessors", "successors")
@@ -36,8 +36,8 @@ class _Graph:
             self.successors[source] |= 1 << target
             self.predecessors[target] |= 1 << source
 
-    def copy(self) -> _Graph:
-        new = object.__new__(_Graph)
+    def copy(self) -> PartialGraph:
+        new = object.__new__(PartialGraph)
         new._engine = self._engine
         new.predecessors = self.predecessors.copy()
         new.successors = self.successors.copy()
@@ -72,17 +72,36 @@ class _Graph:
     def eliminate(self, vertex: int) -> int:
         """Eliminate a vertex; what it cost."""
         self._engine.evaluations += 1
-        total = 0
         before, after = self.predecessors[vertex], self.successors[vertex]
-        for target in _bits(after):
-            for source in _bits(before):
+        total = self._join(before, vertex, after)
+        self._disconnect(vertex, before, after)
+        return total
+
+    def eliminate_edge(self, vertex: int, neighbour: int) -> int:
+        """Eliminate only the edge between a vertex and a neighbour; what it cost."""
+        before, after, bit = self.predecessors[vertex], self.successors[vertex], 1 << neighbour
+        if after & bit:
+            total = self._join(before, vertex, bit)
+            self.successors[vertex] &= ~bit
+            self.predecessors[neighbour] &= ~(1 << vertex)
+        elif before & bit:
+            total = self._join(bit, vertex, after)
+            self.predecessors[vertex] &= ~bit
+            self.successors[neighbour] &= ~(1 << vertex)
+        else:
+            total = 0
+        return total
+
+    def _join(self, sources: int, vertex: int, targets: int) -> int:
+        total = 0
+        for target in _bits(targets):
+            for source in _bits(sources):
                 for structure, cost in self._products(source, vertex, target):
                     total += cost
                     if structure != ZERO:
                         self.edges[source, target] = structure
                         self.successors[source] |= 1 << target
                         self.predecessors[target] |= 1 << source
-        self._disconnect(vertex, before, after)
         return total
 
     def _disconnect(self, vertex: int, before: int, after: int) -> None:
@@ -121,9 +140,13 @@ class PythonEngine:
             self._sums[key] = self.problem.algebra.sum(first, second)
         return self._sums[key]
 
+    def graph(self) -> PartialGraph:
+        """The graph before anything is eliminated."""
+        return PartialGraph(self)
+
     def costs(self, order: Sequence[int]) -> list[int]:
         """What every step of an order costs."""
-        graph = _Graph(self)
+        graph = PartialGraph(self)
         return [graph.eliminate(vertex) for vertex in order]
 
     def greedy(self, look_ahead: float, noise: float, seed: int) -> list[int]:
@@ -133,7 +156,7 @@ class PythonEngine:
         neighbours, times a random factor of relative size `noise`; ties are broken at random.
         """
         rng = random.Random(seed)
-        graph = _Graph(self)
+        graph = PartialGraph(self)
         remaining = set(self.problem.eliminable)
         order = []
         while remaining:
@@ -145,7 +168,7 @@ class PythonEngine:
             order.append(vertex)
         return order
 
-    def _score(self, graph: _Graph, vertex: int, look_ahead: float) -> float:
+    def _score(self, graph: PartialGraph, vertex: int, look_ahead: float) -> float:
         cost = float(graph.cost(vertex))
         if not look_ahead:
             return cost
@@ -187,7 +210,7 @@ class PythonEngine:
         At every position, `tries` times: move the vertex there at most `window` places later, or bring
         one from at most `window` places later here. Costs outside the window do not change.
         """
-        graph = _Graph(self)
+        graph = PartialGraph(self)
         for position in range(len(order) - 1):
             for _ in range(tries):
                 last = min(position + 1 + rng.randrange(window), len(order) - 1)
@@ -207,20 +230,20 @@ class PythonEngine:
     def windows(self, order: Sequence[int], width: int) -> list[int]:
         """Every window of `width` neighbours put into its best order, from left to right."""
         order = list(order)
-        graph = _Graph(self)
+        graph = PartialGraph(self)
         for position in range(len(order) - 1):
             segment = order[position : position + width]
             order[position : position + width] = self._best_segment(graph, segment)
             graph.eliminate(order[position])
         return order
 
-    def _best_segment(self, graph: _Graph, segment: list[int]) -> list[int]:
+    def _best_segment(self, graph: PartialGraph, segment: list[int]) -> list[int]:
         """Dynamic programming over subsets: the graph after a set does not depend on its order."""
         best: dict[int, tuple[int, list[int]]] = {0: (0, [])}
         graphs = {0: graph}
         for _ in segment:
             next_best: dict[int, tuple[int, list[int]]] = {}
-            next_graphs: dict[int, _Graph] = {}
+            next_graphs: dict[int, PartialGraph] = {}
             for chosen, (so_far, path) in best.items():
                 for index, vertex in enumerate(segment):
                     if chosen >> index & 1:
