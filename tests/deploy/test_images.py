@@ -319,7 +319,9 @@ def test_folders_of_tesseract_core_become_images(folders):
 
 PEER = f"""\
 FROM {container_engine.BASE}
-RUN --mount=type=cache,target=/build-cache export UV_CACHE_DIR=/build-cache/uv SSL_CERT_FILE={BUNDLE} PIP_CERT={BUNDLE} PIP_CACHE_DIR=/build-cache/pip \\
+RUN --mount=type=cache,target=/build-cache \\
+    export UV_CACHE_DIR=/build-cache/uv PIP_CACHE_DIR=/build-cache/pip \\
+    && export SSL_CERT_FILE={BUNDLE} PIP_CERT={BUNDLE} \\
     && python3 -m venv /opt/uv && /opt/uv/bin/pip install --quiet uv \\
     && /opt/uv/bin/uv venv --quiet /python-env \\
     && /opt/uv/bin/uv pip install --quiet --python /python-env/bin/python "tesseract-core[runtime]==1.15.0"
