@@ -68,6 +68,36 @@ def test_defaults_are_filled_in_and_static_fields_are_part_of_the_program():
     np.testing.assert_allclose(f(X, exponent=3), 2 * X**3)
 
 
+class Material(BaseModel):
+    stiffness: Differentiable[Float64] = 3.0
+    weights: Array[(2,), Float64] = [1.0, 2.0]
+
+
+@component(framework="jax")
+def pull(
+    x: Differentiable[Float64],
+    rate: Differentiable[Float64] = 0.5,
+    material: Material = Material(weights=[4.0, 5.0]),  # noqa: B008
+) -> Differentiable[Float64]:
+    return rate * material.stiffness * material.weights.sum() * x
+
+
+@pytest.mark.parametrize(
+    ("given", "slope"),
+    [
+        ({}, 0.5 * 3 * 9),
+        ({"rate": 2.0}, 2 * 3 * 9),
+        ({"material": {}}, 0.5 * 3 * 3),
+        ({"material": {"stiffness": 1.0}}, 0.5 * 1 * 3),
+    ],
+)
+def test_arrays_that_are_left_out_have_the_authors_defaults(given, slope):
+    call = jax.jit(lambda x: apply_component(pull, {"x": x, **given})["result"])
+    assert float(call(2.0)) == 2 * slope
+    assert float(jax.grad(call)(2.0)) == slope
+    assert float(pull.apply({"x": 2.0, **given})["result"]) == 2 * slope
+
+
 def test_shapes_are_checked_when_tracing():
     with pytest.raises(InputError, match="x"):
         jax.make_jaxpr(f)(np.ones((2, 2)))

@@ -10,6 +10,7 @@ import numpy as np
 
 from chainrule._errors import DefinitionError
 from chainrule._trees import LRUCache
+from chainrule.bridge._defaults import with_defaults
 from chainrule.bridge._patterns import Patterns, array_patterns_of_document
 from chainrule.bridge._skeleton import take_apart
 from chainrule.bridge._target import Target
@@ -55,7 +56,8 @@ class ComponentTarget(Target):
         """What the schema makes of the inputs; only asked of components in this process."""
         schemas = self._component._schemas
         model = schemas.read_abstract_inputs(_write_types(inputs), "abstract_eval", {"dims": {}})
-        return _read_types(to_plain(model))
+        completed = _read_types(to_plain(model))
+        return with_defaults(completed, inputs, schemas.input_schema)
 
     def derivative(
         self,

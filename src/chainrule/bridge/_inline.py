@@ -45,6 +45,8 @@ def call_inline(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> An
     completed, types = _complete(target, skeleton, arrays)
     warn_if_narrowed(target, {p: t.dtype for p, t in zip(completed.paths, types, strict=True)})
     by_path = dict(zip(skeleton.paths, arrays, strict=True))
+    if any(path not in by_path for path in completed.paths):
+        raise NotTraceableError  # a default that only the component itself knows
     cast = [
         _cast(by_path[path], type_.dtype)
         for path, type_ in zip(completed.paths, types, strict=True)
