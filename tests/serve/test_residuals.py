@@ -123,3 +123,28 @@ def test_residuals_that_cannot_be_pickled_stay_where_they_are(tmp_path, caplog):
     assert "cannot be pickled" in caplog.text
     store.keep("b", np.arange(3))
     np.testing.assert_array_equal(other.find("b").residuals, np.arange(3))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_jax_recipe_hands_them_on_between_workers(start_server, tmp_path, monkeypatch, workers):
+    """The forward pass runs for `apply`, and for no gradient after it, whichever worker is asked."""
+    trace = tmp_path / "trace"
+    monkeypatch.setenv("FORWARD_TRACE", str(trace))
+    source = f"{Path(__file__).with_name('jax_component.py')}:waves"
+    served = start_server(components=source, workers=workers)
+    x = np.array([0.1, 0.7, -2.0], np.float32)
+    slope = np.exp(-(x**2)) * (np.cos(x) - 2 * x * np.sin(x))
+    with Component.from_url(served.url, share_memory=False) as component:
+        y = component.apply({"x": x})["result"]
+        np.testing.assert_allclose(y, np.sin(x) * np.exp(-(x**2)), rtol=1e-5)
+        assert forwards(trace) == 1
+        for _ in range(4):
+            found = component.vector_jacobian_product(
+                {"x": x}, ["x"], ["result"], {"result": C.astype(np.float32)}
+            )
+            np.testing.assert_allclose(found["x"], slope * C, rtol=1e-4, atol=1e-6)
+        assert forwards(trace) == 1
+        component.vector_jacobian_product(
+            {"x": x + 1}, ["x"], ["result"], {"result": C.astype(np.float32)}
+        )
+        assert forwards(trace) == 2

@@ -2,7 +2,8 @@
 
 While a worker is free, a call waits for others for at most the delay; while all are busy, calls gather
 until one is free, which costs nobody anything. At most `max_size` go into one. What belongs together, and
-what to do with a caller whose input does not fit, is decided where inputs are read, in the worker (`_merged`).
+what to do with a caller whose input does not fit, is decided where inputs are read: in the worker, by
+`_merged`.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import logging
 import sys
 
 from chainrule.runtime._component import LocalComponent
+from chainrule.runtime._shared_folder import SharedFolder
 
 __all__ = ["reuse_residuals"]
 
@@ -19,7 +20,7 @@ def reuse_residuals(component: LocalComponent, *, remembered: int = _REMEMBERED)
     """Keep what backward passes need, where that pays, for components that use the JAX recipes.
 
     Whether it pays is timed with the first call of each program, and logged. An author who set the size of
-    the cache is not overruled.
+    the cache is not overruled. Workers of one component share what they keep.
     """
     if "chainrule.runtime.jax_recipes" not in sys.modules:
         return
@@ -28,9 +29,13 @@ def reuse_residuals(component: LocalComponent, *, remembered: int = _REMEMBERED)
         set_jax_vjp_cache_size,
     )
 
-    if current_residual_cache().max_entries:
-        return
-    set_jax_vjp_cache_size(remembered, only_if_it_pays=True)
-    _log.info(
-        "%s: VJP residuals of the last %d calls are kept if it pays", component.name, remembered
-    )
+    if not current_residual_cache().max_entries:
+        set_jax_vjp_cache_size(remembered, only_if_it_pays=True)
+        _log.info(
+            "%s: VJP residuals of the last %d calls are kept if it pays", component.name, remembered
+        )
+    config = component.config
+    if config.residual_folder is not None:
+        current_residual_cache().shared = SharedFolder(
+            config.residual_folder, max_bytes=config.max_residual_bytes
+        )

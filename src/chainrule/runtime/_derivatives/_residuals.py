@@ -17,6 +17,7 @@ import xxhash
 
 from chainrule._errors import InputError
 from chainrule._trees import LRUCache
+from chainrule.runtime._shared_folder import SharedFolder
 
 __all__ = [
     "ResidualCache",
@@ -100,7 +101,12 @@ class ResidualCache:
         max_bytes: the sum over entries of inputs and residuals.
         only_if_it_pays: let the recipe time each program once and leave out those for which keeping
             residuals costs more than the forward pass it saves.
+
+    Attributes:
+        shared: where other processes of the same component find what this one keeps, if there are any.
     """
+
+    shared: SharedFolder | None = None
 
     def __init__(
         self,

@@ -21,6 +21,7 @@ from chainrule.runtime._derivatives._residuals import (
 from chainrule.runtime.jax_recipes._boundary import Static, is_array, seal, split, unseal
 from chainrule.runtime.jax_recipes._narrowing import fit, is_inexact, zeros_like_all
 from chainrule.runtime.jax_recipes._programs import Selection
+from chainrule.runtime.jax_recipes._shared_residuals import find_shared, share
 
 __all__ = ["jax_apply", "reuse_residuals"]
 
@@ -50,6 +51,7 @@ def _apply_and_keep(cache: ResidualCache, program: Selection, arrays: tuple[Any,
     outputs, template, pull = _forward(program, owned)
     nbytes = sum(leaf.nbytes for leaf in jax.tree_util.tree_leaves(pull))
     cache.keep(program, owned, (template.value, pull), nbytes)
+    share(cache, _forward, program, owned, pull)
     return unseal(outputs)
 
 
@@ -60,8 +62,11 @@ def reuse_residuals(
     cache = current_residual_cache()
     if not cache.max_entries:
         return None
-    found = cache.find(Selection(selection.apply_jit, selection.frame), arrays)
-    if found is None or not _all_arrays(selection, arrays):
+    if not _all_arrays(selection, arrays):
+        return None
+    program = Selection(selection.apply_jit, selection.frame)
+    found = cache.find(program, arrays) or find_shared(cache, _forward, program, arrays)
+    if found is None:
         return None
     template, pull = found
     return _backward(selection, template, batched, arrays, pull, cotangents)
@@ -138,6 +143,9 @@ def _judge(cache: ResidualCache, program: Selection, arrays: tuple[Any, ...]) ->
         return True, "asked for"
     plain_s = _seconds(lambda: program.apply_jit(program.frame.join(arrays)))
     keeping_s = _seconds(lambda: _forward(program, own(arrays)))
+    if cache.shared is not None:
+        _, _, pull = _forward(program, own(arrays))
+        keeping_s += _seconds(lambda: share(cache, _forward, program, arrays, pull))
     key_s = _seconds(lambda: content_digest(arrays))
     gain_s = plain_s - (keeping_s - plain_s) - 2 * key_s
     reason = (
