@@ -134,6 +134,23 @@ def test_others_attach_by_name(pool):
     assert taken.value.code == "pool_exists"
 
 
+def test_a_pool_with_a_name_outlives_its_maker_and_its_keeper(ray_cluster):
+    import ray
+
+    maker = "from chainrule.deploy.ray import deploy; import sys; deploy(**eval(sys.argv[1]))"
+    order = {"component": str(SOURCE), "name": "left", "address": ray_cluster.address}
+    subprocess.run([sys.executable, "-c", maker, repr(order)], check=True, timeout=60)
+    with Component.from_cluster("left") as component:
+        assert component.apply(point(2))["y"] == value(2)
+        ray.kill(ray.get_actor("left", namespace="chainrule"), no_restart=False)
+        results = component.map(point(k) | {"action": "sleep 0.01"} for k in range(100))
+        assert [result["y"] for result in results] == [value(k) for k in range(100)]
+    pools.delete("left")
+    with pytest.raises(TransportError) as caught:
+        Component.from_cluster("left")
+    assert caught.value.code == "no_such_pool"
+
+
 def test_what_cannot_be_deployed(ray_cluster, tmp_path):
     with pytest.raises(DefinitionError):
         pools.deploy(tmp_path / "nothing.py")

@@ -77,7 +77,7 @@ class Dispatcher:
         self._patience_s = patience_s
         self._slots: dict[str, Slot] = {}
         self._changed = threading.Condition()
-        self._turns = itertools.count()
+        self._turns = itertools.count(1)
         self._waiting = 0
         self._is_closed = False
 

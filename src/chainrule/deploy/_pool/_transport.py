@@ -64,6 +64,7 @@ class PoolTransport(Transport):
         self._affinity = Affinity()
         self._document: dict[str, Any] | None = None
         self._gives_gradients = False
+        self._failed_starts = 0
         self._failure: ChainruleError | None = None
         self._minders: list[threading.Thread] = []
         self._repeated = 0
@@ -264,7 +265,7 @@ class PoolTransport(Transport):
                 document = slot.replica.start()
             except ChainruleError as error:
                 failures += 1
-                self._on_failed_start(error, failures)
+                self._on_failed_start(error)
                 slot.changed.wait(min(_FIRST_BACKOFF_S * 2**failures, _MAX_BACKOFF_S))
                 continue
             failures = 0
@@ -275,8 +276,9 @@ class PoolTransport(Transport):
             slot.changed.clear()
         slot.replica.stop()
 
-    def _on_failed_start(self, error: ChainruleError, failures: int) -> None:
-        is_hopeless = isinstance(error, DefinitionError) or failures >= _TRIES_TO_START
+    def _on_failed_start(self, error: ChainruleError) -> None:
+        self._failed_starts += 1
+        is_hopeless = isinstance(error, DefinitionError) or self._failed_starts >= _TRIES_TO_START
         if self._document is None and is_hopeless:
             self._failure = error
         elif not self._is_closed:

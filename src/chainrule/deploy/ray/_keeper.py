@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,8 @@ __all__ = ["Keeper", "Report", "Roster"]
 
 # A caller that has not reported for so long is gone, and its load with it.
 _STALE_S = 10.0
+# A replica that dies for good will often do so again, for the same reason.
+_REPLACE_EVERY_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class Keeper:
         )
         self._actors: dict[str, Any] = {}
         self._leaving: dict[str, Any] = {}
+        self._last_replaced = 0.0
         self._reports: dict[str, tuple[float, Report]] = {}
         self._resize(plan.minimum)
 
@@ -89,9 +92,9 @@ class Keeper:
         self._reports = {
             caller: entry for caller, entry in self._reports.items() if now - entry[0] < _STALE_S
         }
-        for replica in report.dead:
-            if self._actors.pop(replica, None) is not None:
-                self._resize(len(self._actors) + 1)
+        if report.dead and now - self._last_replaced > _REPLACE_EVERY_S:
+            self._last_replaced = now
+            self._replace(report.dead)
         load = sum(each.load for _, each in self._reports.values())
         self._resize(self._scaler.target(len(self._actors), load))
         self._let_go()
@@ -100,6 +103,12 @@ class Keeper:
     def forget(self, caller: str) -> None:
         """A caller has left."""
         self._reports.pop(caller, None)
+
+    def _replace(self, dead: Iterable[str]) -> None:
+        size = len(self._actors)
+        for replica in dead:
+            self._actors.pop(replica, None)
+        self._resize(size)
 
     def _resize(self, size: int) -> None:
         if size == len(self._actors) and self._actors:
