@@ -2,9 +2,11 @@
 
 import os
 import shutil
+import subprocess
 import sys
 import threading
 import time
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +127,32 @@ def test_an_environment_of_its_own(project):
         assert component.apply({"x": [1.0]})["y"].tolist() == [7.0]
     assert python.exists()
     assert "only_there" not in sys.modules
+
+
+# Not the version that pytest has brought into this environment.
+REQUIREMENT = "iniconfig==1.1.1"
+
+
+@pytest.fixture
+def registry(tmp_path):
+    """Skips where pip cannot get what the test installs."""
+    pip = [sys.executable, "-m", "pip", "--timeout", "5", "--retries", "0"]
+    command = [*pip, "download", "--quiet", "--no-deps", "-d", str(tmp_path), REQUIREMENT]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("the package registry cannot be reached")
+
+
+def test_requirements_are_installed_by_pip_and_win_over_what_is_here(tmp_path, registry):
+    text = SOURCE.read_text().replace(
+        "import numpy", "from importlib.metadata import version\nimport numpy"
+    )
+    (tmp_path / "tesseract_api.py").write_text(
+        text.replace("2.0\n", "float(version('iniconfig')[0])\n")
+    )
+    (tmp_path / "requirements.txt").write_text(f"{REQUIREMENT}\n")
+    with Component.from_source(tmp_path, environment=True) as component:
+        assert component.apply({"x": [1.0]})["y"].tolist() == [1.0]
+    assert metadata.version("iniconfig") != "1.1.1"
 
 
 def test_an_environment_is_made_again_when_the_requirements_change(project):

@@ -114,7 +114,7 @@ class PacketConnection:
         return segment.lease(nbytes, lambda: self._release.append(key))
 
     def _lost(self, error: Exception, *, was_sent: bool) -> LostConnectionError:
-        if isinstance(error, TimeoutError):
+        if isinstance(error, (TimeoutError, BlockingIOError)):
             return LostConnectionError(
                 f"No answer from {self._place} in time. Pass a larger timeout.",
                 was_sent=was_sent,

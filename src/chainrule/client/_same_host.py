@@ -23,7 +23,7 @@ from chainrule.client._dialect import NATIVE
 from chainrule.client._packets import PacketConnection
 from chainrule.client._transport import Ticket
 from chainrule.runtime._codec import Frames
-from chainrule.runtime._samehost import connect, is_supported
+from chainrule.runtime._samehost import connect, is_supported, limit_waiting
 
 __all__ = ["SameHost", "try_same_host"]
 
@@ -104,7 +104,7 @@ class SameHost:
         if not is_accepted:
             connection.close()
             raise ConnectionRefusedError("the server does not accept our secret")
-        raw.settimeout(self._timeout_s)
+        limit_waiting(raw, self._timeout_s)
         return connection
 
     def give_back(self, connection: PacketConnection) -> None:

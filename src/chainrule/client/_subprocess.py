@@ -25,7 +25,7 @@ from chainrule.client._packets import PacketConnection
 from chainrule.client._transport import Ticket, Transport
 from chainrule.runtime._codec import Frames, encode_frames
 from chainrule.runtime._config import ComponentConfig
-from chainrule.runtime._samehost import socket_pair
+from chainrule.runtime._samehost import limit_waiting, socket_pair
 
 __all__ = ["SubprocessTransport"]
 
@@ -119,7 +119,7 @@ class SubprocessTransport(Transport):
         self.place = f"process {self._process.pid}"
         self._connection = PacketConnection(ours, self.place)
         self._finalizer = weakref.finalize(self, _end, self._process, self._connection)
-        ours.settimeout(self._startup_timeout_s)
+        limit_waiting(ours, self._startup_timeout_s)
         try:
             answer = self._connection.exchange({}, Frames((self._setup,), len(self._setup)))
             self._facts = _read_facts(answer)
@@ -128,7 +128,7 @@ class SubprocessTransport(Transport):
             if isinstance(error, LostConnectionError):
                 raise self._ended("while it loaded the component", error) from error
             raise
-        ours.settimeout(self._timeout_s)
+        limit_waiting(ours, self._timeout_s)
 
     def _exchange(self, header: Mapping[str, Any], body: Frames, ticket: Ticket) -> Answer:
         if self._is_closed:

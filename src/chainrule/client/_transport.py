@@ -21,21 +21,24 @@ __all__ = ["Ticket", "Transport"]
 
 
 class Ticket:
-    """Lets a call that is under way be given up from another thread."""
+    """Lets a call that is under way be given up from another thread.
+
+    Attributes:
+        is_cancelled: whether the caller has given up.
+    """
 
     def __init__(self) -> None:
-        self._cancelled = threading.Event()
+        self.is_cancelled = False
         self._lock = threading.Lock()
         self._abort: Callable[[], Any] | None = None
 
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether the caller has given up."""
-        return self._cancelled.is_set()
-
     def pause(self, seconds: float) -> None:
         """Sleep, unless the caller gives up meanwhile."""
-        self._cancelled.wait(seconds)
+        # Made here, not with every ticket: it costs more than all the rest of one.
+        woken = threading.Event()
+        self.when_cancelled(woken.set)
+        woken.wait(seconds)
+        self.when_cancelled(None)
 
     def when_cancelled(self, abort: Callable[[], Any] | None) -> None:
         """What breaks off the call at its present stage; `None` when nothing can."""
@@ -46,7 +49,7 @@ class Ticket:
 
     def cancel(self) -> None:
         """Give up the call."""
-        self._cancelled.set()
+        self.is_cancelled = True
         with self._lock:
             abort = self._abort
         if abort is not None:

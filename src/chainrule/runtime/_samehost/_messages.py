@@ -18,6 +18,7 @@ __all__ = [
     "Message",
     "connect",
     "is_well_formed",
+    "limit_waiting",
     "listen",
     "receive_message",
     "send_message",
@@ -28,6 +29,7 @@ INLINE_BYTES = 32 * 1024
 """Bodies up to this size travel inside the message."""
 
 _LENGTH = struct.Struct("<I")
+_TIMEVAL = struct.Struct("@ll")
 # Below the size from which malloc asks the system for fresh memory at every receive.
 _MAX_PACKET = 64 * 1024
 _ANCILLARY_SIZE = socket.CMSG_SPACE(4 * array.array("i").itemsize)
@@ -79,13 +81,24 @@ def connect(address: str, *, timeout_s: float = 5.0) -> socket.socket:
         OSError: there is nobody; most likely the address is of another host.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.settimeout(timeout_s)
     try:
+        limit_waiting(connection, timeout_s)
         connection.connect(f"\0chainrule-{address}")
     except OSError:
         connection.close()
         raise
     return connection
+
+
+def limit_waiting(connection: socket.socket, timeout_s: float | None) -> None:
+    """Let sending and receiving fail with `BlockingIOError` after a while; `None` waits for ever.
+
+    `settimeout` would do the same with a further system call before each of them.
+    """
+    seconds = 0.0 if timeout_s is None else max(timeout_s, 1e-6)
+    limit = _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
 def send_message(
