@@ -46,7 +46,7 @@ class Caller(threading.Thread):
         with contextlib.closing(self._served.connect()) as self._http:
             self._open_same_host()
             with contextlib.closing(self._packets):
-                kinds = [self._json, self._json, self._frames, self._refused, self._shared]
+                kinds = [self._json, self._frames, self._refused, *[self._shared] * 4]
                 for _ in range(self._count):
                     self._number += 1
                     kind = self._random.choice(kinds)
@@ -100,16 +100,21 @@ class Caller(threading.Thread):
         receive_message(self._packets)
         self._own, self._received = SegmentPool("l"), SegmentCache()
         self._release: list[str] = []
+        self._calls = 0
 
     def _shared(self):
         frames = encode_frames({"inputs": {"x": np.full(20_000, self._number)}})
         segment = self._own.take(frames.nbytes)
         frames.write_into(segment.array(frames.nbytes))
         self._release, released = [], self._release
+        self._calls += 1
         header = {"path": "/apply", "content_type": FRAMES, "accept": FRAMES, "release": released,
-                  "segment": [segment.key, frames.nbytes]}  # fmt: skip
+                  "segment": [segment.key, frames.nbytes], "number": self._calls}  # fmt: skip
         send_message(self._packets, header, (), [segment.descriptor])
         message = receive_message(self._packets)
+        # A worker that was killed right after it had answered leaves the news of its end behind.
+        while message.header["number"] != self._calls:
+            message = receive_message(self._packets)
         give_up = self._own.forget if message.header["held"] else self._own.give_back
         give_up(segment.key)
         if message.header["status"] != 200:

@@ -88,16 +88,16 @@ def test_one_that_takes_the_worker_down_takes_nobody_along(start_server, tmp_pat
 
 def test_the_operator_decides(start_server, tmp_path):
     """Elementwise: equal shapes are stacked. The author did not ask for merging, the operator does."""
-    served = start_server(
-        components=f"{COMPONENTS}:anything", workers=1, merge_up_to=3, **SETTINGS
-    )
+    served = start_server(components=f"{COMPONENTS}:anything", workers=1, merge_up_to=3, **SETTINGS)
     trace = tmp_path / "trace"
     requests = [{"x": [[k, 1.0]], "trace": str(trace)} for k in range(3)]
     for k, answer in enumerate(together(served, "/apply", requests)):
         np.testing.assert_array_equal(answer.tree["result"], [[k * k, 1.0]])
     assert trace.read_text() == "(3, 1, 2)\n"
     requests = served.get("/metrics").body.decode()
-    assert 'chainrule_requests_total{component="anything",endpoint="apply",status="200"} 3' in requests
+    assert (
+        'chainrule_requests_total{component="anything",endpoint="apply",status="200"} 3' in requests
+    )
 
 
 def test_switched_off_and_alone(start_server, tmp_path):

@@ -56,9 +56,7 @@ def test_a_folder_serves_several_servers_and_restarts_but_not_other_code(start_s
 
 
 def test_nothing_is_kept_unless_asked_for(start_server, tmp_path):
-    served = start_server(
-        components=str(JOB_COMPONENT), workers=0, config={"cache": ["another"]}
-    )
+    served = start_server(components=str(JOB_COMPONENT), workers=0, config={"cache": ["another"]})
     trace = tmp_path / "trace"
     for _ in range(2):
         served.post("/apply", {"inputs": {"x": [1.0], "trace": str(trace)}})

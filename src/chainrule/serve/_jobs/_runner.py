@@ -15,7 +15,6 @@ import logging
 import shutil
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -27,10 +26,12 @@ import orjson
 from chainrule._errors import CapabilityError, ChainruleError, InputError, StorageError
 from chainrule.runtime._codec import FRAMES_MEDIA_TYPE, negotiate
 from chainrule.serve._calls import Call, CallError, Reply, stopping, unavailable
+from chainrule.serve._jobs._lane import Lane
 from chainrule.serve._jobs._live import LiveJob
 from chainrule.serve._jobs._log import JobLog
 from chainrule.serve._jobs._record import JobRecord, State
 from chainrule.serve._jobs._store import JobStore
+from chainrule.serve._jobs._watcher import JobWatcher
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._problems import problem_reply
 from chainrule.serve._scratch import make_scratch
@@ -66,7 +67,7 @@ class Jobs:
         self._temporary: Path | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="chainrule-jobs")
         self._live: dict[str, LiveJob] = {}
-        self._lanes: dict[str, _Lane] = {}
+        self._lanes: dict[str, Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
         self._is_stopped = False
@@ -79,7 +80,7 @@ class Jobs:
         """
         self._store = await self._in_thread(self._open)
         for name, service in services.items():
-            self._lanes[name] = _Lane(service)
+            self._lanes[name] = Lane(service)
         for record in await self._in_thread(self._store.recover):
             await self._resume(record)
         for lane in self._lanes.values():
@@ -151,10 +152,10 @@ class Jobs:
             await asyncio.shield(self._in_thread(self._store.add, record, call.body))
         except StorageError:
             # Two requests with one key at the same time: the index let only the first one in.
-            known = key and await self._in_thread(
-                self._store.with_key, component, call.endpoint, key
-            )
-            if not known:
+            if key is None:
+                raise
+            known = await self._in_thread(self._store.with_key, component, call.endpoint, key)
+            if known is None:
                 raise
             return self._same_request(known, digest), False
         live = self._live[record.id] = LiveJob(record)
@@ -235,7 +236,7 @@ class Jobs:
 
     # What happens to them
 
-    async def _work(self, lane: _Lane) -> None:
+    async def _work(self, lane: Lane) -> None:
         while True:
             live = await lane.take()
             live.task = task = asyncio.create_task(self._run(live, lane.service))
@@ -247,7 +248,7 @@ class Jobs:
                 return
 
     async def _run(self, live: LiveJob, service: Service) -> None:
-        watcher = _Watcher(live, self)
+        watcher = JobWatcher(live, self._make_log(live), self._mark_running)
         try:
             reply = await self._reply(live, service, watcher)
         except asyncio.CancelledError:
@@ -261,7 +262,7 @@ class Jobs:
         else:
             await self._finish(live, "succeeded" if reply.status == 200 else "failed", reply)
 
-    async def _reply(self, live: LiveJob, service: Service, watcher: _Watcher) -> Reply:
+    async def _reply(self, live: LiveJob, service: Service, watcher: JobWatcher) -> Reply:
         """The answer of the component, or of the server in its place."""
         record = live.record
         while True:
@@ -277,7 +278,7 @@ class Jobs:
             except ChainruleError as error:
                 return problem_reply(error, debug=self._options.debug)
 
-    def _call(self, record: JobRecord, body: bytes, service: Service, watcher: _Watcher) -> Call:
+    def _call(self, record: JobRecord, body: bytes, service: Service, watcher: JobWatcher) -> Call:
         wants_files = negotiate(record.accept).format == "json+binref"
         return Call(
             record.endpoint,
@@ -291,7 +292,7 @@ class Jobs:
             watcher=watcher,
         )
 
-    async def mark_running(self, live: LiveJob) -> None:
+    async def _mark_running(self, live: LiveJob) -> None:
         """Let the disk say that a job may have run, before it does."""
         running = replace(live.record, state="running", started_at=time.time())
         await self._in_thread(self._store.update, running)
@@ -310,7 +311,8 @@ class Jobs:
                 result_bytes=sum(map(len, pieces)),
             )
             if state == "failed":
-                record = replace(record, **_error_of(pieces))
+                code, message = _error_of(pieces)
+                record = replace(record, error_code=code, error_message=message)
             elif record.fraction is not None:
                 record = replace(record, fraction=1.0)
         try:
@@ -370,7 +372,7 @@ class Jobs:
     async def _in_default_thread(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(None, function)
 
-    def make_log(self, live: LiveJob) -> JobLog:
+    def _make_log(self, live: LiveJob) -> JobLog:
         """Where the output of a job goes."""
         loop = asyncio.get_running_loop()
 
@@ -379,74 +381,6 @@ class Jobs:
                 loop.call_soon_threadsafe(live.publish, "log", (number, line))
 
         return JobLog(self._store.log_path(live.record.id), on_line, self._pass_on)
-
-
-class _Lane:
-    """The jobs that wait for one component, first come first served."""
-
-    def __init__(self, service: Service) -> None:
-        self.service = service
-        self.waiting: deque[LiveJob] = deque()
-        self._has_some = asyncio.Event()
-        self._is_held = False
-
-    def put(self, live: LiveJob) -> None:
-        self.waiting.append(live)
-        self._has_some.set()
-
-    async def take(self) -> LiveJob:
-        while not self.waiting or self._is_held:
-            self._has_some.clear()
-            await self._has_some.wait()
-        return self.waiting.popleft()
-
-    def remove(self, live: LiveJob) -> bool:
-        if live not in self.waiting:
-            return False
-        self.waiting.remove(live)
-        return True
-
-    def position(self, job_id: str) -> int | None:
-        for position, live in enumerate(self.waiting):
-            if live.record.id == job_id:
-                return position
-        return 0
-
-    def hold(self) -> None:
-        self._is_held = True
-
-
-class _Watcher:
-    """Hears of one job from the worker that runs it."""
-
-    def __init__(self, live: LiveJob, jobs: Jobs) -> None:
-        self._live = live
-        self._jobs = jobs
-        self.has_started = False
-        self.log = jobs.make_log(live)
-
-    async def on_start(self) -> None:
-        """A worker is about to begin."""
-        await self._jobs.mark_running(self._live)
-        self.has_started = True
-
-    def on_progress(self, fraction: float, message: str) -> None:
-        """The component said how far along it is."""
-        live = self._live
-        live.record = replace(live.record, fraction=fraction, message=message or None)
-        live.publish("progress", live.record)
-
-    def open_log(self) -> int:
-        """A descriptor for what the component prints."""
-        return self.log.open()
-
-    def log_is_sent(self) -> None:
-        """The worker has the descriptor now."""
-        self.log.sent()
-
-    def write_log(self, chunk: bytes) -> None:
-        """The component said something."""
-        self.log.write(chunk)
 
 
 def _as_end_of_job(error: CallError) -> CallError:
@@ -460,12 +394,12 @@ def _as_end_of_job(error: CallError) -> CallError:
     )
 
 
-def _error_of(pieces: list[bytes]) -> dict[str, str]:
+def _error_of(pieces: list[bytes]) -> tuple[str, str]:
     try:
         problem = orjson.loads(b"".join(pieces))
-        return {"error_code": str(problem["code"]), "error_message": str(problem["message"])}
+        return str(problem["code"]), str(problem["message"])
     except (ValueError, KeyError, TypeError):
-        return {"error_code": "component_failed", "error_message": "The component failed."}
+        return "component_failed", "The component failed."
 
 
 def to_standard_error(chunk: bytes) -> None:

@@ -132,7 +132,8 @@ class JobStore:
         """How many jobs are in each state."""
         with _storage_errors():
             found = self._database.execute("SELECT state, COUNT(*) FROM jobs GROUP BY state")
-            return dict.fromkeys(STATES, 0) | dict(found.fetchall())
+            counts: dict[str, int] = dict.fromkeys(STATES, 0)
+            return counts | dict(found.fetchall())
 
     def recover(self) -> list[JobRecord]:
         """The jobs that still have to run, oldest first.
