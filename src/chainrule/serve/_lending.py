@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from chainrule.serve._pool import Counters
 
 __all__ = ["Lending"]
+
+# Where callers of other kinds need the workers too, lending and calling back would cost more than it saves.
+_QUIET_S = 0.1
 
 
 class Lending:
@@ -42,6 +46,7 @@ class Lending:
         self._on_return = on_return
         self._leases: dict[Lendable, Lease] = {}
         self._clients: dict[int, Client] = {}
+        self._wanted_at = -_QUIET_S
 
     @property
     def is_empty(self) -> bool:
@@ -54,6 +59,8 @@ class Lending:
         The clients that had one before get one too, or two of them would take turns in calling it back.
         """
         self._clients[client.number] = client
+        if time.monotonic() - self._wanted_at < _QUIET_S:
+            return
         lent = [worker for worker, lease in self._leases.items() if not lease.is_ending]
         workers = [*free, *lent]
         for each in self._clients.values() if workers else ():
@@ -79,10 +86,13 @@ class Lending:
         """Want one worker back, for a call that would wait otherwise."""
         lent = [lease for lease in self._leases.values() if not lease.is_ending]
         if lent:
+            self._wanted_at = time.monotonic()
             min(lent, key=lambda lease: lease.client_count).end()
 
     def call_all_back(self) -> None:
         """Want all workers back."""
+        if self._leases:
+            self._wanted_at = time.monotonic()
         for lease in self._leases.values():
             lease.end()
 
