@@ -48,11 +48,11 @@ def wait_until_ready(engine: Engine, name: str, port: int, timeout_s: float) -> 
             looked = now
             state = engine.inspect("container", name)["State"]
             if not state["Running"]:
-                raise _failed(
-                    engine, name, f"ended with status {state['ExitCode']}", "container_failed"
-                )
+                what = f"ended with status {state['ExitCode']}"
+                raise TransportError(_with_log(engine, name, what), code="container_failed")
         if now - start > timeout_s:
-            raise _failed(engine, name, f"did not answer within {timeout_s:g} s", "startup_timeout")
+            what = f"did not answer within {timeout_s:g} s"
+            raise TransportError(_with_log(engine, name, what), code="startup_timeout")
         time.sleep(_PAUSE_S)
 
 
@@ -67,6 +67,6 @@ def _answers(port: int) -> bool:
         connection.close()
 
 
-def _failed(engine: Engine, name: str, what: str, code: str) -> TransportError:
+def _with_log(engine: Engine, name: str, what: str) -> str:
     log = engine.log(name, _SHOWN).strip() or "(nothing)"
-    return TransportError(f"The container {what}. Its log:\n{log}", code=code)
+    return f"The container {what}. Its log:\n{log}"
