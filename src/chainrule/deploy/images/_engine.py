@@ -86,6 +86,8 @@ class Engine:
         tail: deque[str] = deque(maxlen=_TAIL)
         with subprocess.Popen(
             [*self.command, *arguments],
+            # Older docker needs to be told to use the builder that knows mounts and secrets.
+            env={**os.environ, "DOCKER_BUILDKIT": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

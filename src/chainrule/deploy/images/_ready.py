@@ -48,11 +48,17 @@ def wait_until_ready(engine: Engine, name: str, port: int, timeout_s: float) -> 
             looked = now
             state = engine.inspect("container", name)["State"]
             if not state["Running"]:
-                what = f"ended with status {state['ExitCode']}"
-                raise TransportError(_with_log(engine, name, what), code="container_failed")
+                raise TransportError(
+                    f"The container ended with status {state['ExitCode']}. "
+                    f"Its log:\n{_last_lines(engine, name)}",
+                    code="container_failed",
+                )
         if now - start > timeout_s:
-            what = f"did not answer within {timeout_s:g} s"
-            raise TransportError(_with_log(engine, name, what), code="startup_timeout")
+            raise TransportError(
+                f"The container did not answer within {timeout_s:g} s. "
+                f"Its log:\n{_last_lines(engine, name)}",
+                code="startup_timeout",
+            )
         time.sleep(_PAUSE_S)
 
 
@@ -67,6 +73,5 @@ def _answers(port: int) -> bool:
         connection.close()
 
 
-def _with_log(engine: Engine, name: str, what: str) -> str:
-    log = engine.log(name, _SHOWN).strip() or "(nothing)"
-    return f"The container {what}. Its log:\n{log}"
+def _last_lines(engine: Engine, name: str) -> str:
+    return engine.log(name, _SHOWN).strip() or "(nothing)"
