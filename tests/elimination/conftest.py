@@ -22,6 +22,7 @@ def _no_stored_orders(monkeypatch):
 @pytest.fixture(autouse=True)
 def _ordinary_prices(monkeypatch):
     """What a test sees must not depend on how busy the machine was when it was measured."""
-    from chainrule.elimination import _calibration, _methods
+    from chainrule.elimination import _calibration, _find_order, _methods
 
-    monkeypatch.setattr(_methods, "prices", lambda: _calibration.DEFAULT_PRICES)
+    for module in (_methods, _find_order):
+        monkeypatch.setattr(module, "prices", lambda: _calibration.DEFAULT_PRICES)

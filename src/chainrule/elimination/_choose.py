@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import cache
 
 from chainrule.elimination._eliminate import Step
-from chainrule.elimination._find_order import find_order_of_graph
+from chainrule.elimination._find_order import find_order_of_graph, is_wide
 from chainrule.elimination._graph import Graph
 from chainrule.elimination._order import Order, fingerprint
 from chainrule.elimination._order_cache import OrderCache, default_cache
@@ -18,7 +17,6 @@ from chainrule.elimination._orders import (
     markowitz_order,
     reverse_order,
 )
-from chainrule.elimination._rules import real_shape
 
 __all__ = ["AUTO_BUDGET_S", "OrderLike", "choose_order"]
 
@@ -29,8 +27,8 @@ AUTO_BUDGET_S = 0.2
 """How long `"auto"` searches, once per function and shapes."""
 
 
-_MOST_SCALARS, _MOST_BLOCKS = 2000, 120
-"""Graphs with more vertices than this are not searched: on blocks, one greedy pass takes seconds."""
+_MOST_VERTICES = 2000
+"""Larger graphs are not searched."""
 
 
 @cache
@@ -51,15 +49,11 @@ def _searched(graph: Graph) -> tuple[Step, ...]:
 
 
 def _is_worth_a_search(graph: Graph) -> bool:
-    is_scalar = all(not s.out_shape for row in graph.structures.values() for s in row.values())
-    return 2 <= len(graph.required) <= (_MOST_SCALARS if is_scalar else _MOST_BLOCKS)
+    return 2 <= len(graph.required) <= _MOST_VERTICES
 
 
 def _narrow_side_first(graph: Graph) -> tuple[int, ...]:
-    """Reverse accumulation when there are no more outputs than inputs, else forward."""
-    rows = sum(math.prod(real_shape(atom.aval)) for atom in graph.targets)
-    columns = sum(math.prod(real_shape(var.aval)) for var in graph.inputs)
-    return reverse_order(graph) if rows <= columns else forward_order(graph)
+    return reverse_order(graph) if is_wide(graph) else forward_order(graph)
 
 
 _NAMED: dict[str, Callable[[Graph], tuple[Step, ...]]] = {

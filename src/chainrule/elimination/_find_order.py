@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,18 +12,21 @@ from typing import Any, Literal
 from chainrule._errors import InputError
 from chainrule._jaxpr import Var
 from chainrule.elimination._blocks import product_structure, sum_structure
+from chainrule.elimination._calibration import prices
 from chainrule.elimination._counting import additions, count_operations, multiplications, nontrivial
 from chainrule.elimination._eliminate import Step
 from chainrule.elimination._graph import Graph
 from chainrule.elimination._linearize import trace_function
 from chainrule.elimination._order import Order, fingerprint
+from chainrule.elimination._rules import real_shape
 from chainrule.elimination._search import Found, Problem, search, split_edges
 from chainrule.elimination._search._problem import ZERO
 from chainrule.elimination._structure import Structure, structure_of
+from chainrule.elimination._work import Work, product_work, sum_work
 
-__all__ = ["Objective", "find_order", "find_order_of_graph"]
+__all__ = ["Objective", "find_order", "find_order_of_graph", "is_wide"]
 
-Objective = Literal["multiplications", "nontrivial", "operations", "memory"]
+Objective = Literal["multiplications", "nontrivial", "operations", "time", "memory"]
 
 
 def find_order(
@@ -43,7 +47,8 @@ def find_order(
         argnums: which of them are differentiated; all by default.
         objective: what is made small: `"multiplications"` by the convention of the literature,
             `"nontrivial"` ones (neither by ±1 nor of two constants), `"operations"` (nontrivial
-            multiplications and additions), or `"memory"` (entries that products write).
+            multiplications and additions), `"time"` (picoseconds of products and sums by the cost model,
+            at prices that are measured once per machine), or `"memory"` (entries that products write).
         budget_s: seconds to search; proven optima end it sooner. Interrupting keeps the best so far.
         seed: of all random choices.
         progress: show a progress bar with the best cost so far.
@@ -83,7 +88,9 @@ def find_order_of_graph(
         )
     problem, nodes = _as_problem(graph, objective)
     with _Reporter(progress, budget_s) as report:
-        found = search(problem, budget_s=budget_s, seed=seed, on_progress=report)
+        found = search(
+            problem, budget_s=budget_s, seed=seed, reverse_first=is_wide(graph), on_progress=report
+        )
     vertices = _vertices_of(graph, [nodes[k] for k in found.order])
     order = Order(
         vertices=vertices, fingerprint=fingerprint(graph), objective=objective,
@@ -91,6 +98,12 @@ def find_order_of_graph(
         method=found.method, seconds=round(found.seconds, 4),
     )  # fmt: skip
     return _with_edges(graph, order, problem, nodes, found, budget_s) if edges else order
+
+
+def is_wide(graph: Graph) -> bool:
+    """Whether there are no more outputs than inputs: then reverse accumulation is the safer start."""
+    rows = sum(math.prod(real_shape(atom.aval)) for atom in graph.targets)
+    return rows <= sum(math.prod(real_shape(var.aval)) for var in graph.inputs)
 
 
 def _with_edges(
@@ -171,7 +184,7 @@ class _Algebra:
         total = sum_structure(self._structures[first], self._structures[second])
         # A sum that cancels keeps its edge: the search may not drop what it has once seen.
         kept = self._structures[first] if total.is_zero else total
-        return self.number(kept), self._sum_cost(total)
+        return self.number(kept), self._sum_cost(self._structures[first], self._structures[second])
 
 
 @lru_cache(maxsize=65536)
@@ -187,14 +200,31 @@ def _entries_written(outer: Structure, inner: Structure) -> int:
     return product_structure(outer, inner).stored
 
 
-def _nothing(total: Structure) -> int:
+def _nothing(first: Structure, second: Structure) -> int:
     return 0
+
+
+def _additions(first: Structure, second: Structure) -> int:
+    return additions(sum_structure(first, second))
+
+
+def _picoseconds(work: Work) -> int:
+    return round(1e12 * prices().seconds(work))
+
+
+def _product_time(outer: Structure, inner: Structure) -> int:
+    return _picoseconds(product_work(outer, inner))
+
+
+def _sum_time(first: Structure, second: Structure) -> int:
+    return _picoseconds(sum_work(first, second))
 
 
 _COSTS: dict[str, tuple[Any, Any]] = {
     "multiplications": (multiplications, _nothing),
     "nontrivial": (nontrivial, _nothing),
-    "operations": (nontrivial, additions),
+    "operations": (nontrivial, _additions),
+    "time": (_product_time, _sum_time),
     "memory": (_entries_written, _nothing),
 }
 

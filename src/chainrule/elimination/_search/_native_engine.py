@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from chainrule.elimination._search._problem import Problem
+from chainrule.elimination._search._problem import OutOfBudgetError, Problem
 
 __all__ = ["NativeEngine"]
 
 _UNKNOWN, _MISS = -2, -1
+
+_MOST_STRUCTURES = 4096
+"""The tables are square: 200 MB each at this size."""
 
 
 class _CProblem(ctypes.Structure):
@@ -63,10 +68,10 @@ class _Table:
 class NativeEngine:
     """Costs of orders, greedy construction and improvement, in C. Deterministic for a seed."""
 
-    sweeps_per_call = 16
-
     def __init__(self, problem: Problem, library: ctypes.CDLL) -> None:
         self.problem = problem
+        self.deadline = math.inf
+        self.sweeps_per_call = max(1, min(16, 1600 // max(1, len(problem.eliminable))))
         self._library = library
         most = max((structure for *_, structure in problem.edges), default=0)
         self._capacity = 2 ** (most + 1).bit_length()
@@ -143,8 +148,12 @@ class NativeEngine:
             self._answer()
 
     def _answer(self) -> None:
+        if time.perf_counter() > self.deadline:
+            raise OutOfBudgetError
         table = self._products if self._c.missing_kind == 1 else self._sums
         structure = table.fill(self._c.missing_first, self._c.missing_second)
+        if structure >= _MOST_STRUCTURES:
+            raise OutOfBudgetError
         if structure >= self._capacity:
             self._capacity = 2 ** (structure + 1).bit_length()
             self._products.grow(self._capacity)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from chainrule.elimination._search._bound import lower_bound
 from chainrule.elimination._search._engines import Engine, make_engine
-from chainrule.elimination._search._problem import Problem
+from chainrule.elimination._search._problem import OutOfBudgetError, Problem
 
 __all__ = ["Found", "search"]
 
@@ -48,6 +48,7 @@ def search(
     budget_s: float,
     seed: int = 0,
     starts: Sequence[Sequence[int]] = (),
+    reverse_first: bool = False,
     on_progress: Callable[[Found, float], None] | None = None,
 ) -> Found:
     """The cheapest order found within a budget of seconds.
@@ -57,15 +58,18 @@ def search(
 
     Args:
         problem: the graph.
-        budget_s: seconds; the constructions run in any case.
+        budget_s: seconds; forward or reverse runs in any case.
         seed: of all random choices.
         starts: further orders to start from.
+        reverse_first: which of forward and reverse runs in any case.
         on_progress: called about ten times a second with the best so far and the time spent.
     """
     run = _Run(problem, make_engine(problem), budget_s, seed, on_progress)
     try:
-        run.construct(starts)
+        run.construct(starts, reverse_first=reverse_first)
         run.improve()
+    except OutOfBudgetError:
+        pass
     except KeyboardInterrupt:
         if run.best is None:
             raise
@@ -112,11 +116,14 @@ class _Run:
             self._on_progress(self.best, self.elapsed)
         return cost
 
-    def construct(self, starts: Sequence[Sequence[int]]) -> None:
+    def construct(self, starts: Sequence[Sequence[int]], *, reverse_first: bool) -> None:
         """Orders that need no search."""
         forward = list(self.problem.eliminable)
-        self.offer(forward, "forward")
-        self.offer(forward[::-1], "reverse")
+        pure = [("forward", forward), ("reverse", forward[::-1])]
+        for name, order in reversed(pure) if reverse_first else pure:
+            self.offer(order, name)
+            # On large blocks the other direction, and every greedy pass, may take for ever.
+            self.engine.deadline = self._began + self.budget_s
         for start in starts:
             self.offer(start, "given")
         for look_ahead in _LOOK_AHEADS:

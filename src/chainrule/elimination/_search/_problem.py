@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-__all__ = ["ZERO", "Algebra", "Problem", "ScalarAlgebra"]
+__all__ = ["ZERO", "Algebra", "OutOfBudgetError", "Problem", "ScalarAlgebra"]
 
 ZERO = -1
 """The structure of a product that has no entry: no edge comes of it."""
+
+
+class OutOfBudgetError(Exception):
+    """A search has used its time, or met more structures than it has room for; never leaves this package."""
 
 
 class Algebra(Protocol):

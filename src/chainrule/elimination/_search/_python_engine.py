@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Iterator, Sequence
 
-from chainrule.elimination._search._problem import ZERO, Problem
+from chainrule.elimination._search._problem import ZERO, OutOfBudgetError, Problem
 
 __all__ = ["PartialGraph", "PythonEngine"]
 
@@ -122,6 +123,7 @@ class PythonEngine:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
+        self.deadline = math.inf
         self.evaluations = 0
         self._products: dict[tuple[int, int], tuple[int, int]] = {}
         self._sums: dict[tuple[int, int], tuple[int, int]] = {}
@@ -130,6 +132,8 @@ class PythonEngine:
         """The algebra's product, remembered."""
         key = out_edge, in_edge
         if key not in self._products:
+            if time.perf_counter() > self.deadline:
+                raise OutOfBudgetError
             self._products[key] = self.problem.algebra.product(out_edge, in_edge)
         return self._products[key]
 

@@ -1,0 +1,226 @@
+"""Which way of computing a Jacobian `auto` takes, and what it goes by."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from chainrule import ChainruleError
+from chainrule.elimination import _choose, explain_jacobian, find_order, jacobian
+from chainrule.elimination._calibration import DEFAULT_PRICES, Prices, _read, calibrate
+from chainrule.elimination._choose import choose_order
+from chainrule.elimination._counting import count_operations
+from chainrule.elimination._linearize import trace_function
+from chainrule.elimination._methods import candidates
+from chainrule.elimination._order import fingerprint
+from chainrule.elimination._work import Work, elimination_work, sweep_work, work_of_program
+from chainrule.elimination.examples import TASKS
+
+V = np.array([0.3, -0.7, 1.2])
+needs_asdex = pytest.mark.skipif(
+    importlib.util.find_spec("asdex") is None, reason="the extra `sparse` is not installed"
+)
+needs_llvmlite = pytest.mark.skipif(
+    importlib.util.find_spec("llvmlite") is None, reason="the extra `native` is not installed"
+)
+
+
+def long_loop(x):
+    """Every entry goes its own way, a hundred times: the Jacobian is diagonal."""
+    return jax.lax.scan(lambda c, _: (jnp.sin(c) * x, None), x, None, length=100)[0]
+
+
+def traced(function, *arguments):
+    return trace_function(function, tuple(range(len(arguments))), arguments, {})
+
+
+@needs_asdex
+def test_compressed_jacobian_of_a_tree():
+    dtype = np.float32
+
+    def function(a, b):
+        return {"s": jnp.sin(a) * b["x"], "sum": a[1:] - a[:-1], "n": jnp.argmax(a), "k": b["y"]}
+
+    arguments = V.astype(dtype), {"x": dtype(2.0), "y": np.ones((2, 2), dtype)}
+    found = jax.jit(jacobian(function, (0, 1), method="compressed"))(*arguments)
+    wanted = jacobian(function, (0, 1), method="jacrev")(*arguments)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, wanted)
+    assert jax.tree.map(lambda a: a.dtype, found) == jax.tree.map(lambda a: a.dtype, wanted)
+
+
+@needs_asdex
+def test_auto_compresses_a_long_loop_with_a_sparse_jacobian():
+    x = np.linspace(0.1, 1.0, 400)
+    explained = explain_jacobian(long_loop, x)
+    assert explained.chosen == "compressed"
+    assert explained.candidates[0].sweeps == 1
+    found = jax.jit(jacobian(long_loop))(x)
+    diagonal = jax.jvp(long_loop, (x,), (np.ones_like(x),))[1]
+    np.testing.assert_allclose(found, np.diag(diagonal), rtol=1e-10)
+
+
+@needs_asdex
+def test_compression_needs_values_that_are_not_traced():
+    with pytest.raises(ChainruleError) as caught:
+        jax.jit(lambda y: jacobian(lambda x: x * y, method="compressed")(V))(2.0)
+    assert caught.value.code == "no_pattern"
+
+
+@pytest.mark.parametrize("name", ["method", "backend"])
+def test_unknown_names(name):
+    with pytest.raises(ChainruleError) as caught:
+        jacobian(jnp.sin, **{name: "abacus"})
+    assert caught.value.code == f"unknown_{name}"
+
+
+@needs_llvmlite
+@pytest.mark.parametrize("task", TASKS[:4], ids=lambda task: task.name)
+def test_auto_makes_a_kernel_of_mapped_scalar_functions(task):
+    arguments = task.arguments()
+    chosen = []
+
+    def choose(*values):
+        here = traced(task.function, *values)
+        order = choose_order(here.graph, "reverse")
+        chosen.append(candidates(here, order, compiled=True)[0].name)
+        return values[0]
+
+    jax.vmap(choose)(*(jnp.full(512, value) for value in arguments))
+    assert chosen == ["elimination (native)"]
+
+
+@needs_llvmlite
+def test_a_kernel_may_close_over_traced_values_and_read_arrays_of_different_sizes():
+    def function(w, x, y):
+        return jacobian(lambda w, x: jnp.tanh(w @ x) * y, (0, 1), backend="native")(w, x)
+
+    w, x = np.linspace(0.0, 1.0, 6).reshape(2, 3), V
+    found = jax.jit(jax.vmap(function, (None, None, 0)))(w, x, np.array([1.0, 2.0]))
+    for k, y in enumerate((1.0, 2.0)):
+        wanted = jax.jacrev(lambda w, x, y=y: jnp.tanh(w @ x) * y, (0, 1))(w, x)
+        for block, reference in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(block[k], reference, rtol=1e-10)
+
+
+@needs_llvmlite
+@pytest.mark.parametrize("batch", [1, 37])
+def test_constant_results_of_a_kernel(batch):
+    def function(x, y):
+        return 3.0 * x, x * y, y, jnp.stack([x, 2.0 * y])
+
+    arguments = np.linspace(0.5, 1.0, batch), np.linspace(-1.0, 1.0, batch)
+    found = jax.jit(jax.vmap(jacobian(function, (0, 1), backend="native")))(*arguments)
+    wanted = jax.vmap(jax.jacfwd(function, (0, 1)))(*arguments)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), found, wanted)
+
+
+def test_methods_that_jax_cannot_do_are_no_candidates():
+    def pulled_only(x):
+        rule = jax.custom_vjp(lambda x: jnp.sin(x))
+        rule.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (ct * jnp.cos(x),))
+        return rule(x)
+
+    def looped(x):
+        return jax.lax.while_loop(lambda y: jnp.all(y < 10.0), lambda y: 2.0 * y, x)
+
+    methods = {c.method for c in explain_jacobian(pulled_only, V).candidates}
+    assert "jacfwd" not in methods
+    methods = {c.method for c in explain_jacobian(looped, np.abs(V)).candidates}
+    assert "jacrev" not in methods
+    np.testing.assert_allclose(jacobian(pulled_only)(V), np.diag(np.cos(V)), rtol=1e-12)
+
+
+def test_asking_a_component_costs_a_call():
+    def function(x):
+        shape = jax.ShapeDtypeStruct((3,), x.dtype)
+        return jnp.sin(jax.pure_callback(np.sin, shape, x) * x)
+
+    graph = traced(function, V).graph
+    once = work_of_program(graph.program)
+    assert once.calls == 1
+    assert sweep_work(graph, 5, reverse=True).calls == 6
+    assert elimination_work(graph, graph.required).calls == 2
+    assert DEFAULT_PRICES.seconds(once) > 100 * DEFAULT_PRICES.seconds(Work(arithmetic=1000))
+
+
+def test_work_of_known_programs():
+    def product(a, b):
+        return jnp.sin(a @ b)
+
+    program = traced(product, np.ones((4, 5)), np.ones((5, 6))).graph.program
+    work = work_of_program(program)
+    assert (work.contraction, work.transcendental, work.kernels) == (4 * 5 * 6, 24, 1)
+    assert work.times(3).contraction == 3 * 120
+    assert work.operations == 144
+
+
+def test_prices_are_measured_and_kept(tmp_path):
+    """In a process of its own: prices are remembered in memory too."""
+    code = (
+        "import jax, jax.numpy as jnp\n"
+        "from chainrule.elimination import jacobian\n"
+        "jax.jit(jacobian(lambda x: jnp.sin(x) * x))(jnp.ones(3))\n"
+    )
+    environment = {**os.environ, "CHAINRULE_ORDER_CACHE": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
+    (file,) = (tmp_path / "prices").iterdir()
+    found = _read(file)
+    assert isinstance(found, Prices)
+    assert all(value > 0 for value in json.loads(file.read_text()).values())
+    file.write_text("{}")
+    assert _read(file) is None
+
+
+def test_calibration_works_inside_a_trace():
+    found = []
+    jax.jit(lambda x: (found.append(calibrate(jax.devices()[0])), x)[1])(1.0)
+    assert found[0].call > 0
+
+
+@pytest.mark.parametrize("objective", ["time", "memory", "operations"])
+def test_objectives_do_not_lose_to_forward_and_reverse(objective):
+    def function(x, w):
+        return jnp.tanh(w @ (w.T @ jnp.sin(x))).sum() * x[:2]
+
+    arguments = np.ones(4), np.ones((4, 2))
+    found = find_order(function, *arguments, objective=objective, budget_s=0.3)
+    graph = traced(function, *arguments).graph
+    for given in ("forward", "reverse"):
+        vertices = choose_order(graph, given)
+        if objective == "time":
+            work = elimination_work(graph, vertices)
+            best = elimination_work(graph, found.vertices)
+            assert DEFAULT_PRICES.seconds(best) <= DEFAULT_PRICES.seconds(work) * (1 + 1e-9)
+    reference = jax.jacrev(function, (0, 1))(*arguments)
+    blocks = jacobian(function, (0, 1), order=found)(*arguments)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10), blocks, reference)
+
+
+def test_large_graphs_of_arrays_are_searched():
+    def deep(x, w):
+        for _ in range(25):
+            x = jnp.tanh(w @ x + 0.1 * x) * jnp.sum(x)
+        return x[:2]
+
+    graph = traced(deep, np.ones(3), np.ones((3, 3))).graph
+    assert len(graph.required) > 120
+    order = choose_order(graph, "auto")
+    assert sorted(order) == list(graph.required)
+    stored = _choose._cache().get(fingerprint(graph), "nontrivial")
+    assert stored is not None
+    assert stored.cost <= count_operations(graph, choose_order(graph, "reverse")).nontrivial
+
+
+def test_a_search_without_time_gives_the_safer_direction():
+    def function(x):
+        return jnp.tanh(jnp.cumsum(jnp.sin(x)) * x).sum()
+
+    graph = traced(function, np.ones(4)).graph
+    order = find_order(function, np.ones(4), objective="nontrivial", budget_s=0.0)
+    assert order.vertices == choose_order(graph, "reverse")
