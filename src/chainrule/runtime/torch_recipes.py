@@ -188,7 +188,8 @@ def torch_abstract_eval(apply_fn: Apply, abstract_inputs: Any) -> Any:
     """
     dumped = hasattr(abstract_inputs, "model_dump")
     tree = abstract_inputs.model_dump() if dumped else abstract_inputs
-    with FakeTensorMode(), torch.no_grad():
+    # A model closes over its weights, which are real.
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         outputs = apply_fn(_map_leaves(_empty, tree, is_leaf=_is_aval))
     return _map_leaves(_aval, outputs)
 

@@ -1,12 +1,14 @@
 """Endpoints that the author left out follow from those that are there."""
 
 import itertools
+from typing import Annotated
 
 import numpy as np
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-from chainrule.runtime import Array, Differentiable, Float64
+from chainrule._errors import InputError
+from chainrule.runtime import Array, Differentiable, Float64, component
 from chainrule.runtime._component import Definition, LocalComponent
 from chainrule.runtime._component._capabilities import Implementation
 from chainrule.runtime._derivatives import FIRST_ORDER, JACOBIAN, JVP, VJP
@@ -134,3 +136,19 @@ def test_what_derived_endpoints_come_from():
 def test_nothing_is_derived_from_nothing():
     component = make([])
     assert component.available_endpoints == ["apply", "health"]
+
+
+def test_bounds_on_arrays_do_not_hinder_abstract_evaluation():
+    @component
+    def scale(
+        x: Annotated[Array[("n",), Float64], Field(description="any")],
+        factor: Annotated[Float64, Field(gt=0, description="positive")] = 2.0,
+        many: list[Annotated[Float64, Field(ge=1)]] = [1.0],  # noqa: B006
+    ) -> Array[("n",), Float64]:
+        return factor * x
+
+    shape = {"shape": [3], "dtype": "float64"}
+    foretold = scale.abstract_eval({"x": shape, "many": [{"shape": [], "dtype": "float64"}]})
+    assert foretold["result"] == shape
+    with pytest.raises(InputError):
+        scale.apply({"x": [1.0], "factor": -1.0})

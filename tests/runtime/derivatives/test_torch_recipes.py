@@ -121,6 +121,14 @@ def test_abstract_evaluation(inputs):
     assert found["label"] == "m"
 
 
+def test_abstract_evaluation_of_a_model_with_weights():
+    model = torch.nn.Linear(3, 2)
+    foretold = tr.torch_abstract_eval(
+        lambda inputs: {"y": model(inputs["x"])}, {"x": {"shape": [5, 3], "dtype": "float32"}}
+    )
+    assert foretold == {"y": {"shape": (5, 2), "dtype": "float32"}}
+
+
 def test_vectors_that_do_not_fit(inputs):
     with pytest.raises(InputError) as caught:
         tr.torch_jvp(torch_apply, inputs, {"x"}, {"y"}, {"x": np.ones(4)})

@@ -103,7 +103,10 @@ class _Rewriter:
         origin = get_origin(annotation)
         if origin is Annotated:
             inner, *metadata = arguments
-            return Annotated[(self.annotation(inner), *metadata)]
+            changed = self.annotation(inner)
+            # Rules for an array mean nothing for its shape.
+            is_exchanged = changed is not inner and spec_of(inner) is not None
+            return changed if is_exchanged else Annotated[(changed, *metadata)]
         rewritten = tuple(self.annotation(argument) for argument in arguments)
         if all(new is old for new, old in zip(rewritten, arguments, strict=True)):
             return annotation
@@ -143,7 +146,9 @@ def _strict_subclass(
 def _abstract_twin(
     model: type[BaseModel], name: str, fields: Mapping[str, FieldInfo]
 ) -> type[BaseModel]:
-    definitions: dict[str, Any] = {field: (info.annotation, info) for field, info in fields.items()}
+    definitions: dict[str, Any] = {
+        field: (info.annotation, _without_array_rules(info)) for field, info in fields.items()
+    }
     if issubclass(model, RootModel):
         return create_model(f"AbstractEval_{name}", __base__=_root_model(definitions["root"][0]))
     config = ConfigDict(
@@ -156,6 +161,26 @@ def _abstract_twin(
         __module__=model.__module__,
         **definitions,
     )
+
+
+_KEPT = (
+    "default_factory", "alias", "alias_priority", "validation_alias", "serialization_alias",
+    "title", "description", "examples", "discriminator", "json_schema_extra",
+)  # fmt: skip
+
+
+def _without_array_rules(info: FieldInfo) -> FieldInfo:
+    """A field without bounds such as `gt`, if its values are shapes."""
+    if not contains(info.annotation, _is_shape):
+        return info
+    kept = {name: getattr(info, name) for name in _KEPT if getattr(info, name) is not None}
+    return FieldInfo(
+        annotation=info.annotation, default=info.default, validate_default=True, **kept
+    )
+
+
+def _is_shape(annotation: Any) -> bool:
+    return isinstance(getattr(annotation, "spec", None), ArraySpec)
 
 
 def _root_model(annotation: Any) -> type[BaseModel]:
