@@ -553,13 +553,15 @@ class Component:
             payloads = [make_payload("apply", item) for item in items]
             return self.transport.call_many("apply", payloads, ticket=ticket)
 
-        limit = max_in_flight or self.max_concurrency * self.transport.max_group
+        transport = self.transport
+        limit = max_in_flight or self.max_concurrency * transport.max_group
+        largest = max(1, limit // self.max_concurrency)
         return stream_outcomes(
             send_many,
             inputs,
             executor=self._workers(),
             max_in_flight=limit,
-            max_group=max(1, min(self.transport.max_group, limit // self.max_concurrency)),
+            group_size=lambda: min(transport.group_size(), largest),
             ordered=ordered,
             progress=progress,
             label="apply",

@@ -1,12 +1,7 @@
-"""Many inputs through one component, a bounded number at a time.
-
-Calls go out in groups, where the transport takes groups: one at first, then as many as keep a replica busy
-for `_GROUP_S`, so that the cost of a message is shared by evaluations that are shorter than it.
-"""
+"""Many inputs through one component, a bounded number at a time, in groups where that pays."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
@@ -22,8 +17,6 @@ __all__ = ["Outcome", "SendMany", "stream_outcomes"]
 
 SendMany = Callable[[Sequence[Any], Ticket], Sequence[Any]]
 """Sends a group of inputs; gives a result, or the `ChainruleError`, for each."""
-
-_GROUP_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -57,7 +50,7 @@ def stream_outcomes(
     *,
     executor: Executor,
     max_in_flight: int,
-    max_group: int,
+    group_size: Callable[[], int],
     ordered: bool,
     progress: bool,
     label: str,
@@ -67,16 +60,17 @@ def stream_outcomes(
     The next input is taken when there is room for it: inputs whose outcome has not been asked for yet count
     as under way. When the caller stops asking, the calls that are under way are given up.
     """
-    stream = _Stream(send_many, executor, max_group)
+    stream = _Stream(send_many, executor)
     items = enumerate(inputs)
     with _progress_bar(inputs, progress, label) as advance:
         try:
             taken = given = 0
             early: dict[int, Outcome] = {}
             while True:
-                while taken - given < max_in_flight and (
-                    group := list(islice(items, min(stream.group, max_in_flight - taken + given)))
-                ):
+                while room := max_in_flight - taken + given:
+                    group = list(islice(items, min(group_size(), room)))
+                    if not group:
+                        break
                     taken += len(group)
                     stream.start(group)
                 if taken == given:
@@ -93,15 +87,13 @@ def stream_outcomes(
 
 
 class _Stream:
-    """Groups under way, and how large the next one is to be."""
+    """Groups under way."""
 
-    def __init__(self, send_many: SendMany, executor: Executor, max_group: int) -> None:
+    def __init__(self, send_many: SendMany, executor: Executor) -> None:
         self._send_many = send_many
         self._executor = executor
-        self._max_group = max_group
         self._done: SimpleQueue[Future[list[Outcome]]] = SimpleQueue()
         self._tickets: dict[Future[list[Outcome]], Ticket] = {}
-        self.group = 1
 
     def start(self, group: list[tuple[int, Any]]) -> None:
         ticket = Ticket()
@@ -112,12 +104,7 @@ class _Stream:
     def _run(self, group: list[tuple[int, Any]], ticket: Ticket) -> list[Outcome]:
         if ticket.is_cancelled:
             return []
-        started = time.perf_counter()
         answers = self._send_many([item for _, item in group], ticket)
-        each_s = max((time.perf_counter() - started) / len(group), 1e-9)
-        # At most twice as many as last time: the first calls of a program are not like the others.
-        fitting = min(int(_GROUP_S / each_s), 2 * len(group), self._max_group)
-        self.group = max(1, fitting)
         return [
             Outcome(index, error=answer)
             if isinstance(answer, ChainruleError)

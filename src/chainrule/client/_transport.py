@@ -62,7 +62,7 @@ class Transport(ABC):
     Attributes:
         place: where the component is, for people.
         max_concurrency: how many calls may be under way at once.
-        max_group: how many calls `call_many` takes with profit.
+        max_group: how many calls are sent in one message at most.
         local: the component itself when it is in this process.
     """
 
@@ -107,6 +107,10 @@ class Transport(ABC):
             ComponentError: the component is at fault.
             TransportError: no answer came.
         """
+
+    def group_size(self) -> int:
+        """How many calls are best sent in one message now."""
+        return 1
 
     def call_many(
         self, endpoint: str, payloads: Sequence[Mapping[str, Any]], *, ticket: Ticket | None = None

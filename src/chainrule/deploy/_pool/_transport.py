@@ -135,7 +135,7 @@ class PoolTransport(Transport):
         """Several calls in one message to one replica. If it dies, each of them is on its own."""
         self.start()
         ticket = ticket or Ticket()
-        if len(payloads) > 1 and self._idempotent:
+        if self._idempotent:
             points = [self._point(endpoint, payload) for payload in payloads]
             try:
                 with self._dispatcher.lease(ticket=ticket) as slot:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -70,19 +71,21 @@ class ReplicaActor:
 
     def call_many(
         self, endpoint: str, payloads: Sequence[Mapping[str, Any]], *values: Any
-    ) -> list[Any]:
-        """The answers of several calls."""
-        return [self.call(endpoint, payload, None, *values) for payload in payloads]
+    ) -> tuple[list[Any], float]:
+        """The answers of several calls, and how long one of them took."""
+        start = time.perf_counter()
+        answers = [self.call(endpoint, payload, None, *values) for payload in payloads]
+        return answers, (time.perf_counter() - start) / len(payloads)
 
     def answer(self, fields: Mapping[str, Any], body: Any) -> Envelope:
         """A call that came over HTTP, from bytes to bytes."""
         if self._failure is not None:
             return self._failure
         reply = self._answerer.answer(Call(body=body, **fields))
-        body: Any = b"".join(reply.pieces)
-        if len(body) > _INLINE_BYTES:  # as an array it is shared, not copied
-            body = np.frombuffer(body, np.uint8)
-        return Envelope(reply.status, reply.content_type, body)
+        content: Any = b"".join(reply.pieces)
+        if len(content) > _INLINE_BYTES:  # as an array it is shared, not copied
+            content = np.frombuffer(content, np.uint8)
+        return Envelope(reply.status, reply.content_type, content)
 
 
 def _problem(what: str, error: Exception, code: str = "internal_error") -> Envelope:

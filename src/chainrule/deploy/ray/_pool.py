@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from chainrule.deploy._pool import PoolTransport, Slot
+from chainrule.deploy._pool import PoolTransport
 from chainrule.deploy.ray._keeper import Report, Roster
 from chainrule.deploy.ray._plan import Plan
 from chainrule.deploy.ray._replica import ActorReplica
@@ -19,6 +19,7 @@ __all__ = ["RayPool"]
 
 _log = logging.getLogger(__name__)
 
+_MESSAGE_S = 0.02
 _REPORT_EVERY_S = 0.5
 _ANSWER_WITHIN_S = 10.0
 
@@ -74,11 +75,14 @@ class RayPool(PoolTransport):
     @property
     def facts(self) -> dict[str, Any]:
         """What a server tells about the component."""
-        return next(
-            slot.replica.facts
-            for slot in self._dispatcher.slots
-            if isinstance(slot.replica, ActorReplica) and slot.replica.facts
-        )
+        return next(replica.facts for replica in self._replicas if replica.facts)
+
+    def group_size(self) -> int:
+        """As many calls as keep a replica busy for longer than a message is under way."""
+        known = [replica.each_s for replica in self._replicas if replica.each_s is not None]
+        if not known:
+            return 1
+        return max(1, min(int(_MESSAGE_S / max(known)), self.max_group))
 
     def close(self) -> None:
         """Let go of the replicas; a pool that nobody else knows by a name ends."""
@@ -92,6 +96,11 @@ class RayPool(PoolTransport):
             ray.kill(self._keeper)
         else:
             self._keeper.forget.remote(self._caller)
+
+    @property
+    def _replicas(self) -> list[ActorReplica]:
+        replicas = (slot.replica for slot in self._dispatcher.slots)
+        return [replica for replica in replicas if isinstance(replica, ActorReplica)]
 
     def _apply(self, roster: Roster) -> None:
         self._version = roster.version
@@ -122,12 +131,8 @@ class RayPool(PoolTransport):
             self._version,
             self._dispatcher.load,
             {slot.replica.id: slot.in_flight for slot in slots},
-            tuple(slot.replica.id for slot in slots if _is_dead(slot)),
+            tuple(replica.id for replica in self._replicas if replica.is_dead),
         )
-
-
-def _is_dead(slot: Slot) -> bool:
-    return isinstance(slot.replica, ActorReplica) and slot.replica.is_dead
 
 
 def _attach(keeper: Any, plan: Plan, startup_timeout_s: float) -> RayPool:

@@ -45,6 +45,7 @@ class ActorReplica(Replica):
         self.id = id
         self.facts: dict[str, Any] = {}
         self.is_dead = False
+        self.each_s: float | None = None
         self._actor = actor
         self._timeout_s = timeout_s
         self._is_stopped = threading.Event()
@@ -100,7 +101,7 @@ class ActorReplica(Replica):
         references: list[Any] = []
         cargo = [take_out(payload, references) for payload in payloads]
         reference = self._actor.call_many.remote(endpoint, cargo, *references)
-        answers = self._wait(reference, ticket)
+        answers, self.each_s = self._wait(reference, ticket)
         return [_error_in(each) if isinstance(each, Envelope) else each for each in answers]
 
     def answer(
