@@ -103,6 +103,55 @@ def test_an_orderly_stop_keeps_what_waits(start_server, tmp_path, wait_until):
     assert again.get(f"/jobs/{waiting}/result").tree["y"] == [6.0]
 
 
+def test_a_caller_that_waits_is_sent_to_the_next_server(start_server, tmp_path, wait_until):
+    """A call with a key waits behind a stuck one while the server is stopped, and is answered by the next."""
+    settings = {
+        "components": JOB_COMPONENT, "workers": 1, "grace_s": 0.1,
+        "jobs_folder": str(tmp_path / "jobs"),
+    }  # fmt: skip
+    served = start_server(**settings)
+    stuck = {"x": [1.0], "action": "stuck"}
+    running = job_of(served.post("/apply?wait=false", {"inputs": stuck}))
+    wait_until(lambda: find(served, running)["state"] == "running")
+    body, headers = {"inputs": {"x": [7.0]}}, {"Idempotency-Key": "seven"}
+    answers = []
+    caller = threading.Thread(
+        target=lambda: answers.append(served.post("/apply", body, headers=headers))
+    )
+    caller.start()
+    wait_until(lambda: json.loads(served.get("/status").body)["jobs"]["queued"] == 1)
+    served.stop()
+    caller.join()
+    assert (answers[0].status, answers[0].problem["code"]) == (503, "shutting_down")
+    again = start_server(**settings)
+    answer = again.post("/apply", body, headers=headers)
+    assert answer.headers["idempotency-replayed"] == "true"
+    assert answer.tree["y"] == [14.0]
+
+
+def test_what_a_killed_server_left_behind_is_removed(tmp_path):
+    from chainrule.serve._jobs._record import JobRecord
+    from chainrule.serve._jobs._store import JobStore
+
+    store = JobStore(tmp_path, retention_s=3600, max_bytes=1000)
+    queued = JobRecord(component="c", endpoint="apply", run_id="r", content_type="t")
+    running = JobRecord(
+        component="c", endpoint="apply", run_id="r", content_type="t", state="running"
+    )
+    for record in (queued, running):
+        store.add(record, b"body")
+    store.close()
+    (tmp_path / "unknown.request").write_bytes(b"never acknowledged")
+    (tmp_path / ".half.result.partial").write_bytes(b"hal")
+    store = JobStore(tmp_path, retention_s=3600, max_bytes=1000)
+    assert [record.id for record in store.recover()] == [queued.id]
+    assert store.body(queued.id) == b"body"
+    assert {path.name for path in tmp_path.iterdir()} >= {f"{queued.id}.request", "lock"}
+    assert len(list(tmp_path.glob("*.request"))) == 1
+    assert not list(tmp_path.glob(".*.partial"))
+    store.close()
+
+
 def test_jobs_of_a_component_that_is_gone(start_server, tmp_path, component_path):
     folder = str(tmp_path / "jobs")
     served = start_server(components=JOB_COMPONENT, workers=1, jobs_folder=folder)

@@ -78,7 +78,9 @@ class Endpoint:
         try:
             nbytes = declared_length(_text(headers.get(b"content-length")), max_bytes)
             query = _query(scope["query_string"])
-            call = self._call(headers, query, scope.get(RUN_ID) if self._names_runs else None).check()
+            call = self._call(
+                headers, query, scope.get(RUN_ID) if self._names_runs else None
+            ).check()
             if b"idempotency-key" in headers or "wait" in query:
                 await self._take_on(call, headers, query, nbytes, receive, send)
                 return

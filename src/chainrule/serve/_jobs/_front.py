@@ -9,7 +9,7 @@ import orjson
 from chainrule._errors import ChainruleError, InputError
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._runs import Run
-from chainrule.serve._calls import Call, Reply
+from chainrule.serve._calls import Call, Reply, stopping
 from chainrule.serve._jobs._record import JobRecord
 from chainrule.serve._jobs._results import to_reply
 from chainrule.serve._jobs._runner import Jobs
@@ -59,6 +59,8 @@ class JobFront:
         if not waits:
             return self.describe(record, 202, is_repeated=not is_new)
         record = await self.jobs.wait(record)
+        if not record.is_final:
+            raise stopping()
         return _with_headers(await self.result(record, call.accept), record, not is_new)
 
     def describe(self, record: JobRecord, status: int = 200, *, is_repeated: bool = False) -> Reply:

@@ -128,7 +128,7 @@ class Jobs:
             raise stopping()
         negotiate(call.accept)
         component = service.name
-        digest = hashlib.blake2b(call.body, digest_size=16).hexdigest()
+        digest = await self._in_default_thread(lambda: _digest(call.body))
         if key is not None:
             known = await self._in_thread(self._store.with_key, component, call.endpoint, key)
             if known is not None:
@@ -148,9 +148,12 @@ class Jobs:
             body_digest=digest,
         )
         record = replace(record, run_id=call.run_id or record.id)
+        # Known before it is on disk: a request with the same key may see the row before we are told of it.
+        live = self._live[record.id] = LiveJob(record)
         try:
             await asyncio.shield(self._in_thread(self._store.add, record, call.body))
         except StorageError:
+            del self._live[record.id]
             # Two requests with one key at the same time: the index let only the first one in.
             if key is None:
                 raise
@@ -158,7 +161,6 @@ class Jobs:
             if known is None:
                 raise
             return self._same_request(known, digest), False
-        live = self._live[record.id] = LiveJob(record)
         lane.put(live)
         return record, True
 
@@ -303,12 +305,12 @@ class Jobs:
         record = replace(live.record, state=state, finished_at=time.time())
         pieces = None
         if reply is not None:
-            pieces = [bytes(piece) for piece in reply.open()]
+            pieces = reply.open()
             record = replace(
                 record,
                 result_status=reply.status,
                 result_type=reply.content_type,
-                result_bytes=sum(map(len, pieces)),
+                result_bytes=reply.nbytes,
             )
             if state == "failed":
                 code, message = _error_of(pieces)
@@ -343,6 +345,9 @@ class Jobs:
         self._is_stopping = True
         for lane in self._lanes.values():
             lane.hold()
+        for live in list(self._live.values()):
+            if live.task is None:
+                live.end()  # whoever waits for it comes back to the next server
 
     async def stop(self) -> None:
         """Wait until everything that was decided is on disk."""
@@ -394,7 +399,11 @@ def _as_end_of_job(error: CallError) -> CallError:
     )
 
 
-def _error_of(pieces: list[bytes]) -> tuple[str, str]:
+def _digest(body: bytes) -> str:
+    return hashlib.blake2b(body, digest_size=16).hexdigest()
+
+
+def _error_of(pieces: list[Any]) -> tuple[str, str]:
     try:
         problem = orjson.loads(b"".join(pieces))
         return str(problem["code"]), str(problem["message"])

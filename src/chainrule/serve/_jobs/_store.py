@@ -151,7 +151,17 @@ class JobStore:
                     "it may have had effects; submit it again if that is safe.",
                 ),
             )
-        return list(self._select("WHERE state = 'queued' ORDER BY number"))
+        queued = list(self._select("WHERE state = 'queued' ORDER BY number"))
+        self._remove_left_behind({record.id for record in queued})
+        return queued
+
+    def _remove_left_behind(self, queued: set[str]) -> None:
+        """Remove what a server that was killed did not get to: half-written files, requests of no job."""
+        for path in self.folder.glob(".*.partial"):
+            path.unlink(missing_ok=True)
+        for path in self.folder.glob("*.request"):
+            if path.stem not in queued:
+                path.unlink(missing_ok=True)
 
     def body(self, job_id: str) -> bytes:
         """The request of a job that is not over."""
@@ -175,16 +185,14 @@ class JobStore:
         excess = "SELECT number FROM (SELECT number, SUM(result_bytes) OVER (ORDER BY number DESC) AS total "
         excess += "FROM jobs WHERE result_bytes IS NOT NULL) WHERE total > ?"
         self._drop_results(f"number IN ({excess})", self._max_bytes)
+        forgotten = now - _RECORD_FACTOR * self._retention_s
+        for record in self._select("WHERE finished_at < ?", forgotten):
+            self._remove(record.id, "log")
         with _storage_errors():
-            self._database.execute(
-                "DELETE FROM jobs WHERE finished_at < ?",
-                (now - _RECORD_FACTOR * self._retention_s,),
-            )
+            self._database.execute("DELETE FROM jobs WHERE finished_at < ?", (forgotten,))
 
     def _drop_results(self, where: str, argument: float) -> None:
-        expired = list(
-            self._select(f"WHERE state IN ('succeeded', 'failed') AND {where}", argument)
-        )
+        expired = list(self._select(f"WHERE result_bytes IS NOT NULL AND {where}", argument))
         for record in expired:
             self._remove(record.id, "result")
             self._remove(record.id, "log")
