@@ -59,7 +59,7 @@ def _image_row(image: ComponentImage) -> dict[str, str]:
 
 def _ps(engine: Engine, options: Namespace) -> str:
     rows = [_container_row(facts) for facts in list_containers(engine)]
-    columns = ("container", "component", "state", "url", "until")
+    columns = ("container", "component", "state", "port", "until")
     return _table("containers", columns, rows, options.json)
 
 
@@ -69,7 +69,8 @@ def _container_row(facts: ContainerFacts) -> dict[str, str]:
         "component": facts.component,
         "state": facts.state,
         "url": facts.url,
-        "until": "its process ends" if facts.owned else "chainrule stop",
+        "port": facts.url.rpartition(":")[2],
+        "until": "its process ends" if facts.owned else "stopped",
     }
 
 
