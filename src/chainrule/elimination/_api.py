@@ -173,7 +173,8 @@ def _compute(
     if settings.sparse:
         found = linearize_traced(traced, vertices)
         return found.value, found.aux, found.blocks
-    method, backend = "elimination", settings.backend
+    method: str = "elimination"
+    backend: str = settings.backend
     if settings.leaves_the_choice:
         best = candidates(traced, vertices, compiled=is_being_compiled(traced))[0]
         method, backend = best.method, best.backend

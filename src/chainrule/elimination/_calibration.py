@@ -146,14 +146,14 @@ def _repeated(step: Callable[[Any], Any], value: Any, count: int) -> Any:
     return value
 
 
-def _time(function: Callable[..., Any], *arguments: np.ndarray) -> float:
+def _time(function: Callable[..., Any], argument: Any) -> float:
     """The fastest of some compiled calls. Concrete also where a trace is going on around it."""
-    compiled = jax.jit(function).lower(*arguments).compile()
+    compiled = jax.jit(function).lower(argument).compile()
     with jax.ensure_compile_time_eval():
-        placed = [jax.device_put(argument) for argument in arguments]
+        placed = jax.device_put(argument)
     taken = []
     for _ in range(12):
         start = time.perf_counter()
-        jax.block_until_ready(compiled(*placed))
+        jax.block_until_ready(compiled(placed))
         taken.append(time.perf_counter() - start)
     return min(taken[2:])

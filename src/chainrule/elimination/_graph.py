@@ -8,6 +8,7 @@ that orders can be searched and counted without running anything.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,6 +33,11 @@ from chainrule.elimination._rules import LocalJacobian, Site, has_rule, local_ja
 from chainrule.elimination._structure import Structure
 
 __all__ = ["Edges", "Graph", "build_graph", "check_rules"]
+
+_log = logging.getLogger(__name__)
+
+_LARGE = 1_000_000
+"""Dense local Jacobians of this size deserve a line in the log."""
 
 Edges = dict[Var, dict[Var, Any]]
 """Result → operand → block (or structure, or whatever is being computed per edge)."""
@@ -128,12 +134,23 @@ def build_graph(program: ClosedJaxpr, inputs: Sequence[int], n_targets: int | No
             continue
         wanted = tuple(_is_active(atom, active) for atom in eqn.invars)
         site = Site(eqn, known.reader(eqn), wanted)
+        partials[vertex] = local_jacobian(site)
         if not has_rule(site):
             without_rule.append(vertex)
-        partials[vertex] = local_jacobian(site)
+            _warn_of_dense_partials(eqn, partials[vertex])
     partials = _pruned(program, chosen, targets, partials)
     kept_without_rule = tuple(vertex for vertex in without_rule if vertex in partials)
     return Graph(program, chosen, targets, partials, kept_without_rule)
+
+
+def _warn_of_dense_partials(eqn: JaxprEqn, local: LocalJacobian) -> None:
+    entries = max((s.entries for s in local.structures.values()), default=0)
+    if entries > _LARGE:
+        _log.warning(
+            "The primitive %s (%s) has no structured rule: its local Jacobian is dense, %d entries. Give its "
+            "partials with `register_partials`, or pass method='jacrev', 'jacfwd' or 'compressed'.",
+            eqn.primitive.name, locate(eqn), entries,
+        )  # fmt: skip
 
 
 def _pruned(

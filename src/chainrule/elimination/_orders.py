@@ -77,11 +77,11 @@ def check_order(graph: Graph, order: Iterable[Step]) -> tuple[Step, ...]:
     written (vertex, neighbour), may come before their vertex.
     """
     steps = tuple(_as_step(step) for step in order)
-    order = tuple(step for step in steps if isinstance(step, int))
+    vertices = [step for step in steps if isinstance(step, int)]
     edges = [step for step in steps if isinstance(step, tuple)]
-    missing = sorted(set(graph.required) - set(order))
-    repeated = sorted(v for v, count in Counter(order).items() if count > 1)
-    unknown = sorted({v for v in order if not 1 <= v <= graph.size})
+    missing = sorted(set(graph.required) - set(vertices))
+    repeated = sorted(v for v, count in Counter(vertices).items() if count > 1)
+    unknown = sorted({v for v in vertices if not 1 <= v <= graph.size})
     unknown += sorted(v for v, end in edges if not _is_edge(graph, v, end))
     if not (missing or repeated or unknown):
         return steps
@@ -94,7 +94,7 @@ def check_order(graph: Graph, order: Iterable[Step]) -> tuple[Step, ...]:
         parts.append(f"unknown (vertices are numbered from 1 to {graph.size}): {_list(unknown)}")
     raise OrderError(
         "An elimination order names every vertex that another one reads exactly once. "
-        f"In the given order of {len(order)} vertices, "
+        f"In the given order of {len(vertices)} vertices, "
         + "; ".join(parts)
         + ". Use order='reverse', 'forward', 'markowitz' or 'auto' for a complete one.",
         details={"missing": missing, "repeated": repeated, "unknown": unknown},

@@ -7,6 +7,7 @@ keeps the diagonals which all of them have in common. Then they are added inside
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,11 @@ from chainrule.elimination._axes import Axis
 from chainrule.elimination._structure import Term, canonical_term
 
 __all__ = ["MAX_TERMS", "Merge", "plan_sum"]
+
+_log = logging.getLogger(__name__)
+
+_LARGE = 1_000_000
+"""Blocks that lose their structure at this size deserve a line in the log."""
 
 MAX_TERMS = 32
 """More terms than this are added up in their hull: every product visits all pairs of terms."""
@@ -48,9 +54,24 @@ def plan_sum(terms: tuple[Term, ...]) -> tuple[Merge, ...]:
                 break
         else:
             merges.append(merge)
-    if len(merges) > 1 and (len(merges) > MAX_TERMS or _pays(merges)):
+    if len(merges) > 1 and _pays(merges):
         merges = [_joined(merges, terms)]
+    elif len(merges) > MAX_TERMS:
+        apart = sum(_room(merge.result) for merge in merges)
+        merges = [_joined(merges, terms)]
+        _warn_of_large_block(merges[0].result, f"a sum of more than {MAX_TERMS} terms", apart)
     return tuple(merges)
+
+
+def _warn_of_large_block(term: Term, cause: str, entries: int) -> None:
+    """Say in the log that a block is about to be stored with most of its zeros."""
+    stored = _room(term)
+    if stored > _LARGE:
+        _log.warning(
+            "A Jacobian block %s ← %s is stored with %d entries, of which at most %d are not zero, "
+            "because of %s. Split the array, or pass method='compressed'.",
+            list(term.out_shape), list(term.in_shape), stored, entries, cause,
+        )  # fmt: skip
 
 
 def _pays(merges: Sequence[Merge]) -> bool:
