@@ -190,6 +190,7 @@ def _flatten(tree: Any) -> tuple[list[ArrayType], Any]:
 def _leaves_of(found: Mapping[str, Mapping[str, Any]], mode: str) -> list[np.ndarray]:
     """All arrays of one mode; zeros where there is none, as for integers."""
     leaves: list[np.ndarray] = []
+    structure: Any
     for entry in found.values():
         values, structure = jax.tree.flatten(entry["primal"])
         given = structure.flatten_up_to(entry[mode]) if mode in entry else [None] * len(values)
