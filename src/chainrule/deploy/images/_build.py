@@ -20,6 +20,8 @@ __all__ = ["BuiltImage", "build_image"]
 
 _FAILED = re.compile(r"chainrule-build-failed: (.+)")
 _SHOWN = 25
+# Health checks are no part of OCI's own format; the time of the build is no part of the content.
+_FORMAT = ["--format", "docker", "--timestamp", "0"]
 _ADVICE = {
     "requirements": "The requirements cannot be installed",
     "component": "The component cannot be loaded in its image",
@@ -129,8 +131,7 @@ def _build(
     on_line: Callable[[str], Any],
 ) -> None:
     command = ["build", "--tag", f"{name}-unfinished", "--file", str(folder / "Containerfile")]
-    # Health checks are no part of OCI's own format; the time of the build is no part of the content.
-    command += ["--format", "docker", "--timestamp", "0"] if engine.kind == "podman" else []
+    command += _FORMAT if engine.kind == "podman" else []
     command += ["--platform", plan.settings.platform] if plan.settings.platform else []
     for secret in secrets:
         command += ["--secret", secret]
@@ -171,7 +172,7 @@ def _add_facts(engine: Engine, name: str, digest: str, scratch: Path) -> None:
     folder.mkdir()
     lines = [f"FROM {unfinished}", *(f"LABEL {key}={quoted(v)}" for key, v in labels.items())]
     (folder / "Containerfile").write_text("\n".join(lines) + "\n")
-    form = ["--format", "docker"] if engine.kind == "podman" else []
+    form = _FORMAT if engine.kind == "podman" else []
     command = ["build", "--tag", name, "--file", str(folder / "Containerfile"), *form]
     try:
         engine.ask(*command, *engine.build_args, str(folder))

@@ -7,32 +7,22 @@ only the user can enter, so that a later process of the same user can find the c
 
 from __future__ import annotations
 
-import os
 import secrets
-import shutil
 import subprocess
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
-from chainrule._errors import ComponentError, InputError, TransportError
+from chainrule._errors import TransportError
 from chainrule.deploy.images._engine import Engine
 from chainrule.deploy.images._image import ComponentImage
 from chainrule.deploy.images._options import RunOptions
 from chainrule.deploy.images._plan import TOKEN_FILE
 from chainrule.deploy.images._ready import free_port, is_free, wait_until_ready
+from chainrule.deploy.images._running import inspect_container, remove_container, state_folder
 
-__all__ = [
-    "Container",
-    "ContainerFacts",
-    "ask_image",
-    "call_image",
-    "list_containers",
-    "start_container",
-    "stop_container",
-]
+__all__ = ["Container", "start_container"]
 
 _WATCHDOG = Path(__file__).with_name("_watchdog.py")
 _ATTEMPTS = 5
@@ -68,10 +58,8 @@ class Container:
     @property
     def is_running(self) -> bool:
         """Whether it is still there and running."""
-        asked = ("container", "inspect", "--format", "{{.State.Running}}", self.name)
-        return self.engine.succeeds("container", "inspect", self.name) and (
-            self.engine.ask(*asked) == "true"
-        )
+        facts = inspect_container(self.engine, self.name)
+        return facts is not None and facts["State"]["Running"]
 
     def log(self, lines: int | None = None) -> str:
         """What it has written."""
@@ -87,7 +75,7 @@ class Container:
         if self._finalizer is not None:
             self._finalizer()
         else:
-            stop_container(self.engine, self.name)
+            remove_container(self.engine, self.name)
 
 
 def start_container(
@@ -135,7 +123,7 @@ def _start(
     startup_timeout: float,
 ) -> Container:
     name = f"chainrule-{secrets.token_hex(6)}"
-    folder = _state_folder() / name
+    folder = state_folder() / name
     folder.mkdir(mode=0o700, parents=True)
     token = _write_token(folder) if found.is_native else None
     # First the one that cleans up, then what is to be cleaned up.
@@ -159,45 +147,6 @@ def _start(
     return container
 
 
-def call_image(image: str, call: Sequence[str], options: RunOptions, *, engine: Engine) -> int:
-    """Have a container make one call, `["apply", "{…}"]`, on this process's own streams, and remove it.
-
-    Returns:
-        The exit code of the call.
-    """
-    return engine.pass_through(*_one_call(image, call, options, engine))
-
-
-def ask_image(
-    image: str, call: Sequence[str], options: RunOptions, *, engine: Engine
-) -> tuple[str, str]:
-    """Have a container make one call and remove it.
-
-    Returns:
-        What it wrote on standard output, and on standard error.
-
-    Raises:
-        ComponentError: the call failed (`container_call_failed`).
-    """
-    done = engine.run(_one_call(image, call, options, engine))
-    if done.returncode:
-        raise ComponentError(
-            f"`{call[0]}` failed in a container of {image} with status {done.returncode}:\n"
-            f"{done.stderr.strip()[-2000:]}",
-            code="container_call_failed",
-            details={"exit_code": done.returncode},
-        )
-    return done.stdout, done.stderr
-
-
-def _one_call(image: str, call: Sequence[str], options: RunOptions, engine: Engine) -> list[str]:
-    found = ComponentImage.find(engine, image)
-    arguments = options.arguments(engine, **found.folders)
-    with_files = options.input_path is not None or options.output_path is not None
-    command = found.one_call_command(list(call), with_files=with_files)
-    return ["run", "--rm", "--no-healthcheck", *arguments, image, *command]
-
-
 def _labels(labels: Mapping[str, str]) -> list[str]:
     return [part for key, value in labels.items() for part in ("--label", f"{key}={value}")]
 
@@ -208,11 +157,6 @@ def _protection(image: ComponentImage, folder: Path) -> list[str]:
         return []
     token = ["--volume", f"{folder / 'token'}:{TOKEN_FILE}:ro"]
     return [*token, "--cap-drop", "all", "--security-opt", "no-new-privileges"]
-
-
-def _state_folder() -> Path:
-    home = os.environ.get("XDG_STATE_HOME")
-    return (Path(home) if home else Path.home() / ".local" / "state") / "chainrule" / "containers"
 
 
 def _write_token(folder: Path) -> str:
@@ -239,67 +183,3 @@ def _release(watchdog: subprocess.Popen[bytes]) -> None:
     assert watchdog.stdin is not None
     watchdog.stdin.close()
     watchdog.wait()
-
-
-@dataclass(frozen=True)
-class ContainerFacts:
-    """A container as a listing shows it.
-
-    Attributes:
-        name: by which the engine knows it.
-        component: what it serves.
-        image_id: that it was started from.
-        state: `running`, `exited`, ….
-        url: where it answers.
-        owned: whether a process will remove it when it ends.
-    """
-
-    name: str
-    component: str
-    image_id: str
-    state: str
-    url: str
-    owned: bool
-
-    @property
-    def token(self) -> str | None:
-        """Its token, where this user started it."""
-        file = _state_folder() / self.name / "token"
-        return file.read_text() if file.is_file() else None
-
-
-def list_containers(engine: Engine) -> list[ContainerFacts]:
-    """Every container that was started here, dead ones included."""
-    template = "{{.Names}}"
-    asked = ("ps", "--all", "--filter", "label=chainrule.container", "--format", template)
-    return [_facts(engine, name) for name in engine.ask(*asked).split()]
-
-
-def _facts(engine: Engine, name: str) -> ContainerFacts:
-    facts = engine.inspect("container", name)
-    labels = facts["Config"]["Labels"]
-    return ContainerFacts(
-        name=name,
-        component=labels["chainrule.container"],
-        image_id=labels["chainrule.image"],
-        state=facts["State"]["Status"],
-        url=f"http://127.0.0.1:{labels['chainrule.port']}",
-        owned=labels["chainrule.owned"] == "true",
-    )
-
-
-def stop_container(engine: Engine, name: str) -> None:
-    """Stop and remove a container of ours.
-
-    Raises:
-        InputError: there is no such container (`container_missing`).
-    """
-    if not engine.succeeds("container", "inspect", name):
-        shutil.rmtree(_state_folder() / name, ignore_errors=True)
-        raise InputError(
-            f"There is no container {name!r}. `chainrule ps` shows those of components.",
-            code="container_missing",
-        )
-    engine.succeeds("stop", "--time", "5", name)
-    engine.ask("rm", "--force", name)
-    shutil.rmtree(_state_folder() / name, ignore_errors=True)

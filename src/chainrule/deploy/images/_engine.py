@@ -56,13 +56,6 @@ class Engine:
         """Whether a command of the engine succeeds."""
         return self.run(arguments).returncode == 0
 
-    def ask_json(self, *arguments: str) -> list[dict[str, Any]]:
-        """The answer of a command that lists things; podman writes one list, docker a line per thing."""
-        text = self.ask(*arguments, "--format", "json" if self.kind == "podman" else "{{json .}}")
-        if text.startswith("[") or not text:
-            return json.loads(text or "[]")
-        return [json.loads(line) for line in text.splitlines()]
-
     def inspect(self, kind: str, name: str) -> dict[str, Any]:
         """What the engine knows of a container or an image."""
         return json.loads(self.ask(kind, "inspect", name))[0]

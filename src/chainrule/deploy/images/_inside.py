@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     step = "component"
     try:
         facts: dict[str, Any] = {"name": "unknown", "version": "unknown"}
-        if options.check:
+        if options.check or options.run_tests or options.check_gradients is not None:
             component = load_component(options.component, config={"require_files": False})
             facts = facts_of(component)
             step = "regression tests"

@@ -8,10 +8,11 @@ from typing import Any
 from chainrule._errors import TransportError
 from chainrule.client import Ticket
 from chainrule.client._http import HttpTransport
-from chainrule.deploy.images._container import Container, list_containers, start_container
+from chainrule.deploy.images._container import Container, start_container
 from chainrule.deploy.images._engine import Engine, find_engine
 from chainrule.deploy.images._image import ComponentImage
 from chainrule.deploy.images._options import RunOptions
+from chainrule.deploy.images._running import list_containers
 
 __all__ = ["ImageTransport", "open_image"]
 

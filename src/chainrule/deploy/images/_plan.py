@@ -6,6 +6,7 @@ A Containerfile and an Apptainer definition are two spellings of the same plan.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -186,7 +187,8 @@ def _check_files(folder: Path, settings: ImageSettings) -> None:
 
 def _with_cuda(requirements: Requirements, settings: ImageSettings) -> Requirements:
     """JAX finds an NVIDIA device by a plugin that is a package of its own."""
-    needs_jax = "jax" in settings.extras or "jax" in requirements.text
+    names_jax = re.search(r"^\s*jax(?![\w-])", requirements.text, re.MULTILINE)
+    needs_jax = "jax" in settings.extras or names_jax is not None
     if not (settings.gpu and needs_jax) or requirements.is_lock:
         return requirements
     text = f"{requirements.text}jax[cuda12]\n"

@@ -46,13 +46,7 @@ def wait_until_ready(engine: Engine, name: str, port: int, timeout_s: float) -> 
         now = time.monotonic()
         if now - looked > _LOOK_EVERY_S:
             looked = now
-            state = engine.inspect("container", name)["State"]
-            if not state["Running"]:
-                raise TransportError(
-                    f"The container ended with status {state['ExitCode']}. "
-                    f"Its log:\n{_last_lines(engine, name)}",
-                    code="container_failed",
-                )
+            _check_running(engine, name)
         if now - start > timeout_s:
             raise TransportError(
                 f"The container did not answer within {timeout_s:g} s. "
@@ -60,6 +54,17 @@ def wait_until_ready(engine: Engine, name: str, port: int, timeout_s: float) -> 
                 code="startup_timeout",
             )
         time.sleep(_PAUSE_S)
+    _check_running(engine, name)  # or another one answers on its port
+
+
+def _check_running(engine: Engine, name: str) -> None:
+    state = engine.inspect("container", name)["State"]
+    if not state["Running"]:
+        raise TransportError(
+            f"The container ended with status {state['ExitCode']}. "
+            f"Its log:\n{_last_lines(engine, name)}",
+            code="container_failed",
+        )
 
 
 def _answers(port: int) -> bool:

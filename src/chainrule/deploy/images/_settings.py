@@ -206,7 +206,7 @@ def read_settings(
         facts = _from_peer_file(peer, changes or {})
     else:
         facts = {}
-    facts.setdefault("name", folder.resolve().name.lower())
+    facts["name"] = facts.get("name", folder.resolve().name).lower()
     given = {name: value for name, value in overrides.items() if value is not None}
     return ImageSettings(**facts | given)
 
