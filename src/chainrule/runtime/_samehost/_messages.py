@@ -116,7 +116,7 @@ def send_message(
     # One piece: a small copy costs less than telling the system of several.
     packet = b"".join((_LENGTH.pack(len(text)), text, *body))
     if descriptors:
-        socket.send_fds(connection, [packet], descriptors)  # type: ignore[arg-type]
+        socket.send_fds(connection, [packet], descriptors)
     else:
         connection.send(packet)
 
