@@ -1,20 +1,26 @@
-"""Write docs/reference/error-codes.md: every code in the source, who raises it, and how its message begins.
+"""Write docs/reference/error-codes.md: every code in the source, who raises it, what it means, its message.
 
-`python scripts/error_codes.py` writes the page; `tests/project/test_house.py` holds it up to date.
+Codes and messages are read from the source; what they mean, where the message alone does not say it, is in
+`scripts/error_explanations.yaml`. `python scripts/error_codes.py` writes the page, and a test in
+`tests/project/test_house.py` holds it up to date.
 """
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "chainrule"
 PAGE = ROOT / "docs" / "reference" / "error-codes.md"
+EXPLANATIONS = ROOT / "scripts" / "error_explanations.yaml"
 
 _HEAD = """# Error codes
 
-Every code that an error can carry, by room. The class decides the HTTP status and the exit code
-([errors](errors.md)); the code says why. Messages are shown as they begin; … stands for facts of the case.
+Every code that an error can carry, by room: what it means, and how its message begins (… stands for facts of
+the case). The class decides the HTTP status and the exit code ([errors](errors.md)); the code says why. Codes
+that begin with `array_` describe an array that does not fit its declaration.
 
 """
 
@@ -33,16 +39,25 @@ def codes() -> dict[str, dict[str, tuple[str, str]]]:
 def _codes_of(tree: ast.AST) -> Iterator[tuple[str, str, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            for keyword in node.keywords:
-                value = getattr(keyword.value, "value", None)
-                if keyword.arg == "code" and isinstance(value, str):
-                    message = _text(node.args[0]) if node.args else ""
-                    yield value, _name(node.func), message
+            message = _text(node.args[0]) if node.args else ""
+            for code in _codes_of_call(node):
+                yield code, _name(node.func), message
         elif isinstance(node, ast.ClassDef):
             for statement in node.body:
                 if _assigns_default_code(statement):
                     summary = (ast.get_docstring(node) or "").partition("\n")[0]
                     yield statement.value.value, node.name, summary  # type: ignore[attr-defined]
+
+
+def _codes_of_call(node: ast.Call) -> Iterator[str]:
+    """What is given as `code=`, also as one of two; `unavailable` takes it second."""
+    given = [keyword.value for keyword in node.keywords if keyword.arg == "code"]
+    if _name(node.func) == "unavailable":
+        given += node.args[1:2]
+    for value in given:
+        for choice in (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,):
+            if isinstance(choice, ast.Constant) and isinstance(choice.value, str):
+                yield choice.value
 
 
 def _assigns_default_code(statement: ast.stmt) -> bool:
@@ -70,15 +85,29 @@ def _text(node: ast.expr) -> str:
 
 def page() -> str:
     """The page's text."""
+    meanings = explanations()
     sections = []
     for room, entries in sorted(codes().items()):
         rows = [
-            f"| `{code}` | `{raised}` | {_shortened(message)} |"
+            f"| `{code}` | `{raised}` | {_meaning(meanings.get(code), message)} |"
             for code, (raised, message) in sorted(entries.items())
         ]
-        head = [f"## {room}", "", "| code | raised by | message |", "| --- | --- | --- |"]
+        head = [f"## {room}", "", "| code | raised by | what happened |", "| --- | --- | --- |"]
         sections.append("\n".join([*head, *rows]))
     return _HEAD + "\n\n".join(sections) + "\n"
+
+
+def explanations() -> dict[str, str]:
+    """Code → what it means."""
+    return yaml.safe_load(EXPLANATIONS.read_text())
+
+
+def _meaning(explanation: str | None, message: str) -> str:
+    said = _shortened(message)
+    if explanation is None:
+        return said
+    told = explanation[0].upper() + explanation[1:] + "."
+    return f"{told}<br>*{said}*" if said else told
 
 
 def _shortened(message: str) -> str:
