@@ -1,0 +1,61 @@
+"""Arguments of the commands that talk to a server."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from chainrule._errors import InputError
+from chainrule.client._http import HttpTransport
+from chainrule.client._server import JobInfo, Server
+
+__all__ = ["add_job", "add_server", "job_row", "open_server"]
+
+
+def add_server(parser: ArgumentParser) -> None:
+    """The server that the command is about."""
+    parser.add_argument("url", metavar="URL", help="of the server, such as http://localhost:8000")
+    parser.add_argument("--token-file", type=Path, help="with the token that the server asks for")
+
+
+def add_job(parser: ArgumentParser) -> None:
+    """One of its jobs."""
+    add_server(parser)
+    parser.add_argument("job", metavar="JOB", help="id of the job; `chainrule jobs URL` lists them")
+
+
+def open_server(options: Namespace, *, timeout_s: float = 30.0) -> Server:
+    """The server that was asked for.
+
+    Raises:
+        InputError: the URL is not one, or the token file cannot be read.
+    """
+    token = None
+    if options.token_file is not None:
+        try:
+            token = options.token_file.read_text().strip()
+        except OSError as error:
+            raise InputError(
+                f"The token file cannot be read: {error.strerror}.", code="bad_token_file"
+            ) from None
+    return HttpTransport(options.url, token=token, timeout=timeout_s).server
+
+
+def job_row(job: JobInfo) -> tuple[str, ...]:
+    """A job as a row of a table: id, call, state, progress, since, note."""
+    share = "" if job.fraction is None else f"{100 * job.fraction:.0f} %"
+    if job.queue_position is not None:
+        share = f"{job.queue_position} before it"
+    note = job.error["message"] if job.error else job.message or ""
+    return (
+        job.id,
+        f"{job.component}/{job.endpoint}",
+        job.state,
+        share,
+        _short_time(job.finished_at or job.started_at or job.submitted_at),
+        note,
+    )
+
+
+def _short_time(text: str | None) -> str:
+    return "" if text is None else text[:19].replace("T", " ")
