@@ -81,7 +81,7 @@ def make(functions=None, inputs=InputSchema, outputs=OutputSchema, config=None):
 
 def test_endpoint_names_are_those_of_the_derivative_kinds():
     assert tuple(kind.endpoint for kind in DERIVATIVES) == DERIVATIVE_ENDPOINTS
-    assert ENDPOINTS == ("apply", *DERIVATIVE_ENDPOINTS, "abstract_eval", "tagged_intermediates")
+    assert ("apply", *DERIVATIVE_ENDPOINTS, "abstract_eval", "tagged_intermediates") == ENDPOINTS
 
 
 def test_apply_returns_a_plain_tree():
