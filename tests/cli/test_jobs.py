@@ -102,6 +102,22 @@ def test_top(url, component, capsys):
     assert status["requests"]["total"] >= 1
 
 
+def test_top_is_live_in_a_terminal(url, capsys, monkeypatch):
+    looks = []
+
+    def look_again(seconds):
+        looks.append(seconds)
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setattr("chainrule.cli._top.time.sleep", look_again)
+    code, out, _ = run(capsys, "top", url, "--every", "0.5")
+    assert code == 0
+    assert looks == [0.5] * 3
+    assert "latency" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [

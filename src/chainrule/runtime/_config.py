@@ -94,7 +94,9 @@ class ComponentConfig:
             set_field(self, "input_path", Path(self.input_path).resolve())
         set_field(self, "output_path", Path(self.output_path).resolve())
         set_field(self, "allow_references", frozenset(self.allow_references))
-        set_field(self, "cache", frozenset((self.cache,) if isinstance(self.cache, str) else self.cache))
+        set_field(
+            self, "cache", frozenset((self.cache,) if isinstance(self.cache, str) else self.cache)
+        )
         _check_choice("output_format", self.output_format, get_args(OutputFormat))
         _check_choice("compression", self.compression, (None, "lz4"))
         for kind in self.allow_references:

@@ -320,11 +320,11 @@ class WorkerProcess:
         if message is None:
             self._loop.remove_reader(self._connection)
             self.kill()
-        elif self.lease is not None:
-            self.lease.hear(message)
-        elif "progress" in message.header:
+        elif "progress" in message.header:  # perhaps from a thread that outlived its call
             if self._watcher is not None:
                 self._watcher.on_progress(*message.header["progress"])
+        elif self.lease is not None:
+            self.lease.hear(message)
         elif self._answer is not None and not self._answer.done():
             self._answer.set_result(message)
         else:
