@@ -12,7 +12,11 @@ def ray_cluster():
     from ray.cluster_utils import Cluster
 
     sizes = {"object_store_memory": 80 * 1024 * 1024}
-    quick = {"health_check_period_ms": 500, "health_check_failure_threshold": 4}
+    quick = {
+        "health_check_period_ms": 500,
+        "health_check_failure_threshold": 4,
+        "prestart_worker_first_driver": False,
+    }
     head = {"num_cpus": 0, "include_dashboard": False, "_system_config": quick}
     cluster = Cluster(initialize_head=True, head_node_args={**head, **sizes})
     for _ in range(2):

@@ -64,6 +64,6 @@ def test_the_pool_on_a_cluster_of_three_nodes(tmp_path, short_folder):
         },
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=480,
     )
     assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]

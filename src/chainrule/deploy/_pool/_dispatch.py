@@ -14,9 +14,9 @@ from chainrule.deploy._pool._replica import Replica
 
 __all__ = ["Dispatcher", "Slot"]
 
-
 # A call that may be poisonous leaves the last replica that is up to others, but does not wait for ever.
 _SPARE_LAST_S = 5.0
+_LOOK_AGAIN_S = 1.0
 
 
 class _Suspect:
@@ -41,6 +41,7 @@ class Slot:
         in_flight: calls it has been given and has not answered.
         held_for: the one call that it is kept free for, if any.
         deaths: how often it had to be started again.
+        turn: when it was last given a call, counted in calls.
         changed: set when the replica is lost or is to leave.
     """
 
@@ -173,7 +174,7 @@ class Dispatcher:
                     return slot
                 if any(slot.is_up for slot in self._slots.values()):
                     last_up = time.monotonic()
-                self._changed.wait(_SPARE_LAST_S / 5)
+                self._changed.wait(_LOOK_AGAIN_S)
         except BaseException:
             self._free(suspect)
             raise

@@ -17,13 +17,17 @@ class ReplicaLostError(TransportError):
 
     Attributes:
         may_repeat: whether the call may be given to another replica; not when the caller's time is up.
+        never_began: whether the replica was gone before the call reached it.
     """
 
     default_code = "replica_lost"
 
-    def __init__(self, message: str, *, may_repeat: bool = True, **facts: Any) -> None:
+    def __init__(
+        self, message: str, *, may_repeat: bool = True, never_began: bool = False, **facts: Any
+    ) -> None:
         super().__init__(message, **facts)
         self.may_repeat = may_repeat
+        self.never_began = never_began
 
 
 class Replica(ABC):

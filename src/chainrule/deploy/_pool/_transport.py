@@ -41,6 +41,9 @@ class PoolTransport(Transport):
         idempotent: calls may run twice; they are then repeated when a replica dies.
         max_deaths: after so many deaths of replicas, a call's input is held to be the cause.
         startup_timeout_s: how long callers wait while no replica is up.
+
+    Attributes:
+        is_closed: whether it takes no more calls.
     """
 
     def __init__(
@@ -65,10 +68,10 @@ class PoolTransport(Transport):
         self._document: dict[str, Any] | None = None
         self._gives_gradients = False
         self._failed_starts = 0
-        self._failure: ChainruleError | None = None
+        self._failure: Exception | None = None
         self._minders: list[threading.Thread] = []
         self._repeated = 0
-        self._is_closed = False
+        self.is_closed = False
 
     @property
     def known_document(self) -> dict[str, Any] | None:
@@ -76,12 +79,14 @@ class PoolTransport(Transport):
         return self._document
 
     def start(self) -> None:
-        """Get ready for calls, unless the pool is; before every use."""
+        """Get ready for calls, if that was put off until the first of them."""
 
     def describe(self) -> dict[str, Any]:
         """The document that the first replica gave."""
         self.start()
-        assert self._document is not None, "a pool is handed out once it is ready"
+        if self._document is None:
+            self.wait_until_ready(1)
+        assert self._document is not None, "a replica that is up has told it"
         return self._document
 
     def health(self) -> dict[str, Any]:
@@ -147,6 +152,8 @@ class PoolTransport(Transport):
                 return answers
             except ReplicaLostError:
                 self._repeated += len(payloads)
+            except TransportError as error:
+                return [error] * len(payloads)
         return super().call_many(endpoint, payloads, ticket=ticket)
 
     def attempt(
@@ -171,13 +178,15 @@ class PoolTransport(Transport):
                 self._affinity.note(endpoint, point, slot.replica.id)
                 return answer
             except ReplicaLostError as error:
+                if error.never_began:
+                    continue
                 deaths += 1
                 self._raise_final(error, endpoint, deaths, ticket)
                 self._repeated += 1
 
     def close(self) -> None:
         """Let go of the replicas."""
-        self._is_closed = True
+        self.is_closed = True
         self._dispatcher.close()
         for slot in self._dispatcher.slots:
             slot.is_leaving = True
@@ -263,7 +272,7 @@ class PoolTransport(Transport):
         while not slot.is_leaving:
             try:
                 document = slot.replica.start()
-            except ChainruleError as error:
+            except (ChainruleError, OSError) as error:
                 failures += 1
                 self._on_failed_start(error)
                 slot.changed.wait(min(_FIRST_BACKOFF_S * 2**failures, _MAX_BACKOFF_S))
@@ -276,10 +285,10 @@ class PoolTransport(Transport):
             slot.changed.clear()
         slot.replica.stop()
 
-    def _on_failed_start(self, error: ChainruleError) -> None:
+    def _on_failed_start(self, error: Exception) -> None:
         self._failed_starts += 1
         is_hopeless = isinstance(error, DefinitionError) or self._failed_starts >= _TRIES_TO_START
         if self._document is None and is_hopeless:
             self._failure = error
-        elif not self._is_closed:
+        elif not self.is_closed:
             _log.error("A replica could not be started: %s", error)

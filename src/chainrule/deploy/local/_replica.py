@@ -45,7 +45,7 @@ class ProcessReplica(Replica):
         transport = self._transport
         if transport is None or transport.health()["status"] != "ok":
             # It ended between two calls. It must be started by the thread that minds it, not by ours.
-            raise ReplicaLostError("The process ended before the call.")
+            raise ReplicaLostError("The process ended before the call.", never_began=True)
         try:
             return transport.call(endpoint, payload, run_id=run_id, ticket=ticket)
         except TransportError as error:

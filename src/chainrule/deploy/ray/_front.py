@@ -110,6 +110,7 @@ class PoolFront:
         return [
             WorkerState(number, None, replica["state"], replica["restarts"])
             for number, replica in enumerate(replicas)
+            if replica["state"] != "leaving"
         ]
 
     async def call(self, call: Call) -> Reply:

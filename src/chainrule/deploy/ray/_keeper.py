@@ -101,8 +101,11 @@ class Keeper:
         return None if report.version == self._version else self.roster()
 
     def forget(self, caller: str) -> None:
-        """A caller has left."""
+        """A caller has left; when it was the last one, nobody needs more than the least."""
         self._reports.pop(caller, None)
+        if not self._reports:
+            self._resize(self._plan.minimum)
+            self._let_go()
 
     def _replace(self, dead: Iterable[str]) -> None:
         size = len(self._actors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,7 @@ class Plan:
         idempotent, max_deaths: as in `deploy`.
         quiet_s: seconds of lower load before a replica goes.
         name: by which others find the pool; `None` when it is its maker's alone.
+        id: of this pool, and of no other.
     """
 
     source: Any
@@ -44,6 +46,7 @@ class Plan:
     max_deaths: int = 3
     quiet_s: float = 10.0
     name: str | None = None
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
 def actor_options(

@@ -10,6 +10,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from chainrule._errors import TransportError
+from chainrule._trees import LRUCache
 from chainrule.deploy._pool import PoolTransport
 from chainrule.deploy.ray._keeper import Report, Roster
 from chainrule.deploy.ray._plan import Plan
@@ -62,15 +64,21 @@ class RayPool(PoolTransport):
 
     def start(self) -> None:
         """Find the replicas and wait for them, once."""
-        if self._is_started or self._is_closed:
+        if self._is_started or self.is_closed:
             return
         with self._starting:
             if self._is_started:
                 return
-            self._apply(ray.get(self._keeper.roster.remote()))
+            try:
+                self._apply(ray.get(self._keeper.roster.remote()))
+            except RayError as error:
+                raise TransportError(
+                    f"The {self.place} has ended, or its keeper cannot be reached.",
+                    code="pool_unavailable",
+                ) from error
             threading.Thread(target=self._report, name="chainrule-report", daemon=True).start()
-            self.wait_until_ready(self._plan.minimum)
             self._is_started = True
+        self.wait_until_ready(self._plan.minimum)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -135,5 +143,14 @@ class RayPool(PoolTransport):
         )
 
 
+# A process that receives a pool with every task it runs finds the same one again.
+_received: LRUCache[str, RayPool] = LRUCache(64)
+
+
 def _attach(keeper: Any, plan: Plan, startup_timeout_s: float) -> RayPool:
-    return RayPool(keeper, plan, ends_with_handle=False, startup_timeout_s=startup_timeout_s)
+    known = _received.get(plan.id)
+    if known is not None and not known.is_closed:
+        return known
+    pool = RayPool(keeper, plan, ends_with_handle=False, startup_timeout_s=startup_timeout_s)
+    _received.put(plan.id, pool)
+    return pool

@@ -76,6 +76,10 @@ class ActorReplica(Replica):
             ) from error
         except _LOST:
             return None
+        except RayError as error:
+            raise TransportError(
+                f"Ray could not start the replica ({type(error).__name__}).", code="cluster_failed"
+            ) from error
 
     def call(
         self,
