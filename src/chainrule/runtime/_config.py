@@ -99,6 +99,7 @@ class ComponentConfig:
         )
         _check_choice("output_format", self.output_format, get_args(OutputFormat))
         _check_choice("compression", self.compression, (None, "lz4"))
+        _check_choice("log_format", self.log_format, ("text", "json"))
         for kind in self.allow_references:
             _check_choice("allow_references", kind, get_args(ReferenceKind))
 

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Any
 
 from chainrule.serve._service import Service
-from chainrule.serve._traffic import BOUNDS_S
+from chainrule.serve._traffic import BOUNDS_S, EndpointTraffic
 
 __all__ = ["exposition"]
 
@@ -58,27 +58,30 @@ _GAUGES: tuple[Any, ...] = (
 
 
 def _requests(named: Iterable[tuple[str, Service]]) -> Iterator[Sample]:
-    for name, service in named:
-        for (endpoint, status), count in service.pool.traffic.requests.items():
-            labels = {"component": name, "endpoint": endpoint, "status": status}
-            yield "_total", labels, count
+    for labels, entry in _endpoints(named):
+        for status, count in entry.statuses.items():
+            yield "_total", {**labels, "status": status}, count
 
 
 def _durations(named: Iterable[tuple[str, Service]]) -> Iterator[Sample]:
-    for name, service in named:
-        traffic = service.pool.traffic
-        for endpoint, buckets in traffic.latency.items():
-            labels = {"component": name, "endpoint": endpoint}
-            for bound, count in zip((*BOUNDS_S, "+Inf"), accumulate(buckets), strict=True):
-                yield "_bucket", {**labels, "le": bound}, count
-            yield "_count", labels, sum(buckets)
-            yield "_sum", labels, traffic.latency_sum_s[endpoint]
+    for labels, entry in _endpoints(named):
+        for bound, count in zip((*BOUNDS_S, "+Inf"), accumulate(entry.buckets), strict=True):
+            yield "_bucket", {**labels, "le": bound}, count
+        yield "_count", labels, sum(entry.buckets)
+        yield "_sum", labels, entry.seconds
 
 
 def _bytes(named: Iterable[tuple[str, Service]], direction: str) -> Iterator[Sample]:
+    for labels, entry in _endpoints(named):
+        yield "_total", labels, getattr(entry, direction)
+
+
+def _endpoints(
+    named: Iterable[tuple[str, Service]],
+) -> Iterator[tuple[dict[str, object], EndpointTraffic]]:
     for name, service in named:
-        for endpoint, count in getattr(service.pool.traffic, direction).items():
-            yield "_total", {"component": name, "endpoint": endpoint}, count
+        for endpoint, entry in service.pool.traffic.endpoints.items():
+            yield {"component": name, "endpoint": endpoint}, entry
 
 
 def _family(name: str, kind: str, help: str, samples: Iterable[Sample]) -> Iterator[str]:

@@ -59,7 +59,7 @@ def _state(service: Service) -> dict[str, object]:
 def _load(services: Mapping[str, Service]) -> dict[str, Any]:
     pools = [service.pool for service in services.values()]
     traffic = [pool.traffic for pool in pools]
-    now = time.monotonic()
+    now = time.perf_counter()
     recent = [entry for counted in traffic for entry in counted.recent]
     lately = [ended for ended, _ in recent if now - ended <= _RATE_WINDOW_S]
     return {

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable
-from typing import Any
 
 from chainrule._errors import ChainruleError
 from chainrule.serve._calls import Call, Reply
 
-__all__ = ["BOUNDS_S", "Traffic", "percentiles"]
+__all__ = ["BOUNDS_S", "EndpointTraffic", "Traffic", "percentiles"]
 
 BOUNDS_S = (
     0.001,
@@ -36,23 +35,36 @@ _RECENT = 1024
 _CANCELLED = 499
 
 
-class Traffic:
-    """Requests of one component, by endpoint.
+class EndpointTraffic:
+    """What passed through one endpoint. Plain numbers: every request adds to all of them.
 
     Attributes:
-        requests: (endpoint, status) → how many.
-        latency: endpoint → how many took up to each of `BOUNDS_S`, and longer.
-        latency_sum_s: endpoint → seconds altogether.
-        received, sent: endpoint → bytes of bodies.
-        recent: when the last requests ended, and how long they took.
+        statuses: HTTP status → how many.
+        buckets: how many took up to each of `BOUNDS_S`, and longer.
+        seconds: altogether.
+        received, sent: bytes of bodies.
+    """
+
+    __slots__ = ("buckets", "received", "seconds", "sent", "statuses")
+
+    def __init__(self) -> None:
+        self.statuses: dict[int, int] = {}
+        self.buckets = [0] * (len(BOUNDS_S) + 1)
+        self.seconds = 0.0
+        self.received = 0
+        self.sent = 0
+
+
+class Traffic:
+    """Requests of one component.
+
+    Attributes:
+        endpoints: name → what passed through.
+        recent: when the last requests ended (`time.perf_counter`), and how long they took.
     """
 
     def __init__(self) -> None:
-        self.requests: Counter[tuple[str, int]] = Counter()
-        self.latency: dict[str, list[int]] = {}
-        self.latency_sum_s: Counter[str] = Counter()
-        self.received: Counter[str] = Counter()
-        self.sent: Counter[str] = Counter()
+        self.endpoints: dict[str, EndpointTraffic] = {}
         self.recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
 
     async def counted(self, call: Call, answer: Awaitable[Reply]) -> Reply:
@@ -73,30 +85,36 @@ class Traffic:
 
     def record(self, call: Call, status: int, seconds: float, reply: Reply | None) -> None:
         """Count a request that is over."""
-        sent = 0 if reply is None else reply.nbytes
-        self.add(call.endpoint, status, seconds, _size(call.body), sent)
+        body = call.body
+        received = len(body) if type(body) is bytes else body.nbytes
+        self.add(call.endpoint, status, seconds, received, 0 if reply is None else reply.nbytes)
 
     def add(self, endpoint: str, status: int, seconds: float, received: int, sent: int) -> None:
         """Count a request that is over, whoever answered it."""
-        self.requests[endpoint, status] += 1
-        buckets = self.latency.get(endpoint)
-        if buckets is None:
-            buckets = self.latency[endpoint] = [0] * (len(BOUNDS_S) + 1)
-        buckets[bisect_left(BOUNDS_S, seconds)] += 1
-        self.latency_sum_s[endpoint] += seconds  # type: ignore[assignment]
-        self.received[endpoint] += received
-        self.sent[endpoint] += sent
-        self.recent.append((time.monotonic(), seconds))
+        entry = self.endpoints.get(endpoint)
+        if entry is None:
+            entry = self.endpoints[endpoint] = EndpointTraffic()
+        entry.statuses[status] = entry.statuses.get(status, 0) + 1
+        entry.buckets[bisect_left(BOUNDS_S, seconds)] += 1
+        entry.seconds += seconds
+        entry.received += received
+        entry.sent += sent
+        self.recent.append((time.perf_counter(), seconds))
 
     @property
     def total(self) -> int:
         """How many requests there were."""
-        return sum(self.requests.values())
+        return sum(sum(entry.statuses.values()) for entry in self.endpoints.values())
 
     @property
     def errors(self) -> int:
         """How many of them did not succeed."""
-        return sum(count for (_, status), count in self.requests.items() if status >= 400)
+        return sum(
+            count
+            for entry in self.endpoints.values()
+            for status, count in entry.statuses.items()
+            if status >= 400
+        )
 
 
 def percentiles(seconds: list[float]) -> dict[str, float | None]:
@@ -107,8 +125,3 @@ def percentiles(seconds: list[float]) -> dict[str, float | None]:
         return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else None
 
     return {"p50": at(0.5), "p90": at(0.9), "p99": at(0.99)}
-
-
-def _size(body: Any) -> int:
-    nbytes = getattr(body, "nbytes", None)
-    return len(body) if nbytes is None else nbytes
