@@ -19,6 +19,7 @@ from chainrule._errors import (
 from chainrule.cli import main
 from chainrule.deploy import images
 from chainrule.deploy.images._build import _names
+from chainrule.deploy.images._requirements import Requirements
 from chainrule.deploy.images._sbom import bill_of_materials
 from chainrule.deploy.images._wheel import write_wheel
 
@@ -190,6 +191,20 @@ def test_requirements_of_a_project_and_local_ones(tmp_path):
     project = '[project]\nname = "x"\ndependencies = ["numpy>=2", "jax"]\n'
     plan = images.plan_build(component(tmp_path / "b", pyproject__toml=project), gpu=True)
     assert plan.requirements.text.splitlines() == ["numpy>=2", "jax", "jax[cuda12]"]
+    assert plan.install_command("/build")[2].startswith("chainrule[serve,jax] @ ")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("numpy\njax>=0.7\n", True),
+        ("jax[cpu]", True),
+        ("tesseract-jax\njaxtyping\njax-cosmo\n", False),
+        ('[[packages]]\nname = "jax"\n', True),
+    ],
+)
+def test_packages_are_recognised_by_their_very_name(text, found):
+    assert Requirements("requirements.txt", text, {}).names("jax") is found
 
 
 def test_equal_folders_have_equal_hashes_and_secrets_stay_at_home(tmp_path):

@@ -253,7 +253,6 @@ def test_the_command_line_runs_lists_and_stops(square, tmp_path):
 
 def test_a_jax_component_answers_from_its_image(folders):
     files = {"component.py": JAX, "requirements.txt": "jax\n"}
-    files["component.yaml"] = "name: wave\nbuild: {extras: [jax]}\n"
     built = build_image(plan_build(write(folders / "wave", files), **SETTINGS))
     with Component.from_image(built.tags[0], network="host") as component:
         x = np.linspace(0, 1, 5, dtype=np.float32)

@@ -6,7 +6,6 @@ A Containerfile and an Apptainer definition are two spellings of the same plan.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -106,7 +105,9 @@ class BuildPlan:
     def install_command(self, build_folder: str) -> list[str]:
         """What installs the Python packages, given where the build files are."""
         settings = self.settings
-        extras = ",".join(dict.fromkeys(["serve", *settings.extras]))
+        # A component that uses JAX gets what the derivatives of such components need.
+        own = ["jax"] if self.requirements.names("jax") else []
+        extras = ",".join(dict.fromkeys(["serve", *settings.extras, *own]))
         chainrule = f"chainrule[{extras}] @ file://{build_folder}/{self.wheel}"
         inherit = "--inherit" if settings.inherit_packages else ""
         script = f"{build_folder}/install.sh"
@@ -187,8 +188,7 @@ def _check_files(folder: Path, settings: ImageSettings) -> None:
 
 def _with_cuda(requirements: Requirements, settings: ImageSettings) -> Requirements:
     """JAX finds an NVIDIA device by a plugin that is a package of its own."""
-    names_jax = re.search(r"^\s*jax(?![\w-])", requirements.text, re.MULTILINE)
-    needs_jax = "jax" in settings.extras or names_jax is not None
+    needs_jax = "jax" in settings.extras or requirements.names("jax")
     if not (settings.gpu and needs_jax) or requirements.is_lock:
         return requirements
     text = f"{requirements.text}jax[cuda12]\n"

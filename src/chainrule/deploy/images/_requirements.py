@@ -44,6 +44,11 @@ class Requirements:
         """Whether the file is a lock file, which is installed without resolving anything."""
         return self.name.endswith(".toml")
 
+    def names(self, package: str) -> bool:
+        """Whether a package is among them by its very name."""
+        pattern = rf'^\s*(?:name = ")?{re.escape(package)}(?![\w-])'
+        return re.search(pattern, self.text, re.MULTILINE) is not None
+
     def write(self, folder: Path) -> None:
         """Write the file and what it refers to into a build context."""
         (folder / self.name).write_text(self.text, encoding="utf-8")
