@@ -73,7 +73,7 @@ class Desk:
                 in_use = weakref.ref(body)
                 call = call.with_body(body)
                 del body
-            reply = answerer.answer(call.check())
+            reply = answerer.answer(call)
             self._is_running = False
             stored = self.store(reply)
             del call, reply
@@ -81,12 +81,18 @@ class Desk:
             stored = StoredReply({"status": 499, "content_type": "text/plain"}, b"", ())
         except ChainruleError as error:  # the body's segment is not what it should be
             self._is_running = False
-            stored = self.store(problem_reply(error))
+            stored = self.refuse(error)
         # The author may have kept an input. Its memory must then never be written to again.
         held = in_use is not None and in_use() is not None
         if held and key is not None:
             self.received.forget(key)
         stored.header["held"] = held
+        return stored
+
+    def refuse(self, error: ChainruleError) -> StoredReply:
+        """The reply to a call that cannot be answered."""
+        stored = self.store(problem_reply(error))
+        stored.header["held"] = False
         return stored
 
     def _body(self, message: Message, key: str) -> Any:

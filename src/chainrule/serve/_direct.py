@@ -23,7 +23,6 @@ from chainrule.runtime._samehost import (
 from chainrule.serve._answering import Answerer
 from chainrule.serve._calls import Call
 from chainrule.serve._desk import Desk, StoredReply
-from chainrule.serve._problems import problem_reply
 
 __all__ = ["DirectClients"]
 
@@ -115,10 +114,10 @@ class DirectClients:
     def wait(self) -> None:
         """Answer clients until the server has something to say."""
         while self._clients:
-            ready = [descriptor for descriptor, _ in self._poll.poll()]
-            if self._control in ready:
+            ready = self._poll.poll()
+            if any(descriptor == self._control for descriptor, _ in ready):
                 return
-            for descriptor in ready:
+            for descriptor, _ in ready:
                 self._read(self._clients[descriptor])
 
     def _read(self, client: _Client) -> None:
@@ -172,27 +171,30 @@ class DirectClients:
             self._tally, self._told_at = [], now
 
     def _stored_reply(self, client: _Client, message: Message) -> StoredReply:
-        header = message.header
-        key = None
-        if header.get("segment") is not None:
-            key = f"c{client.number}.{header['segment'][0]}"
-            if header["segment"][1] > self._max_body_bytes:
-                message.close()
-                too_large = LimitError(
+        segment = message.header.get("segment")
+        try:
+            call = self._call(message)
+            if segment is None:
+                return self._desk.answer(self._answerer, call, message, None)
+            if segment[1] > self._max_body_bytes:
+                raise LimitError(
                     f"The body is larger than {self._max_body_bytes} bytes.", code="body_too_large"
                 )
-                stored = self._desk.store(problem_reply(too_large))
-                stored.header["held"] = False
-                return stored
-        call = Call(
+        except ChainruleError as error:
+            message.close()
+            return self._desk.refuse(error)
+        return self._desk.answer(self._answerer, call, message, f"c{client.number}.{segment[0]}")
+
+    def _call(self, message: Message) -> Call:
+        header = message.header
+        return Call(
             self._endpoints[header["path"]],
             message.body,
             content_type=header.get("content_type") or "",
             accept=header.get("accept"),
             run_id=header.get("run_id"),
             traceparent=header.get("traceparent"),
-        )
-        return self._desk.answer(self._answerer, call, message, key)
+        ).check()
 
     def _release(self, client: _Client, keys: list[str]) -> list[str]:
         """Take back segments that a client no longer reads; the keys that are not ours remain."""
