@@ -154,6 +154,16 @@ def test_cancel_frees_the_only_worker_although_the_code_never_returns(process_jo
     assert (again.status, json.loads(again.body)["state"]) == (200, "cancelled")
 
 
+def test_jobs_have_a_time_limit_of_their_own(start_server):
+    patient = start_server(components=JOB_COMPONENT, workers=1, timeout_s=0.05)
+    assert patient.post("/apply", {"inputs": {"x": [1.0], "seconds": 30.0}}).status == 504
+    job = submit(patient, seconds=0.2)
+    assert events(patient, job)[-1][1]["state"] == "succeeded"
+    strict = start_server(components=JOB_COMPONENT, workers=1, job_timeout_s=0.2)
+    stuck = submit(strict, action="stuck")
+    assert events(strict, stuck)[-1][1]["error"]["code"] == "call_timeout"
+
+
 def test_cancel_of_a_job_that_waits(jobs, tmp_path):
     told, trace = tmp_path / "told", tmp_path / "trace"
     first = submit(jobs, action="until_told", label=str(told))

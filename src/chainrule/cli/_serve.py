@@ -121,6 +121,7 @@ _FLAGS: dict[str, tuple[str, dict[str, Any]]] = {
         "--jobs-folder",
         _path("where jobs are kept, to be found again after a restart", "FOLDER"),
     ),
+    "job_timeout_s": ("--job-timeout", _number(float, None, "of one job", _S)),
     "job_retention_s": (
         "--job-retention",
         _number(float, _D.job_retention_s, "how long results of jobs are kept", _S),

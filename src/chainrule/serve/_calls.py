@@ -26,7 +26,13 @@ _MAX_TEXT = 1024
 
 
 class Watcher(Protocol):
-    """Follows one call."""
+    """Follows one call.
+
+    Attributes:
+        timeout_s: how long it may run; `None` for ever.
+    """
+
+    timeout_s: float | None
 
     async def on_start(self) -> None:
         """A worker has been found and is about to begin."""
@@ -67,6 +73,10 @@ class Call:
     traceparent: str | None = None
     watcher: Watcher | None = None
     merged: bool = False
+
+    def timeout_s(self, of_others: float | None) -> float | None:
+        """How long this call may run: what its watcher says, or as long as all others."""
+        return of_others if self.watcher is None else self.watcher.timeout_s
 
     def with_body(self, body: Any) -> Call:
         """The same call with a body; `replace` would take as long as all the rest of a small call."""

@@ -115,6 +115,7 @@ class ThreadPool:
         return await self.traffic.counted(call, self._answer(call))
 
     async def _answer(self, call: Call) -> Reply:
+        timeout_s = call.timeout_s(self._timeout_s)
         if self._stopping:
             raise stopping()
         # Calls that were given up on still stand in the thread's queue, and hold their bodies.
@@ -127,14 +128,14 @@ class ThreadPool:
         self._pending.add(future)
         self._worker.submit(partial(self._run, call, future))
         try:
-            if self._timeout_s is None:
+            if timeout_s is None:
                 reply = await future
             else:
-                reply = await asyncio.wait_for(future, self._timeout_s)
+                reply = await asyncio.wait_for(future, timeout_s)
         except TimeoutError:
             self.counters.timed_out += 1
-            assert self._timeout_s is not None
-            raise too_slow(call.endpoint, self._timeout_s, was_stopped=False) from None
+            assert timeout_s is not None
+            raise too_slow(call.endpoint, timeout_s, was_stopped=False) from None
         except asyncio.CancelledError:
             self.counters.cancelled += 1
             raise

@@ -42,6 +42,7 @@ class ServeOptions:
         merge_delay_s: how long a call waits for others to be merged with while a worker is free.
         jobs_folder: where jobs are kept, so that the next server finds them again; a temporary folder that
             goes with the server when not given.
+        job_timeout_s: how long one job may run before its worker is replaced; `None` for ever.
         job_retention_s: how long the result of a job is kept.
         max_job_bytes: results of all jobs together; beyond it the oldest go first.
         max_jobs: jobs per component that may wait; beyond it callers get 503.
@@ -73,6 +74,7 @@ class ServeOptions:
     merge_up_to: int | None = None
     merge_delay_s: float = 0.002
     jobs_folder: Path | None = None
+    job_timeout_s: float | None = None
     job_retention_s: float = 7 * 24 * 3600.0
     max_job_bytes: int = 10 << 30
     max_jobs: int = 10_000

@@ -176,7 +176,7 @@ class ProcessPool:
         try:
             if call.watcher is not None:
                 await call.watcher.on_start()
-            reply = await worker.call(call, timeout_s=self._timeout_s)
+            reply = await worker.call(call, timeout_s=call.timeout_s(self._timeout_s))
             self.counters.answered += 1
             self._failures_in_a_row = 0
             return reply

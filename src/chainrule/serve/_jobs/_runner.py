@@ -250,7 +250,8 @@ class Jobs:
                 return
 
     async def _run(self, live: LiveJob, service: Service) -> None:
-        watcher = JobWatcher(live, self._make_log(live), self._mark_running)
+        log, timeout_s = self._make_log(live), self._options.job_timeout_s
+        watcher = JobWatcher(live, log, self._mark_running, timeout_s)
         try:
             reply = await self._reply(live, service, watcher)
         except asyncio.CancelledError:

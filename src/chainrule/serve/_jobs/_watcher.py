@@ -18,17 +18,23 @@ class JobWatcher:
         live: the job.
         log: where its output goes.
         on_start: awaited before the worker begins.
+        timeout_s: how long the job may run; `None` for ever.
 
     Attributes:
         has_started: whether a worker may have begun.
     """
 
     def __init__(
-        self, live: LiveJob, log: JobLog, on_start: Callable[[LiveJob], Awaitable[None]]
+        self,
+        live: LiveJob,
+        log: JobLog,
+        on_start: Callable[[LiveJob], Awaitable[None]],
+        timeout_s: float | None,
     ) -> None:
         self._live = live
         self._on_start = on_start
         self.log = log
+        self.timeout_s = timeout_s
         self.has_started = False
 
     async def on_start(self) -> None:
