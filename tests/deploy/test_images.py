@@ -11,8 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
-from chainrule._errors import CapabilityError, DefinitionError, InputError, TransportError
+from chainrule._errors import (
+    CapabilityError,
+    DefinitionError,
+    InputError,
+    NotGrantedError,
+    TransportError,
+)
 from chainrule.client import Component
 from chainrule.compat import tesseract_core as tc
 from chainrule.deploy.images import (
@@ -22,6 +29,9 @@ from chainrule.deploy.images import (
     list_images,
     plan_build,
 )
+from chainrule.runtime import ComponentConfig
+from chainrule.runtime._references import ComponentReference
+from chainrule.runtime._runs import Run, activate
 
 pytestmark = [pytest.mark.container, pytest.mark.slow]
 
@@ -180,6 +190,19 @@ def test_a_numpy_component_answers_from_its_image(square):
     assert not container.is_running
 
 
+def test_a_reference_to_an_image_is_opened_where_it_is_allowed(square):
+    reference = {"type": "image", "ref": square.tags[0]}
+    adapter = TypeAdapter(ComponentReference)
+    with pytest.raises(NotGrantedError):
+        adapter.validate_python(reference)
+    with activate(Run(ComponentConfig(allow_references={"image"}))):
+        component = adapter.validate_python(reference)
+    try:
+        np.testing.assert_array_equal(component.apply({"x": [3.0]})["y"], [9.0])
+    finally:
+        component.close()
+
+
 def test_an_unchanged_component_is_not_built_again(square, folders):
     plan = plan_build(folders / "square", run_tests=True, check_gradients="point.json", **SETTINGS)
     again = build_image(plan, tags=[":other"])
@@ -281,6 +304,25 @@ def test_requirements_that_do_not_exist(folders):
     assert caught.value.code == "build_failed"
     assert caught.value.details["step"] == "requirements"
     assert "chainrule-no-such-package" in caught.value.message
+
+
+def test_secrets_and_local_packages_reach_the_installation(folders):
+    setup = """
+    import os
+    raise SystemExit("the secret is " + os.environ.get("BUILD_TOKEN", "absent"))
+    """
+    files = {
+        "component.py": SQUARE,
+        "component.yaml": "build: {secrets: [BUILD_TOKEN]}",
+        "requirements.txt": "./helper\n",
+        "helper/setup.py": setup,
+        "token.txt": "open sesame",
+    }
+    folder = write(folders / "secretive", files)
+    plan = plan_build(folder, **SETTINGS)
+    with pytest.raises(DefinitionError, match="the secret is open sesame") as caught:
+        build_image(plan, secrets=[f"id=BUILD_TOKEN,src={folder / 'token.txt'}"])
+    assert caught.value.details["step"] == "requirements"
 
 
 def test_a_component_that_crashes_at_import(engine, folders):

@@ -158,8 +158,8 @@ def _add_facts(engine: Engine, name: str, digest: str, scratch: Path) -> None:
     unfinished = f"{name}-unfinished"
     facts = json.loads(
         engine.ask(
-            "run", "--rm", "--network", "none", "--entrypoint", "cat", unfinished,
-            "/opt/chainrule/facts.json",
+            "run", "--rm", "--network", "none", "--no-healthcheck", "--entrypoint", "cat",
+            unfinished, "/opt/chainrule/facts.json",
         )
     )  # fmt: skip
     labels = {"chainrule.context-hash": digest}

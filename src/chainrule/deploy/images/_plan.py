@@ -110,20 +110,15 @@ class BuildPlan:
         extras = ",".join(dict.fromkeys(["serve", *settings.extras, *own]))
         chainrule = f"chainrule[{extras}] @ file://{build_folder}/{self.wheel}"
         inherit = "--inherit" if settings.inherit_packages else ""
-        script = f"{build_folder}/install.sh"
-        return [
-            "sh",
-            script,
-            chainrule,
-            self.requirements.name,
-            settings.python or "",
-            inherit,
-        ]
+        options = [self.requirements.name, settings.python or "", inherit]
+        return ["sh", f"{build_folder}/install.sh", chainrule, *options]
 
     def finish_command(self) -> list[str]:
         """The last step: the bill of materials, and the checks that were asked for."""
         settings = self.settings
-        command = ["/opt/venv/bin/python", "-m", "chainrule.deploy.images._inside", self.place]
+        # -P: a file of the component must not stand in for a package of the same name.
+        module = ["-P", "-m", "chainrule.deploy.images._inside"]
+        command = ["/opt/venv/bin/python", *module, self.place]
         command += ["--check"] if settings.check else []
         command += ["--run-tests"] if settings.run_tests else []
         if settings.check_gradients is not None:
