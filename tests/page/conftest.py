@@ -66,6 +66,8 @@ def wrong(tmp_path_factory):
         "class OutputSchema(BaseModel):\n"
         "    y: Differentiable[Array[('n',), Float64]]\n\n"
         "def apply(inputs: InputSchema) -> OutputSchema:\n"
+        "    if inputs.x.size == 0:\n"
+        "        raise ValueError('there is nothing to cube')\n"
         "    return OutputSchema(y=inputs.x**3)\n\n"
         "def vector_jacobian_product(inputs, vjp_inputs, vjp_outputs, cotangent_vector):\n"
         "    return {'x': 6 * inputs.x**2 * cotangent_vector['y']}\n"

@@ -178,6 +178,15 @@ def test_errors_are_shown_at_their_fields(page):
     assert "not a number" in stations.locator(".error").inner_text()
 
 
+def test_failures_of_the_component_are_told(open_page, url):
+    page = open_page(f"{url}/c/wrong/")
+    page.get_by_role("button", name="as text").click()
+    page.get_by_role("textbox", name="x").fill("[]")
+    run(page)
+    assert "there is nothing to cube" in page.locator(".message.bad").inner_text()
+    assert "[component_failed]" in page.locator(".message.bad").inner_text()
+
+
 def snippets(page):
     page.get_by_role("tab", name="Code").click()
     codes = page.locator(".snippet code").all_inner_texts()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from chainrule._errors import InputError
-from chainrule.runtime._component import LocalComponent
+from chainrule.runtime._component import ENDPOINTS, LocalComponent
 from chainrule.runtime._derivatives._kinds import DERIVATIVES
+from chainrule.runtime._progress import progress, unheard
 
 __all__ = ["CHECK_GRADIENTS", "can_check", "run_check"]
 
@@ -37,6 +39,25 @@ def can_check(endpoints: list[str]) -> bool:
     return any(kind.endpoint in endpoints for kind in DERIVATIVES)
 
 
+class _Counted:
+    """A component that says how much of a budget its calls have spent."""
+
+    def __init__(self, component: LocalComponent, budget: int) -> None:
+        self._component = component
+        self._budget = budget
+        self._count = 0
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._component, name)
+        return partial(self._call, value) if name in ENDPOINTS else value
+
+    def _call(self, endpoint: Callable[..., Any], *args: Any) -> Any:
+        self._count += 1
+        progress(min(self._count / self._budget, 1.0), f"{self._count} calls")
+        with unheard():
+            return endpoint(*args)
+
+
 def run_check(component: LocalComponent, payload: Mapping[str, Any]) -> dict[str, Any]:
     """Check the derivatives of a component at the inputs of a request.
 
@@ -55,5 +76,6 @@ def run_check(component: LocalComponent, payload: Mapping[str, Any]) -> dict[str
             details={"problems": problems},
         ) from None
     options = request.model_dump(exclude={"inputs"})
-    report = check_gradients(component, {"inputs": request.inputs}, show_progress=False, **options)
+    counted = _Counted(component, request.max_evals)
+    report = check_gradients(counted, {"inputs": request.inputs}, show_progress=False, **options)
     return report.to_dict()

@@ -1,6 +1,6 @@
 // The editor of one array: a number, a grid of numbers, or text with a file next to it.
 
-import { describe, encode, formatNumber, fromFlat, fromNested, isArray, parseText, readNpy, sizeOf, toNested, toNumber } from "./arrays.js";
+import { describe, formatNumber, fromFlat, fromNested, isArray, parseText, readNpy, sizeOf, toNested, toNumber } from "./arrays.js";
 import { button, h, newId, select } from "./dom.js";
 
 const GRID_ROWS = 12, GRID_COLUMNS = 8;
@@ -40,10 +40,6 @@ export class ArrayEditor {
   read() {
     const array = this.reader();
     return { ...array, dtype: this.facts.dtype };
-  }
-
-  get sent() {
-    return encode(this.read());
   }
 
   #show(array, mode = null) {
