@@ -36,7 +36,7 @@ def pool(ray_cluster):
 
 
 def settled(component, up):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while True:
         states = [replica["state"] for replica in component.health()["replicas"]]
         if sum(state in ("idle", "busy") for state in states) >= up:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import secrets
 import threading
@@ -56,6 +57,7 @@ class RayPool(PoolTransport):
         self._ends_with_handle = ends_with_handle
         self._caller = secrets.token_hex(8)
         self._stop_reporting = threading.Event()
+        self._reporter = threading.Thread(target=self._report, name="chainrule-report", daemon=True)
         self._starting = threading.Lock()
         self._is_started = False
 
@@ -76,7 +78,9 @@ class RayPool(PoolTransport):
                     f"The {self.place} has ended, or its keeper cannot be reached.",
                     code="pool_unavailable",
                 ) from error
-            threading.Thread(target=self._report, name="chainrule-report", daemon=True).start()
+            self._reporter.start()
+            # Ray does not survive a thread that asks it for something while the interpreter ends.
+            atexit.register(self.close)
             self._is_started = True
         self.wait_until_ready(self._plan.minimum)
 
@@ -94,10 +98,13 @@ class RayPool(PoolTransport):
 
     def close(self) -> None:
         """Let go of the replicas; a pool that nobody else knows by a name ends."""
+        atexit.unregister(self.close)
         self._stop_reporting.set()
         for slot in self._dispatcher.slots:
             slot.replica.stop()
         super().close()
+        if self._is_started:
+            self._reporter.join(_ANSWER_WITHIN_S)
         if not ray.is_initialized():
             return
         if self._ends_with_handle:
@@ -126,7 +133,7 @@ class RayPool(PoolTransport):
             try:
                 answer = self._keeper.report.remote(self._make_report())
                 roster = ray.get(answer, timeout=_ANSWER_WITHIN_S)
-            except RayError as error:
+            except Exception as error:  # more than its own errors, while Ray is being shut down
                 _log.info("%s: the keeper does not answer (%s)", self.place, type(error).__name__)
                 continue
             if roster is not None and not self._stop_reporting.is_set():
