@@ -154,10 +154,10 @@ function checkboxes(title, entries, only = null) {
 
 const chosen = (group) => [...group.querySelectorAll("input:checked")].map((box) => box.value);
 
-/** A block of a Jacobian with the output's axes down and the input's axes across. */
+/** A block as it is best looked at: like its output or input where the other is one number, else as a matrix. */
 function asMatrix(block, output) {
   const rank = output?.shape.length ?? 0;
-  const rows = sizeOf(block.shape.slice(0, rank)), columns = sizeOf(block.shape.slice(rank));
-  if (block.shape.length <= 1) return block;
-  return { ...block, shape: rows === 1 ? [columns] : columns === 1 ? [rows] : [rows, columns] };
+  const [down, across] = [block.shape.slice(0, rank), block.shape.slice(rank)];
+  const [rows, columns] = [sizeOf(down), sizeOf(across)];
+  return { ...block, shape: columns === 1 ? down : rows === 1 ? across : [rows, columns] };
 }

@@ -30,7 +30,7 @@ export function ticks(low, high, count = 5) {
   return found;
 }
 
-const WIDTH = 420, HEIGHT = 190, LEFT = 62, RIGHT = 12, TOP = 8, BOTTOM = 36;
+const WIDTH = 340, HEIGHT = 168, LEFT = 56, RIGHT = 12, TOP = 8, BOTTOM = 36;
 
 /** A curve of values over their index, with the value under the pointer. */
 export function curve(values, { label = "", xLabel = "index" } = {}) {

@@ -96,7 +96,7 @@ function showComplex(array, label, units, isDiverging) {
 function summary({ data }) {
   const { low, high, mean, count } = statistics(data);
   const odd = data.length - count;
-  const text = `min ${formatNumber(low)} · mean ${formatNumber(mean)} · max ${formatNumber(high)}`;
+  const text = `min ${formatNumber(low, 4)} · mean ${formatNumber(mean, 4)} · max ${formatNumber(high, 4)}`;
   return h("p", { class: "summary" }, text, odd ? h("strong", { class: "bad" }, ` · ${odd} not finite`) : null);
 }
 
