@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -14,12 +15,17 @@ import pytest
 
 from chainrule.runtime._codec import decode_frames, encode_frames
 from chainrule.runtime._samehost import (
+    CallSlot,
     Segment,
     SegmentCache,
     connect,
     receive_message,
     send_message,
 )
+from chainrule.serve._calls import CallError
+from chainrule.serve._lease import Lease
+from chainrule.serve._pool import Counters
+from chainrule.serve._traffic import Traffic
 
 FRAMES = "application/vnd.chainrule.frames"
 
@@ -53,7 +59,7 @@ class Caller:
             message = receive_message(self.connection)
             if message is None:
                 return None, None
-            if message.header["number"] == self.number:
+            if message.header.get("number", self.number) == self.number:
                 break
         body = message.body
         if "segment" in message.header:
@@ -330,3 +336,72 @@ def test_nothing_is_left_behind(any_served):
     for _ in range(3):
         round_of_calls()
     assert descriptors() <= before + 4
+
+
+class FakeWorker:
+    """As far as a lease sees one."""
+
+    can_be_killed = True
+    prefix = "w0."
+
+    def __init__(self) -> None:
+        self.slot = CallSlot()
+        self.lease = None
+
+    def send_client(self, client, holds):
+        return True
+
+    def release_segment(self, key):
+        raise AssertionError("nothing was lent")
+
+
+class FakeClient:
+    number = 7
+    has_left = False
+
+    def __init__(self, is_unheard: bool) -> None:
+        self.is_unheard = is_unheard
+        self.failures = []
+        self.is_back = False
+
+    def lend(self, prefix):
+        return []
+
+    def take_back(self, held, release):
+        self.is_back = True
+
+    def fail(self, number, error):
+        self.failures.append(number)
+
+
+@pytest.mark.parametrize(
+    ("begun", "is_unheard", "told"),
+    [
+        ([], False, []),
+        ([(7, 3)], False, [3]),  # computing call 3, or just done with it
+        ([(7, 3)], True, [3]),
+        ([(7, 0)], False, [None]),  # it had read a call, whose number nobody knows
+        ([(7, 0)], True, []),  # the call is still there
+        ([(9, 3)], False, []),  # a client that has left
+    ],
+)
+def test_who_is_told_when_a_worker_dies(begun, is_unheard, told):
+    async def lose():
+        worker, client = FakeWorker(), FakeClient(is_unheard)
+        lease = Lease(
+            worker,
+            timeout_s=None,
+            counters=Counters(),
+            traffic=Traffic(),
+            on_end=lambda lease: None,
+        )
+        lease.add(client)
+        for call in begun:
+            worker.slot.begin(*call)
+        lease.lost(CallError("gone", status=502))
+        worker.slot.close()
+        return client
+
+    client = asyncio.run(lose())
+    assert client.failures == told
+    assert client.is_back

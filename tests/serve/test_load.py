@@ -113,7 +113,7 @@ class Caller(threading.Thread):
         send_message(self._packets, header, (), [segment.descriptor])
         message = receive_message(self._packets)
         # A worker that was killed right after it had answered leaves the news of its end behind.
-        while message.header["number"] != self._calls:
+        while message.header.get("number", self._calls) != self._calls:
             message = receive_message(self._packets)
         give_up = self._own.forget if message.header["held"] else self._own.give_back
         give_up(segment.key)

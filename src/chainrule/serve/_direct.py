@@ -121,14 +121,17 @@ class DirectClients:
                 self._read(self._clients[descriptor])
 
     def _read(self, client: _Client) -> None:
+        self._slot.begin(client.number)
         try:
             message = receive_message(client.connection)
         except BlockingIOError:  # the server was faster, as it may be when it wants us back
+            self._slot.end(answered=False)
             return
         except (OSError, ChainruleError):
             message = None
         if message is None or not is_well_formed(message) or "number" not in message.header:
             self._drop(client, message)
+            self._slot.end(answered=False)
             return
         header = message.header
         if header.get("release"):
@@ -151,12 +154,13 @@ class DirectClients:
             send_message(client.connection, stored.header, (stored.inline,), stored.descriptors)
         except OSError:
             self._drop(client, None)
-        self._slot.end()
+        self._slot.end(answered=True)
         self._count(message, stored, start)
 
     def _pass_on(self, client: _Client, message: Message) -> None:
         header = {"pass_on": client.number, "message": message.header}
         self._tell(header, (message.body,), message.descriptors)
+        self._slot.end(answered=False)
         message.close()
 
     def _count(self, message: Message, stored: StoredReply, start: float) -> None:

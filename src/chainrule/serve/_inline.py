@@ -172,6 +172,7 @@ class ThreadPool:
         for future in list(self._pending):
             if not future.done():
                 future.set_exception(stopping())
+        self._lending.call_all_back()
         if self._worker is not None:
             self._worker.submit(None)
 

@@ -59,6 +59,10 @@ class Client(Protocol):
     def has_left(self) -> bool:
         """Whether the other side has closed the connection."""
 
+    @property
+    def is_unheard(self) -> bool:
+        """Whether a message waits to be read, or the server is answering one."""
+
     def lend(self, prefix: str) -> Sequence[str]:
         """Stop reading; returns the keys with this prefix that the client holds, the worker's to know now."""
 
@@ -71,8 +75,8 @@ class Client(Protocol):
     def release(self, key: str) -> None:
         """The client no longer reads a segment."""
 
-    def fail(self, number: int, error: ChainruleError) -> None:
-        """Answer a call with an error."""
+    def fail(self, number: int | None, error: ChainruleError) -> None:
+        """Answer a call, or the present one, with an error."""
 
     def handle(self, message: Message) -> None:
         """Answer a message that somebody else has read."""
@@ -198,12 +202,14 @@ class Lease:
             What its caller was told; `None` when nobody waited.
         """
         self._finish()
-        call = self.worker.slot.current
-        client = None if call is None else self._clients.get(call.client)
+        call = self.worker.slot.current or CurrentCall(0, 0)
+        client = self._clients.get(call.client)
         told = None
-        if call is not None and client is not None and not client.has_left:
+        # A worker that dies while it reads has taken a call along, unless the call is still there.
+        was_taken = client is not None and not (call.number == 0 and client.is_unheard)
+        if client is not None and was_taken and not client.has_left:
             told = error if self._supervised is None else self._supervised.failure or error
-            client.fail(call.number, told)
+            client.fail(call.number or None, told)
         for each in self._clients.values():
             each.take_back((), self.worker.release_segment)
         return told

@@ -339,6 +339,7 @@ class WorkerProcess:
             return
 
     def _on_process_end(self) -> None:
+        self._is_doomed = True
         if self.lease is not None:
             self._hear_last_words(self.lease)
         self._loop.remove_reader(self._pidfd)

@@ -8,6 +8,7 @@ that numbers its calls is lent a worker, which reads the connection itself (`_le
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import itertools
 import os
@@ -299,9 +300,17 @@ class _Connection:
     @property
     def has_left(self) -> bool:
         """Whether the other side has closed the connection."""
+        return self._connection.fileno() == -1 or self._has(select.POLLRDHUP)
+
+    @property
+    def is_unheard(self) -> bool:
+        """Whether a message waits to be read, or is being answered here."""
+        return self._task is not None or self._has(select.POLLIN)
+
+    def _has(self, event: int) -> bool:
         poll = select.poll()
-        poll.register(self._connection, select.POLLRDHUP)
-        return bool(poll.poll(0))
+        poll.register(self._connection, event)
+        return any(found & event for _, found in poll.poll(0))
 
     def lend(self, prefix: str) -> Sequence[str]:
         """Leave the connection to a worker, and what the client holds of its memory."""
@@ -323,8 +332,8 @@ class _Connection:
                 self._lent[key] = partial(release, key)
         self.read_again()
 
-    def fail(self, number: int, error: ChainruleError) -> None:
-        """Answer a call with an error."""
+    def fail(self, number: int | None, error: ChainruleError) -> None:
+        """Answer a call, or the present one, with an error."""
         # Whether the component still uses the memory of the request is not known any more.
         self._reply(problem_reply(error, debug=self._debug), True, number)
 
@@ -339,6 +348,8 @@ class _Connection:
         if self._connection.fileno() == -1:
             return
         self._loop.remove_reader(self._connection)
+        with contextlib.suppress(OSError):  # also for a worker that reads the same connection
+            self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
         if self._task is not None:
             self._task.cancel()

@@ -62,8 +62,8 @@ class WorkerThread:
         while (task := self._next_task()) is not None:
             task()
             del task  # it holds a request and its reply
-        if self._direct is not None:
-            self._direct.leave_all()
+        self.slot.close()
+        os.close(self._wake)
 
     def _next_task(self) -> Task | None:
         while self._direct is not None:

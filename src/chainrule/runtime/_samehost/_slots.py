@@ -22,7 +22,7 @@ class CurrentCall(NamedTuple):
 
     Attributes:
         client: number of the client's connection.
-        number: of the call, chosen by the client.
+        number: of the call, chosen by the client; 0 while the worker is reading it.
     """
 
     client: int
@@ -32,9 +32,9 @@ class CurrentCall(NamedTuple):
 class CallSlot:
     """One record that a worker writes and its supervisor reads; no system call on either side.
 
-    The worker writes it before it runs a call and after the reply has left. So when a worker dies, the
-    slot tells which call it took along; at worst one whose reply had just left, which the client knows
-    by the call's number and ignores.
+    The worker writes it before it reads a call, before it runs it, and after the reply has left. So when
+    a worker dies, the slot tells which call it took along; at worst one whose reply had just left, which
+    the client knows by the call's number and ignores.
 
     Args:
         descriptor: of the memory, or `None` to make some; the descriptor is then ours to hand on.
@@ -48,13 +48,13 @@ class CallSlot:
         self._memory = mmap.mmap(descriptor, _SIZE)
         self._answered = 0
 
-    def begin(self, client: int, number: int) -> None:
-        """The worker starts on a call."""
+    def begin(self, client: int, number: int = 0) -> None:
+        """The worker reads a call, or starts on it once it knows its number."""
         _CURRENT.pack_into(self._memory, 0, client, number, self._answered)
 
-    def end(self) -> None:
-        """The worker has sent the reply."""
-        self._answered += 1
+    def end(self, *, answered: bool) -> None:
+        """The worker has sent the reply, or there was nothing for it to answer."""
+        self._answered += answered
         _CURRENT.pack_into(self._memory, 0, 0, 0, self._answered)
 
     @property
