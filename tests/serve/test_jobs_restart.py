@@ -11,6 +11,7 @@ from http.client import HTTPException
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 JOB_COMPONENT = str(Path(__file__).with_name("job_component.py"))
 
@@ -143,14 +144,15 @@ def test_what_a_killed_server_left_behind_is_removed(tmp_path):
     running = JobRecord(
         component="c", endpoint="apply", run_id="r", content_type="t", state="running"
     )
+    body = b"body" * 50_000  # large enough for a file
     for record in (queued, running):
-        store.add(record, b"body")
+        store.add(record, body)
     store.close()
     (tmp_path / "unknown.request").write_bytes(b"never acknowledged")
     (tmp_path / ".half.result.partial").write_bytes(b"hal")
     store = JobStore(tmp_path, retention_s=3600, max_bytes=1000)
     assert [record.id for record in store.recover()] == [queued.id]
-    assert store.body(queued.id) == b"body"
+    assert store.body(queued.id) == body
     assert {path.name for path in tmp_path.iterdir()} >= {f"{queued.id}.request", "lock"}
     assert len(list(tmp_path.glob("*.request"))) == 1
     assert not list(tmp_path.glob(".*.partial"))
@@ -192,21 +194,24 @@ def test_results_are_kept_for_their_time_and_no_longer(start_server, tmp_path, w
     wait_until(lambda: served.get(f"/jobs/{job}").status == 404)
 
 
-def test_results_are_bounded_in_bytes(tmp_path):
+@pytest.mark.parametrize("size", [100, 100_000], ids=["in rows", "in files"])
+def test_results_are_bounded_in_bytes(tmp_path, size):
     from chainrule.serve._jobs._record import JobRecord
     from chainrule.serve._jobs._store import JobStore
 
-    store = JobStore(tmp_path, retention_s=3600, max_bytes=250)
+    store = JobStore(tmp_path, retention_s=3600, max_bytes=2 * size + 50)
     records = []
     for _ in range(4):
         record = JobRecord(component="c", endpoint="apply", run_id="r", content_type="t")
-        store.add(record, b"body")
+        store.add(record, b"b" * size)
+        assert store.body(record.id) == b"b" * size
         end = time.time()
         record = JobRecord(
-            **{**vars(record), "state": "succeeded", "finished_at": end, "result_bytes": 100,
+            **{**vars(record), "state": "succeeded", "finished_at": end, "result_bytes": size,
                "result_status": 200, "result_type": "t"}
         )  # fmt: skip
-        store.finish(record, [b"x" * 100])
+        store.finish(record, [b"x" * 60, b"x" * (size - 60)])
+        assert store.result(record.id) == b"x" * size
         records.append(record)
     store.sweep()
     kept = [store.result(record.id) is not None for record in records]

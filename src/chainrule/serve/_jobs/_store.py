@@ -1,6 +1,6 @@
 """Jobs on disk: a SQLite database for what is known, one file each for what is large.
 
-    <folder>/jobs.sqlite        one row per job
+    <folder>/jobs.sqlite        one row per job, with its body and its answer where they are small
     <folder>/<id>.request       the body, until the job is over
     <folder>/<id>.result        the answer, until retention ends
     <folder>/<id>.log           what the component printed
@@ -31,13 +31,16 @@ __all__ = ["JobStore"]
 _VERSION = 1
 _COLUMNS = tuple(field.name for field in fields(JobRecord))
 _SCHEMA = f"""
-CREATE TABLE jobs (number INTEGER PRIMARY KEY AUTOINCREMENT, {", ".join(_COLUMNS)});
+CREATE TABLE jobs
+    (number INTEGER PRIMARY KEY AUTOINCREMENT, request BLOB, result BLOB, {", ".join(_COLUMNS)});
 CREATE UNIQUE INDEX jobs_by_id ON jobs (id);
 CREATE INDEX jobs_by_state ON jobs (state);
 CREATE UNIQUE INDEX jobs_by_key ON jobs (component, endpoint, idempotency_key)
     WHERE idempotency_key IS NOT NULL;
 PRAGMA user_version = {_VERSION};
 """
+# Up to this size a body travels in its row: a file of its own would have to be flushed as well.
+_INLINE_BYTES = 1 << 16
 # A job is remembered this many times as long as its result, so that a late caller learns what became of it.
 _RECORD_FACTOR = 4
 
@@ -90,12 +93,12 @@ class JobStore:
 
     def add(self, record: JobRecord, body: Any) -> None:
         """Take a job on. When this returns, no crash can lose it."""
-        _write(self._path(record.id, "request"), [body])
-        marks = ", ".join("?" * len(_COLUMNS))
+        inline = self._keep(record.id, "request", [body])
+        marks = ", ".join("?" * (1 + len(_COLUMNS)))
         with _storage_errors():
             self._database.execute(
-                f"INSERT INTO jobs ({', '.join(_COLUMNS)}) VALUES ({marks})",
-                tuple(asdict(record).values()),
+                f"INSERT INTO jobs (request, {', '.join(_COLUMNS)}) VALUES ({marks})",
+                (inline, *asdict(record).values()),
             )
 
     def update(self, record: JobRecord) -> None:
@@ -108,9 +111,13 @@ class JobStore:
 
     def finish(self, record: JobRecord, result: list[Any] | None) -> None:
         """Keep the end of a job: first the answer, then the row that says it is there."""
-        if result is not None:
-            _write(self._path(record.id, "result"), result)
-        self.update(record)
+        inline = None if result is None else self._keep(record.id, "result", result)
+        names = ", ".join(f"{name} = ?" for name in _COLUMNS)
+        with _storage_errors():
+            self._database.execute(
+                f"UPDATE jobs SET request = NULL, result = ?, {names} WHERE id = ?",
+                (inline, *asdict(record).values(), record.id),
+            )
         self._remove(record.id, "request")
 
     def get(self, job_id: str) -> JobRecord | None:
@@ -165,14 +172,32 @@ class JobStore:
 
     def body(self, job_id: str) -> bytes:
         """The request of a job that is not over."""
+        inline = self._inline(job_id, "request")
         with _storage_errors():
-            return self._path(job_id, "request").read_bytes()
+            return self._path(job_id, "request").read_bytes() if inline is None else inline
 
     def result(self, job_id: str) -> bytes | None:
         """The stored answer; `None` when it is gone."""
+        inline = self._inline(job_id, "result")
+        if inline is not None:
+            return inline
         with _storage_errors(), contextlib.suppress(FileNotFoundError):
             return self._path(job_id, "result").read_bytes()
         return None
+
+    def _keep(self, job_id: str, kind: str, pieces: list[Any]) -> bytes | None:
+        """Write a body to its file, unless it is small: then it is given back, for its row."""
+        if sum(memoryview(piece).nbytes for piece in pieces) <= _INLINE_BYTES:
+            return b"".join(pieces)
+        _write(self._path(job_id, kind), pieces)
+        return None
+
+    def _inline(self, job_id: str, kind: str) -> bytes | None:
+        with _storage_errors():
+            row = self._database.execute(
+                f"SELECT {kind} FROM jobs WHERE id = ?", (job_id,)
+            ).fetchone()
+        return None if row is None else row[0]
 
     def log_path(self, job_id: str) -> Path:
         """Where the output of a job is."""
@@ -198,7 +223,8 @@ class JobStore:
             self._remove(record.id, "log")
         with _storage_errors():
             self._database.executemany(
-                "UPDATE jobs SET result_bytes = NULL WHERE id = ?", [(r.id,) for r in expired]
+                "UPDATE jobs SET result = NULL, result_bytes = NULL WHERE id = ?",
+                [(record.id,) for record in expired],
             )
 
     def _select(self, rest: str, *arguments: Any) -> Any:
