@@ -81,7 +81,7 @@ def _propagator() -> Any:
 
 
 def export_spans(destination: str, service: str) -> None:
-    """Record spans of this process from now on.
+    """Record spans of this process from now on, unless somebody has seen to that already.
 
     Args:
         destination: address of an OTLP collector (`http://…/v1/traces`), or a file that gets one JSON
@@ -96,6 +96,8 @@ def export_spans(destination: str, service: str) -> None:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
 
+        if isinstance(trace.get_tracer_provider(), TracerProvider):
+            return
         provider = TracerProvider(resource=Resource.create({"service.name": service}))
         provider.add_span_processor(_processor(destination))
     except ModuleNotFoundError as error:
@@ -116,7 +118,9 @@ def _processor(destination: str) -> Any:
     if destination.startswith(("http://", "https://")):
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-        return BatchSpanProcessor(OTLPSpanExporter(endpoint=destination))
+        # A worker may be ended at any time; half a second of spans is what that may cost.
+        exporter = OTLPSpanExporter(endpoint=destination)
+        return BatchSpanProcessor(exporter, schedule_delay_millis=500)
     file = open(destination, "a", encoding="utf-8")  # noqa: SIM115 - as long as the process
     return SimpleSpanProcessor(
         ConsoleSpanExporter(out=file, formatter=lambda one: one.to_json(indent=None) + "\n")

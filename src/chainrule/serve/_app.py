@@ -87,9 +87,7 @@ class Server:
         make_pool: MakePool | None = None,
     ) -> None:
         self._options = options
-        self._config = (config or ComponentConfig()).replace(
-            debug=options.debug, log_format=options.log_format, traces_to=options.traces_to or ""
-        )
+        self._config = _as_served(config or ComponentConfig(), options)
         self._log = None if options.log_file is None else OutputLog(options.log_file)
         self._folders: list[Path] = []
         make_pool = make_pool or self._make_pool
@@ -132,7 +130,7 @@ class Server:
 
     def _config_of(self, source: Any) -> ComponentConfig:
         if isinstance(source, LocalComponent):
-            return source.config.replace(debug=self._options.debug)
+            return _as_served(source.config, self._options)
         return self._config
 
     @asynccontextmanager
@@ -252,6 +250,15 @@ class Server:
         await self._jobs.stop()
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _as_served(config: ComponentConfig, options: ServeOptions) -> ComponentConfig:
+    """A component's settings, with what the server is told about all of them."""
+    return config.replace(
+        debug=options.debug,
+        log_format=options.log_format,
+        traces_to=options.traces_to or config.traces_to,
+    )
 
 
 def _as_sources(components: Any) -> list[Any]:

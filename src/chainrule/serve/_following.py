@@ -75,7 +75,8 @@ class _ThisThread(logging.Handler):
 @contextlib.contextmanager
 def _output_to(descriptor: int) -> Iterator[None]:
     """Let everything that is printed go to a descriptor, also by C; the descriptor is closed at the end."""
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    with contextlib.suppress(AttributeError):  # the author may have put something else in its place
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     _flush()
     saved = os.dup(2)
     for stream in (1, 2):
@@ -91,7 +92,7 @@ def _output_to(descriptor: int) -> Iterator[None]:
 
 
 def _flush() -> None:
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(AttributeError, OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)
