@@ -10,7 +10,7 @@ import time
 import numpy as np
 from pydantic import BaseModel
 
-from chainrule.runtime import Array, Differentiable, Float64
+from chainrule.runtime import Array, Differentiable, Float64, progress
 
 _seen = set()
 
@@ -33,6 +33,9 @@ def apply(inputs: InputSchema) -> OutputSchema:
     if action == "exit":
         os._exit(3)
     if action == "sleep":
+        time.sleep(float(value))
+    if action == "progress":
+        progress(0.5, "half way")
         time.sleep(float(value))
     if action == "exit_once":  # the path of a file that is there until somebody has died for it
         try:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +118,13 @@ def test_arrays_go_by_reference_and_come_without_a_copy(pool):
     assert not gradient["x"].flags.writeable
 
 
+def test_a_job_says_how_far_it_is(pool):
+    heard = []
+    job = pool.submit("apply", point(2) | {"action": "progress 1.5"})
+    assert job.result(60, progress=lambda *word: heard.append(word))["y"] == value(2)
+    assert (0.5, "half way") in heard
+
+
 def test_others_attach_by_name(pool):
     import ray
 
@@ -202,6 +210,24 @@ def served(*arguments):
         process.stdout.close()
 
 
+def _follow_job(url, request):
+    """The fractions that a job reports on its way to success."""
+    body = json.dumps(request).encode()
+    headers = {"Content-Type": "application/json"}
+    post = urllib.request.Request(f"{url}/apply?wait=false", body, headers)
+    seen = set()
+    with urllib.request.urlopen(post) as answer:
+        place = url + answer.headers["Location"]
+    while True:
+        with urllib.request.urlopen(place) as answer:
+            job = json.load(answer)
+        seen.add(job["fraction"])
+        if job["state"] not in ("queued", "running"):
+            assert job["state"] == "succeeded", job
+            return seen - {None}
+        time.sleep(0.05)
+
+
 def test_two_servers_in_front_of_one_pool(pool, ray_cluster):
     engine = ["--engine", "ray", "--ray-address", ray_cluster.address]
     with served("pool:squares", *engine) as one, served("pool:squares", *engine) as two:
@@ -227,6 +253,8 @@ def test_a_server_with_a_pool_of_its_own(ray_cluster):
     engine = ["--engine", "ray", "--ray-address", ray_cluster.address]
     with served(str(SOURCE), "--workers=1", *engine) as url, Component.from_url(url) as component:
         assert component.apply(point(5))["y"] == value(5)
+        inputs = point(6) | {"action": "progress 1.0"}
+        assert _follow_job(url, {"inputs": inputs}) == {0.5, 1.0}
 
 
 def test_handles_are_small(pool):

@@ -2,5 +2,6 @@
 
 chainrule.deploy.images    build container images of components, and start them
 chainrule.deploy.slurm     a batch script that starts servers within a Slurm job
-chainrule.deploy.ray       a pool of replicas on Ray
+chainrule.deploy.local     a pool of replicas on this machine
+chainrule.deploy.ray       a pool of replicas on a Ray cluster
 """

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
 
-__all__ = ["Listener", "listening", "progress", "steps", "unheard"]
+__all__ = ["Listener", "is_heard", "listening", "progress", "steps", "unheard"]
 
 T = TypeVar("T")
 Emit = Callable[[float, str], None]
@@ -90,6 +90,11 @@ def progress(fraction: float, message: str = "") -> None:
     listener = _current()
     if listener is not None:
         listener.report(fraction, message)
+
+
+def is_heard() -> bool:
+    """Whether anybody listens to the progress of this call."""
+    return _current() is not None
 
 
 @contextmanager

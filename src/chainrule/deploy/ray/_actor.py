@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from chainrule._errors import ChainruleError, ComponentError
 from chainrule.deploy.ray._cargo import fill_in
 from chainrule.deploy.ray._plan import Plan
 from chainrule.runtime import LocalComponent, load_component
+from chainrule.runtime._progress import listening
 from chainrule.runtime._runs import Run
 from chainrule.serve._answering import Answerer
 from chainrule.serve._calls import Call
@@ -41,9 +43,11 @@ class ReplicaActor:
 
     Args:
         plan: of the pool.
+        keeper: of the pool, with whom the replica leaves word of its progress.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, keeper: Any) -> None:
+        self._keeper = keeper
         self._component: LocalComponent | None = None
         self._failure: Envelope | None = None
         try:
@@ -58,14 +62,28 @@ class ReplicaActor:
         return self._failure or asdict(self._answerer.facts)
 
     def call(
-        self, endpoint: str, payload: Mapping[str, Any], run_id: str | None, *values: Any
+        self,
+        endpoint: str,
+        payload: Mapping[str, Any],
+        run_id: str | None,
+        heard_as: str | None,
+        *values: Any,
     ) -> Any:
-        """The answer of an endpoint, or why there is none; `values` are those of references in it."""
+        """The answer of an endpoint, or why there is none.
+
+        Args:
+            endpoint: its name.
+            payload: the request.
+            run_id: what files of this call are to be known by.
+            heard_as: under which name somebody asks how far the call is.
+            *values: of the references in the payload.
+        """
         if self._component is None:
             return self._failure
         try:
             run = None if run_id is None else Run(self._component.config, run_id=run_id)
-            return self._component.call(endpoint, fill_in(payload, values), run=run)
+            with self._heard(heard_as):
+                return self._component.call(endpoint, fill_in(payload, values), run=run)
         except Exception as error:
             return _problem(endpoint, error)
 
@@ -74,18 +92,28 @@ class ReplicaActor:
     ) -> tuple[list[Any], float]:
         """The answers of several calls, and how long one of them took."""
         start = time.perf_counter()
-        answers = [self.call(endpoint, payload, None, *values) for payload in payloads]
+        answers = [self.call(endpoint, payload, None, None, *values) for payload in payloads]
         return answers, (time.perf_counter() - start) / len(payloads)
 
-    def answer(self, fields: Mapping[str, Any], body: Any) -> Envelope:
+    def answer(self, fields: Mapping[str, Any], body: Any, heard_as: str | None) -> Envelope:
         """A call that came over HTTP, from bytes to bytes."""
         if self._failure is not None:
             return self._failure
-        reply = self._answerer.answer(Call(body=body, **fields))
+        with self._heard(heard_as):
+            reply = self._answerer.answer(Call(body=body, **fields))
         content: Any = b"".join(reply.pieces)
         if len(content) > _INLINE_BYTES:  # as an array it is shared, not copied
             content = np.frombuffer(content, np.uint8)
         return Envelope(reply.status, reply.content_type, content)
+
+    def _heard(self, name: str | None) -> AbstractContextManager[None]:
+        if name is None:
+            return nullcontext()
+
+        def emit(fraction: float, message: str) -> None:
+            self._keeper.leave_word.remote(name, fraction, message)
+
+        return listening(emit, whole_process=True)
 
 
 def _problem(what: str, error: Exception, code: str = "internal_error") -> Envelope:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from chainrule.deploy.ray._deploy import attach, deploy
 from chainrule.deploy.ray._pool import RayPool
 from chainrule.runtime._codec import FRAMES_MEDIA_TYPE, decode_body
 from chainrule.serve._calls import Call, CallError, Facts, Reply, stopping, unavailable
+from chainrule.serve._following import following_in_thread
 from chainrule.serve._lease import Client
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._pool import Counters, WorkerState
@@ -135,7 +137,8 @@ class PoolFront:
         self.counters.running += 1
         try:
             loop = asyncio.get_running_loop()
-            envelope = await loop.run_in_executor(self._threads, self._ask, call, ticket)
+            ask = self._ask if call.watcher is None else partial(self._ask_watched, loop)
+            envelope = await loop.run_in_executor(self._threads, ask, call, ticket)
         except asyncio.CancelledError:
             self.counters.cancelled += 1
             ticket.cancel()
@@ -147,6 +150,11 @@ class PoolFront:
             self.counters.running -= 1
         self.counters.answered += 1
         return Reply(envelope.status, envelope.content_type, [memoryview(envelope.body)])
+
+    def _ask_watched(self, loop: asyncio.AbstractEventLoop, call: Call, ticket: Ticket) -> Envelope:
+        assert call.watcher is not None
+        with following_in_thread(call.watcher, loop):
+            return self._ask(call, ticket)
 
     def _ask(self, call: Call, ticket: Ticket) -> Envelope:
         assert self._pool is not None

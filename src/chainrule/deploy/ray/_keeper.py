@@ -1,6 +1,7 @@
 """The keeper of a pool: an actor that makes replicas, knows who they are, and how many there should be.
 
 Calls do not pass through it. Callers report their load twice a second, and learn of changes by the answer.
+Replicas leave word here of how far a call is, where its caller looks.
 Replicas belong to the keeper: when it is lost, Ray ends them, starts it again, and it makes new ones.
 """
 
@@ -14,6 +15,7 @@ from typing import Any
 
 import ray
 
+from chainrule._trees import LRUCache
 from chainrule.deploy._pool import Autoscaler
 from chainrule.deploy.ray._actor import ReplicaActor
 from chainrule.deploy.ray._plan import Plan
@@ -24,6 +26,7 @@ __all__ = ["Keeper", "Report", "Roster"]
 _STALE_S = 10.0
 # A replica that dies for good will often do so again, for the same reason.
 _REPLACE_EVERY_S = 2.0
+_WORDS = 1024
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ class Keeper:
         self._leaving: dict[str, Any] = {}
         self._last_replaced = 0.0
         self._reports: dict[str, tuple[float, Report]] = {}
+        self._words: LRUCache[str, tuple[float, str]] = LRUCache(_WORDS)
+        self._own_handle = ray.get_runtime_context().current_actor
         self._resize(plan.minimum)
 
     def plan(self) -> Plan:
@@ -107,6 +112,14 @@ class Keeper:
             self._resize(self._plan.minimum)
             self._let_go()
 
+    def leave_word(self, call: str, fraction: float, message: str) -> None:
+        """A replica says how far a call is."""
+        self._words.put(call, (fraction, message))
+
+    def last_word(self, call: str) -> tuple[float, str] | None:
+        """How far a call is."""
+        return self._words.get(call)
+
     def _replace(self, dead: Iterable[str]) -> None:
         size = len(self._actors)
         for replica in dead:
@@ -117,7 +130,9 @@ class Keeper:
         if size == len(self._actors) and self._actors:
             return
         while len(self._actors) < size:
-            self._actors[f"replica-{secrets.token_hex(4)}"] = self._make.remote(self._plan)
+            self._actors[f"replica-{secrets.token_hex(4)}"] = self._make.remote(
+                self._plan, self._own_handle
+            )
         while len(self._actors) > size:
             replica, actor = self._actors.popitem()
             self._leaving[replica] = actor

@@ -122,7 +122,7 @@ class RayPool(PoolTransport):
         known = {slot.replica.id: slot for slot in self._dispatcher.slots}
         for id, actor in roster.actors.items():
             if id not in known:
-                self.add_replica(ActorReplica(id, actor, self._plan.timeout_s))
+                self.add_replica(ActorReplica(id, actor, self._keeper, self._plan.timeout_s))
         for id, slot in known.items():
             if id not in roster.actors:
                 self.remove_replica(slot)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import secrets
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -25,11 +28,13 @@ from chainrule.client._answers import Answer, read_answer
 from chainrule.deploy._pool import Replica, ReplicaLostError
 from chainrule.deploy.ray._actor import Envelope
 from chainrule.deploy.ray._cargo import take_out
+from chainrule.runtime._progress import is_heard, progress
 
 __all__ = ["ActorReplica"]
 
 _LOST = (RayActorError, ObjectLostError, OutOfMemoryError, WorkerCrashedError)
 _LOOK_AGAIN_S = 0.1
+_ASK_EVERY_S = 0.2
 
 
 class ActorReplica(Replica):
@@ -38,15 +43,17 @@ class ActorReplica(Replica):
     Args:
         id: of the replica.
         actor: its handle.
+        keeper: of the pool, who knows how far calls are.
         timeout_s: how long one message may take.
     """
 
-    def __init__(self, id: str, actor: Any, timeout_s: float | None) -> None:
+    def __init__(self, id: str, actor: Any, keeper: Any, timeout_s: float | None) -> None:
         self.id = id
         self.facts: dict[str, Any] = {}
         self.is_dead = False
         self.each_s: float | None = None
         self._actor = actor
+        self._keeper = keeper
         self._timeout_s = timeout_s
         self._is_stopped = threading.Event()
 
@@ -92,8 +99,9 @@ class ActorReplica(Replica):
         """Have the actor answer."""
         references: list[Any] = []
         cargo = take_out(payload, references)
-        reference = self._actor.call.remote(endpoint, cargo, run_id, *references)
-        answer = self._wait(reference, ticket)
+        name = _name_if_heard()
+        reference = self._actor.call.remote(endpoint, cargo, run_id, name, *references)
+        answer = self._wait(reference, ticket, name)
         if isinstance(answer, Envelope):
             raise _error_in(answer)
         return answer
@@ -112,17 +120,18 @@ class ActorReplica(Replica):
         self, fields: Mapping[str, Any], body: Any, ticket: Ticket | None = None
     ) -> Envelope:
         """Have the actor answer a call that came over HTTP."""
-        return self._wait(self._actor.answer.remote(fields, body), ticket)
+        name = _name_if_heard()
+        return self._wait(self._actor.answer.remote(fields, body, name), ticket, name)
 
     def stop(self) -> None:
         """Nothing: actors are their keeper's."""
         self._is_stopped.set()
 
-    def _wait(self, reference: Any, ticket: Ticket | None) -> Any:
+    def _wait(self, reference: Any, ticket: Ticket | None, heard_as: str | None = None) -> Any:
         try:
-            if ticket is None and self._timeout_s is None:
+            if ticket is None and heard_as is None and self._timeout_s is None:
                 return ray.get(reference)
-            return self._wait_watching(reference, ticket or Ticket())
+            return self._wait_watching(reference, ticket or Ticket(), heard_as)
         except _LOST as error:
             raise ReplicaLostError(f"The replica was lost ({type(error).__name__}).") from error
         except TaskCancelledError as error:
@@ -133,14 +142,18 @@ class ActorReplica(Replica):
                 code="cluster_failed",
             ) from error
 
-    def _wait_watching(self, reference: Any, ticket: Ticket) -> Any:
+    def _wait_watching(self, reference: Any, ticket: Ticket, heard_as: str | None) -> Any:
         """Wait for the answer, the end of the time, or that the caller gives up."""
         changed = threading.Event()
         future: Future[Any] = reference.future()
         future.add_done_callback(lambda _: changed.set())
         ticket.when_cancelled(changed.set)
+        deadline = time.monotonic() + (self._timeout_s or math.inf)
         try:
-            changed.wait(self._timeout_s)
+            while not changed.wait(self._timeout_s if heard_as is None else _ASK_EVERY_S):
+                if time.monotonic() >= deadline:
+                    break
+                self._pass_on_progress(heard_as)
         finally:
             ticket.when_cancelled(None)
         if future.done():
@@ -155,6 +168,21 @@ class ActorReplica(Replica):
             code="call_timeout",
             may_repeat=False,
         )
+
+    def _pass_on_progress(self, heard_as: str | None) -> None:
+        """Tell whoever listens here how far the call is there."""
+        if heard_as is None:
+            return
+        try:
+            word = ray.get(self._keeper.last_word.remote(heard_as), timeout=1.0)
+        except RayError:
+            return  # the answer does not depend on it
+        if word is not None:
+            progress(*word)
+
+
+def _name_if_heard() -> str | None:
+    return secrets.token_hex(8) if is_heard() else None
 
 
 def _error_in(envelope: Envelope) -> ChainruleError:
