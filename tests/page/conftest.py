@@ -15,6 +15,7 @@ import pytest
 HERE = Path(__file__).parent
 ARTIFACTS = HERE.parents[1] / "test-artifacts"
 BEAM = HERE / "beam_component.py"
+ZOO = HERE / "zoo_component.py"
 TOKEN = "correct-horse-battery-staple"
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
@@ -77,7 +78,7 @@ def wrong(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def url(wrong):
-    with running("serve", BEAM, wrong, "--port", "0") as address:
+    with running("serve", BEAM, wrong, ZOO, "--port", "0") as address:
         yield address
 
 

@@ -178,6 +178,30 @@ def test_errors_are_shown_at_their_fields(page):
     assert "not a number" in stations.locator(".error").inner_text()
 
 
+def test_rare_fields_and_arrays(open_page, url):
+    page = open_page(f"{url}/c/zoo_component/")
+    page.get_by_label("signal").first.fill("1+2j -3j 0.5")
+    page.get_by_label("colour").select_option(label="blue")
+    page.get_by_role("button", name="points: add").click()
+    run(page)
+    assert "took" in page.locator(".message").inner_text()
+    assert card(page, "said").locator(".value").inner_text() == "blue 3 (1, 'b') (4, 4, 4)"
+    assert shown(page, "total") == 6.0
+    card(page, "doubled").get_by_label("part shown").select_option(label="imaginary")
+    rows = card(page, "doubled").locator("tr").all_inner_texts()
+    assert [number(row.split()[-1]) for row in rows] == [4.0, -6.0, 0.0]
+    assert "max 4.75" in card(page, "half").locator(".summary").inner_text()
+    assert "max 19" in card(page, "brain").locator(".summary").inner_text()
+    assert "20 not finite" in card(page, "gaps").inner_text()
+    card(page, "hyper").get_by_label("position on axis 0").fill("1")
+    card(page, "hyper").locator("canvas.image").hover(position={"x": 2, "y": 2})
+    assert card(page, "hyper").locator(".readout").inner_text() == "hyper[1, 0][0, 0] = 60"
+    assert "<i>rarely</i>" in page.locator(".lead").inner_text()
+    page.get_by_role("tab", name="Derivatives").click()
+    page.get_by_role("button", name="Differentiate").click()
+    assert shown(page, "points.[1].x") == 3.0
+
+
 def test_failures_of_the_component_are_told(open_page, url):
     page = open_page(f"{url}/c/wrong/")
     page.get_by_role("button", name="as text").click()
@@ -279,6 +303,13 @@ def get(url, path, accept):
 def test_machines_get_what_they_always_got(url):
     response, body = get(url, "/", "*/*")
     assert (response.status, json.loads(body)["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize("name", ["beam_component", "https:elsewhere.example"])
+def test_redirects_stay_here(url, name):
+    response, _ = get(url, f"/c/{name}", "text/html")
+    assert response.status == 307
+    assert response.headers["Location"] == f"./{name}/"
 
 
 @pytest.mark.parametrize("path", ["/", "/c/beam_component/", "/_page/page.js", "/docs"])

@@ -65,7 +65,8 @@ def page_routes() -> list[Route]:
         return static_file(request.path_params["name"])
 
     async def with_slash(request: Request) -> Response:
-        return RedirectResponse(f"{request.path_params['component']}/")
+        # The dot keeps a name such as `https:elsewhere` from being an address.
+        return RedirectResponse(f"./{request.path_params['component']}/")
 
     return [
         Route("/", page, methods=["GET"]),

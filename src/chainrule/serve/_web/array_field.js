@@ -1,17 +1,19 @@
 // The editor of one array: a number, a grid of numbers, or text with a file next to it.
 
-import { describe, formatNumber, fromFlat, fromNested, isArray, parseText, readNpy, sizeOf, toNested, toNumber } from "./arrays.js";
+import { complexText, describe, formatNumber, fromFlat, fromNested, isArray, isComplex, parseText, readNpy, sizeOf, toNested, toNumber } from "./arrays.js";
 import { button, h, newId, select } from "./dom.js";
 
 const GRID_ROWS = 12, GRID_COLUMNS = 8;
 
 /** What an array starts as when its author gave no default: ones. */
 function startingArray({ exampleShape, dtype }) {
-  return fromFlat(exampleShape, dtype, new Array(sizeOf(exampleShape)).fill(dtype === "bool" ? 0 : 1));
+  const size = sizeOf(exampleShape);
+  const isPair = dtype.startsWith("complex");
+  return fromFlat(exampleShape, dtype, Array.from({ length: isPair ? 2 * size : size }, (_, i) => (dtype === "bool" || (isPair && i % 2) ? 0 : 1)));
 }
 
 const fitsGrid = ({ shape, dtype }) =>
-  !dtype.startsWith("complex") &&
+  !isComplex({ dtype }) &&
   ((shape.length === 1 && shape[0] <= GRID_ROWS * 2) ||
     (shape.length === 2 && shape[0] <= GRID_ROWS && shape[1] <= GRID_COLUMNS));
 
@@ -43,7 +45,7 @@ export class ArrayEditor {
   }
 
   #show(array, mode = null) {
-    this.mode = mode ?? (array.shape.length === 0 ? "scalar" : fitsGrid(array) ? "grid" : "text");
+    this.mode = mode ?? (array.shape.length === 0 && !isComplex(array) ? "scalar" : fitsGrid(array) ? "grid" : "text");
     this.body.replaceChildren({ scalar: () => this.#scalar(array), grid: () => this.#grid(array), text: () => this.#text(array) }[this.mode]());
     this.shapeTag.textContent = array.shape.length ? describe({ ...array, dtype: this.facts.dtype }) : "";
     this.modeButton.textContent = this.mode === "grid" ? "as text" : "as grid";
@@ -101,9 +103,13 @@ export class ArrayEditor {
     const area = h("textarea", { id: this.id, rows: 4, spellcheck: "false", "aria-label": this.label });
     const isLarge = array.data.length > 2000;
     // A large array stays what it is until somebody types over its summary.
-    area.value = isLarge ? "" : array.dtype.startsWith("complex") ? "" : compactJson(toNested(array));
+    area.value = isLarge ? "" : isComplex(array) ? complexText(array) : compactJson(toNested(array));
     if (isLarge) area.placeholder = `${describe(array)}: too large to show. Paste to replace it.`;
-    this.reader = () => (isLarge && !area.value.trim() ? array : parseText(area.value, this.facts.dtype));
+    this.reader = () => {
+      if (isLarge && !area.value.trim()) return array;
+      const read = parseText(area.value, this.facts.dtype);
+      return this.facts.shape?.length === 0 ? { ...read, shape: [] } : read;
+    };
     area.addEventListener("change", () => {
       try {
         this.shapeTag.textContent = describe({ ...this.read() });

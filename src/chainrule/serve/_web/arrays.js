@@ -88,7 +88,7 @@ const LARGE = 512;
 
 /** What is sent for an array: lists where people may read it, bytes where it is large or not finite. */
 export function encode(array) {
-  const isPlain = array.data.length <= LARGE && array.data.every(Number.isFinite);
+  const isPlain = array.data.length <= LARGE && !isComplex(array) && array.data.every(Number.isFinite);
   return isPlain ? toNested(array) : toBase64(array);
 }
 
@@ -103,10 +103,36 @@ function toBase64({ shape, dtype, data }) {
   return { object_type: "array", shape, dtype: sent, data: { buffer: btoa(text), encoding: "base64" } };
 }
 
+const DIGITS = "(?:\\d+\\.?\\d*|\\.\\d+)(?:e[+-]?\\d+)?";
+const COMPLEX = new RegExp(`^(?:(?<real>[+-]?${DIGITS})(?=[+-]|$))?(?:(?<imaginary>[+-]?(?:${DIGITS})?)[ij])?$`, "i");
+
+/** Complex numbers as Python writes them, `1+2j`, in rows. */
+function parseComplex(text, dtype) {
+  const rows = text.split(/[\n;]+/).map((row) => row.split(/[\s,[\]()]+/).filter(Boolean)).filter((row) => row.length);
+  if (rows.some((row) => row.length !== rows[0].length)) throw new Error("Rows differ in length.");
+  const parts = rows.flat().flatMap((word) => {
+    const found = COMPLEX.exec(word)?.groups;
+    if (!found) throw new Error(`${word} is not a complex number such as 1+2j.`);
+    const { real = "0", imaginary = "0" } = found;
+    return [Number(real), Number(/\d/.test(imaginary) ? imaginary : `${imaginary}1`)];
+  });
+  const shape = rows.length > 1 ? [rows.length, rows[0].length] : [rows[0].length];
+  return fromFlat(shape, dtype, parts);
+}
+
+/** The text that `parseText` reads a complex array from. */
+export function complexText({ shape, data }) {
+  const columns = shape.length === 2 ? shape[1] : data.length / 2;
+  const word = (i) => `${data[2 * i]}${data[2 * i + 1] < 0 ? "" : "+"}${data[2 * i + 1]}j`;
+  const rows = Array.from({ length: data.length / 2 / columns }, (_, row) => Array.from({ length: columns }, (_, i) => word(row * columns + i)).join(" "));
+  return rows.join("\n");
+}
+
 /** Numbers that somebody typed, pasted or loaded: JSON lists, or rows of numbers. */
 export function parseText(text, dtype) {
   const trimmed = text.trim();
   if (!trimmed) throw new Error("Expected numbers.");
+  if (dtype.startsWith("complex") && !trimmed.startsWith("{")) return parseComplex(trimmed, dtype);
   if (/^[[{]/.test(trimmed)) {
     let tree;
     try {
@@ -171,6 +197,9 @@ export function formatNumber(value, digits = 5) {
   const text = size >= 1e5 || size < 1e-3 ? value.toExponential(digits - 1) : value.toPrecision(digits);
   return text.replace(/(\.\d*?)0+(?=e|$)/, "$1").replace(/\.(?=e|$)/, "").replace("e+", "e").replaceAll("-", "−");
 }
+
+/** Whether values differ by no more than rounding does. */
+export const isFlat = ({ low, high }) => !(high - low > 1e-12 * Math.max(Math.abs(low), Math.abs(high)));
 
 /** Smallest and largest finite value, and the mean. */
 export function statistics(data) {

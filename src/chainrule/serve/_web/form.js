@@ -80,7 +80,7 @@ class Field {
     const help = [this.node.description, limits(this.node)].filter(Boolean).join(" · ");
     this.element = h(
       "div",
-      { class: isCompact ? "field compact" : "field" },
+      { class: isCompact && this.label ? "field compact" : "field" },
       this.label && h("div", { class: "field-head" }, h("label", { for: target }, this.label), h("span", { class: "type" }, type), tags),
       control,
       help && h("p", { class: "help" }, help),

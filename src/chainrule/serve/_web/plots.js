@@ -1,6 +1,6 @@
 // Drawings by our own hand: curves and bars as SVG, fields on a canvas. Colours of marks come from the style sheet.
 
-import { formatNumber, statistics } from "./arrays.js";
+import { formatNumber, isFlat, statistics } from "./arrays.js";
 import { h, svg } from "./dom.js";
 
 // Anchors of two colour maps, dark to light and blue–white–red; in between is interpolated in linear light.
@@ -35,7 +35,7 @@ const WIDTH = 340, HEIGHT = 168, LEFT = 56, RIGHT = 12, TOP = 8, BOTTOM = 36;
 /** A curve of values over their index, with the value under the pointer. */
 export function curve(values, { label = "", xLabel = "index" } = {}) {
   const { low, high } = statistics(values);
-  const pad = high > low ? 0.06 * (high - low) : Math.abs(high) * 0.1 || 1;
+  const pad = isFlat({ low, high }) ? Math.abs(high) * 0.1 || 1 : 0.06 * (high - low);
   const [bottom, top] = [low - pad, high + pad];
   const x = (i) => LEFT + ((WIDTH - LEFT - RIGHT) * i) / Math.max(1, values.length - 1);
   const y = (v) => TOP + ((HEIGHT - TOP - BOTTOM) * (top - v)) / (top - bottom);
@@ -93,7 +93,7 @@ export function image(values, rows, columns, { label = "", ...options } = {}) {
   // Zero is in the middle of the colours where it is in the midst of the values.
   const isDiverging = options.isDiverging || (low < 0 && high > 0 && Math.max(-low, high) < 10 * Math.min(-low, high));
   const bound = Math.max(Math.abs(low), Math.abs(high)) || 1;
-  const [from, to] = isDiverging ? [-bound, bound] : high > low ? [low, high] : [low - 0.5, high + 0.5];
+  const [from, to] = isDiverging ? [-bound, bound] : isFlat({ low, high }) ? [low - 0.5, high + 0.5] : [low, high];
   const table = TABLES[isDiverging ? "diverging" : "sequential"];
   const canvas = h("canvas", { width: columns, height: rows, class: "image", role: "img", "aria-label": `image of ${label}` });
   paint(canvas, values, (v) => (Number.isFinite(v) ? table[Math.round((255 * (v - from)) / (to - from))] : [128, 128, 128]));

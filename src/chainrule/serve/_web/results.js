@@ -30,7 +30,7 @@ function facts(schema, node) {
 function card(path, value, { units, description }, isDiverging) {
   const type = isArray(value) ? describe(value) : value === null ? "none" : typeof value;
   const head = h("header", {}, h("h3", {}, path || "result"), h("span", { class: "type" }, type), units && h("span", { class: "unit" }, units));
-  const body = isArray(value) ? showArray(value, path, units, isDiverging) : h("p", { class: "value" }, String(value));
+  const body = isArray(value) ? showArray(value, path, units, isDiverging) : h("p", { class: "value" }, value === null ? "—" : String(value));
   return h("article", { class: "card" }, head, description && h("p", { class: "help" }, description), body);
 }
 
@@ -38,7 +38,7 @@ function showArray(array, label, units, isDiverging) {
   if (isComplex(array)) return showComplex(array, label, units, isDiverging);
   const body = h("div", {}, byRank(array, label, units, isDiverging));
   if (array.shape.length === 0) return body;
-  return h("div", {}, body, summary(array), tools(array, label));
+  return h("div", {}, body, summary(array), array.data.length ? tools(array, label) : null);
 }
 
 function byRank(array, label, units, isDiverging) {
@@ -96,6 +96,7 @@ function showComplex(array, label, units, isDiverging) {
 function summary({ data }) {
   const { low, high, mean, count } = statistics(data);
   const odd = data.length - count;
+  if (!data.length) return null;
   const text = `min ${formatNumber(low, 4)} · mean ${formatNumber(mean, 4)} · max ${formatNumber(high, 4)}`;
   return h("p", { class: "summary" }, text, odd ? h("strong", { class: "bad" }, ` · ${odd} not finite`) : null);
 }

@@ -1,6 +1,6 @@
 // What was just done, as Python, curl and a shell command.
 
-import { isArray, toNested } from "./arrays.js";
+import { encode, isArray, isComplex, toNested } from "./arrays.js";
 import { button, h, saveFile } from "./dom.js";
 
 const SHORT = 900;
@@ -92,7 +92,7 @@ function block(title, code) {
 const mapValues = (object, change) => Object.fromEntries(Object.entries(object).map(([key, value]) => [key, change(value)]));
 
 function readableTree(tree) {
-  if (isArray(tree)) return toNested(tree);
+  if (isArray(tree)) return isComplex(tree) ? encode(tree) : toNested(tree);
   if (Array.isArray(tree)) return tree.map(readableTree);
   return tree !== null && typeof tree === "object" ? mapValues(tree, readableTree) : tree;
 }
