@@ -224,3 +224,20 @@ def test_a_search_without_time_gives_the_safer_direction():
     graph = traced(function, np.ones(4)).graph
     order = find_order(function, np.ones(4), objective="nontrivial", budget_s=0.0)
     assert order.vertices == choose_order(graph, "reverse")
+
+
+def test_the_recipe_of_components_leaves_the_choice_to_elimination(monkeypatch):
+    from chainrule import elimination
+    from chainrule.runtime.jax_recipes import jax_jacobian
+
+    asked = []
+
+    def spy(function, **settings):
+        asked.append(settings)
+        return jacobian(function, **settings)
+
+    monkeypatch.setattr(elimination, "jacobian", spy)
+    apply = jax.jit(lambda d: {"y": jnp.sin(d["x"]) * d["scale"]})
+    found = jax_jacobian(apply, {"x": V, "scale": 2.0}, {"x"}, {"y"})
+    np.testing.assert_allclose(found["y"]["x"], np.diag(2.0 * np.cos(V)), rtol=1e-12)
+    assert asked == [{"method": "auto"}]

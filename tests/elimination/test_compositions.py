@@ -65,7 +65,7 @@ def make_program(seed, length):
     return program
 
 
-@settings(max_examples=16)
+@settings(max_examples=10)
 @given(
     seed=st.integers(0, 10**6), length=st.integers(2, 9),
     shapes=st.tuples(*[st.sampled_from([(), (1,), (3,), (2, 3), (3, 2)])] * 2),

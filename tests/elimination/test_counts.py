@@ -8,7 +8,7 @@ from chainrule.elimination import find_order, jacve
 from chainrule.elimination._choose import choose_order
 from chainrule.elimination._counting import count_operations
 from chainrule.elimination._linearize import trace_function
-from chainrule.elimination.examples import TASKS, helmholtz, simple
+from chainrule.elimination.examples import TASKS, helmholtz, lighthouse, simple
 
 BY_NAME = {task.name: task for task in TASKS}
 
@@ -57,6 +57,13 @@ def test_three_dimensional_roe_flux_adds_as_published():
 def test_griewanks_simple_example():
     assert counts(simple, (0.3, 0.4), "forward").multiplications == 8
     assert counts(simple, (0.3, 0.4), "reverse").multiplications == 6
+
+
+def test_lighthouse():
+    point = (0.5, 0.4, 0.3, 0.2)
+    assert counts(lighthouse, point, "forward").multiplications == 18
+    assert counts(lighthouse, point, "reverse").multiplications == 22
+    assert find_order(lighthouse, *point, budget_s=0.3).cost <= 14
 
 
 def test_helmholtz_energy_on_arrays():

@@ -101,11 +101,12 @@ def test_search_finds_the_optimum_and_the_bound_is_below_it(problem):
     optimum = min(
         sum(count_by_hand(problem, order)) for order in itertools.permutations(problem.eliminable)
     )
-    found = search(problem, budget_s=0.05)
+    found = search(problem, budget_s=5.0)
     assert sorted(found.order) == sorted(problem.eliminable)
     assert found.cost == sum(count_by_hand(problem, found.order)) == optimum
-    assert found.bound == lower_bound(problem) <= optimum
-    assert found.is_optimal == (found.bound == optimum)
+    # So few vertices are settled by trying everything, also where the bound by cuts is lower.
+    assert lower_bound(problem) <= found.bound == optimum
+    assert found.is_optimal
 
 
 @given(st.lists(st.integers(1, 30), min_size=3, max_size=9))
@@ -116,10 +117,10 @@ def test_matrix_chain(dims):
         (i, i + 1, algebra.shapes.index((dims[i + 1], dims[i]))) for i in range(count - 1)
     )
     problem = Problem(count, edges, tuple(range(1, count - 1)), frozenset(), algebra)
-    found = search(problem, budget_s=0.1)
+    found = search(problem, budget_s=5.0)
     assert found.cost == cheapest_chain(dims)
-    assert found.bound is None
-    assert not found.is_optimal
+    assert lower_bound(problem) is None
+    assert found.is_optimal == (count > 3)
 
 
 def test_product_without_entries_makes_no_edge():

@@ -44,7 +44,8 @@ class Order:
         fingerprint: of the program it was found for; it is refused for another.
         objective: what the cost counts.
         cost: of this order.
-        bound: no order costs less; `None` when no bound is known.
+        bound: no order of vertices costs less, by minimal cuts or, for few vertices, because all were
+            tried; `None` when no bound is known.
         method: what found it.
         seconds: how long that took.
     """

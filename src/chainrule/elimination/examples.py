@@ -28,6 +28,7 @@ __all__ = [
     "encoder",
     "helmholtz",
     "human_heart_dipole",
+    "lighthouse",
     "perceptron",
     "propane_combustion",
     "robot_arm_6dof",
@@ -49,6 +50,12 @@ def simple(x: Array, y: Array) -> tuple[Array, Array]:
 def helmholtz(x: Array) -> Array:
     """The mixing part of a Helmholtz energy, x · log(x / (1 − Σx))."""
     return x * jnp.log(x / (1.0 + -jnp.sum(x)))
+
+
+def lighthouse(nu: Array, gamma: Array, omega: Array, t: Array) -> tuple[Array, Array]:
+    """Where the beam of a lighthouse meets a quay (Griewank); the tangent is written, and counted, twice."""
+    y1 = nu * jnp.tan(omega * t) / (gamma - jnp.tan(omega * t))
+    return y1, gamma * y1
 
 
 def _roe_flux_state(u0: Array, u1: Array, u2: Array, p: Array) -> tuple[Array, Array, Array]:

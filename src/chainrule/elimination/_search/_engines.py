@@ -19,6 +19,9 @@ class Engine(Protocol):
     sweeps_per_call: int
     """How many annealing passes take about a hundredth of a second, to the nearest order."""
 
+    exact_width: int
+    """The widest window that is put into its best order in less than a second or so."""
+
     deadline: float
     """When to raise `OutOfBudgetError` rather than ask the algebra for another product, which may be slow."""
 

@@ -68,6 +68,8 @@ class _Table:
 class NativeEngine:
     """Costs of orders, greedy construction and improvement, in C. Deterministic for a seed."""
 
+    exact_width = 12
+
     def __init__(self, problem: Problem, library: ctypes.CDLL) -> None:
         self.problem = problem
         self.deadline = math.inf

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chainrule.elimination._search._bound import lower_bound
 from chainrule.elimination._search._engines import Engine, make_engine
@@ -136,6 +136,8 @@ class _Run:
         length = len(self.problem.eliminable)
         if length < 2:
             return
+        if length <= self.engine.exact_width:
+            self._settle()
         sweeps = 40
         while not self.is_over:
             order = self._start()
@@ -143,6 +145,13 @@ class _Run:
             order = self._polish(order, width=min(6, length))
             # Short restarts first: they settle easy graphs. Longer ones reach deeper.
             sweeps = min(2 * sweeps, 4000)
+
+    def _settle(self) -> None:
+        """Few vertices: one window holds them all, and what it finds is the best there is."""
+        assert self.best is not None
+        order = self.engine.windows(self.best.order, len(self.best.order))
+        self.bound = self.offer(order, "exact")
+        self.best = replace(self.best, bound=self.bound)
 
     def _start(self) -> list[int]:
         assert self.best is not None

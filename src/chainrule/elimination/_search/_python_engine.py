@@ -120,6 +120,7 @@ class PythonEngine:
     """Costs of orders, greedy construction and improvement. Deterministic for a seed."""
 
     sweeps_per_call = 1
+    exact_width = 8
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
