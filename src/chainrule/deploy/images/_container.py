@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Mapping
 from pathlib import Path
 
-from chainrule._errors import TransportError
+from chainrule._errors import StorageError, TransportError
 from chainrule.deploy.images._engine import Engine
 from chainrule.deploy.images._image import ComponentImage
 from chainrule.deploy.images._options import RunOptions
@@ -124,8 +124,7 @@ def _start(
 ) -> Container:
     name = f"chainrule-{secrets.token_hex(6)}"
     folder = state_folder() / name
-    folder.mkdir(mode=0o700, parents=True)
-    token = _write_token(folder) if found.is_native else None
+    token = _write_token(folder, is_asked_for=found.is_native)
     # First the one that cleans up, then what is to be cleaned up.
     watchdog = _watch(engine, name, folder) if owned else None
     container = Container(engine, name, image, port=port, token=token, watchdog=watchdog)
@@ -159,12 +158,21 @@ def _protection(image: ComponentImage, folder: Path) -> list[str]:
     return [*token, "--cap-drop", "all", "--security-opt", "no-new-privileges"]
 
 
-def _write_token(folder: Path) -> str:
+def _write_token(folder: Path, *, is_asked_for: bool) -> str | None:
     """A new token. The folder is closed to others; the file is open, for the container's user to read."""
-    token = secrets.token_urlsafe(32)
-    file = folder / "token"
-    file.write_text(token)
-    file.chmod(0o444)
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+        if not is_asked_for:
+            return None
+        token = secrets.token_urlsafe(32)
+        file = folder / "token"
+        file.write_text(token)
+        file.chmod(0o444)
+    except OSError as error:
+        raise StorageError(
+            f"Cannot keep the container's token in {folder}: {error.strerror}. XDG_STATE_HOME can name "
+            "another place."
+        ) from error
     return token
 
 

@@ -41,13 +41,8 @@ class ComponentImage:
             CapabilityError: there is no such image (`image_missing`).
             InputError: there is no component in it (`not_a_component_image`).
         """
-        is_here = engine.succeeds("image", "inspect", name)
-        if not is_here and not engine.succeeds("pull", name):
-            raise CapabilityError(
-                f"There is no image {name!r} here, and it cannot be pulled. `chainrule list` shows "
-                "the images of components; `chainrule build` makes one.",
-                code="image_missing",
-            )
+        if not engine.succeeds("image", "inspect", name):
+            _pull(engine, name)
         image = cls._of(engine.inspect("image", name))
         if not image.is_component:
             raise InputError(
@@ -118,6 +113,17 @@ class ComponentImage:
         name, *rest = arguments
         folders = ["--input-path", "/input", "--output-path", "/output"] if with_files else []
         return [name, self.command[1], *rest, *folders]
+
+
+def _pull(engine: Engine, name: str) -> None:
+    done = engine.run(["pull", name])
+    if done.returncode:
+        raise CapabilityError(
+            f"There is no image {name!r} here, and {engine.kind} cannot pull it: "
+            f"{done.stderr.strip()[-300:]}\n`chainrule list` shows the images of components; "
+            "`chainrule build` makes one.",
+            code="image_missing",
+        )
 
 
 def list_images(engine: Engine) -> list[ComponentImage]:
