@@ -125,7 +125,7 @@ def test_residuals_that_cannot_be_pickled_stay_where_they_are(tmp_path, caplog):
     np.testing.assert_array_equal(other.find("b").residuals, np.arange(3))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [0, 1, 2])
 def test_the_jax_recipe_hands_them_on_between_workers(start_server, tmp_path, monkeypatch, workers):
     """The forward pass runs for `apply`, and for no gradient after it, whichever worker is asked."""
     trace = tmp_path / "trace"
