@@ -103,6 +103,23 @@ def test_arrays_from_files_and_text(page, tmp_path):
     assert shown(page) == pytest.approx(tip(load=250.0), rel=1e-6)
 
 
+def test_arrays_that_are_filled_and_resized(page):
+    loads = page.locator(".field", has=page.get_by_role("group", name="loads"))
+    loads.get_by_role("button", name="fill…").click()
+    loads.get_by_label("shape").fill("8")
+    loads.get_by_label("pattern").select_option(label="from … to")
+    loads.get_by_label("from or value").fill("100")
+    loads.get_by_label("to", exact=True).fill("800")
+    loads.get_by_role("button", name="Fill", exact=True).click()
+    assert page.get_by_label("loads 7").input_value() == "800"
+    page.get_by_role("button", name="loads: one value less").click()
+    run(page)
+    assert shown(page) == pytest.approx(tip(load=400.0), rel=1e-6)
+    page.get_by_label("loads 0").fill("much")
+    page.get_by_role("button", name="loads: one value more").click()
+    assert "much is not a number" in loads.inner_text()
+
+
 def test_gradient_and_sensitivities(page):
     page.get_by_role("tab", name="Derivatives").click()
     page.get_by_role("button", name="Differentiate").click()

@@ -1,6 +1,6 @@
 // The editor of one array: a number, a grid of numbers, or text with a file next to it.
 
-import { complexText, describe, formatNumber, fromFlat, fromNested, isArray, isComplex, parseText, readNpy, sizeOf, toNested, toNumber } from "./arrays.js";
+import { complexText, describe, formatNumber, fromFlat, fromNested, isComplex, parseText, readNpy, sizeOf, toNested, toNumber } from "./arrays.js";
 import { button, h, newId, select } from "./dom.js";
 
 const GRID_ROWS = 12, GRID_COLUMNS = 8;
@@ -8,7 +8,7 @@ const GRID_ROWS = 12, GRID_COLUMNS = 8;
 /** What an array starts as when its author gave no default: ones. */
 function startingArray({ exampleShape, dtype }) {
   const size = sizeOf(exampleShape);
-  const isPair = dtype.startsWith("complex");
+  const isPair = isComplex({ dtype });
   return fromFlat(exampleShape, dtype, Array.from({ length: isPair ? 2 * size : size }, (_, i) => (dtype === "bool" || (isPair && i % 2) ? 0 : 1)));
 }
 
@@ -29,19 +29,22 @@ export class ArrayEditor {
     this.modeButton = button("as text", () => this.#switchMode(), { class: "link" });
     this.element = h("div", { class: "array" }, this.body);
     if (facts.shape?.length !== 0) this.element.append(this.#tools());
-    this.write(start);
-  }
-
-  write(value) {
-    const dtype = this.facts.dtype;
-    const array = value === undefined ? startingArray(this.facts) : isArray(value) ? value : fromNested(value, dtype);
-    this.#show({ ...array, dtype: array.dtype.startsWith("complex") ? array.dtype : dtype });
+    this.#show(start === undefined ? startingArray(facts) : fromNested(start, facts.dtype));
   }
 
   /** The array as typed; throws with a message for people. */
   read() {
     const array = this.reader();
     return { ...array, dtype: this.facts.dtype };
+  }
+
+  /** Do what may fail on numbers that somebody typed, and say so beside them. */
+  #attempt(action) {
+    try {
+      action();
+    } catch (error) {
+      this.shapeTag.textContent = error.message;
+    }
   }
 
   #show(array, mode = null) {
@@ -86,7 +89,7 @@ export class ArrayEditor {
     const names = shape.length === 1 ? ["value"] : ["row", "column"];
     const resize = (axis, by) => {
       const next = shape.map((size, i) => size + (i === axis ? by : 0));
-      if (next[axis] >= 1) this.#show(resized(this.reader(), next));
+      if (next[axis] >= 1) this.#attempt(() => this.#show(resized(this.reader(), next)));
     };
     const buttons = shape.flatMap((_, axis) =>
       declared[axis] === null
@@ -110,19 +113,14 @@ export class ArrayEditor {
       const read = parseText(area.value, this.facts.dtype);
       return this.facts.shape?.length === 0 ? { ...read, shape: [] } : read;
     };
-    area.addEventListener("change", () => {
-      try {
-        this.shapeTag.textContent = describe({ ...this.read() });
-      } catch (error) {
-        this.shapeTag.textContent = error.message;
-      }
-    });
+    area.addEventListener("change", () => this.#attempt(() => { this.shapeTag.textContent = describe(this.read()); }));
     return area;
   }
 
   #tools() {
     const file = h("input", { type: "file", class: "visually-hidden", accept: ".npy,.json,.csv,.txt", "aria-label": `${this.label}: file`, on: { change: () => this.#load(file) } });
-    return h("div", { class: "array-tools" }, this.shapeTag, this.modeButton, button("fill…", () => this.#openFill(), { class: "link" }), button("file…", () => file.click(), { class: "link" }), file);
+    const fill = isComplex(this.facts) ? null : button("fill…", () => this.#openFill(), { class: "link" });
+    return h("div", { class: "array-tools" }, this.shapeTag, this.modeButton, fill, button("file…", () => file.click(), { class: "link" }), file);
   }
 
   async #load(input) {
@@ -140,19 +138,11 @@ export class ArrayEditor {
     const text = event.clipboardData.getData("text");
     if (!/[\s,;[]/.test(text.trim())) return;
     event.preventDefault();
-    try {
-      this.#show(parseText(text, this.facts.dtype));
-    } catch (error) {
-      this.shapeTag.textContent = error.message;
-    }
+    this.#attempt(() => this.#show(parseText(text, this.facts.dtype)));
   }
 
   #switchMode() {
-    try {
-      this.#show(this.reader(), this.mode === "grid" ? "text" : "grid");
-    } catch (error) {
-      this.shapeTag.textContent = error.message;
-    }
+    this.#attempt(() => this.#show(this.reader(), this.mode === "grid" ? "text" : "grid"));
   }
 
   /** A row of controls that fills the array: shape, pattern, two numbers. */
@@ -168,16 +158,13 @@ export class ArrayEditor {
     const [low, high] = [0, 1].map((value) => h("input", { value, inputmode: "decimal", "aria-label": value ? "to" : "from or value", class: "narrow" }));
     const pattern = select([["constant", "constant"], ["linspace", "from … to"], ["uniform", "random uniform"], ["normal", "random normal"], ["bump", "bump"]], null, { "aria-label": "pattern" });
     low.value = "1";
-    const panel = h("div", { class: "fill" }, shape, pattern, low, high, button("Fill", () => {
-      try {
-        const sizes = shape.value.split(/[^\d]+/).filter(Boolean).map(Number);
-        const values = FILLS[pattern.value](sizeOf(sizes), toNumber(low.value), toNumber(high.value), sizes);
-        this.#show(fromFlat(sizes, this.facts.dtype, this.facts.dtype.includes("int") ? values.map(Math.round) : values));
-        panel.remove();
-      } catch (error) {
-        this.shapeTag.textContent = error.message;
-      }
-    }));
+    const fill = () => {
+      const sizes = shape.value.split(/[^\d]+/).filter(Boolean).map(Number);
+      const values = FILLS[pattern.value](sizeOf(sizes), toNumber(low.value), toNumber(high.value), sizes);
+      this.#show(fromFlat(sizes, this.facts.dtype, this.facts.dtype.includes("int") ? values.map(Math.round) : values));
+      panel.remove();
+    };
+    const panel = h("div", { class: "fill" }, shape, pattern, low, high, button("Fill", () => this.#attempt(fill)));
     this.element.append(panel);
     shape.focus();
   }
