@@ -264,15 +264,20 @@ class Lease:
 
     def _supervise(self, call: CurrentCall) -> None:
         """A call that takes its time: watch over it as over any other."""
+        client = self._clients.get(call.client)
+        if client is None:  # it has just left
+            return
         if self._supervised is None:
-            self.end()
-            for client in self._clients.values():
-                if client.number != call.client:
-                    client.read_again()
             self._counters.running += 1
+            self.end()
+        # The worker may take another call that was there already, before it hears that it is wanted.
+        if self._supervised is None or self._supervised.call != call:
             self._supervised = _Supervision(
-                call, self.worker, self._clients[call.client], self._timeout_s, self._counters
+                call, self.worker, client, self._timeout_s, self._counters
             )
+            for other in self._clients.values():
+                if other is not client:
+                    other.read_again()
         self._supervised.look()
 
 
@@ -287,8 +292,8 @@ class _Supervision:
         timeout_s: float | None,
         counters: Counters,
     ) -> None:
+        self.call = call
         self.failure: CallError | None = None
-        self._call = call
         self._worker = worker
         self._client = client
         self._timeout_s = timeout_s
@@ -305,7 +310,7 @@ class _Supervision:
         elif self._client.has_left:
             self._cancelled_at = now
             self._counters.cancelled += 1
-            self._worker.slot.cancel(self._call)
+            self._worker.slot.cancel(self.call)
             self._worker.interrupt()
         elif (
             self.failure is None
@@ -320,5 +325,5 @@ class _Supervision:
         if self._worker.can_be_killed:
             self._worker.kill()  # the client is told when the process is gone
         else:
-            self._client.fail(self._call.number, self.failure)
+            self._client.fail(self.call.number, self.failure)
             self._client.read_again()

@@ -308,6 +308,8 @@ class _Connection:
         return self._task is not None or self._has(select.POLLIN)
 
     def _has(self, event: int) -> bool:
+        if self._connection.fileno() == -1:
+            return False
         poll = select.poll()
         poll.register(self._connection, event)
         return any(found & event for _, found in poll.poll(0))
