@@ -62,4 +62,4 @@ docs: $(STAMP)  ## Build the documentation in strict mode into site/
 	@echo "Open site/index.html"
 
 clean:  ## Remove the environment and everything generated
-	rm -rf $(VENV) $(NEXT) site demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NEXT) site demo-output test-artifacts .pytest_cache .mypy_cache .ruff_cache .hypothesis
