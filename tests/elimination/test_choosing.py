@@ -241,3 +241,14 @@ def test_the_recipe_of_components_leaves_the_choice_to_elimination(monkeypatch):
     found = jax_jacobian(apply, {"x": V, "scale": 2.0}, {"x"}, {"y"})
     np.testing.assert_allclose(found["y"]["x"], np.diag(2.0 * np.cos(V)), rtol=1e-12)
     assert asked == [{"method": "auto"}]
+
+
+@needs_llvmlite
+def test_no_kernel_hides_a_function_whose_jacobian_is_taken():
+    def gradient(x, y):
+        return jacobian(lambda x, y: jnp.sin(x * y) * x, (0, 1), order="reverse")(x, y)
+
+    graph = traced(gradient, 0.3, 0.4).graph
+    assert "custom_jvp_call" not in {eqn.primitive.name for eqn in graph.program.jaxpr.eqns}
+    compiled = jax.make_jaxpr(gradient)(0.3, 0.4)
+    assert "custom_jvp_call" in str(compiled)

@@ -67,7 +67,9 @@ def _cells(c: Candidate, *, is_chosen: bool) -> tuple[str, ...]:
 
 
 def _time(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds * 1e6:,.1f} µs"
+    if seconds is None:
+        return ""
+    return f"{seconds * 1e6:,.1f} µs" if seconds < 0.01 else f"{seconds:,.3f} s"
 
 
 def explain_jacobian(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -19,7 +20,22 @@ from chainrule.elimination._graph import Graph, build_graph
 from chainrule.elimination._prepare import flatten
 from chainrule.elimination._result import StructuredJacobian
 
-__all__ = ["Linearization", "Traced", "is_structured", "linearize_traced", "trace_function"]
+__all__ = [
+    "Linearization",
+    "Traced",
+    "is_being_eliminated",
+    "is_structured",
+    "linearize_traced",
+    "trace_function",
+]
+
+
+_is_tracing: ContextVar[bool] = ContextVar("is_tracing", default=False)
+
+
+def is_being_eliminated() -> bool:
+    """Whether a function is being traced for its own Jacobian: what is inside will be differentiated."""
+    return _is_tracing.get()
 
 
 @dataclass(frozen=True)
@@ -64,7 +80,11 @@ def trace_function(
             full[p] = value
         return fun(*full, **kwargs)
 
-    program, _, out_tree = trace(of_chosen, *operands)
+    token = _is_tracing.set(True)
+    try:
+        program, _, out_tree = trace(of_chosen, *operands)
+    finally:
+        _is_tracing.reset(token)
     out_tree, aux_tree = _split_aux(out_tree) if has_aux else (out_tree, None)
     graph = build_graph(flatten(program), range(len(operands)), out_tree.num_leaves)
     return Traced(graph, operands, in_tree, out_tree, aux_tree)

@@ -19,7 +19,7 @@ from chainrule.elimination._compressed import colour, has_asdex
 from chainrule.elimination._counting import count_operations
 from chainrule.elimination._eliminate import Step
 from chainrule.elimination._graph import Graph
-from chainrule.elimination._linearize import Traced
+from chainrule.elimination._linearize import Traced, is_being_eliminated
 from chainrule.elimination._native import may_be_native
 from chainrule.elimination._rules import real_shape
 from chainrule.elimination._work import Work, elimination_work, sweep_work
@@ -100,8 +100,10 @@ def candidates(
 
 def pays_native(traced: Traced, order: tuple[Step, ...]) -> bool:
     """Whether a native kernel of an elimination is expected to be faster than its XLA program."""
+    if not is_being_compiled(traced):
+        return False
     work = elimination_work(traced.graph, order)
-    if not is_being_compiled(traced) or not _fits_a_kernel(traced, work):
+    if not _fits_a_kernel(traced, work):
         return False
     offer = _Offer.of(traced)
     native = offer.candidate("elimination", work, "native")
@@ -115,8 +117,13 @@ def _can_sweep(graph: Graph, *, reverse: bool) -> bool:
 
 
 def is_being_compiled(traced: Traced) -> bool:
-    """Whether a transformation is going on: a plain call, operation by operation, wants no compiler."""
-    return any(isinstance(operand, jax.core.Tracer) for operand in traced.operands)
+    """Whether a kernel would be compiled once and called often.
+
+    A plain call, operation by operation, wants no compiler; and inside a function whose own Jacobian is
+    being taken a kernel would only hide the program.
+    """
+    is_traced = any(isinstance(operand, jax.core.Tracer) for operand in traced.operands)
+    return is_traced and not is_being_eliminated()
 
 
 def _fits_a_kernel(traced: Traced, work: Work) -> bool:
@@ -152,17 +159,18 @@ class _Offer:
         self, method: str, work: Work, backend: str = "xla", *,
         multiplications: int | None = None, sweeps: int | None = None,
     ) -> Candidate:  # fmt: skip
-        is_native = backend == "native"
-        if is_native:
-            # In a kernel, where an entry belongs is known when it is compiled.
-            elements, per_element = max(self.batch, _LANES), replace(work, placed=0.0)
+        if backend == "native":
+            # One launch, and where an entry belongs is known when the kernel is compiled.
+            elements, kernels = max(self.batch, _LANES), 0.0
+            per_element = replace(work, placed=0.0, kernels=0.0)
         else:
-            elements, per_element = self.batch, self._as_fused_by_xla(work)
+            # Kernels are launched once for the whole batch; XLA makes one of every few results, too.
+            elements, kernels = self.batch, work.kernels + self.results / 2
+            per_element = replace(self._as_fused_by_xla(work), kernels=0.0)
         fixed = self.prices.call + (self.results - 1) * self.prices.result
         written = self.rows * self.columns * self.batch * self.prices.written
-        # Kernels are launched once for the whole batch. XLA makes one of every few results as well.
-        launched = 0.0 if is_native else (work.kernels + self.results / 2) * self.prices.kernel
-        inside = self.prices.seconds(replace(per_element, kernels=0.0)) * elements
+        launched = kernels * self.prices.kernel
+        inside = self.prices.seconds(per_element) * elements
         return Candidate(
             method, backend, fixed + written + launched + inside, work.operations,
             work.entries + self.rows * self.columns, multiplications, sweeps,
