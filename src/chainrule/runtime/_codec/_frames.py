@@ -280,7 +280,8 @@ class _Reader:
         name, sizes, offset, stored = content[:4]
         try:
             shape, dtype, nbytes = _layout(name, *sizes)
-        except TypeError:  # not hashable: no list of numbers, or no name, and one of these says which
+        except TypeError:
+            # Not hashable: no list of numbers, or no name, and one of these says which.
             check_shape(sizes)
             dtype_from_name(name)
             raise
