@@ -202,6 +202,14 @@ def test_the_list(start_server):
     assert served.request("DELETE", "/jobs/nothing").status == 404
 
 
+def test_who_waits_makes_no_job(jobs):
+    before = json.loads(jobs.get("/status").body)["jobs"]
+    answer = jobs.post("/apply?wait=true", {"inputs": {"x": [1.0]}})
+    assert answer.status == 200
+    assert "location" not in answer.headers
+    assert json.loads(jobs.get("/status").body)["jobs"] == before
+
+
 def test_what_cannot_be_taken_on(jobs):
     for query, code in (("wait=maybe", "bad_query"), ("wait=false&run_id=..", "bad_run_id")):
         answer = jobs.post(f"/apply?{query}", {"inputs": {"x": [1.0]}})

@@ -81,7 +81,7 @@ class Endpoint:
             call = self._call(
                 headers, query, scope.get(RUN_ID) if self._names_runs else None
             ).check()
-            if b"idempotency-key" in headers or "wait" in query:
+            if b"idempotency-key" in headers or (query and not _waits(query)):
                 await self._take_on(call, headers, query, nbytes, receive, send)
                 return
             with self._intake.room_for(max_bytes if nbytes is None else nbytes):

@@ -65,9 +65,9 @@ class JobFront:
 
     def describe(self, record: JobRecord, status: int = 200, *, is_repeated: bool = False) -> Reply:
         """A job object."""
-        reply = Reply(status, "application/json", [orjson.dumps(self.jobs.describe(record))])
-        if status == 202:
-            reply = Reply(status, reply.content_type, reply.pieces, retry_after_s=1)
+        content = orjson.dumps(self.jobs.describe(record))
+        retry_after_s = 1 if status == 202 else None
+        reply = Reply(status, "application/json", [content], retry_after_s)
         return _with_headers(reply, record, is_repeated)
 
     async def result(self, record: JobRecord, accept: str | None) -> Reply:
