@@ -17,8 +17,8 @@ export class FieldError extends Error {
 export class Form {
   constructor(schema) {
     this.schema = schema;
-    this.root = new ModelField(schema, schema.inputs, "", undefined);
-    this.element = h("div", { class: "form" }, this.root.body);
+    this.root = makeField(schema, schema.inputs, "", undefined, "inputs");
+    this.element = h("div", { class: "form" }, this.root instanceof ModelField ? this.root.body : this.root.element);
   }
 
   /** The inputs with arrays as `{shape, dtype, data}`. */
