@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import mmap
 import os
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 COMPONENT = """
 from pydantic import BaseModel
@@ -56,6 +60,18 @@ listener.listen()
 connection, _ = listener.accept()
 while packet := connection.recv(65536):
     connection.send(packet)
+"""
+
+
+MEMORY_ECHO = """
+import mmap, socket, sys
+import numpy as np
+there, back, channel, nbytes = map(int, sys.argv[1:])
+source, target = (np.frombuffer(mmap.mmap(each, nbytes), np.uint8) for each in (there, back))
+connection = socket.socket(fileno=channel)
+while connection.recv(1):
+    np.copyto(target, source)
+    connection.send(b"x")
 """
 
 
@@ -143,3 +159,30 @@ def unix_echo() -> Iterator[socket.socket]:
     with connection:
         yield connection
     process.wait(10)
+
+
+@contextlib.contextmanager
+def memory_echo(array: np.ndarray[Any, Any]) -> Iterator[Callable[[], None]]:
+    """A call that copies an array into shared memory, from where another process copies it into other."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    memory = [os.memfd_create("chainrule-bench") for _ in range(2)]
+    for descriptor in memory:
+        os.ftruncate(descriptor, array.nbytes)
+    descriptors = [*memory, theirs.fileno()]
+    process = subprocess.Popen(
+        [sys.executable, "-c", MEMORY_ECHO, *map(str, descriptors), str(array.nbytes)],
+        pass_fds=descriptors,
+    )
+    theirs.close()
+    there = np.frombuffer(mmap.mmap(memory[0], array.nbytes), array.dtype)
+
+    def call() -> None:
+        np.copyto(there, array)
+        ours.send(b"x")
+        ours.recv(1)
+
+    with ours:
+        yield call
+    process.wait(10)
+    for descriptor in memory:
+        os.close(descriptor)

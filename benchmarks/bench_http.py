@@ -118,8 +118,8 @@ def _no_op_rows(stack: ExitStack, component: Any) -> list[Row]:
         Row("no-op apply over HTTP, --workers 1", seconds["process"], seconds["peer"],
             "tesseract-core", note=f"the peer takes {seconds['peer'] / echo:.1f} × the echo"),
         *_unix_rows(stack, ports),
-        *_array_rows(ports, folder, 1_000_000, "8 MB"),
-        *_array_rows(ports, folder, 10_000_000, "80 MB"),
+        *_array_rows(stack, ports, folder, 1_000_000, "8 MB"),
+        *_array_rows(stack, ports, folder, 10_000_000, "80 MB"),
         *_many_rows(ports),
         *_load_rows(ports),
     ]  # fmt: skip
@@ -178,7 +178,9 @@ def _many_rows(ports: dict[str, int]) -> list[Row]:
     ]  # fmt: skip
 
 
-def _array_rows(ports: dict[str, int], folder: str, count: int, label: str) -> list[Row]:
+def _array_rows(
+    stack: ExitStack, ports: dict[str, int], folder: str, count: int, label: str
+) -> list[Row]:
     x = np.random.default_rng(0).random(count)
     message = bytes(encode_frames({"inputs": {"x": x}}))
     target = np.empty_like(x)
@@ -196,6 +198,7 @@ def _array_rows(ports: dict[str, int], folder: str, count: int, label: str) -> l
             "us": over_http,
             "shared": lambda: shared.apply(x),
             "memcpy": lambda: np.copyto(target, x),
+            "two processes": stack.enter_context(_servers.memory_echo(x)),
             "peer": _peer_base64(peer, x),
             "peer files": _peer_files(peer, x, Path(folder)),
         },
@@ -208,6 +211,9 @@ def _array_rows(ports: dict[str, int], folder: str, count: int, label: str) -> l
             note="json+base64"),
         Row(f"{label} there and back, shared memory", seconds["shared"], 2 * seconds["memcpy"],
             "one memcpy each way", 3.0),
+        Row(f"{label} there and back, shared memory", seconds["shared"], seconds["two processes"],
+            "two processes that only copy",
+            note="the same copies, but into memory that another core has just used"),
         Row(f"{label} there and back, shared memory", seconds["shared"], seconds["peer files"],
             "tesseract-core", 1.0, note="its best: files in /dev/shm, written to a warm map"),
     ]  # fmt: skip

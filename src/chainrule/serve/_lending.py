@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Lending"]
 
 # Where callers of other kinds need the workers too, lending and calling back would cost more than it saves.
-_QUIET_S = 0.1
+_QUIET_S = 0.01
 
 
 class Lending:
