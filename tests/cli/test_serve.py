@@ -48,3 +48,27 @@ def test_unsafe_binds_are_refused(tmp_path):
     assert done.returncode != 0
     assert "unsafe_bind" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_jobs_have_a_folder_by_default(tmp_path, monkeypatch, caplog):
+    """One for the same components on the same port; none with a port that is new every time."""
+    from argparse import Namespace
+
+    from chainrule.cli._serve import _usual_jobs_folder
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    def folder(port, *components):
+        return _usual_jobs_folder(Namespace(port=port, components=list(components)))
+
+    first = folder(8000, "a.py", "b.py")
+    assert first.is_dir()
+    assert first.is_relative_to(tmp_path / "chainrule" / "jobs")
+    assert first.stat().st_mode & 0o077 == 0
+    assert folder(8000, "a.py", "b.py") == first
+    assert len({first, folder(8001, "a.py", "b.py"), folder(8000, "a.py")}) == 3
+    assert folder(0, "a.py") is None
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    assert folder(8000, "a.py") is None
+    assert "will not outlive" in caplog.text

@@ -34,6 +34,37 @@ def test_without_the_token(guarded, header):
     assert (answer.status, answer.problem["code"]) == (401, "unauthorized")
 
 
+FOREIGN = [
+    {"Host": "evil.example"},
+    {"Host": "127.0.0.1.evil.example:8000"},
+    {"Host": "[::1"},
+    {"Origin": "https://evil.example"},
+    {"Origin": "null"},
+]
+
+
+@pytest.mark.parametrize("headers", FOREIGN)
+def test_pages_of_other_sites_cannot_call_a_server_without_a_token(start_server, headers):
+    served = start_server(workers=0)
+    answer = served.apply(headers=headers)
+    assert (answer.status, answer.problem["code"]) == (403, "foreign_origin")
+    assert served.get("/openapi.json", headers).status == 403
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:8000", "127.0.0.1", "127.0.0.2:1", "[::1]:8000"]
+)
+def test_programs_and_pages_of_this_machine_can(start_server, host):
+    served = start_server(workers=0)
+    assert served.apply(headers={"Host": host}).status == 200
+    assert served.apply(headers={"Origin": f"http://{host}"}).status == 200
+
+
+def test_who_says_insecure_checks_elsewhere(start_server):
+    served = start_server(workers=0, insecure=True)
+    assert served.apply(headers={"Host": "behind.example"}).status == 200
+
+
 def test_with_the_token(guarded):
     headers = {"Authorization": f"Bearer {TOKEN}"}
     assert guarded.apply(headers=headers).status == 200

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
+import queue
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -89,6 +93,43 @@ def test_jobs_join_the_trace_of_their_caller(start_server, tmp_path):
     one = by_name(read_spans(file), "link apply")
     assert one["context"]["trace_id"] == "0x" + PARENT.split("-")[1]
     assert one["parent_id"] == "0x" + PARENT.split("-")[2]
+
+
+@pytest.fixture
+def collector():
+    """A collector of OTLP on loopback: its address, and the bodies it was sent."""
+    bodies: queue.Queue[bytes] = queue.Queue()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            encoding = self.headers.get("Content-Encoding")
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            bodies.put(gzip.decompress(body) if encoding == "gzip" else body)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/v1/traces", bodies
+        server.shutdown()
+        thread.join()
+
+
+def test_a_collector_gets_the_spans(start_server, collector):
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    url, bodies = collector
+    served = start_server(components=LINK, workers=1, traces_to=url)
+    served.post("/apply", {"inputs": {"x": 1.0, "rest": []}}, headers={"traceparent": PARENT})
+    sent = ExportTraceServiceRequest.FromString(bodies.get(timeout=60))
+    spans = [one for r in sent.resource_spans for s in r.scope_spans for one in s.spans]
+    assert "link apply" in {one.name for one in spans}
+    assert {one.trace_id.hex() for one in spans} == {PARENT.split("-")[1]}
 
 
 def test_without_opentelemetry_a_place_is_handed_on(monkeypatch):

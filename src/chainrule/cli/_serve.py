@@ -7,9 +7,11 @@ import logging
 import os
 import sys
 from argparse import ArgumentParser, Namespace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from chainrule._folders import state_folder
 from chainrule.cli._arguments import add_derive_hvp, add_folders
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._log_format import log_handler
@@ -119,7 +121,11 @@ _FLAGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "jobs_folder": (
         "--jobs-folder",
-        _path("where jobs are kept, to be found again after a restart", "FOLDER"),
+        _path(
+            "where jobs are kept, to be found again after a restart; by default one of this user's, for "
+            "these components on this port, and none that lasts with port 0",
+            "FOLDER",
+        ),
     ),
     "job_timeout_s": ("--job-timeout", _number(float, None, "of one job", _S)),
     "job_retention_s": (
@@ -137,6 +143,7 @@ _FLAGS: dict[str, tuple[str, dict[str, Any]]] = {
 def run(options: Namespace) -> int:
     """Serve until a signal."""
     logging.basicConfig(level=logging.INFO, handlers=[log_handler(options.log_format)])
+    options.jobs_folder = options.jobs_folder or _usual_jobs_folder(options)
     serve(
         options.components,
         config=ComponentConfig(
@@ -152,6 +159,20 @@ def run(options: Namespace) -> int:
         **{setting: getattr(options, setting) for setting in _FLAGS},
     )
     return 0
+
+
+def _usual_jobs_folder(options: Namespace) -> Path | None:
+    """The same folder whenever the same components are served on the same port."""
+    if options.port == 0:
+        return None
+    served = "\n".join(os.path.abspath(component) for component in options.components)
+    folder = state_folder("jobs", f"{options.port}-{sha256(served.encode()).hexdigest()[:12]}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        logging.warning("Jobs will not outlive this server: %s: %s", folder, error.strerror)
+        return None
+    return folder
 
 
 def _make_pool(options: Namespace) -> Any:

@@ -521,8 +521,10 @@ class Component:
             ordered: give results in the order of the inputs; otherwise as they come.
             progress: show a progress bar.
         """
-        options = {"max_in_flight": max_in_flight, "ordered": ordered, "progress": progress}
-        return (outcome.unwrap() for outcome in self.map_outcomes(inputs, **options))
+        outcomes = self.map_outcomes(
+            inputs, max_in_flight=max_in_flight, ordered=ordered, progress=progress
+        )
+        return (outcome.unwrap() for outcome in outcomes)
 
     def map_outcomes(
         self,

@@ -14,6 +14,7 @@ from chainrule.runtime._config import ComponentConfig
 from chainrule.serve._app import MakePool, Server
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._protocol import TimedHttpProtocol
+from chainrule.serve._security import LocalCallers
 
 __all__ = ["serve"]
 
@@ -58,8 +59,9 @@ class _Runner(uvicorn.Server):
         self, server: Server, options: ServeOptions, on_ready: Callable[[str], None] | None
     ) -> None:
         protocol = TimedHttpProtocol.with_timeout(options.read_timeout_s)
+        is_guarded = options.token_file is not None or options.insecure
         config = uvicorn.Config(
-            server.app,
+            server.app if is_guarded else LocalCallers(server.app),
             host=options.host,
             port=options.port,
             http=protocol,

@@ -1,17 +1,20 @@
-"""Who may call: a bearer token, compared in constant time."""
+"""Who may call: whoever has the bearer token; without one, this machine, but no web page of others."""
 
 from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from chainrule._errors import ChainruleError
+from chainrule._trees import LRUCache
 from chainrule.serve._endpoint import send_reply
+from chainrule.serve._options import is_loopback
 from chainrule.serve._page import is_page
 from chainrule.serve._problems import problem_reply
 
-__all__ = ["BearerToken"]
+__all__ = ["BearerToken", "LocalCallers"]
 
 # Probes of an orchestrator carry no token, and learn nothing here.
 _OPEN_PATHS = frozenset(("/health", "/ready"))
@@ -48,6 +51,62 @@ class BearerToken:
     def _is_allowed(self, scope: MutableMapping[str, Any]) -> bool:
         given = dict(scope["headers"]).get(b"authorization", b"")
         return hmac.compare_digest(given, self._expected)
+
+
+class ForeignOriginError(ChainruleError):
+    """A browser brought this request from a page of somebody else: HTTP 403."""
+
+    default_code = "foreign_origin"
+    http_status = 403
+    exit_code = 2
+
+
+class LocalCallers:
+    """ASGI middleware for a server on loopback without a token: no web page of somebody else may call.
+
+    A browser on this machine can reach what other machines cannot. What a page of another site sends
+    carries that site's name: as `Origin`, or, where the site made its own name point to this machine, as
+    `Host`.
+
+    Args:
+        app: what is protected.
+    """
+
+    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
+        self._app = app
+        self._hosts: LRUCache[bytes, bool] = LRUCache(64)
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        """Pass on, or answer 403."""
+        if scope["type"] != "http" or all(map(self._is_local, _hosts_of(scope["headers"]))):
+            await self._app(scope, receive, send)
+            return
+        error = ForeignOriginError(
+            "This server has no token and answers only requests to localhost that no page of another "
+            "site has made. Give it a token (--token-file), or, behind a proxy that does the checking, "
+            "start it with --insecure."
+        )
+        await send_reply(send, problem_reply(error), close=True)
+
+    def _is_local(self, name: bytes) -> bool:
+        known = self._hosts.get(name)
+        if known is None:
+            known = _is_loopback_name(name.decode("latin-1"))
+            self._hosts.put(name, known)
+        return known
+
+
+def _hosts_of(headers: list[tuple[bytes, bytes]]) -> list[bytes]:
+    return [value for name, value in headers if name in (b"host", b"origin")]
+
+
+def _is_loopback_name(name: str) -> bool:
+    """Whether `host`, `host:port` or an origin is this machine."""
+    try:
+        host = urlsplit(name if "//" in name else f"//{name}").hostname
+    except ValueError:
+        return False
+    return host is not None and is_loopback(host)
 
 
 def _is_open(scope: MutableMapping[str, Any]) -> bool:

@@ -1,0 +1,23 @@
+"""Where files of this user go, by the XDG convention: what can be made again, and what cannot."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["cache_folder", "state_folder"]
+
+
+def cache_folder(*parts: str) -> Path:
+    """For what can be made again: `$XDG_CACHE_HOME/chainrule/…`, by default in `~/.cache`."""
+    return _base("XDG_CACHE_HOME", ".cache").joinpath("chainrule", *parts)
+
+
+def state_folder(*parts: str) -> Path:
+    """For what has to last: `$XDG_STATE_HOME/chainrule/…`, by default in `~/.local/state`."""
+    return _base("XDG_STATE_HOME", ".local/state").joinpath("chainrule", *parts)
+
+
+def _base(variable: str, otherwise: str) -> Path:
+    given = os.environ.get(variable)
+    return Path(given) if given else Path.home() / otherwise
