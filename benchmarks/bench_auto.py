@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks._harness import Row, show
+from benchmarks._memory import keep_freed_memory
 from chainrule.elimination import explain_jacobian, jacobian
 from chainrule.elimination.examples import TASKS
 
@@ -137,6 +138,7 @@ def _fastest(contestants: dict[str, Callable[[], Any]]) -> dict[str, float]:
 
 
 def run() -> list[Row]:
+    keep_freed_memory()
     rows = []
     for case in _cases():
         auto, setup = case.compiled()

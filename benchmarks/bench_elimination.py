@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks._harness import Row, interleaved, show
+from benchmarks._memory import keep_freed_memory
 from chainrule.elimination import find_order, jacobian
 from chainrule.elimination.examples import TASKS, Task
 
@@ -35,6 +36,7 @@ NATIVE_BARS = {
 
 
 def run() -> list[Row]:
+    keep_freed_memory()
     rows: list[Row] = []
     for task in SCALAR_TASKS:
         for batch in BATCHES:
