@@ -1,5 +1,6 @@
 """Real images: built and run with podman."""
 
+import dataclasses
 import importlib.util
 import json
 import signal
@@ -272,9 +273,11 @@ def test_the_command_line_runs_lists_and_stops(square, tmp_path):
     assert json.loads(chainrule("ps", "--json").stdout) == []
 
 
-def test_a_jax_component_answers_from_its_image(folders):
+def test_a_jax_component_answers_from_its_image(engine, folders):
     files = {"component.py": JAX, "requirements.txt": "jax\n"}
-    built = build_image(plan_build(write(folders / "wave", files), **SETTINGS))
+    # Its layers are large, and no other test would use them again.
+    whole = dataclasses.replace(engine, build_args=(*engine.build_args, "--layers=false"))
+    built = build_image(plan_build(write(folders / "wave", files), **SETTINGS), engine=whole)
     with Component.from_image(built.tags[0], network="host") as component:
         x = np.linspace(0, 1, 5, dtype=np.float32)
         found = component.jacobian_vector_product(
