@@ -252,3 +252,11 @@ def test_no_kernel_hides_a_function_whose_jacobian_is_taken():
     assert "custom_jvp_call" not in {eqn.primitive.name for eqn in graph.program.jaxpr.eqns}
     compiled = jax.make_jaxpr(gradient)(0.3, 0.4)
     assert "custom_jvp_call" in str(compiled)
+
+
+def test_large_dense_partials_are_said_in_the_log(caplog):
+    traced(lambda x: jax.lax.cumsum(x), np.ones(10))
+    assert not caplog.records
+    traced(lambda x: jax.lax.cumsum(x), np.ones(1001))
+    assert "cumsum" in caplog.text
+    assert "1002001 entries" in caplog.text
