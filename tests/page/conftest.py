@@ -43,7 +43,7 @@ def running_fixture():
     return running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is there, its event loop runs in this thread
 def browser(tmp_path_factory):
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     executable = os.environ.get("CHAINRULE_CHROMIUM") or shutil.which("chromium")

@@ -47,7 +47,7 @@ def peak_memory(served) -> int:
 
 
 def test_a_huge_body_is_refused_before_it_is_read(served):
-    head = b"POST /apply HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = b"POST /apply HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     answer = converse(served, head + b"Content-Length: 1000000000\r\n\r\n[")
     assert answer.startswith(b"HTTP/1.1 413")
     assert b"body_too_large" in answer
@@ -260,10 +260,10 @@ def test_unknown_places(served):
     "request_bytes",
     [
         b"nonsense\r\n\r\n",
-        b"POST /apply HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
-        b"POST /apply HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
-        b"POST /apply HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
-        b"POST /apply HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /apply HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+        b"POST /apply HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST /apply HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+        b"POST /apply HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
     ],
 )
 def test_requests_that_contradict_themselves(served, request_bytes):
@@ -274,9 +274,9 @@ def test_requests_that_contradict_themselves(served, request_bytes):
 @pytest.mark.parametrize(
     "request_bytes",
     [
-        b"POST /apply HTTP/1.1\r\nHost: x\r\n",
+        b"POST /apply HTTP/1.1\r\nHost: localhost\r\n",
         b"",
-        b"POST /apply HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"POST /apply HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Content-Length: 100\r\n\r\n{",
     ],
 )
@@ -285,7 +285,7 @@ def test_slow_callers_are_let_go(served, request_bytes):
 
 
 def test_a_caller_that_leaves_in_the_middle_of_its_body(served):
-    head = b"POST /apply HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = b"POST /apply HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     for size in (100, 1_000_000):
         converse(served, head + b"Content-Length: %d\r\n\r\n{" % size, close=True)
     assert served.apply().status == 200

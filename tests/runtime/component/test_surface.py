@@ -15,7 +15,10 @@ TYPES = {
     "UInt64",
 }  # fmt: skip
 COMPONENTS = {"Capability", "LocalComponent", "component", "from_command", "load_component"}
-REST = {"ComponentConfig", "Grants", "Limits", "SparseArray", "decode_body", "encode_body"}
+REST = {
+    "ComponentConfig", "Grants", "Limits", "SparseArray", "WithResiduals", "decode_body", "encode_body",
+    "progress",
+}  # fmt: skip
 
 
 def test_the_runtimes_names_are_exactly_these():
