@@ -111,7 +111,7 @@ def test_top_is_live_in_a_terminal(url, capsys, monkeypatch):
             raise KeyboardInterrupt
 
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setattr("chainrule.cli._top.time.sleep", look_again)
+    monkeypatch.setattr("chainrule.cli._top.sleep", look_again)
     code, out, _ = run(capsys, "top", url, "--every", "0.5")
     assert code == 0
     assert looks == [0.5] * 3

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
+from time import sleep
 from typing import Any
 
 from chainrule.cli._remote import add_server, job_row, open_server
@@ -43,7 +43,7 @@ def _watch(options: Namespace, server: Server) -> None:
     try:
         with Live(_view(options.url, server), screen=True, auto_refresh=False) as live:
             while True:
-                time.sleep(options.every)
+                sleep(options.every)
                 live.update(_view(options.url, server), refresh=True)
     except KeyboardInterrupt:
         return
