@@ -8,6 +8,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from chainrule import _folders
+
 __all__ = ["cache_folder", "write_atomically"]
 
 _log = logging.getLogger(__name__)
@@ -18,8 +20,7 @@ def cache_folder(variable: str, name: str) -> Path | None:
     chosen = os.environ.get(variable)
     if chosen is not None:
         return Path(chosen) if chosen else None
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "chainrule" / name
+    return _folders.cache_folder(name)
 
 
 def write_atomically(path: Path, text: str) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chainrule import _folders
 from chainrule._errors import InputError
 from chainrule.deploy.images._engine import Engine
 
@@ -25,8 +25,7 @@ __all__ = [
 
 def state_folder() -> Path:
     """Where the tokens of this user's containers are."""
-    home = os.environ.get("XDG_STATE_HOME")
-    return (Path(home) if home else Path.home() / ".local" / "state") / "chainrule" / "containers"
+    return _folders.state_folder("containers")
 
 
 @dataclass(frozen=True)

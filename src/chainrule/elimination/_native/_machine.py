@@ -13,6 +13,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 from llvmlite import ir
 
+from chainrule._folders import cache_folder
 from chainrule.elimination._native._handler import emit_handler
 from chainrule.elimination._native._lower import Counts, Kernel, VectorMath
 from chainrule.elimination._native._scalars import ScalarProgram
@@ -111,8 +112,7 @@ def compile_module(assembly: str) -> CompiledModule:
 
 
 def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "chainrule" / "kernels"
+    return cache_folder("kernels")
 
 
 def _read_cache(fingerprint: str) -> bytes | None:

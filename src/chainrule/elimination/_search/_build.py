@@ -12,6 +12,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from chainrule._folders import cache_folder
+
 __all__ = ["load_library"]
 
 _LOG = logging.getLogger(__name__)
@@ -28,8 +30,7 @@ def load_library() -> ctypes.CDLL | None:
     if compiler is None:
         return None
     identity = hashlib.sha256(_SOURCE.read_bytes() + " ".join(_FLAGS).encode()).hexdigest()[:24]
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    library = Path(base) / "chainrule" / "engines" / f"{identity}.so"
+    library = cache_folder("engines", f"{identity}.so")
     try:
         if not library.exists():
             _compile(compiler, library)
