@@ -51,6 +51,7 @@ def why_not(environment):
         return f"{tools[0]} is not installed"
     if os.getuid() != 0:
         return "the tests' storage of images needs root"
+    _podman(environment, "rm", "--force", "--all")  # what a run that was killed has left
     if _podman(environment, "image", "exists", BASE).returncode == 0:
         return None
     if shutil.which("mmdebstrap") is None:

@@ -8,6 +8,7 @@ when the requirements or the interpreter change.
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -17,10 +18,11 @@ from pathlib import Path
 
 from chainrule._errors import DefinitionError
 
-__all__ = ["ensure_environment"]
+__all__ = ["ensure_environment", "environment_variables"]
 
 _FOLDER = ".chainrule-venv"
 _STAMP = "chainrule-stamp"
+_LAST = "CHAINRULE_PATH_LAST"
 _REQUIREMENTS = ("requirements.txt", "tesseract_requirements.txt")
 
 
@@ -50,6 +52,16 @@ def ensure_environment(source: Path, folder: Path | None = None) -> Path:
     return python
 
 
+def environment_variables() -> dict[str, str]:
+    """Variables for a process in an environment of its own: what `PYTHONPATH` names comes last there.
+
+    Python itself would put it first, before what the component asks for.
+    """
+    variables = dict(os.environ)
+    given = variables.pop("PYTHONPATH", None)
+    return variables if given is None else {**variables, _LAST: given}
+
+
 def _stamp(requirements: Path | None) -> str:
     content = b"" if requirements is None else requirements.read_bytes()
     return hashlib.sha256(sys.version.encode() + sys.prefix.encode() + content).hexdigest()
@@ -69,6 +81,9 @@ def _create(folder: Path, python: Path, requirements: Path | None) -> None:
     # `addsitedir` also reads the .pth files there, by which editable installations are found.
     ours = [sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]]
     lines = [f"import site; site.addsitedir({path!r})" for path in dict.fromkeys(ours)]
+    lines.append(
+        f"import os, sys; sys.path += filter(None, os.environ.get({_LAST!r}, '').split(os.pathsep))"
+    )
     (packages / "zz_chainrule.pth").write_text("\n".join(lines) + "\n")
     if requirements is None:
         return
@@ -79,6 +94,7 @@ def _create(folder: Path, python: Path, requirements: Path | None) -> None:
         capture_output=True,
         text=True,
         cwd=requirements.parent,
+        env=environment_variables(),
         check=False,
     )
     if done.returncode:

@@ -21,6 +21,7 @@ from chainrule._errors import DefinitionError, TransportError
 from chainrule.client._answers import Answer, read_answer
 from chainrule.client._connections import LostConnectionError
 from chainrule.client._dialect import NATIVE
+from chainrule.client._environment import environment_variables
 from chainrule.client._packets import PacketConnection
 from chainrule.client._transport import Ticket, Transport
 from chainrule.runtime._codec import Frames, encode_frames
@@ -39,7 +40,8 @@ class SubprocessTransport(Transport):
     Args:
         source: path of the component, as `load_component` takes it.
         config: settings of the component.
-        python: the interpreter to run it with; this one when not given.
+        python: the interpreter of the environment to run it in, see `ensure_environment`; this one when
+            not given.
         startup_timeout: seconds that loading the component may take.
         timeout: seconds that a call may take; a call that takes longer ends the process.
 
@@ -61,6 +63,7 @@ class SubprocessTransport(Transport):
         settings = ComponentConfig.make(config).replace(debug=True)
         self._setup = pickle.dumps((source, settings))
         self._python = python or sys.executable
+        self._variables = None if python is None else environment_variables()
         self._startup_timeout_s = startup_timeout
         self._timeout_s = timeout
         self._lock = threading.Lock()
@@ -115,6 +118,7 @@ class SubprocessTransport(Transport):
                 [self._python, "-m", _WORKER, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                env=self._variables,
             )
         self.place = f"process {self._process.pid}"
         self._connection = PacketConnection(ours, self.place)
