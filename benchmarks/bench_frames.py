@@ -9,6 +9,7 @@ import pybase64
 from pydantic import BaseModel
 
 from benchmarks._harness import Row, interleaved, show
+from benchmarks._memory import keep_freed_memory
 from chainrule.runtime._codec import (
     decode_array,
     decode_body,
@@ -97,6 +98,7 @@ def _many_rows() -> list[Row]:
 
 
 def run() -> list[Row]:
+    keep_freed_memory()  # as our server processes do, see serve/_process.py
     array = np.random.default_rng(0).random(_COUNT)
     return _frames_rows(array) + _base64_rows(array) + _many_rows()
 

@@ -159,34 +159,37 @@ class _DataSection:
                 content, length = smaller, len(smaller)
                 node[3:] = (length, self._compression)
         if length:
-            self._buffers.append(content)
-            self.nbytes += length + _padding(length)
+            padded = length + _padding(length)
+            self._buffers.append(
+                content if length >= _GATHER_BELOW else content.ljust(padded, b"\0")
+            )
+            self.nbytes += padded
         return {"$array": node}
 
     def pieces_after(self, head: bytes) -> Iterator[bytes | memoryview]:
-        """The message's pieces: small buffers gathered, large ones as they are."""
-        gathered = bytearray(head)
+        """The message's pieces: small buffers, which are padded, gathered; large ones as they are."""
+        gathered: list[Any] = [head]
         for content in self._buffers:
-            if len(content) < _GATHER_BELOW:
-                gathered += content
+            if len(content) <= _GATHER_BELOW:
+                gathered.append(content)
             else:
-                yield bytes(gathered)
+                yield b"".join(gathered)
                 yield content
-                gathered = bytearray()
-            gathered += _ZEROS[: _padding(len(content))]
-        if gathered:
-            yield bytes(gathered)
+                gathered = [_ZEROS[: _padding(len(content))]]
+        if gathered != [b""]:
+            yield b"".join(gathered)
 
 
 def _wire_form(array: Any) -> tuple[str, tuple[int, ...], Any]:
     """Dtype name, shape and bytes of an array."""
+    # Copying a small array is cheaper than making a view of its bytes, and it is gathered anyway.
     if type(array) is np.ndarray and array.nbytes < _GATHER_BELOW:
-        # Copying a small array is cheaper than making a view of its bytes, and it is gathered anyway.
         name = NATIVE_NAMES.get(array.dtype)
         if name is not None:
             return name, array.shape, array.tobytes()
     wire = to_wire(array)
-    return dtype_name(wire.dtype), wire.shape, raw_bytes(wire)
+    content = wire.tobytes() if wire.nbytes < _GATHER_BELOW else raw_bytes(wire)
+    return dtype_name(wire.dtype), wire.shape, content
 
 
 def _escape(lowered: dict[Any, Any]) -> dict[Any, Any]:
@@ -277,7 +280,7 @@ class _Reader:
     def _array(self, content: Any) -> Any:
         if not isinstance(content, list) or len(content) not in (4, 5):
             raise _malformed("$array: [dtype, shape, offset, nbytes]", "something else")
-        name, sizes, offset, stored = content[:4]
+        name, sizes, offset, stored = content if len(content) == 4 else content[:4]
         try:
             shape, dtype, nbytes = _layout(name, *sizes)
         except TypeError:

@@ -38,7 +38,10 @@ def lower(node: Any, leaf: Callable[[Any], Any], escape: Callable[[Any], Any] | 
     if kind is int:
         return node if node in _INT64 else leaf(node)
     if kind is dict:
-        lowered = {key: lower(value, leaf, escape) for key, value in node.items()}
+        lowered = {
+            key: leaf(value) if type(value) is np.ndarray else lower(value, leaf, escape)
+            for key, value in node.items()
+        }
         return lowered if escape is None else escape(lowered)
     if kind is list or kind is tuple:
         return node if _is_plain_numbers(node) else [lower(value, leaf, escape) for value in node]
