@@ -150,3 +150,17 @@ def test_callables_take_nested_arguments():
     np.testing.assert_allclose(out["parts"][1], 1.0)
     gradient = jax.grad(lambda t: (g(t, "add")["sum"] * X).sum())(tree)
     np.testing.assert_allclose([gradient["a"], gradient["b"][0]], [X, X])
+
+
+def test_a_name_that_is_no_input_is_told_so_inside_and_outside_of_jit():
+    @component(framework="numpy")
+    def same(x: Array[(None,), Float64]) -> Array[(None,), Float64]:
+        return x
+
+    def run(x):
+        return apply_component(same, {"xx": x})
+
+    with pytest.raises(InputError, match="has no input `xx`; it has"):
+        jax.jit(run)(np.ones(3))
+    with pytest.raises(InputError, match="no such field as 'xx'"):
+        run(np.ones(3))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -164,6 +164,18 @@ class ComponentTarget(Target):
     def is_plain_input(self, path: str) -> bool:
         """Whether the schema, if it tells its arrays at all, declares something else there."""
         return self._tells_arrays and path not in self._arrays
+
+    @property
+    def input_names(self) -> Collection[str] | None:
+        """The fields of a component in this process whose model has no others."""
+        schema = getattr(self._component, "input_schema", None)
+        if (
+            schema is None
+            or schema.model_config.get("extra") == "allow"
+            or "root" in schema.model_fields
+        ):
+            return None
+        return schema.model_fields.keys()
 
     def input_dtype(self, path: str) -> np.dtype[Any] | None:
         """The dtype of the schema."""

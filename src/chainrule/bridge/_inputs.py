@@ -49,8 +49,20 @@ def _enclosing_array(target: Target, segments: tuple[Any, ...]) -> str | None:
     return next((path for path in paths if target.is_array_input(path)), None)
 
 
+def _check_known(target: Target, path: str) -> None:
+    """Refuse a name that the target does not have, before anything is said about its kind."""
+    names, name = target.input_names, path.partition(".")[0]
+    if names is not None and name not in names:
+        raise InputError(
+            f"{target.name} has no input `{name}`; it has {', '.join(names)}.",
+            code="unknown_field",
+            path=name,
+        )
+
+
 def _as_number(target: Target, path: str, leaf: Any, is_traced: Callable[[Any], bool]) -> Any:
     if is_traced(leaf):
+        _check_known(target, path)
         raise InputError(
             f"`{path}` of {target.name} is a plain value in its schema, which has to be known when a "
             f"program is traced; found a traced {describe_array(leaf)}. Pass a Python number "

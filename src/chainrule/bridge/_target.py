@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -118,6 +118,11 @@ class Target(ABC):
     def is_plain_input(self, path: str) -> bool:
         """Whether the target declares something else than an array there."""
         return False
+
+    @property
+    def input_names(self) -> Collection[str] | None:
+        """The names of the inputs, where the target has a fixed set of them."""
+        return None
 
     def input_dtype(self, path: str) -> np.dtype[Any] | None:
         """The dtype the target wants at an input; `None` takes what comes."""

@@ -44,7 +44,11 @@ def serve(
     options = ServeOptions(**settings)
     server = Server(components, options=options, config=config, make_pool=make_pool)
     runner = _Runner(server, options, on_ready)
-    runner.run()
+    try:
+        runner.run()
+    except SystemExit:  # how uvicorn ends when it could not start; the reasons are raised below
+        if runner.started:
+            raise
     if server.startup_error is not None:
         raise server.startup_error
     if not runner.started:
@@ -80,6 +84,8 @@ class _Runner(uvicorn.Server):
             proxy_headers=False,  # nothing here depends on who called
         )
         super().__init__(config)
+        # What keeps a server from starting is raised by `serve`; uvicorn would print its traceback too.
+        logging.getLogger("uvicorn.error").addFilter(lambda _: server.startup_error is None)
         self._server = server
         self._options = options
         self._on_ready = on_ready

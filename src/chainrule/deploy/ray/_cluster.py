@@ -10,11 +10,12 @@ NAMESPACE = "chainrule"
 """Where the keepers of named pools are registered."""
 
 
-def connect(address: str | None) -> None:
+def connect(address: str | None, *, start: bool = False) -> None:
     """Connect to a cluster, unless this process already is.
 
     Args:
-        address: of the cluster; without one, whatever `ray.init` finds, or a new one on this machine.
+        address: of the cluster; without one, the one that Ray finds from here.
+        start: without an address, and where Ray finds none, start one on this machine.
 
     Raises:
         CapabilityError: Ray is not installed (`ray_missing`).
@@ -31,7 +32,7 @@ def connect(address: str | None) -> None:
     if ray.is_initialized():
         return
     try:
-        ray.init(address=address, namespace=NAMESPACE)
+        ray.init(address=address or (None if start else "auto"), namespace=NAMESPACE)
     except (ConnectionError, TimeoutError) as error:
         raise TransportError(
             f"There is no Ray cluster at {address or 'the default address'}. Start one with "

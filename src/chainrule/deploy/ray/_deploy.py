@@ -85,7 +85,7 @@ def deploy(
         quiet_s=quiet,
         name=name,
     )
-    connect(address)
+    connect(address, start=True)
     keeper = _make_keeper(plan)
     try:
         return Component(_pool(keeper, plan, name is None, startup_timeout))

@@ -27,7 +27,7 @@ def engine(address: str | None = None) -> MakePool:
         CapabilityError: Ray is not installed.
         TransportError: there is no cluster at this address.
     """
-    connect(address)
+    connect(address, start=True)
     from chainrule.deploy.ray._front import make_front
 
     return make_front

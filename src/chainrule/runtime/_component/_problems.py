@@ -33,7 +33,7 @@ def bad_input(
     problems, count = _problems(error, value, prefix)
     first, cause = problems[0], _first_cause(error)
     reason = _sentence(first["msg"]) if cause is None else cause.message
-    message = f"{endpoint}: {_place(first)}{reason}{_more(count)}"
+    message = f"{endpoint}: {_place(first)}{reason}{_more(problems, count)}"
     cls = type(cause) if isinstance(cause, InputError) else InputError
     return cls(
         message,
@@ -55,7 +55,7 @@ def bad_output(error: ValidationError, value: Any, *, endpoint: str) -> Componen
     first = problems[0]
     message = (
         f"The component returned something from {endpoint} that its own OutputSchema forbids: "
-        f"{_place(first)}{_sentence(first['msg'])}{_more(count)}"
+        f"{_place(first)}{_sentence(first['msg'])}{_more(problems, count)}"
     )
     return ComponentError(
         message,
@@ -144,5 +144,9 @@ def _sentence(text: str) -> str:
     return text.removeprefix("Value error, ")
 
 
-def _more(count: int) -> str:
-    return f" (and {count - 1} more)" if count > 1 else ""
+def _more(problems: list[dict[str, Any]], count: int) -> str:
+    """That there are further problems; a name that is not a field is often the cause of the first."""
+    if count == 1:
+        return ""
+    unknown = [f"{p['path']!r}" for p in problems[1:] if p["type"] == "extra_forbidden"]
+    return f" (and {count - 1} more{': no such field as ' if unknown else ''}{', '.join(unknown)})"
