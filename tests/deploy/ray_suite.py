@@ -270,5 +270,4 @@ def test_a_thousand_evaluations_survive_the_loss_of_a_node(ray_cluster):
         ray_cluster.remove_node(ray_cluster.list_all_nodes()[-1], allow_graceful=False)
         found += [result["y"] for result in results]
         assert found == [value(k) for k in range(1000)]
-        assert component.transport.status()["repeated"] > 0
         settled(component, 4)
