@@ -76,16 +76,18 @@ def test_jobs_have_a_folder_by_default(tmp_path, monkeypatch, caplog):
 
 @pytest.mark.parametrize("workers", ["0", "1"])
 @pytest.mark.parametrize(
-    ("text", "code"),
-    [(None, "module_missing"), ("raise ValueError('no licence')", "module_failed")],
+    ("text", "code", "status"),
+    [(None, "component_missing", 2), ("raise ValueError('no licence')", "module_failed", 1)],
 )
-def test_what_keeps_a_server_from_starting_is_one_clear_error(tmp_path, workers, text, code):
+def test_what_keeps_a_server_from_starting_is_one_clear_error(
+    tmp_path, workers, text, code, status
+):
     if text is not None:
         (tmp_path / "component.py").write_text(text)
     command = [sys.executable, "-m", "chainrule", "serve", "component.py", "--port", "0"]
     done = subprocess.run(
         [*command, "--workers", workers], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
-    assert done.returncode == 1
+    assert done.returncode == status
     assert f"[{code}]" in done.stderr
     assert "Traceback" not in done.stderr

@@ -13,6 +13,7 @@ from typing import Any
 
 from chainrule._folders import state_folder
 from chainrule.cli._arguments import add_derive_hvp, add_folders
+from chainrule.cli._source import check_exists
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._log_format import log_handler
 from chainrule.serve import ServeOptions, serve
@@ -143,6 +144,9 @@ _FLAGS: dict[str, tuple[str, dict[str, Any]]] = {
 def run(options: Namespace) -> int:
     """Serve until a signal."""
     logging.basicConfig(level=logging.INFO, handlers=[log_handler(options.log_format)])
+    for component in options.components:
+        if not component.startswith("pool:"):
+            check_exists(component)
     options.jobs_folder = options.jobs_folder or _usual_jobs_folder(options)
     serve(
         options.components,

@@ -12,7 +12,7 @@ from chainrule.cli._quick import uncollected
 from chainrule.runtime._component import LocalComponent, load_component
 from chainrule.runtime._config import ComponentConfig
 
-__all__ = ["DESCRIBE", "component_folder", "open_component"]
+__all__ = ["DESCRIBE", "check_exists", "component_folder", "open_component"]
 
 DESCRIBE = {"require_files": False}
 """Settings for commands that describe a component without running it."""
@@ -26,16 +26,25 @@ def open_component(
     Raises:
         InputError: there is no such file (`component_missing`): the caller's mistake, not the author's.
     """
-    file = _file(options.component)
+    check_exists(options.component)
+    with uncollected():
+        return load_component(
+            options.component, config=config, redirect_peer=not options.peer_imports
+        )
+
+
+def check_exists(component: str) -> None:
+    """Refuse a component that is not there.
+
+    Raises:
+        InputError: there is no such file (`component_missing`).
+    """
+    file = _file(component)
     if not file.exists():
         raise InputError(
             f"There is no component at {str(file)!r}. Name a module file, its folder, file.py:name, or "
             "a component.yaml; `chainrule init` starts one.",
             code="component_missing",
-        )
-    with uncollected():
-        return load_component(
-            options.component, config=config, redirect_peer=not options.peer_imports
         )
 
 
