@@ -166,8 +166,8 @@ build_config:
         ({"pyproject__toml": '[project]\ndynamic = ["dependencies"]\n'}, "bad_requirements"),
         ({"pyproject__toml": "x = \n"}, "bad_requirements"),
         (
-            {"tesseract_config__yaml": "name: a\nbuild_config: {requirements: {provider: conda}}"},
-            "conda_not_supported",
+            {"tesseract_config__yaml": "name: a\nbuild_config: {requirements: {provider: pipx}}"},
+            "bad_project_file",
         ),
     ],
 )

@@ -44,12 +44,13 @@ def _files(plan: BuildPlan) -> list[str]:
 
 def _post(plan: BuildPlan) -> list[str]:
     settings = plan.settings
+    tools, install = plan.scripts
     return [
         "set -eu",
         *_exports(settings.build_env),
         f"sh /build/scripts/system.sh {shlex.join(settings.apt)}".rstrip(),
-        "sh /build/scripts/tools.sh",
-        "mv /build/scripts/install.sh /build/install.sh",
+        f"sh /build/scripts/{tools}",
+        f"mv /build/scripts/login.sh /build/scripts/{install} /build/",
         shlex.join(plan.install_command("/build")),
         "cp /build/scripts/healthcheck.py /opt/chainrule/healthcheck.py",
         "cd /component",
@@ -57,7 +58,7 @@ def _post(plan: BuildPlan) -> list[str]:
         *(_shell_of(step) for step in settings.steps),
         *_exports(plan.environment),
         shlex.join(plan.finish_command()),
-        "rm -rf /build /build-cache /opt/uv",
+        "rm -rf /build /build-cache /opt/uv /opt/miniforge",
     ]
 
 

@@ -23,6 +23,8 @@ _SHOWN = 25
 # Health checks are no part of OCI's own format; the time of the build is no part of the content.
 _FORMAT = ["--format", "docker", "--timestamp", "0"]
 _ADVICE = {
+    "conda": "conda cannot be fetched",
+    "conda environment": "The environment of conda cannot be made",
     "requirements": "The requirements cannot be installed",
     "component": "The component cannot be loaded in its image",
     "regression tests": "A regression test fails in the image",

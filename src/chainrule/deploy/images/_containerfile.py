@@ -41,12 +41,14 @@ def _system(plan: BuildPlan) -> list[str]:
 def _packages(plan: BuildPlan) -> list[str]:
     secrets = [f"--mount=type=secret,id={name}" for name in plan.settings.all_secrets]
     mounts = " ".join([_CACHE, *secrets])
+    tools, install = plan.scripts
     return [
         "FROM system AS packages",
         *_assignments("ENV", plan.settings.build_env),
-        "COPY scripts/tools.sh /build/",
-        f"RUN {_CACHE} sh /build/tools.sh",
-        f"COPY scripts/install.sh credentials {plan.requirements.name} {plan.wheel} /build/",
+        f"COPY scripts/{tools} /build/",
+        f"RUN {_CACHE} sh /build/{tools}",
+        f"COPY scripts/login.sh scripts/{install} credentials /build/",
+        f"COPY {plan.requirements.name} {plan.wheel} /build/",
         "COPY local_requirements /build/local_requirements",
         f"RUN {mounts} {shlex.join(plan.install_command('/build'))}",
     ]

@@ -102,6 +102,13 @@ class BuildPlan:
             "chainrule.metadata": json.dumps(dict(settings.metadata), sort_keys=True),
         }
 
+    @property
+    def scripts(self) -> tuple[str, str]:
+        """What gets the tools of the installation, and what installs."""
+        if self.requirements.is_conda:
+            return "conda_tools.sh", "conda_install.sh"
+        return "tools.sh", "install.sh"
+
     def install_command(self, build_folder: str) -> list[str]:
         """What installs the Python packages, given where the build files are."""
         settings = self.settings
@@ -109,9 +116,12 @@ class BuildPlan:
         own = ["jax"] if self.requirements.names("jax") else []
         extras = ",".join(dict.fromkeys(["serve", *settings.extras, *own]))
         chainrule = f"chainrule[{extras}] @ file://{build_folder}/{self.wheel}"
+        _, script = self.scripts
+        if self.requirements.is_conda:
+            return ["sh", f"{build_folder}/{script}", chainrule, self.requirements.name]
         inherit = "--inherit" if settings.inherit_packages else ""
         options = [self.requirements.name, settings.python or "", inherit]
-        return ["sh", f"{build_folder}/install.sh", chainrule, *options]
+        return ["sh", f"{build_folder}/{script}", chainrule, *options]
 
     def finish_command(self) -> list[str]:
         """The last step: the bill of materials, and the checks that were asked for."""
@@ -184,7 +194,8 @@ def _check_files(folder: Path, settings: ImageSettings) -> None:
 def _with_cuda(requirements: Requirements, settings: ImageSettings) -> Requirements:
     """JAX finds an NVIDIA device by a plugin that is a package of its own."""
     needs_jax = "jax" in settings.extras or requirements.names("jax")
-    if not (settings.gpu and needs_jax) or requirements.is_lock:
+    # conda's own builds of JAX bring CUDA where the machine of the build says that it has it.
+    if not (settings.gpu and needs_jax) or requirements.is_lock or requirements.is_conda:
         return requirements
     text = f"{requirements.text}jax[cuda12]\n"
     return Requirements(requirements.name, text, requirements.local)

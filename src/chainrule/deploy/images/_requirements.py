@@ -3,6 +3,7 @@
 requirements.txt, tesseract_requirements.txt    pip's format; local paths are copied along
 pylock.toml, pylock.<name>.toml                 PEP 751: exact versions and hashes
 pyproject.toml                                  `project.dependencies`
+environment.yaml, tesseract_environment.yaml    an environment of conda
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from chainrule._errors import DefinitionError
+from chainrule.deploy.images._conda import conda_environment, is_conda_file
 
 __all__ = ["Requirements", "read_requirements"]
 
@@ -30,7 +32,7 @@ class Requirements:
     """Packages to install.
 
     Attributes:
-        name: file name in the build context; `requirements.txt`, or that of a lock file.
+        name: file name in the build context; `requirements.txt`, `environment.yaml`, or that of a lock file.
         text: its content.
         local: name in `local_requirements/` → the folder or file to copy there.
     """
@@ -44,9 +46,14 @@ class Requirements:
         """Whether the file is a lock file, which is installed without resolving anything."""
         return self.name.endswith(".toml")
 
+    @property
+    def is_conda(self) -> bool:
+        """Whether conda makes the environment."""
+        return is_conda_file(self.name)
+
     def names(self, package: str) -> bool:
         """Whether a package is among them by its very name."""
-        pattern = rf'^\s*(?:name = ")?{re.escape(package)}(?![\w-])'
+        pattern = rf'^\s*(?:name = "|- )?{re.escape(package)}(?![\w-])'
         return re.search(pattern, self.text, re.MULTILINE) is not None
 
     def write(self, folder: Path) -> None:
@@ -82,7 +89,18 @@ def read_requirements(folder: Path, name: str | None) -> Requirements:
         return Requirements("requirements.txt", _from_project(file), {})
     if re.fullmatch(r"pylock(\.[^.]+)?\.toml", file.name):
         return Requirements(file.name, _checked_lock(file), {})
+    if is_conda_file(file.name):
+        return _from_conda(file)
     return _from_lines(file)
+
+
+def _from_conda(file: Path) -> Requirements:
+    local: dict[str, Path] = {}
+    try:
+        text = conda_environment(file, lambda line: _staged(line, file, local))
+    except ValueError as error:
+        raise _bad(file, str(error)) from error
+    return Requirements("environment.yaml", text, local)
 
 
 def _from_lines(file: Path) -> Requirements:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -51,7 +51,8 @@ class ImageSettings:
         description: one line for people.
         base: the image to build upon; Debian or Ubuntu, with or without Python.
         python: version of the interpreter, such as `3.12`; the base's own when not given.
-        requirements: file in the component's folder; the first of the usual names when not given.
+        requirements: file in the component's folder; the first of the usual names when not given. A YAML
+            file is an environment of conda.
         extras: extras of Chainrule that the component needs, such as `jax`.
         apt: system packages.
         package_data: pairs of a source, relative to the component's folder, and a place in the image.
@@ -156,6 +157,13 @@ class _PeerRequirements(_Strict):
     requirements_file: str = "tesseract_requirements.txt"
 
 
+class _PeerConda(_Strict):
+    provider: Literal["conda"]
+    # The environment file says which Python; it always has this name.
+    python_version: ClassVar[None] = None
+    requirements_file: ClassVar[str] = "tesseract_environment.yaml"
+
+
 class _PeerBuild(_Strict):
     """`build_config` of `tesseract_config.yaml`; `python_version` stood here until 1.11."""
 
@@ -169,7 +177,7 @@ class _PeerBuild(_Strict):
     build_env: dict[str, str] = {}
     host_credentials: tuple[Credential, ...] = ()
     python_version: str | None = None
-    requirements: _PeerRequirements = _PeerRequirements()
+    requirements: _PeerRequirements | _PeerConda = _PeerRequirements()
 
 
 class _PeerConfig(_Strict):
@@ -195,8 +203,7 @@ def read_settings(
         **overrides: fields of `ImageSettings` that win over the file; `None` leaves them.
 
     Raises:
-        DefinitionError: the file is malformed, or asks for conda (`bad_project_file`,
-            `conda_not_supported`).
+        DefinitionError: the file is malformed (`bad_project_file`).
         InputError: a name or a version cannot be used.
     """
     own, peer = folder / "component.yaml", folder / "tesseract_config.yaml"
@@ -220,7 +227,6 @@ def _from_own_file(file: Path, changes: Changes) -> dict[str, Any]:
 
 def _from_peer_file(file: Path, changes: Changes) -> dict[str, Any]:
     content = _read_mapping(file, changes)
-    _refuse_conda(content, file)
     config = _validate(_PeerConfig, content, file)
     build = config.build_config or _PeerBuild()
     return {
@@ -242,18 +248,6 @@ def _from_peer_file(file: Path, changes: Changes) -> dict[str, Any]:
         "metadata": config.metadata,
         "is_peer": True,
     }
-
-
-def _refuse_conda(content: Mapping[str, Any], file: Path) -> None:
-    build = content.get("build_config")
-    requirements = build.get("requirements") if isinstance(build, dict) else None
-    if isinstance(requirements, dict) and requirements.get("provider") == "conda":
-        raise DefinitionError(
-            f"{file} asks for conda, which images of Chainrule do not have. List the packages in "
-            "tesseract_requirements.txt, or name a base image with conda and "
-            "`inherit_base_image_packages: true`.",
-            code="conda_not_supported",
-        )
 
 
 def _read_mapping(file: Path, changes: Changes) -> dict[str, Any]:

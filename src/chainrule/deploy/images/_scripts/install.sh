@@ -3,27 +3,12 @@
 #
 #   install.sh CHAINRULE REQUIREMENTS [PYTHON] [--inherit]
 #
-# uv installs them where tools.sh could get it, pip otherwise. Secrets of the build are files in
-# /run/secrets: one that is named like a variable becomes that variable; `credentials` has lines
-# "host user secret", from which a netrc file is made.
+# uv installs them where tools.sh could get it, pip otherwise.
 set -eu
 chainrule=$1 requirements=$2 python=${3:-} inherit=${4:-}
 here=$(cd "$(dirname "$0")" && pwd)
 step=python
-netrc=$(mktemp)
-trap 'code=$?; rm -f "$netrc"; [ $code -eq 0 ] || echo "chainrule-build-failed: $step"' EXIT
-
-for file in /run/secrets/*; do
-    name=${file##*/}
-    case $name in
-        *[!A-Za-z0-9_]* | [0-9]*) ;;
-        *) if [ -f "$file" ]; then export "$name=$(cat "$file")"; fi ;;
-    esac
-done
-while read -r host user secret; do
-    echo "machine $host login $user password $(cat "/run/secrets/$secret")" >>"$netrc"
-done <"$here/credentials"
-export NETRC="$netrc" PIP_CACHE_DIR=/build-cache/pip PIP_DISABLE_PIP_VERSION_CHECK=1
+. "$here/login.sh"
 export UV_CACHE_DIR=/build-cache/uv UV_LINK_MODE=copy UV_PYTHON_INSTALL_DIR=/opt/python
 
 uv=/opt/uv/bin/uv
