@@ -253,7 +253,7 @@ def _no_such_path(path: str, node: Any, followed: tuple[Segment, ...]) -> PathEr
     )
 
 
-def set_at_path(tree: Any, updates: Mapping[str, Any]) -> Any:
+def set_at_path(tree: Any, values: Mapping[str, Any]) -> Any:
     """A tree with new values at some paths.
 
     Only the nodes on the way to a changed leaf are copied (shallowly); all others are shared with
@@ -261,7 +261,7 @@ def set_at_path(tree: Any, updates: Mapping[str, Any]) -> Any:
     node is a `PathError`.
     """
     plan = _Edit()
-    for path, value in updates.items():
+    for path, value in values.items():
         edit = plan
         for segment in split_path(path):
             edit = edit.parts.setdefault(segment, _Edit())

@@ -28,7 +28,7 @@ class BinrefWriter:
     ) -> None:
         self._compression = compression
 
-    def write(self, array: Any) -> _codec.BinrefArray:
+    def write(self, arr: Any) -> _codec.BinrefArray:
         """Write one array.
 
         Raises:
@@ -40,16 +40,16 @@ class BinrefWriter:
         with _codec.BinrefWriter(
             root, run="" if folder == "." else folder, compression=self._compression
         ) as writer:
-            return writer.write(array)
+            return writer.write(arr)
 
 
 class BinrefArray(_codec.BinrefArray):
     """A reference to an array in a file below the component's `output_path`."""
 
     @classmethod
-    def write(cls, array: Any, compression: str | None = None) -> _codec.BinrefArray:
+    def write(cls, arr: Any, compression: str | None = None) -> _codec.BinrefArray:
         """Write an array to a file of its own and refer to it."""
-        return BinrefWriter(compression=compression).write(array)
+        return BinrefWriter(compression=compression).write(arr)
 
     @classmethod
     def from_file(  # type: ignore[override]

@@ -78,11 +78,11 @@ OutputPath = Annotated[
 """An existing file or folder inside the component's `output_path`."""
 
 
-def require_file(path: str | Path) -> Path:
+def require_file(file_path: str | Path) -> Path:
     """The absolute path of a regular file that a component needs inside its `input_path`.
 
     Args:
-        path: relative to `input_path`.
+        file_path: relative to `input_path`.
 
     Returns:
         The path; as it was given, unchecked, when the component's `require_files` is off.
@@ -94,17 +94,17 @@ def require_file(path: str | Path) -> Path:
     """
     config = get_config()
     if not config.require_files:
-        return Path(path)
-    found = config.grants.input_path(str(path))
+        return Path(file_path)
+    found = config.grants.input_path(str(file_path))
     if not found.exists():
         raise InputError(
-            f"The component needs the file {str(path)!r} inside its input_path; there is none. "
+            f"The component needs the file {str(file_path)!r} inside its input_path; there is none. "
             "Put it there, or point input_path at its folder.",
             code="file_missing",
         )
     if not found.is_file():
         raise InputError(
-            f"The component needs a regular file {str(path)!r} inside its input_path; found "
+            f"The component needs a regular file {str(file_path)!r} inside its input_path; found "
             "something else there.",
             code="not_a_file",
         )

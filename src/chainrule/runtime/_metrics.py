@@ -158,7 +158,7 @@ def log_parameter(key: str, value: Any) -> None:
     _log_of_current_run().log_parameter(key, value)
 
 
-def log_artifact(path: str | Path) -> None:
+def log_artifact(local_path: str | Path) -> None:
     """Keep a copy of a file with the current run.
 
     Raises:
@@ -166,9 +166,9 @@ def log_artifact(path: str | Path) -> None:
             (`file_missing`).
     """
     log = _log_of_current_run()
-    if not Path(path).is_file():
+    if not Path(local_path).is_file():
         raise InputError(
-            f"log_artifact expected a regular file at {str(path)!r}; there is none.",
+            f"log_artifact expected a regular file at {str(local_path)!r}; there is none.",
             code="file_missing",
         )
-    log.log_artifact(Path(path))
+    log.log_artifact(Path(local_path))

@@ -110,9 +110,9 @@ def is_array_type(annotation: Any) -> bool:
     return isinstance(annotation, _ArrayMeta) and annotation.spec is not None
 
 
-def is_differentiable(annotation: Any) -> bool:
+def is_differentiable(obj: Any) -> bool:
     """Whether an annotation is a `Differentiable[Array[...]]`."""
-    return is_array_type(annotation) and annotation.spec.differentiable
+    return is_array_type(obj) and obj.spec.differentiable
 
 
 class Differentiable:
