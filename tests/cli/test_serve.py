@@ -34,6 +34,10 @@ def test_serve_and_stop(tmp_path):
             )
             with urllib.request.urlopen(request, timeout=20) as response:
                 assert json.load(response) == {"result": 4.0}
+            call = [*command[:3], "apply", url, "--set", "x=3.0"]
+            assert json.loads(subprocess.check_output(call, timeout=60)) == {"result": 6.0}
+            missing = subprocess.run([*call[:3], "vjp", url, "{}"], capture_output=True, text=True)
+            assert (missing.returncode, missing.stdout) == (2, "")
         finally:
             server.send_signal(signal.SIGTERM)
         server.stderr.read()

@@ -35,7 +35,10 @@ def ask(address, host=None):
 
 
 def test_health_of_all(open_page, dashboard):
-    page = open_page(f"{dashboard}/")
+    scripts = []
+    page = open_page("about:blank")
+    page.on("request", lambda r: scripts.append(r.url) if r.resource_type == "script" else None)
+    page.goto(f"{dashboard}/")
     page.get_by_text("2 of 3 answer").wait_for()
     assert sorted(page.locator(".state").all_inner_texts()) == ["down", "ok", "ok"]
     assert "[unreachable]" in page.locator(".card.down").inner_text()
@@ -43,6 +46,7 @@ def test_health_of_all(open_page, dashboard):
     assert "beam_component" in first.inner_text()
     for word in ("requests / s", "latency p90, p99", "errors", "queue", "workers busy"):
         assert word in first.inner_text()
+    assert scripts == [f"{dashboard}/_page/dashboard.js"]
 
 
 def test_what_the_browser_gets_has_no_token(dashboard):

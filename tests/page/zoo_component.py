@@ -42,6 +42,8 @@ class InputSchema(BaseModel):
     anything: Array[..., Float64] = [[1.0, 2.0]]
     share: float = Field(gt=0, lt=1)
     cube: Array[(None, None, None), Float64]
+    count: int = 2**53 + 1
+    identifiers: Array[(None,), Int64] = [-(2**62) - 1, 0]
 
 
 class OutputSchema(BaseModel):
@@ -53,6 +55,9 @@ class OutputSchema(BaseModel):
     gaps: Array[(None,), Float64]
     empty: Array[(None,), Float64]
     large: Array[(None,), Int64]
+    seen: Array[(None,), Float64]
+    counted: int
+    shifted: Array[(None,), Int64]
     nothing: float | None
     said: str
     total: Differentiable[Float64]
@@ -68,6 +73,9 @@ def apply(inputs: InputSchema) -> OutputSchema:
         gaps=np.array([1.0, np.nan, np.inf] * 10),
         empty=np.zeros(0),
         large=np.arange(20) * 2**40,
+        seen=inputs.anything.reshape(-1),
+        counted=inputs.count + 1,
+        shifted=inputs.identifiers + 1,
         nothing=None,
         said=f"{inputs.colour.value} {inputs.either!r} {inputs.pair} {inputs.cube.shape}",
         total=sum(point.x * point.y.sum() for point in inputs.points),

@@ -5,16 +5,27 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from pathlib import Path
 
-__all__ = ["add_component", "add_derive_hvp", "add_folders", "add_payload"]
+__all__ = ["add_callable", "add_component", "add_derive_hvp", "add_folders", "add_payload"]
+
+_SOURCES = "a module file, its folder, file.py:name, or component.yaml"
 
 
 def add_component(parser: ArgumentParser) -> None:
     """The component that the command is about."""
+    parser.add_argument("component", metavar="COMPONENT", help=_SOURCES)
+    _add_peer_imports(parser)
+
+
+def add_callable(parser: ArgumentParser) -> None:
+    """A component that is called: loaded here, or served somewhere."""
     parser.add_argument(
-        "component",
-        metavar="COMPONENT",
-        help="a module file, its folder, file.py:name, or component.yaml",
+        "component", metavar="COMPONENT", help=f"{_SOURCES}; or the URL of a served component"
     )
+    _add_peer_imports(parser)
+    parser.add_argument("--token-file", type=Path, help="with the token that a server asks for")
+
+
+def _add_peer_imports(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--peer-imports",
         action="store_true",

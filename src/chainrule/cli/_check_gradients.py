@@ -7,11 +7,12 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from chainrule._errors import InputError
-from chainrule.cli._arguments import add_component, add_folders, add_payload
+from chainrule.cli._arguments import add_callable, add_folders, add_payload
 from chainrule.cli._payload import read_payload
-from chainrule.cli._source import open_component
+from chainrule.cli._source import is_url, open_component
 from chainrule.cli._streams import result_stream
 from chainrule.cli._tables import renderable_text
+from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime.testing import check_gradients
 
 __all__ = ["add_arguments", "run"]
@@ -19,7 +20,7 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The component, a point, and what to look at there."""
-    add_component(parser)
+    add_callable(parser)
     add_payload(parser)
     add_folders(parser)
     for name, what in (
@@ -45,8 +46,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Compare derivatives with finite differences; 1 when one is wrong."""
     with result_stream() as stdout:
-        component = open_component(options, {"input_path": options.input_path})
-        config = component.config
+        component, config = _open(options)
         payload = read_payload(
             options.payload, options.values, grants=config.grants, limits=config.limits
         )
@@ -69,6 +69,16 @@ def run(options: Namespace) -> int:
             text = renderable_text(report.table(options.max_failures))
         stdout.write([text.encode()])
     return int(not report.passed)
+
+
+def _open(options: Namespace) -> tuple[Any, ComponentConfig]:
+    """The component, and what its payload may name."""
+    if is_url(options.component):
+        from chainrule.cli._remote import open_served
+
+        return open_served(options), ComponentConfig(input_path=options.input_path)
+    component = open_component(options, {"input_path": options.input_path})
+    return component, component.config
 
 
 def _eps(options: Namespace) -> Any:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from chainrule._errors import InputError, StorageError
-from chainrule.cli._arguments import add_component, add_derive_hvp, add_folders, add_payload
+from chainrule.cli._arguments import add_callable, add_derive_hvp, add_folders, add_payload
 from chainrule.cli._payload import read_payload
-from chainrule.cli._source import open_component
+from chainrule.cli._source import is_url, open_component
 from chainrule.cli._streams import result_stream
 from chainrule.runtime._codec import BinrefWriter, encode_body
 from chainrule.runtime._config import ComponentConfig
@@ -34,7 +34,7 @@ def endpoint_name(command: str) -> str:
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Component, payload, and how the result is written."""
-    add_component(parser)
+    add_callable(parser)
     add_payload(parser)
     add_folders(parser)
     parser.add_argument(
@@ -63,15 +63,23 @@ def run(options: Namespace) -> int:
         payload = read_payload(
             options.payload, options.values, grants=config.grants, limits=config.limits
         )
-        component = open_component(options, config)
-        endpoint = endpoint_name(options.command)
-        result = component.call(endpoint, payload, run=Run(component.config, is_flat=True))
-        pieces = _encode(result, config)
+        pieces = _encode(_call(options, config, payload), config)
         if options.output_file is None:
             stdout.write([*pieces, b"\n"])
         else:
             _write_file(config.output_path, options.output_file, pieces)
     return 0
+
+
+def _call(options: Namespace, config: ComponentConfig, payload: dict[str, Any]) -> Any:
+    endpoint = endpoint_name(options.command)
+    if is_url(options.component):
+        from chainrule.cli._remote import open_served
+
+        with open_served(options) as served:
+            return served.transport.call(endpoint, payload)
+    component = open_component(options, config)
+    return component.call(endpoint, payload, run=Run(component.config, is_flat=True))
 
 
 def _config(options: Namespace) -> ComponentConfig:

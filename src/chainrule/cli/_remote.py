@@ -6,10 +6,11 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from chainrule._errors import InputError
+from chainrule.client._component import Component
 from chainrule.client._http import HttpTransport
 from chainrule.client._server import JobInfo, Server
 
-__all__ = ["add_job", "add_server", "job_row", "open_server"]
+__all__ = ["add_job", "add_server", "job_row", "open_served", "open_server"]
 
 
 def add_server(parser: ArgumentParser) -> None:
@@ -30,15 +31,28 @@ def open_server(options: Namespace, *, timeout_s: float = 30.0) -> Server:
     Raises:
         InputError: the URL is not one, or the token file cannot be read.
     """
-    token = None
-    if options.token_file is not None:
-        try:
-            token = options.token_file.read_text().strip()
-        except OSError as error:
-            raise InputError(
-                f"The token file cannot be read: {error.strerror}.", code="bad_token_file"
-            ) from None
+    token = _read_token(options.token_file)
     return HttpTransport(options.url, token=token, timeout=timeout_s).server
+
+
+def open_served(options: Namespace) -> Component:
+    """The served component that `add_callable`'s arguments name.
+
+    Raises:
+        InputError: the URL is not one, or the token file cannot be read.
+    """
+    return Component.from_url(options.component, token=_read_token(options.token_file))
+
+
+def _read_token(file: Path | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        return file.read_text().strip()
+    except OSError as error:
+        raise InputError(
+            f"The token file cannot be read: {error.strerror}.", code="bad_token_file"
+        ) from None
 
 
 def job_row(job: JobInfo) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from chainrule.cli._quick import uncollected
 from chainrule.runtime._component import LocalComponent, load_component
 from chainrule.runtime._config import ComponentConfig
 
-__all__ = ["DESCRIBE", "check_exists", "component_folder", "open_component"]
+__all__ = ["DESCRIBE", "check_exists", "component_folder", "is_url", "open_component"]
 
 DESCRIBE = {"require_files": False}
 """Settings for commands that describe a component without running it."""
@@ -31,6 +31,11 @@ def open_component(
         return load_component(
             options.component, config=config, redirect_peer=not options.peer_imports
         )
+
+
+def is_url(component: str) -> bool:
+    """Whether a component is named by where it is served."""
+    return component.startswith(("http://", "https://"))
 
 
 def check_exists(component: str) -> None:

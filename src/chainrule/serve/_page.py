@@ -1,4 +1,4 @@
-"""The page of a component, at `/` for browsers: a few static files.
+"""The page of a component, at `/` for browsers: HTML, a style sheet, an icon and one ES module.
 
 They know nothing about the component: what they show they ask for with the caller's token, so they can be
 handed to whoever asks.
@@ -17,7 +17,9 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-__all__ = ["PAGE_HEADERS", "is_page", "page_routes", "read_web_file", "static_file"]
+from chainrule.serve._script import join_modules
+
+__all__ = ["PAGE_HEADERS", "is_page", "page_routes", "static_file"]
 
 PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
@@ -35,6 +37,8 @@ _MEDIA_TYPES = {
     "js": "text/javascript",
     "svg": "image/svg+xml",
 }
+_SCRIPTS = ("page.js", "dashboard.js")
+"""The files that pages start with. The others under `_web` are parts of these, and not served alone."""
 _PLACE = re.compile(r"(/c/[^/]+)?/")
 _ASSET = re.compile(r"(/c/[^/]+)?/_page/[a-z_]+\.(css|js|svg)")
 
@@ -83,7 +87,7 @@ def static_file(name: str) -> Response:
     Raises:
         HTTPException: there is none of that name (404).
     """
-    content = read_web_file(name)
+    content = _web_files().get(name)
     if content is None:
         raise HTTPException(404)
     headers = {**PAGE_HEADERS, "Vary": "Accept"}
@@ -91,11 +95,9 @@ def static_file(name: str) -> Response:
 
 
 @cache
-def _web_files() -> Mapping[str, bytes]:
+def _web_files() -> Mapping[str, str]:
+    """Name → content of everything that is served."""
     folder = files("chainrule.serve") / "_web"
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
-
-
-def read_web_file(name: str) -> bytes | None:
-    """The content of a file of the pages."""
-    return _web_files().get(name)
+    texts = {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir()}
+    scripts = {name: join_modules(name, texts.__getitem__) for name in _SCRIPTS}
+    return {name: text for name, text in texts.items() if not name.endswith(".js")} | scripts

@@ -1,7 +1,8 @@
 // The editor of one array: a number, a grid of numbers, or text with a file next to it.
 
-import { complexText, describe, formatNumber, fromFlat, fromNested, isComplex, parseText, readNpy, sizeOf, toNested, toNumber } from "./arrays.js";
+import { complexText, describe, formatNumber, fromFlat, fromNested, isComplex, parseNumber, parseText, readNpy, sizeOf, toNested, toNumber } from "./arrays.js";
 import { button, h, newId, select } from "./dom.js";
+import { toJson } from "./json.js";
 
 const GRID_ROWS = 12, GRID_COLUMNS = 8;
 
@@ -62,7 +63,7 @@ export class ArrayEditor {
       return box;
     }
     const input = numberInput(array.data[0], this.facts.dtype, { id: this.id });
-    this.reader = () => fromFlat([], this.facts.dtype, [toNumber(input.value)]);
+    this.reader = () => fromFlat([], this.facts.dtype, [parseNumber(input.value, this.facts.dtype)]);
     return input;
   }
 
@@ -76,7 +77,7 @@ export class ArrayEditor {
         on: { keydown: (event) => moveInGrid(event, cells, i, rank === 1 ? 1 : columns), paste: (event) => this.#paste(event) },
       }),
     );
-    this.reader = () => fromFlat(array.shape, this.facts.dtype, cells.map((cell) => toNumber(cell.value)));
+    this.reader = () => fromFlat(array.shape, this.facts.dtype, cells.map((cell) => parseNumber(cell.value, this.facts.dtype)));
     const line = (row) => h("div", { class: "grid-row" }, cells.slice(row * columns, (row + 1) * columns));
     const grid = h("div", { class: rank === 1 ? "grid vector" : "grid", role: "group", "aria-label": this.label });
     grid.append(...Array.from({ length: rows }, (_, row) => line(row)));
@@ -202,7 +203,7 @@ function resized(array, shape) {
 }
 
 function numberInput(value, dtype, options) {
-  const text = Number.isFinite(value) ? String(value) : formatNumber(value).replace("−", "-");
+  const text = typeof value === "bigint" || Number.isFinite(value) ? String(value) : formatNumber(value).replace("−", "-");
   return h("input", { type: "text", inputmode: dtype.includes("int") ? "numeric" : "decimal", autocomplete: "off", value: text, ...options });
 }
 
@@ -217,5 +218,5 @@ function moveInGrid(event, cells, index, stride) {
 
 function compactJson(nested) {
   const isMatrix = Array.isArray(nested?.[0]);
-  return isMatrix ? `[${nested.map((row) => JSON.stringify(row)).join(",\n ")}]` : JSON.stringify(nested);
+  return isMatrix ? `[${nested.map(toJson).join(",\n ")}]` : toJson(nested);
 }

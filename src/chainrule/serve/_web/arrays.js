@@ -1,20 +1,24 @@
 // Arrays: `{shape, dtype, data}` with row-major numbers; of complex arrays real and imaginary parts alternate.
+// Integers of 64 bits are BigInts, since a float holds only those up to 2⁵³.
+
+import { parseJson } from "./json.js";
 
 const VIEWS = {
   float64: Float64Array, float32: Float32Array, int8: Int8Array, int16: Int16Array, int32: Int32Array,
   int64: BigInt64Array, uint8: Uint8Array, uint16: Uint16Array, uint32: Uint32Array, uint64: BigUint64Array,
   bool: Uint8Array, complex64: Float32Array, complex128: Float64Array,
 };
-const SHORT = { float: "f", int: "i", uint: "u", complex: "c", bfloat: "bf", bool: "bool" };
+const SHORT_NAMES = { float: "f", int: "i", uint: "u", complex: "c", bfloat: "bf", bool: "bool" };
 
 export const sizeOf = (shape) => shape.reduce((total, size) => total * size, 1);
 export const isComplex = (array) => array.dtype.startsWith("complex");
+const isBig = (dtype) => dtype.endsWith("int64");
 export const isArray = (value) => value !== null && typeof value === "object" && ArrayBuffer.isView(value.data);
 
 /** `f64[3,4]`, the way the library writes it. */
 export function describe({ shape, dtype }) {
   const [, word, bits] = /^([a-z]+)(\d*)$/.exec(dtype) ?? [null, dtype, ""];
-  return `${SHORT[word] ?? word}${bits}[${shape.join(",")}]`;
+  return `${SHORT_NAMES[word] ?? word}${bits}[${shape.join(",")}]`;
 }
 
 /** A tree from the wire with every encoded array decoded. */
@@ -37,8 +41,7 @@ function numbers(dtype, buffer) {
   if (dtype === "bfloat16") {
     return new Float32Array(Uint32Array.from(new Uint16Array(buffer), (bits) => bits << 16).buffer);
   }
-  const view = new VIEWS[dtype](buffer);
-  return typeof view[0] === "bigint" ? Float64Array.from(view, Number) : view;
+  return new VIEWS[dtype](buffer);
 }
 
 function halfToNumber(bits) {
@@ -50,13 +53,24 @@ function halfToNumber(bits) {
 
 /** An array from numbers in row-major order. */
 export function fromFlat(shape, dtype, values) {
-  const data = dtype.startsWith("float32") ? Float32Array.from(values) : Float64Array.from(values);
+  const data = isBig(dtype) ? bigIntegers(dtype, values) : (dtype === "float32" ? Float32Array : Float64Array).from(values, Number);
   return { shape: [...shape], dtype, data };
 }
 
-function flatten(nested) {
-  return Array.isArray(nested) ? nested.flat(Infinity).map(Number) : [Number(nested)];
+function bigIntegers(dtype, values) {
+  const data = VIEWS[dtype].from(values, toBigInt);
+  const odd = Array.from(values).find((value, i) => data[i] !== toBigInt(value));
+  if (odd !== undefined) throw new Error(`${odd} does not fit ${dtype}.`);
+  return data;
 }
+
+function toBigInt(value) {
+  if (typeof value === "bigint") return value;
+  if (!Number.isInteger(Number(value))) throw new Error(`${value} is not a whole number.`);
+  return BigInt(Number(value));
+}
+
+const flatten = (nested) => [nested].flat(Infinity);
 
 /** An array from nested lists (or a number); ragged lists throw. */
 export function fromNested(nested, dtype) {
@@ -64,7 +78,7 @@ export function fromNested(nested, dtype) {
   for (let level = nested; Array.isArray(level); level = level[0]) shape.push(level.length);
   const check = (level, depth) => {
     if (depth === shape.length) {
-      if (typeof level !== "number" && typeof level !== "boolean") throw new Error("Expected numbers.");
+      if (!["number", "bigint", "boolean"].includes(typeof level)) throw new Error("Expected numbers.");
     } else {
       if (!Array.isArray(level) || level.length !== shape[depth]) throw new Error("Rows differ in length.");
       level.forEach((inner) => check(inner, depth + 1));
@@ -74,30 +88,30 @@ export function fromNested(nested, dtype) {
   return fromFlat(shape, dtype, flatten(nested));
 }
 
-/** Nested lists of an array of real numbers. */
+/** Nested lists of an array of real numbers; whole numbers are BigInts only where they must be. */
 export function toNested({ shape, dtype, data }) {
   const build = (depth, start, stride) => {
-    if (depth === shape.length) return dtype === "bool" ? Boolean(data[start]) : data[start];
+    if (depth === shape.length) return dtype === "bool" ? Boolean(data[start]) : simplest(data[start]);
     const inner = shape[depth] ? stride / shape[depth] : 0;
     return Array.from({ length: shape[depth] }, (_, i) => build(depth + 1, start + i * inner, inner));
   };
   return build(0, 0, sizeOf(shape));
 }
 
+/** A whole number as a plain number where that is exact. */
+export const simplest = (value) => (typeof value === "bigint" && Number.isSafeInteger(Number(value)) ? Number(value) : value);
+
 const LARGE = 512;
 
 /** What is sent for an array: lists where people may read it, bytes where it is large or not finite. */
 export function encode(array) {
-  const isPlain = array.data.length <= LARGE && !isComplex(array) && array.data.every(Number.isFinite);
+  const isPlain = array.data.length <= LARGE && !isComplex(array) && array.data.every((value) => typeof value === "bigint" || Number.isFinite(value));
   return isPlain ? toNested(array) : toBase64(array);
 }
 
 function toBase64({ shape, dtype, data }) {
-  const isBig = dtype.endsWith("int64");
   const sent = VIEWS[dtype] ? dtype : "float64";
-  const View = VIEWS[sent];
-  const typed = isBig ? View.from(data, (value) => BigInt(Math.round(value))) : View.from(data);
-  const bytes = new Uint8Array(typed.buffer);
+  const bytes = new Uint8Array(VIEWS[sent].from(data).buffer);
   let text = "";
   for (let i = 0; i < bytes.length; i += 32768) text += String.fromCharCode(...bytes.subarray(i, i + 32768));
   return { object_type: "array", shape, dtype: sent, data: { buffer: btoa(text), encoding: "base64" } };
@@ -136,14 +150,14 @@ export function parseText(text, dtype) {
   if (/^[[{]/.test(trimmed)) {
     let tree;
     try {
-      tree = JSON.parse(trimmed);
+      tree = parseJson(trimmed);
     } catch {
       throw new Error("This is not JSON: check brackets and commas.");
     }
     const found = decodeTree(tree);
     return isArray(found) ? found : fromNested(found, dtype);
   }
-  const rows = trimmed.split(/[\n;]+/).map((row) => row.trim().split(/[\s,]+/).filter(Boolean).map(toNumber));
+  const rows = trimmed.split(/[\n;]+/).map((row) => row.trim().split(/[\s,]+/).filter(Boolean).map((word) => parseNumber(word, dtype)));
   const kept = rows.filter((row) => row.length);
   if (kept.length === 1 && kept[0].length === 1) return fromNested(kept[0][0], dtype);
   return fromNested(kept.length === 1 ? kept[0] : kept, dtype);
@@ -156,6 +170,12 @@ export function toNumber(text) {
   const value = word === "nan" ? NaN : Number(word);
   if (word === "" || (Number.isNaN(value) && word !== "nan")) throw new Error(`${text || "Nothing"} is not a number.`);
   return value;
+}
+
+/** A number of an array of this type as people write it. */
+export function parseNumber(text, dtype) {
+  const isExact = isBig(dtype) && /^[+-]?\d+$/.test(text.trim());
+  return isExact ? BigInt(text.trim().replace(/^\+/, "")) : toNumber(text);
 }
 
 const NPY_KINDS = { f: "float", i: "int", u: "uint", b: "bool", c: "complex" };
@@ -175,12 +195,14 @@ export function readNpy(buffer) {
   return { shape, dtype, data: numbers(dtype, buffer.slice(start + length)) };
 }
 
-/** A `.npy` file of an array. */
+/** A `.npy` file of an array, in its own type; short floats are widened. */
 export function writeNpy({ shape, dtype, data }) {
-  const kind = dtype === "complex128" ? "c16" : dtype === "complex64" ? "c8" : "f8";
-  const body = kind === "c8" ? Float32Array.from(data) : Float64Array.from(data);
+  const kept = VIEWS[dtype] ? dtype : "float32";
+  const [, word, bits] = /^([a-z]+)(\d*)$/.exec(kept);
+  const kind = kept === "bool" ? "|b1" : `${bits === "8" ? "|" : "<"}${word[0]}${bits / 8}`;
+  const body = VIEWS[kept].from(data);
   const tuple = shape.length === 1 ? `${shape[0]},` : shape.join(", ");
-  const text = `{'descr': '<${kind}', 'fortran_order': False, 'shape': (${tuple}), }`;
+  const text = `{'descr': '${kind}', 'fortran_order': False, 'shape': (${tuple}), }`;
   const padded = text.padEnd(Math.ceil((text.length + 11) / 64) * 64 - 11) + "\n";
   const head = new Uint8Array(10 + padded.length);
   head.set([0x93, 78, 85, 77, 80, 89, 1, 0, padded.length & 255, padded.length >> 8]);
@@ -190,7 +212,7 @@ export function writeNpy({ shape, dtype, data }) {
 
 /** Few digits for people. */
 export function formatNumber(value, digits = 5) {
-  if (typeof value !== "number") return String(value);
+  if (typeof value !== "number") return String(value).replace(/^-(?=\d)/, "−");
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "nan" : value > 0 ? "inf" : "−inf";
   if (value === 0 || (Number.isInteger(value) && Math.abs(value) < 1e6)) return String(value).replace("-", "−");
   const size = Math.abs(value);
@@ -204,7 +226,8 @@ export const isFlat = ({ low, high }) => !(high - low > 1e-12 * Math.max(Math.ab
 /** Smallest and largest finite value, and the mean. */
 export function statistics(data) {
   let low = Infinity, high = -Infinity, sum = 0, count = 0;
-  for (const value of data) {
+  for (const entry of data) {
+    const value = Number(entry);
     if (!Number.isFinite(value)) continue;
     if (value < low) low = value;
     if (value > high) high = value;

@@ -29,7 +29,7 @@ export class GradientCheck {
     const point = await this.session.currentPoint({ isFresh: true });
     if (!point) return;
     const report = await this.session.run("check_gradients", point.inputs, { max_evals: Number(this.budget.value) });
-    if (report) this.results.replaceChildren(verdict(report), table(report));
+    if (report) this.results.replaceChildren(verdict(report), checkTable(report));
   }
 }
 
@@ -39,7 +39,7 @@ function verdict({ passed, checks }) {
   return h("p", { class: passed ? "verdict good" : "verdict bad", role: "status" }, passed ? "✓ " : "✗ ", text);
 }
 
-function table({ checks }) {
+function checkTable({ checks }) {
   const rows = checks.map((check) =>
     h("tr", { class: check.passed ? "" : "failed" },
       h("td", {}, h("code", {}, check.endpoint)),

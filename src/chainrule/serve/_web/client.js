@@ -1,5 +1,7 @@
 // Talking to the server: every call carries the token, every run is a job that can be watched.
 
+import { parseJson, toJson } from "./json.js";
+
 const ARRAYS = "application/json+base64, application/json;q=0.5";
 const FINAL = ["succeeded", "failed", "cancelled"];
 
@@ -46,7 +48,7 @@ export class Client {
   }
 
   async #read(answer) {
-    if (answer.ok) return answer.json();
+    if (answer.ok) return parseJson(await answer.text());
     const content = await answer.json().catch(() => ({}));
     throw new Problem(answer.status, content);
   }
@@ -76,7 +78,7 @@ export class Client {
     const answer = await this.#fetch(new URL(`${endpoint}?wait=false`, this.base), {
       method: "POST",
       headers: { "Content-Type": "application/json", Accept: ARRAYS },
-      body: JSON.stringify(payload),
+      body: toJson(payload),
     });
     if (answer.status !== 202) return this.#read(answer);
     let job = await answer.json();

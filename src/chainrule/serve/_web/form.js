@@ -1,8 +1,9 @@
 // A form from a schema. Every field reads its value, shows errors where they belong, and finds a part of itself.
 
 import { ArrayEditor } from "./array_field.js";
-import { encode, formatNumber, isArray, toNested } from "./arrays.js";
+import { encode, formatNumber, isArray, parseNumber, simplest, toNested } from "./arrays.js";
 import { button, h, newId, select } from "./dom.js";
+import { parseJson, toJson } from "./json.js";
 import { describeArray } from "./schema.js";
 
 /** A value that cannot be read from the form, and the field that holds it. */
@@ -178,14 +179,21 @@ class NumberField extends Field {
   }
 
   read() {
-    const value = Number(this.input.value);
-    if (this.input.value.trim() === "" || Number.isNaN(value)) return this.fail(`Expected a number, found ${JSON.stringify(this.input.value)}.`);
-    if (this.node.type === "integer" && !Number.isInteger(value)) return this.fail("Expected a whole number.");
+    const isInteger = this.node.type === "integer";
+    let value;
+    try {
+      value = simplest(parseNumber(this.input.value, isInteger ? "int64" : "float64"));
+    } catch (error) {
+      return this.fail(error.message);
+    }
+    if (isInteger && typeof value === "number" && !Number.isInteger(value)) return this.fail("Expected a whole number.");
+    if (typeof value === "number" && !Number.isFinite(value)) return this.fail("JSON has finite numbers only.");
     return value;
   }
 }
 
-function clamp(value, { minimum, maximum, exclusiveMaximum }) {
+function clamp(value, node) {
+  const [minimum, maximum, exclusiveMaximum] = [node.minimum, node.maximum, node.exclusiveMaximum].map((bound) => (bound === undefined ? bound : Number(bound)));
   return Math.min(Math.max(value, minimum ?? value), maximum ?? (exclusiveMaximum !== undefined ? exclusiveMaximum / 2 : value));
 }
 
@@ -244,13 +252,13 @@ class JsonField extends Field {
   constructor(schema, node, label, start) {
     super(schema, node, label, start);
     this.input = h("textarea", { id: this.id, rows: 3, spellcheck: "false" });
-    this.input.value = JSON.stringify(this.start ?? null);
+    this.input.value = toJson(this.start ?? null);
     this.frame(this.input, { type: "JSON" });
   }
 
   read() {
     try {
-      return JSON.parse(this.input.value);
+      return parseJson(this.input.value);
     } catch {
       return this.fail("This is not JSON.");
     }

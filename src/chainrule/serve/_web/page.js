@@ -7,6 +7,7 @@ import { Derivatives } from "./derivatives.js";
 import { button, h } from "./dom.js";
 import { FieldError, Form, toPayload } from "./form.js";
 import { Jobs, progressText } from "./jobs.js";
+import { toJson } from "./json.js";
 import { showTree } from "./results.js";
 import { Schema } from "./schema.js";
 import { Snippets } from "./snippets.js";
@@ -21,7 +22,7 @@ class Session {
     this.client = client;
     this.schema = schema;
     this.form = new Form(schema);
-    this.snippets = new Snippets(schema, client);
+    this.snippets = new Snippets(client);
     this.message = h("p", { class: "message", role: "status", "aria-live": "polite" });
     this.bar = h("progress", { max: 1, hidden: true });
     this.log = h("pre", { class: "log", hidden: true, "aria-label": "log of the run" });
@@ -38,7 +39,7 @@ class Session {
   async currentPoint({ isFresh = false } = {}) {
     const inputs = this.#readForm();
     if (!inputs) return null;
-    const key = JSON.stringify(toPayload(inputs));
+    const key = toJson(toPayload(inputs));
     if (this.point?.key === key) return this.point;
     if (!isFresh && !this.point) return null;
     const outputs = await this.run("apply", inputs);
@@ -66,7 +67,7 @@ class Session {
     try {
       const payload = { inputs: toPayload(inputs), ...toPayload(rest) };
       const result = await this.client.run(endpoint, payload, { onJob: (job) => this.#onJob(job), onLog: (line) => this.#onLog(line) });
-      this.snippets.show(endpoint, inputs, rest);
+      this.snippets.show(endpoint, inputs, rest, this.job?.id);
       this.say(`${endpoint} took ${duration(performance.now() - began)}.`);
       return result;
     } catch (error) {

@@ -16,6 +16,7 @@ function colourTable(anchors) {
     return [0, 1, 2].map((c) => Math.round(255 * (linear[left][c] + (at - left) * (linear[left + 1][c] - linear[left][c])) ** (1 / 2.2)));
   });
 }
+const isNumber = (value) => typeof value === "bigint" || Number.isFinite(value);
 const TABLES = { sequential: colourTable(SEQUENTIAL), diverging: colourTable(DIVERGING) };
 
 /** Round numbers that cover a range. */
@@ -38,7 +39,7 @@ export function curve(values, { label = "", xLabel = "index" } = {}) {
   const pad = isFlat({ low, high }) ? Math.abs(high) * 0.1 || 1 : 0.06 * (high - low);
   const [bottom, top] = [low - pad, high + pad];
   const x = (i) => LEFT + ((WIDTH - LEFT - RIGHT) * i) / Math.max(1, values.length - 1);
-  const y = (v) => TOP + ((HEIGHT - TOP - BOTTOM) * (top - v)) / (top - bottom);
+  const y = (v) => TOP + ((HEIGHT - TOP - BOTTOM) * (top - Number(v))) / (top - bottom);
   const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "plot", role: "img", "aria-label": `curve of ${label}` });
   for (const tick of ticks(bottom, top, 4)) {
     picture.append(svg("line", { class: "gridline", x1: LEFT, x2: WIDTH - RIGHT, y1: y(tick), y2: y(tick) }));
@@ -50,7 +51,7 @@ export function curve(values, { label = "", xLabel = "index" } = {}) {
   picture.append(svg("text", { class: "axis", x: WIDTH - RIGHT, y: HEIGHT - 4, "text-anchor": "end" }, xLabel));
   picture.append(svg("path", { class: "curve", d: pathOf(values, x, y) }));
   if (values.length <= 40) {
-    values.forEach((v, i) => Number.isFinite(v) && picture.append(svg("circle", { class: "dot", cx: x(i), cy: y(v), r: 3 })));
+    values.forEach((v, i) => isNumber(v) && picture.append(svg("circle", { class: "dot", cx: x(i), cy: y(v), r: 3 })));
   }
   return withReadout(picture, values, x, y, label);
 }
@@ -58,7 +59,7 @@ export function curve(values, { label = "", xLabel = "index" } = {}) {
 function pathOf(values, x, y) {
   let text = "", isOn = false;
   values.forEach((v, i) => {
-    if (!Number.isFinite(v)) isOn = false;
+    if (!isNumber(v)) isOn = false;
     else {
       text += `${isOn ? "L" : "M"}${x(i).toFixed(2)} ${y(v).toFixed(2)}`;
       isOn = true;
@@ -76,7 +77,7 @@ function withReadout(picture, values, x, y, label) {
     const box = picture.getBoundingClientRect();
     const at = ((event.clientX - box.left) / box.width) * WIDTH;
     const i = Math.round(((at - LEFT) / (WIDTH - LEFT - RIGHT)) * (values.length - 1));
-    const isInside = i >= 0 && i < values.length && Number.isFinite(values[i]);
+    const isInside = i >= 0 && i < values.length && isNumber(values[i]);
     for (const mark of [line, dot]) mark.setAttribute("visibility", isInside ? "visible" : "hidden");
     if (!isInside) return;
     for (const name of ["x1", "x2"]) line.setAttribute(name, x(i));
@@ -96,7 +97,7 @@ export function image(values, rows, columns, { label = "", ...options } = {}) {
   const [from, to] = isDiverging ? [-bound, bound] : isFlat({ low, high }) ? [low - 0.5, high + 0.5] : [low, high];
   const table = TABLES[isDiverging ? "diverging" : "sequential"];
   const canvas = h("canvas", { width: columns, height: rows, class: "image", role: "img", "aria-label": `image of ${label}` });
-  paint(canvas, values, (v) => (Number.isFinite(v) ? table[Math.round((255 * (v - from)) / (to - from))] : [128, 128, 128]));
+  paint(canvas, values, (v) => (isNumber(v) ? table[Math.round((255 * (Number(v) - from)) / (to - from))] : [128, 128, 128]));
   const readout = h("output", { class: "readout" });
   canvas.addEventListener("pointermove", (event) => {
     const box = canvas.getBoundingClientRect();
@@ -127,10 +128,10 @@ function colourBar(table, from, to) {
 
 /** Horizontal bars around zero: one line per `{label, value}`. */
 export function bars(entries, { label = "" } = {}) {
-  const largest = Math.max(...entries.map(({ value }) => Math.abs(value)).filter(Number.isFinite)) || 1;
+  const largest = Math.max(...entries.map(({ value }) => Math.abs(Number(value))).filter(Number.isFinite)) || 1;
   const rows = entries.map(({ label: name, value }) => {
     const fill = h("span", { class: value < 0 ? "bar-fill negative" : "bar-fill" });
-    const share = (50 * Math.abs(value)) / largest;
+    const share = (50 * Math.abs(Number(value))) / largest;
     fill.style.width = `${share}%`;
     fill.style.left = `${value < 0 ? 50 - share : 50}%`;
     return h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "bar-cell" }, h("span", { class: "bar-track" }, fill)), h("td", { class: "number" }, formatNumber(value)));

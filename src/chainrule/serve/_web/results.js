@@ -2,6 +2,7 @@
 
 import { describe, formatNumber, isArray, isComplex, sizeOf, statistics, toNested, writeNpy } from "./arrays.js";
 import { button, h, saveFile, select } from "./dom.js";
+import { toJson } from "./json.js";
 import { bars, curve, image } from "./plots.js";
 
 /** Cards of every leaf of a tree; `node` is its schema where there is one. */
@@ -43,8 +44,8 @@ function showArray(array, label, units, isDiverging) {
 
 function byRank(array, label, units, isDiverging) {
   const { shape, data } = array;
+  if (shape.length === 0) return h("p", { class: "value" }, formatNumber(data[0], 8), units && h("small", {}, ` ${units}`));
   const values = Array.from(data);
-  if (shape.length === 0) return h("p", { class: "value" }, formatNumber(values[0], 8), units && h("small", {}, ` ${units}`));
   if (sizeOf(shape) === 0) return h("p", { class: "muted" }, "no values");
   if (shape.length === 1) {
     const few = values.length <= 12;
@@ -111,7 +112,7 @@ function tools(array, label) {
   }, { class: "link", "aria-expanded": "false" });
   return [
     h("p", { class: "tools" }, isComplex(array) ? null : numbers, button(".npy", () => saveFile(`${name}.npy`, writeNpy(array)), { class: "link", "aria-label": `save ${label} as .npy` }),
-      isComplex(array) ? null : button(".json", () => saveFile(`${name}.json`, JSON.stringify(toNested(array)), "application/json"), { class: "link", "aria-label": `save ${label} as .json` })),
+      isComplex(array) ? null : button(".json", () => saveFile(`${name}.json`, toJson(toNested(array)), "application/json"), { class: "link", "aria-label": `save ${label} as .json` })),
     place,
   ];
 }
