@@ -4,6 +4,8 @@ The output does not depend on `here`. Its "gradient" is 1 if the forward pass of
 process that answers, and 0 otherwise: so a test can see where calls go without asking the pool.
 """
 
+import ctypes
+import hashlib
 import os
 import time
 
@@ -34,6 +36,10 @@ def apply(inputs: InputSchema) -> OutputSchema:
         os._exit(3)
     if action == "sleep":
         time.sleep(float(value))
+    if action == "native":  # long, and nothing but the end of the process interrupts it
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+    if action == "hold":  # no other thread of the process runs meanwhile
+        ctypes.PyDLL(None).sleep(int(value))
     if action == "progress":
         progress(0.5, "half way")
         time.sleep(float(value))

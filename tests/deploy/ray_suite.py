@@ -125,6 +125,39 @@ def test_a_job_says_how_far_it_is(pool):
     assert (0.5, "half way") in heard
 
 
+def begun(component):
+    """Wait until a replica is at a call."""
+    while all(replica["state"] != "busy" for replica in component.health()["replicas"]):
+        time.sleep(0.02)
+    time.sleep(0.3)
+
+
+def test_a_call_that_runs_can_be_given_up(ray_cluster):
+    with pools.deploy(SOURCE, replicas=1) as component:
+        # The last one keeps even its own process from noticing, and is ended from outside.
+        for action, is_same_process in (("sleep 60", 1), ("native", 0), ("hold 60", 0)):
+            pid = component.apply(point(1))["pid"]
+            job = component.submit("apply", point(2) | {"action": action})
+            begun(component)
+            behind = component.submit("apply", point(3))
+            job.cancel()
+            with pytest.raises(TransportError) as caught:
+                job.result(timeout=20)
+            assert caught.value.code == "cancelled"
+            # Whoever waited behind it gets an answer all the same, if need be from a new process.
+            answer = behind.result(timeout=60)
+            assert (answer["y"], answer["pid"] == pid) == (value(3), is_same_process)
+        # One that waits is given up alone.
+        job = component.submit("apply", point(2) | {"action": "sleep 1.5"})
+        begun(component)
+        behind = component.submit("apply", point(3))
+        behind.cancel()
+        with pytest.raises(TransportError) as caught:
+            behind.result(timeout=20)
+        assert caught.value.code == "cancelled"
+        assert job.result(timeout=20) == {"y": value(2), "pid": answer["pid"]}
+
+
 def test_others_attach_by_name(pool):
     import ray
 
@@ -255,6 +288,12 @@ def test_a_server_with_a_pool_of_its_own(ray_cluster):
         assert component.apply(point(5))["y"] == value(5)
         inputs = point(6) | {"action": "progress 1.0"}
         assert _follow_job(url, {"inputs": inputs}) == {0.5, 1.0}
+        pid = component.apply(point(5))["pid"]
+        job = component.submit("apply", point(6) | {"action": "progress 60"})
+        while not job.fraction:
+            time.sleep(0.05)
+        job.cancel()
+        assert component.apply(point(7)) == {"y": value(7), "pid": pid}
 
 
 def test_handles_are_small(pool):

@@ -146,6 +146,25 @@ def test_a_call_that_waits_can_be_given_up(pool):
     assert [job.result(timeout=20)["y"] for job in busy] == [value(0), value(1)]
 
 
+def test_a_call_that_runs_can_be_given_up(pool):
+    def processes():
+        inputs = [point(k) | {"action": "sleep 0.01"} for k in range(20)]
+        return {result["pid"] for result in pool.map(inputs)}
+
+    for action, is_same_process in (("sleep 60", True), ("native", False)):
+        before = processes()
+        job = pool.submit("apply", point(2) | {"action": action})
+        while all(replica["state"] != "busy" for replica in pool.health()["replicas"]):
+            time.sleep(0.01)
+        time.sleep(0.1)
+        job.cancel()
+        with pytest.raises(TransportError) as caught:
+            job.result(timeout=20)
+        assert caught.value.code == "cancelled"
+        settled(pool)
+        assert (processes() == before) is is_same_process
+
+
 def test_calls_that_must_not_run_twice_and_calls_that_take_too_long(tmp_path):
     with local.deploy(SOURCE, replicas=1, idempotent=False, timeout=0.5) as component:
         trap = tmp_path / "trap"

@@ -32,6 +32,7 @@ __all__ = ["SubprocessTransport"]
 
 _WORKER = "chainrule.serve._worker"
 _PATIENCE_S = 0.5
+_GRACE_S = 1.0
 
 
 class SubprocessTransport(Transport):
@@ -143,14 +144,17 @@ class SubprocessTransport(Transport):
             self._stop()
             self._start()
         assert self._process is not None
-        process = self._process
-        ticket.when_cancelled(lambda: process.send_signal(signal.SIGUSR1))
+        process, is_over = self._process, threading.Event()
+        ticket.when_cancelled(lambda: _interrupt(process, is_over))
         try:
             return self._connection.exchange(header, body)
         except LostConnectionError as error:
             self._stop()
+            if ticket.is_cancelled:
+                raise TransportError("The call was given up.", code="cancelled") from error
             raise self._ended("during the call", error) from error
         finally:
+            is_over.set()
             ticket.when_cancelled(None)
 
     def _stop(self) -> None:
@@ -174,6 +178,17 @@ class SubprocessTransport(Transport):
             code="worker_crashed",
             details=facts,
         )
+
+
+def _interrupt(process: subprocess.Popen[bytes], is_over: threading.Event) -> None:
+    """Break off a call; where the author's code does not come back to Python for it, end the process."""
+
+    def end_if_busy() -> None:
+        if not is_over.wait(_GRACE_S):
+            process.kill()
+
+    process.send_signal(signal.SIGUSR1)
+    threading.Thread(target=end_if_busy, name="chainrule-interrupt", daemon=True).start()
 
 
 def _end(process: subprocess.Popen[bytes], connection: PacketConnection) -> None:

@@ -51,10 +51,9 @@ class ProcessReplica(Replica):
         except TransportError as error:
             if error.code == "worker_crashed":
                 raise ReplicaLostError(error.message, details=error.details) from error
-            if error.code == "call_timeout":
-                raise ReplicaLostError(
-                    error.message, code="call_timeout", may_repeat=False
-                ) from error
+            is_over = error.code == "cancelled" and transport.health()["status"] != "ok"
+            if is_over or error.code == "call_timeout":
+                raise ReplicaLostError(error.message, code=error.code, may_repeat=False) from error
             raise
 
     def call_many(

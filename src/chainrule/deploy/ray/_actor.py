@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,16 +13,18 @@ import numpy as np
 
 from chainrule._errors import ChainruleError, ComponentError
 from chainrule.deploy.ray._cargo import fill_in
+from chainrule.deploy.ray._interruption import Interruption
 from chainrule.deploy.ray._plan import Plan
 from chainrule.runtime import LocalComponent, load_component
 from chainrule.runtime._progress import listening
 from chainrule.runtime._runs import Run
 from chainrule.serve._answering import Answerer
 from chainrule.serve._calls import Call
+from chainrule.serve._desk import Cancelled
 from chainrule.serve._problems import problem_reply
 from chainrule.serve._residual_reuse import reuse_residuals
 
-__all__ = ["Envelope", "ReplicaActor"]
+__all__ = ["GIVEN_UP", "Envelope", "ReplicaActor"]
 
 _log = logging.getLogger(__name__)
 
@@ -38,16 +40,22 @@ class Envelope:
     body: Any
 
 
+GIVEN_UP = Envelope(499, "text/plain", b"")
+"""In place of an answer that nobody waits for."""
+
+
 class ReplicaActor:
     """Answers calls, one at a time. Never raises: an exception would come back as one of Ray's.
 
     Args:
         plan: of the pool.
+        replica: its id.
         keeper: of the pool, with whom the replica leaves word of its progress.
     """
 
-    def __init__(self, plan: Plan, keeper: Any) -> None:
+    def __init__(self, plan: Plan, replica: str, keeper: Any) -> None:
         self._keeper = keeper
+        self._interruption = Interruption(replica, keeper)
         self._component: LocalComponent | None = None
         self._failure: Envelope | None = None
         try:
@@ -66,7 +74,8 @@ class ReplicaActor:
         endpoint: str,
         payload: Mapping[str, Any],
         run_id: str | None,
-        heard_as: str | None,
+        name: str | None,
+        is_heard: bool,
         *values: Any,
     ) -> Any:
         """The answer of an endpoint, or why there is none.
@@ -75,45 +84,71 @@ class ReplicaActor:
             endpoint: its name.
             payload: the request.
             run_id: what files of this call are to be known by.
-            heard_as: under which name somebody asks how far the call is.
+            name: by which the call may be given up; `None` when it will not be.
+            is_heard: whether somebody asks, by this name, how far it is.
             *values: of the references in the payload.
         """
-        if self._component is None:
-            return self._failure
         try:
-            run = None if run_id is None else Run(self._component.config, run_id=run_id)
-            with self._heard(heard_as):
-                return self._component.call(endpoint, fill_in(payload, values), run=run)
-        except Exception as error:
-            return _problem(endpoint, error)
+            with self._watched(name, is_heard):
+                return self._call(endpoint, payload, run_id, values)
+        except Cancelled:
+            return GIVEN_UP
 
     def call_many(
-        self, endpoint: str, payloads: Sequence[Mapping[str, Any]], *values: Any
+        self,
+        endpoint: str,
+        payloads: Sequence[Mapping[str, Any]],
+        name: str | None,
+        *values: Any,
     ) -> tuple[list[Any], float]:
         """The answers of several calls, and how long one of them took."""
         start = time.perf_counter()
-        answers = [self.call(endpoint, payload, None, None, *values) for payload in payloads]
+        try:
+            with self._interruption.watching(name):
+                answers = [self._call(endpoint, payload, None, values) for payload in payloads]
+        except Cancelled:
+            answers = [GIVEN_UP] * len(payloads)
         return answers, (time.perf_counter() - start) / len(payloads)
 
-    def answer(self, fields: Mapping[str, Any], body: Any, heard_as: str | None) -> Envelope:
+    def answer(
+        self, fields: Mapping[str, Any], body: Any, name: str | None, is_heard: bool
+    ) -> Envelope:
         """A call that came over HTTP, from bytes to bytes."""
         if self._failure is not None:
             return self._failure
-        with self._heard(heard_as):
-            reply = self._answerer.answer(Call(body=body, **fields))
+        try:
+            with self._watched(name, is_heard):
+                reply = self._answerer.answer(Call(body=body, **fields))
+        except Cancelled:
+            return GIVEN_UP
         content: Any = b"".join(reply.pieces)
         if len(content) > _INLINE_BYTES:  # as an array it is shared, not copied
             content = np.frombuffer(content, np.uint8)
         return Envelope(reply.status, reply.content_type, content)
 
-    def _heard(self, name: str | None) -> AbstractContextManager[None]:
-        if name is None:
-            return nullcontext()
+    def _call(
+        self,
+        endpoint: str,
+        payload: Mapping[str, Any],
+        run_id: str | None,
+        values: tuple[Any, ...],
+    ) -> Any:
+        if self._component is None:
+            return self._failure
+        try:
+            run = None if run_id is None else Run(self._component.config, run_id=run_id)
+            return self._component.call(endpoint, fill_in(payload, values), run=run)
+        except Exception as error:
+            return _problem(endpoint, error)
 
+    @contextmanager
+    def _watched(self, name: str | None, is_heard: bool) -> Iterator[None]:
         def emit(fraction: float, message: str) -> None:
             self._keeper.leave_word.remote(name, fraction, message)
 
-        return listening(emit, whole_process=True)
+        heard = listening(emit, whole_process=True) if is_heard else nullcontext()
+        with self._interruption.watching(name), heard:
+            yield
 
 
 def _problem(what: str, error: Exception, code: str = "internal_error") -> Envelope:

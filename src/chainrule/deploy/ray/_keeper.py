@@ -1,7 +1,7 @@
 """The keeper of a pool: an actor that makes replicas, knows who they are, and how many there should be.
 
 Calls do not pass through it. Callers report their load twice a second, and learn of changes by the answer.
-Replicas leave word here of how far a call is, where its caller looks.
+Replicas leave word here of how far a call is, where its caller looks; callers, that they have given one up.
 Replicas belong to the keeper: when it is lost, Ray ends them, starts it again, and it makes new ones.
 """
 
@@ -27,6 +27,8 @@ _STALE_S = 10.0
 # A replica that dies for good will often do so again, for the same reason.
 _REPLACE_EVERY_S = 2.0
 _WORDS = 1024
+# Code that keeps Python from running keeps its replica from looking here.
+_LOOKS_WITHIN_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class Keeper:
         self._last_replaced = 0.0
         self._reports: dict[str, tuple[float, Report]] = {}
         self._words: LRUCache[str, tuple[float, str]] = LRUCache(_WORDS)
+        self._given_up: LRUCache[str, bool] = LRUCache(_WORDS)
+        self._last_looks: dict[str, float] = {}
         self._own_handle = ray.get_runtime_context().current_actor
         self._resize(plan.minimum)
 
@@ -120,6 +124,19 @@ class Keeper:
         """How far a call is."""
         return self._words.get(call)
 
+    def give_up(self, call: str) -> None:
+        """A caller does not want the answer of a call any more."""
+        self._given_up.put(call, True)
+
+    def look(self, replica: str, call: str) -> bool:
+        """A replica asks whether the call it is at has been given up."""
+        self._last_looks[replica] = time.monotonic()
+        return self._given_up.get(call) is not None
+
+    def is_stuck(self, replica: str) -> bool:
+        """Whether a replica with a call that lasts has not even looked."""
+        return time.monotonic() - self._last_looks.get(replica, 0.0) > _LOOKS_WITHIN_S
+
     def _replace(self, dead: Iterable[str]) -> None:
         size = len(self._actors)
         for replica in dead:
@@ -130,9 +147,8 @@ class Keeper:
         if size == len(self._actors) and self._actors:
             return
         while len(self._actors) < size:
-            self._actors[f"replica-{secrets.token_hex(4)}"] = self._make.remote(
-                self._plan, self._own_handle
-            )
+            replica = f"replica-{secrets.token_hex(4)}"
+            self._actors[replica] = self._make.remote(self._plan, replica, self._own_handle)
         while len(self._actors) > size:
             replica, actor = self._actors.popitem()
             self._leaving[replica] = actor
@@ -146,3 +162,4 @@ class Keeper:
         for replica in list(self._leaving):
             if not any(report.in_flight.get(replica) for report in reports):
                 ray.kill(self._leaving.pop(replica))
+                self._last_looks.pop(replica, None)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
 from ray.exceptions import (
@@ -26,7 +26,7 @@ from chainrule._errors import ChainruleError, DefinitionError, TransportError
 from chainrule.client import Ticket
 from chainrule.client._answers import Answer, read_answer
 from chainrule.deploy._pool import Replica, ReplicaLostError
-from chainrule.deploy.ray._actor import Envelope
+from chainrule.deploy.ray._actor import GIVEN_UP, Envelope
 from chainrule.deploy.ray._cargo import take_out
 from chainrule.runtime._progress import is_heard, progress
 
@@ -35,6 +35,8 @@ __all__ = ["ActorReplica"]
 _LOST = (RayActorError, ObjectLostError, OutOfMemoryError, WorkerCrashedError)
 _LOOK_AGAIN_S = 0.1
 _ASK_EVERY_S = 0.2
+# Longer than a replica takes to look, to break off and to end.
+_GIVE_UP_S = 3.0
 
 
 class ActorReplica(Replica):
@@ -99,8 +101,8 @@ class ActorReplica(Replica):
         """Have the actor answer."""
         references: list[Any] = []
         cargo = take_out(payload, references)
-        name = _name_if_heard()
-        reference = self._actor.call.remote(endpoint, cargo, run_id, name, *references)
+        name = _name_for(ticket)
+        reference = self._actor.call.remote(endpoint, cargo, run_id, name, is_heard(), *references)
         answer = self._wait(reference, ticket, name)
         if isinstance(answer, Envelope):
             raise _error_in(answer)
@@ -112,37 +114,39 @@ class ActorReplica(Replica):
         """Have the actor answer several calls in one message."""
         references: list[Any] = []
         cargo = [take_out(payload, references) for payload in payloads]
-        reference = self._actor.call_many.remote(endpoint, cargo, *references)
-        answers, self.each_s = self._wait(reference, ticket)
+        name = _name_for(ticket)
+        reference = self._actor.call_many.remote(endpoint, cargo, name, *references)
+        answers, self.each_s = self._wait(reference, ticket, name)
         return [_error_in(each) if isinstance(each, Envelope) else each for each in answers]
 
     def answer(
         self, fields: Mapping[str, Any], body: Any, ticket: Ticket | None = None
     ) -> Envelope:
         """Have the actor answer a call that came over HTTP."""
-        name = _name_if_heard()
-        return self._wait(self._actor.answer.remote(fields, body, name), ticket, name)
+        name = _name_for(ticket)
+        reference = self._actor.answer.remote(fields, body, name, is_heard())
+        return self._wait(reference, ticket, name)
 
     def stop(self) -> None:
         """Nothing: actors are their keeper's."""
         self._is_stopped.set()
 
-    def _wait(self, reference: Any, ticket: Ticket | None, heard_as: str | None = None) -> Any:
+    def _wait(self, reference: Any, ticket: Ticket | None, name: str | None) -> Any:
         try:
-            if ticket is None and heard_as is None and self._timeout_s is None:
+            if name is None and self._timeout_s is None:
                 return ray.get(reference)
-            return self._wait_watching(reference, ticket or Ticket(), heard_as)
+            return self._wait_watching(reference, ticket or Ticket(), name)
         except _LOST as error:
             raise ReplicaLostError(f"The replica was lost ({type(error).__name__}).") from error
         except TaskCancelledError as error:
-            raise TransportError("The call was given up.", code="cancelled") from error
+            raise _given_up() from error
         except RayError as error:
             raise TransportError(
                 f"Ray could not carry the call or its answer ({type(error).__name__}).",
                 code="cluster_failed",
             ) from error
 
-    def _wait_watching(self, reference: Any, ticket: Ticket, heard_as: str | None) -> Any:
+    def _wait_watching(self, reference: Any, ticket: Ticket, name: str | None) -> Any:
         """Wait for the answer, the end of the time, or that the caller gives up."""
         changed = threading.Event()
         future: Future[Any] = reference.future()
@@ -150,18 +154,16 @@ class ActorReplica(Replica):
         ticket.when_cancelled(changed.set)
         deadline = time.monotonic() + (self._timeout_s or math.inf)
         try:
-            while not changed.wait(self._timeout_s if heard_as is None else _ASK_EVERY_S):
+            while not changed.wait(_ASK_EVERY_S if is_heard() else self._timeout_s):
                 if time.monotonic() >= deadline:
                     break
-                self._pass_on_progress(heard_as)
+                self._pass_on_progress(name)
         finally:
             ticket.when_cancelled(None)
         if future.done():
             return future.result()
         if ticket.is_cancelled:
-            # A call that has begun goes on to its end, but nobody waits for it.
-            ray.cancel(reference)
-            raise TransportError("The call was given up.", code="cancelled")
+            return self._give_up(reference, future, name)
         ray.kill(self._actor, no_restart=False)
         raise ReplicaLostError(
             f"The component did not answer within {self._timeout_s:g} s and was stopped.",
@@ -169,23 +171,43 @@ class ActorReplica(Replica):
             may_repeat=False,
         )
 
-    def _pass_on_progress(self, heard_as: str | None) -> None:
-        """Tell whoever listens here how far the call is there."""
-        if heard_as is None:
-            return
+    def _give_up(self, reference: Any, future: Future[Any], name: str | None) -> NoReturn:
+        """Have a call that waits never run, and one that runs broken off, with its process if need be."""
+        ray.cancel(reference)
+        self._keeper.give_up.remote(name)
         try:
-            word = ray.get(self._keeper.last_word.remote(heard_as), timeout=1.0)
+            future.result(_GIVE_UP_S)
+        except _LOST as error:
+            raise _given_up(ReplicaLostError, may_repeat=False) from error
+        except TimeoutError:
+            # Either it waits behind somebody else's call, or it keeps its own process from looking.
+            if ray.get(self._keeper.is_stuck.remote(self.id)):
+                ray.kill(self._actor, no_restart=False)
+                raise _given_up(ReplicaLostError, may_repeat=False) from None
+        raise _given_up()
+
+    def _pass_on_progress(self, name: str | None) -> None:
+        """Tell whoever listens here how far the call is there."""
+        try:
+            word = ray.get(self._keeper.last_word.remote(name), timeout=1.0)
         except RayError:
             return  # the answer does not depend on it
         if word is not None:
             progress(*word)
 
 
-def _name_if_heard() -> str | None:
-    return secrets.token_hex(8) if is_heard() else None
+def _name_for(ticket: Ticket | None) -> str | None:
+    """A name for a call that somebody may ask for, or give up."""
+    return secrets.token_hex(8) if ticket is not None or is_heard() else None
+
+
+def _given_up(kind: type[TransportError] = TransportError, **facts: Any) -> TransportError:
+    return kind("The call was given up.", code="cancelled", **facts)
 
 
 def _error_in(envelope: Envelope) -> ChainruleError:
+    if envelope.status == GIVEN_UP.status:
+        return _given_up()
     try:
         read_answer(Answer(envelope.status, envelope.content_type, envelope.body))
     except ChainruleError as error:
