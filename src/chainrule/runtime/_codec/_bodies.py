@@ -104,7 +104,7 @@ class _JsonEncoder:
         )
 
     def encode(self, tree: Any) -> list[bytes | memoryview]:
-        text = orjson.dumps(lower(tree, self._leaf), option=_OPTIONS)
+        text = orjson.dumps(lower(tree, self), option=_OPTIONS)
         if not self._texts:
             return [text]
         between = text.split(b"\0")
@@ -113,7 +113,7 @@ class _JsonEncoder:
             pieces += (base64, following)
         return pieces
 
-    def _leaf(self, value: Any) -> Any:
+    def leaf(self, value: Any) -> Any:
         if isinstance(value, SparseArray):
             return (
                 self._encode_sparse(value) if self._sparse else self._encode_array(to_dense(value))
@@ -126,7 +126,13 @@ class _JsonEncoder:
             )
         if type(value) is int:
             return orjson.Fragment(str(value))
-        return lower(to_plain(value), self._leaf)
+        return lower(to_plain(value), self)
+
+    def mapping(self, lowered: dict[Any, Any]) -> dict[Any, Any]:
+        return lowered
+
+    def together(self, values: list[Any]) -> None:
+        return None
 
     def _encode_sparse(self, value: SparseArray) -> dict[str, Any]:
         return {
@@ -183,7 +189,7 @@ def decode_body(
     limits.check_body(memoryview(buffer).nbytes)
     parsed = parse_json(buffer if isinstance(buffer, bytes) else bytes(buffer), limits)
     budget = Budget(limits)
-    return raise_tree(parsed, _JsonReader(grants or NO_GRANTS, budget).special, budget)
+    return raise_tree(parsed, _JsonReader(grants or NO_GRANTS, budget), budget)
 
 
 @lru_cache(maxsize=256)
@@ -206,6 +212,9 @@ class _JsonReader:
         if is_encoded_array(node):
             return decode_array_within(node, self._grants, self._budget)
         return NOT_SPECIAL
+
+    def together(self, nodes: list[Any]) -> None:
+        return None
 
     def _sparse(self, node: Mapping[str, Any]) -> SparseArray:
         if node.keys() != {"object_type", "shape", "indices", "values"}:

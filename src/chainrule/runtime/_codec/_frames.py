@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from chainrule._errors import DecodeError
+from chainrule._errors import ChainruleError, DecodeError
 from chainrule.runtime._codec._compression import compress, decompress
 from chainrule.runtime._codec._dtypes import (
     NATIVE_IS_WIRE,
@@ -49,8 +49,9 @@ from chainrule.runtime._codec._dtypes import (
 from chainrule.runtime._codec._json_text import parse_json
 from chainrule.runtime._codec._limits import DEFAULT_LIMITS, Budget, Limits
 from chainrule.runtime._codec._lowering import is_array, lower, to_plain
-from chainrule.runtime._codec._raising import NOT_SPECIAL, raise_items, raise_tree
+from chainrule.runtime._codec._raising import NOT_SPECIAL, raise_mapping_items, raise_tree
 from chainrule.runtime._codec._sparse import SparseArray, decoded_sparse, to_dense
+from chainrule.runtime._codec._tables import common_layout, rows_in, table_of
 
 __all__ = ["FRAMES_MEDIA_TYPE", "Frames", "decode_frames", "encode_frames", "frames_length"]
 
@@ -60,7 +61,6 @@ _PREFIX = struct.Struct("<8sHHIQ")
 _MAGIC = b"\x89CRF\r\n\x1a\n"
 _VERSION = 1
 _ALIGNMENT = 64
-_WIDEST_ITEM = 16
 _ZEROS = bytes(_ALIGNMENT)
 # Buffers below this size are gathered into one piece: a system call costs more than copying them.
 _GATHER_BELOW = 16 * 1024
@@ -113,7 +113,7 @@ def encode_frames(tree: Any, *, compression: str | None = None, sparse: bool = T
         array([0., 1., 2.])
     """
     section = _DataSection(compression, sparse)
-    lowered = lower(tree, section.lower_leaf, _escape)
+    lowered = lower(tree, section)
     header = orjson.dumps(lowered, option=orjson.OPT_NON_STR_KEYS)
     start = _PREFIX.size + len(header)
     start += _padding(start)
@@ -132,7 +132,7 @@ class _DataSection:
         self._sparse = sparse
         self._buffers: list[Any] = []
 
-    def lower_leaf(self, value: Any) -> Any:
+    def leaf(self, value: Any) -> Any:
         """The header's node for a leaf that JSON cannot carry as it is."""
         if type(value) is np.ndarray:
             return self._add(value)
@@ -147,7 +147,27 @@ class _DataSection:
             return {"$float": repr(value)}
         if type(value) is int:
             return {"$int": str(value)}
-        return lower(to_plain(value), self.lower_leaf, _escape)
+        return lower(to_plain(value), self)
+
+    def mapping(self, lowered: dict[Any, Any]) -> dict[Any, Any]:
+        """A mapping, marked as such where it would read as something else."""
+        return {"$map": lowered} if len(lowered) == 1 and _starts_special(lowered) else lowered
+
+    def together(self, values: list[Any]) -> list[Any] | None:
+        """The nodes of small arrays that are alike."""
+        first = values[0]
+        if type(first) is not np.ndarray or self._compression is not None:
+            return None
+        name, length = NATIVE_NAMES.get(first.dtype), first.nbytes
+        is_small = name is not None and length < _GATHER_BELOW
+        table = table_of(values, _ALIGNMENT) if is_small else None
+        if table is None:
+            return None
+        shape, begin = first.shape, self.nbytes
+        self._buffers.append(table.tobytes())
+        self.nbytes += table.nbytes
+        offsets = range(begin, self.nbytes, table.shape[1])
+        return [{"$array": [name, shape, offset, length]} for offset in offsets]
 
     def _add(self, array: Any) -> dict[str, Any]:
         name, shape, content = _wire_form(array)
@@ -190,10 +210,6 @@ def _wire_form(array: Any) -> tuple[str, tuple[int, ...], Any]:
     wire = to_wire(array)
     content = wire.tobytes() if wire.nbytes < _GATHER_BELOW else raw_bytes(wire)
     return dtype_name(wire.dtype), wire.shape, content
-
-
-def _escape(lowered: dict[Any, Any]) -> dict[Any, Any]:
-    return {"$map": lowered} if len(lowered) == 1 and _starts_special(lowered) else lowered
 
 
 def _starts_special(node: dict[Any, Any]) -> bool:
@@ -242,7 +258,7 @@ def decode_frames(buffer: Any, *, limits: Limits = DEFAULT_LIMITS) -> Any:
     header = parse_json(bytes(view[_PREFIX.size : start]), limits)
     budget = Budget(limits)
     reader = _Reader(view[start + _padding(start) :].toreadonly(), budget)
-    return raise_tree(header, reader.special, budget)
+    return raise_tree(header, reader, budget)
 
 
 @dataclass
@@ -253,8 +269,8 @@ class _Reader:
     budget: Budget
 
     def __post_init__(self) -> None:
-        # Offsets are multiples of 64: where the section is aligned for the widest dtype, all arrays are.
-        self._in_place = NATIVE_IS_WIRE and _address_of(self.data) % _WIDEST_ITEM == 0
+        # Offsets are multiples of 64: where the section is aligned for the widest number, all arrays are.
+        self._in_place = NATIVE_IS_WIRE and _is_aligned(self.data)
         self._views: dict[np.dtype[Any], np.ndarray[Any, Any]] = {}
 
     def special(self, node: dict[str, Any], depth: int) -> Any:
@@ -268,7 +284,7 @@ class _Reader:
         ((name, content),) = node.items()
         if name == "$map" and isinstance(content, dict):
             self.budget.enter(len(content), depth)
-            return raise_items(content, self.special, self.budget, depth)
+            return raise_mapping_items(content, self, self.budget, depth)
         if name == "$sparse" and isinstance(content, dict):
             return self._sparse(content)
         if name == "$float" and content in ("nan", "inf", "-inf"):
@@ -276,6 +292,24 @@ class _Reader:
         if name == "$int" and isinstance(content, str):
             return _read_integer(content)
         raise _malformed("a node $array, $sparse, $float, $int or $map", f"{name[:20]!r}")
+
+    def together(self, nodes: list[Any]) -> list[Any] | None:
+        alike = common_layout(nodes) if self._in_place else None
+        if alike is None:
+            return None
+        name, sizes, offsets, stored = alike
+        try:
+            shape, dtype, nbytes = _layout(name, *sizes)
+        except (TypeError, ChainruleError):
+            return None
+        sound = (
+            0 < nbytes == stored
+            and offsets.start % _ALIGNMENT == offsets.step % _ALIGNMENT == 0
+            and 0 <= offsets.start < offsets[-1] <= len(self.data) - nbytes
+        )
+        if not (sound and shape and self.budget.try_take(nbytes, len(offsets))):
+            return None
+        return rows_in(self.data, shape, dtype, offsets)
 
     def _array(self, content: Any) -> Any:
         if not isinstance(content, list) or len(content) not in (4, 5):
@@ -335,8 +369,10 @@ def _layout(name: Any, *sizes: Any) -> tuple[tuple[int, ...], np.dtype[Any], int
     return shape, dtype, expected_bytes(shape, dtype)
 
 
-def _address_of(view: memoryview) -> int:
-    return np.frombuffer(view, np.uint8).ctypes.data if len(view) else 0
+def _is_aligned(view: memoryview) -> bool:
+    # A complex128 is two float64 to the machine: no dtype on the wire needs more.
+    count = len(view) // 8
+    return count > 0 and np.frombuffer(view, np.float64, count).flags.aligned
 
 
 def _read_integer(text: str) -> int:

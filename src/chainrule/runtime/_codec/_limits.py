@@ -83,7 +83,7 @@ class Budget:
         Raises:
             LimitError: the array, or all arrays of this body together, would be too large.
         """
-        if nbytes > self.bytes_left or nbytes > self.limits.max_array_bytes:
+        if not self.try_take(nbytes):
             limit = min(self.limits.max_array_bytes, self.bytes_left)
             raise LimitError(
                 f"An array of {nbytes} bytes was declared, at most {limit} are allowed here "
@@ -92,4 +92,11 @@ class Budget:
                 code="array_too_large",
                 details={"nbytes": nbytes, "limit": limit},
             )
-        self.bytes_left -= nbytes
+
+    def try_take(self, nbytes: int, count: int = 1) -> bool:
+        """Account for `count` arrays of `nbytes` each and say yes, or, where they are too large, say no."""
+        total = count * nbytes
+        if total > self.bytes_left or nbytes > self.limits.max_array_bytes:
+            return False
+        self.bytes_left -= total
+        return True

@@ -1,63 +1,76 @@
-"""The one walk over nested data on its way out: plain values stay, everything else is handed to a hook."""
+"""The one walk over nested data on its way out: plain values stay, the rest is a format's."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from chainrule._errors import DefinitionError
+from chainrule.runtime._codec._tables import MANY
 
-__all__ = ["is_array", "lower", "to_plain"]
+__all__ = ["Writer", "is_array", "lower", "to_plain"]
 
 _PLAIN = frozenset((str, bool, type(None)))
 _NUMBERS = frozenset((int, float, bool))
 _INT64 = range(-(2**63), 2**64)
 
 
-def lower(node: Any, leaf: Callable[[Any], Any], escape: Callable[[Any], Any] | None = None) -> Any:
-    """A copy of nested data made of dicts, lists and what JSON can carry.
+class Writer(Protocol):
+    """What a format does with what JSON has no form for."""
 
-    Args:
-        node: mappings, sequences, models and leaves.
-        leaf: called for every other leaf: arrays, NaN and infinities, integers beyond 64 bits, and
-            objects of other types.
-        escape: called with every lowered mapping, for formats that give some mappings a meaning.
-    """
+    def leaf(self, value: Any) -> Any:
+        """The node of an array, of NaN, an infinity or an integer beyond 64 bits, or of any other object."""
+
+    def mapping(self, lowered: dict[Any, Any]) -> dict[Any, Any]:
+        """A lowered mapping, for formats in which some mappings have a meaning."""
+
+    def together(self, values: list[Any]) -> list[Any] | None:
+        """The nodes of `MANY` or more values at once; `None` when they have to be taken one by one."""
+
+
+def lower(node: Any, writer: Writer) -> Any:
+    """A copy of nested data, of mappings, sequences, models and leaves, made of what JSON can carry."""
     kind = type(node)
     if kind in _PLAIN:
         return node
     if kind is np.ndarray:
-        return leaf(node)
+        return writer.leaf(node)
     if kind is float:
-        return node if math.isfinite(node) else leaf(node)
+        return node if math.isfinite(node) else writer.leaf(node)
     if kind is int:
-        return node if node in _INT64 else leaf(node)
+        return node if node in _INT64 else writer.leaf(node)
     if kind is dict:
-        lowered = {
-            key: leaf(value) if type(value) is np.ndarray else lower(value, leaf, escape)
-            for key, value in node.items()
-        }
-        return lowered if escape is None else escape(lowered)
+        return writer.mapping(
+            dict(zip(node, _lower_items(list(node.values()), writer), strict=True))
+        )
     if kind is list or kind is tuple:
-        return node if _is_plain_numbers(node) else [lower(value, leaf, escape) for value in node]
-    return _lower_other(node, leaf, escape)
+        return node if _is_plain_numbers(node) else _lower_items(node, writer)
+    return _lower_other(node, writer)
 
 
-def _lower_other(node: Any, leaf: Callable[[Any], Any], escape: Callable[[Any], Any] | None) -> Any:
+def _lower_items(values: Any, writer: Writer) -> list[Any]:
+    together = writer.together(values) if len(values) >= MANY else None
+    if together is not None:
+        return together
+    leaf = writer.leaf
+    return [leaf(item) if type(item) is np.ndarray else lower(item, writer) for item in values]
+
+
+def _lower_other(node: Any, writer: Writer) -> Any:
     if is_array(node):
-        return leaf(node)
+        return writer.leaf(node)
     if isinstance(node, BaseModel):
-        return lower(node.model_dump(mode="python"), leaf, escape)
+        return lower(node.model_dump(mode="python"), writer)
     if isinstance(node, Mapping):
-        return lower(dict(node), leaf, escape)
+        return lower(dict(node), writer)
     if isinstance(node, (list, tuple)):
-        return lower(list(node), leaf, escape)
-    return leaf(node)
+        return lower(list(node), writer)
+    return writer.leaf(node)
 
 
 def _is_plain_numbers(values: Any) -> bool:

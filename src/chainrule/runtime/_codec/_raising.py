@@ -5,74 +5,99 @@ Errors get the path of the node they concern while they travel up, so that the w
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 from chainrule._errors import ChainruleError
 from chainrule._trees import Key, join_path
 from chainrule.runtime._codec._limits import Budget
+from chainrule.runtime._codec._tables import MANY
 
-__all__ = ["NOT_SPECIAL", "raise_items", "raise_tree"]
+__all__ = ["NOT_SPECIAL", "Reader", "raise_mapping_items", "raise_tree"]
 
 NOT_SPECIAL = object()
-"""Answer of a hook that leaves an object as it is."""
+"""Answer of a reader that leaves an object as it is."""
 
 _CONTAINERS = frozenset((dict, list))
 
 
-def raise_tree(
-    node: Any, special: Callable[[dict[str, Any], int], Any], budget: Budget, depth: int = 0
-) -> Any:
+class Reader(Protocol):
+    """What a format makes of objects that stand for something else."""
+
+    def special(self, node: dict[str, Any], depth: int) -> Any:
+        """What an object stands for, or `NOT_SPECIAL`."""
+
+    def together(self, nodes: list[Any]) -> list[Any] | None:
+        """What `MANY` or more nodes stand for; `None` when they have to be taken one by one."""
+
+
+def raise_tree(node: Any, reader: Reader, budget: Budget, depth: int = 0) -> Any:
     """Replace, in place, every object that stands for something else.
 
     Args:
         node: freshly parsed JSON; it is modified.
-        special: called with every object and its depth; returns what it stands for, or `NOT_SPECIAL`.
+        reader: says what objects stand for.
         budget: bounds on depth and number of fields; lists of plain numbers are not counted.
         depth: nesting of `node`.
 
     Raises:
-        ChainruleError: whatever `special` or the budget raises, with its path into the data.
+        ChainruleError: whatever the reader or the budget raises, with its path into the data.
     """
     if type(node) is dict:
-        found = special(node, depth)
-        return _raise_mapping(node, special, budget, depth) if found is NOT_SPECIAL else found
-    return _raise_list(node, special, budget, depth) if type(node) is list else node
+        found = reader.special(node, depth)
+        return _raise_mapping(node, reader, budget, depth) if found is NOT_SPECIAL else found
+    return _raise_list(node, reader, budget, depth) if type(node) is list else node
 
 
-def _raise_mapping(node: dict[str, Any], special: Any, budget: Budget, depth: int) -> Any:
+def _raise_mapping(node: dict[str, Any], reader: Reader, budget: Budget, depth: int) -> Any:
     budget.enter(len(node), depth)
-    return raise_items(node, special, budget, depth)
+    return raise_mapping_items(node, reader, budget, depth)
 
 
-def _raise_list(node: list[Any], special: Any, budget: Budget, depth: int) -> Any:
+def raise_mapping_items(
+    node: dict[str, Any], reader: Reader, budget: Budget, depth: int
+) -> dict[str, Any]:
+    """`raise_tree` for the items of a mapping that was accounted for already."""
+    together = reader.together(list(node.values())) if len(node) >= MANY else None
+    if together is None:
+        _raise_items(node, node.items(), reader, budget, depth + 1)
+    else:
+        node.update(zip(tuple(node), together, strict=True))
+    return node
+
+
+def _raise_list(node: list[Any], reader: Reader, budget: Budget, depth: int) -> Any:
     kinds = set(map(type, node))
     if kinds.isdisjoint(_CONTAINERS):
         return node
     budget.enter(len(node) if dict in kinds else 0, depth)
-    return raise_items(node, special, budget, depth)
+    together = reader.together(node) if len(node) >= MANY else None
+    if together is None:
+        _raise_items(node, enumerate(node), reader, budget, depth + 1)
+    else:
+        node[:] = together
+    return node
 
 
-def raise_items(node: Any, special: Any, budget: Budget, depth: int) -> Any:
-    """`raise_tree` for the items of a mapping or list that was accounted for already."""
-    items = node.items() if type(node) is dict else enumerate(node)
+def _raise_items(
+    node: Any, items: Iterable[tuple[Any, Any]], reader: Reader, budget: Budget, depth: int
+) -> None:
     key: Any = None
-    below = depth + 1
+    special = reader.special
     try:
         for key, value in items:
             kind = type(value)
             if kind is dict:
-                found = special(value, below)
+                found = special(value, depth)
                 if found is NOT_SPECIAL:
-                    _raise_mapping(value, special, budget, below)
+                    _raise_mapping(value, reader, budget, depth)
                 else:
                     node[key] = found
             elif kind is list:
-                _raise_list(value, special, budget, below)
+                _raise_list(value, reader, budget, depth)
     except ChainruleError as error:
         error.path = _prepend(key, error.path)
         raise
-    return node
 
 
 def _prepend(key: Any, path: str | None) -> str:
