@@ -43,7 +43,29 @@ def test_layout_of_results():
     values, jacobians = gx.jacve(f, "rev", argnums=(0, 1), has_aux=True)(x, y)
     assert gx.tree_allclose(values, f(x, y))
     assert gx.tree_allclose(jacobians, several)
-    assert not gx.tree_allclose(jacobians, values)
+    with pytest.raises(ValueError, match=r"(?i)tree"):
+        gx.tree_allclose(jacobians, values)
+
+
+def test_the_only_output_of_the_only_argument_is_in_a_tuple():
+    x = jnp.linspace(0.1, 1.0, 3)
+    assert gx.tree_allclose(gx.jacve(jnp.sin, "rev")(x), jax.jacrev(jnp.sin, argnums=(0,))(x))
+    (value,), (block,) = gx.jacve(jnp.sin, "fwd", has_aux=True)(x)
+    assert gx.tree_allclose((value, block), (jnp.sin(x), jnp.diag(jnp.cos(x))))
+    (block,), counts = gx.jacve(jnp.sin, "rev", count_ops=True)(x)
+    assert counts == {"num_muls": 0, "num_adds": 0, "order_counts": []}
+    first, second = gx.jacve(lambda x: (jnp.sin(x), jnp.cos(x)), "rev")(x)
+    assert gx.tree_allclose((first, second), (jnp.diag(jnp.cos(x)), jnp.diag(-jnp.sin(x))))
+
+
+def test_closeness_can_be_asked_inside_jit():
+    close = jax.jit(gx.tree_allclose)
+    tree = {"a": jnp.ones(2), "b": jnp.array(1.0)}
+    assert close(tree, jax.tree.map(lambda x: x * (1 + 5e-5), tree))
+    assert not close(tree, jax.tree.map(lambda x: x * 1.001, tree))
+    nans = {"a": jnp.array(jnp.nan)}
+    assert not gx.tree_allclose(nans, nans)
+    assert gx.tree_allclose(nans, nans, equal_nan=True)
 
 
 def test_of_a_jaxpr_and_sparse():
@@ -54,7 +76,7 @@ def test_of_a_jaxpr_and_sparse():
     program = jax.make_jaxpr(f)(x)
     (block,) = gx.vertex_elimination_jaxpr(program.jaxpr, "fwd", program.consts, x)
     np.testing.assert_allclose(block, jax.jacrev(f)(x), rtol=1e-6)
-    sparse = gx.jacve(f, "fwd", sparse_representation=True)(x)
+    (sparse,) = gx.jacve(f, "fwd", sparse_representation=True)(x)
     assert sparse.nse == 4
     np.testing.assert_allclose(sparse.todense(), jax.jacrev(f)(x), rtol=1e-6)
 

@@ -161,7 +161,12 @@ def test_trees():
     zeros = px.tree_extract(model, extract_fn=lambda p: 0 * p.get())
     assert px.tree_inject(model, values=zeros) is model
     assert not np.any(model.nn.weight.get())
-    pairs = px.tree_extract(model, model)
+    px.tree_inject(model, params=layer(), inject_fn=lambda param, value: param.set(2 * value))
+    np.testing.assert_array_equal(model.nn.weight.get(), 2 * layer().nn.weight.get())
+    with pytest.raises(ValueError, match="2 values, one for each parameter; found 1"):
+        px.tree_inject(model, values=zeros[:1])
+    assert px.tree_inject(model, values=(*zeros, 1.0), strict=False) is model
+    pairs = px.tree_extract(model, model, extract_fn=lambda one, other: (one, other))
     assert all(one is other for one, other in pairs)
     visited = []
     px.tree_apply(visited.append, lambda x: isinstance(x, px.Param), {"m": model})

@@ -263,12 +263,9 @@ class ParamDict(DynamicParam):
     __slots__ = ()
     keeps_type: ClassVar[bool] = False
 
-    def get(self, *key_and_default: Any) -> Any:
-        """The whole dictionary (`None` when cleared); with a key, its value or the default (`None`)."""
-        if not key_and_default:
-            return super().get()
-        key, default = (*key_and_default, None)[:2]
-        return self._items().get(key, default)
+    def get(self, key: str | None = None, default: Any = None) -> Any:
+        """The whole dictionary (`None` when cleared); with a key, its value or the default."""
+        return super().get() if key is None else self._items().get(key, default)
 
     def _items(self) -> dict[str, Any]:
         return self.value or {}

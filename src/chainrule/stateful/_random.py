@@ -71,13 +71,13 @@ class RandomKeyGenerator(Module):
     def __init__(self, seed: int = 0) -> None:
         self.key = RKGState(seed)
 
-    def seed(self, seed: Any) -> None:
+    def seed(self, seed: Any = 0) -> None:
         """Start again from a seed."""
         self.key.seed(seed)
 
-    def __call__(self, count: int | None = None) -> Any:
-        """One typed key; with a count, an array of that many."""
-        return self.key.split(1)[0] if count is None else self.key.split(count)
+    def __call__(self, n: int | None = None) -> Any:
+        """One typed key; with `n`, an array of that many."""
+        return self.key.split(1)[0] if n is None else self.key.split(n)
 
 
 RKG = RandomKeyGenerator(0)

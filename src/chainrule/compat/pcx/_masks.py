@@ -21,22 +21,25 @@ class M(Mask):
 
     __slots__ = ()
 
+    def __init__(self, mask: Any = None) -> None:
+        super().__init__(mask)
+
     def apply(self, leaf: Any) -> Any:
         """What the mask says about one parameter."""
         return self.value(leaf)
 
-    def __call__(self, tree: Any, is_pytree: bool = False) -> Any:
+    def __call__(self, pydag: Any, is_pytree: bool = False) -> Any:
         """The tree with only the selected parameters, `None` for others; or with the chosen values.
 
         Args:
-            tree: modules, parameters and containers.
+            pydag: modules, parameters and containers.
             is_pytree: accepted; sharing is always seen.
         """
-        return super().__call__(tree)
+        return super().__call__(pydag)
 
-    def to(self, choice: Any) -> M:
-        """A mask that answers with `choice[0]` when off and `choice[1]` when on."""
-        return M(super().to(choice))
+    def to(self, map_to: Any) -> M:
+        """A mask that answers with `map_to[0]` when off and `map_to[1]` when on."""
+        return M(super().to(map_to))
 
     def has(self, **attributes: Any) -> M:
         """And: every attribute is present and equal."""

@@ -18,9 +18,6 @@ from chainrule.stateful import (
     ParamDict,
     RandomKeyGenerator,
     get,
-    static,
-    tree_ref,
-    tree_unref,
 )
 
 __all__ = [
@@ -44,7 +41,26 @@ __all__ = [
 ]
 
 BaseModule = Module
-set = stateful.set_  # the ancestor's name, inside this package
+
+
+def set(obj: Any, x: Any) -> Any:
+    """Set a parameter and return it; return the value where `obj` is none."""
+    return stateful.set_(obj, x)
+
+
+def static(x: Any) -> Any:
+    """A parameter whose value is part of the program, not of the data."""
+    return stateful.static(x)
+
+
+def tree_ref(pydag: Any) -> Any:
+    """The tree with every further occurrence of a parameter replaced by a reference to its first one."""
+    return stateful.tree_ref(pydag)
+
+
+def tree_unref(pytree: Any) -> Any:
+    """The inverse of `tree_ref`."""
+    return stateful.tree_unref(pytree)
 
 
 def tree_apply(
@@ -77,22 +93,21 @@ def _children(node: Any) -> list[Any]:
 def tree_extract(
     pydag: Any,
     *rest: Any,
-    extract_fn: Callable[[Any], Any] | None = None,
-    filter_fn: Callable[[Any], bool] | None = None,
+    extract_fn: Callable[..., Any] = lambda x: x,
+    filter_fn: Callable[[Any], bool] = lambda x: isinstance(x, DynamicParam),
     is_pytree: bool = False,
 ) -> tuple[Any, ...]:
     """The parameters of a tree, each once, in order.
 
     Args:
         pydag: modules, parameters and containers.
-        *rest: trees of the same structure; then every entry is a tuple with one parameter of each.
-        extract_fn: what to take of each entry instead of the entry itself.
-        filter_fn: which parameters; by default all.
+        *rest: trees of the same structure.
+        extract_fn: what to take: a function of a parameter and of its counterparts in the other trees.
+        filter_fn: which parameters; by default all that change.
         is_pytree: accepted; sharing is always seen.
     """
     columns = [stateful.tree_extract(tree, filter_fn) for tree in (pydag, *rest)]
-    entries: Sequence[Any] = list(zip(*columns, strict=True)) if rest else columns[0]
-    return tuple(entries if extract_fn is None else map(extract_fn, entries))
+    return tuple(extract_fn(*entry) for entry in zip(*columns, strict=True))
 
 
 def tree_inject(
@@ -100,7 +115,8 @@ def tree_inject(
     *,
     params: Any = None,
     values: Sequence[Any] | None = None,
-    filter_fn: Callable[[Any], bool] | None = None,
+    inject_fn: Callable[[Any, Any], Any] = lambda n, v: n.set(v),
+    filter_fn: Callable[[Any], bool] = lambda x: isinstance(x, DynamicParam),
     is_pytree: bool = False,
     strict: bool = True,
 ) -> Any:
@@ -109,12 +125,19 @@ def tree_inject(
     Args:
         pydag: modules, parameters and containers.
         params: a tree whose parameters' values are taken, or
-        values: as many values.
-        filter_fn: which parameters; by default all.
+        values: as many parameters or plain values.
+        inject_fn: what to do with a parameter and its new value.
+        filter_fn: which parameters; by default all that change.
         is_pytree: accepted; sharing is always seen.
         strict: refuse surplus values; too few are always refused, before anything is set.
+
+    Raises:
+        ValueError: there are not as many values as parameters.
     """
     new = list(stateful.tree_extract(params, filter_fn) if values is None else values)
-    if not strict:
-        new = new[: len(stateful.tree_extract(pydag, filter_fn))]
-    return stateful.tree_inject(pydag, new, filter_fn)
+    held = stateful.tree_extract(pydag, filter_fn)
+    if len(new) < len(held) or (strict and len(new) > len(held)):
+        raise ValueError(f"Expected {len(held)} values, one for each parameter; found {len(new)}.")
+    for param, value in zip(held, new, strict=False):
+        inject_fn(param, get(value))
+    return pydag

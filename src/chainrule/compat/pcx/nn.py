@@ -8,9 +8,9 @@ from typing import Any
 import equinox as eqx
 import jax
 
-from chainrule.stateful import RKG, Module, RandomKeyGenerator, layers
+from chainrule.stateful import RKG, BaseParam, Module, RandomKeyGenerator, layers
 from chainrule.stateful.layers import BatchNorm as NativeBatchNorm
-from chainrule.stateful.layers import LayerParam, LayerState, shared
+from chainrule.stateful.layers import LayerParam, LayerState
 
 __all__ = [
     "AdaptiveAvgPool2d",
@@ -52,6 +52,16 @@ class Layer(Module):
     def __call__(self, *args: Any, key: Any = None, **kwargs: Any) -> Any:
         """Call the equinox module with the current values of its parameters."""
         return self.nn(*args, key=key, **kwargs)
+
+
+def shared(module: Any, filter: Any = BaseParam) -> Any:
+    """A copy of a module that holds the very same parameters.
+
+    Args:
+        module: the module, or a tree of modules.
+        filter: which parameters to share, a kind or a predicate; others are copied.
+    """
+    return layers.shared(module, filter)
 
 
 class StateParam(LayerState):
@@ -230,7 +240,10 @@ class LayerNorm(Layer):
         use_weight: bool = True,
         use_bias: bool = True,
         dtype: Any = None,
+        *,
+        elementwise_affine: bool = True,
     ) -> None:
+        use_weight, use_bias = use_weight and elementwise_affine, use_bias and elementwise_affine
         super().__init__(eqx.nn.LayerNorm, shape, eps, use_weight, use_bias, dtype)
 
 
@@ -266,3 +279,7 @@ class BatchNorm(NativeBatchNorm):
             inference=inference,
             **({} if dtype is None else {"dtype": dtype}),
         )
+
+    def __call__(self, x: Any, *, key: Any = None) -> Any:
+        """Normalise one sample; `key` is accepted and not used."""
+        return super().__call__(x)

@@ -7,8 +7,6 @@ from typing import Any
 from chainrule import predictive
 from chainrule.predictive import (
     STATUS,
-    EnergyModule,
-    Ruleset,
     VodeParam,
     ce_energy,
     se_energy,
@@ -28,8 +26,45 @@ __all__ = [
 ]
 
 
-class Vode(predictive.Vode):
-    """`chainrule.predictive.Vode` that takes its generator by position too."""
+class Ruleset(predictive.Ruleset):
+    """`chainrule.predictive.Ruleset` with the ancestor's argument names."""
+
+    def __init__(self, rules: Any, tforms: Any = None) -> None:
+        super().__init__(rules, tforms)
+
+
+class EnergyModule(predictive.EnergyModule):
+    """`chainrule.predictive.EnergyModule` with the ancestor's argument names."""
+
+    def clear_params(self, filter: Any) -> None:
+        """Empty the parameters of a kind, or that a predicate accepts."""
+        super().clear_params(filter)
+
+
+class Vode(predictive.Vode, EnergyModule):
+    """`chainrule.predictive.Vode` that takes its generator by position too.
+
+    Args:
+        energy_fn: as there.
+        ruleset: as there.
+        tforms: as there.
+        param_type: kind of the value.
+        *param_args: of the value's constructor.
+        **param_kwargs: likewise.
+    """
+
+    def __init__(
+        self,
+        energy_fn: Any = se_energy,
+        ruleset: Any = None,
+        tforms: Any = None,
+        param_type: type[Any] = VodeParam,
+        *param_args: Any,
+        **param_kwargs: Any,
+    ) -> None:
+        super().__init__(energy_fn, ruleset, tforms, param_type, **param_kwargs)
+        if param_args:
+            self.h = param_type(*param_args, **param_kwargs)
 
     def __call__(
         self,

@@ -1,18 +1,21 @@
 """The flags of `tesseract-runtime`, and the environment variables behind them.
 
 A setting comes from its option, else from `TESSERACT_RUNTIME_<NAME>`, else from `TESSERACT_<NAME>`.
+Options of a command have variables with the command's name in them, such as `TESSERACT_RUNTIME_SERVE_PORT`.
 """
 
 from __future__ import annotations
 
 import os
-from argparse import ArgumentParser, Namespace
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from chainrule.compat.tesseract_core.runtime._settings import RuntimeConfig, from_environment
 
-__all__ = ["COMMANDS", "ENDPOINT_COMMANDS", "make_parser", "read_settings"]
+__all__ = ["COMMANDS", "ENDPOINT_COMMANDS", "UsageError", "make_parser", "read_settings"]
 
 ENDPOINT_COMMANDS = {
     "apply": "apply",
@@ -31,6 +34,10 @@ COMMANDS = {
     "serve": "Serve the component over HTTP.",
 }
 _SETTINGS = [name for name in RuntimeConfig.model_fields if name != "api_path"]
+
+
+class UsageError(Exception):
+    """An option has a value that it cannot have."""
 
 
 def make_parser() -> ArgumentParser:
@@ -58,12 +65,20 @@ def read_settings(options: Namespace) -> RuntimeConfig:
     """The settings in force.
 
     Raises:
-        pydantic.ValidationError: one of them has a value it cannot have.
+        pydantic.ValidationError: a variable `TESSERACT_<NAME>` has a value it cannot have.
+        UsageError: an option, or the variable behind it, has.
     """
+    settings = RuntimeConfig.model_validate(from_environment())
     given = {name: value for name in _SETTINGS if (value := getattr(options, name)) is not None}
-    return RuntimeConfig(
-        **{**from_environment(), **from_environment("TESSERACT_RUNTIME_"), **given}
-    )
+    changes = {**from_environment("TESSERACT_RUNTIME_"), **given}
+    try:
+        return (
+            RuntimeConfig.model_validate({**from_environment(), **changes}) if changes else settings
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        flag = f"--{'.'.join(map(str, first['loc'])).replace('_', '-')}"
+        raise UsageError(f"Invalid value for {flag}: {first['msg']}.") from error
 
 
 def _add_setting(parser: ArgumentParser, name: str) -> None:
@@ -85,6 +100,8 @@ def _add_serve_options(parser: ArgumentParser) -> None:
             default=os.environ.get(variable, default),
             help=f"default {default}; also {variable}",
         )
+    # What the ancestor's parts tell each other: a pipe that the starting process holds open.
+    parser.add_argument("--parent-pipe-fd", type=int, help=SUPPRESS)
     # Not the ancestor's: it lets anybody call.
     parser.add_argument(
         "--token-file",
@@ -102,22 +119,40 @@ def _add_serve_options(parser: ArgumentParser) -> None:
 
 def _add_check_options(parser: ArgumentParser) -> None:
     for name in ("input-paths", "output-paths", "endpoints"):
-        parser.add_argument(f"--{name}", action="append", help="only this one; repeat for more")
-    parser.add_argument("--eps", type=float, default=1e-4, help="step of the differences")
-    parser.add_argument(
-        "--eps-for", type=_path_and_step, action="append", metavar="PATH=VALUE", help="of one input"
+        _add_check_option(parser, name, action="append", help="only this one; repeat for more")
+    _add_check_option(parser, "eps", type=float, default=1e-4, help="step of the differences")
+    _add_check_option(
+        parser,
+        "eps-for",
+        type=_path_and_step,
+        action="append",
+        metavar="PATH=VALUE",
+        help="step of one input; repeat for more",
     )
-    parser.add_argument("--rtol", type=float, default=0.1, help="allowed relative error")
-    parser.add_argument("--max-evals", type=int, default=1000, help="evaluations to spend")
-    parser.add_argument("--max-output-samples", type=int, help="output elements to compare")
-    parser.add_argument("--max-failures", type=int, default=10, help="failures to show")
-    parser.add_argument("--seed", type=int, help="of the sampled elements")
-    parser.add_argument("--show-progress", action="store_true", default=True)
+    _add_check_option(parser, "rtol", type=float, default=0.1, help="allowed relative error")
+    _add_check_option(parser, "max-evals", type=int, default=1000, help="evaluations to spend")
+    _add_check_option(parser, "max-output-samples", type=int, help="output elements to compare")
+    _add_check_option(parser, "max-failures", type=int, default=10, help="failures to show")
+    _add_check_option(parser, "seed", type=int, help="of the sampled elements")
+    shown = os.environ.get(f"{_CHECK}SHOW_PROGRESS", "1").lower() not in ("0", "false", "no", "off")
+    parser.add_argument("--show-progress", action="store_true", default=shown)
     parser.add_argument("--no-show-progress", dest="show_progress", action="store_false")
 
 
-def _path_and_step(text: str) -> tuple[str, Any]:
-    path, separator, value = text.rpartition("=")
-    if not separator:
+_CHECK = "TESSERACT_RUNTIME_CHECK_GRADIENTS_"
+
+
+def _add_check_option(parser: ArgumentParser, name: str, **facts: Any) -> None:
+    """An option, and its variable; of an option that can be repeated it has words."""
+    text = os.environ.get(f"{_CHECK}{name.replace('-', '_').upper()}")
+    if text is not None:
+        parse = facts.get("type", str)
+        facts["default"] = [parse(t) for t in text.split()] if "action" in facts else text
+    parser.add_argument(f"--{name}", **facts)
+
+
+def _path_and_step(text: str) -> tuple[str, float]:
+    path, separator, value = text.partition("=")
+    if not (path and separator):
         raise ValueError(text)
     return path, float(value)

@@ -6,13 +6,15 @@ has worked too), 2 the caller's mistake, 1 everything else.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
+import signal
 import sys
+import tempfile
+import threading
 import traceback
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -23,12 +25,14 @@ from chainrule._errors import ChainruleError, InputError
 from chainrule.compat.tesseract_core._failures import pydantic_errors
 from chainrule.compat.tesseract_core.runtime._arguments import (
     ENDPOINT_COMMANDS,
+    UsageError,
     make_parser,
     read_settings,
 )
+from chainrule.compat.tesseract_core.runtime._logs import logged
 from chainrule.compat.tesseract_core.runtime._payloads import read_payload
 from chainrule.compat.tesseract_core.runtime._settings import RuntimeConfig
-from chainrule.compat.tesseract_core.runtime._streams import copied_to, result_descriptor
+from chainrule.compat.tesseract_core.runtime._streams import result_descriptor
 from chainrule.runtime import LocalComponent, load_component
 from chainrule.runtime._codec import BinrefWriter, encode_body
 from chainrule.runtime._runs import Run
@@ -47,6 +51,9 @@ def _run(options: Namespace, stdout: int) -> int:
     try:
         settings = read_settings(options)
         return _COMMANDS.get(options.command, _endpoint)(options, settings, stdout)
+    except UsageError as error:
+        sys.stderr.write(f"Error: {error}\n")
+        return 2
     except (InputError, _RefusedError) as error:
         sys.stderr.write(f"Error: Invalid value for payload: {error}\n")
         return 2
@@ -71,26 +78,28 @@ def _load(settings: RuntimeConfig, *, describe: bool = False) -> LocalComponent:
 
 
 def _endpoint(options: Namespace, settings: RuntimeConfig, stdout: int) -> int:
-    component = _load(settings)
+    component = _FlatRuns(_load(settings))
     payload = read_payload(options.payload)
     endpoint = ENDPOINT_COMMANDS[options.command]
-    run = Run(component.config, is_flat=True)
-    with copied_to(_new_logs(settings) / "tesseract.log"):
-        try:
-            with pydantic_errors(endpoint, payload):
-                result = component.call(endpoint, payload, run=run)
-        except ValidationError as error:
-            raise _RefusedError(str(error)) from error
+    try:
+        with pydantic_errors(endpoint, payload), logged(settings):
+            result = component.call(endpoint, payload)
+    except ValidationError as error:
+        raise _RefusedError(str(error)) from error
     _write(_encode(result, settings), settings, stdout)
     return 0
 
 
-def _new_logs(settings: RuntimeConfig) -> Path:
-    """The folder for the logs of this run, laid out as the ancestor does: always, and afresh."""
-    logs = settings.output_path / "logs"
-    (logs / "artifacts").mkdir(parents=True, exist_ok=True)
-    (logs / "metrics.csv").write_text("timestamp,key,value,step\n", encoding="utf-8")
-    return logs
+class _FlatRuns:
+    """A component whose runs have no folder of their own: files go to the output path itself."""
+
+    def __init__(self, component: LocalComponent) -> None:
+        self._component = component
+        self.available_endpoints = component.available_endpoints
+
+    def call(self, endpoint: str, payload: Mapping[str, Any]) -> Any:
+        run = Run(self._component.config, is_flat=True)
+        return self._component.call(endpoint, payload, run=run)
 
 
 def _encode(result: Any, settings: RuntimeConfig) -> Iterable[bytes | memoryview]:
@@ -118,11 +127,17 @@ def _write_json(content: Any, settings: RuntimeConfig, stdout: int) -> int:
 
 
 def _health(options: Namespace, settings: RuntimeConfig, stdout: int) -> int:
-    return _write_json(_load(settings).health(), settings, stdout)
+    component = _load(settings)
+    with logged(settings):
+        content = component.health()
+    return _write_json(content, settings, stdout)
 
 
 def _openapi_schema(options: Namespace, settings: RuntimeConfig, stdout: int) -> int:
-    return _write_json(_load(settings, describe=True).openapi_schema, settings, stdout)
+    component = _load(settings, describe=True)
+    with logged(settings):
+        content = component.openapi_schema
+    return _write_json(content, settings, stdout)
 
 
 def _check(options: Namespace, settings: RuntimeConfig, stdout: int) -> int:
@@ -141,25 +156,39 @@ def _test(options: Namespace, settings: RuntimeConfig, stdout: int) -> int:
         spec = RegressionSpec.model_validate(payload)
     except ValidationError as error:
         raise _RefusedError(str(error)) from error
-    return _write_json(dataclasses.asdict(run_test(_load(settings), spec)), settings, stdout)
+    component = _FlatRuns(_load(settings))
+    with logged(settings):
+        result = run_test(component, spec)
+    message = "" if result.passed else result.message
+    outcome = {"status": result.status, "message": message, "endpoint": result.endpoint}
+    return _write_json(outcome, settings, stdout)
 
 
 def _check_gradients(options: Namespace, settings: RuntimeConfig, stdout: int) -> int:
     from chainrule.compat.tesseract_core.runtime.testing.finite_differences import check_gradients
 
-    results = check_gradients(
-        _load(settings),
-        read_payload(options.payload),
-        input_paths=options.input_paths,
-        output_paths=options.output_paths,
-        endpoints=options.endpoints,
-        eps=dict(options.eps_for) if options.eps_for else options.eps,
-        rtol=options.rtol,
-        max_evals=options.max_evals,
-        max_output_samples=options.max_output_samples,
-        seed=options.seed,
-        show_progress=options.show_progress,
-    )
+    payload = read_payload(options.payload)
+    with tempfile.TemporaryDirectory() as folder:  # for files of the many runs
+        component = _load(settings.model_copy(update={"output_path": Path(folder)}))
+        try:
+            results = list(
+                check_gradients(
+                    component,
+                    payload,
+                    input_paths=options.input_paths,
+                    output_paths=options.output_paths,
+                    endpoints=options.endpoints,
+                    eps=_steps(component, payload, options),
+                    rtol=options.rtol,
+                    max_evals=options.max_evals,
+                    max_output_samples=options.max_output_samples,
+                    seed=options.seed,
+                    show_progress=options.show_progress,
+                )
+            )
+        except InputError as error:
+            traceback.print_exception(error)
+            return 1
     failed = False
     for endpoint, failures, count in results:
         failed = failed or bool(failures)
@@ -172,9 +201,24 @@ def _check_gradients(options: Namespace, settings: RuntimeConfig, stdout: int) -
     return int(failed)
 
 
+def _steps(component: LocalComponent, payload: Any, options: Namespace) -> float | dict[str, float]:
+    """The step of the differences; where some inputs have their own, one for each."""
+    from chainrule.runtime.testing._subject import Subject
+
+    if not options.eps_for:
+        return float(options.eps)
+    subject = Subject(component, payload, options.input_paths, options.output_paths)
+    return {**dict.fromkeys(subject.input_paths, options.eps), **dict(options.eps_for)}
+
+
 def _serve(options: Namespace, settings: RuntimeConfig, stdout: int) -> int:
     from chainrule.serve import serve
 
+    if options.parent_pipe_fd is not None:
+        watcher = threading.Thread(
+            target=_end_with_parent, args=(options.parent_pipe_fd,), daemon=True
+        )
+        watcher.start()
     serve(
         str(settings.api_path),
         config=settings.for_component(trusts_caller=False),
@@ -187,6 +231,13 @@ def _serve(options: Namespace, settings: RuntimeConfig, stdout: int) -> int:
         on_ready=_announce,
     )
     return 0
+
+
+def _end_with_parent(descriptor: int) -> None:
+    """Stop this server when nobody holds the other end of a pipe any more."""
+    while os.read(descriptor, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _announce(url: str) -> None:

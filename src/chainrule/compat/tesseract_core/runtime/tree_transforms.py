@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from chainrule import _trees
 from chainrule._errors import PathError
 from chainrule._trees import Key, split_path
 from chainrule.compat._mirror import mirror
 
 __getattr__, __dir__ = mirror("tesseract_core.runtime.tree_transforms", "path_to_index_op")
+
+
+class LRUCache(_trees.LRUCache[Any, Any]):
+    """A bounded mapping that forgets the least recently used entry, one entry by default."""
+
+    def __init__(self, maxsize: int = 1) -> None:
+        super().__init__(maxsize)
+
+    @property
+    def size(self) -> int:
+        """How many entries there are."""
+        return len(self)
 
 
 def path_to_index_op(path: str) -> tuple[str, int | str]:

@@ -1,0 +1,60 @@
+"""The log folder of one call on the command line, laid out as the ancestor does.
+
+logs/tesseract.log    what was printed, with profile and trace where they are asked for
+logs/metrics.csv      metrics, a header at least
+logs/artifacts/       files that the component keeps
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from chainrule._errors import InputError
+from chainrule.compat.tesseract_core.runtime._settings import RuntimeConfig
+from chainrule.compat.tesseract_core.runtime._streams import copied_to
+
+__all__ = ["logged"]
+
+_OBSERVATIONS = ("chainrule.runtime.profile", "chainrule.runtime.trace")
+
+
+@contextmanager
+def logged(settings: RuntimeConfig) -> Iterator[None]:
+    """Keep what is printed in the body. A call that is refused leaves no folder behind."""
+    logs = settings.output_path / "logs"
+    was_there = logs.exists()
+    _start_afresh(logs)
+    try:
+        with copied_to(logs / "tesseract.log"), _observations_shown():
+            yield
+    except InputError:
+        if not was_there:
+            shutil.rmtree(logs)
+        raise
+
+
+def _start_afresh(logs: Path) -> None:
+    (logs / "artifacts").mkdir(parents=True, exist_ok=True)
+    (logs / "metrics.csv").write_text("timestamp,key,value,step\n", encoding="utf-8")
+
+
+@contextmanager
+def _observations_shown() -> Iterator[None]:
+    """Print profiles and traces, which are log records, to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    loggers = [logging.getLogger(name) for name in _OBSERVATIONS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(level)
