@@ -9,7 +9,7 @@ import pytest
 
 from chainrule import view
 from chainrule._errors import InputError
-from chainrule.elimination import OrderError, linearization
+from chainrule.elimination import OrderError, find_order, linearization
 from chainrule.elimination.examples import simple
 
 
@@ -104,3 +104,44 @@ def test_an_output_that_is_read_keeps_its_row():
 
     picture = view.elimination(f, "forward", 0.5)
     assert set(picture.steps[-1].edges) == {("x", "1"), ("x", "2")}
+
+
+def lion(x, y):
+    """Naumann's lion graph, whose cheapest way takes one edge first: 11 multiplications, not 12."""
+    p = x * y
+    q = jnp.sin(p)
+    return q * p, jnp.cos(q), jnp.exp(q), jnp.tanh(q)
+
+
+@pytest.mark.parametrize(
+    ("order", "titles"),
+    [
+        ([(2, 3), 1, 2], ["2 → 3", "1", "2"]),  # back-elimination: the edge to a reader of 2
+        ([(1, 0), 2, 1], ["x → 1", "2", "1"]),  # front-elimination: the edge from the first input
+    ],
+)
+def test_single_edges_are_steps_too(order, titles):
+    x, y = 0.3, 0.4
+    picture = view.elimination(lion, order, x, y)
+    assert [step.title for step in picture.steps] == titles
+    p, q = x * y, np.sin(x * y)
+    partials = {
+        ("x", "1"): y, ("y", "1"): x, ("1", "2"): np.cos(p), ("2", "3"): p, ("1", "3"): q,
+        ("2", "4"): -np.sin(q), ("2", "5"): np.exp(q), ("2", "6"): 1 - np.tanh(q) ** 2,
+    }  # fmt: skip
+    found = replay(picture, partials)
+    for row, vertex in zip(jax.jacrev(lion, (0, 1))(x, y), "3456", strict=True):
+        for value, name in zip(row, "xy", strict=True):
+            assert found[name, vertex] == pytest.approx(float(value), rel=1e-5)
+    edge = picture.steps[0].edge
+    assert edge in picture.edges
+    assert edge not in picture.steps[0].edges
+    assert "stroke-dasharray" in picture.frame(1)
+    assert f"Eliminate {titles[0]}" in picture.frame(1)
+
+
+def test_orders_that_were_found_with_edges_are_drawn():
+    order = find_order(lion, 0.3, 0.4, edges=True)
+    picture = view.elimination(lion, order, 0.3, 0.4)
+    assert sum(step.multiplications for step in picture.steps) == order.cost == 11
+    assert any(step.edge for step in picture.steps)

@@ -1,10 +1,11 @@
-"""What notebooks show of components, schemas, Jacobians, orders and modules."""
+"""What notebooks show of components, schemas, Jacobians, orders and modules: a real IPython is asked."""
 
 from __future__ import annotations
 
 import io
 from xml.etree import ElementTree
 
+import jax
 import jax.numpy as jnp
 import pytest
 from pydantic import BaseModel, Field
@@ -14,6 +15,7 @@ import chainrule
 from chainrule import Component, view
 from chainrule._errors import InputError
 from chainrule.elimination import find_order, jacobian
+from chainrule.harvest import save_intermediates, sow
 from chainrule.runtime import Array, Differentiable, Float64
 from chainrule.stateful import Module, Param
 
@@ -34,22 +36,43 @@ class Layer(Module):
         self.weight = Param(jnp.ones(3))
 
 
+@pytest.fixture(scope="module")
+def shell():
+    module = pytest.importorskip("IPython.core.interactiveshell")
+    shell = module.InteractiveShell.instance()
+    yield shell
+    shell.history_manager.end_session()
+    module.InteractiveShell.clear_instance()
+
+
+@pytest.fixture
+def shown(shell):
+    """The HTML that a notebook would show for a value."""
+    # A shell in a terminal formats text only; a notebook's formats everything.
+    shell.display_formatter.active_types = shell.display_formatter.format_types
+
+    def show(value):
+        return shell.display_formatter.format(value)[0].get("text/html")
+
+    return show
+
+
 def parsed(html):
     """Well-formed, with everything that is not markup escaped."""
     return "".join(ElementTree.fromstring(f"<div>{html.replace('<br>', '<br/>')}</div>").itertext())
 
 
-def test_components():
+def test_components(shown):
     for component in (weigh, Component.from_api(weigh)):
-        text = parsed(component._repr_html_().replace(" open>", ">"))
+        text = parsed(shown(component).replace(" open>", ">"))
         for word in ("weigh", "Sum of the <loads>", "load", "f64[n]", "∂", "factor", "2.0"):
             assert word in text
 
 
-def test_schemas():
+def test_schemas(shown):
     table = view.schema(Beam)
     assert [field.path for field in table.sides["Beam"]] == ["load", "name"]
-    text = parsed(table._repr_html_())
+    text = parsed(shown(table))
     for word in ("f64[n] N/m", "on <every> part", '"a & b"'):
         assert word in text
     console = Console(width=120, file=io.StringIO())
@@ -61,9 +84,21 @@ def test_schemas():
     assert caught.value.code == "no_schema"
 
 
-def test_jacobians():
+def test_classes_of_schemas(shell, shown):
+    assert shown(Beam) is None
+    shell.run_line_magic("load_ext", "chainrule.view")
+    text = parsed(shown(Beam))
+    for word in ("Beam", "f64[n] N/m", "on <every> part", '"a & b"'):
+        assert word in text
+    assert shown(BaseModel) is None
+    assert shown(int) is None
+    shell.run_line_magic("unload_ext", "chainrule.view")
+    assert shown(Beam) is None
+
+
+def test_jacobians(shown):
     block = jacobian(lambda x: x[1:] - x[:-1], sparse=True)(jnp.arange(6.0))
-    html = block._repr_html_()
+    html = shown(block)
     assert "10 of 30" in parsed(html)
     assert "[5] ← [6]" in parsed(html)
     # Two bands of five entries each: one square an entry.
@@ -72,12 +107,27 @@ def test_jacobians():
     assert large._repr_html_().count("fill-opacity") == 48
 
 
-def test_orders():
+def test_orders(shown):
     order = find_order(lambda x, y: jnp.sin(x * y) * x, 0.3, 0.4)
-    text = parsed(order._repr_html_())
+    text = parsed(shown(order))
     assert f"{order.cost} (optimal)" in text
     assert " ".join(map(str, order.vertices)) in text
 
 
-def test_modules():
-    assert "weight" in parsed(Layer()._repr_html_())
+def test_modules(shown):
+    assert "weight" in parsed(shown(Layer()))
+
+
+def test_pictures(shown):
+    def f(x):
+        return jnp.sum(sow(jnp.sin(x), "sine") ** 2)
+
+    _, found = save_intermediates(jax.grad(f))(jnp.ones(3))
+    for picture, word in (
+        (view.pipeline(f, jnp.ones(3)), "result"),
+        (view.gradient_flow(found), "sine"),
+        (view.spy(jnp.eye(3)), "3 of 9 entries"),
+        (view.elimination(f, "reverse", jnp.ones(3)), "Eliminate"),
+    ):
+        assert word in shown(picture)
+        assert "<svg" in shown(picture)

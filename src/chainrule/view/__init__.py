@@ -6,12 +6,13 @@
     schema           what a component takes and gives
     elimination      the way from a computational graph to its Jacobian, vertex by vertex
 
-Pictures show themselves in a notebook and have `.svg()`, `.html()` and `.save(path)`. What `gradient_flow`
-gives is a plot, made by matplotlib when it is asked for.
+Pictures show themselves in a notebook and have `.svg()`, `.html()`, `.plot(ax)` for matplotlib and
+`.save(path)`. After `%load_ext chainrule.view`, notebooks show classes of schemas as tables, too.
 """
 
 from chainrule.view._elimination import EliminationSteps, elimination
 from chainrule.view._gradient_flow import FlowRow, GradientFlow, gradient_flow
+from chainrule.view._notebook import load_ipython_extension, unload_ipython_extension
 from chainrule.view._picture import Picture
 from chainrule.view._pipeline import Link, Part, Pipeline, pipeline
 from chainrule.view._schema import SchemaTable, schema
@@ -34,7 +35,9 @@ __all__ = [
     "Vertex",
     "elimination",
     "gradient_flow",
+    "load_ipython_extension",
     "pipeline",
     "schema",
     "spy",
+    "unload_ipython_extension",
 ]

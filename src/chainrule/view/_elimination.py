@@ -1,4 +1,4 @@
-"""Vertex elimination, drawn step by step."""
+"""Elimination of vertices and edges, drawn step by step."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from chainrule.elimination import OperationCounts
 from chainrule.elimination._choose import OrderLike, choose_order
 from chainrule.elimination._counting import count_operations
 from chainrule.elimination._linearize import trace_function
-from chainrule.view import _svg
 from chainrule.view._arguments import leaf_names
+from chainrule.view._drawing import CHARACTER, Arrow, Circle, Drawing, Group, Label, Shape
 from chainrule.view._layout import Layout, lay_out
 from chainrule.view._picture import Picture
 from chainrule.view._steps import Blocks, Step, Vertex, blocks_of, name_nodes, trace_steps
+from chainrule.view._svg import document
 
 __all__ = ["EliminationSteps", "elimination"]
 
@@ -36,7 +37,7 @@ class EliminationSteps(Picture):
     Attributes:
         vertices: all nodes, in the order of the program.
         edges: those of the whole graph, (operand, result) → structure of the local Jacobian.
-        steps: the vertices that are eliminated, in order.
+        steps: the vertices and edges that are eliminated, in order.
         counts: what the whole order costs.
     """
 
@@ -45,19 +46,18 @@ class EliminationSteps(Picture):
     steps: tuple[Step, ...]
     counts: OperationCounts
 
-    def svg(self) -> str:
+    def drawing(self) -> Drawing:
         """All steps below each other."""
         frames = list(self._frames())
-        body, y = [], 0.0
+        groups, y = [], 0.0
         for frame in frames:
-            body.append(f'<g transform="translate(0 {y:.1f})">{"".join(frame.body)}</g>')
+            groups.append(Group(frame.shapes, (0.0, y)))
             y += frame.height
-        return _svg.document(body, max(frame.width for frame in frames), y, self._title)
+        return Drawing(tuple(groups), max(frame.width for frame in frames), y, self.title)
 
     def frame(self, number: int) -> str:
         """One picture as SVG: 0 is the whole graph, `n` the graph after the n-th step."""
-        frame = list(self._frames())[number]
-        return _svg.document(frame.body, frame.width, frame.height, self._title)
+        return document(list(self._frames())[number])
 
     def html(self) -> str:
         """One picture at a time, with a button for each step; no script."""
@@ -78,21 +78,20 @@ class EliminationSteps(Picture):
         return f"<section><style>{style}</style>{buttons}{pictures}</section>"
 
     @property
-    def _title(self) -> str:
-        return f"Elimination with {self.counts.multiplications} multiplications"
+    def title(self) -> str:
+        """What it all costs, in words."""
+        return f"Elimination with {_times(self.counts.multiplications)}"
 
     def _button(self, number: int) -> str:
-        return escape(f"eliminate {self.steps[number - 1].vertex}" if number else "graph")
+        return escape(f"eliminate {self.steps[number - 1].title}" if number else "graph")
 
-    def _frames(self) -> Iterator[_Frame]:
+    def _frames(self) -> Iterator[Drawing]:
         layout = self._layout()
         yield _draw(self, layout, "The graph of local partial derivatives", self.edges, self.edges)
         before, spent = self.edges, 0
         for step in self.steps:
             spent += step.multiplications
-            caption = (
-                f"Eliminate {step.vertex}: {step.multiplications} multiplications, {spent} so far"
-            )
+            caption = f"Eliminate {step.title}: {_times(step.multiplications)}, {spent} so far"
             yield _draw(self, layout, caption, step.edges, before, step)
             before = step.edges
 
@@ -105,7 +104,7 @@ class EliminationSteps(Picture):
         texts = [*all_edges.values(), *(vertex.operation for vertex in self.vertices)]
         longest = max(map(len, texts), default=0)
         sizes = {vertex.key: (2 * _RADIUS, 2 * _RADIUS + 24) for vertex in self.vertices}
-        return lay_out(sizes, all_edges, between=max(48.0, longest * _svg.CHARACTER + 20))
+        return lay_out(sizes, all_edges, between=max(48.0, longest * CHARACTER + 20))
 
 
 def elimination(
@@ -116,11 +115,13 @@ def elimination(
 ) -> EliminationSteps:
     """Draw how the vertices of a function's computational graph are eliminated, one by one.
 
-    Vertex numbers are those of orders: the equations of the flat program, from 1.
+    Vertex numbers are those of orders: the equations of the flat program, from 1. Orders with single edges,
+    as `find_order(…, edges=True)` finds them, are drawn edge by edge where they have them.
 
     Args:
         fun: a function of pytrees that JAX can trace, small enough to draw.
-        order: `"forward"`, `"reverse"`, `"markowitz"`, `"auto"`, vertex numbers, or an `Order`.
+        order: `"forward"`, `"reverse"`, `"markowitz"`, `"auto"`, vertex numbers and pairs of them for
+            edges, or an `Order`.
         *args: its arguments; only their shapes and dtypes matter.
         argnums: which of them are differentiated; all by default.
 
@@ -150,19 +151,13 @@ def elimination(
             "part of the function, or count with `linearization(fun)(…).counts`.",
             code="graph_too_large",
         )
-    counts = count_operations(graph, choose_order(graph, order))
+    taken = choose_order(graph, order)
+    counts = count_operations(graph, taken)
     nodes = name_nodes(graph, leaf_names(fun, args, positions))
-    steps = tuple(trace_steps(graph, counts, nodes))
+    steps = tuple(trace_steps(graph, taken, counts, nodes))
     return EliminationSteps(
         tuple(nodes.values()), blocks_of(graph.structures, nodes), steps, counts
     )
-
-
-@dataclass(frozen=True)
-class _Frame:
-    body: list[str]
-    width: float
-    height: float
 
 
 def _draw(
@@ -172,30 +167,36 @@ def _draw(
     edges: Blocks,
     before: Blocks,
     step: Step | None = None,
-) -> _Frame:
+) -> Drawing:
     """The graph with these edges; those that a step made or changed in colour."""
     lines = _lines(step)
     touched = {(p.operand, p.reader) for p in step.products} if step else set()
-    body = [
-        _svg.label(caption, (16, 16), "start strong"),
-        f'<g transform="translate(0 {_CAPTION})">',
-    ]
+    graph: list[Shape] = []
+    if step and step.edge and step.edge not in edges:
+        graph.append(Arrow(layout.routes[step.edge], _FADED, is_dashed=True))
     for edge in edges:
         colour = _GREY if edge not in touched else _CHANGED if edge in before else _NEW
-        body.append(_svg.arrow(layout.routes[edge], colour, 1.2 if colour == _GREY else 2.0))
+        graph.append(Arrow(layout.routes[edge], colour, 1.2 if colour == _GREY else 2.0))
     left = {key for edge in edges for key in edge}
-    body.extend(_node(v, layout.places[v.key], v.key in left) for v in picture.vertices)
+    for vertex in picture.vertices:
+        graph.extend(_node(vertex, layout.places[vertex.key], vertex.key in left))
     for edge, text in edges.items():
         x, y = layout.middle(edge)
-        body.append(_svg.label(text, (x, y - 7), "faint halo"))
-    body.append("</g>")
+        graph.append(Label(text, (x, y - 7), is_faint=True, has_halo=True))
     y = _CAPTION + layout.size[1]
-    body.extend(
-        _svg.label(line, (16, y + k * _LINE), "start faint") for k, line in enumerate(lines)
+    text_lines = (
+        Label(line, (16, y + k * _LINE), starts_here=True, is_faint=True)
+        for k, line in enumerate(lines)
     )
+    title = Label(caption, (16, 16), starts_here=True, is_strong=True)
     longest = max(map(len, [caption, *lines]))
-    width = max(layout.size[0], longest * _svg.CHARACTER + 32)
-    return _Frame(body, width, y + len(lines) * _LINE + 12)
+    width = max(layout.size[0], longest * CHARACTER + 32)
+    shapes: tuple[Shape, ...] = (title, Group(tuple(graph), (0.0, _CAPTION)), *text_lines)
+    return Drawing(shapes, width, y + len(lines) * _LINE + 12, picture.title)
+
+
+def _times(count: int) -> str:
+    return f"{count} multiplication" if count == 1 else f"{count} multiplications"
 
 
 def _lines(step: Step | None) -> list[str]:
@@ -206,7 +207,7 @@ def _lines(step: Step | None) -> list[str]:
     return [*lines, f"and {hidden} more"] if hidden > 0 else lines
 
 
-def _node(vertex: Vertex, place: tuple[float, float], is_left: bool) -> str:
+def _node(vertex: Vertex, place: tuple[float, float], is_left: bool) -> Iterator[Shape]:
     if not vertex.operation:
         fill, stroke = "#e0e7ff", "#4f46e5"
     elif vertex.is_output:
@@ -215,6 +216,7 @@ def _node(vertex: Vertex, place: tuple[float, float], is_left: bool) -> str:
         fill, stroke = "#ffffff", _GREY
     if not is_left:
         fill, stroke = "#ffffff", _FADED
-    name = _svg.label(vertex.key, place, "strong" if is_left else "faint")
-    operation = _svg.label(vertex.operation, (place[0], place[1] + _RADIUS + 9), "faint halo")
-    return _svg.circle(place, _RADIUS, fill, stroke) + name + operation
+    yield Circle(place, _RADIUS, fill, stroke)
+    yield Label(vertex.key, place, is_strong=is_left, is_faint=not is_left)
+    below = place[0], place[1] + _RADIUS + 9
+    yield Label(vertex.operation, below, is_faint=True, has_halo=True)

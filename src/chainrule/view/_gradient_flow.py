@@ -13,6 +13,9 @@ import numpy as np
 from rich.table import Table
 
 from chainrule.harvest import Stats
+from chainrule.view._drawing import Drawing
+from chainrule.view._flow_drawing import draw_flow
+from chainrule.view._picture import Picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,10 +43,15 @@ class FlowRow:
 
 
 @dataclass(frozen=True)
-class GradientFlow:
-    """The rows of a pipeline in its order. Print it with rich, or `plot()` it."""
+class GradientFlow(Picture):
+    """The rows of a pipeline in its order. A notebook shows it, rich prints it, `plot()` draws curves."""
 
     rows: tuple[FlowRow, ...]
+
+    def drawing(self) -> Drawing:
+        """One line per value, with both norms on a logarithmic scale."""
+        lines = [(row.name, row.value_norm, row.cotangent_norm, row.nonfinite) for row in self.rows]
+        return draw_flow(lines)
 
     def __rich__(self) -> Table:
         table = Table("value", "entries", "norm", "cotangent norm", "", "NaN/inf")
@@ -92,7 +100,8 @@ def gradient_flow(intermediates: Mapping[str, Mapping[str, Any]]) -> GradientFlo
         intermediates: what `save_intermediates(jax.grad(f))` or `intermediate_stats(jax.grad(f))` found.
 
     Returns:
-        The norms in the order of the pipeline; print it with `rich.print`, draw it with `.plot()`.
+        The norms in the order of the pipeline. A notebook shows them, `rich.print` prints a table,
+        `.plot()` draws on axes of matplotlib, `.save("flow.svg")` keeps them.
 
     Example:
         >>> import jax

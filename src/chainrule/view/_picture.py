@@ -1,25 +1,51 @@
-"""What every picture can do: show itself in a notebook, and be saved."""
+"""What every picture can do: show itself in a notebook, be drawn by matplotlib, and be saved."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from chainrule._errors import InputError
+from chainrule.view._drawing import Drawing
+from chainrule.view._svg import document
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["Picture"]
+
+_PLOTS = (".png", ".pdf")
+_DOTS_PER_INCH = 192
 
 
 class Picture(ABC):
     """Something that can be drawn. Notebooks show it; `save` writes it to a file."""
 
     @abstractmethod
+    def drawing(self) -> Drawing:
+        """The shapes that the picture is made of."""
+
     def svg(self) -> str:
         """The picture as the text of an SVG document."""
+        return document(self.drawing())
 
     def html(self) -> str:
         """The picture for a page: the SVG, or something to click on where that helps."""
         return self.svg()
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the picture with matplotlib; needs `chainrule[view]`.
+
+        Args:
+            ax: the axes to draw on; new ones, as large as the picture, when `None`.
+
+        Returns:
+            The axes.
+        """
+        from chainrule.view._matplotlib import draw
+
+        return draw(self.drawing(), ax)
 
     def _repr_svg_(self) -> str:
         return self.svg()
@@ -31,7 +57,8 @@ class Picture(ABC):
         """Write the picture to a file.
 
         Args:
-            path: ends in `.svg`, or in `.html` for a page that needs nothing else.
+            path: ends in `.svg`, in `.html` for a page that needs nothing else, or in `.png` or `.pdf`, for
+                which matplotlib is needed.
 
         Returns:
             The path.
@@ -41,13 +68,19 @@ class Picture(ABC):
         """
         path = Path(path)
         if path.suffix == ".svg":
-            text = self.svg()
+            path.write_text(self.svg(), encoding="utf-8")
         elif path.suffix == ".html":
-            text = f'<!doctype html><meta charset="utf-8"><title>Chainrule</title>{self.html()}'
+            path.write_text(_PAGE.format(self.html()), encoding="utf-8")
+        elif path.suffix in _PLOTS:
+            figure = self.plot().get_figure(root=True)
+            assert figure is not None
+            figure.savefig(path, dpi=_DOTS_PER_INCH)
         else:
             raise InputError(
-                f"Pictures are saved as .svg or .html, but the file is called {path.name!r}.",
+                f"Pictures are saved as .svg, .html, .png or .pdf, but the file is called {path.name!r}.",
                 code="picture_format",
             )
-        path.write_text(text, encoding="utf-8")
         return path
+
+
+_PAGE = '<!doctype html><meta charset="utf-8"><title>Chainrule</title>{}'

@@ -16,9 +16,9 @@ from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, Var, evaluate, locate, trace
 from chainrule._jaxpr import Literal as Constant
 from chainrule.elimination._work import program_work
 from chainrule.runtime._schema import describe_array
-from chainrule.view import _svg
 from chainrule.view._arguments import argument_names
 from chainrule.view._divide import Section, divide, open_calls, scope_of
+from chainrule.view._drawing import CHARACTER, Arrow, Drawing, Label, Rectangle, Shape
 from chainrule.view._layout import lay_out
 from chainrule.view._picture import Picture
 
@@ -107,20 +107,20 @@ class Pipeline(Picture):
             table.add_row(str(number), part.name, part.detail, reads, part.cost)
         return table
 
-    def svg(self) -> str:
+    def drawing(self) -> Drawing:
         """Boxes from left to right: arguments, parts, result."""
         boxes = self._boxes()
         sizes = {node: box.size for node, box in boxes.items()}
         labels = {(link.source, link.target): str(link) for link in self.links}
         longest = max(map(len, labels.values()), default=0)
-        layout = lay_out(sizes, labels, between=max(40.0, longest * _svg.CHARACTER + 28))
-        body = [_svg.arrow(layout.routes[edge], "#6b7280") for edge in labels]
+        layout = lay_out(sizes, labels, between=max(40.0, longest * CHARACTER + 28))
+        shapes: list[Shape] = [Arrow(layout.routes[edge], "#6b7280") for edge in labels]
         for node, box in boxes.items():
-            body.extend(box.draw(layout.places[node]))
+            shapes.extend(box.draw(layout.places[node]))
         for edge, text in labels.items():
             x, y = layout.middle(edge)
-            body.append(_svg.label(text, (x, y - 8), "faint halo"))
-        return _svg.document(body, *layout.size, "Pipeline")
+            shapes.append(Label(text, (x, y - 8), is_faint=True, has_halo=True))
+        return Drawing(tuple(shapes), *layout.size, "Pipeline")
 
     def _boxes(self) -> dict[int | str, _Box]:
         arguments = dict.fromkeys(k.source for k in self.links if isinstance(k.source, str))
@@ -285,11 +285,11 @@ class _Box:
 
     @property
     def size(self) -> tuple[float, float]:
-        width = max(map(len, self.lines)) * _svg.CHARACTER + 20
+        width = max(map(len, self.lines)) * CHARACTER + 20
         return width, len(self.lines) * _LINE + 14
 
-    def draw(self, place: tuple[float, float]) -> Iterator[str]:
-        yield _svg.rectangle(place, self.size, self.fill, self.stroke)
+    def draw(self, place: tuple[float, float]) -> Iterator[Shape]:
+        yield Rectangle(place, self.size, self.fill, self.stroke)
         top = place[1] - (len(self.lines) - 1) * _LINE / 2
         for k, line in enumerate(self.lines):
-            yield _svg.label(line, (place[0], top + k * _LINE), "faint" if k else "strong")
+            yield Label(line, (place[0], top + k * _LINE), is_strong=k == 0, is_faint=k > 0)

@@ -12,7 +12,7 @@ import numpy as np
 
 from chainrule._errors import InputError
 from chainrule.elimination import StructuredJacobian
-from chainrule.view import _svg
+from chainrule.view._drawing import Cells, Drawing, Group, Label, Rectangle, Shape
 from chainrule.view._picture import Picture
 
 __all__ = ["Spy", "SpyBlock", "spy"]
@@ -52,21 +52,19 @@ class Spy(Picture):
 
     blocks: tuple[SpyBlock, ...]
 
-    def svg(self) -> str:
+    def drawing(self) -> Drawing:
         """One panel per block; a cell of a large block is the darker the fuller it is."""
-        body = []
+        panels = []
         x = y = right = 16.0
         tallest = 0.0
         for k, block in enumerate(self.blocks):
             if k and k % _PER_ROW == 0:
                 x, y, tallest = 16.0, y + tallest, 0.0
             width, height = _panel_size(block.shape)
-            body.append(f'<g transform="translate({x:.1f} {y + 20:.1f})">')
-            body.extend(_panel(block, width, height))
-            body.append("</g>")
+            panels.append(Group(tuple(_panel(block, width, height)), (x, y + 20)))
             x += max(width, _SIDE) + 24
             right, tallest = max(right, x), max(tallest, height + 52)
-        return _svg.document(body, right, y + tallest + 8, "Entries of a Jacobian")
+        return Drawing(tuple(panels), right, y + tallest + 8, "Entries of a Jacobian")
 
 
 def spy(jacobian: Any, *, output_axes: int | None = None) -> Spy:
@@ -134,30 +132,29 @@ def _panel_size(shape: tuple[int, int]) -> tuple[float, float]:
     return max(_THINNEST, shape[1] * scale), max(_THINNEST, shape[0] * scale)
 
 
-def _panel(block: SpyBlock, width: float, height: float) -> Iterator[str]:
+def _panel(block: SpyBlock, width: float, height: float) -> Iterator[Shape]:
     total = math.prod(block.shape)
     caption = f"{block.shape[0]} × {block.shape[1]}, {block.count} of {total} entries"
-    yield _svg.label(block.name, (0, -10), "start strong")
-    yield _svg.rectangle((width / 2, height / 2), (width, height), "#f9fafb", "#9ca3af", radius=0)
+    yield Label(block.name, (0, -10), starts_here=True, is_strong=True)
+    yield Rectangle((width / 2, height / 2), (width, height), "#f9fafb", "#9ca3af", radius=0)
     yield from _cells(block, width, height)
-    yield _svg.label(caption, (0, height + 14), "start faint")
+    yield Label(caption, (0, height + 14), starts_here=True, is_faint=True)
 
 
-def _cells(block: SpyBlock, width: float, height: float) -> Iterator[str]:
-    """One path per shade; neighbours in a row are one rectangle."""
+def _cells(block: SpyBlock, width: float, height: float) -> Iterator[Cells]:
+    """One shape per shade; neighbours in a row are one rectangle."""
     filled = _fill(block)
     if filled.size == 0:
         return
     cell_width, cell_height = width / filled.shape[1], height / filled.shape[0]
     shades = np.ceil(filled * _LEVELS).astype(int)
     for shade in range(1, _LEVELS + 1):
-        path = "".join(
-            f"M{start * cell_width:.2f} {row * cell_height:.2f}h{(end - start) * cell_width:.2f}"
-            f"v{cell_height:.2f}h-{(end - start) * cell_width:.2f}z"
+        cells = tuple(
+            (start * cell_width, row * cell_height, (end - start) * cell_width, cell_height)
             for row, start, end in _runs(shades == shade)
         )
-        if path:
-            yield f'<path d="{path}" fill="{_INK}" fill-opacity="{0.3 + 0.7 * shade / _LEVELS:.2f}"/>'
+        if cells:
+            yield Cells(cells, _INK, 0.3 + 0.7 * shade / _LEVELS)
 
 
 def _fill(block: SpyBlock) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What happens to a graph when its vertices are eliminated one by one, in words."""
+"""What happens to a graph when its vertices and edges are eliminated one by one, in words."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from chainrule._jaxpr import Var
 from chainrule.elimination._counting import OperationCounts
 from chainrule.elimination._eliminate import STRUCTURES, Elimination
+from chainrule.elimination._eliminate import Step as OrderStep
 from chainrule.elimination._graph import Edges, Graph
 
 __all__ = ["Blocks", "Product", "Step", "Vertex", "blocks_of", "name_nodes", "trace_steps"]
@@ -52,19 +53,26 @@ class Product:
 
 @dataclass(frozen=True)
 class Step:
-    """The elimination of one vertex.
+    """The elimination of one vertex, or of one edge ahead of its vertex.
 
     Attributes:
         vertex: its number.
         multiplications: what it costs, by the convention of the literature.
         products: the chain rule, edge by edge.
         edges: those that are left afterwards, (operand, result) → structure of the block.
+        edge: (operand, result) of the edge that is eliminated; `None` where the whole vertex is.
     """
 
     vertex: int
     multiplications: int
     products: tuple[Product, ...]
     edges: Blocks = field(repr=False)
+    edge: tuple[str, str] | None = None
+
+    @property
+    def title(self) -> str:
+        """What is eliminated: `3`, or `2 → 3` for an edge."""
+        return str(self.vertex) if self.edge is None else " → ".join(self.edge)
 
 
 def name_nodes(graph: Graph, inputs: Sequence[str]) -> dict[Any, Vertex]:
@@ -102,28 +110,58 @@ def _kind(structure: Any) -> str:
 
 
 def trace_steps(
-    graph: Graph, counts: OperationCounts, nodes: Mapping[Var, Vertex]
+    graph: Graph, order: Sequence[OrderStep], counts: OperationCounts, nodes: Mapping[Var, Vertex]
 ) -> Iterator[Step]:
-    """The steps of the order that was counted; vertices that touch nothing are left out."""
+    """The steps of an order, with what they were counted to cost; those that touch nothing are left out."""
     state = Elimination(graph, graph.structures, STRUCTURES)
-    for vertex, multiplications in counts.per_vertex:
-        joined = list(_joined(graph, state, vertex))
+    for each, (vertex, multiplications) in zip(order, counts.per_vertex, strict=True):
+        joined = list(_joined(graph, state, each))
+        edge = _edge(graph, state, each, nodes)
         existing = {(reader, operand) for reader, row in state.rows.items() for operand in row}
-        state.eliminate(vertex)
+        state.eliminate(each)
         if joined:
             products = _products(joined, existing, nodes)
-            yield Step(vertex, multiplications, products, blocks_of(state.rows, nodes))
+            yield Step(vertex, multiplications, products, blocks_of(state.rows, nodes), edge)
 
 
 _Path = tuple[Var, Var, Var]
 
 
-def _joined(graph: Graph, state: Elimination, vertex: int) -> Iterator[_Path]:
-    """(reader, vertex, operand) for every edge out of a vertex and every edge into it."""
-    for node in graph.nodes(vertex):
+def _joined(graph: Graph, state: Elimination, step: OrderStep) -> Iterator[_Path]:
+    """(reader, vertex, operand) for every edge out of a vertex and every edge into it.
+
+    Of an edge step: for that edge, and every edge on the vertex's other side.
+    """
+    if isinstance(step, tuple):
+        for operand, result in _between(graph, state, step):
+            if operand in graph.nodes(step[0]):
+                yield from ((result, operand, inner) for inner in state.rows.get(operand, ()))
+            else:
+                yield from ((reader, result, operand) for reader in state.readers.get(result, ()))
+        return
+    for node in graph.nodes(step):
         for reader in state.readers.get(node, ()):
             for operand in state.rows.get(node, ()):
                 yield reader, node, operand
+
+
+def _between(graph: Graph, state: Elimination, step: tuple[int, int]) -> Iterator[tuple[Var, Var]]:
+    """(operand, result) of the edges between a vertex and its neighbour, whichever way they go."""
+    vertex, neighbour = step
+    for node in graph.nodes(vertex):
+        for end in graph.ends(neighbour):
+            if node in state.rows.get(end, ()):
+                yield node, end
+            elif end in state.rows.get(node, ()):
+                yield end, node
+
+
+def _edge(
+    graph: Graph, state: Elimination, step: OrderStep, nodes: Mapping[Var, Vertex]
+) -> tuple[str, str] | None:
+    """The names of the edge that a step eliminates; of several between the same two, the first."""
+    found = _between(graph, state, step) if isinstance(step, tuple) else iter(())
+    return next(((nodes[operand].key, nodes[result].key) for operand, result in found), None)
 
 
 def _products(

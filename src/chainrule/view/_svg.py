@@ -1,16 +1,13 @@
-"""The few SVG elements that the pictures are made of, as text."""
+"""Drawings as the text of SVG documents."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from functools import singledispatch
 from html import escape
 
-__all__ = ["CHARACTER", "arrow", "circle", "document", "label", "rectangle"]
+from chainrule.view._drawing import Arrow, Cells, Circle, Drawing, Group, Label, Rectangle, Shape
 
-CHARACTER = 6.6
-"""Width of a character of the pictures' text in pixels, on average and on the safe side."""
-
-Point = tuple[float, float]
+__all__ = ["document"]
 
 # Inside a page, the style of an inline SVG applies to the whole page: hence the class in front.
 _STYLE = (
@@ -21,46 +18,78 @@ _STYLE = (
 )
 
 
-def document(body: Iterable[str], width: float, height: float, title: str) -> str:
-    """A picture with a white ground, so that it can be read on a dark page as well."""
+def document(drawing: Drawing) -> str:
+    """A drawing as a whole document."""
+    size = f"{drawing.width:.0f}", f"{drawing.height:.0f}"
     return (
         '<svg xmlns="http://www.w3.org/2000/svg" class="chainrule-view" role="img" '
-        f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style>"
-        '<rect width="100%" height="100%" fill="#fff"/>' + "".join(body) + "</svg>"
+        f'width="{size[0]}" height="{size[1]}" viewBox="0 0 {size[0]} {size[1]}">'
+        f"<title>{escape(drawing.title)}</title><style>{_STYLE}</style>"
+        f'<rect width="100%" height="100%" fill="#fff"/>{"".join(map(_element, drawing.shapes))}</svg>'
     )
 
 
-def label(text: str, at: Point, kind: str = "") -> str:
-    """Text centred at a point; `kind` names styles."""
-    return f'<text x="{at[0]:.1f}" y="{at[1] + 4:.1f}" class="{kind}">{escape(text)}</text>'
+@singledispatch
+def _element(shape: Shape) -> str:
+    raise TypeError(shape)
 
 
-def rectangle(centre: Point, size: Point, fill: str, stroke: str, radius: float = 6) -> str:
-    """A box with round corners."""
-    (x, y), (width, height) = centre, size
+@_element.register
+def _(shape: Label) -> str:
+    flags = (
+        ("start", shape.starts_here),
+        ("strong", shape.is_strong),
+        ("faint", shape.is_faint),
+        ("halo", shape.has_halo),
+    )
+    kind = " ".join(name for name, is_set in flags if is_set)
+    colour = "" if shape.colour is None else f' style="fill:{shape.colour}"'
+    x, y = shape.at
+    return f'<text x="{x:.1f}" y="{y + 4:.1f}" class="{kind}"{colour}>{escape(shape.text)}</text>'
+
+
+@_element.register
+def _(shape: Rectangle) -> str:
+    (x, y), (width, height) = shape.centre, shape.size
     return (
         f'<rect x="{x - width / 2:.1f}" y="{y - height / 2:.1f}" width="{width:.1f}" '
-        f'height="{height:.1f}" rx="{radius}" fill="{fill}" stroke="{stroke}"/>'
+        f'height="{height:.1f}" rx="{shape.radius:g}" fill="{shape.fill}" stroke="{shape.stroke}"/>'
     )
 
 
-def circle(centre: Point, radius: float, fill: str, stroke: str) -> str:
-    """A circle."""
-    x, y = centre
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="{fill}" stroke="{stroke}"/>'
+@_element.register
+def _(shape: Circle) -> str:
+    x, y = shape.centre
+    return (
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{shape.radius:.1f}" fill="{shape.fill}" '
+        f'stroke="{shape.stroke}"/>'
+    )
 
 
-def arrow(points: Sequence[Point], colour: str, width: float = 1.2) -> str:
-    """A smooth line through points from left to right, with a head at the last."""
-    (x, y), *rest = points
+@_element.register
+def _(shape: Arrow) -> str:
+    (x, y), *rest = shape.points
     path = [f"M{x:.1f} {y:.1f}"]
     for nx, ny in rest:
         middle = (x + nx) / 2
         path.append(f"C{middle:.1f} {y:.1f} {middle:.1f} {ny:.1f} {nx:.1f} {ny:.1f}")
         x, y = nx, ny
-    head = f"M{x:.1f} {y:.1f}l-7 -3.5v7z"
-    return (
-        f'<path d="{"".join(path)}" fill="none" stroke="{colour}" stroke-width="{width}"/>'
-        f'<path d="{head}" fill="{colour}"/>'
+    dashes = ' stroke-dasharray="4 4"' if shape.is_dashed else ""
+    line = (
+        f'<path d="{"".join(path)}" fill="none" stroke="{shape.colour}" '
+        f'stroke-width="{shape.width}"{dashes}/>'
     )
+    head = f'<path d="M{x:.1f} {y:.1f}l-7 -3.5v7z" fill="{shape.colour}"/>'
+    return line + head if shape.has_head else line
+
+
+@_element.register
+def _(shape: Cells) -> str:
+    path = "".join(f"M{x:.2f} {y:.2f}h{w:.2f}v{h:.2f}h-{w:.2f}z" for x, y, w, h in shape.rectangles)
+    return f'<path d="{path}" fill="{shape.fill}" fill-opacity="{shape.opacity:.2f}"/>'
+
+
+@_element.register
+def _(shape: Group) -> str:
+    inner = "".join(map(_element, shape.shapes))
+    return f'<g transform="translate({shape.at[0]:.1f} {shape.at[1]:.1f})">{inner}</g>'
