@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -13,9 +13,17 @@ from chainrule._errors import InputError
 from chainrule._jaxpr import Var
 from chainrule.elimination._blocks import product_structure, sum_structure
 from chainrule.elimination._calibration import prices
-from chainrule.elimination._counting import additions, count_operations, multiplications, nontrivial
+from chainrule.elimination._convention import (
+    KeptEdge,
+    kept_edges,
+    kept_multiplications,
+    kept_product,
+    kept_sum,
+)
+from chainrule.elimination._costs import additions, nontrivial
+from chainrule.elimination._counting import count_operations
 from chainrule.elimination._eliminate import Step
-from chainrule.elimination._graph import Graph
+from chainrule.elimination._graph import Edges, Graph
 from chainrule.elimination._linearize import trace_function
 from chainrule.elimination._order import Order, fingerprint
 from chainrule.elimination._rules import real_shape
@@ -81,9 +89,9 @@ def find_order_of_graph(
     edges: bool = False,
 ) -> Order:
     """`find_order` for a graph."""
-    if objective not in _COSTS:
+    if objective not in _PRICINGS:
         raise InputError(
-            f"There is no objective {objective!r}; it is one of {', '.join(map(repr, _COSTS))}.",
+            f"There is no objective {objective!r}; it is one of {', '.join(map(repr, _PRICINGS))}.",
             code="unknown_objective",
         )
     problem, nodes = _as_problem(graph, objective)
@@ -154,41 +162,51 @@ def _vertices_of(graph: Graph, nodes: Sequence[Var]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(owner[node] for node in nodes))
 
 
+@dataclass(frozen=True)
+class _Pricing:
+    """What an objective looks at: edges of a kind, how they are multiplied and added, and at what cost."""
+
+    edges: Callable[[Graph], Edges]
+    product: Callable[[Any, Any], Any]
+    total: Callable[[Any, Any], Any]
+    product_cost: Callable[[Any, Any], int]
+    sum_cost: Callable[[Any, Any], int]
+    rounded: Callable[[Any], Any]
+
+
 class _Algebra:
-    """Structures by number, with the cost of an objective.
+    """Edges by number, with the cost of an objective."""
 
-    Coefficients are rounded to "±1" and "another constant": their values multiply the number of different
-    structures and never change a cost.
-    """
+    def __init__(self, pricing: _Pricing) -> None:
+        self._numbers: dict[Any, int] = {}
+        self._edges: list[Any] = []
+        self._pricing = pricing
 
-    def __init__(self, product_cost: Any, sum_cost: Any) -> None:
-        self._numbers: dict[Structure, int] = {}
-        self._structures: list[Structure] = []
-        self._product_cost = product_cost
-        self._sum_cost = sum_cost
-
-    def number(self, structure: Structure) -> int:
-        if structure.is_zero:
+    def number(self, edge: Any) -> int:
+        if edge.is_zero:
             return ZERO
-        structure = _rounded(structure)
-        if structure not in self._numbers:
-            self._numbers[structure] = len(self._structures)
-            self._structures.append(structure)
-        return self._numbers[structure]
+        edge = self._pricing.rounded(edge)
+        if edge not in self._numbers:
+            self._numbers[edge] = len(self._edges)
+            self._edges.append(edge)
+        return self._numbers[edge]
 
     def product(self, out_edge: int, in_edge: int) -> tuple[int, int]:
-        outer, inner = self._structures[out_edge], self._structures[in_edge]
-        return self.number(product_structure(outer, inner)), self._product_cost(outer, inner)
+        outer, inner = self._edges[out_edge], self._edges[in_edge]
+        number = self.number(self._pricing.product(outer, inner))
+        return number, self._pricing.product_cost(outer, inner)
 
     def sum(self, first: int, second: int) -> tuple[int, int]:
-        total = sum_structure(self._structures[first], self._structures[second])
+        one, other = self._edges[first], self._edges[second]
+        total = self._pricing.total(one, other)
         # A sum that cancels keeps its edge: the search may not drop what it has once seen.
-        kept = self._structures[first] if total.is_zero else total
-        return self.number(kept), self._sum_cost(self._structures[first], self._structures[second])
+        kept = one if total.is_zero else total
+        return self.number(kept), self._pricing.sum_cost(one, other)
 
 
 @lru_cache(maxsize=65536)
 def _rounded(structure: Structure) -> Structure:
+    """Coefficients as "±1" or "another constant": their values make many structures, and no difference."""
     terms = [
         term.with_coefficient(1.0 if term.valued or abs(term.coefficient) == 1 else 2.0)
         for term in structure.terms
@@ -196,11 +214,16 @@ def _rounded(structure: Structure) -> Structure:
     return structure_of(terms, index_map=structure.index_map)
 
 
+@lru_cache(maxsize=65536)
+def _rounded_kept(edge: KeptEdge) -> KeptEdge:
+    return KeptEdge(*(part and _rounded(part) for part in (edge.core, edge.pending)))
+
+
 def _entries_written(outer: Structure, inner: Structure) -> int:
     return product_structure(outer, inner).stored
 
 
-def _nothing(first: Structure, second: Structure) -> int:
+def _nothing(first: Any, second: Any) -> int:
     return 0
 
 
@@ -220,26 +243,34 @@ def _sum_time(first: Structure, second: Structure) -> int:
     return _picoseconds(sum_work(first, second))
 
 
-_COSTS: dict[str, tuple[Any, Any]] = {
-    "multiplications": (multiplications, _nothing),
-    "nontrivial": (nontrivial, _nothing),
-    "operations": (nontrivial, _additions),
-    "time": (_product_time, _sum_time),
-    "memory": (_entries_written, _nothing),
+def _of_structures(product_cost: Any, sum_cost: Any = _nothing) -> _Pricing:
+    return _Pricing(
+        lambda graph: graph.structures, product_structure, sum_structure, product_cost, sum_cost, _rounded
+    )  # fmt: skip
+
+
+_PRICINGS: dict[str, _Pricing] = {
+    "multiplications": _Pricing(
+        kept_edges, kept_product, kept_sum, kept_multiplications, _nothing, _rounded_kept
+    ),
+    "nontrivial": _of_structures(nontrivial),
+    "operations": _of_structures(nontrivial, _additions),
+    "time": _of_structures(_product_time, _sum_time),
+    "memory": _of_structures(_entries_written),
 }
 
 
 def _as_problem(graph: Graph, objective: Objective) -> tuple[Problem, list[Var]]:
     """The graph in numbers, and the variable of every number."""
-    product_cost, sum_cost = _COSTS[objective]
-    algebra = _Algebra(product_cost, sum_cost)
+    pricing = _PRICINGS[objective]
+    algebra = _Algebra(pricing)
     numbers: dict[Var, int] = {}
     edges = []
-    for result, row in graph.structures.items():
-        for operand, structure in row.items():
+    for result, row in pricing.edges(graph).items():
+        for operand, edge in row.items():
             source = numbers.setdefault(operand, len(numbers))
             target = numbers.setdefault(result, len(numbers))
-            edges.append((source, target, algebra.number(structure)))
+            edges.append((source, target, algebra.number(edge)))
     eliminable = [
         numbers[node] for v in graph.required for node in graph.nodes(v) if node in numbers
     ]

@@ -32,7 +32,7 @@ from chainrule.elimination._blocks import sum_structure
 from chainrule.elimination._rules import LocalJacobian, Site, has_rule, local_jacobian
 from chainrule.elimination._structure import Structure
 
-__all__ = ["Edges", "Graph", "build_graph", "check_rules"]
+__all__ = ["Edges", "Graph", "build_graph", "check_rules", "whole_graph"]
 
 _log = logging.getLogger(__name__)
 
@@ -141,6 +141,19 @@ def build_graph(program: ClosedJaxpr, inputs: Sequence[int], n_targets: int | No
     partials = _pruned(program, chosen, targets, partials)
     kept_without_rule = tuple(vertex for vertex in without_rule if vertex in partials)
     return Graph(program, chosen, targets, partials, kept_without_rule)
+
+
+def whole_graph(graph: Graph) -> Graph:
+    """A graph with the edges that were pruned, because they come from nowhere or lead nowhere."""
+    known = _Known(graph.program)
+    everything = {*graph.inputs, *(v for eqn in graph.program.jaxpr.eqns for v in eqn.outvars)}
+    inexact = {var for var in everything if _is_inexact(var)}
+    partials = {}
+    for vertex, eqn in enumerate(graph.program.jaxpr.eqns, start=1):
+        wanted = tuple(_is_active(atom, inexact) for atom in eqn.invars)
+        if any(wanted) and any(var in inexact for var in eqn.outvars):
+            partials[vertex] = local_jacobian(Site(eqn, known.reader(eqn), wanted))
+    return replace(graph, partials=partials)
 
 
 def _warn_of_dense_partials(eqn: JaxprEqn, local: LocalJacobian) -> None:

@@ -7,8 +7,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from chainrule._errors import InputError
-from chainrule.elimination._counting import multiplications
-from chainrule.elimination._eliminate import STRUCTURES, Elimination, Step
+from chainrule.elimination._convention import (
+    kept_edges,
+    kept_multiplications,
+    kept_product,
+    kept_sum,
+)
+from chainrule.elimination._eliminate import Algebra, Elimination, Step
 from chainrule.elimination._graph import Graph
 
 __all__ = ["OrderError", "check_order", "forward_order", "markowitz_order", "reverse_order"]
@@ -43,12 +48,15 @@ def markowitz_order(graph: Graph) -> tuple[int, ...]:
     return tuple(order)
 
 
+_KEPT = Algebra(kept_product, kept_sum, lambda edge: edge.is_zero)
+
+
 class _GreedyCosts:
     """The cost of eliminating each vertex next, kept up to date."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._state = Elimination(graph, graph.structures, STRUCTURES)
+        self._state = Elimination(graph, kept_edges(graph), _KEPT)
         self._vertex_of = {node: v for v in graph.partials for node in graph.nodes(v)}
         self._known: dict[int, int] = {}
 
@@ -56,7 +64,7 @@ class _GreedyCosts:
         if vertex not in self._known:
             rows, readers = self._state.rows, self._state.readers
             self._known[vertex] = sum(
-                multiplications(rows[reader][node], inner)
+                kept_multiplications(rows[reader][node], inner)
                 for node in self._graph.nodes(vertex)
                 for reader in readers.get(node, ())
                 for inner in rows.get(node, {}).values()

@@ -100,7 +100,7 @@ def diagonal_structure(
     out_shape: Sequence[int],
     in_shape: Sequence[int],
     *,
-    stored: bool | None,
+    stored: Sequence[int] | None,
     coefficient: float = 1.0,
     index_map: bool = False,
 ) -> Structure | None:
@@ -109,8 +109,7 @@ def diagonal_structure(
     Args:
         out_shape: shape of the result.
         in_shape: shape of the operand, broadcast the NumPy way.
-        stored: whether the value has an entry per result entry; `False` for one number that is not
-            static, `None` for no value.
+        stored: the result's axes along which the value varies; `None` for no value.
         coefficient: static factor.
         index_map: whether the partial only moves entries.
     """
@@ -120,10 +119,8 @@ def diagonal_structure(
         Axis.of(v + missing) if length == out_shape[v + missing] else Axis()
         for v, length in enumerate(in_shape)
     ]
-    everything = range(len(out_shape)) if stored else ()
     found = term_structure(
-        out_shape, in_shape, out_shape, out_axes, in_axes,
-        stored=None if stored is None else tuple(everything),
+        out_shape, in_shape, out_shape, out_axes, in_axes, stored=stored,
         coefficient=coefficient, index_map=index_map,
     )  # fmt: skip
     return None if found is None else found[0]
@@ -154,13 +151,19 @@ def _edge(
         number = _static(site, partial)
         if number is None:
             operand, function = partial.operand, partial.function
-            is_array = bool(site.operand_shape(operand))
-            structure = diagonal_structure(*shapes, stored=is_array)
+            structure = diagonal_structure(*shapes, stored=long_axes(site, operand))
             return structure, lambda *values: function(values[operand])
         partial = number
     if isinstance(partial, float):
         return diagonal_structure(*shapes, stored=None, coefficient=partial), None
-    return diagonal_structure(*shapes, stored=True), partial
+    return diagonal_structure(*shapes, stored=range(len(shapes[0]))), partial
+
+
+def long_axes(site: Site, position: int) -> tuple[int, ...]:
+    """The result's axes along which an operand is not broadcast."""
+    shape = site.operand_shape(position)
+    missing = len(site.result_shape()) - len(shape)
+    return tuple(axis + missing for axis, length in enumerate(shape) if length > 1)
 
 
 def _static(site: Site, factor: Factor) -> float | None:
@@ -188,10 +191,9 @@ def _evaluator(
 def _shaped(value: Any, structure: Structure) -> Any:
     """A value, possibly still to be broadcast, in the shape that the term stores."""
     (term,) = structure.terms
-    if not term.stored:
-        return jnp.reshape(value, ())
-    whole = jnp.broadcast_to(value, structure.out_shape)
-    return whole.reshape(term.stored_shape)
+    if value.size != math.prod(term.stored_shape):
+        value = jnp.broadcast_to(value, structure.out_shape)
+    return value.reshape(term.stored_shape)
 
 
 def _by_jvp(site: Site) -> LocalJacobian:
@@ -226,12 +228,12 @@ def _integer_pow(site: Site) -> LocalJacobian:
 
 def _select(site: Site) -> LocalJacobian:
     """`select_n(which, *cases)`: the partial of a case is 1 where it is chosen."""
-    scalar_which = not site.operand_shape(0)
+    varying = long_axes(site, 0)
     structures = {
         (0, k): structure
         for k in site.wanted_operands
         if (structure := diagonal_structure(
-            site.result_shape(), site.operand_shape(k), stored=not scalar_which
+            site.result_shape(), site.operand_shape(k), stored=varying
         )) is not None
     }  # fmt: skip
 
