@@ -2,13 +2,20 @@
 
 import importlib
 import pkgutil
+import re
 import warnings
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "migrate.md"
+DOCS = Path(__file__).parents[2] / "docs" / "how-to"
+PAGES = {
+    "tesseract_core": DOCS / "migrate-tesseract.md",
+    "tesseract_jax": DOCS / "migrate-tesseract.md",
+    "graphax": DOCS / "migrate-graphax.md",
+    "pcx": DOCS / "migrate-pcx.md",
+}
 
 # What an ancestor's own parts tell each other; its documentation names none of it.
 INTERNAL = {
@@ -78,14 +85,43 @@ def test_every_public_name_is_here_or_listed_as_absent(package):
     assert missing == listed
 
 
-def test_graphax_has_the_names_of_its_specification():
+def listed_names(page):
+    """The words in the first column of the page's tables."""
+    rows = re.findall(r"^\| (.+?) \|", page.read_text(), re.MULTILINE)
+    return set(
+        re.findall(r"\w+", " ".join(code for row in rows for code in re.findall("`(.+?)`", row)))
+    )
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("package", ["tesseract_core", "tesseract_jax", "pcx"])
+def test_every_name_has_a_row(package):
+    absent = {name for names in ABSENT.values() for name in names}
+    modules = {
+        child.name for child in pkgutil.iter_modules(importlib.import_module(package).__path__)
+    }
+    known = listed_names(PAGES[package]) | absent | modules | {"__version__"}
+    for name, module in public_modules(package):
+        assert public_names(module) - known - {"finite_differences", "regression"} == set(), name
+
+
+def test_every_name_of_graphax_has_a_row():
     from chainrule.compat import graphax
 
-    for name in ("jacve", "tree_allclose", "vertex_elimination_jaxpr", "examples"):
-        assert hasattr(graphax, name)
+    names = {*graphax.__all__, *graphax.examples.__all__, *graphax.core.__all__}
+    names |= {child.name for child in pkgutil.iter_modules(graphax.examples.__path__)}
+    assert names <= listed_names(PAGES["graphax"])
+
+
+def test_every_constructor_and_method_has_a_row():
+    from chainrule.compat.tesseract_core import Tesseract
+
+    names = {name for name in vars(Tesseract) if not name.startswith("_")}
+    # What is natively there: the handle itself, and what programs in this process look for.
+    assert names - listed_names(PAGES["tesseract_core"]) == {"call", "component", "local"}
 
 
 def test_the_page_says_what_is_absent():
-    text = PAGE.read_text()
+    text = PAGES["tesseract_core"].read_text()
     for name in (*ABSENT, *(n for names in ABSENT.values() for n in names)):
         assert f"`{name.removeprefix('tesseract_core.')}`" in text, name
