@@ -1,9 +1,12 @@
-"""Claim: on a GPU, elimination beats `jacfwd` and `jacrev`, and one kernel comes near the byte floor.
+"""Claim: on a GPU, elimination beats `jacfwd` and `jacrev`, one kernel comes near the byte floor, and `auto`
+chooses well.
 
 Not part of `make bench`, which runs on a CPU: `python -m benchmarks.device_elimination` on a machine with
-one. The byte floor reads every input once and writes every entry of the Jacobian once at the memory
-bandwidth given with `--bandwidth` (4.3 TB/s for an H200). Times are per call of ten calls in flight, which
-is how a solver uses them; a single call that is waited for costs a quarter of a millisecond more.
+one; about four minutes. The byte floor reads every input once and writes every entry of the Jacobian once at the
+memory bandwidth given with `--bandwidth` (4.3 TB/s for an H200). Times are per call of ten calls in flight,
+which is how a solver uses them; a single call that is waited for costs a quarter of a millisecond more.
+Contestants take turns; the median of their turns counts. Set-up is what `auto` takes once: search, trace,
+compile.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import jax
@@ -19,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from chainrule.elimination import examples, find_order, jacobian
+from chainrule.elimination._calibration import calibrate
 
 _TASKS: dict[str, tuple[tuple[float, ...], float]] = {
     "roe_flux_1d": ((0.01, 0.02, 0.02, 0.01, 0.03, 0.03), 2.0),
@@ -26,61 +31,88 @@ _TASKS: dict[str, tuple[tuple[float, ...], float]] = {
     "human_heart_dipole": ((0.15,) * 8, 1.3),
     "propane_combustion": ((0.15,) * 11, 1.3),
 }
+_BATCHES = (8 * 10**6, 10**6)
+_ROUNDS, _IN_FLIGHT = 9, 10
 
 
-def _milliseconds(function: Callable[..., Any], arguments: list[Any], in_flight: int = 10) -> float:
-    jax.block_until_ready(function(*arguments))
-    samples = []
-    for _ in range(9):
-        start = time.perf_counter()
-        for _ in range(in_flight):
-            result = function(*arguments)
-        jax.block_until_ready(result)
-        samples.append((time.perf_counter() - start) / in_flight * 1e3)
-    return statistics.median(samples)
-
-
-def _measure(name: str, point: tuple[float, ...], batch: int, bandwidth: float) -> dict[str, float]:
+def _contestants(name: str, point: tuple[float, ...]) -> dict[str, Callable[..., Any]]:
     function = getattr(examples, name)
     argnums = tuple(range(len(point)))
     scalars = [jnp.float32(value) for value in point]
     order = find_order(function, *scalars, argnums=argnums, objective="nontrivial", budget_s=1.0)
-    rng = np.random.default_rng(0)
-    vectors = [jnp.asarray(value * (1 + 0.1 * rng.random(batch)), jnp.float32) for value in point]
-    contestants = {
+    return {
         "jacfwd": jax.jacfwd(function, argnums),
         "jacrev": jax.jacrev(function, argnums),
-        "xla": jacobian(function, argnums, method="elimination", order=order),
+        "xla": jacobian(function, argnums, method="elimination", order=order, backend="xla"),
         "kernel": jacobian(function, argnums, method="elimination", order=order, backend="native"),
+        "auto": jacobian(function, argnums),
     }
-    entries = len(point) * len(jax.tree.leaves(jax.eval_shape(function, *scalars)))
-    times = {
-        label: _milliseconds(jax.jit(jax.vmap(contestant)), vectors)
-        for label, contestant in contestants.items()
-    }
-    return {**times, "floor": (len(point) + entries) * 4 * batch / bandwidth * 1e3}
+
+
+def _milliseconds(
+    contestants: dict[str, Callable[..., Any]], vectors: list[Any]
+) -> dict[str, float]:
+    compiled = {}
+    for label, contestant in contestants.items():
+        start = time.perf_counter()
+        compiled[label] = jax.jit(jax.vmap(contestant)).lower(*vectors).compile()
+        setup_s = time.perf_counter() - start
+        jax.block_until_ready(compiled[label](*vectors))
+    turns: dict[str, list[float]] = {label: [] for label in compiled}
+    for _ in range(_ROUNDS):
+        for label, function in compiled.items():
+            start = time.perf_counter()
+            for _ in range(_IN_FLIGHT):
+                result = function(*vectors)
+            jax.block_until_ready(result)
+            turns[label].append((time.perf_counter() - start) / _IN_FLIGHT * 1e3)
+    medians = {label: statistics.median(taken) for label, taken in turns.items()}
+    return {**medians, "setup_s": setup_s}
+
+
+def _measure(name: str, point: tuple[float, ...], batch: int, bandwidth: float) -> dict[str, float]:
+    rng = np.random.default_rng(0)
+    vectors = [jnp.asarray(value * (1 + 0.1 * rng.random(batch)), jnp.float32) for value in point]
+    outputs = jax.eval_shape(getattr(examples, name), *(v[0] for v in vectors))
+    entries = len(point) * len(jax.tree.leaves(outputs))
+    floor = (len(point) + entries) * 4 * batch / bandwidth * 1e3
+    return {**_milliseconds(_contestants(name, point), vectors), "floor": floor}
+
+
+def _show_calibration() -> None:
+    start = time.perf_counter()
+    found = calibrate(jax.devices()[0])
+    print(f"calibration, {time.perf_counter() - start:.1f} s; nanoseconds per unit of work:")
+    print("  " + ", ".join(f"{kind} {1e9 * price:.4g}" for kind, price in asdict(found).items()))
+
+
+def _show_row(name: str, batch: int, bar: float, ms: dict[str, float]) -> None:
+    speed_up = min(ms["jacfwd"], ms["jacrev"]) / ms["xla"]
+    candidates = {label: ms[label] for label in ("jacfwd", "jacrev", "xla", "kernel")}
+    best = min(candidates, key=candidates.__getitem__)
+    columns = " ".join(f"{ms[key]:6.3f}" for key in (*candidates, "auto", "floor"))
+    print(
+        f"{name:18} {batch:8} {columns} | {speed_up:5.2f} (≥ {bar:g}) | {ms['kernel'] / ms['floor']:.2f} "
+        f"| {ms['auto'] / candidates[best]:.3f} of {best} | {ms['setup_s']:.1f}",
+        flush=True,
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batch", type=int, default=8 * 10**6)
     parser.add_argument("--bandwidth", type=float, default=4.3e12, help="bytes per second")
     options = parser.parse_args()
+    start = time.perf_counter()
+    print(f"{jax.devices()[0].device_kind}, JAX {jax.__version__}, ms per call")
+    _show_calibration()
     print(
-        f"{jax.devices()[0].device_kind}, JAX {jax.__version__}, batch {options.batch}, ms per call"
+        f"{'task':18} {'batch':>8} jacfwd jacrev    xla kernel   auto  floor "
+        "| xla's speed-up (bar) | kernel/floor (bar 1.6) | auto/best (bar 1.05) | set-up, s"
     )
-    print(
-        f"{'task':20} jacfwd jacrev    xla kernel  floor | speed-up (bar) | kernel/floor (bar 1.6)"
-    )
-    for name, (point, bar) in _TASKS.items():
-        ms = _measure(name, point, options.batch, options.bandwidth)
-        speed_up = min(ms["jacfwd"], ms["jacrev"]) / ms["xla"]
-        columns = " ".join(
-            f"{ms[key]:6.3f}" for key in ("jacfwd", "jacrev", "xla", "kernel", "floor")
-        )
-        print(
-            f"{name:20} {columns} | {speed_up:5.2f} (≥ {bar:g}) | {ms['kernel'] / ms['floor']:.2f}"
-        )
+    for batch in _BATCHES:
+        for name, (point, bar) in _TASKS.items():
+            _show_row(name, batch, bar, _measure(name, point, batch, options.bandwidth))
+    print(f"{time.perf_counter() - start:.0f} s in all")
 
 
 if __name__ == "__main__":
