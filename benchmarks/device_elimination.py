@@ -2,8 +2,8 @@
 chooses well.
 
 Not part of `make bench`, which runs on a CPU: `python -m benchmarks.device_elimination` on a machine with
-one; about four minutes. The byte floor reads every input once and writes every entry of the Jacobian once at the
-memory bandwidth given with `--bandwidth` (4.3 TB/s for an H200). Times are per call of ten calls in flight,
+one; about four minutes. The byte floor reads every input once and writes every entry of the Jacobian once at
+the memory bandwidth given with `--bandwidth` (4.3 TB/s for an H200). Times are per call of ten in flight,
 which is how a solver uses them; a single call that is waited for costs a quarter of a millisecond more.
 Contestants take turns; the median of their turns counts. Set-up is what `auto` takes once: search, trace,
 compile.
