@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import inspect
 import time
 from pathlib import Path
 from typing import Any
@@ -50,20 +52,25 @@ def run_pipeline(programs: Programs, design: dict[str, Any]) -> tuple[jax.Array,
     )
     wear = apply_component(programs.reliability, {"temperatures": thermal["chips"]})
     rates = sow(wear["rates"], "rates")
-    too_much = jax.nn.softplus(20 * (board["copper"] / COPPER_BUDGET - 1))
-    outside = jnp.sum(jnp.maximum(jnp.abs(design["centres"] - 0.5) - 0.5, 0.0) ** 2)
-    cost = jnp.log(jnp.sum(rates)) + too_much + 100 * outside
+    with jax.named_scope("copper budget"):
+        too_much = jax.nn.softplus(20 * (board["copper"] / COPPER_BUDGET - 1))
+    with jax.named_scope("rim of the board"):
+        outside = 100 * jnp.sum(jnp.maximum(jnp.abs(design["centres"] - 0.5) - 0.5, 0.0) ** 2)
+    with jax.named_scope("cost"):
+        cost = jnp.log(jnp.sum(rates)) + too_much + outside
     return cost, {**board, **thermal, "rates": rates, "design": design}
 
 
-def check_gradient(cost: Any, design: dict[str, jax.Array]) -> tuple[float, float]:
+def check_gradient(
+    cost: Any, design: dict[str, jax.Array], gradient: dict[str, jax.Array]
+) -> tuple[float, float]:
     """A directional derivative by the chain rule and by central differences."""
     flat, rebuild = jax.flatten_util.ravel_pytree(design)
     direction = jnp.asarray(np.random.default_rng(0).normal(size=flat.size))
-    gradient, _ = jax.flatten_util.ravel_pytree(jax.grad(cost)(design))
+    slopes, _ = jax.flatten_util.ravel_pytree(gradient)
     step = 1e-5
     up, down = (cost(rebuild(flat + sign * step * direction)) for sign in (1, -1))
-    return float(gradient @ direction), float((up - down) / (2 * step))
+    return float(slopes @ direction), float((up - down) / (2 * step))
 
 
 def optimise(cost: Any, design: dict[str, Any], steps: int) -> tuple[dict[str, Any], list[float]]:
@@ -89,8 +96,8 @@ def gradient_flow(cost: Any, design: dict[str, Any]) -> dict[str, tuple[float, f
     """Norms of the values between the programs, and of what the gradient says about them."""
     _, seen = save_intermediates(jax.grad(cost))(design)
     picks = {
-        "conductivity": ("board", "conductivity"), "chips": ("thermal", "chips"),
-        "rates": ("rates", None),
+        "conductivity": ("board", "conductivity"), "chip temperatures": ("thermal", "chips"),
+        "failure rates": ("rates", None),
     }  # fmt: skip
 
     def norm(tree: Any, key: str | None) -> float:
@@ -109,13 +116,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("demo-output"), help="where to write")
     options = parser.parse_args()
     console = Console()
-    with console.status("starting three programs"):
-        programs_context = started()
-        programs = programs_context.__enter__()
-    try:
+    with contextlib.ExitStack() as stack:
+        with console.status("starting three programs"):
+            programs = stack.enter_context(started())
         result = study(programs, options.steps, console)
-    finally:
-        programs_context.__exit__(None, None, None)
     plot, page = _report.write(result, options.output)
     console.print(f"\nplot    {plot.resolve()}\nreport  {page.resolve()}", soft_wrap=True)
     console.print(_NEXT, soft_wrap=True, highlight=False)
@@ -129,7 +133,8 @@ def study(programs: Programs, steps: int, console: Console) -> _report.Result:
 
     design = starting_design()
     _introduce(programs, console)
-    chain, differences = check_gradient(cost, design)
+    gradient = jax.grad(cost)(design)
+    chain, differences = check_gradient(cost, design, gradient)
     apart = abs(chain - differences) / abs(differences)
     console.print(
         f"gradient  {chain:.8g} by the chain rule, {differences:.8g} by differences: {apart:.0e} apart"
@@ -139,12 +144,15 @@ def study(programs: Programs, steps: int, console: Console) -> _report.Result:
     result = _report.Result(
         before=run_pipeline(programs, design)[1],
         after=run_pipeline(programs, best)[1],
+        gradient=gradient,
         costs=costs,
         flow=gradient_flow(cost, best),
         check=(chain, differences),
         seconds=time.perf_counter() - began,
         compiler=programs.compiler,
-        picture=view.pipeline(cost, design).svg(),
+        code=inspect.getsource(run_pipeline),
+        forward=view.pipeline(cost, design, measure=True).svg(),
+        backward=view.pipeline(jax.grad(cost), design, measure=True).svg(),
     )
     console.print(
         f"cost      {costs[0]:.4g} → {costs[-1]:.4g} in {steps} steps, {result.seconds:.1f} s"

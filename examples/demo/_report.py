@@ -14,8 +14,9 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.patheffects import withStroke
 
-from examples.demo.heat.component import CHIP_SIZE, CHIPS
+from examples.demo.heat.component import CHIP_SIZE, CHIPS, POWERS
 
 
 @dataclass(frozen=True)
@@ -24,20 +25,25 @@ class Result:
 
     before: dict[str, Any]
     after: dict[str, Any]
+    gradient: dict[str, Any]
     costs: list[float]
     flow: dict[str, tuple[float, float]]
     check: tuple[float, float]
     seconds: float
     compiler: str
-    picture: str
+    code: str
+    forward: str
+    backward: str
 
     def headlines(self) -> dict[str, str]:
         """What a person wants to know."""
         hottest = (np.max(side["chips"]) for side in (self.before, self.after))
         failures = (np.sum(side["rates"]) for side in (self.before, self.after))
+        copper = (float(side["copper"]) for side in (self.before, self.after))
         return {
             "hottest chip": "{:.0f} K → {:.0f} K".format(*hottest),
             "failures per million hours": "{:.0f} → {:.0f}".format(*failures),
+            "copper, W/(m·K) on average": "{:.2f} → {:.2f}".format(*copper),
         }
 
 
@@ -62,7 +68,7 @@ def _draw(result: Result) -> Any:
     figure, axes = plt.subplots(2, 3, figsize=(13, 8), constrained_layout=True)
     for row, (title, side) in enumerate(sides.items()):
         _draw_field(
-            axes[row, 0], side["conductivity"], f"{title}: copper and its conductivity, W/(m·K)",
+            axes[row, 0], side["conductivity"], f"{title}: copper patches, conductivity in W/(m·K)",
             cmap="copper", limits=(0, most["conductivity"]),
         )  # fmt: skip
         _draw_patches(axes[row, 0], side["design"])
@@ -71,6 +77,8 @@ def _draw(result: Result) -> Any:
             axes[row, 1], side["temperature"], f"{title}: temperature, at most {hottest:.0f} K",
             cmap="inferno", limits=(300, most["temperature"]),
         )  # fmt: skip
+        _write_temperatures(axes[row, 1], side["chips"])
+    _draw_pushes(axes[0, 0], result.before["design"]["centres"], result.gradient["centres"])
     _draw_costs(axes[0, 2], result.costs)
     _draw_flow(axes[1, 2], result.flow)
     return figure
@@ -103,12 +111,31 @@ def _draw_patches(axis: Any, design: dict[str, Any]) -> None:
     axis.set(xlim=(0, 1), ylim=(0, 1))
 
 
+def _write_temperatures(axis: Any, temperatures: Any) -> None:
+    for (x, y), power, kelvin in zip(CHIPS, POWERS, np.asarray(temperatures), strict=True):
+        axis.annotate(
+            f"{power:.0f} W\n{kelvin:.0f} K", (x, y), ha="center", va="center", fontsize=8,
+            color="white", weight="bold", path_effects=[withStroke(linewidth=2, foreground="#3b0f2b")],
+        )  # fmt: skip
+
+
+def _draw_pushes(axis: Any, centres: Any, gradient: Any) -> None:
+    """Where the first gradient pushes the patches: downhill, the longest arrow an eighth of the board."""
+    x, y = np.asarray(centres).T
+    down = -np.asarray(gradient)
+    u, v = (down * 0.125 / np.max(np.linalg.norm(down, axis=1))).T
+    axis.quiver(x, y, u, v, color="#c7d2fe", angles="xy", scale_units="xy", scale=1, width=0.01)
+
+
 def _draw_costs(axis: Any, costs: list[float]) -> None:
     axis.plot(costs, lw=2, color="#4f46e5")
-    axis.set_title("cost: logarithm of the failures, and the budget", fontsize=11)
+    axis.set_title("cost: log of the failure rate + penalties", fontsize=11)
     axis.set_xlabel("gradient step")
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
+
+
+_BETWEEN = ("layout → heat", "heat → reliability", "reliability → cost")
 
 
 def _draw_flow(axis: Any, flow: dict[str, tuple[float, float]]) -> None:
@@ -119,8 +146,9 @@ def _draw_flow(axis: Any, flow: dict[str, tuple[float, float]]) -> None:
     axis.bar(positions + 0.2, cotangents, 0.4, label="‖cotangent‖ on the way back", color="#4f46e5")
     axis.set_yscale("log")
     axis.set_ylim(top=100 * max(values))
-    axis.set_xticks(positions, names)
-    axis.set_title("what flows between the programs", fontsize=11)
+    labels = [f"{name}\n{between}" for name, between in zip(names, _BETWEEN, strict=True)]
+    axis.set_xticks(positions, labels, fontsize=8)
+    axis.set_title("what flows between the programs, and back", fontsize=11)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, loc="upper right", fontsize=9)
 
@@ -138,7 +166,7 @@ def _page(result: Result, svg: str) -> str:
         "directional derivative": (
             f"{result.check[0]:.10g} by the chain rule, {result.check[1]:.10g} by differences"
         ),
-        "the C program": result.compiler,
+        "the compiled program": result.compiler,
     }
     tiles = "".join(
         f"<div><b>{html.escape(change)}</b><span>{html.escape(name)}</span></div>"
@@ -149,4 +177,7 @@ def _page(result: Result, svg: str) -> str:
         for name, value in facts.items()
     )
     template = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"))
-    return template.substitute(tiles=tiles, table=table, svg=svg, picture=result.picture)
+    return template.substitute(
+        tiles=tiles, table=table, svg=svg, code=html.escape(result.code), forward=result.forward,
+        backward=result.backward,
+    )  # fmt: skip

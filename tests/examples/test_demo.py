@@ -30,8 +30,8 @@ def test_demo_checks_its_gradient_improves_the_board_and_leaves_a_report(tmp_pat
     assert float(end) < float(start)
     assert (tmp_path / "demo.png").stat().st_size > 10_000
     page = (tmp_path / "report.html").read_text()
-    assert "<svg" in page
-    assert page.count("<svg") == 2
+    assert page.count("<svg") == 3  # the plot, the way there, the way back
+    assert "apply_component(programs.heat" in page
     assert not re.search(r"(src|href)=.http", page)
 
 

@@ -22,15 +22,17 @@ AMBIENT = 300.0  # K
 
 
 class InputSchema(BaseModel):
-    conductivity: Differentiable[Array[("cell", "cell"), Float64]] = Field(
-        description="Conductivity of every cell, W/(m·K)"
+    conductivity: Differentiable[Array[("cell", "cell"), Float64, "W/(m*K)"]] = Field(
+        description="Conductivity of every cell"
     )
 
 
 class OutputSchema(BaseModel):
-    temperature: Differentiable[Array[("cell", "cell"), Float64]] = Field(description="K")
-    chips: Differentiable[Array[(9,), Float64]] = Field(
-        description="Mean temperature of every chip, K"
+    temperature: Differentiable[Array[("cell", "cell"), Float64, "K"]] = Field(
+        description="Of every cell"
+    )
+    chips: Differentiable[Array[(9,), Float64, "K"]] = Field(
+        description="Mean temperature of every chip"
     )
 
 

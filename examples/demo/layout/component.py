@@ -13,22 +13,27 @@ from pydantic import BaseModel, Field
 from chainrule.runtime import Array, Differentiable, Float64
 
 BARE_BOARD = 0.3  # W/(m·K): glass fibre and epoxy
+UNDER_THE_CHIPS = [[x, y] for x in (0.25, 0.5, 0.75) for y in (0.25, 0.5, 0.75)]
 
 
 class InputSchema(BaseModel):
-    centres: Differentiable[Array[("patch", 2), Float64]] = Field(
-        description="Position of every patch on the unit square"
+    centres: Differentiable[Array[("patch", 2), Float64, "m"]] = Field(
+        UNDER_THE_CHIPS, description="Position of every patch on a board of 1 m × 1 m"
     )
-    widths: Differentiable[Array[("patch",), Float64]] = Field(description="Width of every patch")
-    amounts: Differentiable[Array[("patch",), Float64]] = Field(
-        description="Conductivity that a patch adds at its centre, W/(m·K)"
+    widths: Differentiable[Array[("patch",), Float64, "m"]] = Field(
+        [0.1] * 9, description="Width of every patch"
+    )
+    amounts: Differentiable[Array[("patch",), Float64, "W/(m*K)"]] = Field(
+        [4.9] * 9, description="Conductivity that a patch adds at its centre"
     )
     resolution: int = Field(default=32, ge=4, le=512, description="Cells along an edge")
 
 
 class OutputSchema(BaseModel):
-    conductivity: Differentiable[Array[("cell", "cell"), Float64]]
-    copper: Differentiable[Float64] = Field(
+    conductivity: Differentiable[Array[("cell", "cell"), Float64, "W/(m*K)"]] = Field(
+        description="Of the board with its copper"
+    )
+    copper: Differentiable[Array[(), Float64, "W/(m*K)"]] = Field(
         description="Conductivity added, averaged over the board"
     )
 
