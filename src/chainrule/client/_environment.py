@@ -2,7 +2,8 @@
 
 The environment falls back to the packages of this interpreter, so Chainrule and NumPy are there without being
 installed again, and what the component asks for wins over what is found here. It is made once and made again
-when the requirements or the interpreter change.
+when the requirements or the interpreter change. `tesseract_config.yaml` may name another file of
+requirements, or ask for conda.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import sys
 import sysconfig
 import venv
 from pathlib import Path
+from typing import Any
 
 from chainrule._errors import DefinitionError
+from chainrule.client._conda import create_with_conda
 
 __all__ = ["ensure_environment", "environment_variables"]
 
@@ -39,7 +42,7 @@ def ensure_environment(source: Path, folder: Path | None = None) -> Path:
     home = source if source.is_dir() else source.parent
     folder = folder or home / _FOLDER
     python = folder / "bin" / "python"
-    requirements = next((home / name for name in _REQUIREMENTS if (home / name).exists()), None)
+    requirements = _declared(home)
     wanted = _stamp(requirements)
     stamp = folder / _STAMP
     if python.exists() and stamp.exists() and stamp.read_text() == wanted:
@@ -50,6 +53,27 @@ def ensure_environment(source: Path, folder: Path | None = None) -> Path:
     _create(folder, python, requirements)
     stamp.write_text(wanted)
     return python
+
+
+def _declared(home: Path) -> Path | None:
+    """The file that says what a component needs."""
+    wishes = _peer_wishes(home / "tesseract_config.yaml")
+    if wishes.get("provider") == "conda":
+        return home / "tesseract_environment.yaml"
+    names = [*filter(None, [wishes.get("requirements_file")]), *_REQUIREMENTS]
+    return next((home / name for name in names if (home / name).exists()), None)
+
+
+def _peer_wishes(file: Path) -> dict[str, Any]:
+    """`build_config.requirements` of the peer's project file."""
+    if not file.exists():
+        return {}
+    import yaml
+
+    node: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
+    for key in ("build_config", "requirements"):
+        node = node.get(key) if isinstance(node, dict) else None
+    return node if isinstance(node, dict) else {}
 
 
 def environment_variables() -> dict[str, str]:
@@ -63,12 +87,17 @@ def environment_variables() -> dict[str, str]:
 
 
 def _stamp(requirements: Path | None) -> str:
+    if requirements is not None and not requirements.exists():
+        raise DefinitionError(
+            f"tesseract_config.yaml asks for conda, but there is no {requirements}.",
+            code="environment_failed",
+        )
     content = b"" if requirements is None else requirements.read_bytes()
     return hashlib.sha256(sys.version.encode() + sys.prefix.encode() + content).hexdigest()
 
 
 def _check_ours(folder: Path) -> None:
-    if not (folder / "pyvenv.cfg").exists():
+    if not any((folder / mark).exists() for mark in ("pyvenv.cfg", "conda-meta")):
         raise DefinitionError(
             f"{folder} exists and is not a virtual environment; name another folder for it.",
             code="environment_failed",
@@ -76,7 +105,11 @@ def _check_ours(folder: Path) -> None:
 
 
 def _create(folder: Path, python: Path, requirements: Path | None) -> None:
-    venv.create(folder, with_pip=False, symlinks=True)
+    is_conda = requirements is not None and requirements.suffix == ".yaml"
+    if requirements is not None and is_conda:
+        create_with_conda(folder, requirements)
+    else:
+        venv.create(folder, with_pip=False, symlinks=True)
     packages = next(folder.glob("lib/python*/site-packages"))
     # `addsitedir` also reads the .pth files there, by which editable installations are found.
     ours = [sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]]
@@ -85,7 +118,7 @@ def _create(folder: Path, python: Path, requirements: Path | None) -> None:
         f"import os, sys; sys.path += filter(None, os.environ.get({_LAST!r}, '').split(os.pathsep))"
     )
     (packages / "zz_chainrule.pth").write_text("\n".join(lines) + "\n")
-    if requirements is None:
+    if requirements is None or is_conda:
         return
     # pip of this interpreter installs into the other: the environment needs none of its own.
     command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
