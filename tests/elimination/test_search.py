@@ -2,15 +2,18 @@
 
 import itertools
 import random
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from chainrule.elimination._search import Problem, lower_bound, search
+from chainrule.elimination._search._branch import branch_and_bound
 from chainrule.elimination._search._build import load_library
+from chainrule.elimination._search._construct import beam, relative_markowitz
 from chainrule.elimination._search._native_engine import NativeEngine
-from chainrule.elimination._search._problem import ZERO
+from chainrule.elimination._search._problem import ZERO, OutOfBudgetError
 from chainrule.elimination._search._python_engine import PythonEngine
 
 
@@ -107,6 +110,56 @@ def test_search_finds_the_optimum_and_the_bound_is_below_it(problem):
     # So few vertices are settled by trying everything, also where the bound by cuts is lower.
     assert lower_bound(problem) <= found.bound == optimum
     assert found.is_optimal
+
+
+@given(scalar_problems(max_inner=7))
+def test_branch_and_bound_is_as_good_as_trying_everything(problem):
+    engine = PythonEngine(problem)
+    forward = list(problem.eliminable)
+    exact = engine.windows(forward, len(forward))
+    found, is_proven = branch_and_bound(
+        engine, forward, sum(engine.costs(forward)), until=time.perf_counter() + 60
+    )
+    assert is_proven
+    assert sum(count_by_hand(problem, found)) == sum(count_by_hand(problem, exact))
+
+
+@given(scalar_problems())
+def test_beam_and_relative_markowitz_give_orders(problem):
+    engine = PythonEngine(problem)
+    for order in (beam(engine, 3), relative_markowitz(engine)):
+        assert sorted(order) == list(problem.eliminable)
+    # A beam that keeps everything is dynamic programming over all sets.
+    if len(problem.eliminable) <= 4:
+        widest = sum(engine.costs(beam(engine, 16)))
+        assert widest == sum(engine.costs(engine.windows(problem.eliminable, 4)))
+
+
+def narrow(seed, inner=16):
+    """A graph whose edges reach back a few vertices only, with three inputs and three outputs."""
+    rng = random.Random(seed)
+    edges = set()
+    for v in range(3, inner + 6):
+        end = min(v, inner + 3)
+        below = range(max(0, end - 6), end)
+        edges |= {(u, v) for u in rng.sample(below, min(len(below), rng.randint(1, 3)))}
+    feeding = {u for u, _ in edges}
+    kept = [v for v in range(3, inner + 3) if v not in feeding]
+    return Problem.scalar(inner + 6, sorted(edges), range(3, inner + 3), kept)
+
+
+def test_branch_and_bound_proves_what_cuts_cannot():
+    problem = narrow(1, inner=14)
+    found = search(problem, budget_s=20.0)
+    assert lower_bound(problem) < found.cost == found.bound
+    assert found.is_optimal
+
+
+def test_search_stops_a_beam_that_takes_too_long():
+    engine = PythonEngine(layered(2))
+    engine.deadline = time.perf_counter() - 1
+    with pytest.raises(OutOfBudgetError):
+        beam(engine, 4)
 
 
 @given(st.lists(st.integers(1, 30), min_size=3, max_size=9))

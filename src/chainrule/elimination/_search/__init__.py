@@ -3,7 +3,8 @@
 This package knows nothing of JAX: a `Problem` is vertices, edges with a structure number each, and an
 `Algebra` that says which structure a product or a sum of two structures has and what it costs. Two
 engines evaluate orders on it, one in C (built on first use where a compiler is found) and one in Python;
-`search` runs the portfolio: forward, reverse, greedy with look-ahead, annealing sweeps, exact windows.
+`search` runs the portfolio: forward, reverse, greedy rules, a beam, annealing sweeps, exact windows; branch
+and bound where there are few vertices.
 
 The fact the search stands on: the graph that is left after eliminating a *set* of vertices does not
 depend on the order in which they went. So a change inside a window of an order changes the costs inside

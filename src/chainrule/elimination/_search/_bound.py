@@ -12,22 +12,28 @@ from collections.abc import Iterable
 
 from chainrule.elimination._search._problem import Problem
 
-__all__ = ["lower_bound"]
+__all__ = ["lower_bound", "vertex_bounds"]
 
 
 def lower_bound(problem: Problem) -> int | None:
     """The bound, or `None` when the problem is not scalar and it does not hold."""
+    return sum(vertex_bounds(problem).values()) if problem.is_scalar else None
+
+
+def vertex_bounds(problem: Problem) -> dict[int, int]:
+    """The least that every vertex can cost, whenever it goes; 0 when the problem is not scalar."""
     if not problem.is_scalar:
-        return None
+        return dict.fromkeys(problem.eliminable, 0)
     forward: list[list[int]] = [[] for _ in range(problem.size)]
     backward: list[list[int]] = [[] for _ in range(problem.size)]
     for source, target, _ in problem.edges:
         forward[source].append(target)
         backward[target].append(source)
-    return sum(
-        _disjoint_paths(backward, v, problem.inputs) * _disjoint_paths(forward, v, problem.outputs)
+    return {
+        v: _disjoint_paths(backward, v, problem.inputs)
+        * _disjoint_paths(forward, v, problem.outputs)
         for v in problem.eliminable
-    )
+    }
 
 
 def _disjoint_paths(neighbours: list[list[int]], start: int, goals: Iterable[int]) -> int:

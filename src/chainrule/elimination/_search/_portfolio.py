@@ -1,4 +1,9 @@
-"""The search: cheap constructions first, then annealing and exact windows until the time is up."""
+"""The search: constructions first, then annealing and exact windows until the time is up.
+
+In this order: forward and reverse; greedy Markowitz, plain and with look-ahead; relative Markowitz; a beam;
+where there are few vertices, dynamic programming over all sets or branch and bound; and, for the rest of the
+time, annealing from the best order or a greedy one with random ties, each finished with exact windows.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +12,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from chainrule.elimination._search._bound import lower_bound
+from chainrule.elimination._search._branch import branch_and_bound
+from chainrule.elimination._search._construct import beam, relative_markowitz
 from chainrule.elimination._search._engines import Engine, make_engine
 from chainrule.elimination._search._problem import OutOfBudgetError, Problem
+from chainrule.elimination._search._python_engine import PythonEngine
 
 __all__ = ["Found", "search"]
 
 _LOOK_AHEADS = (0.5, 0.0, 0.25, 1.0)
 _NOISES = (0.0, 0.0, 0.1, 0.3)
+
+_BEAM = 12
+"""Partial orders that a beam keeps: on the graphs of the literature as good as the best greedy order."""
+
+_FEW = 24
+"""Up to so many vertices, branch and bound has a chance to finish."""
+
+_SHARE = 0.15
+"""The part of the budget that the beam may take; branch and bound may take twice as much."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +147,19 @@ class _Run:
             if self.is_over:
                 return
             self.offer(self.engine.greedy(look_ahead, 0.0, self.next_seed()), "greedy")
+        self._try(relative_markowitz, "relative Markowitz")
+        self._try(lambda engine: beam(engine, _BEAM), "beam")
+
+    def _try(self, construct: Callable[[PythonEngine], list[int]], method: str) -> None:
+        """Offer an order, unless making it takes too long or there is nothing to gain."""
+        if self.is_over:
+            return
+        engine = PythonEngine(self.problem)
+        engine.deadline = time.perf_counter() + _SHARE * self.budget_s
+        try:
+            self.offer(construct(engine), method)
+        except OutOfBudgetError:
+            return
 
     def improve(self) -> None:
         """Restarted annealing, each restart finished with exact windows."""
@@ -138,6 +168,8 @@ class _Run:
             return
         if length <= self.engine.exact_width:
             self._settle()
+        elif length <= _FEW:
+            self._branch()
         sweeps = 40
         while not self.is_over:
             order = self._start()
@@ -152,6 +184,21 @@ class _Run:
         order = self.engine.windows(self.best.order, len(self.best.order))
         self.bound = self.offer(order, "exact")
         self.best = replace(self.best, bound=self.bound)
+
+    def _branch(self) -> None:
+        """A few more: cut off what cannot be better than the best so far, which annealing makes good."""
+        assert self.best is not None
+        self._polish(self._anneal(list(self.best.order), 40), width=6)
+        if self.is_over:
+            return
+        order, is_proven = branch_and_bound(
+            PythonEngine(self.problem), list(self.best.order), self.best.cost,
+            until=time.perf_counter() + 2 * _SHARE * self.budget_s,
+        )  # fmt: skip
+        cost = self.offer(order, "branch and bound")
+        if is_proven:
+            self.bound = cost
+            self.best = replace(self.best, bound=cost)
 
     def _start(self) -> list[int]:
         assert self.best is not None
