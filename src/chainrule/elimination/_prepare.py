@@ -14,6 +14,7 @@ from chainrule._jaxpr import (
     JaxprEqn,
     evaluate,
     inline_calls,
+    scan_layout,
     subprograms,
     trace_avals,
     walk,
@@ -51,7 +52,7 @@ def _unroll(eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any] | None:
     if not _is_short_loop(eqn):
         return None
     (body,) = subprograms(eqn)
-    n_constants, n_carry = eqn.params["num_consts"], eqn.params["num_carry"]
+    n_constants, n_carry = scan_layout(eqn)
     constants = operands[:n_constants]
     carry = list(operands[n_constants : n_constants + n_carry])
     scanned = operands[n_constants + n_carry :]
