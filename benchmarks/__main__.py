@@ -1,4 +1,7 @@
-"""`make bench`: run every benchmark, print one table, and write it to docs/benchmarks.md."""
+"""`make bench`: run every benchmark, print one table, and write it to docs/benchmarks.md.
+
+The table of orders goes to docs/explanation/elimination.md as well.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,11 @@ import sys
 from pathlib import Path
 
 import benchmarks
+from benchmarks import bench_orders
 from benchmarks._harness import Row, markdown, show
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+EXPLANATION = PAGE.parent / "explanation" / "elimination.md"
 _LIMIT_S = 900
 _VERSIONS = (
     "jax",
@@ -45,6 +50,7 @@ def main() -> int:
     show(rows)
     if not options.only:
         PAGE.write_text(_page(tables) + _kept_sections())
+        _fill(EXPLANATION, "orders", bench_orders.table(tables["orders"]))
     return int(options.strict and any(row.met is False for row in rows))
 
 
@@ -96,6 +102,14 @@ def _kept_sections() -> str:
     before = PAGE.read_text() if PAGE.exists() else ""
     _, heading, rest = before.partition("\n## On a GPU\n")
     return heading + rest
+
+
+def _fill(page: Path, name: str, content: str) -> None:
+    """Write what stands between two comments of a page."""
+    begin, end = f"<!-- {name}: written by make bench -->\n", f"<!-- {name}: end -->"
+    before, _, rest = page.read_text().partition(begin)
+    after = rest.partition(end)[2]
+    page.write_text(f"{before}{begin}\n{content}\n{end}{after}")
 
 
 def _version(name: str) -> str | None:

@@ -37,6 +37,46 @@ def test_edges_beat_every_order_of_vertices():
     assert find_order(lion, *POINT, edges=True).cost == 11
 
 
+def test_every_path_has_its_own_contraction_order():
+    """Two heads read q, one of them p too: each is cheapest in another order of its matrices."""
+    n, a, b, m = 8, 6, 8, 64
+    shapes = ((a, n), (b, a), (m, b), (m, a), (m, b))
+    to_p, to_q, first, from_p, second = (np.full(shape, 0.1) for shape in shapes)
+
+    def heads(x):
+        p = to_p @ x
+        q = to_q @ p
+        return first @ q + from_p @ p, second @ q
+
+    x = np.linspace(0.1, 1.0, n)
+    graph = graph_of(heads, x)
+    vertices = min(
+        count_operations(graph, o).multiplications for o in itertools.permutations(graph.required)
+    )
+    order = find_order(heads, x, edges=True)
+    # By hand: q → first head goes back to p, m·b·a; both summands then read p, m·a each; p is joined with
+    # q and the first head, n·a·(b + m); q, which only the second head still reads, n·b·m.
+    by_hand = m * b * a + 2 * m * a + n * a * (b + m) + n * b * m
+    assert order.cost == by_hand < vertices
+    found = jacobian(heads, order=order)(x)
+    wanted = jax.jacrev(heads)(x)
+    jax.tree.map(lambda u, v: np.testing.assert_allclose(u, v, rtol=1e-12), found, wanted)
+
+
+def test_a_narrow_waist_is_reached_from_both_ends():
+    widths = [40, 30, 2, 30, 40]
+    weights = [np.ones((n, m)) for m, n in itertools.pairwise(widths)]
+
+    def waist(x):
+        for weight in weights:
+            x = jnp.tanh(weight @ x)
+        return x
+
+    # 2 × 40 in reverse, 40 × 2 forward, each with its tanh's, and the product of the two.
+    left, right, both = 2 * 30 + 2 * 30 + 2 * 30 * 40, 30 * 2 + 40 * 30 * 2 + 40 * 2, 40 * 2 * 40
+    assert find_order(waist, np.ones(40)).cost == left + right + both
+
+
 def test_orders_with_edges_are_exact_and_travel_as_json():
     order = find_order(lion, *POINT, edges=True)
     assert Order.from_json(order.to_json()) == order
