@@ -82,6 +82,21 @@ def url(wrong):
         yield address
 
 
+@pytest.fixture(scope="session")
+def token_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("token") / "token"
+    path.write_text(TOKEN)
+    return path
+
+
+@pytest.fixture(scope="session")
+def guarded(wrong, token_file):
+    """The address of a server that asks for a token."""
+    options = ("--port", "0", "--workers", "0", "--token-file", token_file)
+    with running("serve", wrong, *options) as address:
+        yield address
+
+
 @pytest.fixture
 def open_page(browser, request):
     """Opens an address; whatever the browser complains about fails the test."""

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from chainrule import Component
 from chainrule._errors import InputError
 from chainrule.cli._dashboard import _token_files
 
@@ -17,13 +18,10 @@ NOBODY = "http://127.0.0.1:9"
 
 
 @pytest.fixture(scope="module")
-def dashboard(running, url, wrong, tmp_path_factory):
-    token = tmp_path_factory.mktemp("token") / "token"
-    token.write_text(TOKEN)
-    with running("serve", wrong, "--port", "0", "--workers", "0", "--token-file", token) as guarded:
-        tokens = ("--token-file", f"{guarded}={token}")
-        with running("dashboard", url, guarded, NOBODY, "--port", "0", *tokens) as address:
-            yield address
+def dashboard(running, url, guarded, token_file):
+    tokens = ("--token-file", f"{guarded}={token_file}")
+    with running("dashboard", url, guarded, NOBODY, "--port", "0", *tokens) as address:
+        yield address
 
 
 def ask(address, host=None):
@@ -69,3 +67,25 @@ def test_token_files():
     }
     with pytest.raises(InputError, match="http://c"):
         _token_files(["http://a"], ["http://c=file"])
+
+
+def test_errors_of_now_and_of_before(open_page, running, wrong):
+    with (
+        running("serve", wrong, "--port", "0", "--workers", "0") as address,
+        running("dashboard", address, "--port", "0") as dashboard,
+    ):
+        component = Component.from_url(address)
+        for _ in range(2):
+            with pytest.raises(InputError):
+                component.apply({"x": "three"})
+        page = open_page(f"{dashboard}/")
+        since_start = page.get_by_role("row", name="errors, since its start")
+        since_start.filter(has_text="2 of").wait_for()
+        lately = page.get_by_role("row", name="errors, lately")
+        assert "0 of" in lately.inner_text()
+        with pytest.raises(InputError):
+            component.apply({"x": "three"})
+        lately.filter(has_text="1 of").wait_for()
+        assert lately.locator(".bad").is_visible()
+        since_start.filter(has_text="3 of").wait_for()
+        component.close()

@@ -254,23 +254,21 @@ def test_several_components(page):
     assert card(page, "y").is_visible()
 
 
-def test_token(open_page, running, wrong, tmp_path):
-    (tmp_path / "token").write_text(TOKEN)
-    with running("serve", wrong, "--port", "0", "--token-file", tmp_path / "token") as address:
-        page = open_page(f"{address}/")
-        page.get_by_label("Token", exact=True).fill("not-this-one-for-sure")
-        page.get_by_role("button", name="Continue").click()
-        page.get_by_text("does not know this token").wait_for()
-        page.get_by_label("Token", exact=True).fill(TOKEN)
-        asked = []
-        page.on("request", lambda request: asked.append(request.url))
-        page.get_by_role("button", name="Continue").click()
-        run(page)
-        assert card(page, "y").is_visible()
-        assert not any(TOKEN in address for address in asked)
-        assert TOKEN not in page.content()
-        page.reload()
-        page.get_by_role("button", name="Run").wait_for()
+def test_token(open_page, guarded):
+    page = open_page(f"{guarded}/")
+    page.get_by_label("Token", exact=True).fill("not-this-one-for-sure")
+    page.get_by_role("button", name="Continue").click()
+    page.get_by_text("does not know this token").wait_for()
+    page.get_by_label("Token", exact=True).fill(TOKEN)
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.get_by_role("button", name="Continue").click()
+    run(page)
+    assert card(page, "y").is_visible()
+    assert not any(TOKEN in address for address in asked)
+    assert TOKEN not in page.content()
+    page.reload()
+    page.get_by_role("button", name="Run").wait_for()
 
 
 def test_keyboard_and_names(page):
@@ -357,3 +355,60 @@ def test_gradient_check_has_bounds(url, option, value):
     status, problem = post(url, "/check_gradients", {"inputs": {}, option: value})
     assert (status, problem["code"]) == (422, "invalid_input")
     assert problem["detail"][0]["loc"] == ["body", option]
+
+
+@pytest.mark.parametrize("component", ["beam_component", "wrong", "zoo_component"])
+def test_small_screens(open_page, url, component):
+    """Nothing sticks out at the side, and results come into sight."""
+    from playwright.sync_api import expect
+
+    page = open_page("about:blank")
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.goto(f"{url}/c/{component}/")
+    run(page)
+    expect(page.get_by_role("tab", name="Result")).to_be_in_viewport()
+    for tab in ("Derivatives", "Gradient check", "Jobs", "Code", "Result"):
+        page.get_by_role("tab", name=tab).click()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_errors_are_told_to_screen_readers(page):
+    length = page.get_by_label("length", exact=True)
+    length.fill("x")
+    page.get_by_role("button", name="Run").click()
+    page.get_by_text("x is not a number").wait_for()
+    assert length.get_attribute("aria-invalid") == "true"
+    assert (
+        page.locator(f"#{length.get_attribute('aria-errormessage')}").get_attribute("role")
+        == "alert"
+    )
+    assert length.evaluate("e => e === document.activeElement")
+    length.fill("2")
+    run(page)
+    assert length.get_attribute("aria-invalid") is None
+
+
+def luminance(colour):
+    """Relative luminance of `rgb(r, g, b)` as WCAG defines it."""
+    parts = np.array([int(part) for part in re.findall(r"\d+", colour)[:3]]) / 255
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+INK_AND_GROUND = """(element) => {
+  const ground = (e) => getComputedStyle(e).backgroundColor;
+  let behind = element;
+  while (ground(behind) === "rgba(0, 0, 0, 0)") behind = behind.parentElement;
+  return [getComputedStyle(element).color, ground(behind)];
+}"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_can_be_read(page, theme):
+    """WCAG AA: 4.5 to 1 for every kind of text on its ground."""
+    page.evaluate("theme => document.documentElement.setAttribute('data-theme', theme)", theme)
+    run(page)
+    for selector in (".lead", ".type", ".help", ".chip", ".message", "h2", ".summary", ".value"):
+        ink, ground = page.locator(selector).first.evaluate(INK_AND_GROUND)
+        darker, lighter = sorted([luminance(ink), luminance(ground)])
+        assert (lighter + 0.05) / (darker + 0.05) >= 4.5, (selector, ink, ground)

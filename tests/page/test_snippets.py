@@ -223,20 +223,18 @@ def test_large_integers_stay_exact(open_page, url):
     page.get_by_text("does not fit int64").wait_for()
 
 
-def test_token_is_named_and_never_shown(open_page, running, wrong, tmp_path, monkeypatch):
+def test_token_is_named_and_never_shown(open_page, guarded, monkeypatch):
     monkeypatch.setenv("CHAINRULE_TOKEN", TOKEN)
-    (tmp_path / "token").write_text(TOKEN)
-    with running("serve", wrong, "--port", "0", "--token-file", tmp_path / "token") as address:
-        page = open_page(f"{address}/")
-        page.get_by_label("Token", exact=True).fill(TOKEN)
-        page.get_by_role("button", name="Continue").click()
-        page.get_by_role("button", name="Run").wait_for()
-        run(page)
-        for result in all_three(page):
-            assert result["y"].tolist() == [1.0] * 4
-        codes = offered(page)
-        assert in_python(codes["Python, job"])["job"].result()["y"].tolist() == [1.0] * 4
-        in_shell(codes["curl, job"])
-        in_shell(codes["Command line, job"])
-        assert "CHAINRULE_TOKEN" in page.get_by_role("tabpanel", name="Code").inner_text()
-        assert TOKEN not in page.content()
+    page = open_page(f"{guarded}/")
+    page.get_by_label("Token", exact=True).fill(TOKEN)
+    page.get_by_role("button", name="Continue").click()
+    page.get_by_role("button", name="Run").wait_for()
+    run(page)
+    for result in all_three(page):
+        assert result["y"].tolist() == [1.0] * 4
+    codes = offered(page)
+    assert in_python(codes["Python, job"])["job"].result()["y"].tolist() == [1.0] * 4
+    in_shell(codes["curl, job"])
+    in_shell(codes["Command line, job"])
+    assert "CHAINRULE_TOKEN" in page.get_by_role("tabpanel", name="Code").inner_text()
+    assert TOKEN not in page.content()

@@ -57,13 +57,8 @@ export class ArrayEditor {
   }
 
   #scalar(array) {
-    if (this.facts.dtype === "bool") {
-      const box = h("input", { type: "checkbox", id: this.id, checked: Boolean(array.data[0]) });
-      this.reader = () => fromFlat([], "bool", [Number(box.checked)]);
-      return box;
-    }
-    const input = numberInput(array.data[0], this.facts.dtype, { id: this.id });
-    this.reader = () => fromFlat([], this.facts.dtype, [parseNumber(input.value, this.facts.dtype)]);
+    const input = cellInput(array.data[0], this.facts.dtype, { id: this.id });
+    this.reader = () => fromFlat([], this.facts.dtype, [readCell(input, this.facts.dtype)]);
     return input;
   }
 
@@ -71,13 +66,13 @@ export class ArrayEditor {
     const rank = array.shape.length;
     const [rows, columns] = rank === 1 ? [1, array.shape[0]] : array.shape;
     const cells = Array.from(array.data, (value, i) =>
-      numberInput(value, this.facts.dtype, {
+      cellInput(value, this.facts.dtype, {
         id: i === 0 ? this.id : null,
         "aria-label": `${this.label} ${rank === 1 ? i : `${Math.floor(i / columns)}, ${i % columns}`}`,
         on: { keydown: (event) => moveInGrid(event, cells, i, rank === 1 ? 1 : columns), paste: (event) => this.#paste(event) },
       }),
     );
-    this.reader = () => fromFlat(array.shape, this.facts.dtype, cells.map((cell) => parseNumber(cell.value, this.facts.dtype)));
+    this.reader = () => fromFlat(array.shape, this.facts.dtype, cells.map((cell) => readCell(cell, this.facts.dtype)));
     const line = (row) => h("div", { class: "grid-row" }, cells.slice(row * columns, (row + 1) * columns));
     const grid = h("div", { class: rank === 1 ? "grid vector" : "grid", role: "group", "aria-label": this.label });
     grid.append(...Array.from({ length: rows }, (_, row) => line(row)));
@@ -202,7 +197,10 @@ function resized(array, shape) {
   return fromFlat(shape, array.dtype, values);
 }
 
-function numberInput(value, dtype, options) {
+const readCell = (cell, dtype) => (dtype === "bool" ? Number(cell.checked) : parseNumber(cell.value, dtype));
+
+function cellInput(value, dtype, options) {
+  if (dtype === "bool") return h("input", { type: "checkbox", checked: Boolean(value), ...options });
   const text = typeof value === "bigint" || Number.isFinite(value) ? String(value) : formatNumber(value).replace("−", "-");
   return h("input", { type: "text", inputmode: dtype.includes("int") ? "numeric" : "decimal", autocomplete: "off", value: text, ...options });
 }

@@ -10,7 +10,8 @@ const histories = new Map();
 
 function remember(url, status) {
   const history = histories.get(url) ?? [];
-  history.push(status && { rate: status.requests.per_second, latency: status.latency_s.p50 ?? NaN, load: busyShare(status) });
+  const { requests, latency_s: latency } = status ?? {};
+  history.push(status && { rate: requests.per_second, latency: latency.p50 ?? NaN, load: busyShare(status), total: requests.total, errors: requests.errors });
   histories.set(url, history.slice(-KEPT));
   return histories.get(url);
 }
@@ -25,9 +26,18 @@ function duration(seconds) {
 }
 
 /** A measure with its history. */
-function measure(title, value, history, key) {
+function measure(title, value, history, key, options = {}) {
   const values = history.map((entry) => entry?.[key] ?? NaN);
-  return h("div", { class: "measure" }, h("span", { class: "muted small" }, title), h("strong", {}, value), values.filter(Number.isFinite).length > 1 ? sparkline(values) : null);
+  return h("div", { class: "measure" }, h("span", { class: "muted small" }, title), h("strong", {}, value), values.filter(Number.isFinite).length > 1 ? sparkline(values, options) : null);
+}
+
+/** Errors while this page was looking on: what was long ago is no reason to worry. */
+function recentErrors(history) {
+  const seen = history.filter(Boolean);
+  // A server that was started again counts from zero.
+  const since = seen.findLastIndex((entry, i) => i > 0 && entry.total < seen[i - 1].total);
+  const [first, last] = [seen[Math.max(0, since)], seen.at(-1)];
+  return { errors: last.errors - first.errors, total: last.total - first.total };
 }
 
 function card({ url, status, error, round_trip_s: roundTrip }) {
@@ -36,7 +46,7 @@ function card({ url, status, error, round_trip_s: roundTrip }) {
   const head = h("header", {}, h("h3", {}, h("a", { href: url }, url)), h("span", { class: `state ${state}` }, state));
   if (!status) return h("article", { class: "card down" }, head, h("p", { class: "bad" }, `${error.message} [${error.code}]`));
   const { requests, queue, latency_s: latency, workers, jobs, components } = status;
-  const failed = requests.total ? (100 * requests.errors) / requests.total : 0;
+  const recent = recentErrors(history);
   const restarts = workers.reduce((total, worker) => total + worker.restarts, 0);
   return h(
     "article", { class: "card" }, head,
@@ -44,11 +54,12 @@ function card({ url, status, error, round_trip_s: roundTrip }) {
     h("div", { class: "measures" },
       measure("requests / s", formatNumber(requests.per_second, 3), history, "rate"),
       measure("latency p50", milliseconds(latency.p50), history, "latency"),
-      measure("workers busy", `${workers.filter((worker) => worker.state === "busy").length} of ${workers.length}`, history, "load")),
+      measure("workers busy", `${workers.filter((worker) => worker.state === "busy").length} of ${workers.length}`, history, "load", { top: 1 })),
     h("table", { class: "lines" }, h("tbody", {},
       row("queue", `${queue.length} of ${queue.limit}`, queue.length > 0.8 * queue.limit),
       row("latency p90, p99", `${milliseconds(latency.p90)}, ${milliseconds(latency.p99)}`),
-      row("errors", `${requests.errors} of ${requests.total} (${formatNumber(failed, 2)} %)`, failed > 1),
+      row("errors, lately", `${recent.errors} of ${recent.total} (${formatNumber((100 * recent.errors) / Math.max(1, recent.total), 2)} %)`, recent.errors > 0.01 * recent.total),
+      row("errors, since its start", `${requests.errors} of ${requests.total}`),
       row("worker restarts", String(restarts), restarts > 0),
       row("jobs", `${jobs.running} running, ${jobs.queued} queued, ${jobs.succeeded} done, ${jobs.failed} failed, ${jobs.cancelled} cancelled`),
       row("round trip", milliseconds(roundTrip)))),

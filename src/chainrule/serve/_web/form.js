@@ -36,6 +36,10 @@ export class Form {
   clearErrors() {
     for (const place of this.element.querySelectorAll(".error")) place.textContent = "";
     for (const place of this.element.querySelectorAll(".has-error")) place.classList.remove("has-error");
+    for (const control of this.element.querySelectorAll("[aria-invalid]")) {
+      control.removeAttribute("aria-invalid");
+      control.removeAttribute("aria-errormessage");
+    }
   }
 
   /** Show what a server said, each part at the field it names; what has no field is returned. */
@@ -97,11 +101,17 @@ class Field {
   showError(message) {
     this.errorPlace.textContent = message;
     this.element?.classList.add("has-error");
+    this.#control?.setAttribute("aria-invalid", "true");
+    this.#control?.setAttribute("aria-errormessage", this.errorPlace.id);
   }
 
   reveal() {
     this.element?.scrollIntoView({ block: "center", behavior: "smooth" });
-    this.element?.querySelector("input, textarea, select")?.focus({ preventScroll: true });
+    this.#control?.focus({ preventScroll: true });
+  }
+
+  get #control() {
+    return this.element?.querySelector("input, textarea, select");
   }
 
   fail(message) {

@@ -165,7 +165,7 @@ function build(session) {
     results.replaceChildren(...showTree(outputs, { schema: session.schema, node: session.schema.outputs }));
     results.classList.remove("stale");
   };
-  session.form.element.addEventListener("input", () => results.classList.add("stale"));
+  session.form.element.addEventListener("input", () => results.classList.toggle("stale", Boolean(session.point)));
   const panels = tabs([
     ["Result", results],
     ["Derivatives", derivatives.element, () => derivatives.refresh()],
@@ -176,15 +176,20 @@ function build(session) {
   const run = async () => {
     session.point = null;
     panels.open("Result");
-    await session.currentPoint({ isFresh: true });
+    const point = await session.currentPoint({ isFresh: true });
+    if (point && isNarrow()) outputs.scrollIntoView({ behavior: "smooth" });
   };
   const inputs = h(
     "form", { class: "inputs", novalidate: true, on: { submit: (event) => { event.preventDefault(); run(); } } },
     h("h2", {}, "Inputs"), session.form.element,
     h("div", { class: "run-bar" }, h("button", { type: "submit", class: "primary" }, "Run"), session.stop, session.bar, session.message),
   );
-  document.getElementById("main").replaceChildren(inputs, h("section", { class: "outputs", "aria-label": "results" }, session.log, panels.element));
+  const outputs = h("section", { class: "outputs", "aria-label": "results" }, session.log, panels.element);
+  document.getElementById("main").replaceChildren(inputs, outputs);
 }
+
+/** Whether results are below the form and not beside it, as page.css has it. */
+const isNarrow = () => matchMedia("(max-width: 60rem)").matches;
 
 /** Keep the list of jobs fresh while it is in sight and something runs. */
 async function watch(jobs) {

@@ -139,10 +139,9 @@ export function bars(entries, { label = "" } = {}) {
   return h("table", { class: "bars", "aria-label": label }, h("tbody", {}, rows));
 }
 
-/** A small curve without axes, for a line of a table. */
-export function sparkline(values) {
-  const { low, high } = statistics(values);
+/** A small curve without axes, from zero up, for a line of a table. */
+export function sparkline(values, { top = statistics(values).high } = {}) {
   const x = (i) => (96 * i) / Math.max(1, values.length - 1) + 2;
-  const y = (v) => 22 - (20 * (v - low)) / (high - low || 1);
+  const y = (v) => 22 - (20 * v) / (top || 1);
   return svg("svg", { viewBox: "0 0 100 24", class: "sparkline", "aria-hidden": "true" }, svg("path", { class: "curve", d: pathOf(values, x, y) }));
 }

@@ -106,7 +106,7 @@ function arrayFacts(node) {
     shape: open,
     dims: node.array_dims ?? (open ?? []).map(() => null),
     dtype: dtype.examples?.[0] ?? dtype.const ?? "float64",
-    units: node.array_units,
+    units: node.array_units?.replaceAll("*", "·"),
     isDifferentiable: node.array_flags?.includes("DIFFERENTIABLE") ?? false,
   };
 }

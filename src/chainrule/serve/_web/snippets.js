@@ -81,7 +81,7 @@ export class Snippets {
     const text = `job = component.job(${toJson(job)})\nprint(job.result())`;
     return [
       h("h2", {}, "This run, without running it again"),
-      h("p", { class: "help" }, "The server keeps it as a job. `component.submit(…)` and `?wait=false` start one that you need not wait for."),
+      h("p", {}, "The server keeps it as a job. ", h("code", {}, "component.submit(…)"), " and ", h("code", {}, "?wait=false"), " start one that you need not wait for."),
       block("Python, job", [...this.#pythonHead(text), text].join("\n")),
       block("curl, job", `curl ${root}/jobs/${job}/result${this.#curlToken()}`),
       block("Command line, job", `chainrule logs ${root} ${job}${this.#shellToken()}`),
