@@ -1,6 +1,7 @@
 """`make bench`: run every benchmark, print one table, and write it to docs/benchmarks.md.
 
-The table of orders goes to docs/explanation/elimination.md as well.
+The table of orders goes to docs/explanation/elimination.md as well, times of transports to
+docs/how-to/choose-a-transport.md.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import sys
 from pathlib import Path
 
 import benchmarks
-from benchmarks import bench_orders
+from benchmarks import _transports, bench_orders
 from benchmarks._harness import Row, markdown, show
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 EXPLANATION = PAGE.parent / "explanation" / "elimination.md"
+TRANSPORTS = PAGE.parent / "how-to" / "choose-a-transport.md"
 _LIMIT_S = 900
 _VERSIONS = (
     "jax",
@@ -51,6 +53,7 @@ def main() -> int:
     if not options.only:
         PAGE.write_text(_page(tables) + _kept_sections())
         _fill(EXPLANATION, "orders", bench_orders.table(tables["orders"]))
+        _fill(TRANSPORTS, "transports", _transports.table(PAGE.read_text()))
     return int(options.strict and any(row.met is False for row in rows))
 
 

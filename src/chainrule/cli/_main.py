@@ -9,9 +9,12 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-__all__ = ["COMMANDS", "main"]
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
+
+__all__ = ["COMMANDS", "main", "make_parser"]
 
 
 class Command(NamedTuple):
@@ -79,22 +82,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     raise SystemExit(_run(_ALIASES.get(given[0], given[0]), given[1:]))
 
 
-def _run(name: str, rest: list[str]) -> int:
+def make_parser(name: str) -> ArgumentParser:
+    """The parser of what stands behind the name of a command."""
     from argparse import ArgumentParser
 
+    command = COMMANDS[name]
+    parser = ArgumentParser(f"chainrule {name}", description=command.help, allow_abbrev=False)
+    parser.set_defaults(command=name)
+    _module(name).add_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="write for machines, errors included")
+    return parser
+
+
+def _run(name: str, rest: list[str]) -> int:
     from chainrule.cli._failures import failures
     from chainrule.cli._quick import uncollected
 
-    command = COMMANDS[name]
     with uncollected():
-        module = importlib.import_module(f"chainrule.cli.{command.module}")
-    parser = ArgumentParser(f"chainrule {name}", description=command.help, allow_abbrev=False)
-    parser.set_defaults(command=name)
-    module.add_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="write for machines, errors included")
+        parser = make_parser(name)
     options = parser.parse_intermixed_args(rest)
     with failures(as_json=options.json):
-        return module.run(options)
+        return _module(name).run(options)
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"chainrule.cli.{COMMANDS[name].module}")
 
 
 def _overview() -> str:
