@@ -40,6 +40,8 @@ class ComponentConfig:
         debug: let tracebacks out to remote callers.
         profiling: log a profile of every endpoint call.
         tracing: log the arguments and results of every call, arrays abbreviated.
+        keep_output: keep what is printed during a call in its run folder. The process's own output is
+            redirected for that time: for components that are served, or in a process of their own.
         log_format: `text`, or `json` for one object per line with the id of the run; where the component is
             served.
         traces_to: where OpenTelemetry spans go, where the component is served: the address of an OTLP
@@ -77,6 +79,7 @@ class ComponentConfig:
     debug: bool = False
     profiling: bool = False
     tracing: bool = False
+    keep_output: bool = False
     log_format: Literal["text", "json"] = "text"
     traces_to: str = ""
     mlflow_tracking_uri: str = ""

@@ -10,6 +10,52 @@ from tesseract_jax import apply_tesseract, save_intermediates, sow
 SOURCE = Path(__file__).parent / "wave" / "tesseract_api.py"
 
 
+def transformed(outputs, loss, v, s):
+    """What the ancestor's documentation names, one by one."""
+    value, tangent = jax.jvp(lambda v: outputs(v, s)["y"], (v,), (jnp.ones(3),))
+    _, pull = jax.vjp(lambda v, s: outputs(v, s), v, s)
+    linear_value, push = jax.linearize(lambda s: outputs(v, s)["y"], s)
+
+    def step(carry, x):
+        found = outputs(carry, x)
+        return 0.5 * found["y"], found["z"]
+
+    rows = jnp.stack([v, v + 1])
+    return {
+        "jvp": [value, tangent],
+        "vjp": pull({"y": jnp.ones(3), "z": jnp.array(1.0)}),
+        "linearize": [linear_value, push(1.0)],
+        "jacfwd": jax.jacfwd(lambda v: outputs(v, s)["y"])(v),
+        "jit of jacrev": jax.jit(jax.jacrev(lambda v: outputs(v, s)["z"]))(v),
+        "grad of vmap": jax.grad(lambda r: jnp.sum(jax.vmap(loss, (0, None))(r, s)))(rows),
+        "vmap of grad": jax.vmap(jax.grad(loss), (0, None))(rows, s),
+        "scan": jax.lax.scan(step, v, jnp.array([1.0, 2.0])),
+        "cond": jax.lax.cond(True, lambda v: outputs(v, s)["y"], lambda v: v, v),
+        "checkpoint": jax.grad(jax.checkpoint(loss))(v, s),
+        "shapes": jax.tree.map(lambda a: list(a.shape), jax.eval_shape(outputs, v, s)),
+    }
+
+
+def methods(wave, v, s):
+    """Batches are looped over; Jacobians may be asked for as a whole."""
+    batch = {"part": {"v": jnp.stack([v, 2 * v]), "s": jnp.array([1.0, 2.0])}}
+
+    def found(method):
+        return jax.vmap(lambda inputs: apply_tesseract(wave, inputs, vmap_method=method))(batch)
+
+    def whole(flag):
+        return jax.jacrev(
+            lambda v: apply_tesseract(
+                wave,
+                {"part": {"v": v, "s": s}},
+                vmap_method="sequential",
+                materialize_jacobian=flag,
+            )["y"]
+        )(v)
+
+    return {"sequential": found("sequential"), "whole": whole(True), "rows": whole(False)}
+
+
 def main(output_path):
     wave = Tesseract.from_tesseract_api(SOURCE, output_path=output_path)
     v, s = jnp.array([0.0, 0.5, 2.0]), jnp.array(3.0)
@@ -27,6 +73,8 @@ def main(output_path):
     tagged = save_intermediates(lambda x: sow(2 * x, "twice", tag="other"), tag="other")
     return {
         "eager": outputs(v, s),
+        "transformed": transformed(outputs, loss, v, s),
+        "methods": methods(wave, v, s),
         "value": value,
         "gradients": [dv, ds],
         "jacobian": jax.jacrev(lambda v: outputs(v, s)["y"])(v),

@@ -25,8 +25,8 @@ class M(Mask):
         super().__init__(mask)
 
     def apply(self, leaf: Any) -> Any:
-        """What the mask says about one parameter."""
-        return self.value(leaf)
+        """Whether the mask selects one parameter, whatever `to` makes of that."""
+        return self.matches(leaf)
 
     def __call__(self, pydag: Any, is_pytree: bool = False) -> Any:
         """The tree with only the selected parameters, `None` for others; or with the chosen values.

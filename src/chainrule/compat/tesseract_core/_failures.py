@@ -27,16 +27,24 @@ _TITLES = {
 
 
 @contextmanager
-def pydantic_errors(endpoint: str, payload: Mapping[str, Any]) -> Iterator[None]:
-    """Raise pydantic's `ValidationError` where an endpoint refuses its inputs."""
+def pydantic_errors(
+    endpoint: str, payload: Mapping[str, Any], *, is_remote: bool = False
+) -> Iterator[None]:
+    """Raise pydantic's `ValidationError` where an endpoint refuses its inputs.
+
+    Args:
+        endpoint: that is asked.
+        payload: what it is asked.
+        is_remote: name the endpoint and the places as the ancestor does when it is called over HTTP.
+    """
     try:
         yield
     except InputError as error:
-        raise as_validation_error(error, endpoint, payload) from error
+        raise as_validation_error(error, endpoint, payload, is_remote=is_remote) from error
 
 
 def as_validation_error(
-    error: InputError, endpoint: str, payload: Mapping[str, Any]
+    error: InputError, endpoint: str, payload: Mapping[str, Any], *, is_remote: bool = False
 ) -> ValidationError:
     """The same problems, at the same places, in pydantic's exception.
 
@@ -44,11 +52,15 @@ def as_validation_error(
         error: ours.
         endpoint: that refused.
         payload: what it refused, to show the offending values as pydantic does.
+        is_remote: as in `pydantic_errors`.
     """
     problems = error.details.get("problems") or [_only_problem(error, payload)]
-    return ValidationError.from_exception_data(
-        _TITLES.get(endpoint, endpoint), [_line(problem, payload) for problem in problems]
-    )
+    lines = [_line(problem, payload) for problem in problems]
+    if not is_remote:
+        return ValidationError.from_exception_data(_TITLES.get(endpoint, endpoint), lines)
+    for line in lines:
+        line["loc"] = ("body", *line.get("loc", ()))
+    return ValidationError.from_exception_data(f"endpoint {endpoint}", lines)
 
 
 def _only_problem(error: InputError, payload: Mapping[str, Any]) -> dict[str, Any]:

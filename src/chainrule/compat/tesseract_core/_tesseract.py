@@ -149,6 +149,8 @@ class Tesseract:
             experimental_binref_pool: accepted; memory is always reused.
         """
         settings = component_settings(runtime_config, input_path, output_path, output_format)
+        # The process answers one call at a time; what it prints is kept where files of runs were asked for.
+        settings = settings.replace(keep_output=output_path is not None)
         opener = partial(
             Component.from_source,
             tesseract_api,
@@ -331,9 +333,11 @@ class Tesseract:
 
     @property
     def available_endpoints(self) -> list[str]:
-        """The endpoints that can be called, derived ones included; and `test`."""
+        """The endpoints that can be called, derived ones included; and `test` where the ancestor has it."""
         offered = self.component.available_endpoints
-        return [name for name in _ENDPOINTS if name in offered] + ["test"]
+        is_tested = self.local is not None or self._open is not None
+        has_test = is_tested or "/test" in self.openapi_schema["paths"]
+        return [name for name in _ENDPOINTS if name in offered] + ["test"] * has_test
 
     @property
     def server_capabilities(self) -> ServerCapabilities | None:
@@ -436,7 +440,7 @@ class Tesseract:
         """Send the whole body of a request to an endpoint."""
         if endpoint == "health":
             return self.health()
-        with pydantic_errors(endpoint, payload):
+        with pydantic_errors(endpoint, payload, is_remote=self.local is None):
             return self.component.transport.call(endpoint, payload, run_id=run_id)
 
     def _call(self, endpoint: str, run_id: str | None, *arguments: Any) -> Any:

@@ -348,4 +348,8 @@ def _make_endpoint(name: str, function: Any, schemas: Schemas, config: Component
         from chainrule.runtime._component._observe import observed
 
         endpoint = observed(name, endpoint, config)
+    if config.keep_output:
+        from chainrule.runtime._component._kept_output import keeping_output
+
+        endpoint = keeping_output(endpoint)
     return endpoint

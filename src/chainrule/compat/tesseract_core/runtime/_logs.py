@@ -12,11 +12,10 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from chainrule._errors import InputError
 from chainrule.compat.tesseract_core.runtime._settings import RuntimeConfig
-from chainrule.compat.tesseract_core.runtime._streams import copied_to
+from chainrule.runtime._component._kept_output import copied_to, new_logs
 
 __all__ = ["logged"]
 
@@ -28,7 +27,7 @@ def logged(settings: RuntimeConfig) -> Iterator[None]:
     """Keep what is printed in the body. A call that is refused leaves no folder behind."""
     logs = settings.output_path / "logs"
     was_there = logs.exists()
-    _start_afresh(logs)
+    new_logs(settings.output_path)
     try:
         with copied_to(logs / "tesseract.log"), _observations_shown():
             yield
@@ -36,11 +35,6 @@ def logged(settings: RuntimeConfig) -> Iterator[None]:
         if not was_there:
             shutil.rmtree(logs)
         raise
-
-
-def _start_afresh(logs: Path) -> None:
-    (logs / "artifacts").mkdir(parents=True, exist_ok=True)
-    (logs / "metrics.csv").write_text("timestamp,key,value,step\n", encoding="utf-8")
 
 
 @contextmanager

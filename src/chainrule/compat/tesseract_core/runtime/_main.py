@@ -221,7 +221,7 @@ def _serve(options: Namespace, settings: RuntimeConfig, stdout: int) -> int:
         watcher.start()
     serve(
         str(settings.api_path),
-        config=settings.for_component(trusts_caller=False),
+        config=settings.for_component(trusts_caller=False).replace(keep_output=True),
         host=options.host,
         port=options.port,
         workers=options.num_workers,

@@ -1,21 +1,17 @@
-"""Standard output is for the result alone; what the author prints is shown and kept.
+"""Standard output is for the result alone.
 
-Everything happens at the level of file descriptors, so it holds for C libraries and child processes too.
-Only the command line does this: it owns its process.
+It happens at the level of file descriptors, so it holds for C libraries and child processes too. Only the
+command line does this: it owns its process.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from pathlib import Path
 
-__all__ = ["copied_to", "result_descriptor"]
-
-_LAST_WORDS_S = 2.0
+__all__ = ["result_descriptor"]
 
 
 @contextmanager
@@ -38,34 +34,3 @@ def result_descriptor() -> Iterator[int]:
     finally:
         os.dup2(real, 1)
         os.close(real)
-
-
-@contextmanager
-def copied_to(file: Path) -> Iterator[None]:
-    """Copy what is written to standard output and standard error into a file, and pass it on."""
-    source, sink = os.pipe()
-    real = os.dup(1), os.dup(2)
-    # A child process that lives on may hold the pipe open; nobody waits for it.
-    copier = threading.Thread(target=_copy, args=(source, os.dup(2), file), daemon=True)
-    copier.start()
-    os.dup2(sink, 1)
-    os.dup2(sink, 2)
-    os.close(sink)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for descriptor, original in zip((1, 2), real, strict=True):
-            os.dup2(original, descriptor)
-            os.close(original)
-        copier.join(_LAST_WORDS_S)
-
-
-def _copy(source: int, terminal: int, file: Path) -> None:
-    with file.open("wb", buffering=0) as log:
-        while piece := os.read(source, 1 << 16):
-            log.write(piece)
-            os.write(terminal, piece)
-    os.close(source)
-    os.close(terminal)

@@ -6,7 +6,7 @@ from typing import Any
 
 from chainrule import _trees
 from chainrule._errors import PathError
-from chainrule._trees import Key, split_path
+from chainrule._trees import Key, join_path
 from chainrule.compat._mirror import mirror
 
 __getattr__, __dir__ = mirror("tesseract_core.runtime.tree_transforms", "path_to_index_op")
@@ -24,13 +24,18 @@ class LRUCache(_trees.LRUCache[Any, Any]):
         return len(self)
 
 
+def split_path(path: str) -> list[str]:
+    """The segments of a path as they are written: `["a", "[0]", "{b.c}"]`."""
+    return [join_path(segment) for segment in _trees.split_path(path)]
+
+
 def path_to_index_op(path: str) -> tuple[str, int | str]:
     """How one segment of a path goes on: `("seq", index)`, `("dict", key)` or `("getattr", name)`.
 
     Raises:
         PathError: not exactly one segment; a `ValueError`.
     """
-    segments = split_path(path)
+    segments = _trees.split_path(path)
     if len(segments) != 1:
         raise PathError(f"Expected one segment of a path; found {path!r}.", code="path_malformed")
     segment = segments[0]

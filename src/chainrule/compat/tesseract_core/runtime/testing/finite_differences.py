@@ -93,11 +93,12 @@ def check_gradients(
 def results_by_endpoint(
     report: GradientReport,
 ) -> Iterator[tuple[str, list[GradientCheckResult], int]]:
-    """The report of a native check, endpoint by endpoint."""
+    """The report of a native check, endpoint by endpoint; checks across endpoints only when they fail."""
     for endpoint in dict.fromkeys(check.endpoint for check in report.checks):
         checks = [check for check in report.checks if check.endpoint == endpoint]
         failures = [failure for check in checks for failure in _failures(check)]
-        yield endpoint, failures, sum(check.count for check in checks)
+        if failures or endpoint in _ENDPOINTS:
+            yield endpoint, failures, sum(check.count for check in checks)
 
 
 def _failures(check: Check) -> Iterator[GradientCheckResult]:
