@@ -57,6 +57,12 @@ class Intake:
         """
         if self._held and self._held + nbytes > self._max_bytes:
             raise unavailable("The server holds as much data as it may.", "memory_busy")
+        with self.holding(nbytes):
+            yield
+
+    @contextmanager
+    def holding(self, nbytes: int) -> Iterator[None]:
+        """A body that is here already while it is used."""
         self._held += nbytes
         try:
             yield

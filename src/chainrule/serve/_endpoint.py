@@ -19,12 +19,13 @@ from chainrule.serve._bodies import (
     read_body,
 )
 from chainrule.serve._calls import Call, Reply
+from chainrule.serve._express import BEGUN, Begun, CanBegin
 from chainrule.serve._merging import MergingPool
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._problems import problem_reply
 from chainrule.serve._service import Service
 
-__all__ = ["Endpoint", "send_reply"]
+__all__ = ["Endpoint", "reply_headers", "send_reply"]
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
@@ -73,6 +74,9 @@ class Endpoint:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request."""
+        if scope.get(BEGUN) is not None:
+            await self._go_on(scope[BEGUN], receive, send)
+            return
         headers = dict(scope["headers"])
         max_bytes = self._service.facts.max_body_bytes
         try:
@@ -86,13 +90,45 @@ class Endpoint:
                 return
             with self._intake.room_for(max_bytes if nbytes is None else nbytes):
                 call = call.with_body(await self._read(receive, nbytes))
-                reply = await self._answer(call, receive)
+                reply = await self._answer(self._service.pool.call(call), receive)
         except Disconnected:
             return
         except ChainruleError as error:
             # The rest of the body may not have been read: this connection cannot be used again.
             await send_reply(send, problem_reply(error), close=True)
             return
+        if reply is not None:
+            await send_reply(send, reply)
+
+    @property
+    def can_begin(self) -> bool:
+        """Whether requests may be answered without a task (`_express`)."""
+        return isinstance(self._service.pool, CanBegin)
+
+    def prepare(self, scope: MutableMapping[str, Any]) -> Call | None:
+        """The call of a request whose headers are here; `None` when something is wrong with them."""
+        try:
+            return self._call(dict(scope["headers"]), _NO_QUERY, None).check()
+        except ChainruleError:
+            return None
+
+    def begin(self, call: Call) -> Begun | None:
+        """Begin a call; `None` leaves it to the usual way."""
+        return self._beginner.begin(call)
+
+    def wait(self, begun: Begun) -> Reply | None:
+        """The reply to a call that was begun, if it comes within a moment."""
+        return self._beginner.wait(begun)
+
+    @property
+    def _beginner(self) -> CanBegin:
+        assert isinstance(self._service.pool, CanBegin)
+        return self._service.pool
+
+    async def _go_on(self, begun: Begun, receive: Receive, send: Send) -> None:
+        """Answer a request that was begun and takes longer."""
+        with self._intake.holding(len(begun.call.body)):
+            reply = await self._answer(self._beginner.finish(begun), receive)
         if reply is not None:
             await send_reply(send, reply)
 
@@ -145,11 +181,11 @@ class Endpoint:
             traceparent=_text(headers.get(b"traceparent")),
         )
 
-    async def _answer(self, call: Call, receive: Receive) -> Reply | None:
+    async def _answer(self, answer: Awaitable[Reply], receive: Receive) -> Reply | None:
         """The reply, or `None` when the caller went away; its work is then cancelled."""
         watch = _Watch(receive)
         try:
-            return await self._service.pool.call(call)
+            return await answer
         except ChainruleError as error:
             return problem_reply(error, debug=self._debug)
         except asyncio.CancelledError:
@@ -206,16 +242,7 @@ def _waits(query: Mapping[str, str]) -> bool:
 async def send_reply(send: Send, reply: Reply, *, close: bool = False) -> None:
     """Send an encoded answer; its pieces are handed on as they are."""
     pieces = reply.open()
-    headers = [
-        (b"content-type", reply.content_type.encode()),
-        (b"content-length", str(sum(map(len, pieces))).encode()),
-        (b"x-content-type-options", b"nosniff"),
-        *reply.headers,
-    ]
-    if reply.retry_after_s is not None:
-        headers.append((b"retry-after", str(reply.retry_after_s).encode()))
-    if reply.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
+    headers = reply_headers(reply, sum(map(len, pieces)))
     if close:
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
@@ -223,3 +250,18 @@ async def send_reply(send: Send, reply: Reply, *, close: bool = False) -> None:
     for piece in first:
         await send({"type": "http.response.body", "body": piece, "more_body": True})
     await send({"type": "http.response.body", "body": last})
+
+
+def reply_headers(reply: Reply, nbytes: int) -> list[tuple[bytes, bytes]]:
+    """The HTTP headers of an answer with a body of this length."""
+    headers = [
+        (b"content-type", reply.content_type.encode()),
+        (b"content-length", str(nbytes).encode()),
+        (b"x-content-type-options", b"nosniff"),
+        *reply.headers,
+    ]
+    if reply.retry_after_s is not None:
+        headers.append((b"retry-after", str(reply.retry_after_s).encode()))
+    if reply.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    return headers

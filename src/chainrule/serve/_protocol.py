@@ -1,13 +1,23 @@
-"""HTTP connections: headers have to come in time, and an answer leaves in one piece."""
+"""HTTP connections: requests have to come in time, small ones are answered at once, in one piece."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+from chainrule.serve._calls import Reply
+from chainrule.serve._endpoint import reply_headers
+from chainrule.serve._express import BEGUN, Begun, ExpressLane, Ticket
 
 __all__ = ["TimedHttpProtocol"]
+
+Headers = list[tuple[bytes, bytes]]
 
 _TIMEOUT_RESPONSE = (
     b"HTTP/1.1 408 Request Timeout\r\ncontent-type: text/plain\r\ncontent-length: 0\r\n"
@@ -18,53 +28,167 @@ _MAX_GATHERED = 1 << 16
 
 
 class TimedHttpProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with a bound on the time between the first byte and the end of the headers."""
+    """uvicorn's protocol with a bound on the time until a request is here, and an express lane.
 
-    headers_timeout_s = 30.0
-    _headers_timer: asyncio.TimerHandle | None = None
-    _is_in_headers = True
+    Of requests that go through the application only the headers are timed here; it times their bodies.
+
+    A caller sends the same headers again and again. A request on the express lane whose head is, byte for
+    byte, that of the one before on this connection gets the same ticket: it is not parsed.
+    """
+
+    read_timeout_s = 30.0
+    express_lane = ExpressLane()
+    _timer: asyncio.TimerHandle | None = None
+    _is_timed = True
+    _is_between = True  # requests: all bytes so far belong to complete ones
+    _first_packet = b""  # of the present request
+    _received = 0  # bytes of the present request
+    _express: tuple[RequestResponseCycle, Ticket] | None = None
+    _known: tuple[bytes, Ticket] | None = None
+    _waits_for_body = False  # of a request that begins as the one that is known
+    _begun: Begun | None = None
 
     @classmethod
-    def with_timeout(cls, timeout_s: float) -> type[TimedHttpProtocol]:
-        """The same protocol with another bound."""
-        return type("TimedHttpProtocol", (cls,), {"headers_timeout_s": timeout_s})
+    def configured(cls, timeout_s: float, express_lane: ExpressLane) -> type[TimedHttpProtocol]:
+        """The same protocol with another bound and lane."""
+        settings = {"read_timeout_s": timeout_s, "express_lane": express_lane}
+        return type("TimedHttpProtocol", (cls,), settings)
 
     def connection_made(self, transport: Any) -> None:
         self._gathering = _GatheringTransport(transport, self.loop)
         super().connection_made(self._gathering)  # type: ignore[arg-type]
-        self._watch_headers()
+        self._watch()
 
     def data_received(self, data: bytes) -> None:
+        if self._known is None or not self._is_known(data, *self._known):
+            self._parse(data)
+        self._watch()
+
+    def _is_known(self, data: bytes, head: bytes, ticket: Ticket) -> bool:
+        """Whether this is the last request again, or a part of it; if so, it is dealt with."""
+        if self._waits_for_body:
+            self._is_timed = self._waits_for_body = False
+            if len(data) == ticket.nbytes:
+                self._answer_again(head, ticket, data)
+                return True
+            self._parse(head)
+            return False
+        if not self._is_between or not (self.cycle is None or self.cycle.response_complete):
+            return False
+        if data == head:
+            self._unset_keepalive_if_required()
+            self._is_timed = self._waits_for_body = True
+            return True
+        if len(data) == len(head) + ticket.nbytes and data.startswith(head):
+            self._answer_again(head, ticket, data[len(head) :])
+            return True
+        return False
+
+    def _answer_again(self, head: bytes, ticket: Ticket, body: bytes) -> None:
+        begun = ticket.stop.begin(ticket.call.with_body(body))
+        reply = None if begun is None else ticket.stop.wait(begun)
+        if reply is not None and self._can_be_written(reply):
+            self._write(reply, self.server_state.default_headers, keep_alive=True)
+        else:
+            self._begun = begun
+            self._parse(head + body)
+
+    def _parse(self, data: bytes) -> None:
+        if self._is_between:
+            self._first_packet, self._received = data, 0
+        self._received += len(data)
         super().data_received(data)
-        self._watch_headers()
+        if self._express is not None and not self._express[0].more_body:
+            self._answer(*self._express)
 
     def on_message_begin(self) -> None:
-        self._is_in_headers = True
+        self._is_timed, self._is_between = True, False
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._is_in_headers = False
+        self._is_timed = False
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._is_timed, self._is_between = False, True
+        super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            self._go_on(cycle, begun)
+            return
+        ticket = None
+        if app is self.app and cycle.more_body:
+            ticket = self.express_lane.ticket_for(cycle.scope)
+        if ticket is None:
+            super()._start_asgi_task(cycle, app)
+        else:
+            self._express, self._is_timed = (cycle, ticket), True
+
+    def _answer(self, cycle: RequestResponseCycle, ticket: Ticket) -> None:
+        """Answer a small request that is here: now if it can be, as any other if not."""
+        self._express = None
+        self._remember(cycle, ticket)
+        begun = ticket.stop.begin(ticket.call.with_body(bytes(cycle.body)))
+        reply = None if begun is None else ticket.stop.wait(begun)
+        if reply is not None and self._can_be_written(reply):
+            cycle.response_complete = True
+            self._write(reply, cycle.default_headers, keep_alive=cycle.keep_alive)
+        else:
+            self._go_on(cycle, begun)
+
+    def _go_on(self, cycle: RequestResponseCycle, begun: Begun | None) -> None:
+        """Leave a request to the application, with what was begun for it."""
+        cycle.scope[BEGUN] = begun  # type: ignore[literal-required]
+        super()._start_asgi_task(cycle, self.app)
+
+    def _remember(self, cycle: RequestResponseCycle, ticket: Ticket) -> None:
+        """Know this request again, if it came alone and its connection stays open."""
+        head, end, _ = self._first_packet.partition(b"\r\n\r\n")
+        head += end
+        came_alone = self._is_between and self._received == len(head) + ticket.nbytes
+        self._known = (head, ticket) if came_alone and cycle.keep_alive else None
+
+    def _can_be_written(self, reply: Reply) -> bool:
+        return reply.nbytes <= _MAX_GATHERED and not self.flow.write_paused
+
+    def _write(self, reply: Reply, default_headers: Headers, *, keep_alive: bool) -> None:
+        headers = [*default_headers, *reply_headers(reply, reply.nbytes)]
+        if not keep_alive:
+            headers.append((b"connection", b"close"))
+        lines = [b"%b: %b\r\n" % header for header in headers]
+        self.transport.write(b"".join((STATUS_LINE[reply.status], *lines, b"\r\n", *reply.open())))
+        if not keep_alive:
+            self.transport.close()
+        self.on_response_complete()
 
     def on_response_complete(self) -> None:
         self._gathering.flush()
         super().on_response_complete()
 
+    def shutdown(self) -> None:
+        if self._waits_for_body and self._known is not None:
+            self._waits_for_body = False
+            self._parse(self._known[0])
+        super().shutdown()
+
     def connection_lost(self, exc: Exception | None) -> None:
-        self._is_in_headers = False
-        self._watch_headers()
+        self._express = self._known = None
+        self._is_timed = self._waits_for_body = False
+        self._watch()
         super().connection_lost(exc)
 
-    def _watch_headers(self) -> None:
-        """Run a timer while headers are incomplete; most come in one packet and need none."""
-        if self._is_in_headers and self._headers_timer is None:
-            self._headers_timer = self.loop.call_later(self.headers_timeout_s, self._on_timeout)
-        elif not self._is_in_headers and self._headers_timer is not None:
-            self._headers_timer.cancel()
-            self._headers_timer = None
+    def _watch(self) -> None:
+        """Run a timer while a request is incomplete; most come in one packet and need none."""
+        if self._is_timed and self._timer is None:
+            self._timer = self.loop.call_later(self.read_timeout_s, self._on_timeout)
+        elif not self._is_timed and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _on_timeout(self) -> None:
-        self._headers_timer = None
+        self._timer = None
         if not self.transport.is_closing():
             self.transport.write(_TIMEOUT_RESPONSE)
             self.transport.close()

@@ -62,10 +62,13 @@ class _Runner(uvicorn.Server):
     def __init__(
         self, server: Server, options: ServeOptions, on_ready: Callable[[str], None] | None
     ) -> None:
-        protocol = TimedHttpProtocol.with_timeout(options.read_timeout_s)
-        is_guarded = options.token_file is not None or options.insecure
+        protocol = TimedHttpProtocol.configured(options.read_timeout_s, server.express_lane)
+        app = server.app
+        if options.token_file is None and not options.insecure:
+            app = LocalCallers(app)
+            server.express_lane.guards.append(app.allows)
         config = uvicorn.Config(
-            server.app if is_guarded else LocalCallers(server.app),
+            app,
             host=options.host,
             port=options.port,
             http=protocol,

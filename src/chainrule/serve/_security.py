@@ -42,13 +42,14 @@ class BearerToken:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         """Pass on, or answer 401."""
-        if scope["type"] != "http" or _is_open(scope) or self._is_allowed(scope):
+        if scope["type"] != "http" or _is_open(scope) or self.allows(scope):
             await self._app(scope, receive, send)
             return
         error = UnauthorizedError("This server asks for a token: Authorization: Bearer <token>.")
         await send_reply(send, problem_reply(error), close=True)
 
-    def _is_allowed(self, scope: MutableMapping[str, Any]) -> bool:
+    def allows(self, scope: MutableMapping[str, Any]) -> bool:
+        """Whether a request has the token."""
         given = dict(scope["headers"]).get(b"authorization", b"")
         return hmac.compare_digest(given, self._expected)
 
@@ -78,7 +79,7 @@ class LocalCallers:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         """Pass on, or answer 403."""
-        if scope["type"] != "http" or all(map(self._is_local, _hosts_of(scope["headers"]))):
+        if scope["type"] != "http" or self.allows(scope):
             await self._app(scope, receive, send)
             return
         error = ForeignOriginError(
@@ -87,6 +88,10 @@ class LocalCallers:
             "start it with --insecure."
         )
         await send_reply(send, problem_reply(error), close=True)
+
+    def allows(self, scope: MutableMapping[str, Any]) -> bool:
+        """Whether a request is to this machine, and not from a page of another."""
+        return all(map(self._is_local, _hosts_of(scope["headers"])))
 
     def _is_local(self, name: bytes) -> bool:
         known = self._hosts.get(name)

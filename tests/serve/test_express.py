@@ -1,0 +1,200 @@
+"""Small calls that are answered at once: what a caller sees is what it would see on the usual way."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+
+import pytest
+
+TOKEN = "a-token-of-the-tests"
+
+
+@pytest.fixture(scope="module")
+def served(start_server):
+    return start_server(workers=0, read_timeout_s=2.0, timeout_s=1.0)
+
+
+class Caller:
+    """One connection on which the tests decide what is in which packet."""
+
+    def __init__(self, served) -> None:
+        host, port = served.netloc.split(":")
+        self._socket = socket.create_connection((host, int(port)), timeout=20)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._left = b""
+
+    def __enter__(self) -> Caller:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def send(self, *packets: bytes) -> None:
+        for packet in packets:
+            self._socket.sendall(packet)
+            time.sleep(0.01)
+
+    def receive(self) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body of the next answer."""
+        content = self._left
+        while b"\r\n\r\n" not in content:
+            content += self._more()
+        head, _, body = content.partition(b"\r\n\r\n")
+        status, *lines = head.decode().split("\r\n")
+        headers = dict(line.split(": ", 1) for line in lines)
+        while len(body) < int(headers["content-length"]):
+            body += self._more()
+        length = int(headers["content-length"])
+        body, self._left = body[:length], body[length:]
+        return int(status.split()[1]), headers, body
+
+    def is_closed(self) -> bool:
+        return self._socket.recv(1) == b""
+
+    def _more(self) -> bytes:
+        received = self._socket.recv(65536)
+        assert received, "the server closed the connection"
+        return received
+
+    def ask(self, *packets: bytes):
+        """The numbers that come back, or the status."""
+        self.send(*packets)
+        status, _, body = self.receive()
+        return json.loads(body)["y"]["data"]["buffer"] if status == 200 else status
+
+
+def request(x: float, *headers: str, action: str = "double", seconds: float = 0.0):
+    """Head and body of a call."""
+    inputs = {"x": [x], "action": action, "seconds": seconds}
+    body = json.dumps({"inputs": inputs}).encode()
+    lines = [
+        "POST /apply HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+        *headers,
+        f"Content-Length: {len(body)}",
+    ]
+    return "\r\n".join([*lines, "", ""]).encode(), body
+
+
+def test_the_same_headers_again_in_any_packets(served):
+    with Caller(served) as caller:
+        for number in range(1, 9):
+            head, body = request(float(number))
+            ways = [
+                (head + body,),
+                (head, body),
+                (head, body[:5], body[5:]),
+                (head[:9], head[9:] + body),
+            ]
+            for packets in ways:
+                assert caller.ask(*packets) == [2.0 * number]
+
+
+def test_bodies_of_other_lengths_and_other_endpoints_in_between(served):
+    with Caller(served) as caller:
+        for number in (1.0, 1.0, 12345.0, 1.0, 0.125):
+            head, body = request(number)
+            assert caller.ask(head, body) == [2 * number]
+            caller.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert caller.receive()[::2] == (200, b'{"status":"ok"}')
+
+
+def test_several_requests_in_one_packet(served):
+    with Caller(served) as caller:
+        requests = [b"".join(request(float(number))) for number in range(1, 6)]
+        caller.ask(requests[0])
+        caller.send(requests[0], b"".join(requests), requests[4][:30])
+        found = [json.loads(caller.receive()[2])["y"]["data"]["buffer"] for _ in range(6)]
+        assert found == [[2.0], *([2.0 * number] for number in range(1, 6))]
+        assert caller.ask(requests[4][30:]) == [10.0]
+
+
+def test_a_request_that_is_like_the_last_one_only_at_first(served):
+    with Caller(served) as caller:
+        head, body = request(1.0)
+        for _ in range(3):
+            assert caller.ask(head, body) == [2.0]
+        other, _ = request(1.0, "Origin: https://elsewhere.example")
+        assert caller.ask(other, body) == 403
+
+
+def test_calls_that_take_longer_go_on_and_others_are_not_kept_waiting(served):
+    with Caller(served) as caller, Caller(served) as other:
+        for _ in range(3):
+            assert caller.ask(*request(1.0)) == [2.0]
+        caller.send(*request(3.0, action="sleep", seconds=0.4))
+        start = time.perf_counter()
+        other.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert other.receive()[0] == 200
+        assert time.perf_counter() - start < 0.3
+        assert json.loads(caller.receive()[2])["y"]["data"]["buffer"] == [6.0]
+        assert caller.ask(*request(3.0, action="sleep", seconds=3.0)) == 504
+    time.sleep(2.5)  # author code in a thread cannot be stopped
+
+
+def test_failures_and_bad_requests(served):
+    with Caller(served) as caller:
+        head, body = request(1.0, action="raise")
+        for _ in range(3):
+            assert caller.ask(head + body) == 500
+        assert caller.ask(head, b"}" * len(body)) == 422
+        assert caller.ask(*request(1.0)) == [2.0]
+
+
+def test_a_body_that_does_not_come(served):
+    with Caller(served) as caller:
+        head, body = request(1.0)
+        for _ in range(2):
+            assert caller.ask(head, body) == [2.0]
+        caller.send(head)
+        assert caller.receive()[0] == 408
+        assert caller.is_closed()
+
+
+def test_a_caller_that_wants_to_leave(served):
+    with Caller(served) as caller:
+        head, body = request(1.0, "Connection: close")
+        caller.send(head, body)
+        status, headers, _ = caller.receive()
+        assert (status, headers["connection"]) == (200, "close")
+        assert caller.is_closed()
+
+
+def test_answers_are_the_same_on_both_ways(served):
+    with Caller(served) as caller:
+        answers = []
+        for headers in [(), (), ("Transfer-Encoding: chunked",)]:
+            head, body = request(1.0, *headers)
+            if headers:
+                head = head.replace(b"Content-Length: %d\r\n" % len(body), b"")
+                body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+            caller.send(head, body)
+            answers.append(caller.receive())
+    for status, headers, body in answers:
+        headers.pop("date")
+        assert (status, headers, body) == answers[0]
+
+
+def test_every_call_is_counted(start_server):
+    served = start_server(workers=0)
+    with Caller(served) as caller:
+        for _ in range(10):
+            assert caller.ask(*request(1.0)) == [2.0]
+    assert served.metric("calls_answered_total") == 10
+    assert not served.is_running
+    served.stop()
+
+
+def test_a_token_is_asked_for_with_every_request(start_server, tmp_path):
+    (tmp_path / "token").write_text(TOKEN)
+    served = start_server(workers=0, token_file=str(tmp_path / "token"))
+    with Caller(served) as caller:
+        head, body = request(1.0, f"Authorization: Bearer {TOKEN}")
+        for _ in range(3):
+            assert caller.ask(head, body) == [2.0]
+        wrong = head.replace(TOKEN.encode(), b"b" + TOKEN.encode()[1:])
+        assert caller.ask(wrong, body) == 401
+    served.stop()
