@@ -155,7 +155,9 @@ class ProcessPool:
         restarts = self._restarts[place]
         if worker is None or worker not in self._workers:
             return WorkerState(place, None, "starting", restarts)
-        return WorkerState(place, worker.pid, "idle" if worker in self._idle else "busy", restarts)
+        # A worker that is lent is not ours to give away, but it may well have nothing to do.
+        is_free = worker.slot.current is None if worker.lease else worker in self._idle
+        return WorkerState(place, worker.pid, "idle" if is_free else "busy", restarts)
 
     async def call(self, call: Call) -> Reply:
         """Have a call answered by the next free worker.
