@@ -39,7 +39,16 @@ def test_the_text_through_jit_says_type_message_and_line():
     with pytest.raises(Exception, match="AuthorsError: the solver diverged") as caught:
         jax.block_until_ready(jax.jit(fails)(X))
     assert "in failing" in str(caught.value)
+    assert "component_errors" in str(caught.value)
     assert isinstance(original_error(caught.value), AuthorsError)
+
+
+def test_jax_itself_carries_nothing_but_text():
+    """The reason for `component_errors`. Should a JAX fail this test, exceptions can travel by themselves."""
+    with pytest.raises(jax.errors.JaxRuntimeError, match="AuthorsError: the solver") as caught:
+        jax.block_until_ready(jax.jit(lambda x: jax.pure_callback(failing, x, x))(X))
+    assert not isinstance(caught.value, AuthorsError)
+    assert caught.value.__cause__ is None
 
 
 @pytest.mark.parametrize("transform", [jax.jit, lambda f: jax.jit(jax.vmap(f)),

@@ -1,9 +1,11 @@
 """Exceptions that cross XLA.
 
-XLA carries an error as text and JAX raises it as a `JaxRuntimeError`, possibly later and elsewhere
-(dispatch is asynchronous). So the text says everything a reader needs, first the author's own type and
-message, then the traceback, and it ends in a number under which the exception object itself waits here for
-a while: `original_error` finds it, `component_errors` raises it.
+XLA carries an error as a status, which is a code and a text, and JAX raises it from C++ as a
+`JaxRuntimeError`, possibly later and elsewhere (dispatch is asynchronous). No Python code of anybody runs in
+between that could put the type, or a cause, back: `jax.pure_callback` loses them too. So the text says
+everything a reader needs, first the author's own type and message, then the traceback, and it ends in a
+number under which the exception object itself waits here for a while: `original_error` finds it,
+`component_errors` raises it.
 """
 
 from __future__ import annotations
@@ -21,6 +23,10 @@ __all__ = ["component_errors", "original_error", "report_failure"]
 
 _numbers = itertools.count(1)
 _recent: LRUCache[int, BaseException] = LRUCache(64)
+_HINT = (
+    "A compiled program carries errors as text. To catch the exception itself, wait for the results inside "
+    "`with chainrule.bridge.component_errors():`."
+)
 _NUMBER = re.compile(r"\[chainrule failure (\d+)\]")
 
 
@@ -33,7 +39,7 @@ def report_failure(error: BaseException, where: str) -> str:
     notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
     return (
         f"{type(error).__name__}: {error}{notes}\n\n"
-        f"Raised in {where}.\n{_traceback_text(error)}\n[chainrule failure {number}]"
+        f"Raised in {where}.\n{_traceback_text(error)}\n{_HINT}\n[chainrule failure {number}]"
     )
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import copy
+from functools import lru_cache
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -26,7 +27,7 @@ from typing_extensions import TypeAliasType
 from chainrule._errors import DefinitionError
 from chainrule.runtime._schema import ArraySpec, ShapeDType, is_array_type
 
-__all__ = ["abstract_model", "apply_model", "contains", "is_model_class", "spec_of"]
+__all__ = ["abstract_model", "apply_model", "contains", "is_model", "is_model_class", "spec_of"]
 
 
 def spec_of(annotation: Any) -> ArraySpec | None:
@@ -36,7 +37,13 @@ def spec_of(annotation: Any) -> ArraySpec | None:
 
 def is_model_class(annotation: Any) -> bool:
     """Whether an annotation is a pydantic model."""
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    return isinstance(annotation, type) and is_model(annotation)
+
+
+@lru_cache(maxsize=1024)
+def is_model(kind: type) -> bool:
+    """Whether a type is a pydantic model. Remembered: asking takes longer than reading a small array."""
+    return issubclass(kind, BaseModel)
 
 
 def apply_model(model: type[BaseModel], root: str) -> type[BaseModel]:

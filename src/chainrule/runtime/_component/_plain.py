@@ -13,11 +13,11 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import numpy as np
-from pydantic import BaseModel, RootModel
+from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from chainrule._trees import is_arraylike
-from chainrule.runtime._component._models import is_model_class, spec_of
+from chainrule.runtime._component._models import is_model, is_model_class, spec_of
 
 __all__ = ["to_plain"]
 
@@ -27,9 +27,10 @@ _CONTAINERS = (list, tuple, dict, Union, UnionType, Sequence, Mapping)
 
 def to_plain(node: Any) -> Any:
     """The plain tree of a model, or of nested data that may contain models."""
-    if type(node) in _ATOMS or isinstance(node, np.generic):
+    kind = type(node)
+    if kind in _ATOMS or isinstance(node, np.generic):
         return node
-    if isinstance(node, BaseModel):
+    if is_model(kind):
         return _model_to_plain(node)
     if isinstance(node, Mapping):
         return {str(key): to_plain(value) for key, value in node.items()}
@@ -39,10 +40,11 @@ def to_plain(node: Any) -> Any:
 
 
 def _model_to_plain(model: BaseModel) -> Any:
-    if not _is_direct(type(model)):
+    kind = type(model)
+    if not _is_direct(kind):
         return to_plain(model.model_dump())
-    if isinstance(model, RootModel):
-        return to_plain(model.root)
+    if kind.__pydantic_root_model__:
+        return to_plain(model.root)  # type: ignore[attr-defined]
     fields = {name: to_plain(value) for name, value in model.__dict__.items()}
     if model.__pydantic_extra__:
         fields.update({name: to_plain(v) for name, v in model.__pydantic_extra__.items()})

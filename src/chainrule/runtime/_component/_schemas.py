@@ -6,10 +6,15 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, RootModel, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from chainrule._errors import DefinitionError
-from chainrule.runtime._component._models import abstract_model, apply_model, is_model_class
+from chainrule.runtime._component._models import (
+    abstract_model,
+    apply_model,
+    is_model,
+    is_model_class,
+)
 from chainrule.runtime._component._problems import bad_input, bad_output
 from chainrule.runtime._schema import ArraySpec, differentiable_leaves
 
@@ -93,18 +98,22 @@ def _validate_output(
 
 
 def _validate(model: type[BaseModel], value: Any, context: Context) -> BaseModel:
+    # What `model_validate` does after looking at its arguments, which takes as long as validating an array.
     # Models inside containers are read by their attributes.
-    return model.model_validate(_opened(value), context=context, from_attributes=True, by_name=True)
+    return model.__pydantic_validator__.validate_python(  # type: ignore[no-any-return]
+        _opened(value), context=context, from_attributes=True, by_name=True
+    )
 
 
 def _opened(value: Any) -> Any:
     """A model as the data it holds, extra fields and roots included: ours is another class."""
-    if isinstance(value, RootModel):
+    kind = type(value)
+    if not is_model(kind):
+        return value
+    if kind.__pydantic_root_model__:
         return _opened(value.root)
-    if isinstance(value, BaseModel):
-        fields = {**value.__dict__, **(value.__pydantic_extra__ or {})}
-        return {name: _opened(field) for name, field in fields.items()}
-    return value
+    fields = {**value.__dict__, **(value.__pydantic_extra__ or {})}
+    return {name: _opened(field) for name, field in fields.items()}
 
 
 def _require_model(name: str, schema: Any) -> Any:

@@ -7,7 +7,8 @@ one program serves all inputs of a frame, as with `equinox.filter_jit`.
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Iterable
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -18,13 +19,14 @@ __all__ = ["Frame", "Static", "is_array", "seal", "split", "unseal"]
 
 
 _NUMPY = (np.ndarray, np.generic)
+_KINDS = frozenset("fiubc")
 
 
 def is_array(leaf: Any) -> bool:
     """Whether a leaf is a numeric array, concrete or traced; bfloat16 (kind "V") is, text is not."""
     if isinstance(leaf, _NUMPY):
         dtype = leaf.dtype
-        return dtype.kind in "fiubc" or (dtype.kind == "V" and dtype.type is not np.void)
+        return dtype.kind in _KINDS or (dtype.kind == "V" and dtype.type is not np.void)
     return isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct))
 
 
@@ -86,6 +88,11 @@ class Frame(NamedTuple):
 
 def split(inputs: Any) -> tuple[Frame, tuple[Any, ...]]:
     """Inputs (a model or nested data) as a frame and its arrays."""
+    kind = type(inputs)
+    fields = inputs if kind is dict else inputs.__dict__ if _has_plain_fields(kind) else None
+    if fields is not None and _are_arrays(fields.values()):
+        frame, order = _flat_frame(*fields)
+        return frame, tuple([fields[name] for name in order])
     leaves, structure = jax.tree_util.tree_flatten(_tree(inputs))
     statics: list[Static | None] = []
     arrays: list[Any] = []
@@ -98,23 +105,37 @@ def split(inputs: Any) -> tuple[Frame, tuple[Any, ...]]:
     return Frame(structure, tuple(statics)), tuple(arrays)
 
 
+def _are_arrays(values: Iterable[Any]) -> bool:
+    # A list: starting a generator takes longer than looking at a few values.
+    return all([type(value) is np.ndarray and value.dtype.kind in _KINDS for value in values])  # noqa: C419
+
+
+# Most inputs are a few arrays side by side. Typed: `{1: …}` and `{True: …}` are not the same tree.
+@lru_cache(maxsize=1024, typed=True)
+def _flat_frame(*names: Any) -> tuple[Frame, list[Any]]:
+    """The frame of a mapping to arrays, and the order in which it takes them."""
+    order, structure = jax.tree_util.tree_flatten({name: name for name in names})
+    return Frame(structure, (None,) * len(names)), order
+
+
 _ATOMS = frozenset((np.ndarray, np.float32, np.float64, float, int, bool, str, type(None)))
 
 
 def _tree(inputs: Any) -> Any:
     """Nested data from inputs; a model of plain values is read as it stands, without dumping it."""
-    kind = type(inputs)
-    if kind is dict or not issubclass(kind, BaseModel):
+    if not isinstance(inputs, BaseModel):
         return inputs
     fields = inputs.__dict__
-    if _has_plain_fields(kind) and _ATOMS.issuperset(map(type, fields.values())):
+    if _has_plain_fields(type(inputs)) and _ATOMS.issuperset(map(type, fields.values())):
         return fields
     return inputs.model_dump()
 
 
 @cache
-def _has_plain_fields(model: type[BaseModel]) -> bool:
-    """Whether dumping a model changes nothing about values that need no dumping themselves."""
+def _has_plain_fields(model: type) -> bool:
+    """Whether this is a model, and dumping it changes nothing about values that need no dumping."""
+    if not issubclass(model, BaseModel):
+        return False
     decorators = model.__pydantic_decorators__
     if decorators.field_serializers or decorators.model_serializers or decorators.computed_fields:
         return False

@@ -67,7 +67,7 @@ def prepare(
     frame, arrays = split(inputs)
     # A method is a new object at every access; anything else is itself. A kept program holds on to the
     # function, so its id is not given to another one.
-    identity = apply_jit if isinstance(apply_jit, MethodType) else id(apply_jit)
+    identity = apply_jit if type(apply_jit) is MethodType else id(apply_jit)
     key = (derivative, identity, frame, _key(input_paths), _key(output_paths), options)
     program = _programs.get(key)
     if program is None:
