@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from chainrule import ComponentError, compat
+from chainrule import ComponentError
 from chainrule.compat import tesseract_core as tc
 from chainrule.compat.tesseract_core.runtime.testing import finite_differences, regression
 from chainrule.compat.tesseract_jax import apply_tesseract
-from chainrule.runtime import Array, component, load_component
+from chainrule.runtime import component, load_component
 
 PROGRAMS = Path(__file__).parent / "programs"
 SCALING = PROGRAMS / "scaling" / "tesseract_api.py"
@@ -139,53 +139,6 @@ def test_apply_tesseract_takes_every_handle_and_vmaps_by_default():
                 lambda v, handle=handle: apply_tesseract(handle, {"part": {"v": v, "s": 2.0}})["y"]
             )(jnp.asarray(batch, jnp.float64))
             np.testing.assert_allclose(found, 2 * np.sin(batch), rtol=1e-6)
-
-
-def test_install_and_remove():
-    assert "graphax" not in sys.modules
-    with compat.install("graphax") as installed:
-        import graphax
-        import graphax.examples
-
-        assert installed.names == ("graphax",)
-        assert graphax.examples is compat.graphax.examples
-        assert graphax is compat.graphax
-    assert "graphax" not in sys.modules
-    assert graphax.__name__ == graphax.__spec__.name == "chainrule.compat.graphax"
-    assert graphax.examples.__spec__.name == "chainrule.compat.graphax.examples"
-    with pytest.raises(ImportError):
-        importlib.import_module("graphax")
-    installed.remove()
-
-
-def test_install_leaves_real_packages_alone():
-    pytest.importorskip("tesseract_core")
-    with compat.install("tesseract_core") as installed:
-        assert installed.names == ()
-    with pytest.raises(ValueError, match="no package for 'numpy'"):
-        compat.install("numpy")
-
-
-def test_installed_submodules_in_every_spelling():
-    kept = {
-        name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith("tesseract_")
-    }
-    installed = compat.Installation(["tesseract_core"])
-    try:
-        space = {}
-        exec(
-            "import tesseract_core.runtime.testing.finite_differences\n"
-            "from tesseract_core.runtime import experimental, Array\n"
-            "from tesseract_core.runtime.tree_transforms import *\n"
-            "from tesseract_core.runtime.experimental import SKIP_REQUIRED_FILE_CHECK, require_file\n",
-            space,
-        )
-        assert space["Array"] is Array
-        assert space["get_at_path"]({"a": [1]}, "a.[0]") == 1
-        assert space["SKIP_REQUIRED_FILE_CHECK"] is False
-    finally:
-        installed.remove()
-        sys.modules.update(kept)
 
 
 def test_settings_are_updated_and_overridden(monkeypatch):

@@ -8,7 +8,7 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
-from types import ModuleType, TracebackType
+from types import CodeType, ModuleType, TracebackType
 from typing import Self
 
 from chainrule._errors import InputError
@@ -105,6 +105,13 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module = importlib.import_module(f"chainrule.compat.{spec.name}")
         spec.loader_state = module.__spec__
         return module
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """The code of a module, for `runpy`."""
+        native = importlib.util.find_spec(f"chainrule.compat.{fullname}")
+        assert native is not None, "only asked for what was found"
+        assert isinstance(native.loader, importlib.abc.InspectLoader)
+        return native.loader.get_code(native.name)
 
     def exec_module(self, module: ModuleType) -> None:
         """The module has run under its own name; Python has only replaced its specification."""
