@@ -8,8 +8,10 @@ become MathML, which browsers draw without a script.
 import re
 from argparse import SUPPRESS, Action, ArgumentParser
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from html import unescape
 from importlib import import_module
+from io import StringIO
 from typing import Any
 
 from latex2mathml.converter import convert
@@ -50,7 +52,8 @@ def _with_pictures(markdown: str) -> str:
     def replace(found: re.Match[str]) -> str:
         if found["name"]:
             return f'<div style="overflow-x: auto">{namespace[found["name"]].html()}</div>'
-        exec(found["code"], namespace)
+        with redirect_stdout(StringIO()):
+            exec(found["code"], namespace)
         return found[0]
 
     return _BLOCK_OR_SHOW.sub(replace, markdown)
