@@ -125,3 +125,17 @@ def test_the_page_says_what_is_absent():
     text = PAGES["tesseract_core"].read_text()
     for name in (*ABSENT, *(n for names in ABSENT.values() for n in names)):
         assert f"`{name.removeprefix('tesseract_core.')}`" in text, name
+
+
+@pytest.mark.interop
+def test_the_page_says_what_becomes_of_every_variable():
+    pytest.importorskip("tesseract_core")
+    from tesseract_core.runtime.config import RuntimeConfig as Theirs
+    from tesseract_core.sdk.config import RuntimeConfig as OfTheHost
+
+    from chainrule.compat.tesseract_core.runtime.config import RuntimeConfig
+
+    assert list(RuntimeConfig.model_fields) == list(Theirs.model_fields)
+    text = PAGES["tesseract_core"].read_text()
+    for name in OfTheHost.model_fields:
+        assert f"`TESSERACT_{name.upper()}`" in text

@@ -261,8 +261,13 @@ def test_clients_of_a_served_component(tmp_path):
         assert ours.health() == real.health()
         assert ours.server_capabilities.output_formats == real.server_capabilities.output_formats
         for handle in (ours, real):
-            found = handle.apply({"part": {"v": np.array([0.0, 0.5])}})
+            run_id = handle.__class__.__module__
+            found = handle.apply({"part": {"v": np.array([0.0, 0.5])}}, run_id=run_id)
             np.testing.assert_allclose(found["y"], 2 * np.sin([0.0, 0.5]))
+            logs = tmp_path / f"run_{run_id}" / "logs"
+            assert (logs / "tesseract.log").read_text() == "scaling plain\n"
+            names = {path.name for path in logs.iterdir()}
+            assert names == {"artifacts", "metrics.csv", "parameters.json", "tesseract.log"}
         os.close(writing)
         server.wait(20)
     finally:
