@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Gives this machine the system packages that optional tests need: a container engine, a browser, a Fortran
-# compiler. Only as root with apt, quietly and within a few minutes; the run goes on whatever happens here,
+# Gives this machine the system packages that optional tests need: container engines, a registry, a small
+# Slurm, a browser, a Fortran compiler. Only as root with apt, quietly and within a few minutes; the run goes on whatever happens here,
 # and tests whose tool is missing say so and are skipped.
 set -u
 
 packages=(podman buildah runc mmdebstrap chromium fonts-dejavu-core gfortran)
+more=(uidmap docker.io docker-registry slurmctld slurmd slurm-client munge shellcheck)
 commands=(podman buildah runc mmdebstrap chromium gfortran)
+commands+=(newuidmap dockerd docker-registry slurmctld slurmd munged shellcheck)
 
 missing=0
 for command in "${commands[@]}"; do
@@ -23,6 +25,7 @@ log="$(mktemp)"
 {
     timeout 90 apt-get update -qq
     timeout 300 apt-get install -y -qq --no-install-recommends "${packages[@]}"
+    timeout 200 apt-get install -y -qq --no-install-recommends "${more[@]}"
 } </dev/null >"$log" 2>&1 || {
     echo "system packages are not to be had here; tests that need them are skipped:"
     tail -n 3 "$log"

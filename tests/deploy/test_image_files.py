@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -245,6 +246,10 @@ def test_scripts_are_valid_shell():
     scripts = Path(images.__file__).parent / "_scripts"
     for script in scripts.glob("*.sh"):
         subprocess.run(["sh", "-n", str(script)], check=True)
+        if shutil.which("shellcheck"):
+            # One of them is read by others, whose variables it uses.
+            options = ["--shell=sh", "--severity=warning", "--exclude=SC2154"]
+            subprocess.run(["shellcheck", *options, str(script)], check=True)
 
 
 def test_apptainer_definition(tmp_path):

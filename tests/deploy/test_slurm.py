@@ -1,7 +1,8 @@
-"""The batch script, as text and run with stand-ins for `srun` and `sbcast`; no cluster is involved."""
+"""The batch script, as text and run with stand-ins for the commands of Slurm; no cluster is involved."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,9 @@ SBCAST = """#!/bin/bash
 while [[ "$1" == --* ]]; do shift; done
 cp --preserve "$1" "$2"
 """
+SCANCEL = """#!/bin/bash
+exit 1
+"""
 DRIVER = """
 import json, os, sys
 from chainrule.deploy.slurm import read_registry
@@ -57,7 +61,7 @@ def cluster(tmp_path):
     """A folder with commands as a Slurm job has them, and the variables of a job."""
     tools = tmp_path / "bin"
     tools.mkdir()
-    for name, text in {"srun": SRUN, "sbcast": SBCAST}.items():
+    for name, text in {"srun": SRUN, "sbcast": SBCAST, "scancel": SCANCEL}.items():
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
     job = f"test{os.getpid()}"
@@ -124,6 +128,8 @@ def test_the_script_asks_for_what_was_wanted():
     )
     assert "sleep" not in script  # nothing is polled
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    if shutil.which("shellcheck"):
+        subprocess.run(["shellcheck", "-"], input=script, text=True, check=True)
 
 
 @pytest.mark.parametrize(

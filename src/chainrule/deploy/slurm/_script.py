@@ -21,7 +21,11 @@ registry="${CHAINRULE_REGISTRY:-$PWD/chainrule-${SLURM_JOB_ID}.json}"
 servers=""
 
 finish() {
-    if [ -n "$servers" ]; then kill "$servers" 2>/dev/null || true; wait "$servers" || true; fi
+    if [ -n "$servers" ]; then
+        # The servers end by themselves when they are asked to; srun, asked to end, would kill them.
+        scancel --quiet --signal=TERM "${SLURM_JOB_ID}.0" 2>/dev/null || kill "$servers" 2>/dev/null || true
+        wait "$servers" || true
+    fi
     srun --ntasks-per-node=1 --ntasks="${SLURM_JOB_NUM_NODES:-1}" rm -f "$token" || true
     rm -rf "$scratch" "$registry"
 }
