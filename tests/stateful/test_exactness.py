@@ -3,6 +3,9 @@
 The transformations are data, so every rule is checked for every one of them, alone and inside another.
 """
 
+import importlib.util
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,44 +24,12 @@ class Net(cs.Module):
         self.parts = [cs.Param(jnp.zeros(2))]
 
 
-def scalar(f):
-    return lambda x, **kw: jnp.sum(f(x, **kw))
-
-
-TRANSFORMATIONS = {
-    "jit": lambda f: cs.jit(f),
-    "vmap": lambda f: cs.vmap(f, in_axes=None, axis_size=2),
-    "grad": lambda f: cs.grad(scalar(f)),
-    "grad_params": lambda f: cs.grad(scalar(f), kwargs_mask={"net": True}),
-    "value_and_grad": lambda f: cs.value_and_grad(scalar(f)),
-    "jacfwd": lambda f: cs.jacfwd(f),
-    "jacrev": lambda f: cs.jacrev(f),
-    "hessian": lambda f: cs.hessian(scalar(f)),
-    "jvp": lambda f: lambda x, **kw: cs.jvp(f, (x,), (x,), **kw),
-    "vjp": lambda f: lambda x, **kw: cs.vjp(f, x, **kw)[0],
-    "linearize": lambda f: lambda x, **kw: cs.linearize(f, x, **kw)[0],
-    "scan": lambda f: (
-        lambda x, **kw: cs.scan(lambda c, _, **kw: (c + 1, f(x, **kw)), 0, length=2, **kw)[1]
-    ),
-    "while_loop": lambda f: (
-        lambda x, **kw: cs.while_loop(
-            lambda c, **kw: c[0] < 2, lambda c, **kw: (c[0] + 1, f(c[1], **kw)), (0, x), **kw
-        )
-    ),
-    "cond": lambda f: lambda x, **kw: cs.cond(True, f, lambda x, **kw: x, x, **kw),
-    "switch": lambda f: lambda x, **kw: cs.switch(1, [lambda x, **kw: x, f], x, **kw),
-    "checkpoint": lambda f: cs.checkpoint(f),
-    "eval_shape": lambda f: lambda x, **kw: cs.eval_shape(f, x, **kw),
-    "shard_map": lambda f: cs.jit(  # eagerly, shard_map compiles every operation
-        cs.shard_map(
-            f,
-            mesh=jax.make_mesh((1,), ("d",)),
-            in_specs=jax.P(),
-            out_specs=jax.P(),
-            check_vma=False,
-        )
-    ),
-}
+_spec = importlib.util.spec_from_file_location(
+    "stateful_transformations", Path(__file__).with_name("transformations.py")
+)
+transformations = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(transformations)
+TRANSFORMATIONS = transformations.table({"net": True})
 LOOPS = ("scan", "while_loop")
 BRANCHES = ("cond", "switch")
 X = jnp.array([0.5, 2.0])
