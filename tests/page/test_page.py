@@ -188,6 +188,22 @@ def test_progress_log_and_cancel(page):
     page.get_by_label("log", exact=True).filter(has_text="working on step 1").wait_for()
 
 
+def test_waiting_is_shown(page, open_page, url):
+    """One worker, two callers: the second sees that it waits, and both can be called off."""
+    page.get_by_label("seconds", exact=True).fill("60")
+    page.get_by_role("button", name="Run").click()
+    page.locator(".message", has_text="step 1 of 10").wait_for()
+    other = open_page(f"{url}/")
+    other.get_by_role("button", name="Run").click()
+    other.locator(".message", has_text="before it").wait_for()
+    other.get_by_role("tab", name="Jobs").click()
+    other.locator(".state.queued").first.wait_for()
+    other.get_by_text("waiting: jobs 1").wait_for()
+    for each in (other, page):
+        each.get_by_role("button", name="Cancel", exact=True).click()
+        each.locator(".message", has_text="cancelled").wait_for()
+
+
 def test_errors_are_shown_at_their_fields(page):
     page.get_by_label("stations", exact=True).fill("1")
     page.get_by_label("material").first.select_option(label="Custom")
@@ -322,6 +338,13 @@ def test_headers(url, path):
     assert "unsafe" not in policy
     assert response.headers["X-Content-Type-Options"] == "nosniff"
     assert b"https://" not in body.replace(b"https://www.w3.org", b"")
+
+
+def test_description_says_what_the_schema_says(url):
+    text = get(url, "/docs", "text/html")[1].decode()
+    for words in ("f64[cell] N/m", "section.height", "Height of the section", "derived (jacobian)"):
+        assert words in text
+    assert "&lt;i&gt;rarely&lt;/i&gt;" in get(url, "/c/zoo_component/docs", "text/html")[1].decode()
 
 
 @pytest.mark.parametrize("path", ["/_page/../_page.py", "/_page/dom.js", "/_page/%2e%2e%2f_app.py"])

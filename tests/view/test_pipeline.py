@@ -232,3 +232,15 @@ def test_the_parts_together_are_the_function(function):
     for atom, value in zip(program.jaxpr.outvars, expected, strict=True):
         if atom in values:
             np.testing.assert_allclose(values[atom], value, rtol=1e-6)
+
+
+def test_a_page_has_the_equations_of_every_jax_part():
+    def f(x):
+        with jax.named_scope("a < b"):
+            return jnp.sum(jnp.sin(x))
+
+    html = view.pipeline(f, jnp.ones(3)).html()
+    root = ElementTree.fromstring(html)
+    (part,) = root.iter("details")
+    assert part.find("summary").text.startswith("a < b, JAX: ≈ ")
+    assert "sin" in part.find("pre").text

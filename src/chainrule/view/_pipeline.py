@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any, Literal
 
 import jax
@@ -29,6 +30,7 @@ RESULT = "result"
 _FILLS = {"component": ("#fef3c7", "#d97706"), "jax": ("#ffffff", "#6b7280")}
 _INPUT, _OUTPUT = ("#e0e7ff", "#4f46e5"), ("#d1fae5", "#059669")
 _LINE = 15.0
+_MOST_LINES = 60
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,11 @@ class Pipeline(Picture):
             x, y = layout.middle(edge)
             shapes.append(Label(text, (x, y - 8), is_faint=True, has_halo=True))
         return Drawing(tuple(shapes), *layout.size, "Pipeline")
+
+    def html(self) -> str:
+        """The picture, and below it what every JAX part computes, to be opened."""
+        parts = "".join(map(_details, self.parts))
+        return f'<div><div style="overflow-x:auto">{self.svg()}</div>{parts}</div>'
 
     def _boxes(self) -> dict[int | str, _Box]:
         arguments = dict.fromkeys(k.source for k in self.links if isinstance(k.source, str))
@@ -273,6 +280,17 @@ def _short(number: float) -> str:
     exponent = max(-3, min(4, math.floor(math.log10(abs(number)) / 3)))
     prefix = {-3: "n", -2: "µ", -1: "m", 0: "", 1: "k", 2: "M", 3: "G", 4: "T"}[exponent]
     return f"{number / 1000.0**exponent:.3g} {prefix}"
+
+
+def _details(part: Part) -> str:
+    """The equations of a part; only as many as somebody might read."""
+    if part.operations is None:
+        return ""
+    lines = str(part.program.jaxpr).splitlines()
+    shown = "\n".join(lines[:_MOST_LINES])
+    more = f"\n… {len(lines) - _MOST_LINES} more lines" if len(lines) > _MOST_LINES else ""
+    title = escape(f"{part.name}, {part.detail}: {part.cost}")
+    return f"<details><summary>{title}</summary><pre>{escape(shown + more)}</pre></details>"
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ export class Jobs {
   async refresh() {
     const [{ jobs }, status] = await Promise.all([this.client.getFromServer("jobs?limit=20"), this.client.getFromServer("status")]);
     const busy = status.workers.filter((worker) => worker.state === "busy").length;
-    this.load.textContent = `${busy} of ${status.workers.length} workers busy · ${status.queue.length} waiting (room for ${status.queue.limit}) · ${status.requests.total} requests since the start`;
+    this.load.textContent = `${busy} of ${status.workers.length} workers busy · waiting: jobs ${status.jobs.queued}, calls ${status.queue.length} (room for ${status.queue.limit}) · ${status.requests.total} requests since the start`;
     this.rows.replaceChildren(...(jobs.length ? jobs.map((job) => this.#row(job)) : [h("tr", {}, h("td", { colspan: 6, class: "muted" }, "Nothing was run yet."))]));
     return jobs.some((job) => IS_OPEN.includes(job.state));
   }
