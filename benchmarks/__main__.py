@@ -40,25 +40,33 @@ _VERSIONS = (
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("only", nargs="*", help="run just these, e.g. frames; nothing is written")
-    parser.add_argument("--strict", action="store_true", help="exit 1 when a bar is not met")
+    parser.add_argument(
+        "--strict", action="store_true", help="exit 1 when a bar is not met or a file fails"
+    )
     options = parser.parse_args()
     names = [
         module.name.removeprefix("bench_")
         for module in pkgutil.iter_modules(benchmarks.__path__)
         if module.name.startswith("bench_")
     ]
-    tables = {name: _run_alone(name) for name in options.only or names}
+    found = {name: _run_alone(name) for name in options.only or names}
+    failed = [name for name, table in found.items() if table is None]
+    tables = {name: table for name, table in found.items() if table is not None}
     rows = [row for table in tables.values() for row in table]
     show(rows)
     if not options.only:
-        PAGE.write_text(_page(tables) + _kept_sections())
-        _fill(EXPLANATION, "orders", bench_orders.table(tables["orders"]))
+        PAGE.write_text(_page(tables, failed) + _kept_sections())
+        if "orders" in tables:
+            _fill(EXPLANATION, "orders", bench_orders.table(tables["orders"]))
         _fill(TRANSPORTS, "transports", _transports.table(PAGE.read_text()))
-    return int(options.strict and any(row.met is False for row in rows))
+    return int(options.strict and (bool(failed) or any(row.met is False for row in rows)))
 
 
-def _run_alone(name: str) -> list[Row]:
-    """The rows of one benchmark, from a process of its own: none warms or disturbs another."""
+def _run_alone(name: str) -> list[Row] | None:
+    """The rows of one benchmark, from a process of its own: none warms or disturbs another.
+
+    `None` when it did not finish.
+    """
     print(f"… {name}", file=sys.stderr, flush=True)
     code = (
         "import dataclasses, json, sys\n"
@@ -75,11 +83,11 @@ def _run_alone(name: str) -> list[Row]:
         )
     except subprocess.SubprocessError as error:
         print(f"{name} did not finish: {error}", file=sys.stderr)
-        return []
+        return None
     return [Row(**facts) for facts in json.loads(done.stdout.splitlines()[-1])]
 
 
-def _page(tables: dict[str, list[Row]]) -> str:
+def _page(tables: dict[str, list[Row]], failed: list[str]) -> str:
     found = [(name, _version(name)) for name in _VERSIONS]
     versions = ", ".join(f"{name} {version}" for name, version in found if version)
     day = datetime.date.today().isoformat()
@@ -91,13 +99,14 @@ def _page(tables: dict[str, list[Row]]) -> str:
         "seconds.\n\n"
         "A row is against a peer or against a floor: what the machine, or code written by hand, needs for "
         "the same. `make bench` prints this table and exits 0; `python -m benchmarks --strict` exits 1 when "
-        "a bar is not met; `python -m benchmarks frames http` runs some.\n\n"
+        "a bar is not met or a file fails; `python -m benchmarks frames http` runs some.\n\n"
         f"{day}, {os.cpu_count()} cores of {platform.machine()} shared with others (load {load:.1f}), Python "
         f"{platform.python_version()}, {versions}. "
         "Figures of a GPU are at the end.\n"
     )
     sections = [f"\n## {name}\n\n{markdown(table)}" for name, table in tables.items() if table]
-    return head + "".join(sections)
+    missing = f"\nDid not finish in this run: {', '.join(failed)}.\n" if failed else ""
+    return head + missing + "".join(sections)
 
 
 def _kept_sections() -> str:

@@ -1,0 +1,64 @@
+"""`make bench`: what it prints, writes and exits with, on made-up rows."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+from benchmarks import __main__ as bench
+from benchmarks._harness import Row
+
+MET = Row("fast enough", 0.9e-3, 1e-3, "the floor", bar=1.0)
+MISSED = Row("too slow", 3.0, 1.0, "Tesseract.from_url", bar=2.0, note="shared | machine")
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """`python -m benchmarks` with these tables, on pages of its own."""
+    for name in ("PAGE", "EXPLANATION", "TRANSPORTS"):
+        page = tmp_path / f"{name}.md"
+        page.write_text(getattr(bench, name).read_text())
+        monkeypatch.setattr(bench, name, page)
+    monkeypatch.setattr(bench.bench_orders, "table", lambda rows: f"{len(rows)} rows of orders")
+
+    def run_with(tables, *arguments):
+        monkeypatch.setattr(bench, "_run_alone", lambda name: tables.get(name, [MET]))
+        monkeypatch.setattr(sys, "argv", ["benchmarks", *arguments])
+        return bench.main()
+
+    return run_with
+
+
+@pytest.mark.parametrize(
+    ("tables", "strict"), [({}, 0), ({"http": [MISSED]}, 1), ({"http": None}, 1)]
+)
+def test_exit_codes(run, tables, strict):
+    assert run(tables) == 0
+    assert run(tables, "--strict") == strict
+
+
+def test_the_page_has_everything(run):
+    run({"http": [MISSED], "cli": None})
+    text = bench.PAGE.read_text()
+    assert re.search(r"^\d{4}-\d\d-\d\d, \d+ cores .*load \d.*Python 3.*jax \d", text, re.MULTILINE)
+    assert "| fast enough | 900 µs |  | 1 ms (the floor) | 0.9 | ≤ 1 | yes |  |" in text
+    assert (
+        "| too slow | 3 s | 1 s (Tesseract.from_url) |  | 3 | ≤ 2 | NO | shared / machine |" in text
+    )
+    assert "Did not finish in this run: cli." in text
+    assert "\n## On a GPU\n" in text  # what other machines measured is kept
+    assert "not measured" in bench.TRANSPORTS.read_text()
+    assert "1 rows of orders" in bench.EXPLANATION.read_text()
+
+
+def test_some_write_nothing(run):
+    before = bench.PAGE.read_text()
+    run({}, "frames")
+    assert bench.PAGE.read_text() == before
+
+
+def test_every_file_is_run():
+    files = sorted(bench.PAGE.parents[1].glob("benchmarks/bench_*.py"))
+    assert len(files) > 10
+    assert all("def run() -> list[Row]" in file.read_text() for file in files)
