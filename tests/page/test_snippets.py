@@ -223,6 +223,21 @@ def test_large_integers_stay_exact(open_page, url):
     page.get_by_text("does not fit int64").wait_for()
 
 
+def test_names_cannot_break_out_of_the_shell(open_page, running, wrong, tmp_path):
+    source = tmp_path / "component.yaml"
+    source.write_text(
+        'name: "a$(touch hacked)\'b"\ncommand: [cat]\ninputs: {x: float}\noutputs: {x: float}\n'
+    )
+    with running("serve", wrong, source, "--port", "0") as address:
+        page = open_page(f"{address}/")
+        page.get_by_role("link", name="hacked").click()
+        page.get_by_role("heading", name="hacked").wait_for()
+        run(page)
+        for result in all_three(page, tmp_path):
+            assert result == {"x": 1.0}
+    assert not (tmp_path / "hacked").exists()
+
+
 def test_token_is_named_and_never_shown(open_page, guarded, monkeypatch):
     monkeypatch.setenv("CHAINRULE_TOKEN", TOKEN)
     page = open_page(f"{guarded}/")

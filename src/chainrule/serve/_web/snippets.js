@@ -58,7 +58,7 @@ export class Snippets {
   }
 
   #curl(endpoint, payload) {
-    return `curl ${address(this.client.base)}/${endpoint} \\\n  -H "Content-Type: application/json"${this.#curlToken()} \\\n  --data ${payload}`;
+    return `curl ${shellWord(`${address(this.client.base)}/${endpoint}`)} \\\n  -H "Content-Type: application/json"${this.#curlToken()} \\\n  --data ${payload}`;
   }
 
   #curlToken() {
@@ -68,7 +68,7 @@ export class Snippets {
   #shell(endpoint, rest, payload) {
     const settings = endpoint === "check_gradients" ? Object.entries(rest) : [];
     const options = settings.map(([name, value]) => ` --${name.replaceAll("_", "-")} ${value}`).join("");
-    return `chainrule ${COMMANDS[endpoint]} ${address(this.client.base)} ${payload}${options}${this.#shellToken()}`;
+    return `chainrule ${COMMANDS[endpoint]} ${shellWord(address(this.client.base))} ${payload}${options}${this.#shellToken()}`;
   }
 
   #shellToken() {
@@ -83,8 +83,8 @@ export class Snippets {
       h("h2", {}, "This run, without running it again"),
       h("p", {}, "The server keeps it as a job. ", h("code", {}, "component.submit(…)"), " and ", h("code", {}, "?wait=false"), " start one that you need not wait for."),
       block("Python, job", [...this.#pythonHead(text), text].join("\n")),
-      block("curl, job", `curl ${root}/jobs/${job}/result${this.#curlToken()}`),
-      block("Command line, job", `chainrule logs ${root} ${job}${this.#shellToken()}`),
+      block("curl, job", `curl ${shellWord(`${root}/jobs/${job}/result`)}${this.#curlToken()}`),
+      block("Command line, job", `chainrule logs ${shellWord(root)} ${job}${this.#shellToken()}`),
     ];
   }
 }
@@ -141,3 +141,5 @@ function pythonComplex({ shape, dtype, data }) {
 }
 
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+/** A text as one word of a shell, quoted where it has to be. */
+const shellWord = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : quoted(text));
