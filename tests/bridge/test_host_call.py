@@ -250,6 +250,27 @@ def test_independent_calls_of_remote_components_overlap():
     np.testing.assert_allclose(both(X), (X + 1) @ (X + 1))
 
 
+def test_the_first_of_several_calls_is_started_early_too():
+    """Also equal calls, and those of functions that are compiled once and called twice."""
+    barrier = threading.Barrier(2, timeout=20)
+    remote = Remote(barrier)
+
+    def ask(x):
+        return apply_component(remote, {"x": x})["y"]
+
+    for each in (ask, jax.jit(ask)):
+        both = jax.jit(lambda x, y, each=each: each(x) @ each(y))
+        np.testing.assert_allclose(both(X, 2 * X), (X + 1) @ (2 * X + 1))
+
+
+def test_the_only_call_of_a_program_is_one_call():
+    remote = Remote(threading.Barrier(1))
+    one = jax.jit(lambda x: apply_component(remote, {"x": x})["y"])
+    text = one.lower(X).compile().as_text()
+    assert text.count("custom-call(") == 1
+    np.testing.assert_allclose(one(X), X + 1)
+
+
 class Failing(Remote):
     def apply(self, inputs):
         raise ComponentError("the solver diverged", remote_traceback="line 7, in solve")

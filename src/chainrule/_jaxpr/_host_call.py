@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import jax
@@ -18,17 +20,20 @@ from jax.interpreters import mlir
 from chainrule._jaxpr._ffi import (
     TARGET,
     HostFunction,
+    HostTarget,
     register_function,
     supports,
     target_is_registered,
 )
 
 __all__ = [
+    "NOT_STARTED",
     "ORDERED_EFFECT",
     "array_aval",
     "is_exporting",
     "lower_host_call",
     "lower_overlapping",
+    "register_call",
     "see_nans",
     "uses_ffi",
 ]
@@ -40,6 +45,12 @@ ORDERED_EFFECT = _callback._OrderedIOEffect
 def array_aval(shape: Sequence[int], dtype: Any) -> Any:
     """The abstract value of an array."""
     return _core.ShapedArray(tuple(shape), np.dtype(dtype))
+
+
+NOT_STARTED = -1
+"""The ticket of work that has not been started."""
+
+_TICKET = array_aval((), np.int32)
 
 
 def is_exporting(ctx: Any) -> bool:
@@ -69,6 +80,14 @@ def uses_ffi(ctx: Any) -> bool:
     )
 
 
+def register_call(primitive: Primitive, rule: Callable[..., Sequence[Any]]) -> None:
+    """Register a lowering that uses `lower_overlapping`: it has to see every call, also equal ones."""
+    knows = signature(mlir.register_lowering).parameters
+    # Where JAX cannot do without its cache, calls are lowered outside of the program, and all get a start.
+    options: dict[str, Any] = {"cacheable": False} if "cacheable" in knows else {}
+    mlir.register_lowering(primitive, rule, **options)
+
+
 def lower_host_call(
     ctx: Any, *operands: Any, function: HostFunction, ordered: bool
 ) -> Sequence[Any]:
@@ -81,19 +100,77 @@ def lower_host_call(
 def lower_overlapping(
     ctx: Any, *operands: Any, start: HostFunction, finish: HostFunction
 ) -> Sequence[Any]:
-    """Two calls: one that starts the work and returns a ticket, one that waits for its results.
+    """A call whose work may be started earlier than its results are waited for.
 
-    XLA's CPU backend runs calls one after the other. Where its schedule has several starts before the first
-    finish, which it usually has for independent calls, the work overlaps.
+    XLA's CPU backend runs calls one after the other. `start` begins the work and returns a ticket, `finish`
+    takes the operands and the ticket and fills the results. Where XLA's schedule has several starts before
+    the first finish, which it usually has for independent calls, the work overlaps.
+
+    The only call of a program has nothing to overlap with: its ticket is `NOT_STARTED`, and `finish` does it
+    all. If another call follows, the first one gets its start then.
     """
-    ticket = array_aval((), np.int32)
-    started = _ffi_call(ctx.replace(avals_out=[ticket]), operands, start)
-    return _ffi_call(ctx.replace(avals_in=[ticket]), started, finish)
+    starter = register_function(start, ctx.avals_in, [_TICKET])
+    ctx.module_context.add_keepalive(starter)
+    earlier = [each for each in ctx.module_context.keepalives if isinstance(each, _Lowered)]
+    ctx.module_context.add_keepalive(_Lowered(starter, tuple(ctx.avals_in)))
+    if not earlier and _is_in_main():
+        ticket = mlir.ir_constant(np.int32(NOT_STARTED))
+    else:
+        for each in earlier[:1]:
+            _start_early(ctx, each)
+        ticket = _emit(ctx.replace(avals_out=[_TICKET]), operands, starter)[0]
+    ctx = ctx.replace(avals_in=[*ctx.avals_in, _TICKET])
+    return _ffi_call(ctx, [*operands, ticket], finish)
+
+
+@dataclass(frozen=True)
+class _Lowered:
+    """A call that a module has: how it is started, and what it takes."""
+
+    starter: HostTarget
+    avals_in: tuple[Any, ...]
+
+
+def _is_in_main() -> bool:
+    """Whether code is being added to a program's entry; other functions may be called several times."""
+    owner = mlir.ir.InsertionPoint.current.block.owner.operation
+    while owner.name != "func.func":
+        owner = owner.parent.operation
+    return mlir.ir.StringAttr(owner.attributes["sym_name"]).value == "main"
+
+
+def _start_early(ctx: Any, lowered: _Lowered) -> None:
+    """Give the one call so far, which is finished without having been started, its start."""
+    alone = []
+
+    def visit(operation: Any) -> Any:
+        if _is_unstarted(operation):
+            alone.append(operation)
+        return mlir.ir.WalkResult.ADVANCE
+
+    ctx.module_context.module.operation.walk(visit)
+    for operation in alone:
+        with mlir.ir.InsertionPoint(operation), operation.location:
+            *operands, _ = operation.operands
+            started = ctx.replace(avals_in=lowered.avals_in, avals_out=[_TICKET])
+            operation.operands[len(operands)] = _emit(started, operands, lowered.starter)[0]
+
+
+def _is_unstarted(operation: Any) -> bool:
+    if operation.name != "stablehlo.custom_call" or not len(operation.operands):
+        return False
+    target = mlir.ir.StringAttr(operation.attributes["call_target_name"]).value
+    ticket = operation.operands[len(operation.operands) - 1].owner
+    return target == TARGET and getattr(ticket, "name", None) == "stablehlo.constant"
 
 
 def _ffi_call(ctx: Any, operands: Sequence[Any], function: HostFunction) -> Sequence[Any]:
     target = register_function(function, ctx.avals_in, ctx.avals_out)
     ctx.module_context.add_keepalive(target)
+    return _emit(ctx, operands, target)
+
+
+def _emit(ctx: Any, operands: Sequence[Any], target: HostTarget) -> Sequence[Any]:
     lower = jax.ffi.build_ffi_lowering_function(TARGET)
     return lower(ctx, *operands, number=np.int64(target.number)).results
 

@@ -1,8 +1,9 @@
 """Start now, wait later: independent calls of remote components in one compiled program overlap.
 
-A call is lowered to two: `StartCall` notes the work and returns a ticket, `FinishCall` takes the ticket and
-hands out the results. The work that was started last waits for its `FinishCall`, which does it in place: a
-lone call never changes threads. It moves to a thread as soon as another call starts or is waited for.
+Where a program has several calls, each is lowered to two: `StartCall` notes the work and returns a ticket,
+`FinishCall` takes the ticket and hands out the results. The work that was started last waits for its
+`FinishCall`, which does it in place; it moves to a thread as soon as another call starts or is waited for.
+The only call of a program has no `StartCall`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TypedDict
 
 import numpy as np
 
+from chainrule._jaxpr._host_call import NOT_STARTED
 from chainrule._trees import LRUCache
 from chainrule.bridge._failures import report_failure
 from chainrule.bridge._host import HostCall, compute
@@ -99,7 +101,10 @@ class FinishCall:
 
     def run(self, operands: list[np.ndarray], results: list[np.ndarray]) -> str | None:
         """Never raises; returns an error's text."""
-        work = _started.pop(int(operands[0]))
+        ticket = int(operands.pop())
+        if ticket == NOT_STARTED:
+            return self._call.run(operands, results)
+        work = _started.pop(ticket)
         try:
             if work is None:
                 raise RuntimeError(f"{self._call!r} was started too long ago: its result is gone.")

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching
 
 from chainrule._errors import CapabilityError
 from chainrule._jaxpr._host_call import (
@@ -23,6 +23,7 @@ from chainrule._jaxpr._host_call import (
     is_exporting,
     lower_host_call,
     lower_overlapping,
+    register_call,
     see_nans,
     uses_ffi,
 )
@@ -101,5 +102,5 @@ host_call_p.def_effectful_abstract_eval(_evaluate_abstractly)
 ad.primitive_jvps[host_call_p] = jvp_rule
 ad.primitive_transposes[host_call_p] = transpose_rule
 batching.primitive_batchers[host_call_p] = batching_rule
-mlir.register_lowering(host_call_p, _lower)
+register_call(host_call_p, _lower)
 see_nans(host_call_p)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -31,6 +30,9 @@ _LIMITS = Limits(
     max_body_bytes=1 << 50, max_array_bytes=1 << 50, max_total_bytes=1 << 50, max_fields=1 << 30
 )
 
+# Members of enumerations take long to look up.
+_OK, _UNAVAILABLE = HTTPStatus.OK.value, HTTPStatus.SERVICE_UNAVAILABLE.value
+
 _CLASS_OF_STATUS: dict[int, type[ChainruleError]] = {
     401: NotGrantedError,
     403: NotGrantedError,
@@ -55,8 +57,7 @@ _CLASS_OF_CODE: dict[str, type[ChainruleError]] = {
 }
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """What came back.
 
     Attributes:
@@ -74,7 +75,7 @@ class Answer:
     @property
     def was_turned_away(self) -> bool:
         """Whether the server says that it has done nothing and may do it later."""
-        return self.status == HTTPStatus.SERVICE_UNAVAILABLE and self.retry_after_s is not None
+        return self.status == _UNAVAILABLE and self.retry_after_s is not None
 
 
 def read_answer(answer: Answer) -> Any:
@@ -83,7 +84,7 @@ def read_answer(answer: Answer) -> Any:
     Raises:
         ChainruleError: the exception that the answer stands for.
     """
-    if answer.status == HTTPStatus.OK:
+    if answer.status == _OK:
         tree = decode_body(answer.body, media_type=answer.content_type, limits=_LIMITS)
         return with_numpy_scalars(tree)
     raise _error_of(answer)

@@ -17,7 +17,7 @@ import orjson
 from chainrule._errors import InputError, TransportError
 from chainrule.client._answers import Answer, read_answer
 from chainrule.client._connections import ConnectionPool, LostConnectionError, Origin, Request
-from chainrule.client._dialect import Dialect, dialect_of
+from chainrule.client._dialect import NATIVE, Dialect, dialect_of
 from chainrule.client._jobs import Job
 from chainrule.client._same_host import SameHost, try_same_host
 from chainrule.client._server import JobInfo, Server
@@ -70,6 +70,7 @@ class HttpTransport(Transport):
         }  # fmt: skip
         origin, self._base = _parse_url(url, verify)
         self._server_base = _COMPONENT_PATH.sub("", self._base)
+        self._component_path = self._base.removeprefix(self._server_base)
         self._pool = ConnectionPool(origin, timeout)
         self._timeout_s = timeout
         self._retries = retries
@@ -137,9 +138,9 @@ class HttpTransport(Transport):
         trace: Mapping[str, str],
     ) -> Any:
         dialect = self._agree()
-        path = f"{self._base}/{quote(endpoint)}"
-        answer = self._share(path, payload, run_id, ticket, trace)
+        answer = self._share(endpoint, payload, run_id, ticket, trace)
         if answer is None:
+            path = f"{self._base}/{quote(endpoint)}"
             pieces = encode_body(payload, format=dialect.body_format)
             headers = {**self._headers, **trace, "Content-Type": dialect.content_type}
             if dialect.accept is not None:
@@ -190,7 +191,7 @@ class HttpTransport(Transport):
 
     def _share(
         self,
-        path: str,
+        endpoint: str,
         payload: Mapping[str, Any],
         run_id: str | None,
         ticket: Ticket,
@@ -200,7 +201,12 @@ class HttpTransport(Transport):
         same_host = self._same_host
         if same_host is None:
             return None
-        header: dict[str, Any] = {"path": path.removeprefix(self._server_base), **trace}
+        header: dict[str, Any] = {
+            "path": f"{self._component_path}/{endpoint}",
+            "content_type": NATIVE.content_type,
+            "accept": NATIVE.accept,
+            **trace,
+        }
         if run_id is not None:
             header["run_id"] = run_id
         body = encode_frames(payload)

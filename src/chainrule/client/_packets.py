@@ -74,11 +74,10 @@ class PacketConnection:
 
     def _send(self, header: Mapping[str, Any], body: Frames) -> str | None:
         """Send a call; returns the key of the segment that holds its body, if one does."""
-        released = [self._release.popleft() for _ in range(len(self._release))]
         self._number += 1
         header = {**header, "number": self._number}
-        if released:
-            header["release"] = released
+        if self._release:
+            header["release"] = [self._release.popleft() for _ in range(len(self._release))]
         try:
             if body.nbytes <= INLINE_BYTES:
                 send_message(self._connection, header, body.pieces)

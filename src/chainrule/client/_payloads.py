@@ -36,6 +36,8 @@ def make_payload(endpoint: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         TypeError: not the arguments of this endpoint.
     """
     names = _ARGUMENTS[endpoint]
+    if endpoint == "apply" and len(args) == 1 and not kwargs:
+        return {"inputs": args[0]}
     optional = {n: kwargs.pop(n) for n in _OPTIONAL.get(endpoint, ()) if n in kwargs}
     given = dict(zip(names, args, strict=False)) | kwargs
     if len(args) + len(kwargs) != len(names) or given.keys() != set(names):

@@ -19,7 +19,6 @@ import orjson
 from chainrule._errors import ChainruleError
 from chainrule.client._answers import Answer
 from chainrule.client._connections import LostConnectionError
-from chainrule.client._dialect import NATIVE
 from chainrule.client._packets import PacketConnection
 from chainrule.client._transport import Ticket
 from chainrule.runtime._codec import Frames
@@ -68,7 +67,7 @@ class SameHost:
         weakref.finalize(self, _close_all, self._idle)
 
     def exchange(self, header: dict[str, Any], body: Frames, ticket: Ticket) -> Answer:
-        """Have a call answered.
+        """Have a call answered; the header is one of `chainrule.runtime._samehost`.
 
         Raises:
             LostConnectionError: the connection broke.
@@ -77,9 +76,7 @@ class SameHost:
         connection = self._take()
         ticket.when_cancelled(connection.break_off)
         try:
-            answer = connection.exchange(
-                {**header, "content_type": NATIVE.content_type, "accept": NATIVE.accept}, body
-            )
+            answer = connection.exchange(header, body)
         except BaseException:
             connection.close()
             raise

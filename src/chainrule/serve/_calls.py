@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from chainrule._errors import InputError, TransportError
 from chainrule.runtime._samehost import Segment
@@ -128,8 +128,7 @@ class StoredBody:
     release: Callable[[], object]
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(NamedTuple):
     """An encoded answer.
 
     Attributes:

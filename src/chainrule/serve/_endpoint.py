@@ -69,6 +69,7 @@ class Endpoint:
         self._segments = segments if service.pool.uses_segments else None
         self._intake = intake
         self._jobs = jobs
+        self._beginner = service.pool if isinstance(service.pool, CanBegin) else None
         # Calls that are merged have one run together.
         self._names_runs = not isinstance(service.pool, MergingPool)
 
@@ -95,15 +96,20 @@ class Endpoint:
             return
         except ChainruleError as error:
             # The rest of the body may not have been read: this connection cannot be used again.
+            self.refuse(error.http_status)
             await send_reply(send, problem_reply(error), close=True)
             return
         if reply is not None:
             await send_reply(send, reply)
 
+    def refuse(self, status: int) -> None:
+        """Count a request that does not reach the component."""
+        self._service.pool.traffic.refuse(self._name, status)
+
     @property
     def can_begin(self) -> bool:
         """Whether requests may be answered without a task (`_express`)."""
-        return isinstance(self._service.pool, CanBegin)
+        return self._beginner is not None
 
     def prepare(self, scope: MutableMapping[str, Any]) -> Call | None:
         """The call of a request whose headers are here; `None` when something is wrong with them."""
@@ -114,19 +120,16 @@ class Endpoint:
 
     def begin(self, call: Call) -> Begun | None:
         """Begin a call; `None` leaves it to the usual way."""
-        return self._beginner.begin(call)
+        return None if self._beginner is None else self._beginner.begin(call)
 
     def wait(self, begun: Begun) -> Reply | None:
         """The reply to a call that was begun, if it comes within a moment."""
+        assert self._beginner is not None, "it was begun"
         return self._beginner.wait(begun)
-
-    @property
-    def _beginner(self) -> CanBegin:
-        assert isinstance(self._service.pool, CanBegin)
-        return self._service.pool
 
     async def _go_on(self, begun: Begun, receive: Receive, send: Send) -> None:
         """Answer a request that was begun and takes longer."""
+        assert self._beginner is not None, "it was begun"
         with self._intake.holding(len(begun.call.body)):
             reply = await self._answer(self._beginner.finish(begun), receive)
         if reply is not None:
