@@ -38,6 +38,7 @@ from chainrule.serve._problems import PROBLEM
 from chainrule.serve._same_host import SameHostListener
 from chainrule.serve._scratch import make_scratch
 from chainrule.serve._security import BearerToken
+from chainrule.serve._server_routes import with_server_routes
 from chainrule.serve._service import Pool, Service
 from chainrule.serve._status import status_routes
 
@@ -113,7 +114,7 @@ class Server:
         self.express_lane = ExpressLane()
         self.app: Any = self._dispatcher
         if token is not None:
-            self.app = BearerToken(self._dispatcher, token)
+            self.app = BearerToken(self._dispatcher, token, self._dispatcher.refuse)
             self.express_lane.guards.append(self.app.allows)
         if options.access_log:
             self.app = AccessLog(self.app)
@@ -224,9 +225,11 @@ class Server:
 
     def _component_routes(self, prefix: str, service: Service) -> list[Any]:
         facts = service.facts
+        # Routes of the server are below its root, not below every component.
+        document = facts.openapi if prefix else with_server_routes(facts.openapi)
 
         async def openapi(request: Request) -> Response:
-            return JSONResponse(facts.openapi)
+            return JSONResponse(document)
 
         endpoints = [
             Route(

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import Any, Protocol
 
 __all__ = ["Dispatcher"]
 
 Application = Callable[..., Awaitable[None]]
+
+
+class CountingApplication(Protocol):
+    """Answers requests, and counts those that do not come to it."""
+
+    def __call__(self, *args: Any) -> Awaitable[None]:
+        """Answer one request."""
+
+    def refuse(self, status: int) -> None:
+        """Count a request that was turned away."""
 
 
 class Dispatcher:
@@ -25,11 +35,17 @@ class Dispatcher:
 
     def __init__(self, router: Application) -> None:
         self._router = router
-        self.endpoints: dict[str, Application] = {}
+        self.endpoints: dict[str, CountingApplication] = {}
+
+    def refuse(self, scope: MutableMapping[str, Any], status: int) -> None:
+        """Count a request that somebody before us turned away, where it is a call of a component."""
+        endpoint = self.endpoints.get(scope["path"]) if scope["method"] == "POST" else None
+        if endpoint is not None:
+            endpoint.refuse(status)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         """Answer one request."""
-        application = self._router
+        application: Application = self._router
         if scope["type"] == "http" and scope["method"] == "POST" and not scope.get("root_path"):
             application = self.endpoints.get(scope["path"], application)
         await application(scope, receive, send)

@@ -34,11 +34,18 @@ class BearerToken:
     Args:
         app: what is protected.
         token: the expected token.
+        on_refused: is told of every request that is turned away, with the status of the answer.
     """
 
-    def __init__(self, app: Callable[..., Awaitable[None]], token: bytes) -> None:
+    def __init__(
+        self,
+        app: Callable[..., Awaitable[None]],
+        token: bytes,
+        on_refused: Callable[[MutableMapping[str, Any], int], None] = lambda scope, status: None,
+    ) -> None:
         self._app = app
         self._expected = b"Bearer " + token
+        self._on_refused = on_refused
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         """Pass on, or answer 401."""
@@ -46,6 +53,7 @@ class BearerToken:
             await self._app(scope, receive, send)
             return
         error = UnauthorizedError("This server asks for a token: Authorization: Bearer <token>.")
+        self._on_refused(scope, error.http_status)
         await send_reply(send, problem_reply(error), close=True)
 
     def allows(self, scope: MutableMapping[str, Any]) -> bool:

@@ -89,6 +89,11 @@ class Traffic:
         received = len(body) if type(body) is bytes else body.nbytes
         self.add(call.endpoint, status, seconds, received, 0 if reply is None else reply.nbytes)
 
+    def refuse(self, endpoint: str, status: int) -> None:
+        """Count a request that was turned away before anybody was to answer it; it took no time."""
+        entry = self.endpoints.setdefault(endpoint, EndpointTraffic())
+        entry.statuses[status] = entry.statuses.get(status, 0) + 1
+
     def add(self, endpoint: str, status: int, seconds: float, received: int, sent: int) -> None:
         """Count a request that is over, whoever answered it."""
         entry = self.endpoints.get(endpoint)
