@@ -13,6 +13,7 @@ import json
 import os
 import pkgutil
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -100,13 +101,22 @@ def _page(tables: dict[str, list[Row]], failed: list[str]) -> str:
         "A row is against a peer or against a floor: what the machine, or code written by hand, needs for "
         "the same. `make bench` prints this table and exits 0; `python -m benchmarks --strict` exits 1 when "
         "a bar is not met or a file fails; `python -m benchmarks frames http` runs some.\n\n"
-        f"{day}, {os.cpu_count()} cores of {platform.machine()} shared with others (load {load:.1f}), Python "
+        f"{day}, {os.cpu_count()} cores of {_processor()} shared with others (load {load:.1f}), Python "
         f"{platform.python_version()}, {versions}. "
         "Figures of a GPU are at the end.\n"
     )
     sections = [f"\n## {name}\n\n{markdown(table)}" for name, table in tables.items() if table]
     missing = f"\nDid not finish in this run: {', '.join(failed)}.\n" if failed else ""
     return head + missing + "".join(sections)
+
+
+def _processor() -> str:
+    """The model of the processor where the system tells it, else its kind."""
+    facts = Path("/proc/cpuinfo")
+    found = re.search(
+        r"^model name\s*: (.+)$", facts.read_text() if facts.exists() else "", re.MULTILINE
+    )
+    return found[1] if found else platform.machine()
 
 
 def _kept_sections() -> str:
