@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from chainrule.elimination import find_order, jacve
+from chainrule.elimination import find_order, jacve, linearization
 from chainrule.elimination._choose import choose_order
 from chainrule.elimination._counting import count_operations, published_counts
 from chainrule.elimination._linearize import trace_function
@@ -163,6 +163,16 @@ def test_counts_of_the_ancestors_interface():
     assert found["num_adds"] == 1
     assert [vertex for vertex, _ in found["order_counts"]] == [2, 1]
     assert sum(muls for _, muls in found["order_counts"]) == 6
+
+
+def test_the_ancestors_interface_counts_dead_ends():
+    task = BY_NAME["Perceptron"]
+    argnums = tuple(range(8))
+    _, found = jacve(task.function, "rev", argnums, count_ops=True)(*task.arguments())
+    assert (found["num_muls"], found["num_adds"]) == (312, 21)
+    # Four products with the maximum in the softmax, which has no derivative, are the difference.
+    counts = linearization(task.function, argnums, order="reverse")(*task.arguments()).counts
+    assert counts.multiplications == 308
 
 
 def test_batch_axes_stay_diagonal():

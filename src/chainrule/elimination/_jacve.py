@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from chainrule._jaxpr import ClosedJaxpr, Jaxpr, evaluate
 from chainrule.elimination._api import Argnums, linearization
 from chainrule.elimination._choose import OrderLike
+from chainrule.elimination._counting import published_counts
 from chainrule.elimination._linearize import Linearization
 
 __all__ = ["jacve", "tree_allclose", "vertex_elimination_jaxpr"]
@@ -33,7 +34,9 @@ def jacve(
             jaxpr each, from 1).
         argnums: which positional arguments to differentiate with respect to.
         has_aux: return `(value, jacobian)` instead of the Jacobian alone.
-        count_ops: return `(result, counts)`, with `num_muls`, `num_adds` and `order_counts`.
+        count_ops: return `(result, counts)`, with `num_muls`, `num_adds` and `order_counts`, by the
+            ancestor's convention, in which dead ends count too; `linearization(...).counts` has what this
+            package does.
         sparse_representation: leave the blocks as `StructuredJacobian`s.
 
     Returns:
@@ -47,16 +50,22 @@ def jacve(
         result = found.blocks if sparse_representation else found.jacobian
         if has_aux:
             result = (found.value, result)
-        return (result, _counts(found)) if count_ops else result
+        return (result, _counts(found, order)) if count_ops else result
 
     return jacobian_of
 
 
-def _counts(found: Linearization) -> dict[str, Any]:
+_PURE = {"forward": "forward", "fwd": "forward", "reverse": "reverse", "rev": "reverse"}
+
+
+def _counts(found: Linearization, order: OrderLike) -> dict[str, Any]:
+    """Counted as the ancestor counts: also what is multiplied on ways that lead nowhere."""
+    pure = _PURE.get(order) if isinstance(order, str) else None
+    counts = published_counts(found.graph, pure or found.order)
     return {
-        "num_muls": found.counts.multiplications,
-        "num_adds": found.counts.additions,
-        "order_counts": list(found.counts.per_vertex),
+        "num_muls": counts.multiplications,
+        "num_adds": counts.additions,
+        "order_counts": list(counts.per_vertex),
     }
 
 
