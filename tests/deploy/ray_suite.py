@@ -302,11 +302,28 @@ def test_handles_are_small(pool):
 
 # Last, because it leaves the cluster with one node less.
 def test_a_thousand_evaluations_survive_the_loss_of_a_node(ray_cluster):
-    with pools.deploy(SOURCE, replicas=4) as component:
+    with (
+        pools.deploy(SOURCE, replicas=4) as component,
+        pools.deploy(SOURCE, replicas=4, idempotent=False) as once,
+    ):
         inputs = (point(k) | {"action": "sleep 0.002"} for k in range(1000))
         results = component.map(inputs, max_in_flight=32)
         found = [next(results)["y"] for _ in range(500)]
+        jobs = [once.submit("apply", point(k) | {"action": "sleep 6"}) for k in range(4)]
+        begun(once)
         ray_cluster.remove_node(ray_cluster.list_all_nodes()[-1], allow_graceful=False)
         found += [result["y"] for result in results]
         assert found == [value(k) for k in range(1000)]
         settled(component, 4)
+        # Calls that must not run twice are reported, those on the other node are answered.
+        outcomes = [outcome(job) for job in jobs]
+        assert "replica_lost" in outcomes
+        assert all(end in ("replica_lost", value(k)) for k, end in enumerate(outcomes))
+        assert once.transport.status()["repeated"] == 0
+
+
+def outcome(job):
+    try:
+        return job.result(timeout=60)["y"]
+    except TransportError as error:
+        return error.code
