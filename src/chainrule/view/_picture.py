@@ -17,6 +17,10 @@ __all__ = ["Picture"]
 
 _PLOTS = (".png", ".pdf")
 _DOTS_PER_INCH = 192
+_PAGE_HEAD = (
+    '<!doctype html><html lang="en"><meta charset="utf-8"><title>Chainrule</title>'
+    "<style>body{font:14px/1.5 system-ui,sans-serif;margin:1.5rem}</style>"
+)
 
 
 class Picture(ABC):
@@ -70,7 +74,7 @@ class Picture(ABC):
         if path.suffix == ".svg":
             path.write_text(self.svg(), encoding="utf-8")
         elif path.suffix == ".html":
-            path.write_text(_PAGE.format(self.html()), encoding="utf-8")
+            path.write_text(_PAGE_HEAD + self.html(), encoding="utf-8")
         elif path.suffix in _PLOTS:
             figure = self.plot().get_figure(root=True)
             assert figure is not None
@@ -81,6 +85,3 @@ class Picture(ABC):
                 code="picture_format",
             )
         return path
-
-
-_PAGE = '<!doctype html><meta charset="utf-8"><title>Chainrule</title>{}'

@@ -18,12 +18,17 @@ _STYLE = (
 )
 
 
+_SMALLEST = 0.75
+"""A picture shrinks with its page to this share of its size; its text is small then. A page scrolls it."""
+
+
 def document(drawing: Drawing) -> str:
     """A drawing as a whole document."""
     size = f"{drawing.width:.0f}", f"{drawing.height:.0f}"
     return (
         '<svg xmlns="http://www.w3.org/2000/svg" class="chainrule-view" role="img" '
-        f'width="{size[0]}" height="{size[1]}" viewBox="0 0 {size[0]} {size[1]}">'
+        f'width="{size[0]}" height="{size[1]}" viewBox="0 0 {size[0]} {size[1]}" '
+        f'style="max-width:100%;min-width:{_SMALLEST * drawing.width:.0f}px;height:auto">'
         f"<title>{escape(drawing.title)}</title><style>{_STYLE}</style>"
         f'<rect width="100%" height="100%" fill="#fff"/>{"".join(map(_element, drawing.shapes))}</svg>'
     )
