@@ -223,3 +223,32 @@ def test_arbitrary_bytes_never_crash_the_decoder(body, media_type):
 def test_frames_through_encode_body_are_the_same_bytes():
     tree = {"x": np.arange(30_000.0), "y": 1}
     assert b"".join(encode_body(tree, format=FRAMES_MEDIA_TYPE)) == bytes(encode_frames(tree))
+
+
+def test_the_same_header_again_has_its_own_arrays_and_containers():
+    first, second = (
+        decode_frames(bytes(encode_frames({"x": np.full(3, value), "n": [1, {"y": "a"}]})))
+        for value in (1.0, 2.0)
+    )
+    first["n"][1]["y"] = "changed"
+    np.testing.assert_array_equal(first["x"], np.ones(3))
+    np.testing.assert_array_equal(second["x"], np.full(3, 2.0))
+    assert second["n"] == [1, {"y": "a"}]
+    assert not second["x"].flags.writeable
+
+
+def test_a_header_that_was_accepted_is_refused_where_limits_are_smaller():
+    message = bytes(encode_frames({"x": np.ones(4)}))
+    for _ in range(2):
+        decode_frames(message)
+        with pytest.raises(LimitError):
+            decode_frames(message, limits=Limits(max_array_bytes=16))
+
+
+def test_a_header_that_is_known_is_refused_where_its_data_is_missing():
+    message = bytes(encode_frames({"x": np.ones(64)}))
+    decode_frames(message)
+    short = bytearray(message[:-64])
+    short[16:24] = len(short).to_bytes(8, "little")
+    with pytest.raises(DecodeError):
+        decode_frames(bytes(short))

@@ -28,7 +28,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -64,6 +64,7 @@ _ALIGNMENT = 64
 _ZEROS = bytes(_ALIGNMENT)
 # Buffers below this size are gathered into one piece: a system call costs more than copying them.
 _GATHER_BELOW = 16 * 1024
+_MAX_KNOWN_HEADER = 1024
 
 
 def _padding(position: int) -> int:
@@ -255,22 +256,28 @@ def decode_frames(buffer: Any, *, limits: Limits = DEFAULT_LIMITS) -> Any:
     start = _PREFIX.size + header_nbytes
     if start + _padding(start) > total:
         raise _malformed(f"a header of {header_nbytes} bytes", "fewer")
-    header = parse_json(bytes(view[_PREFIX.size : start]), limits)
+    header = bytes(view[_PREFIX.size : start])
+    data = view[start + _padding(start) :].toreadonly()
+    in_place = NATIVE_IS_WIRE and _is_aligned(data)
+    if in_place and header_nbytes <= _MAX_KNOWN_HEADER:
+        known = _known_tree(header, len(data), limits)
+        if known is not None:
+            return _fill(known, data)
     budget = Budget(limits)
-    reader = _Reader(view[start + _padding(start) :].toreadonly(), budget)
-    return raise_tree(header, reader, budget)
+    reader = _Reader(data, len(data), in_place, budget)
+    return raise_tree(parse_json(header, limits), reader, budget)
 
 
 @dataclass
 class _Reader:
     """Turns the `$` nodes of a header into what they stand for."""
 
-    data: memoryview
+    data: Any
+    nbytes: int
+    in_place: bool
     budget: Budget
 
     def __post_init__(self) -> None:
-        # Offsets are multiples of 64: where the section is aligned for the widest number, all arrays are.
-        self._in_place = NATIVE_IS_WIRE and _is_aligned(self.data)
         self._views: dict[np.dtype[Any], np.ndarray[Any, Any]] = {}
 
     def special(self, node: dict[str, Any], depth: int) -> Any:
@@ -294,7 +301,7 @@ class _Reader:
         raise _malformed("a node $array, $sparse, $float, $int or $map", f"{name[:20]!r}")
 
     def together(self, nodes: list[Any]) -> list[Any] | None:
-        alike = common_layout(nodes) if self._in_place else None
+        alike = common_layout(nodes) if self.in_place else None
         if alike is None:
             return None
         name, sizes, offsets, stored = alike
@@ -305,7 +312,7 @@ class _Reader:
         sound = (
             0 < nbytes == stored
             and offsets.start % _ALIGNMENT == offsets.step % _ALIGNMENT == 0
-            and 0 <= offsets.start < offsets[-1] <= len(self.data) - nbytes
+            and 0 <= offsets.start < offsets[-1] <= self.nbytes - nbytes
         )
         if not (sound and shape and self.budget.try_take(nbytes, len(offsets))):
             return None
@@ -325,9 +332,9 @@ class _Reader:
         self.budget.take(nbytes)
         if type(offset) is not int or type(stored) is not int or offset < 0 or stored < 0:
             raise _malformed("offset and nbytes as integers ≥ 0", "others")
-        if offset + stored > len(self.data) or offset % _ALIGNMENT:
+        if offset + stored > self.nbytes or offset % _ALIGNMENT:
             raise _malformed(
-                f"a buffer inside the {len(self.data)} bytes of data, at a multiple of {_ALIGNMENT}",
+                f"a buffer inside the {self.nbytes} bytes of data, at a multiple of {_ALIGNMENT}",
                 f"{stored} bytes at {offset}",
             )
         if len(content) == 5:
@@ -335,7 +342,7 @@ class _Reader:
             return from_wire(decompress(packed, content[4], nbytes), shape, dtype)
         if stored != nbytes:
             raise _malformed(f"{nbytes} bytes for {name}{sizes}", f"{stored}")
-        if self._in_place and stored:
+        if self.in_place and stored:
             return self._slice(shape, dtype, offset, stored)
         return from_wire(self.data, shape, dtype, offset)
 
@@ -359,6 +366,56 @@ class _Reader:
                 raise _malformed(f"an $array as {part} of $sparse", "something else")
             parts.append(self._array(node["$array"]))
         return decoded_sparse(content["shape"], *parts)
+
+
+class _Place(NamedTuple):
+    """Where an array lies in the data section."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    offset: int
+
+
+class _Surveyor(_Reader):
+    """Finds the places of arrays, without data to read."""
+
+    has_more = False  # than arrays as they are
+
+    def together(self, nodes: list[Any]) -> list[Any] | None:
+        return None
+
+    def _array(self, content: Any) -> Any:
+        found = super()._array(content)
+        self.has_more |= type(found) is not _Place
+        return found
+
+    def _sparse(self, content: dict[str, Any]) -> Any:
+        self.has_more = True
+
+    def _slice(self, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int, nbytes: int) -> Any:
+        return _Place(shape, dtype, offset)
+
+
+# Callers send the same few headers again and again, with other numbers behind them.
+@lru_cache(maxsize=256)
+def _known_tree(header: bytes, nbytes: int, limits: Limits) -> Any:
+    """The tree of a header with a `_Place` for every array; `None` when it has to be read as others."""
+    budget = Budget(limits)
+    surveyor = _Surveyor(b"", nbytes, True, budget)
+    try:
+        tree = raise_tree(parse_json(header, limits), surveyor, budget)
+    except (ChainruleError, TypeError, ValueError):
+        return None  # it is compressed, or wrong, and reading it tells how
+    return None if surveyor.has_more else tree
+
+
+def _fill(node: Any, data: memoryview) -> Any:
+    kind = type(node)
+    if kind is _Place:
+        return np.ndarray(node.shape, node.dtype, data, node.offset)
+    if kind is dict:
+        return {key: _fill(value, data) for key, value in node.items()}
+    return [_fill(item, data) for item in node] if kind is list else node
 
 
 # A body with many small arrays says the same of all of them. Typed, or `true` would pass for 1.
