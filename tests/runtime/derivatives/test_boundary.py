@@ -1,0 +1,59 @@
+"""Inputs are taken apart the same way whether they are flat mappings, which are quick, or anything else."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from pydantic import BaseModel, ConfigDict, field_serializer
+
+from chainrule.runtime.jax_recipes._boundary import Frame, split
+
+X, Y = np.arange(3.0), np.ones((2, 2), np.int32)
+
+
+class Flat(BaseModel):
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    y: np.ndarray
+    x: np.ndarray
+
+
+class Serialized(Flat):
+    @field_serializer("x")
+    def doubled(self, x):
+        return 2 * x
+
+
+@pytest.mark.parametrize(
+    "inputs", [{"x": X, "y": Y}, {"y": Y, "x": X}, Flat(x=X, y=Y), {2: X, 1: Y}, {True: X}, {}]
+)
+def test_a_flat_mapping_is_taken_apart_as_jax_does_it(inputs):
+    tree = dict(inputs) if isinstance(inputs, BaseModel) else inputs
+    leaves, structure = jax.tree.flatten(tree)
+    frame, arrays = split(inputs)
+    assert frame == Frame(structure, (None,) * len(leaves))
+    assert all(mine is theirs for mine, theirs in zip(arrays, leaves, strict=True))
+    assert frame.join(arrays).keys() == tree.keys()
+
+
+def test_keys_that_are_equal_but_not_the_same_make_other_frames():
+    (key,) = split({True: X})[0].join((X,))
+    assert key is True
+    (key,) = split({1: X})[0].join((X,))
+    assert key is not True
+
+
+def test_what_is_not_an_array_is_part_of_the_frame():
+    frame, arrays = split({"x": X, "n": 2})
+    assert len(arrays) == 1
+    assert frame != split({"x": X, "n": 3})[0]
+    assert frame.join(arrays)["n"] == 2
+    words, none = split({"x": np.array(["a", "b"])})
+    assert none == ()
+    assert words.join(())["x"].tolist() == ["a", "b"]
+
+
+def test_a_model_with_serializers_is_dumped():
+    _, (x, _) = split(Serialized(x=X, y=Y))
+    np.testing.assert_array_equal(x, 2 * X)
