@@ -134,6 +134,9 @@ def test_gradient_and_sensitivities(page):
     card(page, "Sensitivities").wait_for()
     assert shown(page, "length") == pytest.approx(4 * tip() / 2.0, rel=1e-4)
     assert shown(page, "section.height") == pytest.approx(-3 * tip() / 0.1, rel=1e-4)
+    assert card(page, "loads").locator(".unit").first.inner_text() == "m / (N/m)"
+    assert card(page, "section.height").locator(".unit").first.inner_text() == "m / m"
+    assert card(page, "Sensitivities").locator(".unit").inner_text() == "m"
     rows = card(page, "Sensitivities").locator("tr").all_inner_texts()
     assert [row.split()[0] for row in rows] == [
         "length",

@@ -3,7 +3,7 @@
 import { decodeTree, fromFlat, isArray, sizeOf } from "./arrays.js";
 import { button, h, newId, select } from "./dom.js";
 import { bars } from "./plots.js";
-import { showTree } from "./results.js";
+import { showTree, unitsAt } from "./results.js";
 import { expandPattern } from "./schema.js";
 
 const MODES = [
@@ -121,14 +121,20 @@ export class Derivatives {
   }
 
   #show(result) {
-    if (this.mode === "vector_jacobian_product") return [this.#sensitivities(result), ...showTree(result, { isDiverging: true })];
-    if (this.mode === "jacobian_vector_product") return showTree(result, { isDiverging: true });
+    const { schema } = this.session;
+    const above = (path) => unitsAt(schema, schema.outputs, path);
+    const below = (path) => unitsAt(schema, schema.inputs, path);
+    if (this.mode === "vector_jacobian_product") {
+      const unitsOf = (path) => quotient(above(this.output.value), below(path));
+      return [this.#sensitivities(result, above(this.output.value)), ...showTree(result, { isDiverging: true, unitsOf })];
+    }
+    if (this.mode === "jacobian_vector_product") return showTree(result, { isDiverging: true, unitsOf: above });
     const blocks = Object.entries(result).flatMap(([out, row]) => Object.entries(row).map(([into, block]) => [out, into, block]));
-    return blocks.flatMap(([out, into, block]) => showTree(asMatrix(block, this.outputs.find(([path]) => path === out)?.[1]), { path: `∂ ${out} / ∂ ${into}`, isDiverging: true }));
+    return blocks.flatMap(([out, into, block]) => showTree(asMatrix(block, this.outputs.find(([path]) => path === out)?.[1]), { path: `∂ ${out} / ∂ ${into}`, isDiverging: true, unitsOf: () => quotient(above(out), below(into)) }));
   }
 
   /** Which input matters most: the change when all of it grows by one percent. */
-  #sensitivities(gradient) {
+  #sensitivities(gradient, units) {
     const entries = this.inputs.filter(([path]) => path in gradient).map(([path, array]) => {
       let change = 0;
       gradient[path].data.forEach((slope, i) => { change += 0.01 * slope * array.data[i]; });
@@ -137,7 +143,7 @@ export class Derivatives {
     entries.sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
     const number = this.reduction.hidden ? this.output.value : `${REDUCTIONS.find(([kind]) => kind === this.reduction.value)[1]} ${this.output.value}`;
     const title = `How ${number} changes when an input grows by 1 %, strongest first.`;
-    return h("article", { class: "card" }, h("header", {}, h("h3", {}, "Sensitivities")), h("p", { class: "help" }, title), bars(entries, { label: "sensitivities" }));
+    return h("article", { class: "card" }, h("header", {}, h("h3", {}, "Sensitivities"), units && h("span", { class: "unit" }, units)), h("p", { class: "help" }, title), bars(entries, { label: "sensitivities" }));
   }
 }
 
@@ -150,6 +156,12 @@ function checkboxes(title, entries, only = null) {
     h("label", { class: "chip" }, h("input", { type: "checkbox", value: path, checked: only === null || path === only }), ` ${path} `, h("span", { class: "type" }, `[${array.shape.join(",")}]`)),
   );
   return h("fieldset", { class: "chips" }, h("legend", {}, title), boxes);
+}
+
+/** `m / (N/m)`: the units of a derivative, as far as they are known. */
+function quotient(above, below) {
+  if (!below) return above;
+  return `${above ?? "1"} / ${/[/·\s]/.test(below) ? `(${below})` : below}`;
 }
 
 const chosen = (group) => [...group.querySelectorAll("input:checked")].map((box) => box.value);

@@ -5,16 +5,23 @@ import { button, h, saveFile, select } from "./dom.js";
 import { toJson } from "./json.js";
 import { bars, curve, image } from "./plots.js";
 
-/** Cards of every leaf of a tree; `node` is its schema where there is one. */
-export function showTree(tree, { schema = null, node = null, path = "", isDiverging = false } = {}) {
+/** Cards of every leaf of a tree; `node` is its schema where there is one, else `unitsOf` a path may be known. */
+export function showTree(tree, { schema = null, node = null, path = "", isDiverging = false, unitsOf = () => undefined } = {}) {
   if (isArray(tree) || tree === null || typeof tree !== "object") {
-    return [card(path, tree, schema && node ? facts(schema, node) : {}, isDiverging)];
+    return [card(path, tree, schema && node ? facts(schema, node) : { units: unitsOf(path) }, isDiverging)];
   }
   return Object.entries(tree).flatMap(([key, value]) => {
     const inner = schema && node ? childNode(schema, node, key) : null;
     const name = Array.isArray(tree) ? `[${key}]` : key;
-    return showTree(value, { schema, node: inner, path: path ? `${path}.${name}` : name, isDiverging });
+    return showTree(value, { schema, node: inner, path: path ? `${path}.${name}` : name, isDiverging, unitsOf });
   });
+}
+
+/** The units of the array at a path of a schema. */
+export function unitsAt(schema, node, path) {
+  const keys = path.split(".").map((part) => part.replace(/^[[{]|[\]}]$/g, ""));
+  const found = keys.reduce((inner, key) => inner && childNode(schema, inner, key), node);
+  return found ? facts(schema, found).units : undefined;
 }
 
 function childNode(schema, node, key) {
