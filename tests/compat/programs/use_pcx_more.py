@@ -196,7 +196,13 @@ def nodes():
         looked = node.get("h")
     extra = pxc.Vode(pxc.zero_energy)
     chained = extra.set("u", jnp.ones(1)).set("h", jnp.zeros(1))
-    return [first, energy, looked, node.h.get(), chained is extra]
+    batch = pxc.Vode()
+    axes = pxu.M(pxc.VodeParam | pxc.VodeParam.Cache).to((None, 0))
+    fill = pxf.vmap(axes, in_axes=(0,), out_axes=0)(lambda u, *, node: node(u))
+    with pxu.step(batch, pxc.STATUS.INIT):
+        fill(jnp.arange(6.0).reshape(3, 2), node=batch)
+    batch.set("h", jnp.ones((3, 2)))
+    return [first, energy, looked, node.h.get(), chained is extra, batch.energy()]
 
 
 def main(folder):

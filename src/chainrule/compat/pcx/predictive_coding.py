@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
+
 from chainrule import predictive
 from chainrule.predictive import (
     STATUS,
@@ -12,7 +14,7 @@ from chainrule.predictive import (
     se_energy,
     zero_energy,
 )
-from chainrule.stateful import RKG, RandomKeyGenerator
+from chainrule.stateful import RKG, RandomKeyGenerator, static
 
 __all__ = [
     "STATUS",
@@ -41,8 +43,23 @@ class EnergyModule(predictive.EnergyModule):
         super().clear_params(filter)
 
 
+class _Seen:
+    """The shape of a node's last prediction. It is no part of what the node is, so all are equal."""
+
+    __slots__ = ("shape",)
+
+    def __init__(self) -> None:
+        self.shape: tuple[int, ...] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Seen)
+
+    def __hash__(self) -> int:
+        return 0
+
+
 class Vode(predictive.Vode, EnergyModule):
-    """`chainrule.predictive.Vode` that takes its generator by position too.
+    """`chainrule.predictive.Vode` that takes its generator by position, and has an energy per sample.
 
     Args:
         energy_fn: as there.
@@ -63,6 +80,7 @@ class Vode(predictive.Vode, EnergyModule):
         **param_kwargs: Any,
     ) -> None:
         super().__init__(energy_fn, ruleset, tforms, param_type, **param_kwargs)
+        self.seen = static(_Seen())
         if param_args:
             self.h = param_type(*param_args, **param_kwargs)
 
@@ -74,7 +92,10 @@ class Vode(predictive.Vode, EnergyModule):
         **slots: Any,
     ) -> Any:
         """Set the prediction and other slots, and return the value of a slot."""
-        return super().__call__(u, rkg=rkg, output=output, **slots)
+        result = super().__call__(u, rkg=rkg, output=output, **slots)
+        if (prediction := self.get("u")) is not None:
+            self.seen.get().shape = jnp.shape(prediction)
+        return result
 
     def set(self, key: str, value: Any, rkg: RandomKeyGenerator = RKG) -> Vode:
         """Set a slot as the rules of the current status say."""
@@ -86,5 +107,8 @@ class Vode(predictive.Vode, EnergyModule):
         return super().get(key, default, rkg=rkg)
 
     def energy(self, rkg: RandomKeyGenerator = RKG) -> Any:
-        """The energy, summed over all elements the node holds."""
-        return super().energy(rkg=rkg)
+        """The energy of the one sample the node was called with, as inside `vmap`; else one per sample."""
+        shape = jnp.shape(self.h.get())
+        if self.energy_fn is None or not shape or shape == self.seen.get().shape:
+            return super().energy(rkg=rkg)
+        return jnp.sum(jnp.reshape(self.terms(rkg=rkg), (shape[0], -1)), axis=1)
