@@ -299,6 +299,14 @@ def test_keyboard_and_names(page):
     page.get_by_role("tab", name="Result").focus()
     page.keyboard.press("ArrowRight")
     assert page.get_by_role("tab", name="Derivatives").get_attribute("aria-selected") == "true"
+    for key, name in (
+        ("End", "Code"),
+        ("ArrowRight", "Result"),
+        ("ArrowLeft", "Code"),
+        ("Home", "Result"),
+    ):
+        page.keyboard.press(key)
+        assert page.get_by_role("tab", name=name).get_attribute("aria-selected") == "true"
     page.get_by_label("length", exact=True).focus()
     page.keyboard.press("Enter")
     page.locator(".message", has_text="took").wait_for()

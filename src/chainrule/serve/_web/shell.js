@@ -2,7 +2,7 @@
 
 import { button, h, newId } from "./dom.js";
 
-/** Tabs as the accessibility guide describes them: arrow keys move, one is in the tab order. */
+/** Tabs as the accessibility guide describes them: arrow keys, Home and End move, one is in the tab order. */
 export function tabs(entries) {
   const list = h("div", { role: "tablist", class: "tabs" });
   const items = entries.map(([title, content, onOpen]) => {
@@ -23,9 +23,10 @@ export function tabs(entries) {
   items.forEach(({ title, tab }, i) => {
     tab.addEventListener("click", () => open(title));
     tab.addEventListener("keydown", (event) => {
-      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-      if (!step) return;
-      const next = items[(i + step + items.length) % items.length];
+      const target = { ArrowRight: i + 1, ArrowLeft: i - 1, Home: 0, End: -1 }[event.key];
+      if (target === undefined) return;
+      event.preventDefault();
+      const next = items.at(target % items.length);
       open(next.title);
       next.tab.focus();
     });
