@@ -72,9 +72,11 @@ def load_module(path: Path, *, redirect_peer: bool = True) -> ModuleType:
 def loaded_sources(module: ModuleType) -> dict[str, Path]:
     """The source files of a loaded module and of the neighbours it has imported so far, by name."""
     package = module.__name__.partition(".")[0]
+    # A copy in one step: while a list grows, the collector may let another thread import something.
+    loaded_modules = sys.modules.copy()
     return {
         name.removeprefix(f"{package}."): Path(file)
-        for name, loaded in list(sys.modules.items())
+        for name, loaded in loaded_modules.items()
         if name.startswith(f"{package}.") and (file := getattr(loaded, "__file__", None))
     }
 
