@@ -30,7 +30,7 @@ def to_plain(node: Any) -> Any:
     kind = type(node)
     if kind in _ATOMS or isinstance(node, np.generic):
         return node
-    if is_model(kind):
+    if is_model(kind):  # type: ignore[arg-type]
         return _model_to_plain(node)
     if isinstance(node, Mapping):
         return {str(key): to_plain(value) for key, value in node.items()}

@@ -89,7 +89,9 @@ class Frame(NamedTuple):
 def split(inputs: Any) -> tuple[Frame, tuple[Any, ...]]:
     """Inputs (a model or nested data) as a frame and its arrays."""
     kind = type(inputs)
-    fields = inputs if kind is dict else inputs.__dict__ if _has_plain_fields(kind) else None
+    fields: dict[Any, Any] | None = inputs if kind is dict else None
+    if fields is None and _has_plain_fields(kind):  # type: ignore[arg-type]
+        fields = inputs.__dict__
     if fields is not None and _are_arrays(fields.values()):
         frame, order = _flat_frame(*fields)
         return frame, tuple([fields[name] for name in order])
