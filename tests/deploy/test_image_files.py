@@ -392,3 +392,22 @@ def test_build_failures_are_told_apart():
         _stream(engine, ["build"], shown.append, "The build failed")
     assert shown == lines
     assert caught.value.details == {"step": "requirements", "exit_code": 3}
+
+
+def test_lines_come_while_the_engine_is_at_work(tmp_path):
+    seen = tmp_path / "seen"
+    script = f"echo one; while [ ! -e {seen} ]; do sleep 0.01; done; echo two"
+    engine = images.Engine("podman", ("timeout", "30", "sh", "-c", script, "sh"))
+    assert engine.stream([], lambda line: seen.touch()) == (0, ["one", "two"])
+
+
+def test_a_base_image_that_cannot_be_had(tmp_path):
+    plan = images.plan_build(component(tmp_path / "heat"))
+    script = 'echo "no route to $2"; exit 1'
+    engine = images.Engine("podman", ("sh", "-c", script, "sh"))
+    with pytest.raises(
+        CapabilityError, match=r"no route to docker\.io/library/python:3\.12"
+    ) as caught:
+        images.build_image(plan, engine=engine)
+    assert caught.value.code == "base_missing"
+    assert "--base" in caught.value.message

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chainrule._errors import DefinitionError, InputError, TransportError
+from chainrule._errors import CapabilityError, DefinitionError, InputError, TransportError
 from chainrule.deploy.images._containerfile import quoted
 from chainrule.deploy.images._context import context_hash, write_context
 from chainrule.deploy.images._engine import Engine, find_engine
@@ -70,6 +70,7 @@ def build_image(
         on_line: called with every line that the engine writes.
 
     Raises:
+        CapabilityError: the base image is not here and cannot be pulled (`base_missing`).
         DefinitionError: the build failed (`build_failed`); `details["step"]` says where.
         InputError: a tag or a secret is malformed, or a secret is missing.
     """
@@ -81,6 +82,7 @@ def build_image(
         names = _names(plan, tags, digest)
         was_built = not engine.succeeds("image", "inspect", names[0])
         if was_built:
+            _fetch_base(engine, plan, on_line)
             _build(engine, plan, folder, names[0], secrets, on_line)
             _add_facts(engine, names[0], digest, Path(scratch))
     for name in names[1:]:
@@ -121,6 +123,22 @@ def _check_secrets(plan: BuildPlan, secrets: Sequence[str]) -> None:
             f"The build needs the secret {name!r}. Pass --secret id={name},src=FILE or "
             f"--secret id={name},env=VARIABLE.",
             code="secret_missing",
+        )
+
+
+def _fetch_base(engine: Engine, plan: BuildPlan, on_line: Callable[[str], Any]) -> None:
+    """Pull the base image where it is missing: the one step whose failure is not the component's fault."""
+    base, platform = plan.settings.base_image, plan.settings.platform
+    if engine.succeeds("image", "inspect", base):
+        return
+    arguments = ["pull", *(["--platform", platform] if platform else []), base]
+    code, tail = engine.stream(arguments, on_line)
+    if code:
+        raise CapabilityError(
+            f"The base image {base!r} is not here, and {engine.kind} cannot pull it: "
+            f"{' '.join(tail[-2:])[-300:]}\nName one that can be had: `--base`, or `build.base` in "
+            "component.yaml.",
+            code="base_missing",
         )
 
 
@@ -172,9 +190,12 @@ def _add_facts(engine: Engine, name: str, digest: str, scratch: Path) -> None:
         labels["org.opencontainers.image.version"] = facts["version"]
     folder = scratch / "labels"
     folder.mkdir()
-    lines = [f"FROM {unfinished}", *(f"LABEL {key}={quoted(v)}" for key, v in labels.items())]
+    # podman writes what it builds upon into the history: by its id, which is the same for the same content.
+    is_podman = engine.kind == "podman"
+    whole = engine.inspect("image", unfinished)["Id"] if is_podman else unfinished
+    lines = [f"FROM {whole}", *(f"LABEL {key}={quoted(v)}" for key, v in labels.items())]
     (folder / "Containerfile").write_text("\n".join(lines) + "\n")
-    form = _FORMAT if engine.kind == "podman" else []
+    form = _FORMAT if is_podman else []
     command = ["build", "--tag", name, "--file", str(folder / "Containerfile"), *form]
     try:
         engine.ask(*command, *engine.build_args, str(folder))

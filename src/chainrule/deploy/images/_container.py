@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Mapping
 from pathlib import Path
 
-from chainrule._errors import StorageError, TransportError
+from chainrule._errors import CapabilityError, StorageError, TransportError
 from chainrule.deploy.images._engine import Engine
 from chainrule.deploy.images._image import ComponentImage
 from chainrule.deploy.images._options import RunOptions
@@ -98,7 +98,8 @@ def start_container(
         startup_timeout: seconds that it may take to answer.
 
     Raises:
-        CapabilityError: there is no such image.
+        CapabilityError: there is no such image, or no devices for it (`image_missing`,
+            `gpus_unavailable`).
         TransportError: it did not start, ended, or did not answer in time; with its log.
     """
     found = ComponentImage.find(engine, image)
@@ -133,7 +134,8 @@ def _start(
     labels = {"chainrule.container": found.component, "chainrule.port": str(port)}
     labels |= {"chainrule.image": found.id, "chainrule.owned": str(owned).lower()}
     try:
-        engine.ask(
+        _run(
+            engine, options,
             "run", "--detach", "--name", name, *_labels(labels), *publish, *_protection(found, folder),
             "--env", f"CHAINRULE_PORT={port}",
             *options.arguments(engine, **found.folders), image,
@@ -144,6 +146,22 @@ def _start(
         container.stop()
         raise
     return container
+
+
+def _run(engine: Engine, options: RunOptions, *arguments: str) -> None:
+    try:
+        engine.ask(*arguments)
+    except TransportError as error:
+        if not options.gpus:
+            raise
+        is_here = "is" if Path("/dev/nvidiactl").exists() else "is not"
+        raise CapabilityError(
+            f"{error.message}\nIt was asked for gpus={options.gpus!r}. That needs the NVIDIA driver "
+            f"(/dev/nvidiactl {is_here} here) and the NVIDIA container toolkit; podman needs its CDI files, "
+            "made by `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`. Without gpus the component "
+            "runs on the CPU.",
+            code="gpus_unavailable",
+        ) from error
 
 
 def _labels(labels: Mapping[str, str]) -> list[str]:

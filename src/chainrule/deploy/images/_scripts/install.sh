@@ -10,6 +10,8 @@ here=$(cd "$(dirname "$0")" && pwd)
 step=python
 . "$here/login.sh"
 export UV_CACHE_DIR=/build-cache/uv UV_LINK_MODE=copy UV_PYTHON_INSTALL_DIR=/opt/python
+# Older versions of podman have one cache for all users of a machine: it may be somebody else's.
+if [ ! -w /build-cache ]; then export UV_NO_CACHE=1; fi
 
 uv=/opt/uv/bin/uv
 if [ -x $uv ]; then
@@ -33,6 +35,14 @@ case $requirements in
         ;;
     *) install "$chainrule" --requirement "$requirements" ;;
 esac
+
+# uv notes when it first saw a local file; what an image is must not depend on that.
+for note in /opt/venv/lib/python*/site-packages/*.dist-info/uv_cache.json; do
+    if [ -f "$note" ]; then
+        rm "$note"
+        sed -i '/uv_cache\.json/d' "${note%/*}/RECORD"
+    fi
+done
 
 # Not bound to the time of a file: layers of an image may all get the same one.
 /opt/venv/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/venv/lib >/dev/null || true

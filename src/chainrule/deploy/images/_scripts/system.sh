@@ -2,13 +2,17 @@
 # System packages, and Python where the base image has none. Arguments: names of packages.
 set -eu
 trap '[ $? -eq 0 ] || echo "chainrule-build-failed: system packages"' EXIT
+# The day on which a user is made stands in /etc/shadow, unless one says another.
+export SOURCE_DATE_EPOCH=0
 
 python3 -c 'import ensurepip' 2>/dev/null || set -- "$@" python3 python3-venv
 if [ $# -gt 0 ]; then
     export DEBIAN_FRONTEND=noninteractive
     apt-get update -qq
     apt-get install -y -qq --no-install-recommends "$@"
-    rm -rf /var/lib/apt/lists/*
+    # With them goes what tells when and how often this was run.
+    rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache \
+        /var/log/apt /var/log/dpkg.log /var/log/alternatives.log
 fi
 
 # The component runs as this user; any other one can be given at run time, so its home is open to all.
