@@ -67,7 +67,7 @@ def test_an_unchanged_component_is_not_built_again(square, folders):
     assert again.labels == square.labels
 
 
-def test_the_same_content_gives_the_same_bits(engine, square, folders):
+def test_the_same_content_gives_the_same_layers(engine, square, folders):
     fresh = dataclasses.replace(engine, build_args=(*engine.build_args, "--no-cache"))
     again = build_image(
         plan_build(folders / "square", **CHECKS, **SETTINGS), tags=["again:1"], engine=fresh
@@ -75,7 +75,6 @@ def test_the_same_content_gives_the_same_bits(engine, square, folders):
     assert again.was_built
     one, other = (engine.inspect("image", built.tags[0]) for built in (square, again))
     assert one["RootFS"] == other["RootFS"]
-    assert one["Id"] == other["Id"]
 
 
 def test_what_an_image_says_of_itself(engine, square, folders):

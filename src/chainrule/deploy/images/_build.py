@@ -190,12 +190,9 @@ def _add_facts(engine: Engine, name: str, digest: str, scratch: Path) -> None:
         labels["org.opencontainers.image.version"] = facts["version"]
     folder = scratch / "labels"
     folder.mkdir()
-    # podman writes what it builds upon into the history: by its id, which is the same for the same content.
-    is_podman = engine.kind == "podman"
-    whole = engine.inspect("image", unfinished)["Id"] if is_podman else unfinished
-    lines = [f"FROM {whole}", *(f"LABEL {key}={quoted(v)}" for key, v in labels.items())]
+    lines = [f"FROM {unfinished}", *(f"LABEL {key}={quoted(v)}" for key, v in labels.items())]
     (folder / "Containerfile").write_text("\n".join(lines) + "\n")
-    form = _FORMAT if is_podman else []
+    form = _FORMAT if engine.kind == "podman" else []
     command = ["build", "--tag", name, "--file", str(folder / "Containerfile"), *form]
     try:
         engine.ask(*command, *engine.build_args, str(folder))
