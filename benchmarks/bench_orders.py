@@ -11,7 +11,7 @@ import time
 from benchmarks._harness import Row, show
 from chainrule.elimination import find_order
 from chainrule.elimination._counting import published_counts
-from chainrule.elimination._find_order import _as_problem
+from chainrule.elimination._find_order import as_problem
 from chainrule.elimination._linearize import trace_function
 from chainrule.elimination._search import lower_bound
 from chainrule.elimination._search._engines import make_engine
@@ -75,7 +75,7 @@ def _pure(task: Task, objective: str) -> str:
 
 def _moves(task: Task) -> Row:
     """How many moves of a vertex annealing tries in a second, once the structures have been met."""
-    engine = make_engine(_as_problem(_graph(task), "multiplications")[0])
+    engine = make_engine(as_problem(_graph(task), "multiplications")[0])
     order = engine.greedy(0.5, 0.0, 1)
     passes, window, tries = [1.0] * 20, 24, 4
     engine.anneal(order, passes, window, tries, 1)
@@ -101,7 +101,7 @@ def table(rows: list[Row]) -> str:
         graph = _graph(task)
         pure = [published_counts(graph, way).multiplications for way in ("forward", "reverse")]
         known = PUBLISHED[task.name][:2]
-        bound = lower_bound(_as_problem(graph, "multiplications")[0])
+        bound = lower_bound(as_problem(graph, "multiplications")[0])
         cells = [
             *(f"{n:,}" for n in (*pure, *known, found[task.name])),
             "" if bound is None else str(bound),

@@ -7,7 +7,9 @@ import pytest
 from chainrule.elimination import find_order, jacve, linearization
 from chainrule.elimination._choose import choose_order
 from chainrule.elimination._counting import count_operations, published_counts
+from chainrule.elimination._find_order import as_problem, vertices_of
 from chainrule.elimination._linearize import trace_function
+from chainrule.elimination._search._engines import make_engine
 from chainrule.elimination.examples import (
     TASKS,
     black_scholes,
@@ -88,15 +90,15 @@ def test_a_given_order_is_counted_with_and_without_dead_ends(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted"), [("Perceptron", 308), ("Encoder", 4656), ("RoeFlux_3d", 874)]
+    ("name", "published"), [("Perceptron", 389), ("Encoder", 4656), ("RoeFlux_3d", 793)]
 )
-def test_a_short_search_on_arrays(name, wanted):
-    """The record, what hours of learning found, and what a greedy rule finds, in three seconds each.
-
-    Records of all (308, 4348, 639) take up to a quarter of a minute: see `benchmarks/bench_orders.py`.
-    """
+def test_greedy_with_look_ahead_beats_what_was_learned_in_hours(name, published):
+    """The best known orders (308, 4348, 639) take longer: see `benchmarks/bench_orders.py`."""
     task = BY_NAME[name]
-    assert find_order(task.function, *task.arguments(), budget_s=3.0).cost <= wanted
+    graph = graph_of(task.function, task.arguments())
+    problem, nodes = as_problem(graph, "multiplications")
+    order = vertices_of(graph, [nodes[k] for k in make_engine(problem).greedy(0.5, 0.0, 1)])
+    assert count_operations(graph, order).multiplications <= published
 
 
 def test_price_of_an_option():

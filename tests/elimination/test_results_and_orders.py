@@ -1,5 +1,8 @@
 """Structured blocks as objects, orders as values, and the errors about both."""
 
+import re
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +21,7 @@ from chainrule.elimination import (
     vertex_elimination_jaxpr,
 )
 from chainrule.elimination._order_cache import OrderCache
+from chainrule.elimination.examples import roe_flux_1d
 
 V = np.array([0.3, -0.7, 1.2, 0.5, 0.9])
 
@@ -158,6 +162,30 @@ def test_order_cache_is_bounded(tmp_path):
     for k in range(6):
         cache.put(Order((1,), f"{k:032d}"))
     assert len(list(tmp_path.glob("*.json"))) == 3
+
+
+def test_order_cache_is_safe_under_concurrent_writers(tmp_path):
+    """Many writers of a few names in a folder that keeps fewer: readers see whole orders or none."""
+    orders = [Order(tuple(range(1, 200 + k)), f"{k % 4:032d}") for k in range(16)]
+
+    def write_and_read(order):
+        cache = OrderCache(tmp_path, max_files=3)
+        for _ in range(10):
+            cache.put(order)
+            found = OrderCache(tmp_path).get(order.fingerprint, order.objective)
+            assert found is None or found in orders
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write_and_read, orders))
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_progress_shows_the_best_cost(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    point = (0.01, 0.02, 0.02, 0.01, 0.03, 0.03)
+    order = find_order(roe_flux_1d, *point, budget_s=0.5, progress=True)
+    shown = re.findall(r"searching.*best (\d+)", capsys.readouterr().out)
+    assert order.cost <= int(shown[-1])
 
 
 def test_order_cache_that_cannot_be_written_is_no_error(tmp_path):

@@ -32,7 +32,14 @@ from chainrule.elimination._search._problem import ZERO
 from chainrule.elimination._structure import Structure, structure_of
 from chainrule.elimination._work import Work, product_work, sum_work
 
-__all__ = ["Objective", "find_order", "find_order_of_graph", "is_wide"]
+__all__ = [
+    "Objective",
+    "as_problem",
+    "find_order",
+    "find_order_of_graph",
+    "is_wide",
+    "vertices_of",
+]
 
 Objective = Literal["multiplications", "nontrivial", "operations", "time", "memory"]
 
@@ -94,12 +101,12 @@ def find_order_of_graph(
             f"There is no objective {objective!r}; it is one of {', '.join(map(repr, _PRICINGS))}.",
             code="unknown_objective",
         )
-    problem, nodes = _as_problem(graph, objective)
+    problem, nodes = as_problem(graph, objective)
     with _Reporter(progress, budget_s) as report:
         found = search(
             problem, budget_s=budget_s, seed=seed, reverse_first=is_wide(graph), on_progress=report
         )
-    vertices = _vertices_of(graph, [nodes[k] for k in found.order])
+    vertices = vertices_of(graph, [nodes[k] for k in found.order])
     order = Order(
         vertices=vertices, fingerprint=fingerprint(graph), objective=objective,
         cost=_cost(graph, vertices, objective, found.cost), bound=found.bound,
@@ -156,7 +163,7 @@ def _cost(graph: Graph, vertices: Sequence[Step], objective: str, counted: int) 
     return counts.nontrivial if objective == "nontrivial" else counted
 
 
-def _vertices_of(graph: Graph, nodes: Sequence[Var]) -> tuple[int, ...]:
+def vertices_of(graph: Graph, nodes: Sequence[Var]) -> tuple[int, ...]:
     """Vertex numbers in the order of their first node; most vertices have just one."""
     owner = {node: vertex for vertex in graph.required for node in graph.nodes(vertex)}
     return tuple(dict.fromkeys(owner[node] for node in nodes))
@@ -260,7 +267,7 @@ _PRICINGS: dict[str, _Pricing] = {
 }
 
 
-def _as_problem(graph: Graph, objective: Objective) -> tuple[Problem, list[Var]]:
+def as_problem(graph: Graph, objective: Objective) -> tuple[Problem, list[Var]]:
     """The graph in numbers, and the variable of every number."""
     pricing = _PRICINGS[objective]
     algebra = _Algebra(pricing)
