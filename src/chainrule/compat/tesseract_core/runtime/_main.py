@@ -149,19 +149,18 @@ def _check(options: Namespace, settings: RuntimeConfig, stdout: int) -> int:
 
 
 def _test(options: Namespace, settings: RuntimeConfig, stdout: int) -> int:
-    from chainrule.runtime.testing import RegressionSpec, run_test
+    from chainrule.compat.tesseract_core.runtime.testing.regression import TestSpec, outcome
+    from chainrule.runtime.testing import run_test
 
     payload = read_payload(options.payload)
     try:
-        spec = RegressionSpec.model_validate(payload)
+        spec = TestSpec.model_validate(payload)
     except ValidationError as error:
         raise _RefusedError(str(error)) from error
     component = _FlatRuns(_load(settings))
     with logged(settings):
         result = run_test(component, spec)
-    message = "" if result.passed else result.message
-    outcome = {"status": result.status, "message": message, "endpoint": result.endpoint}
-    return _write_json(outcome, settings, stdout)
+    return _write_json(outcome(result).model_dump(), settings, stdout)
 
 
 def _check_gradients(options: Namespace, settings: RuntimeConfig, stdout: int) -> int:

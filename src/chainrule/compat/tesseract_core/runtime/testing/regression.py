@@ -10,14 +10,15 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from chainrule.runtime import load_component
+from chainrule.runtime.testing import RegressionResult, run_test
 from chainrule.runtime.testing import RegressionSpec as TestSpec
-from chainrule.runtime.testing import run_test
 
 __all__ = [
     "TestCliConfig",
     "TestOutputSchema",
     "TestSpec",
     "make_test_endpoint",
+    "outcome",
     "regress_test_case",
 ]
 
@@ -62,8 +63,13 @@ def regress_test_case(
     component = load_component(api_module)
     if base_dir is not None:
         component = component.configured(input_path=base_dir)
-    result = run_test(component, test_spec)
-    return TestOutputSchema(status=result.status, message=result.message, endpoint=result.endpoint)
+    return outcome(run_test(component, test_spec))
+
+
+def outcome(result: RegressionResult) -> TestOutputSchema:
+    """The outcome of a native test: of one that passes there is nothing to say."""
+    message = "" if result.passed else result.message
+    return TestOutputSchema(status=result.status, message=message, endpoint=result.endpoint)
 
 
 def make_test_endpoint(
