@@ -154,6 +154,15 @@ def test_a_body_that_does_not_come(served):
         assert caller.is_closed()
 
 
+def test_a_body_may_come_slowly_as_long_as_it_comes(served):
+    with Caller(served) as caller:
+        head, body = request(1.0)
+        for packet in (head, body[:5], body[5:9]):
+            caller.send(packet)
+            time.sleep(0.9)
+        assert caller.ask(body[9:]) == [2.0]
+
+
 def test_a_caller_that_wants_to_leave(served):
     with Caller(served) as caller:
         head, body = request(1.0, "Connection: close")

@@ -98,7 +98,11 @@ class TimedHttpProtocol(HttpToolsProtocol):
             self._first_packet, self._received = data, 0
         self._received += len(data)
         super().data_received(data)
-        if self._express is not None and not self._express[0].more_body:
+        if self._express is None or self.transport.is_closing():
+            return
+        if self._express[0].more_body:
+            self._stop_timer()  # a new one runs until the next part of the body
+        else:
             self._answer(*self._express)
 
     def on_message_begin(self) -> None:
@@ -183,7 +187,11 @@ class TimedHttpProtocol(HttpToolsProtocol):
         """Run a timer while a request is incomplete; most come in one packet and need none."""
         if self._is_timed and self._timer is None:
             self._timer = self.loop.call_later(self.read_timeout_s, self._on_timeout)
-        elif not self._is_timed and self._timer is not None:
+        elif not self._is_timed:
+            self._stop_timer()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
