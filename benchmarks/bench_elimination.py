@@ -42,6 +42,8 @@ def run() -> list[Row]:
         for batch in BATCHES:
             rows += _batched(task, batch)
         rows += _of_a_vector(task, BATCHES[-1])
+    for task in TASKS[len(SCALAR_TASKS) :]:
+        rows += _of_arrays(task, BATCHES[0])
     return rows + _stencil(100_000) + _five_point(316)
 
 
@@ -104,6 +106,30 @@ def _batched(task: Task, size: int) -> list[Row]:
         rows += [
             Row(f"{label}: compile, reverse", setup["reverse"], setup["jacrev"], "jax.jacrev", 3.0),
             Row(f"{label}: compile, forward", setup["forward"], setup["jacfwd"], "jax.jacfwd", 3.0),
+        ]
+    return rows
+
+
+def _of_arrays(task: Task, size: int) -> list[Row]:
+    """A task whose arguments are arrays, under `vmap`."""
+    point = task.arguments()
+    argnums = tuple(range(len(point)))
+    factors = jnp.linspace(0.9, 1.1, size)
+    batch = tuple(
+        jnp.asarray(value) * factors.reshape(size, *(1,) * jnp.ndim(value)) for value in point
+    )
+    rows = []
+    for order, peer in (("reverse", jax.jacrev), ("forward", jax.jacfwd)):
+        ours, our_setup = _compiled(
+            jax.vmap(jacobian(task.function, argnums, order=order, backend="xla")), batch
+        )
+        theirs, their_setup = _compiled(jax.vmap(peer(task.function, argnums)), batch)
+        times = interleaved({"ours": _blocking(ours, *batch), "theirs": _blocking(theirs, *batch)})
+        label, name = f"{task.name}, batch {size}", f"jax.{peer.__name__}"
+        note = f"trace and compile {our_setup:.2g} s"
+        rows += [
+            Row(f"{label}: order {order}", times["ours"], times["theirs"], name, 1.1, note=note),
+            Row(f"{label}: compile, {order}", our_setup, their_setup, name, 3.0),
         ]
     return rows
 
