@@ -83,6 +83,8 @@ def _kept(eqn: JaxprEqn, operand: int, structure: Structure) -> KeptEdge:
 
 def _with_ones(structure: Structure, shape: Any) -> Structure:
     """The structure stored along the axes, counted from the last, that are long in a shape."""
+    if any(term.valued for term in structure.terms):
+        return structure
     (term,) = structure.terms
     missing = len(structure.out_shape) - len(shape)
     long = {axis + missing for axis, length in enumerate(shape) if length > 1}
