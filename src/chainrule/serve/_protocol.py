@@ -40,6 +40,8 @@ class TimedHttpProtocol(HttpToolsProtocol):
     express_lane = ExpressLane()
     _timer: asyncio.TimerHandle | None = None
     _is_timed = True
+    _timed_since = 0.0
+    _idle_since = 0.0
     _is_between = True  # requests: all bytes so far belong to complete ones
     _first_packet = b""  # of the present request
     _received = 0  # bytes of the present request
@@ -57,12 +59,11 @@ class TimedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         self._gathering = _GatheringTransport(transport, self.loop)
         super().connection_made(self._gathering)  # type: ignore[arg-type]
-        self._watch()
+        self._begin_timing()
 
     def data_received(self, data: bytes) -> None:
         if self._known is None or not self._is_known(data, *self._known):
             self._parse(data)
-        self._watch()
 
     def _is_known(self, data: bytes, head: bytes, ticket: Ticket) -> bool:
         """Whether this is the last request again, or a part of it; if so, it is dealt with."""
@@ -76,8 +77,8 @@ class TimedHttpProtocol(HttpToolsProtocol):
         if not self._is_between or not (self.cycle is None or self.cycle.response_complete):
             return False
         if data == head:
-            self._unset_keepalive_if_required()
-            self._is_timed = self._waits_for_body = True
+            self._waits_for_body = True
+            self._begin_timing()
             return True
         if len(data) == len(head) + ticket.nbytes and data.startswith(head):
             self._answer_again(head, ticket, data[len(head) :])
@@ -89,6 +90,9 @@ class TimedHttpProtocol(HttpToolsProtocol):
         reply = None if begun is None else ticket.stop.wait(begun)
         if reply is not None and self._can_be_written(reply):
             self._write(reply, self.server_state.default_headers, keep_alive=True)
+            self._gathering.flush()
+            self.server_state.total_requests += 1
+            self._idle_since = self.loop.time()
         else:
             self._begun = begun
             self._parse(head + body)
@@ -101,12 +105,14 @@ class TimedHttpProtocol(HttpToolsProtocol):
         if self._express is None or self.transport.is_closing():
             return
         if self._express[0].more_body:
-            self._stop_timer()  # a new one runs until the next part of the body
+            self._begin_timing()
         else:
             self._answer(*self._express)
 
     def on_message_begin(self) -> None:
-        self._is_timed, self._is_between = True, False
+        self._is_between = False
+        if not self._is_timed:
+            self._begin_timing()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -128,7 +134,7 @@ class TimedHttpProtocol(HttpToolsProtocol):
         if ticket is None:
             super()._start_asgi_task(cycle, app)
         else:
-            self._express, self._is_timed = (cycle, ticket), True
+            self._express = cycle, ticket
 
     def _answer(self, cycle: RequestResponseCycle, ticket: Ticket) -> None:
         """Answer a small request that is here: now if it can be, as any other if not."""
@@ -139,6 +145,7 @@ class TimedHttpProtocol(HttpToolsProtocol):
         if reply is not None and self._can_be_written(reply):
             cycle.response_complete = True
             self._write(reply, cycle.default_headers, keep_alive=cycle.keep_alive)
+            self.on_response_complete()
         else:
             self._go_on(cycle, begun)
 
@@ -165,7 +172,6 @@ class TimedHttpProtocol(HttpToolsProtocol):
         self.transport.write(b"".join((STATUS_LINE[reply.status], *lines, b"\r\n", *reply.open())))
         if not keep_alive:
             self.transport.close()
-        self.on_response_complete()
 
     def on_response_complete(self) -> None:
         self._gathering.flush()
@@ -180,26 +186,39 @@ class TimedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._express = self._known = None
         self._is_timed = self._waits_for_body = False
-        self._watch()
-        super().connection_lost(exc)
-
-    def _watch(self) -> None:
-        """Run a timer while a request is incomplete; most come in one packet and need none."""
-        if self._is_timed and self._timer is None:
-            self._timer = self.loop.call_later(self.read_timeout_s, self._on_timeout)
-        elif not self._is_timed:
-            self._stop_timer()
-
-    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        super().connection_lost(exc)
+
+    def _begin_timing(self) -> None:
+        """Expect the rest of the headers, or the next part of a small body, in time.
+
+        A timer that is not needed any more is not stopped, which costs more than letting it run out once.
+        """
+        self._is_timed, self._timed_since = True, self.loop.time()
+        if self._timer is None:
+            self._timer = self.loop.call_later(self.read_timeout_s, self._on_timeout)
 
     def _on_timeout(self) -> None:
         self._timer = None
-        if not self.transport.is_closing():
-            self.transport.write(_TIMEOUT_RESPONSE)
-            self.transport.close()
+        left_s = self._timed_since + self.read_timeout_s - self.loop.time()
+        if not self._is_timed or self.transport.is_closing():
+            return
+        if left_s > 0:
+            self._timer = self.loop.call_later(left_s, self._on_timeout)
+            return
+        self.transport.write(_TIMEOUT_RESPONSE)
+        self.transport.close()
+
+    def timeout_keep_alive_handler(self) -> None:
+        left_s = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if self._waits_for_body or left_s > 0:
+            left_s = max(left_s, self.read_timeout_s if self._waits_for_body else 0.0)
+            self.timeout_keep_alive_task = self.loop.call_later(
+                left_s, self.timeout_keep_alive_handler
+            )
+        else:
+            super().timeout_keep_alive_handler()
 
 
 class _GatheringTransport:
