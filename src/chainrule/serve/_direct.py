@@ -17,6 +17,7 @@ from chainrule._errors import ChainruleError, LimitError
 from chainrule.runtime._samehost import (
     CallSlot,
     Message,
+    Patience,
     is_well_formed,
     receive_message,
     send_message,
@@ -82,6 +83,7 @@ class DirectClients:
         self._said_call = Call("", b"")
         self._tally: list[Row] = []
         self._told_at = 0.0
+        self._patience = Patience()
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
 
@@ -118,7 +120,8 @@ class DirectClients:
     def wait(self) -> None:
         """Answer clients until the server has something to say."""
         while self._clients:
-            ready = self._poll.poll()
+            ready = self._patience.look(self._poll) or self._poll.poll()
+            self._patience.end()
             if any(descriptor == self._control for descriptor, _ in ready):
                 return
             for descriptor, _ in ready:

@@ -38,6 +38,7 @@ from chainrule.runtime._samehost._messages import (
     send_message,
     socket_pair,
 )
+from chainrule.runtime._samehost._patience import Patience
 from chainrule.runtime._samehost._pools import SegmentCache, SegmentPool
 from chainrule.runtime._samehost._segments import Segment, is_supported
 from chainrule.runtime._samehost._slots import CallSlot, CurrentCall
@@ -47,6 +48,7 @@ __all__ = [
     "CallSlot",
     "CurrentCall",
     "Message",
+    "Patience",
     "Segment",
     "SegmentCache",
     "SegmentPool",
