@@ -127,9 +127,11 @@ def newer(engine, folders):
     if not candidates:
         return SETTINGS
     home = candidates[0].parents[1]
-    recipe = (
-        f"FROM {container_engine.BASE}\nCOPY . /opt/other\nENV PATH=/opt/other/bin:/usr/bin:/bin\n"
-    )
+    recipe = f"""
+    FROM {container_engine.BASE}
+    COPY . /opt/other
+    ENV PATH=/opt/other/bin:/usr/bin:/bin LD_LIBRARY_PATH=/opt/other/lib
+    """
     left_out = [
         "include",
         "share",
@@ -138,7 +140,7 @@ def newer(engine, folders):
         "lib/**/__pycache__",
         "lib/*/site-packages",
     ]
-    (folders / "recipe").write_text(recipe)
+    write(folders, {"recipe": recipe})
     (folders / "ignore").write_text("\n".join(left_out))
     engine.ask(
         "build", "--layers=false", "--file", str(folders / "recipe"), "--ignorefile",

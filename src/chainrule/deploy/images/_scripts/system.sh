@@ -2,6 +2,8 @@
 # System packages, and Python where the base image has none. Arguments: names of packages.
 set -eu
 trap '[ $? -eq 0 ] || echo "chainrule-build-failed: system packages"' EXIT
+# A base image may leave out where useradd is.
+export PATH="$PATH:/usr/sbin:/sbin"
 # The day on which a user is made stands in /etc/shadow, unless one says another.
 export SOURCE_DATE_EPOCH=0
 
