@@ -216,3 +216,21 @@ def test_batch_sizes_behind_tracers():
     jax.vmap(jax.jit(look))(x, x)
     look(x, 1.0)
     assert seen == [6, 3, 1, 1]
+
+
+def test_the_state_of_tracing():
+    seen = []
+
+    def function(x):
+        seen.extend((names.current_trace(), names.current_trace()))
+        return x
+
+    jax.jit(function)(1.0)
+    assert seen[0] == seen[1] != names.current_trace()
+
+
+def test_double_precision_for_a_while():
+    with names.enable_x64(True):
+        assert jnp.ones(1).dtype == jnp.float64
+    with names.enable_x64(False):
+        assert jnp.ones(1).dtype == jnp.float32

@@ -7,7 +7,7 @@ and conversions, at about eight times the cost of a small call.
 
 The layouts below are those of `xla/ffi/api/c_api.h` (API major version 0), which ships with jaxlib. XLA keeps
 them stable within a major version and only appends; `_problem` compares sizes and version before the
-first field is trusted, and `tests/bridge/test_ffi_layout.py` compares them with the header itself.
+first field is trusted, and `tests/bridge/test_host_call.py` compares them with the header itself.
 
 Invariant: no exception leaves the handler. `ctypes` would swallow it, and XLA would take whatever is in the
 result buffers for an answer.
@@ -18,12 +18,15 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
+import re
 import struct
+import sys
 import threading
 import weakref
 import zlib
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, Protocol
 
 import jax
@@ -34,6 +37,7 @@ __all__ = [
     "TARGET",
     "HostFunction",
     "HostTarget",
+    "ffi_version",
     "register_function",
     "supports",
     "target_is_registered",
@@ -53,7 +57,6 @@ API_HEADER = struct.Struct("=Q24xi12x")
 ERROR_CREATE = struct.Struct("=QQQi4x")
 """struct_size, extension, message, status code."""
 
-_API_VERSION_OFFSET = 32
 _METADATA_VERSION_OFFSET = 8 + 16  # inside the nested version struct: its major and minor
 _METADATA_EXTENSION = 1
 _UNKNOWN = 2  # absl's status code for "an error raised by somebody else"
@@ -143,7 +146,7 @@ def _handle(address: int) -> int | None:
     frame = _bytes_at(address, CALL_FRAME.size)
     size, extension, api, operands, results, attributes = CALL_FRAME.unpack(frame)
     try:
-        if extension and _answer_metadata(extension, api):
+        if extension and _answer_metadata(extension):
             return None
         text = _problem(size, api) or _execute(operands, results, attributes)
     except BaseException as error:
@@ -151,14 +154,24 @@ def _handle(address: int) -> int | None:
     return None if text is None else _new_error(api, text)
 
 
-def _answer_metadata(extension: int, api: int) -> bool:
-    """Before compiling XLA asks which version the handler speaks: its own, since layouts only grow."""
+def _answer_metadata(extension: int) -> bool:
+    """Before compiling XLA asks which version the handler speaks."""
     kind, metadata = EXTENSION.unpack(_bytes_at(extension, EXTENSION.size))
     if kind != _METADATA_EXTENSION:
         return False
-    version = _bytes_at(api + _API_VERSION_OFFSET, 8)
-    ctypes.memmove(metadata + _METADATA_VERSION_OFFSET, version, 8)
+    _Word.from_address(metadata + _METADATA_VERSION_OFFSET)[0] = ffi_version()
     return True
+
+
+@cache
+def ffi_version() -> int:
+    """The version of the interface that handlers speak, as XLA reads it: major and minor, 32 bits each.
+
+    It is that of the header that came with jaxlib, since layouts only grow.
+    """
+    header = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h").read_text()
+    numbers = re.findall(r"^#define XLA_FFI_API_M(?:AJOR|INOR) (\d+)", header, re.MULTILINE)
+    return int.from_bytes(struct.pack("=ii", *map(int, numbers)), sys.byteorder)
 
 
 @cache

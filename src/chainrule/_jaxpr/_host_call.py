@@ -51,6 +51,7 @@ NOT_STARTED = -1
 """The ticket of work that has not been started."""
 
 _TICKET = array_aval((), np.int32)
+_SAYS_RETURNS_TOKEN = "returns_token" in signature(mlir.emit_python_callback).parameters
 
 
 def is_exporting(ctx: Any) -> bool:
@@ -179,6 +180,8 @@ def _lower_callback(
     ctx: Any, operands: Sequence[Any], function: HostFunction, ordered: bool
 ) -> Sequence[Any]:
     token = ctx.tokens_in.get(ORDERED_EFFECT) if ordered else None
+    # JAX before 0.9 knows it by the token it is given.
+    options = {"returns_token": ordered} if _SAYS_RETURNS_TOKEN else {}
     results, token, _ = mlir.emit_python_callback(
         ctx,
         _as_callback(function, ctx.avals_out),
@@ -187,10 +190,10 @@ def _lower_callback(
         ctx.avals_in,
         ctx.avals_out,
         has_side_effect=ordered,
-        returns_token=ordered,
         sharding=_callback._callback_op_sharding(
             ctx.module_context.axis_context, None, ctx.avals_out
         ),
+        **options,
     )
     if ordered:
         ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({ORDERED_EFFECT: token})))

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import jax
+import jax.experimental
 from jax._src import core as _core
 from jax._src import effects as _effects
 from jax._src import linear_util as _linear_util
@@ -33,6 +35,8 @@ __all__ = [
     "aval_of",
     "bind_parameters",
     "close_program",
+    "current_trace",
+    "enable_x64",
     "equation_context",
     "fresh_variable",
     "hidden_batch_size",
@@ -50,6 +54,8 @@ __all__ = [
 # Lines of this package are never "the user's line" of an equation.
 source_info_util.register_exclusion(str(Path(__file__).parents[1]))
 
+# In JAX's own namespace since 0.8.
+enable_x64: Any = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
 UNSPECIFIED: Any = _named_sharding.UNSPECIFIED
 DropVar = _core.DropVar
 Effect = _effects.Effect
@@ -219,3 +225,8 @@ def user_frame_of(eqn: JaxprEqn) -> Any:
 def name_stack_of(eqn: JaxprEqn) -> str:
     """The names and transformations around an equation, as `transpose(jvp(layer))/…`."""
     return str(eqn.source_info.name_stack)
+
+
+def current_trace() -> Any:
+    """An opaque object that is equal exactly while the same trace is current."""
+    return _core.get_opaque_trace_state(convention="chainrule")

@@ -39,12 +39,12 @@ def run(options: Namespace) -> int:
 
 
 def _search(options: Namespace) -> Any:
-    import jax
     import jax.numpy as jnp
 
+    from chainrule._jaxpr import enable_x64
     from chainrule.elimination import find_order
 
-    with jax.enable_x64(options.float64):
+    with enable_x64(options.float64):
         arguments = [_as_arrays(value, jnp) for value in _read_arguments(options.arguments)]
         return find_order(
             _load(options.function), *arguments, objective=options.objective,

@@ -13,7 +13,8 @@ from typing import Any
 import equinox as eqx
 from jax.tree_util import DictKey, SequenceKey, register_pytree_with_keys
 
-from chainrule.stateful._frames import birth, current_trace, guard_edit, restructured
+from chainrule._jaxpr import current_trace
+from chainrule.stateful._frames import birth, guard_edit, restructured
 from chainrule.stateful._nodes import Node, Pairs, check_structure, has_leaves, split
 from chainrule.stateful._statics import Static
 

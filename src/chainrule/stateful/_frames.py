@@ -26,14 +26,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
-from jax.extend.core import get_opaque_trace_state
 
+from chainrule._jaxpr import current_trace
 from chainrule.stateful._errors import TrackingError
 from chainrule.stateful._statics import same
 from chainrule.stateful._values import conform, describe, same_type
 
 __all__ = [
-    "Frame", "birth", "current_trace", "enter", "epoch", "guard_edit", "local",
+    "Frame", "birth", "enter", "epoch", "guard_edit", "local",
     "read", "read_static", "restructured", "write", "write_static",
 ]  # fmt: skip
 
@@ -63,11 +63,6 @@ class _Epoch:
 
 epoch = _Epoch()
 _serials = itertools.count(1)
-
-
-def current_trace() -> Any:
-    """An opaque object that is equal exactly while the same JAX trace is current."""
-    return get_opaque_trace_state(convention="chainrule")
 
 
 def birth() -> int:

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 import jax
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
+from chainrule._jaxpr import current_trace
 from chainrule.stateful._containers import adopt
-from chainrule.stateful._frames import birth, current_trace, guard_edit, restructured
+from chainrule.stateful._frames import birth, guard_edit, restructured
 from chainrule.stateful._nodes import Node, Pairs, is_node, split
 from chainrule.stateful._params import StaticParam
 from chainrule.stateful._statics import Static

@@ -22,9 +22,9 @@ import jax
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from chainrule._errors import DefinitionError
+from chainrule._jaxpr import current_trace
 from chainrule.stateful._frames import (
     birth,
-    current_trace,
     guard_edit,
     local,
     read,

@@ -13,15 +13,16 @@ from typing import Any
 
 from llvmlite import ir
 
+from chainrule._jaxpr._ffi import ffi_version
 from chainrule.elimination._native._lower import Kernel
 from chainrule.elimination._native._vectors import I1, I8, I32, I64, POINTER, byte_size, literal
 
 __all__ = ["emit_handler"]
 
 # Byte offsets in the structures of the interface.
-_FRAME_EXTENSION, _FRAME_API, _FRAME_STAGE, _FRAME_ARGS, _FRAME_RETS = 8, 16, 32, 40 + 32, 80 + 32
+_FRAME_EXTENSION, _FRAME_STAGE, _FRAME_ARGS, _FRAME_RETS = 8, 32, 40 + 32, 80 + 32
 _EXTENSION_TYPE, _EXTENSION_METADATA = 8, 24
-_API_VERSION, _METADATA_VERSION = 32, 24  # major and minor, two 32-bit integers
+_METADATA_VERSION = 24  # major and minor, two 32-bit integers
 _BUFFER_DATA, _BUFFER_RANK, _BUFFER_DIMS = 24, 32, 40
 _STAGE_EXECUTE, _METADATA_EXTENSION = 3, 1
 
@@ -39,11 +40,8 @@ def emit_handler(module: ir.Module, kernel: Kernel) -> None:
         is_query = builder.icmp_signed("==", kind, ir.Constant(I32, _METADATA_EXTENSION))
         with builder.if_then(is_query):
             metadata = _field(builder, extension, _EXTENSION_METADATA, POINTER)
-            # XLA asks which version the handler speaks: its own, since layouts only grow.
-            api = _field(builder, frame, _FRAME_API, POINTER)
-            version = _field(builder, api, _API_VERSION, I64)
             address = builder.gep(metadata, [ir.Constant(I64, _METADATA_VERSION)], source_etype=I8)
-            builder.store(version, address)
+            builder.store(ir.Constant(I64, ffi_version()), address)
             builder.ret(null)
 
     stage = _field(builder, frame, _FRAME_STAGE, I32)
