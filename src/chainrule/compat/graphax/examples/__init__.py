@@ -2,7 +2,7 @@
 
 from chainrule.compat.graphax.examples.deep_learning import Encoder, Perceptron
 from chainrule.compat.graphax.examples.differential_kinematics import RobotArm_6DOF
-from chainrule.compat.graphax.examples.easy import Helmholtz, Lighthouse, Simple
+from chainrule.compat.graphax.examples.easy import Helmholtz, Hole, Lighthouse, Simple
 from chainrule.compat.graphax.examples.economics import BlackScholes, BlackScholes_Jacobian
 from chainrule.compat.graphax.examples.minpack import HumanHeartDipole, PropaneCombustion
 from chainrule.compat.graphax.examples.roe import RoeFlux_1d, RoeFlux_3d
@@ -12,6 +12,7 @@ __all__ = [
     "BlackScholes_Jacobian",
     "Encoder",
     "Helmholtz",
+    "Hole",
     "HumanHeartDipole",
     "Lighthouse",
     "Perceptron",
