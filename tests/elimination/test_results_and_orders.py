@@ -1,6 +1,7 @@
 """Structured blocks as objects, orders as values, and the errors about both."""
 
 import re
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -13,6 +14,7 @@ from chainrule.elimination import (
     Order,
     OrderError,
     StructuredJacobian,
+    _find_order,
     find_order,
     jacobian,
     jacve,
@@ -181,10 +183,14 @@ def test_order_cache_is_safe_under_concurrent_writers(tmp_path):
 
 
 def test_progress_shows_the_best_cost(capsys, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
     point = (0.01, 0.02, 0.02, 0.01, 0.03, 0.03)
-    order = find_order(roe_flux_1d, *point, budget_s=0.5, progress=True)
-    shown = re.findall(r"searching.*best (\d+)", capsys.readouterr().out)
+    find_order(roe_flux_1d, *point, budget_s=0.1)
+    assert not capsys.readouterr().err  # no terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(_find_order, "_PATIENCE_S", 0.1)
+    order = find_order(roe_flux_1d, *point, budget_s=0.5)
+    shown = re.findall(r"searching.*best (\d+)", capsys.readouterr().err)
     assert order.cost <= int(shown[-1])
 
 

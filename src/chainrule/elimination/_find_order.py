@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -41,6 +42,9 @@ __all__ = [
     "vertices_of",
 ]
 
+_PATIENCE_S = 2.0
+"""Searches that are over sooner show no progress bar."""
+
 Objective = Literal["multiplications", "nontrivial", "operations", "time", "memory"]
 
 
@@ -51,7 +55,7 @@ def find_order(
     objective: Objective = "multiplications",
     budget_s: float = 1.0,
     seed: int = 0,
-    progress: bool = False,
+    progress: bool = True,
     edges: bool = False,
 ) -> Order:
     """Search for a cheap elimination order of `fun` at arguments of the given shapes.
@@ -66,7 +70,7 @@ def find_order(
             at prices that are measured once per machine), or `"memory"` (entries that products write).
         budget_s: seconds to search; proven optima end it sooner. Interrupting keeps the best so far.
         seed: of all random choices.
-        progress: show a progress bar with the best cost so far.
+        progress: show a bar with the best cost so far, on a terminal, once the search has taken two seconds.
         edges: also eliminate single edges ahead of their vertices where that is cheaper, which can beat
             every order of vertices. Takes up to as long again; bounds are those of vertex orders.
 
@@ -297,22 +301,30 @@ class _Reporter:
     """A progress bar that is told about the best order so far; silent when not wanted."""
 
     def __init__(self, wanted: bool, budget_s: float) -> None:
-        self._wanted, self._budget_s = wanted, budget_s
+        self._wanted, self._budget_s = wanted and sys.stderr.isatty(), budget_s
+        self._bar: Any = None
 
     def __enter__(self) -> Callable[[Found, float], None] | None:
-        if not self._wanted:
-            self._bar = None
-            return None
+        return self._report if self._wanted else None
+
+    def _report(self, found: Found, elapsed: float) -> None:
+        if self._bar is None and elapsed > _PATIENCE_S:
+            self._bar = self._start()
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=elapsed, best=str(found.cost))
+
+    def _start(self) -> Any:
+        # Rich is imported only when a bar is shown: most searches never show one.
+        from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self._bar = Progress(
+        bar = Progress(
             TextColumn("searching"), BarColumn(), TextColumn("best {task.fields[best]}"),
-            TimeRemainingColumn(), transient=True,
+            TimeRemainingColumn(), console=Console(stderr=True), transient=True,
         )  # fmt: skip
-        self._bar.start()
-        task = self._bar.add_task("", total=self._budget_s, best="?")
-        bar = self._bar
-        return lambda found, elapsed: bar.update(task, completed=elapsed, best=str(found.cost))
+        bar.add_task("", total=self._budget_s, best="?")
+        bar.start()
+        return bar
 
     def __exit__(self, *exception: object) -> None:
         if self._bar is not None:
