@@ -55,7 +55,9 @@ __all__ = [
 source_info_util.register_exclusion(str(Path(__file__).parents[1]))
 
 # In JAX's own namespace since 0.8.
-enable_x64: Any = getattr(jax, "enable_x64", None) or jax.experimental.enable_x64  # type: ignore[attr-defined]
+enable_x64: Any = (
+    jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64  # type: ignore[attr-defined]
+)
 UNSPECIFIED: Any = _named_sharding.UNSPECIFIED
 DropVar = _core.DropVar
 Effect = _effects.Effect
