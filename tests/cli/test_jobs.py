@@ -112,9 +112,15 @@ def test_top_is_live_in_a_terminal(url, capsys, monkeypatch):
 
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setattr("chainrule.cli._top.sleep", look_again)
+    monkeypatch.setenv("TERM", "xterm")
     code, out, _ = run(capsys, "top", url, "--every", "0.5")
     assert code == 0
     assert looks == [0.5] * 3
+    assert "latency" in out
+    monkeypatch.setenv("TERM", "dumb")
+    code, out, _ = run(capsys, "top", url)
+    assert code == 0
+    assert len(looks) == 3
     assert "latency" in out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
@@ -30,11 +31,16 @@ def run(options: Namespace) -> int:
     server = open_server(options)
     if options.json:
         sys.stdout.write(json.dumps(server.status()) + "\n")
-    elif options.once or not sys.stdout.isatty():
+    elif options.once or not _can_be_redrawn():
         sys.stdout.write(renderable_text(_view(options.url, server)))
     else:
         _watch(options, server)
     return 0
+
+
+def _can_be_redrawn() -> bool:
+    """Whether standard output is a terminal that can show one view after the other in one place."""
+    return sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def _watch(options: Namespace, server: Server) -> None:
