@@ -44,10 +44,13 @@ def _can_be_redrawn() -> bool:
 
 
 def _watch(options: Namespace, server: Server) -> None:
+    from rich.console import Console
     from rich.live import Live
 
+    view = _view(options.url, server)
+    screen = Live(view, console=Console(), screen=True, auto_refresh=False)
     try:
-        with Live(_view(options.url, server), screen=True, auto_refresh=False) as live:
+        with screen as live:
             while True:
                 sleep(options.every)
                 live.update(_view(options.url, server), refresh=True)
