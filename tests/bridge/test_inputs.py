@@ -164,3 +164,15 @@ def test_a_name_that_is_no_input_is_told_so_inside_and_outside_of_jit():
         jax.jit(run)(np.ones(3))
     with pytest.raises(InputError, match="no such field as 'xx'"):
         run(np.ones(3))
+
+
+@pytest.mark.parametrize("wrong", ["hello", [1.0, "x"], [[1.0], [1.0, 2.0]]])
+def test_what_is_no_array_is_told_so(wrong):
+    @component(framework="numpy")
+    def same(x: Array[(None,), Float64]) -> Array[(None,), Float64]:
+        return x
+
+    with pytest.raises(InputError, match="`x` of same is an array in its schema") as caught:
+        apply_component(same, {"x": wrong})
+    assert caught.value.code == "not_an_array"
+    assert caught.value.path == "x"

@@ -26,21 +26,36 @@ def take_inputs_apart(
     an array. Where it declares a plain number, an array scalar is that number.
 
     Raises:
-        InputError: a traced value where the target declares a plain one.
+        InputError: a traced value where the target declares a plain one, or something that is no array
+            where it declares an array.
     """
     updates: dict[str, Any] = {}
     for segments, leaf in iterate_leaves(inputs):
         path = join_path(*segments)
         if target.is_array_input(path):
             if leaf is not None and not is_arraylike(leaf):
-                updates[path] = to_array(leaf)
+                updates[path] = _converted(target, path, leaf, to_array)
             continue
         enclosing = _enclosing_array(target, segments)
         if enclosing is not None:
-            updates[enclosing] = to_array(get_at_path(inputs, enclosing))
+            updates[enclosing] = _converted(
+                target, enclosing, get_at_path(inputs, enclosing), to_array
+            )
         elif is_arraylike(leaf) and target.is_plain_input(path):
             updates[path] = _as_number(target, path, leaf, is_traced)
     return take_apart(set_at_path(inputs, updates), lambda path, leaf: is_arraylike(leaf))
+
+
+def _converted(target: Target, path: str, value: Any, to_array: Callable[[Any], Any]) -> Any:
+    try:
+        return to_array(value)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"`{path}` of {target.name} is an array in its schema; found a {type(value).__name__} that is "
+            "none. Pass an array, a number, or nested lists of numbers of equal lengths.",
+            code="not_an_array",
+            path=path,
+        ) from error
 
 
 def _enclosing_array(target: Target, segments: tuple[Any, ...]) -> str | None:
