@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -70,7 +71,11 @@ def slurm():
     if os.getuid() != 0:
         pytest.skip("a cluster of our own needs root")
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slurm")))
+        folder = Path(
+            stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="slurm", ignore_cleanup_errors=True)
+            )
+        )
         stack.enter_context(pytest.MonkeyPatch.context()).setenv(
             "SLURM_CONF", f"{folder}/slurm.conf"
         )
@@ -113,8 +118,14 @@ def _free_ports():
 
 
 def _end(pid_file):
-    with contextlib.suppress(OSError, ValueError):
-        os.kill(int(pid_file.read_text()), 15)
+    """End a daemon and see it gone: until then it writes into its folder."""
+    deadline = time.monotonic() + 20
+    with contextlib.suppress(OSError, ValueError):  # no such process (any more)
+        daemon = int(pid_file.read_text())
+        os.kill(daemon, signal.SIGTERM)
+        while time.monotonic() < deadline:
+            os.kill(daemon, 0)
+            time.sleep(0.05)
 
 
 def submit(folder, script):

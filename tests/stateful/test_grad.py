@@ -168,6 +168,28 @@ def test_custom_vjp():
     assert float(cs.grad(lambda x: scaled(2.0, x))(1.0)) == 200
 
 
+def test_custom_vjp_of_a_parameter_on_an_explicit_mesh():
+    """JAX 0.10 cannot make zeros there outside of `jit`: none must be needed for what passes through."""
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
+    there = jax.device_put(jnp.ones(2), jax.NamedSharding(mesh, jax.P()))
+    net = Net()
+    net.w.set(there)
+
+    @cs.custom_vjp
+    def f(x, *, net):
+        net.calls += 1
+        return jnp.sum(x), jnp.sum(x), jnp.argmax(x)
+
+    def backward(x, cotangent):
+        used, unused, integer = cotangent
+        assert (integer.shape, integer.dtype) == ((), jax.dtypes.float0)
+        return (7 * (used + unused) * x,)
+
+    f.defvjp(lambda x, *, net: (f(x, net=net), x), backward)
+    same(cs.grad(lambda x, *, net: f(x, net=net)[0])(X, net=net), 7 * X)
+    assert int(net.calls) == 1
+
+
 def test_shard_map_forks_generators_and_keeps_specs():
     mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     p, total = cs.Param(jnp.arange(4.0)), cs.Param(jnp.zeros(()))

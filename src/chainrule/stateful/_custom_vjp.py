@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
 from chainrule._errors import DefinitionError
 from chainrule.stateful._call import Call
@@ -69,18 +72,37 @@ class CustomVjp(Transformation):
         primal, forward = explicit(self._fun), explicit(fwd)
 
         def rule_forward(*args: Any) -> Any:
+            args = _each(CustomVJPPrimal, lambda primal: primal.value, args)
             (result, residuals), values = forward(*args)
             return (result, values), residuals
 
         def rule_backward(*args: Any) -> Any:
             # The cotangents of written parameters are dropped: a rule speaks about the result only.
             *nondiff_and_residuals, (cotangent, _) = args
+            cotangent = _each(SymbolicZero, _instantiated, cotangent)
             return (*bwd(*nondiff_and_residuals, cotangent), None)
 
         function = jax.custom_vjp(primal, nondiff_argnums=self._nondiff)
-        function.defvjp(rule_forward, rule_backward)
+        # Symbolic: JAX makes no zeros for the parameters that pass through, some of which may live on a
+        # mesh that the rule has nothing to do with.
+        function.defvjp(rule_forward, rule_backward, symbolic_zeros=True)
         result, values = function(*selection.arguments(args), call.values)
         return call.finish(result, values)
+
+
+def _instantiated(zero: Any) -> Any:
+    """The zeros that JAX itself gives to a rule: `float0` is a type of NumPy only."""
+    make = np.zeros if zero.dtype == jax.dtypes.float0 else jnp.zeros
+    return make(zero.shape, zero.dtype)
+
+
+def _each(kind: type, change: Callable[[Any], Any], tree: Any) -> Any:
+    """A tree with every leaf of a kind changed."""
+
+    def is_leaf(node: Any) -> bool:
+        return isinstance(node, kind)
+
+    return jax.tree.map(lambda leaf: change(leaf) if is_leaf(leaf) else leaf, tree, is_leaf=is_leaf)
 
 
 def custom_vjp(
