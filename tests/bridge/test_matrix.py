@@ -1,6 +1,5 @@
 """Transformations × component kinds: every cell equals the same function in plain JAX, or says why not."""
 
-import importlib.util
 from functools import cache
 from pathlib import Path
 
@@ -8,23 +7,14 @@ import jax
 import numpy as np
 import pytest
 
+from bridge import matrix
+from bridge.components import numpy_component
 from chainrule import apply_component, from_callable
 from chainrule._errors import CapabilityError
 from chainrule.client import Component
 from chainrule.runtime import load_component
 
 HERE = Path(__file__).parent
-
-
-def _load(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-matrix = _load(HERE / "matrix.py")
-numpy_component = _load(HERE / "components" / "numpy_component.py")
 
 
 @cache

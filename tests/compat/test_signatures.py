@@ -1,25 +1,12 @@
 """What could be called can be called: arguments, their order, names and defaults, of every public name."""
 
 import importlib
-import importlib.util
 import sys
-from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-
-
-def sibling(name):
-    """A module beside this one; tests are not packages."""
-    spec = importlib.util.spec_from_file_location(f"compat_{name}", HERE / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-signatures, names = sibling("signatures"), sibling("test_names")
+from compat import signatures
+from compat import test_names as names
 
 # An array type has no instances; what it declares is in `.spec`.
 ARRAY_TYPES = {

@@ -1,9 +1,7 @@
 """Components for tests of images, and what tests of images share."""
 
-import importlib.util
 import json
 import textwrap
-from pathlib import Path
 
 SQUARE = '''
 """Squares numbers."""
@@ -91,14 +89,6 @@ url = "https://files.pythonhosted.org/packages/d9/5a/e7c31adbe875f2abbb91bd84cf2
 size = 11053
 hashes = {sha256 = "8abb2f1d86890a2dfb989f9a77cfcfd3e47c2a354b01111771326f8aa26e0254"}
 """
-
-
-def load(name):
-    """A helper beside the tests, as a module."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def write(folder, files):

@@ -1,14 +1,12 @@
 """Real containers: images started with podman, called, and gone whatever happens to their owner."""
 
 import contextlib
-import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,15 +19,11 @@ from chainrule.deploy.images import build_image, find_engine, list_containers, p
 from chainrule.runtime import ComponentConfig
 from chainrule.runtime._references import ComponentReference
 from chainrule.runtime._runs import Run, activate
+from deploy import container_engine
+from deploy import image_components as samples
 
 pytestmark = [pytest.mark.container, pytest.mark.slow]
 
-_spec = importlib.util.spec_from_file_location(
-    "image_components", Path(__file__).with_name("image_components.py")
-)
-samples = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(samples)
-container_engine = samples.load("container_engine")
 SETTINGS = {"base": container_engine.BASE, "build_env": container_engine.BUILD_ENV}
 
 

@@ -1,6 +1,5 @@
 """Docker as the engine: a daemon of our own, for the time of the test."""
 
-import importlib.util
 import os
 import re
 import shutil
@@ -15,15 +14,11 @@ import pytest
 from chainrule._errors import CapabilityError
 from chainrule.client import Component
 from chainrule.deploy.images import build_image, find_engine, list_containers, plan_build
+from deploy import container_engine
+from deploy import image_components as samples
 
 pytestmark = [pytest.mark.container, pytest.mark.slow]
 
-_spec = importlib.util.spec_from_file_location(
-    "image_components", Path(__file__).with_name("image_components.py")
-)
-samples = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(samples)
-container_engine = samples.load("container_engine")
 BASE = "chainrule-test-base:docker"
 
 

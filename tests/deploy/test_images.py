@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import importlib.util
 import json
 import os
 import shutil
@@ -21,15 +20,11 @@ from chainrule._errors import CapabilityError, DefinitionError
 from chainrule.client import Component
 from chainrule.deploy.images import build_image, find_engine, list_containers, plan_build
 from chainrule.runtime import load_component
+from deploy import container_engine
+from deploy import image_components as samples
 
 pytestmark = [pytest.mark.container, pytest.mark.slow]
 
-_spec = importlib.util.spec_from_file_location(
-    "image_components", Path(__file__).with_name("image_components.py")
-)
-samples = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(samples)
-container_engine = samples.load("container_engine")
 inside, write = samples.inside, samples.write
 SETTINGS = {"base": container_engine.BASE, "build_env": container_engine.BUILD_ENV}
 CHECKS = {"run_tests": True, "check_gradients": "point.json"}

@@ -3,7 +3,6 @@
 Run by root, the test makes that user and removes it again.
 """
 
-import importlib.util
 import json
 import os
 import secrets
@@ -16,15 +15,11 @@ from pathlib import Path
 import pytest
 
 import chainrule
+from deploy import container_engine
+from deploy import image_components as samples
 
 pytestmark = [pytest.mark.container, pytest.mark.slow]
 
-_spec = importlib.util.spec_from_file_location(
-    "image_components", Path(__file__).with_name("image_components.py")
-)
-samples = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(samples)
-container_engine = samples.load("container_engine")
 
 PROGRAM = """
 import json, os, sys

@@ -1,6 +1,5 @@
 """Real Tesseracts in `apply_component`: the numbers of plain JAX, and those of tesseract-jax."""
 
-import importlib.util
 import os
 import socket
 import subprocess
@@ -14,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 
+from bridge import matrix
 from chainrule import apply_component
 from chainrule._errors import CapabilityError
 
@@ -26,16 +26,6 @@ pytestmark = [
 ]
 
 BRIDGE = Path(__file__).parents[1] / "bridge"
-
-
-def _load(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-matrix = _load(BRIDGE / "matrix.py")
 
 
 @pytest.fixture(autouse=True)

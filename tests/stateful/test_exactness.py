@@ -3,9 +3,6 @@
 The transformations are data, so every rule is checked for every one of them, alone and inside another.
 """
 
-import importlib.util
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +10,7 @@ import pytest
 
 import chainrule.stateful as cs
 from chainrule.stateful import TrackingError
+from stateful import transformations
 
 
 class Net(cs.Module):
@@ -24,11 +22,6 @@ class Net(cs.Module):
         self.parts = [cs.Param(jnp.zeros(2))]
 
 
-_spec = importlib.util.spec_from_file_location(
-    "stateful_transformations", Path(__file__).with_name("transformations.py")
-)
-transformations = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(transformations)
 TRANSFORMATIONS = transformations.table({"net": True})
 LOOPS = ("scan", "while_loop")
 BRANCHES = ("cond", "switch")

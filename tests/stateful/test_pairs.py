@@ -1,14 +1,12 @@
 """Sharing, masks, random keys and exceptions under every transformation inside every other one."""
 
-import importlib.util
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import chainrule.stateful as cs
+from stateful import transformations
 
 X = jnp.array([0.5, 2.0])
 MASK = {"net": cs.M(cs.Param).has(group="a")}
@@ -35,11 +33,6 @@ def total(tree):
     return X * sum(arrays, jnp.zeros(()))
 
 
-_spec = importlib.util.spec_from_file_location(
-    "stateful_transformations", Path(__file__).with_name("transformations.py")
-)
-transformations = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(transformations)
 scalar, TRANSFORMATIONS = transformations.scalar, transformations.table(MASK)
 RUNS = {"scan": 2, "while_loop": 2, "eval_shape": 0}
 REVERSE = {"grad", "grad by mask", "value_and_grad", "jacrev", "hessian", "vjp", "linearize"}
