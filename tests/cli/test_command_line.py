@@ -294,6 +294,62 @@ def test_check_inspect_schema(run, component):
     assert side["$ref"].endswith("Apply_InputSchema")
 
 
+def test_inspect_shows_every_leaf_as_a_scientist_writes_it(run, tmp_path):
+    (tmp_path / "nested.py").write_text(
+        "import chainrule\n"
+        "from pydantic import BaseModel, Field\n"
+        "from chainrule.runtime import Array, Differentiable, Float32, Float64\n"
+        "class Section(BaseModel):\n"
+        "    width: Differentiable[Float64] = Field(description='of the beam')\n"
+        "@chainrule.component\n"
+        "def nested(section: Section, parts: list[Array[('n', 3), Float32]], k: int | str = 3) -> float:\n"
+        "    return 1.0\n"
+    )
+    facts = json.loads(run("inspect", "nested.py", "--json")[1])
+    assert {path: field["type"] for path, field in facts["inputs"].items()} == {
+        "section.width": "f64[] differentiable",
+        "parts.[]": "f32[n,3]",
+        "k": "integer | string",
+    }
+    assert facts["inputs"]["section.width"]["description"] == "of the beam"
+    assert [field["required"] for field in facts["inputs"].values()] == [True, True, False]
+    assert b"nested is fine" in run("check", "nested.py")[1]
+
+
+@pytest.mark.parametrize(
+    ("command", "payload", "meant"),
+    [
+        ("apply", {"x": [1.0]}, {"inputs": {"x": [1.0]}}),
+        ("check-gradients", {"x": [1.0]}, {"inputs": {"x": [1.0]}}),
+        (
+            "jacobian",
+            {"x": [1.0], "jac_inputs": ["x"], "jac_outputs": ["y"]},
+            {"inputs": {"x": [1.0]}, "jac_inputs": ["x"], "jac_outputs": ["y"]},
+        ),
+        ("apply", {"x": list(range(1000))}, {"inputs": {"x": "…"}}),
+    ],
+)
+def test_inputs_that_are_not_under_inputs(run, component, command, payload, meant):
+    code, _, err = run(command, component, json.dumps(payload))
+    assert code == 2
+    assert "[missing_field]" in err
+    shown = err.partition("under `inputs`: '")[2].partition("'")[0]
+    assert json.loads(shown) == meant
+
+
+def test_no_payload_is_no_inputs(run, component):
+    code, _, err = run("apply", component)
+    assert code == 2
+    assert "'x': Field required" in err
+
+
+@pytest.mark.parametrize("command", ["test", "record", "serve"])
+def test_commands_that_need_the_files(run, command):
+    code, _, err = run(command, "http://127.0.0.1:1", *(["apply"] if command == "record" else []))
+    assert code == 2
+    assert "[component_not_here]" in err
+
+
 def test_profiles_and_traces_go_to_stderr(component, tmp_path):
     done = subprocess.run(
         [

@@ -1,4 +1,4 @@
-"""`chainrule top`, `jobs`, `logs` and `cancel` against a server; `serve --json`."""
+"""Commands about a server: what it serves, its load, its jobs; `serve --json`."""
 
 import json
 import signal
@@ -82,6 +82,22 @@ def test_jobs_and_logs(url, component, capsys):
     assert json.loads(out.splitlines()[-1])["job"]["state"] == "succeeded"
 
 
+def test_what_is_served(url, capfd, tmp_path):
+    """Described alike, by its URL and by its files."""
+    file = tmp_path / "slow.py"
+    file.write_text(COMPONENT)
+    for command in ("inspect", "schema", "check"):
+        here, there = (run(capfd, command, place, "--json") for place in (str(file), url))
+        assert (here[0], there[0]) == (0, 0)
+        here, there = json.loads(here[1]), json.loads(there[1])
+        if command == "schema":  # a server describes its jobs beside its component
+            here, there = (
+                facts["components"]["schemas"]["Apply_InputSchema"] for facts in (here, there)
+            )
+        assert there == here
+    assert run(capfd, "diff", url, str(file))[:2] == (0, "No change that callers could notice.\n")
+
+
 def test_cancel(url, component, capsys):
     job = component.submit("apply", {"x": 1.0, "seconds": 3600.0})
     code, out, _ = run(capsys, "cancel", url, job.id)
@@ -130,6 +146,7 @@ def test_top_is_live_in_a_terminal(url, capsys, monkeypatch):
         (["logs", "{url}", "nothing"], "job_unknown"),
         (["logs", "{url}", "nothing", "--follow"], "job_unknown"),
         (["cancel", "{url}", "nothing"], "job_unknown"),
+        (["inspect", "http://127.0.0.1:1"], "unreachable"),
         (["jobs", "ftp://nowhere"], "bad_url"),
         (["top", "http://127.0.0.1:1"], "unreachable"),
         (["jobs", "{url}", "--token-file", "/nowhere"], "bad_token_file"),

@@ -5,23 +5,35 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from pathlib import Path
 
-__all__ = ["add_callable", "add_component", "add_derive_hvp", "add_folders", "add_payload"]
+__all__ = [
+    "add_component",
+    "add_component_or_url",
+    "add_derive_hvp",
+    "add_folders",
+    "add_payload",
+    "add_token",
+]
 
 _SOURCES = "a module file, its folder, file.py:name, or component.yaml"
 
 
 def add_component(parser: ArgumentParser) -> None:
-    """The component that the command is about."""
+    """The component that the command is about, by its files."""
     parser.add_argument("component", metavar="COMPONENT", help=_SOURCES)
     _add_peer_imports(parser)
 
 
-def add_callable(parser: ArgumentParser) -> None:
-    """A component that is called: loaded here, or served somewhere."""
+def add_component_or_url(parser: ArgumentParser) -> None:
+    """The component that the command is about: loaded here, or served somewhere."""
     parser.add_argument(
         "component", metavar="COMPONENT", help=f"{_SOURCES}; or the URL of a served component"
     )
     _add_peer_imports(parser)
+    add_token(parser)
+
+
+def add_token(parser: ArgumentParser) -> None:
+    """What a server asks for."""
     parser.add_argument("--token-file", type=Path, help="with the token that a server asks for")
 
 
@@ -39,7 +51,7 @@ def add_payload(parser: ArgumentParser) -> None:
         "payload",
         metavar="PAYLOAD",
         nargs="?",
-        help='JSON such as {"inputs": {…}}, @file, or - for standard input',
+        help='JSON such as {"inputs": {…}}, @file, or - for standard input; no inputs by default',
     )
     parser.add_argument(
         "--set",

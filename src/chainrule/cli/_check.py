@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser, Namespace
 
-from chainrule.cli._arguments import add_component
-from chainrule.cli._source import DESCRIBE, open_component
+from chainrule.cli._arguments import add_component_or_url
+from chainrule.cli._facts import endpoint_facts, full_name
+from chainrule.cli._source import read_document
 from chainrule.cli._streams import result_stream
 from chainrule.cli._tables import table_text
 
@@ -15,20 +16,19 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Only the component."""
-    add_component(parser)
+    add_component_or_url(parser)
 
 
 def run(options: Namespace) -> int:
-    """Load a component, build everything that callers need, and say which endpoints there are."""
+    """Load a component or ask its server, and say which endpoints there are."""
     with result_stream() as stdout:
-        component = open_component(options, DESCRIBE)
-        # Built here to find fields that cannot be described to callers.
-        facts = component.openapi_schema["info"]
-        endpoints = {name: str(c) for name, c in component.capabilities.items()}
+        # Made here to find fields that cannot be described to callers; asked for where it is served.
+        document = read_document(options)
+        info, endpoints = document["info"], endpoint_facts(document)
         if options.json:
-            text = json.dumps({"ok": True, "name": facts["title"], "endpoints": endpoints}) + "\n"
+            text = json.dumps({"ok": True, "name": info["title"], "endpoints": endpoints}) + "\n"
         else:
-            title = f"{facts['title']} {facts['version']} is fine"
+            title = f"{full_name(info)} is fine"
             text = table_text(title, ("endpoint", "available"), list(endpoints.items()))
         stdout.write([text.encode()])
     return 0

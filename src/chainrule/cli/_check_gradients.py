@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from chainrule._errors import InputError
-from chainrule.cli._arguments import add_callable, add_folders, add_payload
+from chainrule.cli._arguments import add_component_or_url, add_folders, add_payload
 from chainrule.cli._payload import read_payload
 from chainrule.cli._source import is_url, open_component
 from chainrule.cli._streams import result_stream
@@ -20,7 +20,7 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The component, a point, and what to look at there."""
-    add_callable(parser)
+    add_component_or_url(parser)
     add_payload(parser)
     add_folders(parser)
     for name, what in (

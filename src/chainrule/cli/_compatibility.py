@@ -11,9 +11,11 @@ more permissive and an output more definite. Works on OpenAPI documents, ours or
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from chainrule.runtime._component._document import endpoints_of
 
 __all__ = ["Change", "compare"]
 
@@ -44,7 +46,7 @@ class _Field:
 def compare(old: Json, new: Json) -> list[Change]:
     """Every change between two OpenAPI documents, breaking ones first."""
     changes = [
-        *_endpoint_changes(old["paths"], new["paths"]),
+        *_endpoint_changes(endpoints_of(old), endpoints_of(new)),
         *_side_changes(
             "inputs", _fields(old, "Apply_InputSchema"), _fields(new, "Apply_InputSchema")
         ),
@@ -55,13 +57,14 @@ def compare(old: Json, new: Json) -> list[Change]:
     return sorted(changes, key=lambda change: not change.breaks)
 
 
-def _endpoint_changes(old: Json, new: Json) -> Iterator[Change]:
-    for path in old:
-        if path not in new:
-            yield Change(path, "the endpoint is gone", True)
-    for path in new:
-        if path not in old:
-            yield Change(path, "a new endpoint", False)
+def _endpoint_changes(old: Sequence[str], new: Sequence[str]) -> Iterator[Change]:
+    """Endpoints of the component; what its server has beside them is no change of the component."""
+    for name in old:
+        if name not in new:
+            yield Change(f"/{name}", "the endpoint is gone", True)
+    for name in new:
+        if name not in old:
+            yield Change(f"/{name}", "a new endpoint", False)
 
 
 def _side_changes(

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from chainrule._errors import InputError
+from chainrule.cli._arguments import add_token
 from chainrule.cli._compatibility import Change, compare
-from chainrule.cli._source import DESCRIBE, open_component
+from chainrule.cli._source import is_url, read_document
 from chainrule.cli._streams import result_stream
 from chainrule.cli._tables import table_text
 
@@ -19,26 +20,27 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Two components, or their OpenAPI documents."""
+    """Two components, here or served, or their OpenAPI documents."""
     for name in ("old", "new"):
         parser.add_argument(
-            name, metavar=name.upper(), help="a component, or its OpenAPI document (.json)"
+            name, metavar=name.upper(), help="a component, its URL, or its OpenAPI document (.json)"
         )
+    add_token(parser)
 
 
 def run(options: Namespace) -> int:
     """Compare two components; 1 when something breaks."""
     with result_stream() as stdout:
-        changes = compare(_document(options.old), _document(options.new))
+        changes = compare(*(_document(source, options) for source in (options.old, options.new)))
         stdout.write([_text(changes, options.json).encode()])
     return int(any(change.breaks for change in changes))
 
 
-def _document(source: str) -> dict[str, Any]:
-    if not source.endswith(".json"):
-        return open_component(
-            Namespace(component=source, peer_imports=False), DESCRIBE
-        ).openapi_schema
+def _document(source: str, options: Namespace) -> dict[str, Any]:
+    if is_url(source) or not source.endswith(".json"):
+        return read_document(
+            Namespace(component=source, token_file=options.token_file, peer_imports=False)
+        )
     try:
         document = json.loads(Path(source).read_text(encoding="utf-8"))
         document["components"]["schemas"]["Apply_InputSchema"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from chainrule._errors import InputError, StorageError
-from chainrule.cli._arguments import add_callable, add_derive_hvp, add_folders, add_payload
+from chainrule.cli._arguments import add_component_or_url, add_derive_hvp, add_folders, add_payload
 from chainrule.cli._payload import read_payload
 from chainrule.cli._source import is_url, open_component
 from chainrule.cli._streams import result_stream
@@ -34,7 +34,7 @@ def endpoint_name(command: str) -> str:
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Component, payload, and how the result is written."""
-    add_callable(parser)
+    add_component_or_url(parser)
     add_payload(parser)
     add_folders(parser)
     parser.add_argument(

@@ -2,46 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel
+from chainrule.runtime._component._document import Side, capabilities_of, fields_of
 
-from chainrule.runtime._component import LocalComponent
-from chainrule.runtime._component._models import spec_of
-
-__all__ = ["component_facts"]
+__all__ = ["component_facts", "endpoint_facts", "full_name"]
 
 
-def component_facts(component: LocalComponent) -> dict[str, Any]:
-    """Identity, fields and endpoints of a component."""
+def component_facts(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Identity, fields and endpoints of a component, from its OpenAPI document."""
+    info = document["info"]
     return {
-        "name": component.name,
-        "version": component.version,
-        "content_hash": component.content_hash,
-        "description": component.description,
-        "batching": component.batching,
-        "is_jax": component.jax_function is not None,
-        "inputs": _fields(component.input_schema),
-        "outputs": _fields(component.output_schema),
-        "differentiable_inputs": {k: str(v) for k, v in component.differentiable_inputs.items()},
-        "differentiable_outputs": {k: str(v) for k, v in component.differentiable_outputs.items()},
-        "endpoints": {name: str(c) for name, c in component.capabilities.items()},
+        "name": info["title"],
+        "version": info["version"],
+        "content_hash": info.get("x-content-hash"),
+        "description": info.get("description", ""),
+        "batching": document.get("x-batching"),
+        "inputs": _fields(document, "Input"),
+        "outputs": _fields(document, "Output"),
+        "differentiable_inputs": _differentiable(document, "Input"),
+        "differentiable_outputs": _differentiable(document, "Output"),
+        "endpoints": endpoint_facts(document),
     }
 
 
-def _fields(model: type[BaseModel]) -> dict[str, dict[str, Any]]:
-    return {
-        name: {
-            "type": _type_text(info.annotation),
-            "required": info.is_required(),
-            "description": info.description or "",
+def endpoint_facts(document: Mapping[str, Any]) -> dict[str, str]:
+    """How each endpoint is available, in words."""
+    return {name: str(capability) for name, capability in capabilities_of(document).items()}
+
+
+def full_name(facts: Mapping[str, str]) -> str:
+    """Name and version, where the author gave one."""
+    name, version = facts["title"], facts["version"]
+    return name if version == "unknown" else f"{name} {version}"
+
+
+def _fields(document: Mapping[str, Any], side: Side) -> dict[str, dict[str, Any]]:
+    """Every leaf by its path; members of a union share one."""
+    found: dict[str, dict[str, Any]] = {}
+    for field in fields_of(document, side):
+        marked = f"{field.type} differentiable" if field.is_differentiable else field.type
+        if field.path in found:
+            found[field.path]["type"] += f" | {marked}"
+            continue
+        found[field.path] = {
+            "type": marked,
+            "required": field.is_required,
+            "description": field.description,
         }
-        for name, info in model.model_fields.items()
-    }
+    return found
 
 
-def _type_text(annotation: Any) -> str:
-    spec = spec_of(annotation)
-    if spec is not None:
-        return f"{spec}{' differentiable' if spec.differentiable else ''}"
-    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
+def _differentiable(document: Mapping[str, Any], side: Side) -> dict[str, str]:
+    return {f.path: f.type for f in fields_of(document, side) if f.is_differentiable}

@@ -6,9 +6,9 @@ import json
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from chainrule.cli._arguments import add_component
+from chainrule.cli._arguments import add_component_or_url
 from chainrule.cli._facts import component_facts
-from chainrule.cli._source import DESCRIBE, open_component
+from chainrule.cli._source import read_document
 from chainrule.cli._streams import result_stream
 from chainrule.cli._tables import table_text
 
@@ -17,13 +17,13 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Only the component."""
-    add_component(parser)
+    add_component_or_url(parser)
 
 
 def run(options: Namespace) -> int:
     """Show what a component is and what it takes and gives."""
     with result_stream() as stdout:
-        facts = component_facts(open_component(options, DESCRIBE))
+        facts = component_facts(read_document(options))
         text = json.dumps(facts, indent=2) + "\n" if options.json else _as_tables(facts)
         stdout.write([text.encode()])
     return 0

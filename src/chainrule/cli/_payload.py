@@ -12,8 +12,16 @@ import orjson
 from chainrule._errors import DecodeError, InputError, LimitError
 from chainrule._trees import Segment, split_path
 from chainrule.runtime._codec import FRAMES_MEDIA_TYPE, Grants, Limits, decode_body
+from chainrule.runtime._derivatives._kinds import DERIVATIVES
 
 __all__ = ["read_payload"]
+
+_REQUEST_FIELDS = {
+    *(name for kind in DERIVATIVES for name in (*kind.argument_names, *kind.optional_names)),
+    "tag",
+    "abstract",
+}
+_SHORT = 300  # characters of a payload that are shown whole
 
 
 def read_payload(
@@ -28,9 +36,9 @@ def read_payload(
         limits: how large it may be.
 
     Raises:
-        InputError: it cannot be read, or is not an object.
+        InputError: it cannot be read, is not an object, or has no inputs.
     """
-    payload = {} if text is None else _decode(text, grants, limits)
+    payload = {"inputs": {}} if text is None else _decode(text, grants, limits)
     if not isinstance(payload, dict):
         raise DecodeError(
             f'Expected the payload to be an object such as {{"inputs": {{…}}}}; found '
@@ -39,7 +47,27 @@ def read_payload(
         )
     for assignment in values:
         _assign(payload.setdefault("inputs", {}), *_parse_assignment(assignment))
+    if "inputs" not in payload:
+        raise InputError(
+            f"The payload has no `inputs`. Put them under `inputs`: '{_corrected(payload)}', or give them "
+            "one by one with --set.",
+            code="missing_field",
+            path="inputs",
+        )
     return payload
+
+
+def _corrected(payload: dict[str, Any]) -> str:
+    """The payload as it was probably meant: whatever no request has beside its inputs is one of them."""
+    inputs = {name: value for name, value in payload.items() if name not in _REQUEST_FIELDS}
+    beside = {name: value for name, value in payload.items() if name in _REQUEST_FIELDS}
+    meant = {"inputs": inputs, **beside}
+    text = orjson.dumps(meant, default=lambda _: "…", option=orjson.OPT_SERIALIZE_NUMPY).decode()
+    if len(text) <= _SHORT:
+        return text
+    return orjson.dumps(
+        {"inputs": dict.fromkeys(inputs, "…"), **dict.fromkeys(beside, "…")}
+    ).decode()
 
 
 def _decode(text: str, grants: Grants, limits: Limits) -> Any:

@@ -6,6 +6,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from chainrule._errors import InputError
+from chainrule.cli._arguments import add_token
 from chainrule.client._component import Component
 from chainrule.client._http import HttpTransport
 from chainrule.client._server import JobInfo, Server
@@ -16,7 +17,7 @@ __all__ = ["add_job", "add_server", "job_row", "open_served", "open_server"]
 def add_server(parser: ArgumentParser) -> None:
     """The server that the command is about."""
     parser.add_argument("url", metavar="URL", help="of the server, such as http://localhost:8000")
-    parser.add_argument("--token-file", type=Path, help="with the token that the server asks for")
+    add_token(parser)
 
 
 def add_job(parser: ArgumentParser) -> None:
@@ -36,7 +37,7 @@ def open_server(options: Namespace, *, timeout_s: float = 30.0) -> Server:
 
 
 def open_served(options: Namespace) -> Component:
-    """The served component that `add_callable`'s arguments name.
+    """The served component that `add_component_or_url`'s arguments name.
 
     Raises:
         InputError: the URL is not one, or the token file cannot be read.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser, Namespace
 
-from chainrule.cli._arguments import add_component
-from chainrule.cli._source import DESCRIBE, open_component
+from chainrule.cli._arguments import add_component_or_url
+from chainrule.cli._source import read_document
 from chainrule.cli._streams import result_stream
 
 __all__ = ["add_arguments", "run"]
@@ -16,7 +16,7 @@ _PARTS = {"inputs": "Apply_InputSchema", "outputs": "Apply_OutputSchema"}
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The component, and which part of the document."""
-    add_component(parser)
+    add_component_or_url(parser)
     parser.add_argument(
         "--part", choices=("openapi", *_PARTS), default="openapi", help="the whole, or one side"
     )
@@ -25,7 +25,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Print the OpenAPI document, or the JSON schema of one side."""
     with result_stream() as stdout:
-        document = open_component(options, DESCRIBE).openapi_schema
+        document = read_document(options)
         if options.part in _PARTS:
             document = {
                 "$ref": f"#/components/schemas/{_PARTS[options.part]}",

@@ -12,10 +12,9 @@ from chainrule.cli._quick import uncollected
 from chainrule.runtime._component import LocalComponent, load_component
 from chainrule.runtime._config import ComponentConfig
 
-__all__ = ["DESCRIBE", "check_exists", "component_folder", "is_url", "open_component"]
+__all__ = ["check_exists", "component_folder", "is_url", "open_component", "read_document"]
 
-DESCRIBE = {"require_files": False}
-"""Settings for commands that describe a component without running it."""
+_DESCRIBE = {"require_files": False}
 
 
 def open_component(
@@ -33,6 +32,19 @@ def open_component(
         )
 
 
+def read_document(options: Namespace) -> dict[str, Any]:
+    """The OpenAPI document of the component that the caller named with `add_component_or_url`'s arguments.
+
+    Nothing is run, so the files that a run needs may be missing.
+    """
+    if not is_url(options.component):
+        return open_component(options, _DESCRIBE).openapi_schema
+    from chainrule.cli._remote import open_served
+
+    with open_served(options) as served:
+        return served.openapi_schema
+
+
 def is_url(component: str) -> bool:
     """Whether a component is named by where it is served."""
     return component.startswith(("http://", "https://"))
@@ -42,8 +54,14 @@ def check_exists(component: str) -> None:
     """Refuse a component that is not there.
 
     Raises:
-        InputError: there is no such file (`component_missing`).
+        InputError: there is no such file (`component_missing`), or it is a URL (`component_not_here`).
     """
+    if is_url(component):
+        raise InputError(
+            f"This command needs the component's files; found the URL {component}. Name a module file, "
+            "its folder, file.py:name, or a component.yaml.",
+            code="component_not_here",
+        )
     file = _file(component)
     if not file.exists():
         raise InputError(
