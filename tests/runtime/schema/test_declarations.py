@@ -2,10 +2,13 @@
 
 import subprocess
 import sys
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pytest
-from pydantic import BaseModel, RootModel, TypeAdapter
+from pydantic import BaseModel, RootModel, TypeAdapter, create_model
+from typing_extensions import TypedDict
 
 from chainrule._errors import DefinitionError
 from chainrule.runtime._schema import (
@@ -16,6 +19,7 @@ from chainrule.runtime._schema import (
     Float32,
     Float64,
     Int32,
+    ShapeDType,
     array_leaves,
     describe_array,
     differentiable_leaves,
@@ -31,6 +35,19 @@ def test_a_type_carries_its_declaration():
     assert BFloat16.spec.dtype == "bfloat16"
     named = Array[("n", 3), "float64", "m/s"].spec
     assert named == ArraySpec((None, 3), "float64", dimension_names=("n", None), units="m/s")
+
+
+def test_types_show_as_they_are_written():
+    assert repr(Array[("n", 3), Float64, "m/s"]) == "Array[('n', 3), 'float64', 'm/s']"
+    assert repr(Differentiable[Array[..., None]]) == "Differentiable[Array[..., None]]"
+    assert "Array[(3,), 'float64']" in repr(list[Array[(3,), Float64]])
+
+
+@pytest.mark.parametrize("key", [3, (3,), ((3,),), ((3,), Float64, "m")])
+def test_a_shape_needs_a_shape_and_a_dtype(key):
+    with pytest.raises(DefinitionError, match="needs a shape and a dtype") as caught:
+        ShapeDType[key]
+    assert caught.value.code == "bad_array_type"
 
 
 def test_equal_declarations_are_one_type():
@@ -143,10 +160,48 @@ class Tag(BaseModel):
     tags: list["Tag"] = []
 
 
+Vector = Differentiable[Array[(3,), Float64]]
+
+
+class Typed(TypedDict):
+    cells: list[Vector]
+
+
+class Named(NamedTuple):
+    cells: list[Vector]
+
+
+@dataclass
+class Data:
+    cells: list[Vector]
+
+
+@dataclass
+class Plain:
+    cells: Array[(3,), Float64]
+    again: "Plain | None" = None
+
+
+@pytest.mark.parametrize("record", [Typed, Named, Data])
+def test_a_differentiable_array_to_which_no_path_leads_is_refused(record):
+    model = create_model("Model", field=(list[record], ...))
+    with pytest.raises(
+        DefinitionError, match=r"'field\.\[\]\.cells\.\[\]' .* no pydantic model"
+    ) as caught:
+        differentiable_leaves(model)
+    assert caught.value.code == "bad_schema"
+
+
+def test_other_arrays_in_a_dataclass_are_validated_and_not_listed():
+    model = create_model("Model", field=(Plain, ...))
+    assert model(field={"cells": [1, 2, 3]}).field.cells.dtype == np.float64
+    assert array_leaves(model) == {}
+
+
 def test_arrays_in_a_model_that_contains_itself_have_no_finite_paths():
     with pytest.raises(DefinitionError, match="Node contains itself") as caught:
         array_leaves(Node)
-    assert caught.value.code == "schema_recursive"
+    assert caught.value.code == "recursive_schema"
     assert array_leaves(Tag) == {}
 
 

@@ -171,3 +171,18 @@ def test_shapes_without_data_agree_too():
     shape = {"shape": [3], "dtype": "float64"}
     assert abstract(a=shape, b={"shape": [3, 2], "dtype": "int8"})
     conflict(lambda: abstract(a=shape, b={"shape": [4, 2], "dtype": "int8"}))
+
+
+class Cells(BaseModel):
+    cells: dict[str, Array[("n",), Float64]]
+
+
+def test_the_message_writes_keys_as_paths_do():
+    with pytest.raises(ValidationError) as caught:
+        Cells(cells={"{sizes}": [1.0], "sizes": [1.0, 2.0]})
+    (error,) = caught.value.errors()
+    assert error["msg"] == (
+        r"Dimension 'n' has size 1 in cells.{\{sizes\}} but size 2 in cells.{sizes}; "
+        "one name means one size in one call."
+    )
+    assert error["ctx"]["fields"] == [r"cells.{\{sizes\}}", "cells.{sizes}"]

@@ -60,6 +60,7 @@ def test_encoded_arrays_may_state_their_units():
     assert Model(speed=encoded("m/s")).speed.tolist() == [36.0]
     for units in ("kg", "nonsense", "(", 3):
         assert refuse({"speed": encoded(units)})["type"] == "array_unit_mismatch"
+    assert refuse({"speed": encoded(3)})["msg"].endswith("Write units as text.")
 
 
 def test_a_conversion_that_needs_fractions_does_not_become_an_integer():

@@ -9,7 +9,7 @@ from chainrule.runtime._codec._arrays import Encoding, decode_array, encode_arra
 from chainrule.runtime._codec._binref_array import BinrefArray
 from chainrule.runtime._codec._binref_writing import BinrefWriter
 from chainrule.runtime._codec._bodies import FORMATS, decode_body, encode_body, media_type_of
-from chainrule.runtime._codec._dtypes import DTYPE_NAMES
+from chainrule.runtime._codec._dtypes import DTYPE_NAMES, dtype_from_name
 from chainrule.runtime._codec._frames import (
     FRAMES_MEDIA_TYPE,
     Frames,
@@ -39,6 +39,7 @@ __all__ = [
     "decode_array",
     "decode_body",
     "decode_frames",
+    "dtype_from_name",
     "encode_array",
     "encode_body",
     "encode_frames",

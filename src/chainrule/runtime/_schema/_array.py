@@ -31,17 +31,12 @@ __all__ = [
 
 
 class _ArrayMeta(type):
-    """Gives array types a readable name and equality by declaration (through the cache below)."""
+    """Shows array types as they are written."""
 
     spec: ArraySpec | None
 
     def __repr__(cls) -> str:
-        if cls.spec is None:
-            return "Array"
-        shape = "..." if cls.spec.shape is None else cls.spec.labelled_shape
-        units = "" if cls.spec.units is None else f", {cls.spec.units!r}"
-        text = f"Array[{shape}, {cls.spec.dtype!r}{units}]"
-        return f"Differentiable[{text}]" if cls.spec.differentiable else text
+        return cls.__qualname__
 
 
 class Array(metaclass=_ArrayMeta):
@@ -85,6 +80,8 @@ class Array(metaclass=_ArrayMeta):
             core_schema.with_info_plain_validator_function(as_needed),
             core_schema.with_info_plain_validator_function(as_is),
             serialization=serialize_array(cls.spec),
+            # What `pydantic.Tag` sets: the name of a union's member in the location of an error.
+            metadata={"pydantic_internal_union_tag_key": str(cls.spec)},
         )
 
     @classmethod
@@ -102,7 +99,15 @@ class Array(metaclass=_ArrayMeta):
 def array_type(spec: ArraySpec) -> type[Array]:
     """The array type of a declaration; equal declarations share one class."""
     namespace = {"spec": spec, "__module__": Array.__module__}
-    return cast("type[Array]", _ArrayMeta("Array", (Array,), namespace))
+    return cast("type[Array]", _ArrayMeta(_spelling(spec), (Array,), namespace))
+
+
+def _spelling(spec: ArraySpec) -> str:
+    """The declaration as an author writes it."""
+    shape = "..." if spec.shape is None else spec.labelled_shape
+    units = "" if spec.units is None else f", {spec.units!r}"
+    text = f"Array[{shape}, {spec.dtype!r}{units}]"
+    return f"Differentiable[{text}]" if spec.differentiable else text
 
 
 def is_array_type(annotation: Any) -> bool:

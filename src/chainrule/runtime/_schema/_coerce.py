@@ -11,11 +11,12 @@ import numpy as np
 from chainrule._errors import ChainruleError
 from chainrule.runtime._codec import DEFAULT_LIMITS, BinrefArray, decode_array
 from chainrule.runtime._schema import _problems
-from chainrule.runtime._schema._dtypes import ALL_DTYPES, generality
+from chainrule.runtime._schema._dtypes import ALL_DTYPES, canonical_dtype, generality
 
 __all__ = ["Coerced", "coerce", "decode", "is_kept_in_place", "is_tracer"]
 
 _LITERALS = (bool, int, float, complex, list, tuple)
+_TEXTS = {"U": "text", "S": "bytes"}
 
 
 class Coerced(NamedTuple):
@@ -42,7 +43,7 @@ def coerce(value: Any) -> Coerced:
         raise _problems.non_numeric(_why_unreadable(value, error)) from None
     if generality(array.dtype) is None:
         raise _why_not_numbers(value, array)
-    return Coerced(array, literal)
+    return Coerced(np.asarray(array, canonical_dtype(array.dtype)), literal)
 
 
 def is_kept_in_place(value: Any) -> bool:
@@ -77,6 +78,8 @@ def _why_not_numbers(value: Any, array: np.ndarray[Any, Any]) -> Exception:
             return _problems.integer_too_long(array.shape)
         names = sorted("null" if kind is type(None) else kind.__name__ for kind in kinds)
         return _problems.non_numeric(f"elements of type {', '.join(names)}")
+    if array.dtype.kind in _TEXTS:
+        return _problems.non_numeric(_TEXTS[array.dtype.kind])
     return _problems.non_numeric(f"data of NumPy type {array.dtype.name}")
 
 

@@ -12,6 +12,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
+from chainrule._trees import Key, join_path
 from chainrule.runtime._schema import _problems
 from chainrule.runtime._schema._leaves import is_union, join, spec_of, tuple_positions, unwrap
 from chainrule.runtime._schema._spec import ArraySpec
@@ -61,12 +62,12 @@ def _children(value: Any, annotation: Any) -> Iterator[tuple[str, Any, Any]]:
         return
     if isinstance(value, Mapping):
         for key, child in value.items():
-            yield f"{{{key}}}", child, arguments[-1]
+            yield join_path(Key(key)), child, arguments[-1]
     elif isinstance(value, list | tuple):
         positions = tuple_positions(arguments) if get_origin(annotation) is tuple else []
         fixed = [argument for segment, argument in positions if segment != "[]"]
         for index, child in enumerate(value):
-            yield f"[{index}]", child, fixed[index] if fixed else arguments[0]
+            yield join_path(index), child, fixed[index] if fixed else arguments[0]
 
 
 def _member_for(value: Any, annotation: Any) -> Any:

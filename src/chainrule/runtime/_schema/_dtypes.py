@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from chainrule._errors import DefinitionError
+from chainrule.runtime._codec import dtype_from_name
 
 __all__ = [
     "ALL_DTYPES",
     "BFLOAT16",
     "PEER_DTYPES",
+    "canonical_dtype",
     "castable_dtypes",
     "describe_array",
     "describe_type",
@@ -44,16 +45,13 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     Raises:
         DefinitionError: `bfloat16` without the package `ml_dtypes`.
     """
-    if name != BFLOAT16:
-        return np.dtype(name)
-    try:
-        import ml_dtypes
-    except ImportError:
-        raise DefinitionError(
-            "The dtype bfloat16 needs the package ml_dtypes: pip install ml_dtypes.",
-            code="dependency_missing",
-        ) from None
-    return np.dtype(ml_dtypes.bfloat16)
+    return dtype_from_name(name) if name == BFLOAT16 else np.dtype(name)
+
+
+@cache
+def canonical_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The one dtype of this name: in the machine's byte order, `int64` also where C says `long long`."""
+    return numpy_dtype(dtype.name)
 
 
 @cache

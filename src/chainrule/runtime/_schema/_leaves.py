@@ -9,9 +9,11 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Annotated, Any, Union, get_args, get_origin
+from dataclasses import is_dataclass
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
+from typing_extensions import is_typeddict
 
 from chainrule._errors import DefinitionError
 from chainrule.runtime._schema._spec import ArraySpec
@@ -33,7 +35,8 @@ def array_leaves(model: Any) -> dict[str, ArraySpec]:
     """Every array of a model (or of any annotation) by pattern, in declaration order.
 
     Raises:
-        DefinitionError: arrays inside a model that contains itself have no finite set of patterns.
+        DefinitionError: arrays inside a model that contains itself have no finite set of patterns
+            (`recursive_schema`), or a differentiable one stands where no path leads (`bad_schema`).
     """
     return _collect(model, lambda spec: True)
 
@@ -58,6 +61,8 @@ def _walk(annotation: Any, prefix: str, parents: tuple[type, ...]) -> Iterator[L
         yield prefix, spec
     elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield from _walk_model(annotation, prefix, parents)
+    elif _is_record(annotation):
+        _refuse_hidden_arrays(annotation, prefix, parents)
     else:
         for segment, child in _parts(annotation):
             yield from _walk(child, join(prefix, segment), parents)
@@ -69,7 +74,7 @@ def _walk_model(model: type[BaseModel], prefix: str, parents: tuple[type, ...]) 
             raise DefinitionError(
                 f"Model {model.__name__} contains itself at {prefix!r} and holds arrays, so their paths "
                 "cannot be listed. Use a list of a model that does not contain itself.",
-                code="schema_recursive",
+                code="recursive_schema",
                 path=prefix,
             )
         return
@@ -77,6 +82,28 @@ def _walk_model(model: type[BaseModel], prefix: str, parents: tuple[type, ...]) 
     for name, field in model.model_fields.items():
         segment = "" if is_root else name
         yield from _walk(field.annotation, join(prefix, segment), (*parents, model))
+
+
+def _is_record(annotation: Any) -> bool:
+    """Whether an annotation is a dataclass, named tuple or typed dictionary: fields, but no model."""
+    return isinstance(annotation, type) and (
+        is_dataclass(annotation) or is_typeddict(annotation) or hasattr(annotation, "_fields")
+    )
+
+
+def _refuse_hidden_arrays(record: type, prefix: str, parents: tuple[type, ...]) -> None:
+    """Say that no path leads to a differentiable array, rather than leave it out in silence."""
+    if record in parents:
+        return
+    for name, annotation in get_type_hints(record, include_extras=True).items():
+        for pattern, spec in _walk(annotation, join(prefix, name), (*parents, record)):
+            if spec.differentiable:
+                raise DefinitionError(
+                    f"The array at {pattern!r} cannot be differentiable inside {record.__name__}, which "
+                    f"is no pydantic model: declare `class {record.__name__}(BaseModel)`.",
+                    code="bad_schema",
+                    path=pattern,
+                )
 
 
 def _has_arrays(model: type[BaseModel], seen: frozenset[type] = frozenset()) -> bool:

@@ -28,12 +28,10 @@ __all__ = [
 
 
 def _problem(kind: str, message: str, **context: Any) -> PydanticCustomError:
-    # Braces would be read as placeholders of the message template.
-    return PydanticCustomError(
-        kind,
-        message.replace("{", "{{").replace("}", "}}"),
-        context,
-    )
+    if "{" in message:
+        # pydantic would put the context's `sizes` where a path says `cells.{sizes}`; it fills in once.
+        return PydanticCustomError(kind, "{message}", {**context, "message": message})
+    return PydanticCustomError(kind, message, context)
 
 
 def rank_mismatch(expected: Any, shape: tuple[int, ...], dtype: Any) -> PydanticCustomError:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, NonNegativeInt
 from pydantic_core import CoreSchema, core_schema
 
+from chainrule._errors import DefinitionError
 from chainrule.runtime._schema import _problems
 from chainrule.runtime._schema._coerce import coerce
 from chainrule.runtime._schema._dtypes import castable_dtypes
@@ -42,7 +43,15 @@ class ShapeDType(BaseModel):
 
     def __class_getitem__(cls, key: Any) -> Any:
         spec = getattr(key, "spec", None)
-        return shape_type(spec if isinstance(spec, ArraySpec) else make_spec(*key))
+        if isinstance(spec, ArraySpec):
+            return shape_type(spec)
+        if not isinstance(key, tuple) or len(key) != 2:
+            raise DefinitionError(
+                f"ShapeDType[{key!r}] needs a shape and a dtype, for example "
+                "ShapeDType[(3, None), Float64].",
+                code="bad_array_type",
+            )
+        return shape_type(make_spec(*key))
 
 
 class _ShapeOf:

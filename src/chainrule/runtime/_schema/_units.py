@@ -70,9 +70,11 @@ def scaled_to(units: str | None, value: Any, given: Any) -> Any:
     """
     if given is None or given == units:
         return value
+    if not isinstance(given, str):
+        raise unit_mismatch(units, type(given).__name__, hint="Write units as text.")
     registry = _registry()
-    if registry is None or not isinstance(given, str):
-        raise unit_mismatch(units, str(given), hint="Install pint to convert units.")
+    if registry is None:
+        raise unit_mismatch(units, given, hint="Install pint to convert units.")
     try:
         quantity = registry.Quantity(value, given)
     except Exception:  # as in check_units

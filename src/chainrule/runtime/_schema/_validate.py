@@ -36,9 +36,7 @@ def build_validator(spec: ArraySpec, *, exact: bool = False) -> Validator:
             as it is wins over one that could be made to fit.
     """
     build = _scalar_validator if spec.shape == () else _array_validator
-    validate = build(spec, exact)
-    validate.__name__ = str(spec)  # pydantic names union members in error locations after it
-    return validate
+    return build(spec, exact)
 
 
 def _scalar_validator(spec: ArraySpec, exact: bool) -> Validator:
