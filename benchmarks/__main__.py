@@ -1,12 +1,14 @@
 """`make bench`: run every benchmark, print one table, and write it to docs/benchmarks.md.
 
 The table of orders goes to docs/explanation/elimination.md as well, times of transports to
-docs/how-to/choose-a-transport.md.
+docs/how-to/choose-a-transport.md. Pages are written after every file, so what was measured before something
+failed or somebody pressed Ctrl-C is there; the page names what is missing.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import importlib.metadata
 import json
@@ -14,8 +16,13 @@ import os
 import pkgutil
 import platform
 import re
+import signal
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import benchmarks
@@ -38,6 +45,19 @@ _VERSIONS = (
 )
 
 
+@dataclass
+class Progress:
+    """What has been measured so far, and what has not."""
+
+    tables: dict[str, list[Row]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def rows(self) -> list[Row]:
+        return [row for table in self.tables.values() for row in table]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("only", nargs="*", help="run just these, e.g. frames; nothing is written")
@@ -50,45 +70,81 @@ def main() -> int:
         for module in pkgutil.iter_modules(benchmarks.__path__)
         if module.name.startswith("bench_")
     ]
-    found = {name: _run_alone(name) for name in options.only or names}
-    failed = [name for name, table in found.items() if table is None]
-    tables = {name: table for name, table in found.items() if table is not None}
-    rows = [row for table in tables.values() for row in table]
-    show(rows)
-    if not options.only:
-        PAGE.write_text(_page(tables, failed) + _kept_sections())
-        if "orders" in tables:
-            _fill(EXPLANATION, "orders", bench_orders.table(tables["orders"]))
-        _fill(TRANSPORTS, "transports", _transports.table(PAGE.read_text()))
-    return int(options.strict and (bool(failed) or any(row.met is False for row in rows)))
+    progress = Progress(missing=options.only or names)
+    try:
+        with _terminated_like_interrupted():
+            _measure(progress, writes=not options.only)
+    except KeyboardInterrupt:
+        print(f"\nstopped; not measured: {', '.join(progress.missing)}", file=sys.stderr)
+        return 130
+    finally:
+        show(progress.rows)
+    is_met = not progress.missing and all(row.met is not False for row in progress.rows)
+    return int(options.strict and not is_met)
+
+
+def _measure(progress: Progress, *, writes: bool) -> None:
+    """Run what is missing. The pages are written after every file: whatever happens next, it is kept."""
+    for name in list(progress.missing):
+        print(f"… {name}", file=sys.stderr, end="", flush=True)
+        start = time.monotonic()
+        table = _run_alone(name)
+        seconds = time.monotonic() - start
+        print(f" {seconds:.0f} s", file=sys.stderr)
+        if table is None:
+            continue
+        progress.tables[name], progress.seconds[name] = table, seconds
+        progress.missing.remove(name)
+        if writes:
+            _write(progress)
+
+
+@contextlib.contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM raises `KeyboardInterrupt` inside, as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run_alone(name: str) -> list[Row] | None:
     """The rows of one benchmark, from a process of its own: none warms or disturbs another.
 
-    `None` when it did not finish.
+    `None` when it did not finish. Whatever way it ends, the servers it started end with it.
     """
-    print(f"… {name}", file=sys.stderr, flush=True)
     code = (
-        "import dataclasses, json, sys\n"
+        "import dataclasses, json, pathlib, sys\n"
         f"from benchmarks.bench_{name} import run\n"
-        "sys.stdout.write('\\n' + json.dumps([dataclasses.asdict(row) for row in run()]))"
+        "rows = [dataclasses.asdict(row) for row in run()]\n"
+        "pathlib.Path(sys.argv[1]).write_text(json.dumps(rows))"
     )
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=_LIMIT_S,
-            check=True,
-        )
-    except subprocess.SubprocessError as error:
-        print(f"{name} did not finish: {error}", file=sys.stderr)
-        return None
-    return [Row(**facts) for facts in json.loads(done.stdout.splitlines()[-1])]
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder, "rows.json")
+        command = [sys.executable, "-c", code, str(answer)]
+        with subprocess.Popen(command, start_new_session=True) as process:
+            try:
+                process.wait(_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                print(f" did not finish within {_LIMIT_S} s;", file=sys.stderr, end="")
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGTERM)
+        if not answer.exists():
+            return None
+        return [Row(**facts) for facts in json.loads(answer.read_text())]
 
 
-def _page(tables: dict[str, list[Row]], failed: list[str]) -> str:
+def _write(progress: Progress) -> None:
+    """The page, and the tables on other pages whose figures are there."""
+    PAGE.write_text(_page(progress) + _kept_sections())
+    if "orders" in progress.tables:
+        _fill(EXPLANATION, "orders", bench_orders.table(progress.tables["orders"]))
+    _fill(TRANSPORTS, "transports", _transports.table(PAGE.read_text()))
+
+
+def _page(progress: Progress) -> str:
     found = [(name, _version(name)) for name in _VERSIONS]
     versions = ", ".join(f"{name} {version}" for name, version in found if version)
     day = datetime.date.today().isoformat()
@@ -105,9 +161,15 @@ def _page(tables: dict[str, list[Row]], failed: list[str]) -> str:
         f"{platform.python_version()}, {versions}. "
         "Figures of a GPU are at the end.\n"
     )
-    sections = [f"\n## {name}\n\n{markdown(table)}" for name, table in tables.items() if table]
-    missing = f"\nDid not finish in this run: {', '.join(failed)}.\n" if failed else ""
-    return head + missing + "".join(sections)
+    took = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in progress.seconds.items())
+    minutes = sum(progress.seconds.values()) / 60
+    head += f"\nIt took {minutes:.1f} minutes: {took}.\n"
+    if progress.missing:
+        head += f"\nDid not finish in this run: {', '.join(progress.missing)}.\n"
+    sections = (
+        f"\n## {name}\n\n{markdown(rows)}" for name, rows in progress.tables.items() if rows
+    )
+    return head + "".join(sections)
 
 
 def _processor() -> str:

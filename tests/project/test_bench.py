@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import signal
 import sys
 
+import psutil
 import pytest
 from benchmarks import __main__ as bench
 from benchmarks._harness import Row
@@ -23,7 +27,8 @@ def run(monkeypatch, tmp_path):
     monkeypatch.setattr(bench.bench_orders, "table", lambda rows: f"{len(rows)} rows of orders")
 
     def run_with(tables, *arguments):
-        monkeypatch.setattr(bench, "_run_alone", lambda name: tables.get(name, [MET]))
+        found = tables if callable(tables) else lambda name: tables.get(name, [MET])
+        monkeypatch.setattr(bench, "_run_alone", found)
         monkeypatch.setattr(sys, "argv", ["benchmarks", *arguments])
         return bench.main()
 
@@ -50,6 +55,41 @@ def test_the_page_has_everything(run):
     assert "\n## On a GPU\n" in text  # what other machines measured is kept
     assert "not measured" in bench.TRANSPORTS.read_text()
     assert "1 rows of orders" in bench.EXPLANATION.read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_was_measured_before_a_signal_is_kept(run, monkeypatch, capsys, number):
+    def until_http(name):
+        if name == "http":
+            os.kill(os.getpid(), number)
+        return [MET]
+
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    assert run(until_http) == 130
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
+    text = bench.PAGE.read_text()
+    assert "\n## harvest\n" in text
+    missing = re.search(r"^Did not finish in this run: (.*)\.$", text, re.MULTILINE)[1].split(", ")
+    assert missing[0] == "http"
+    assert not any(f"\n## {name}\n" in text for name in missing)
+    assert "fast enough" in capsys.readouterr().out
+
+
+def test_what_a_benchmark_starts_ends_with_it(tmp_path, monkeypatch):
+    package = tmp_path / "benchmarks"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "bench_broken.py").write_text(
+        "import pathlib, subprocess\n"
+        "def run():\n"
+        "    pathlib.Path('pid').write_text(str(subprocess.Popen(['sleep', '600']).pid))\n"
+        "    raise RuntimeError\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert bench._run_alone("broken") is None
+    with contextlib.suppress(psutil.NoSuchProcess):
+        sleeper = psutil.Process(int((tmp_path / "pid").read_text()))
+        assert sleeper.status() == psutil.STATUS_ZOMBIE or sleeper.wait(30) is None
 
 
 def test_some_write_nothing(run):
