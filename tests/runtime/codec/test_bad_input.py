@@ -9,9 +9,11 @@ import numpy as np
 import pybase64
 import pytest
 import zstandard
+from pydantic import TypeAdapter, ValidationError
 
-from chainrule._errors import ChainruleError, DecodeError, LimitError
+from chainrule._errors import ChainruleError, DecodeError, DefinitionError, LimitError
 from chainrule.runtime._codec import Limits, decode_array, decode_body, encode_body
+from chainrule.runtime._schema import Array
 
 F64 = pybase64.b64encode_as_string(np.zeros(2))
 
@@ -81,6 +83,31 @@ def test_malformed_arrays(obj, code):
 
 
 @pytest.mark.parametrize(
+    ("dtype", "buffer", "code"),
+    [
+        ("float32", [1e39, 0], "array_value_out_of_range"),
+        ("float16", [1, 70000], "array_value_out_of_range"),
+        ("int64", [1, 2**70], "array_value_out_of_range"),
+        ("int64", [1, 2**63], "array_value_out_of_range"),
+        ("uint64", [1, 2**64], "array_value_out_of_range"),
+        ("int8", [1, 128], "array_value_out_of_range"),
+        ("uint8", [-1, 2], "array_value_out_of_range"),
+        ("uint64", [-1.0, 2**63], "array_value_out_of_range"),
+        ("int64", [1.5, 2], "array_expected_integer"),
+        ("int64", [float("nan"), 2], "array_expected_integer"),
+        ("int64", [float("inf"), 2], "array_expected_integer"),
+    ],
+)
+def test_json_numbers_that_do_not_fit_have_the_peers_error_types(dtype, buffer, code):
+    obj = encoded(dtype=dtype, encoding="json", buffer=buffer)
+    assert refused(obj).code == code
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(Array[(2,), dtype]).validate_python(obj)
+    (problem,) = caught.value.errors()
+    assert problem["type"] == code
+
+
+@pytest.mark.parametrize(
     ("dtype", "buffer"),
     [
         ("float64", [1, [2]]),
@@ -91,17 +118,7 @@ def test_malformed_arrays(obj, code):
         ("float64", {"a": 1}),
         ("float64", [{}, {}]),
         ("float64", "12"),
-        ("float32", [1e39, 0]),
-        ("float16", [1, 70000]),
-        ("int64", [1, 2**70]),
-        ("int64", [1, 2**63]),
-        ("int64", [1.5, 2]),
-        ("int64", [float("nan"), 2]),
-        ("int64", [float("inf"), 2]),
         ("int64", [None, 2]),
-        ("int8", [1, 128]),
-        ("uint8", [-1, 2]),
-        ("uint64", [-1.0, 2**63]),
         ("bool", [0, 1]),
         ("bool", [True, None]),
         ("complex128", ["1+2i", "x"]),
@@ -223,3 +240,40 @@ def test_values_no_format_can_carry():
         for value in (object(), np.array(["text"]), np.array([None])):
             with pytest.raises(ChainruleError):
                 encode_body({"x": value}, format=format)
+
+
+def nested(depth, wrap):
+    value = 1
+    for _ in range(depth):
+        value = wrap(value)
+    return value
+
+
+@pytest.mark.parametrize("format", ["json", "vnd.chainrule.frames"])
+@pytest.mark.parametrize(
+    ("value", "path", "reason"),
+    [
+        ({"a b": [1, object()]}, "x.{a b}.[1]", "type object"),
+        ([np.array(["text"])], "x.[0]", "dtype str"),
+        ({"a": "half of a pair: \ud83d"}, "x.a", "surrogate"),
+        ({"\ud83d": 1}, r"x.{\ud83d}", "surrogate"),
+        ({(1, 2): 3}, None, "key of type tuple"),
+        ({1: 2, "1": 3}, None, "two keys that read '1'"),
+        (nested(300, lambda value: [value]), None, "deeper than 254"),
+        (nested(5000, lambda value: {"a": value}), None, "deeper than 254"),
+    ],
+)
+def test_what_cannot_be_encoded_is_named_and_found(format, value, path, reason):
+    with pytest.raises(DefinitionError, match=reason) as caught:
+        encode_body({"x": value}, format=format)
+    assert caught.value.code in ("not_encodable", "array_invalid_dtype")
+    assert caught.value.path == path
+
+
+def test_keys_that_are_not_text_become_text():
+    tree = {1: [1.0], 2.5: None, None: 0}
+    for format in ("json", "vnd.chainrule.frames"):
+        body = b"".join(encode_body({"x": tree}, format=format))
+        found = decode_body(body, media_type=f"application/{format}")["x"]
+        assert list(found.values()) == list(tree.values())
+        assert all(isinstance(key, str) for key in found)

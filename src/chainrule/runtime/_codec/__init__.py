@@ -10,13 +10,9 @@ from chainrule.runtime._codec._binref_array import BinrefArray
 from chainrule.runtime._codec._binref_writing import BinrefWriter
 from chainrule.runtime._codec._bodies import FORMATS, decode_body, encode_body, media_type_of
 from chainrule.runtime._codec._dtypes import DTYPE_NAMES, dtype_from_name
-from chainrule.runtime._codec._frames import (
-    FRAMES_MEDIA_TYPE,
-    Frames,
-    decode_frames,
-    encode_frames,
-    frames_length,
-)
+from chainrule.runtime._codec._frames_layout import FRAMES_MEDIA_TYPE
+from chainrule.runtime._codec._frames_reading import decode_frames, frames_length
+from chainrule.runtime._codec._frames_writing import Frames, encode_frames
 from chainrule.runtime._codec._grants import Grants
 from chainrule.runtime._codec._limits import DEFAULT_LIMITS, Limits
 from chainrule.runtime._codec._negotiation import Negotiated, NotAcceptableError, negotiate

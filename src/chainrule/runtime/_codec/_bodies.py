@@ -19,12 +19,14 @@ from chainrule.runtime._codec._arrays import (
 )
 from chainrule.runtime._codec._binref_writing import BinrefWriter
 from chainrule.runtime._codec._dtypes import DTYPE_NAMES
-from chainrule.runtime._codec._frames import FRAMES_MEDIA_TYPE, decode_frames, encode_frames
+from chainrule.runtime._codec._frames_layout import FRAMES_MEDIA_TYPE
+from chainrule.runtime._codec._frames_reading import decode_frames
+from chainrule.runtime._codec._frames_writing import encode_frames
 from chainrule.runtime._codec._grants import NO_GRANTS, Grants
 from chainrule.runtime._codec._json_buffers import write_json_buffer
 from chainrule.runtime._codec._json_text import parse_json
 from chainrule.runtime._codec._limits import DEFAULT_LIMITS, Budget, Limits
-from chainrule.runtime._codec._lowering import is_array, lower, to_plain
+from chainrule.runtime._codec._lowering import is_array, lower, to_plain, write_json
 from chainrule.runtime._codec._raising import NOT_SPECIAL, raise_tree
 from chainrule.runtime._codec._sparse import SparseArray, decoded_sparse, to_dense
 
@@ -104,7 +106,7 @@ class _JsonEncoder:
         )
 
     def encode(self, tree: Any) -> list[bytes | memoryview]:
-        text = orjson.dumps(lower(tree, self), option=_OPTIONS)
+        text = write_json(tree, self, _OPTIONS)
         if not self._texts:
             return [text]
         between = text.split(b"\0")

@@ -47,7 +47,9 @@ def read_json_buffer(
     Whole floats are accepted for integers, `null` for NaN; nothing is rounded or wrapped.
 
     Raises:
-        DecodeError: ragged, of another shape, or with a value that the dtype cannot hold.
+        DecodeError: ragged or of another shape (`array_decode_error`), a fraction where integers belong
+            (`array_expected_integer`), or a value that the dtype cannot hold
+            (`array_value_out_of_range`).
     """
     given = _as_array(buffer)
     if given.dtype.kind == "f" and dtype.kind in "iu":
@@ -71,7 +73,7 @@ def _cast(given: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, 
     if given.size == 0:
         return np.zeros(given.shape, dtype)
     if given.dtype.kind == "O":
-        given = _without_nulls(given)
+        given = _without_nulls(given, dtype)
     if dtype.kind == "c":
         return _to_complex(given, dtype)
     if given.dtype.kind not in "biuf":
@@ -83,8 +85,10 @@ def _cast(given: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, 
     return _to_float(given, dtype)
 
 
-def _without_nulls(given: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _without_nulls(given: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     flat = given.ravel().tolist()
+    if dtype.kind in "iu" and all(type(value) is int for value in flat):
+        _check_range(min(flat), max(flat), dtype)  # raises: NumPy keeps only longer ones as objects
     if not all(value is None or isinstance(value, (int, float, str)) for value in flat):
         raise _bad("numbers or null", "objects")
     has_text = any(isinstance(value, str) for value in flat)
@@ -113,7 +117,11 @@ def _whole_numbers(
 ) -> np.ndarray[Any, Any]:
     """Integers for a list that NumPy read as floats: it has floats, or integers on both sides of 2**63."""
     if not bool((given == np.trunc(given)).all()) or not bool(np.isfinite(given).all()):
-        raise _bad(f"whole numbers for {dtype.name}", "a fraction, NaN or infinity")
+        raise _bad(
+            f"whole numbers for {dtype.name}",
+            "a fraction, NaN or infinity",
+            code="array_expected_integer",
+        )
     if bool((np.abs(given) < _EXACT_FLOAT).all()):
         return given.astype(np.int64)
     exact = [int(value) for value in np.asarray(buffer, object).ravel().tolist()]
@@ -131,7 +139,11 @@ def _to_integer(given: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray
 def _check_range(smallest: int, largest: int, dtype: np.dtype[Any]) -> None:
     info = np.iinfo(dtype)
     if smallest < info.min or largest > info.max:
-        raise _bad(f"integers between {info.min} and {info.max}", "a number outside")
+        raise _bad(
+            f"integers between {info.min} and {info.max}",
+            "a number outside",
+            code="array_value_out_of_range",
+        )
 
 
 def _to_float(given: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -141,11 +153,11 @@ def _to_float(given: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[A
         result = given.astype(dtype)
     # A JSON number beyond float64 was read as infinity: this only sees what narrowing lost.
     if bool((np.isinf(result) & np.isfinite(given)).any()):
-        raise _bad(f"numbers that fit {dtype.name}", "a larger one")
+        raise _bad(
+            f"numbers that fit {dtype.name}", "a larger one", code="array_value_out_of_range"
+        )
     return result
 
 
-def _bad(expected: str, found: str) -> DecodeError:
-    return DecodeError(
-        f"Expected {expected} in the json buffer; found {found}.", code="array_decode_error"
-    )
+def _bad(expected: str, found: str, code: str = "array_decode_error") -> DecodeError:
+    return DecodeError(f"Expected {expected} in the json buffer; found {found}.", code=code)

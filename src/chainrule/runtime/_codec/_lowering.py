@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from datetime import date, time
+from enum import Enum
 from typing import Any, Protocol
+from uuid import UUID
 
 import numpy as np
+import orjson
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from chainrule._errors import DefinitionError
+from chainrule._trees import iterate_leaves, join_path
+from chainrule.runtime._codec._dtypes import dtype_name
 from chainrule.runtime._codec._tables import MANY
 
-__all__ = ["Writer", "is_array", "lower", "to_plain"]
+__all__ = ["Writer", "is_array", "lower", "to_plain", "write_json"]
 
 _PLAIN = frozenset((str, bool, type(None)))
 _NUMBERS = frozenset((int, float, bool))
 _INT64 = range(-(2**63), 2**64)
+_TEXT = frozenset((str,))
+_KEYS = (str, int, float, bool, type(None), Enum, UUID, date, time)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_MAX_DEPTH = 254
+"""Of orjson; Python's own stack ends later."""
 
 
 class Writer(Protocol):
@@ -33,6 +45,57 @@ class Writer(Protocol):
         """The nodes of `MANY` or more values at once; `None` when they have to be taken one by one."""
 
 
+def write_json(tree: Any, writer: Writer, options: int) -> bytes:
+    """Nested data, lowered, as JSON text.
+
+    Raises:
+        DefinitionError: something that no JSON text can say (`not_encodable`); its path says where.
+    """
+    try:
+        lowered = lower(tree, writer)
+    except RecursionError:
+        raise _not_encodable(f"Data nested deeper than {_MAX_DEPTH} levels") from None
+    except DefinitionError as error:
+        error.path = error.path or _first(tree, _is_unfit)
+        raise
+    try:
+        return orjson.dumps(lowered, option=options)
+    except TypeError:
+        path = _first(tree, _is_no_text)
+        if path is not None:
+            shown = path.encode(errors="backslashreplace").decode()
+            raise _not_encodable("Text with half a surrogate pair", shown) from None
+        raise _not_encodable(f"Data nested deeper than {_MAX_DEPTH} levels") from None
+
+
+def _first(tree: Any, is_bad: Callable[[Any], bool]) -> str | None:
+    """The path of the first leaf, or of the first leaf below a key, that is bad."""
+    for segments, leaf in iterate_leaves(tree):
+        if is_bad(leaf) or any(map(is_bad, segments)):
+            return join_path(*segments)
+    return None
+
+
+def _is_unfit(leaf: Any) -> bool:
+    try:
+        dtype_name(np.asarray(leaf).dtype) if is_array(leaf) else to_plain(leaf)
+    except DefinitionError:
+        return True
+    return False
+
+
+def _is_no_text(leaf: Any) -> bool:
+    return isinstance(leaf, str) and not leaf.isascii() and bool(_SURROGATE.search(leaf))
+
+
+def _not_encodable(what: str, path: str | None = None) -> DefinitionError:
+    return DefinitionError(
+        f"{what} cannot be encoded. Return arrays, numbers, text, and mappings or lists of them.",
+        code="not_encodable",
+        path=path,
+    )
+
+
 def lower(node: Any, writer: Writer) -> Any:
     """A copy of nested data, of mappings, sequences, models and leaves, made of what JSON can carry."""
     kind = type(node)
@@ -45,12 +108,24 @@ def lower(node: Any, writer: Writer) -> Any:
     if kind is int:
         return node if node in _INT64 else writer.leaf(node)
     if kind is dict:
+        if not _TEXT.issuperset(map(type, node)):
+            _check_keys(node)
         return writer.mapping(
             dict(zip(node, _lower_items(list(node.values()), writer), strict=True))
         )
     if kind is list or kind is tuple:
         return node if _is_plain_numbers(node) else _lower_items(node, writer)
     return _lower_other(node, writer)
+
+
+def _check_keys(node: dict[Any, Any]) -> None:
+    """JSON keys are text: others have to become different texts."""
+    texts: dict[str, Any] = {}
+    for key in node:
+        if not isinstance(key, _KEYS):
+            raise _not_encodable(f"A mapping with a key of type {type(key).__name__}")
+        if texts.setdefault(str(key), key) is not key:
+            raise _not_encodable(f"A mapping with two keys that read {str(key)[:60]!r}")
 
 
 def _lower_items(values: Any, writer: Writer) -> list[Any]:
@@ -98,8 +173,4 @@ def to_plain(value: Any) -> Any:
     try:
         return to_jsonable_python(value)
     except (PydanticSerializationError, ValueError, TypeError):
-        raise DefinitionError(
-            f"A value of type {type(value).__name__} cannot be encoded. Return arrays, numbers, text, "
-            "and mappings or lists of them.",
-            code="not_encodable",
-        ) from None
+        raise _not_encodable(f"A value of type {type(value).__name__}") from None

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from chainrule._errors import InputError
 from chainrule.runtime._codec._bodies import FORMATS, media_type_of
-from chainrule.runtime._codec._frames import FRAMES_MEDIA_TYPE
+from chainrule.runtime._codec._frames_layout import FRAMES_MEDIA_TYPE
 
 __all__ = ["Negotiated", "NotAcceptableError", "negotiate"]
 

@@ -27,6 +27,9 @@ __all__ = [
 ]
 
 
+_PEER_TYPES = {"array_expected_integer", "array_invalid_dtype", "array_value_out_of_range"}
+
+
 def _problem(kind: str, message: str, **context: Any) -> PydanticCustomError:
     if "{" in message:
         # pydantic would put the context's `sizes` where a path says `cells.{sizes}`; it fills in once.
@@ -114,9 +117,8 @@ def non_numeric(why: str) -> PydanticCustomError:
 
 def decode_failed(encoding: Any, error: ChainruleError) -> PydanticCustomError:
     """An encoded array whose bytes, file or fields are not what they claim to be."""
-    known = error.code in ("array_expected_integer", "array_invalid_dtype")
     return _problem(
-        error.code if known else "array_decode_error",
+        error.code if error.code in _PEER_TYPES else "array_decode_error",
         f"Cannot decode the array: {error.message}",
         encoding=encoding if isinstance(encoding, str) else None,
         error=error.message,

@@ -1,221 +1,39 @@
-r"""The native body: one JSON header and raw buffers, read in place.
-
-A message is the same bytes over HTTP, a pipe, a file or shared memory (all integers little-endian):
-
-    0   8 bytes   magic  89 43 52 46 0D 0A 1A 0A   ("\x89CRF\r\n\x1a\n")
-    8   uint16    version, 1
-    10  uint16    reserved, 0
-    12  uint32    length of the header in bytes
-    16  uint64    length of the whole message in bytes
-    24  header    UTF-8 JSON: the tree
-        zeros     up to the next multiple of 64, where the data section begins
-        data      buffers; each begins at a multiple of 64, gaps are zeros
-
-In the tree, an object with exactly one member whose name starts with `$` stands for something else:
-
-    {"$array": [dtype, shape, offset, nbytes]}               offset from the start of the data section
-    {"$array": [dtype, shape, offset, nbytes, compression]}  `lz4` or `zstd`; nbytes as stored
-    {"$sparse": {"shape": shape, "indices": array, "values": array}}
-    {"$float": "nan" | "inf" | "-inf"}    {"$int": digits}   numbers that JSON cannot carry
-    {"$map": object}                                         an object that would read as one of these
-
-`docs/explanation/wire-format.md` has a test vector.
-"""
+"""A message of frames to nested data, its arrays read in place."""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import orjson
 
 from chainrule._errors import ChainruleError, DecodeError
-from chainrule.runtime._codec._compression import compress, decompress
+from chainrule.runtime._codec._compression import decompress
 from chainrule.runtime._codec._dtypes import (
     NATIVE_IS_WIRE,
-    NATIVE_NAMES,
     check_shape,
     dtype_from_name,
-    dtype_name,
     expected_bytes,
     from_wire,
-    raw_bytes,
-    to_wire,
+)
+from chainrule.runtime._codec._frames_layout import (
+    ALIGNMENT,
+    MAGIC,
+    PREFIX,
+    VERSION,
+    is_marked,
+    padding,
 )
 from chainrule.runtime._codec._json_text import parse_json
 from chainrule.runtime._codec._limits import DEFAULT_LIMITS, Budget, Limits
-from chainrule.runtime._codec._lowering import is_array, lower, to_plain
 from chainrule.runtime._codec._raising import NOT_SPECIAL, raise_mapping_items, raise_tree
-from chainrule.runtime._codec._sparse import SparseArray, decoded_sparse, to_dense
-from chainrule.runtime._codec._tables import common_layout, rows_in, table_of
+from chainrule.runtime._codec._sparse import SparseArray, decoded_sparse
+from chainrule.runtime._codec._tables import common_layout, rows_in
 
-__all__ = ["FRAMES_MEDIA_TYPE", "Frames", "decode_frames", "encode_frames", "frames_length"]
+__all__ = ["decode_frames", "frames_length"]
 
-FRAMES_MEDIA_TYPE = "application/vnd.chainrule.frames"
-
-_PREFIX = struct.Struct("<8sHHIQ")
-_MAGIC = b"\x89CRF\r\n\x1a\n"
-_VERSION = 1
-_ALIGNMENT = 64
-_ZEROS = bytes(_ALIGNMENT)
-# Buffers below this size are gathered into one piece: a system call costs more than copying them.
-_GATHER_BELOW = 16 * 1024
 _MAX_KNOWN_HEADER = 1024
-
-
-def _padding(position: int) -> int:
-    return -position % _ALIGNMENT
-
-
-@dataclass(frozen=True)
-class Frames:
-    """An encoded message as pieces in memory; large arrays are not copied.
-
-    Attributes:
-        pieces: buffers which, one after the other, are the message.
-        nbytes: length of the message.
-    """
-
-    pieces: tuple[bytes | memoryview, ...]
-    nbytes: int
-
-    def write_into(self, target: Any) -> int:
-        """Write the message at the start of a writable buffer (shared memory, a map, a bytearray).
-
-        Returns:
-            The number of bytes written, `nbytes`.
-        """
-        view, position = memoryview(target), 0
-        for piece in self.pieces:
-            view[position : position + len(piece)] = piece
-            position += len(piece)
-        return position
-
-    def __bytes__(self) -> bytes:
-        return b"".join(self.pieces)
-
-
-def encode_frames(tree: Any, *, compression: str | None = None, sparse: bool = True) -> Frames:
-    """Nested data with arrays as one message.
-
-    Args:
-        tree: mappings, sequences, models; leaves are arrays, `SparseArray`s and plain values.
-        compression: `"lz4"` or `"zstd"` for every buffer that gets smaller by it.
-        sparse: whether sparse arrays are sent as such; otherwise they are sent dense.
-
-    Example:
-        >>> import numpy as np
-        >>> message = bytes(encode_frames({"x": np.arange(3.0)}))
-        >>> decode_frames(message)["x"]
-        array([0., 1., 2.])
-    """
-    section = _DataSection(compression, sparse)
-    lowered = lower(tree, section)
-    header = orjson.dumps(lowered, option=orjson.OPT_NON_STR_KEYS)
-    start = _PREFIX.size + len(header)
-    start += _padding(start)
-    total = start + section.nbytes
-    prefix = _PREFIX.pack(_MAGIC, _VERSION, 0, len(header), total)
-    head = (prefix + header).ljust(start, b"\0")
-    return Frames(tuple(section.pieces_after(head)), total)
-
-
-class _DataSection:
-    """Collects the buffers of a message while its tree is lowered."""
-
-    def __init__(self, compression: str | None, sparse: bool) -> None:
-        self.nbytes = 0
-        self._compression = compression
-        self._sparse = sparse
-        self._buffers: list[Any] = []
-
-    def leaf(self, value: Any) -> Any:
-        """The header's node for a leaf that JSON cannot carry as it is."""
-        if type(value) is np.ndarray:
-            return self._add(value)
-        if isinstance(value, SparseArray):
-            if not self._sparse:
-                return self._add(to_dense(value))
-            node = {"indices": self._add(value.indices), "values": self._add(value.values)}
-            return {"$sparse": {"shape": list(value.shape), **node}}
-        if is_array(value):
-            return self._add(value)
-        if type(value) is float:
-            return {"$float": repr(value)}
-        if type(value) is int:
-            return {"$int": str(value)}
-        return lower(to_plain(value), self)
-
-    def mapping(self, lowered: dict[Any, Any]) -> dict[Any, Any]:
-        """A mapping, marked as such where it would read as something else."""
-        return {"$map": lowered} if len(lowered) == 1 and _starts_special(lowered) else lowered
-
-    def together(self, values: list[Any]) -> list[Any] | None:
-        """The nodes of small arrays that are alike."""
-        first = values[0]
-        if type(first) is not np.ndarray or self._compression is not None:
-            return None
-        name, length = NATIVE_NAMES.get(first.dtype), first.nbytes
-        is_small = name is not None and length < _GATHER_BELOW
-        table = table_of(values, _ALIGNMENT) if is_small else None
-        if table is None:
-            return None
-        shape, begin = first.shape, self.nbytes
-        self._buffers.append(table.tobytes())
-        self.nbytes += table.nbytes
-        offsets = range(begin, self.nbytes, table.shape[1])
-        return [{"$array": [name, shape, offset, length]} for offset in offsets]
-
-    def _add(self, array: Any) -> dict[str, Any]:
-        name, shape, content = _wire_form(array)
-        length = len(content)
-        node = [name, shape, self.nbytes, length]
-        if self._compression is not None:
-            smaller = compress(content, self._compression)
-            if len(smaller) < length:
-                content, length = smaller, len(smaller)
-                node[3:] = (length, self._compression)
-        if length:
-            padded = length + _padding(length)
-            self._buffers.append(
-                content if length >= _GATHER_BELOW else content.ljust(padded, b"\0")
-            )
-            self.nbytes += padded
-        return {"$array": node}
-
-    def pieces_after(self, head: bytes) -> Iterator[bytes | memoryview]:
-        """The message's pieces: small buffers, which are padded, gathered; large ones as they are."""
-        gathered: list[Any] = [head]
-        for content in self._buffers:
-            if len(content) <= _GATHER_BELOW:
-                gathered.append(content)
-            else:
-                yield b"".join(gathered)
-                yield content
-                gathered = [_ZEROS[: _padding(len(content))]]
-        if gathered != [b""]:
-            yield b"".join(gathered)
-
-
-def _wire_form(array: Any) -> tuple[str, tuple[int, ...], Any]:
-    """Dtype name, shape and bytes of an array."""
-    # Copying a small array is cheaper than making a view of its bytes, and it is gathered anyway.
-    if type(array) is np.ndarray and array.nbytes < _GATHER_BELOW:
-        name = NATIVE_NAMES.get(array.dtype)
-        if name is not None:
-            return name, array.shape, array.tobytes()
-    wire = to_wire(array)
-    content = wire.tobytes() if wire.nbytes < _GATHER_BELOW else raw_bytes(wire)
-    return dtype_name(wire.dtype), wire.shape, content
-
-
-def _starts_special(node: dict[Any, Any]) -> bool:
-    (key,) = node
-    return isinstance(key, str) and key.startswith("$")
 
 
 def frames_length(prefix: Any) -> int:
@@ -228,14 +46,14 @@ def frames_length(prefix: Any) -> int:
 
 
 def _read_prefix(view: memoryview) -> tuple[int, int]:
-    if len(view) < _PREFIX.size:
-        raise _malformed(f"at least {_PREFIX.size} bytes", f"{len(view)}")
-    magic, version, reserved, header_nbytes, total = _PREFIX.unpack_from(view)
-    if magic != _MAGIC:
+    if len(view) < PREFIX.size:
+        raise _malformed(f"at least {PREFIX.size} bytes", f"{len(view)}")
+    magic, version, reserved, header_nbytes, total = PREFIX.unpack_from(view)
+    if magic != MAGIC:
         raise _malformed("the magic bytes of a frames message", "others")
-    if version != _VERSION or reserved:
+    if version != VERSION or reserved:
         raise DecodeError(
-            f"This message has frames version {version}; version {_VERSION} is understood here.",
+            f"This message has frames version {version}; version {VERSION} is understood here.",
             code="frames_version",
         )
     return header_nbytes, total
@@ -253,11 +71,11 @@ def decode_frames(buffer: Any, *, limits: Limits = DEFAULT_LIMITS) -> Any:
     header_nbytes, total = _read_prefix(view)
     if total != len(view):
         raise _malformed(f"{total} bytes, as the message says", f"{len(view)}")
-    start = _PREFIX.size + header_nbytes
-    if start + _padding(start) > total:
+    start = PREFIX.size + header_nbytes
+    if start + padding(start) > total:
         raise _malformed(f"a header of {header_nbytes} bytes", "fewer")
-    header = bytes(view[_PREFIX.size : start])
-    data = view[start + _padding(start) :].toreadonly()
+    header = bytes(view[PREFIX.size : start])
+    data = view[start + padding(start) :].toreadonly()
     in_place = NATIVE_IS_WIRE and _is_aligned(data)
     if in_place and header_nbytes <= _MAX_KNOWN_HEADER:
         known = _known_tree(header, len(data), limits)
@@ -286,7 +104,7 @@ class _Reader:
         content = node.get("$array")
         if content is not None:
             return self._array(content)
-        if not _starts_special(node):
+        if not is_marked(node):
             return NOT_SPECIAL
         ((name, content),) = node.items()
         if name == "$map" and isinstance(content, dict):
@@ -311,7 +129,7 @@ class _Reader:
             return None
         sound = (
             0 < nbytes == stored
-            and offsets.start % _ALIGNMENT == offsets.step % _ALIGNMENT == 0
+            and offsets.start % ALIGNMENT == offsets.step % ALIGNMENT == 0
             and 0 <= offsets.start < offsets[-1] <= self.nbytes - nbytes
         )
         if not (sound and shape and self.budget.try_take(nbytes, len(offsets))):
@@ -332,9 +150,9 @@ class _Reader:
         self.budget.take(nbytes)
         if type(offset) is not int or type(stored) is not int or offset < 0 or stored < 0:
             raise _malformed("offset and nbytes as integers ≥ 0", "others")
-        if offset + stored > self.nbytes or offset % _ALIGNMENT:
+        if offset + stored > self.nbytes or offset % ALIGNMENT:
             raise _malformed(
-                f"a buffer inside the {self.nbytes} bytes of data, at a multiple of {_ALIGNMENT}",
+                f"a buffer inside the {self.nbytes} bytes of data, at a multiple of {ALIGNMENT}",
                 f"{stored} bytes at {offset}",
             )
         if len(content) == 5:
