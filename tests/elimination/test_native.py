@@ -102,6 +102,7 @@ def test_arrays_and_their_rearrangements():
             b.prod(),
             jnp.broadcast_to(low[0] - high[0], (2, 2)),
             a > b,
+            jax.lax.reshape(a, (6, 2), dimensions=(1, 0)),
         ]
 
     kernel = jax.jit(jax.vmap(native(function, a[0], b[0])))

@@ -79,6 +79,12 @@ MOVES = {
     "gather_known": (lambda m: m[np.array([2, 0, 2])] * m[np.array([1, 1, 0])], M),
     "gather_points": (lambda m: m[np.array([2, 0]), np.array([1, 3])] ** 2, M),
     "gather_traced": (lambda m: m[(m[0, 0] > 0).astype(int)] * m[2], M),
+    "gather_filled": (
+        lambda v: v.at[np.array([7, -1, 0])].get(mode="fill", fill_value=3.0) * v[:3],
+        V,
+    ),
+    "gather_clipped": (lambda v: v.at[np.array([7, 1, 0])].get(mode="clip") * v[:3], V),
+    "reshape_by_columns": (lambda m: m.reshape((4, 3), order="F") * m.T[:, ::-1], M),
     "take_along": (lambda m: jnp.take_along_axis(m, jnp.argsort(m, axis=1), axis=1) * m, M),
     "dynamic_slice": (lambda m: lax.dynamic_slice(m, (jnp.argmax(m[:, 0]), 1), (1, 2)) ** 2, M),
     "dynamic_update": (
@@ -100,6 +106,7 @@ REDUCTIONS = {
     "max": (lambda m: m.max(1) * m.min(), M),
     "max_ties": (lambda v: jnp.max(jnp.concatenate([v, v])), V),
     "prod": (lambda m: m.prod(1), M),
+    "prod_of_zeros": (lambda m: (m * np.eye(3, 4)).prod(1) + m[:, :2].prod(0).sum(), M),
     "cumsum": (lambda m: jnp.cumsum(m, axis=1) * m, M),
     "cumprod": (lambda m: jnp.cumprod(m, axis=0), M),
     "cummax": (lambda v: lax.cummax(v) * lax.cummin(v), V),

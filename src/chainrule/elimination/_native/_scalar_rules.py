@@ -133,6 +133,11 @@ def _identity(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarra
 
 
 def _reshape(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
+    order = eqn.params["dimensions"]
+    return (x if order is None else x.transpose(order)).reshape(aval_of(eqn.outvars[0]).shape)
+
+
+def _same_entries(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
     return x.reshape(aval_of(eqn.outvars[0]).shape)
 
 
@@ -233,8 +238,8 @@ RULES: dict[str, Rule] = {
     "copy_p": _identity,
     "stop_gradient": _identity,
     "reshape": _reshape,
-    "squeeze": _reshape,
-    "expand_dims": _reshape,
+    "squeeze": _same_entries,
+    "expand_dims": _same_entries,
     "broadcast_in_dim": _broadcast,
     "transpose": _transpose,
     "slice": _slice,

@@ -216,7 +216,7 @@ def _moved_numbers(site: Site) -> np.ndarray:
     # Numbers start at 1, so that a fill value of zero can be told from entry 0.
     numbers = np.arange(1, math.prod(shape) + 1, dtype=np.int32).reshape(shape)
     params = dict(site.eqn.params)
-    if params.get("fill_value", 0) is None:
+    if "fill_value" in params:
         params["fill_value"] = 0
     with jax.ensure_compile_time_eval():
         indices = [site.known(k) for k in range(1, len(site.eqn.invars))]
