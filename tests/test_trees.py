@@ -75,7 +75,23 @@ def test_any_text_is_a_path_or_a_path_error(text):
 
 @pytest.mark.parametrize(
     "text",
-    [".", "a.", ".a", "a..b", "[-1]", "[]", "[a]", "a[0]", "{a", "a}", "1a", "a b", "[٣]", "{\\"],
+    [
+        ".",
+        "a.",
+        ".a",
+        "a..b",
+        "[-1]",
+        "[]",
+        "[a]",
+        "a[0]",
+        "{a",
+        "a}",
+        "1a",
+        "a b",
+        "[٣]",
+        "{\\",
+        f"[{'9' * 5000}]",
+    ],
 )
 def test_malformed_paths(text):
     with pytest.raises(PathError, match="Malformed path") as caught:
@@ -329,13 +345,22 @@ def test_the_cache_is_bounded_in_bytes():
     cache.put("b", "b")
     cache.put("d", "dddd")
     assert {"b", "c", "d"} <= {key for key in "abcd" if key in cache}
-    cache.put("big", "x" * 11)
-    assert len(cache) == 0
     cache.put("e", "e")
     assert cache.pop("e") == "e"
     assert cache.pop("e", "gone") == "gone"
-    assert repr(cache) == "LRUCache(0 of 10 entries, 0 bytes)"
+    assert repr(cache) == "LRUCache(3 of 10 entries, 9 bytes)"
     cache.clear()
+    assert repr(cache) == "LRUCache(0 of 10 entries, 0 bytes)"
+
+
+def test_a_value_larger_than_the_cache_drives_nobody_out():
+    cache = LRUCache(10, max_bytes=10, size_of=len)
+    cache.put("a", "aaaa")
+    cache.put("b", "bbbb")
+    cache.put("big", "x" * 11)
+    cache.put("b", "x" * 11)
+    assert [key for key in ("a", "b", "big") if key in cache] == ["a"]
+    assert repr(cache) == "LRUCache(1 of 10 entries, 4 bytes)"
 
 
 def test_the_cache_is_safe_between_threads():

@@ -2,11 +2,7 @@
 
 Vocabulary
     tree      nested mappings, sequences, pydantic models, NamedTuples; everything else is a leaf.
-    path      a string that names one node: segments joined by dots. A segment is an identifier
-              (model field, attribute or mapping key), `[3]` (a sequence index) or `{any key}` (a
-              mapping key; dots belong to the key, and `{`, `}`, `\\` are escaped with a backslash).
-              The empty path is the root. Example: `params.{layer.0}.weights.[2]`.
-    pattern   a path with the placeholders `[]` and `{}`, as schemas use them: `params.{}.weights.[]`.
+    path      names one node, in the grammar of `chainrule._paths`: `params.{layer.0}.weights.[2]`.
 
 Invariant: `get_at_path(set_at_path(tree, {p: v}), p) is v`, and `set_at_path` shares every node that is
 not on the way to a changed leaf with the tree it was given.
@@ -14,17 +10,28 @@ not on the way to a changed leaf with the tree it was given.
 
 from __future__ import annotations
 
-import re
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from chainrule._errors import PathError
+from chainrule._lru_cache import LRUCache
+from chainrule._paths import (
+    Key,
+    Segment,
+    escape_dict_key,
+    join_path,
+    matches_pattern,
+    path_to_pattern,
+    pattern_to_regex,
+    render_segment,
+    split_path,
+    unescape_dict_key,
+)
 
 __all__ = [
+    "Key",
     "LRUCache",
+    "Segment",
     "escape_dict_key",
     "filter_func",
     "flatten_with_paths",
@@ -40,103 +47,6 @@ __all__ = [
     "split_path",
     "unescape_dict_key",
 ]
-
-# One segment: an index, a braced key (escapes allowed), or a bare identifier. What an identifier is,
-# Python knows better than a regular expression: combining marks (NFD) are part of one, for example.
-_SEGMENT = re.compile(
-    r"\[(?P<index>[0-9]+)\]|\{(?P<key>(?:[^{}\\]|\\.)*)\}|(?P<name>[^.\[\]{}\\]+)", re.DOTALL
-)
-_ESCAPE = re.compile(r"([{}\\])")
-_UNESCAPE = re.compile(r"\\(.)", re.DOTALL)
-
-Segment = str | int
-"""A parsed segment. Strings are names or keys, integers are indices."""
-
-
-class Key(str):
-    """A segment that was written in braces: a mapping key, never an attribute."""
-
-    __slots__ = ()
-
-
-def escape_dict_key(key: str) -> str:
-    """Escape `{`, `}` and backslash so that the key can stand between braces."""
-    return _ESCAPE.sub(r"\\\1", key)
-
-
-def unescape_dict_key(key: str) -> str:
-    """Undo `escape_dict_key`."""
-    return _UNESCAPE.sub(r"\1", key)
-
-
-@lru_cache(maxsize=4096)
-def split_path(path: str) -> tuple[Segment, ...]:
-    """Parse a path into segments: `int` for indices, `Key` for braced keys, `str` for names.
-
-    Raises:
-        PathError: the text is not a path.
-    """
-    segments: list[Segment] = []
-    position = 0
-    while position < len(path):
-        match = _SEGMENT.match(path, position)
-        end = match.end() if match else -1
-        is_segment = match is not None and (match["name"] is None or match["name"].isidentifier())
-        if not is_segment or (end < len(path) and (path[end] != "." or end + 1 == len(path))):
-            raise PathError(
-                f"Malformed path {path!r} at character {position}: a segment is a name, an index "
-                "like [0], or a key like {any text}, and segments are joined by dots.",
-                code="path_malformed",
-                path=path,
-            )
-        assert match is not None
-        if match["index"] is not None:
-            segments.append(int(match["index"]))
-        elif match["key"] is not None:
-            segments.append(Key(unescape_dict_key(match["key"])))
-        else:
-            segments.append(match["name"])
-        position = end + 1
-    return tuple(segments)
-
-
-def join_path(*segments: Segment) -> str:
-    """Write segments as a path; the inverse of `split_path`."""
-    return ".".join(_render_segment(segment) for segment in segments)
-
-
-def _render_segment(segment: Segment) -> str:
-    if isinstance(segment, int):
-        return f"[{segment}]"
-    if isinstance(segment, Key):
-        return f"{{{escape_dict_key(segment)}}}"
-    return segment
-
-
-def path_to_pattern(path: str) -> str:
-    """Replace indices by `[]` and braced keys by `{}`."""
-    placeholders = (
-        "[]" if isinstance(s, int) else "{}" if isinstance(s, Key) else s for s in split_path(path)
-    )
-    return ".".join(placeholders)
-
-
-def pattern_to_regex(pattern: str) -> str:
-    """The anchored regular expression of the concrete paths that a pattern stands for."""
-    parts = []
-    for segment in pattern.split("."):
-        if segment == "[]":
-            parts.append(r"\[\d+\]")
-        elif segment == "{}":
-            parts.append(r"\{(?:[^{}\\]|\\.)+\}")
-        else:
-            parts.append(re.escape(segment))
-    return "^" + r"\.".join(parts) + "$"
-
-
-def matches_pattern(path: str, pattern: str) -> bool:
-    """Whether a concrete path is one that the pattern stands for."""
-    return re.fullmatch(pattern_to_regex(pattern), path, re.ASCII | re.DOTALL) is not None
 
 
 def is_arraylike(value: Any) -> bool:
@@ -245,7 +155,7 @@ def _no_such_path(path: str, node: Any, followed: tuple[Segment, ...]) -> PathEr
     if children is None:
         found = f"{where} is a {type(node).__name__} and has no parts"
     else:
-        names = [_render_segment(segment) for segment, _ in children]
+        names = [render_segment(segment) for segment, _ in children]
         shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
         found = f"{where} has: {shown or 'nothing'}"
     return PathError(
@@ -332,9 +242,9 @@ def _with_parts(node: Any, parts: dict[Segment, Any]) -> Any:
     if isinstance(node, (list, tuple)) and all(isinstance(segment, int) for segment in parts):
         return type(node)(parts.get(index, part) for index, part in enumerate(node))
     raise PathError(
-        f"Cannot set {', '.join(map(_render_segment, parts))} of a {type(node).__name__}: only "
+        f"Cannot set {', '.join(map(render_segment, parts))} of a {type(node).__name__}: only "
         "mappings, models, lists and tuples can be rebuilt with a new part.",
-        path=_render_segment(next(iter(parts))),
+        path=render_segment(next(iter(parts))),
     )
 
 
@@ -385,78 +295,3 @@ def filter_func(
         return result if selected is None else flatten_with_paths(result, selected)
 
     return filtered
-
-
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V")
-
-
-class LRUCache(Generic[K, V]):
-    """A bounded mapping that forgets the least recently used entry. Safe between threads.
-
-    Args:
-        maxsize: number of entries kept; 0 keeps nothing.
-        max_bytes: when given, also bounds the sum of `size_of(value)`.
-        size_of: the size of a value in bytes.
-    """
-
-    def __init__(
-        self,
-        maxsize: int,
-        *,
-        max_bytes: int | None = None,
-        size_of: Callable[[V], int] = lambda value: 0,
-    ) -> None:
-        self._maxsize = maxsize
-        self._max_bytes = max_bytes
-        self._size_of = size_of
-        self._bytes = 0
-        self._entries: OrderedDict[K, V] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, key: K) -> bool:
-        return key in self._entries
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self)} of {self._maxsize} entries, {self._bytes} bytes)"
-
-    def get(self, key: K, default: V | None = None) -> V | None:
-        """The value of a key, which becomes the most recently used one."""
-        with self._lock:
-            if key not in self._entries:
-                return default
-            self._entries.move_to_end(key)
-            return self._entries[key]
-
-    def put(self, key: K, value: V) -> None:
-        """Keep a value; the least recently used ones make room for it."""
-        with self._lock:
-            self._discard(key)
-            self._entries[key] = value
-            self._bytes += self._size_of(value)
-            while self._is_over():
-                self._discard(next(iter(self._entries)))
-
-    def pop(self, key: K, default: V | None = None) -> V | None:
-        """Forget a key and return its value."""
-        with self._lock:
-            value = self._entries.get(key, default)
-            self._discard(key)
-            return value
-
-    def clear(self) -> None:
-        """Forget everything."""
-        with self._lock:
-            self._entries.clear()
-            self._bytes = 0
-
-    def _discard(self, key: K) -> None:
-        if key in self._entries:
-            self._bytes -= self._size_of(self._entries.pop(key))
-
-    def _is_over(self) -> bool:
-        too_large = self._max_bytes is not None and self._bytes > self._max_bytes
-        return bool(self._entries) and (len(self._entries) > self._maxsize or too_large)
