@@ -28,6 +28,15 @@ WRONG = json.dumps({**json.loads(TEST), "expected_outputs": {"y": [0.0], "z": 0.
 REFUSAL = (SCALING / "test_cases/test_refusal.json").read_text()
 # The ancestor checks gradients outside of any run, where a component cannot log.
 SILENT = re.sub(r"\n    (log_\w+\(.*|print\(.*)", "", (SCALING / "tesseract_api.py").read_text())
+DEFAULTED = (
+    (SCALING / "tesseract_api.py")
+    .read_text()
+    .replace(
+        "    label: str\n",
+        '    label: str\n    note: str = "none"\n    more: dict[str, Part] = {}\n',
+    )
+)
+IS_DEFAULTED = {"env": {"TESSERACT_API_PATH": "more.py"}, "files": {"more.py": DEFAULTED}}
 IS_SILENT = {"env": {"TESSERACT_API_PATH": "silent.py"}, "files": {"silent.py": SILENT}}
 
 
@@ -53,6 +62,7 @@ CASES = {
     "health": (["health"], {}),
     "check": (["check"], {}),
     "test": (["test", TEST], {}),
+    "test without defaults": (["test", TEST], IS_DEFAULTED),
     "refusal": (["test", REFUSAL], {}),
     "base64": (["--output-format", "json+base64", "apply", PAYLOAD], {}),
     "lz4": (

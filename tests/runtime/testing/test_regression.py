@@ -3,9 +3,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
+from chainrule import Component
 from chainrule._errors import ComponentError
+from chainrule.runtime import Array, Float64, load_component
 from chainrule.runtime.testing import RegressionSpec, find_tests, record, run_test
 from chainrule.runtime.testing._compare import compare
 from chainrule.runtime.testing._subject import decode_tree
@@ -93,6 +95,41 @@ def test_tolerances_and_paths_of_files():
     assert not run_test(Doubler(), test_case(expected_outputs=near)).passed
     loose = test_case(expected_outputs=near, rtol=0.1, skip_output_path_checks=True)
     assert run_test(Doubler(), loose).passed
+
+
+class Side(BaseModel):
+    n: int
+    unit: str = "m"
+
+
+class Shape(BaseModel):
+    sides: list[Side]
+    named: dict[str, Side] = {}
+    area: Array[(), Float64]
+    note: str = "none"
+
+
+def shape(inputs: Side) -> Shape:
+    return Shape(sides=[inputs], named={"a": Side(n=1)}, area=inputs.n**2)
+
+
+@pytest.mark.parametrize(
+    ("expected", "message"),
+    [
+        ({"sides": [{"n": 2}], "named": {"a": {"n": 1}}, "area": 4.0}, ""),
+        ({"sides": [{"n": 2, "unit": "m"}], "named": {"a": {"n": 1}}, "area": 4.0}, ""),
+        ({"sides": [{"n": 2}], "area": 4.0}, "named.a was not expected"),
+        ({"sides": [{"n": 2}], "named": {"a": {"n": 1}}, "area": 4.0, "note": "x"}, "note is"),
+        ({"sides": [{"n": 2}], "named": {"a": {"n": 1}}}, "area was not expected"),
+        ({"sides": [{"n": 3}], "named": {"a": {"n": 1}}, "area": 4.0}, "n is 2, expected 3"),
+    ],
+)
+def test_fields_with_a_default_need_not_be_expected(expected, message):
+    test = {"endpoint": "apply", "payload": {"inputs": {"n": 2}}, "expected_outputs": expected}
+    for component in (load_component(shape), Component.from_api(shape)):
+        result = run_test(component, test)
+        assert result.passed == (not message)
+        assert message in result.message
 
 
 NEGATIVE = {"inputs": {"x": [-1.0]}}

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from chainrule._trees import is_arraylike
 from chainrule.runtime._codec import encode_array
 from chainrule.runtime.testing._compare import compare
+from chainrule.runtime.testing._defaults import with_defaults
 from chainrule.runtime.testing._exceptions import describe_chain, matches_exception
 from chainrule.runtime.testing._subject import decode_tree
 
@@ -36,7 +37,8 @@ class RegressionSpec(BaseModel):
         endpoint: name of the endpoint, in snake case.
         payload: the whole body of the request.
         expected_outputs: what must come back; arrays encoded (then shape and dtype must be equal) or as
-            plain lists (which say nothing about the dtype).
+            plain lists (which say nothing about the dtype). Fields that have their default may be left out
+            where the component is in this process.
         expected_exception: name of the exception, a builtin or dotted.
         expected_exception_regex: must be found in its message.
         atol: allowed absolute difference of inexact values.
@@ -112,7 +114,7 @@ def run_test(
         return _failed(spec, f"expected {spec.expected_exception}, but the call succeeded")
     differences = compare(
         decode_tree(result),
-        decode_tree(spec.expected_outputs),
+        with_defaults(component, spec.endpoint, decode_tree(spec.expected_outputs)),
         rtol=spec.rtol,
         atol=spec.atol,
         skip_paths=spec.skip_output_path_checks,

@@ -96,6 +96,7 @@ class _FlatRuns:
     def __init__(self, component: LocalComponent) -> None:
         self._component = component
         self.available_endpoints = component.available_endpoints
+        self.output_schema = component.output_schema
 
     def call(self, endpoint: str, payload: Mapping[str, Any]) -> Any:
         run = Run(self._component.config, is_flat=True)
