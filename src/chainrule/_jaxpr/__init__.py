@@ -47,6 +47,7 @@ from chainrule._jaxpr._names import (
 )
 from chainrule._jaxpr._programs import Role, SubProgram, subprograms
 from chainrule._jaxpr._rewrite import Claim, Rewriter
+from chainrule._jaxpr._runtime_error import restore_errors
 from chainrule._jaxpr._scopes import component_of, component_scope
 from chainrule._jaxpr._source import SourceLocation, locate
 from chainrule._jaxpr._walk import Site, walk
@@ -89,6 +90,7 @@ __all__ = [
     "name_stack_of",
     "permit_effect",
     "replace_equation",
+    "restore_errors",
     "ring",
     "scan_layout",
     "subprograms",

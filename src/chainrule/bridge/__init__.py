@@ -2,8 +2,6 @@
 
     apply_component      call a component, in this process or far away, under any transformation
     from_callable        the same for NumPy, SciPy or C code that is not a component
-    component_errors     the component's own exception instead of JAX's quotation of it
-    original_error       the same for an error at hand
     PrecisionWarning     a component computes in 64 bits and JAX holds 32
 
 How it is made, from the outside in: `_apply` takes the inputs apart and decides between `_inline` (JAX
@@ -18,23 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from chainrule.bridge._apply import apply_component, from_callable
-    from chainrule.bridge._failures import component_errors, original_error
     from chainrule.bridge._precision import PrecisionWarning
 
 __all__ = [
     "PrecisionWarning",
     "apply_component",
-    "component_errors",
     "from_callable",
-    "original_error",
 ]
 
 _HOMES = {
     "PrecisionWarning": "chainrule.bridge._precision",
     "apply_component": "chainrule.bridge._apply",
-    "component_errors": "chainrule.bridge._failures",
     "from_callable": "chainrule.bridge._apply",
-    "original_error": "chainrule.bridge._failures",
 }
 
 

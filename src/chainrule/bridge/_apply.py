@@ -80,8 +80,8 @@ def apply_component(
         InputError: the inputs do not fit the component's schema, or a derivative was asked with respect to an
             input that is not differentiable.
         CapabilityError: the component cannot do what a transformation needs.
-        ComponentError: the component failed. Under `jit` JAX raises a `JaxRuntimeError` that quotes it; see
-            `chainrule.bridge.component_errors`.
+        ComponentError: the component failed. Out of a compiled program it comes when JAX hands over the
+            results; it is a `JaxRuntimeError` as well then, and its cause is the exception itself.
 
     Example:
         >>> import jax, numpy as np

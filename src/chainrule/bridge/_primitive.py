@@ -17,6 +17,7 @@ import numpy as np
 from jax.interpreters import ad, batching
 
 from chainrule._errors import CapabilityError
+from chainrule._jaxpr import restore_errors
 from chainrule._jaxpr._host_call import (
     ORDERED_EFFECT,
     array_aval,
@@ -30,6 +31,7 @@ from chainrule._jaxpr._host_call import (
 from chainrule.bridge._ask import host_call_p
 from chainrule.bridge._batching import batching_rule
 from chainrule.bridge._differentiate import jvp_rule, transpose_rule
+from chainrule.bridge._failures import find_failure
 from chainrule.bridge._host import Batch, Call, host_call
 from chainrule.bridge._overlap import overlapping_pair
 from chainrule.bridge._requests import apply_request
@@ -104,3 +106,4 @@ ad.primitive_transposes[host_call_p] = transpose_rule
 batching.primitive_batchers[host_call_p] = batching_rule
 register_call(host_call_p, _lower)
 see_nans(host_call_p)
+restore_errors(find_failure)
