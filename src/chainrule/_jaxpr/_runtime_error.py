@@ -80,7 +80,7 @@ def _restored(text: str) -> BaseException | None:
     return restored
 
 
-def _made(kind: type[BaseException], text: str, args: tuple[Any, ...]) -> BaseException:
+def _made(kind: Any, text: str, args: tuple[Any, ...]) -> BaseException:
     # As Python's own part of the class does it: an author's `__init__` may want other arguments.
     native: Any = next(base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE)
     error: BaseException = native.__new__(_class_like(kind), *args)
@@ -90,7 +90,7 @@ def _made(kind: type[BaseException], text: str, args: tuple[Any, ...]) -> BaseEx
 
 
 @lru_cache(maxsize=128)
-def _class_like(kind: Any) -> type[BaseException]:
+def _class_like(kind: type[BaseException]) -> type[BaseException]:
     """A class that `except kind` and `except JaxRuntimeError` catch, and that reads like `kind`."""
 
     def init(self: BaseException, *args: Any) -> None:
