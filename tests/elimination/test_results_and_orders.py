@@ -233,3 +233,17 @@ def test_public_surface():
         "vertex_elimination_jaxpr",
     }  # fmt: skip
     assert all(getattr(package, name).__doc__ for name in package.__all__)
+
+
+@pytest.mark.parametrize("argnums", ["x", 1.5, (0, None)])
+def test_argnums_are_positions(argnums):
+    with pytest.raises(ChainruleError, match="position of an argument") as caught:
+        jacobian(residual, argnums)(V)
+    assert caught.value.code == "bad_argnums"
+
+
+@pytest.mark.parametrize("order", [None, 3, [1.5], ["sin"], [(1, 2, 3)]])
+def test_what_is_no_order(order):
+    with pytest.raises(OrderError, match="vertex numbers") as caught:
+        jacobian(residual, order=order)(V)
+    assert repr(order) in str(caught.value)

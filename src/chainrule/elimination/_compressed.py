@@ -7,6 +7,7 @@ without products at all; this is for programs in which it has to give up structu
 from __future__ import annotations
 
 import importlib.util
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from chainrule._jaxpr import evaluate
 from chainrule._trees import LRUCache
 from chainrule.elimination._graph import Graph
 from chainrule.elimination._order import fingerprint
+from chainrule.elimination._rules import as_real, real_shape
 
 __all__ = ["Colouring", "colour", "compressed_jacobian", "has_asdex"]
 
@@ -84,7 +86,14 @@ def _detect(graph: Graph) -> Colouring:
     point = jnp.zeros(sum(_size(aval) for aval in shapes))
     with warnings.catch_warnings(), jax.ensure_compile_time_eval():
         warnings.simplefilter("ignore")  # it advises dense Jacobians where the pattern is full
-        found = asdex.jacobian_coloring(lambda vector: _flat_targets(graph, vector), point)
+        try:
+            found = asdex.jacobian_coloring(lambda vector: _flat_targets(graph, vector), point)
+        except NotImplementedError as error:
+            raise CapabilityError(
+                f"asdex cannot read the pattern of this Jacobian off the program: {error}. Use "
+                "method='elimination'.",
+                code="no_pattern",
+            ) from error
     return Colouring(
         np.asarray(found.sparsity.rows), np.asarray(found.sparsity.cols),
         np.asarray(found.colors), int(found.num_colors), found.mode == "rev",
@@ -92,7 +101,7 @@ def _detect(graph: Graph) -> Colouring:
 
 
 def _size(aval: Any) -> int:
-    return int(np.prod(aval.shape, dtype=np.int64))
+    return math.prod(real_shape(aval))
 
 
 def _split(vector: Any, avals: Sequence[Any]) -> list[Any]:
@@ -107,11 +116,14 @@ def _split(vector: Any, avals: Sequence[Any]) -> list[Any]:
 def _flat_targets(graph: Graph, vector: Any) -> Any:
     operands = _split(vector, [var.aval for var in graph.program.jaxpr.invars])
     outputs = evaluate(graph.program, operands)[: len(graph.targets)]
-    return jnp.concatenate([jnp.ravel(value).astype(vector.dtype) for value in outputs])
+    return jnp.concatenate([jnp.ravel(as_real(value)).astype(vector.dtype) for value in outputs])
 
 
 def compressed_jacobian(graph: Graph, operands: Sequence[Any]) -> list[list[Any]]:
-    """The dense blocks, per target and input, from one product per colour."""
+    """The dense blocks, per target and input, from one product per colour.
+
+    Complex targets are pairs of real ones here: their blocks have an axis of two after the target's.
+    """
     plan = colour(graph)
     with jax.numpy_dtype_promotion("standard"):
         point = jnp.concatenate([jnp.ravel(operand) for operand in operands])
@@ -140,7 +152,7 @@ def _blocks(graph: Graph, matrix: Any, operands: Sequence[Any]) -> list[list[Any
     widths = np.cumsum([_size(var.aval) for var in graph.inputs])[:-1]
     return [
         [
-            part.reshape(*atom.aval.shape, *operand.shape).astype(operand.dtype)
+            part.reshape(*real_shape(atom.aval), *operand.shape).astype(operand.dtype)
             for part, operand in zip(jnp.split(row, widths, axis=1), operands, strict=True)
         ]
         for atom, row in zip(graph.targets, jnp.split(matrix, heights), strict=True)

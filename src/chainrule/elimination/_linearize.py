@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -14,11 +15,15 @@ import jax.numpy as jnp
 from chainrule._errors import InputError
 from chainrule._jaxpr import trace
 from chainrule.elimination._accumulate import accumulate
+from chainrule.elimination._axes import Axis
+from chainrule.elimination._blocks import Block, multiply
 from chainrule.elimination._counting import OperationCounts, count_operations
 from chainrule.elimination._eliminate import Step
 from chainrule.elimination._graph import Graph, build_graph
 from chainrule.elimination._prepare import flatten
 from chainrule.elimination._result import StructuredJacobian
+from chainrule.elimination._rules import term_structure
+from chainrule.elimination._structure import zero_structure
 
 __all__ = [
     "Linearization",
@@ -66,8 +71,8 @@ def trace_function(
     has_aux: bool = False,
 ) -> Traced:
     """Trace a function with respect to some arguments; all others stay as they are, untraced."""
-    single = isinstance(argnums, int)
-    named = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    single = not isinstance(argnums, Sequence)
+    named = tuple(argnums) if isinstance(argnums, Sequence) else (argnums,)
     positions = [_checked_position(p, len(args)) for p in named]
     chosen = tuple(args[p] for p in positions)
     leaves, in_tree = jax.tree.flatten(chosen[0] if single else chosen)
@@ -100,7 +105,14 @@ def _split_aux(tree: Any) -> tuple[Any, Any]:
     return children[0], children[1]
 
 
-def _checked_position(position: int, count: int) -> int:
+def _checked_position(position: Any, count: int) -> int:
+    try:
+        position = operator.index(position)
+    except TypeError:
+        raise InputError(
+            f"argnums is the position of an argument, or a sequence of them; found {position!r}.",
+            code="bad_argnums",
+        ) from None
     if not -count <= position < count:
         raise InputError(
             f"argnums names argument {position}, but the function was called with {count} positional "
@@ -119,10 +131,16 @@ def _checked_leaf(leaf: Any, index: int, tree: Any) -> Any:
         where = jax.tree_util.keystr(paths[index][0]) or "the argument"
         raise InputError(
             f"Jacobians are taken with respect to real floating-point arrays, but {where} is "
-            f"{value.dtype.name}{list(value.shape)}. Convert it to a float, or leave it out of argnums.",
+            f"{value.dtype.name}{list(value.shape)}. {_remedy(value.dtype)}, or leave it out of argnums.",
             code="not_differentiable",
         )
     return value
+
+
+def _remedy(dtype: Any) -> str:
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return "Make it a function of the real and the imaginary part"
+    return "Convert it to a float"
 
 
 @dataclass(frozen=True)
@@ -168,7 +186,7 @@ def linearize_traced(traced: Traced, order: Sequence[Step]) -> Linearization:
         jax.tree.unflatten(
             traced.in_tree,
             [
-                StructuredJacobian(found[o, i].structure, found[o, i].values, operand.dtype)
+                _structured(found[o, i], outputs[o], operand.dtype)
                 for i, operand in enumerate(traced.operands)
             ],
         )
@@ -180,3 +198,20 @@ def linearize_traced(traced: Traced, order: Sequence[Step]) -> Linearization:
     value = jax.tree.unflatten(traced.out_tree, outputs[:n_targets])
     blocks = jax.tree.unflatten(traced.out_tree, rows)
     return Linearization(value, aux, blocks, tuple(order), traced.graph)
+
+
+def _structured(block: Block, output: Any, dtype: Any) -> StructuredJacobian:
+    """A block as a result. That of a complex output is about pairs of real numbers so far."""
+    if jnp.iscomplexobj(output):
+        dtype = jnp.promote_types(dtype, jnp.complex64)
+        block = multiply(_complex_of_pairs(output.shape, dtype), block)
+    return StructuredJacobian(block.structure, block.values, dtype)
+
+
+def _complex_of_pairs(shape: tuple[int, ...], dtype: Any) -> Block:
+    """The linear map from pairs (real, imaginary) to complex numbers."""
+    axes = [Axis.of(v) for v in range(len(shape) + 1)]
+    found = term_structure(shape, (*shape, 2), (*shape, 2), axes[:-1], axes, stored=[len(shape)])
+    if found is None:
+        return Block(zero_structure(shape, (*shape, 2)), ())
+    return Block(found[0], (jnp.array([1, 1j], dtype),))

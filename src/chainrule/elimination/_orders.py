@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -84,7 +85,13 @@ def check_order(graph: Graph, order: Iterable[Step]) -> tuple[Step, ...]:
     Vertices that need no elimination (dead ones, pure outputs) may be left out or put in. Single edges,
     written (vertex, neighbour), may come before their vertex.
     """
-    steps = tuple(_as_step(step) for step in order)
+    try:
+        steps = tuple(_as_step(step) for step in order)
+    except (TypeError, ValueError):
+        raise OrderError(
+            "An elimination order is a name, vertex numbers (pairs of them for edges), or what `find_order` "
+            f"returns; found {order!r:.80}.",
+        ) from None
     vertices = [step for step in steps if isinstance(step, int)]
     edges = [step for step in steps if isinstance(step, tuple)]
     missing = sorted(set(graph.required) - set(vertices))
@@ -112,8 +119,8 @@ def check_order(graph: Graph, order: Iterable[Step]) -> tuple[Step, ...]:
 def _as_step(step: Any) -> Step:
     if isinstance(step, Sequence):
         vertex, neighbour = step
-        return int(vertex), int(neighbour)
-    return int(step)
+        return operator.index(vertex), operator.index(neighbour)
+    return operator.index(step)
 
 
 def _is_edge(graph: Graph, vertex: int, neighbour: int) -> bool:

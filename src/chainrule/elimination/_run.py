@@ -16,6 +16,7 @@ from chainrule.elimination._compressed import compressed_jacobian
 from chainrule.elimination._eliminate import Step
 from chainrule.elimination._linearize import Traced, linearize_traced
 from chainrule.elimination._native import NativeUnavailableError, native_function
+from chainrule.elimination._rules import as_real
 
 __all__ = ["Backend", "Method", "check_backend", "check_method", "run_method"]
 
@@ -73,7 +74,7 @@ def _sweep(method: str, traced: Traced) -> Outcome:
 
     def targets_and_all(*operands: Any) -> tuple[list[Any], list[Any]]:
         outputs = evaluate(traced.graph.program, operands)
-        return [_as_inexact(value) for value in outputs[:n_targets]], outputs
+        return [as_real(_as_inexact(value)) for value in outputs[:n_targets]], outputs
 
     positions = tuple(range(len(traced.operands)))
     rows, outputs = _SWEEPS[method](targets_and_all, positions, has_aux=True)(*traced.operands)
@@ -89,12 +90,24 @@ def _as_inexact(value: Any) -> Any:
 def _arranged(traced: Traced, outputs: Any, rows: Any) -> Outcome:
     """Flat outputs and blocks in the function's trees."""
     n_targets = traced.out_tree.num_leaves
-    blocks = [jax.tree.unflatten(traced.in_tree, list(row)) for row in rows]
+    blocks = [
+        jax.tree.unflatten(traced.in_tree, [_complex_again(output, block) for block in row])
+        for output, row in zip(outputs, rows, strict=False)
+    ]
     value = jax.tree.unflatten(traced.out_tree, outputs[:n_targets])
     aux = None
     if traced.aux_tree is not None:
         aux = jax.tree.unflatten(traced.aux_tree, outputs[n_targets:])
     return value, aux, jax.tree.unflatten(traced.out_tree, blocks)
+
+
+def _complex_again(output: Any, block: Any) -> Any:
+    """The block of a complex output, from that of its real and imaginary part."""
+    if not jnp.iscomplexobj(output):
+        return block
+    parts = jnp.moveaxis(block, jnp.ndim(output), 0)
+    dtype = jnp.finfo(jnp.promote_types(block.dtype, jnp.complex64)).dtype
+    return jax.lax.complex(parts[0].astype(dtype), parts[1].astype(dtype))
 
 
 def _run_native(traced: Traced, order: tuple[Step, ...], wants_value: bool) -> Outcome:

@@ -27,7 +27,7 @@ def aval_of(atom: Any) -> Any:
 
 def dtype_name(dtype: Any) -> str:
     """The name of a dtype that a kernel can compute in."""
-    name = np.dtype(dtype).name
+    name = dtype.name
     if name not in {"float32", "float64", "bool"}:
         raise NativeUnavailableError(
             f"A native kernel computes in float32 and float64, found {name}; use backend='xla'."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, Literal, bind_equation, inline_calls, locate
@@ -28,15 +29,15 @@ def scalarise(program: ClosedJaxpr) -> ScalarProgram:
     """
     flat = inline_calls(program, _INLINED)
     scalars = ScalarProgram()
-    # A value is either known now, as a NumPy array, or made of nodes.
-    known: dict[Any, np.ndarray] = {}
+    # A value is either known now, whatever it is (a random key is no array of numbers), or made of nodes.
+    known: dict[Any, Any] = {}
     values: dict[Any, np.ndarray] = {}
     for argument, var in enumerate(flat.jaxpr.invars):
         values[var] = _input_nodes(scalars, argument, var.aval)
     for var, const in zip(flat.jaxpr.constvars, flat.consts, strict=True):
-        known[var] = np.asarray(const)
+        known[var] = const
 
-    def read_known(atom: Any) -> np.ndarray | None:
+    def read_known(atom: Any) -> Any:
         if isinstance(atom, Literal):
             return np.asarray(atom.val, aval_of(atom).dtype)
         return known.get(atom)
@@ -50,11 +51,13 @@ def scalarise(program: ClosedJaxpr) -> ScalarProgram:
         if all(constant is not None for constant in constants):
             with jax.ensure_compile_time_eval():
                 results = bind_equation(eqn, constants)
-            known.update(zip(eqn.outvars, map(np.asarray, results), strict=True))
+            known.update(zip(eqn.outvars, results, strict=True))
         else:
             nodes = _rule_of(eqn)(scalars, eqn, *map(read, eqn.invars))
             results = nodes if eqn.primitive.multiple_results else [nodes]
             values.update(zip(eqn.outvars, results, strict=True))
+    for atom in flat.jaxpr.outvars:
+        dtype_name(aval_of(atom).dtype)  # results that are constants may have any dtype
     scalars.outputs = [read(atom) for atom in flat.jaxpr.outvars]
     return scalars
 
@@ -88,8 +91,9 @@ def _input_nodes(scalars: ScalarProgram, argument: int, aval: Any) -> np.ndarray
     return np.array(numbers, np.int64).reshape(aval.shape)
 
 
-def _constant_nodes(scalars: ScalarProgram, array: np.ndarray) -> np.ndarray:
+def _constant_nodes(scalars: ScalarProgram, constant: Any) -> np.ndarray:
     # Integers occur as exponents and masks; their value is exact in float64.
-    dtype = array.dtype.name if array.dtype.name in {"float32", "bool"} else "float64"
-    numbers = [scalars.constant(value, dtype) for value in array.ravel()]
-    return np.array(numbers, np.int64).reshape(array.shape)
+    is_integer = jnp.issubdtype(constant.dtype, jnp.integer)
+    dtype = "float64" if is_integer else dtype_name(constant.dtype)
+    numbers = [scalars.constant(value, dtype) for value in np.asarray(constant).ravel()]
+    return np.array(numbers, np.int64).reshape(constant.shape)

@@ -13,17 +13,28 @@ from chainrule.elimination._rules._fallback import fallback
 from chainrule.elimination._rules._moving import MOVING_RULES
 from chainrule.elimination._rules._placing import PLACING_RULES
 from chainrule.elimination._rules._registered import REGISTERED_RULES, register_partials
-from chainrule.elimination._rules._site import LocalJacobian, Rule, Site, is_complex, real_shape
+from chainrule.elimination._rules._site import (
+    LocalJacobian,
+    Rule,
+    Site,
+    as_real,
+    is_complex,
+    real_shape,
+    term_structure,
+)
 from chainrule.elimination._rules._sums import SUMMING_RULES
 
 __all__ = [
     "LocalJacobian",
     "Rule",
     "Site",
+    "as_real",
     "has_rule",
+    "is_complex",
     "local_jacobian",
     "real_shape",
     "register_partials",
+    "term_structure",
 ]
 
 _RULES: dict[str, Rule] = {

@@ -23,6 +23,7 @@ from chainrule.elimination._rules._site import (
     Edge,
     LocalJacobian,
     Site,
+    as_real,
     is_complex,
     real_shape,
     term_structure,
@@ -151,15 +152,9 @@ def _real_function(site: Site, operands: Sequence[Any]) -> tuple[Callable[..., A
         for position, value, pair in zip(wanted, inputs, complexes, strict=True):
             full[position] = jax.lax.complex(value[..., 0], value[..., 1]) if pair else value
         outputs = apply(*full)
-        return [_as_real(outputs[k]) for k in results]
+        return [as_real(outputs[k]) for k in results]
 
-    return function, [_as_real(jnp.asarray(operands[p])) for p in wanted]
-
-
-def _as_real(value: Any) -> Any:
-    if jnp.iscomplexobj(value):
-        return jnp.stack([value.real, value.imag], axis=-1)
-    return value
+    return function, [as_real(jnp.asarray(operands[p])) for p in wanted]
 
 
 def _units(shape: Sequence[int], free: Sequence[int], dtype: Any) -> Any:
@@ -169,6 +164,14 @@ def _units(shape: Sequence[int], free: Sequence[int], dtype: Any) -> Any:
     eye = jnp.eye(count, dtype=dtype).reshape(count, *lengths)
     laid = jnp.expand_dims(eye, [1 + a for a in range(len(shape)) if a not in free])
     return jnp.broadcast_to(laid, (count, *shape))
+
+
+def _at_each(function: Callable[[Any], Any], units: Any) -> Any:
+    """The results at all units, one after the other where JAX has no batching rule."""
+    try:
+        return jax.vmap(function)(units)
+    except NotImplementedError:
+        return jax.lax.map(function, units)
 
 
 def _forward(site: Site, layouts: dict[Edge, _Layout], operands: Sequence[Any]) -> dict[Edge, Any]:
@@ -185,7 +188,7 @@ def _forward(site: Site, layouts: dict[Edge, _Layout], operands: Sequence[Any]) 
             return jax.jvp(alone, (inputs[place],), (tangent,))[1]
 
         units = _units(layout.in_shape, layout.free_in, inputs[place].dtype)
-        columns = jax.vmap(push, out_axes=-1)(units)
+        columns = [jnp.moveaxis(column, 0, -1) for column in _at_each(push, units)]
         for result, column in zip(results, columns, strict=True):
             dense[result, position] = column
     return dense
@@ -208,7 +211,7 @@ def _reverse(site: Site, layouts: dict[Edge, _Layout], operands: Sequence[Any]) 
             free = tuple(layout.free_out)
             if free not in sweeps:
                 units = _units(layout.out_shape, free, outputs[place].dtype)
-                sweeps[free] = jax.vmap(pull_one)(units)
+                sweeps[free] = _at_each(pull_one, units)
             dense[result, position] = _rows_to_dense(sweeps[free][index], layout)
     return dense
 

@@ -19,6 +19,7 @@ __all__ = [
     "LocalJacobian",
     "Rule",
     "Site",
+    "as_real",
     "constant",
     "is_complex",
     "real_shape",
@@ -102,6 +103,13 @@ def is_complex(aval: Any) -> bool:
 def real_shape(aval: Any) -> tuple[int, ...]:
     """The shape of a value seen as real numbers: complex ones have a last axis (real, imaginary)."""
     return (*aval.shape, 2) if is_complex(aval) else tuple(aval.shape)
+
+
+def as_real(value: Any) -> Any:
+    """A value as real numbers; the last axis of what was complex is (real, imaginary)."""
+    if jnp.iscomplexobj(value):
+        return jnp.stack([value.real, value.imag], axis=-1)
+    return value
 
 
 def term_structure(
