@@ -29,6 +29,8 @@ def apply(inputs: InputSchema) -> OutputSchema:
     if inputs.action.startswith("sleep"):
         time.sleep(float(inputs.action.removeprefix("sleep")))
     note = str(os.getpid()) if inputs.action == "pid" else inputs.action
+    if inputs.action == "tunables":
+        note = os.environ["GLIBC_TUNABLES"]
     return OutputSchema(y=inputs.scale * inputs.x**2, total=inputs.x.sum(), note=note)
 
 

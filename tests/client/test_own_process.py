@@ -74,6 +74,20 @@ def test_giving_up_interrupts_the_work_and_keeps_the_process():
         assert pid_of(component) == pid
 
 
+def test_it_has_the_memory_settings_of_a_servers_workers_and_the_users_before_them(monkeypatch):
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    with Component.from_source(SOURCE) as component:
+        settings = component.apply({"x": [1.0], "action": "tunables"})["note"]
+    assert {setting.partition("=")[0] for setting in settings.split(":")} >= {
+        "glibc.malloc.trim_threshold",
+        "glibc.cpu.x86_non_temporal_threshold",
+    }
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0")
+    with Component.from_source(SOURCE) as component:
+        chosen = component.apply({"x": [1.0], "action": "tunables"})["note"]
+    assert chosen == "glibc.malloc.check=0"
+
+
 def test_memory_is_used_again_and_results_stay_valid():
     with Component.from_source(SOURCE) as component:
         kept = component.apply({"x": np.full(200_000, 3.0)})["y"]

@@ -6,6 +6,7 @@ next call gets a new process. Arrays go through shared memory; there is no port 
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import subprocess
@@ -26,7 +27,7 @@ from chainrule.client._packets import PacketConnection
 from chainrule.client._transport import Ticket, Transport
 from chainrule.runtime._codec import Frames, encode_frames
 from chainrule.runtime._config import ComponentConfig
-from chainrule.runtime._samehost import limit_waiting, socket_pair
+from chainrule.runtime._samehost import limit_waiting, socket_pair, with_memory_settings
 
 __all__ = ["SubprocessTransport"]
 
@@ -119,7 +120,7 @@ class SubprocessTransport(Transport):
                 [self._python, "-m", _WORKER, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=self._variables,
+                env=with_memory_settings(self._variables or os.environ),
             )
         self.place = f"process {self._process.pid}"
         self._connection = PacketConnection(ours, self.place)

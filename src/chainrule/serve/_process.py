@@ -25,6 +25,7 @@ from chainrule.runtime._samehost import (
     receive_message,
     send_message,
     socket_pair,
+    with_memory_settings,
 )
 from chainrule.serve._calls import Call, CallError, Facts, Reply, StoredBody, Watcher, too_slow
 from chainrule.serve._lease import Client, Lease
@@ -33,13 +34,6 @@ from chainrule.serve._output import OutputLog
 __all__ = ["SegmentBody", "WorkerProcess"]
 
 _CANCEL_GRACE_S = 0.5
-# Fresh memory is the larger part of the cost of large arrays; this keeps freed memory for the next call.
-_MALLOC = (
-    "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:"
-    "glibc.malloc.trim_threshold=4294967296:glibc.malloc.top_pad=67108864"
-)
-
-
 _numbers = itertools.count()
 
 
@@ -132,7 +126,7 @@ class WorkerProcess:
                 pass_fds=[descriptor],
                 stdin=subprocess.DEVNULL,
                 stderr=output,
-                env={"GLIBC_TUNABLES": _MALLOC, **os.environ},
+                env=with_memory_settings(),
             )
         finally:
             if output is not None:

@@ -42,6 +42,7 @@ from chainrule.runtime._samehost._patience import Patience
 from chainrule.runtime._samehost._pools import SegmentCache, SegmentPool
 from chainrule.runtime._samehost._segments import Segment, is_supported
 from chainrule.runtime._samehost._slots import CallSlot, CurrentCall
+from chainrule.runtime._samehost._worker_memory import with_memory_settings
 
 __all__ = [
     "INLINE_BYTES",
@@ -60,4 +61,5 @@ __all__ = [
     "receive_message",
     "send_message",
     "socket_pair",
+    "with_memory_settings",
 ]
