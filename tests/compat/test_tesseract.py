@@ -44,6 +44,39 @@ def test_environment_and_runtime_config(monkeypatch):
         tc.Tesseract.from_tesseract_api(SCALING, runtime_config={"colour": "red"})
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda how: tc.Tesseract.from_tesseract_api(SCALING, gpu_transport=how),
+        lambda how: tc.Tesseract.from_source(SCALING, gpu_transport=how),
+        lambda how: tc.Tesseract.from_image("scaling", gpu_transport=how),
+        lambda how: tc.Tesseract.from_tesseract_api(SCALING).with_encoding(gpu_transport=how),
+    ],
+)
+def test_device_memory_is_not_shared(make):
+    assert make("none").current_encoding.gpu_transport == "none"
+    with pytest.raises(NotImplementedError, match="host memory"):
+        make("cuda_ipc")
+    with pytest.raises(ValueError, match="Unknown gpu_transport 'nvlink'"):
+        make("nvlink")
+
+
+def test_files_that_are_no_components(tmp_path):
+    """Missing ones are missing, all others a `RuntimeError`, as in the ancestor."""
+    for make in (tc.Tesseract.from_tesseract_api, tc.Tesseract.from_source):
+        with pytest.raises(FileNotFoundError, match=r"nothing\.py"):
+            make(tmp_path / "nothing.py")
+    broken, other = tmp_path / "broken.py", tmp_path / "other.py"
+    broken.write_text("import no_such_module\n")
+    other.write_text("def apply(inputs): ...\n")
+    for file, why in ((broken, "no_such_module"), (other, "InputSchema"), (tmp_path, "has no")):
+        with pytest.raises(RuntimeError, match=why):
+            tc.Tesseract.from_tesseract_api(file)
+    own = tc.Tesseract.from_source(broken, python_executable=sys.executable)
+    with pytest.raises(RuntimeError, match="no_such_module"):
+        own.serve()
+
+
 def test_missing_products_are_derived():
     scaling = tc.Tesseract.from_tesseract_api(SCALING)
     inputs = {"part": {"v": np.array([0.0, 1.0]), "s": 3.0}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -47,7 +47,8 @@ def make_payload(endpoint: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
     if optional.get("abstract"):
         given["inputs"] = _to_abstract(given["inputs"])
     for name in _PATH_ARGUMENTS & given.keys():
-        if not isinstance(given[name], str):  # which the component refuses with a better message
+        # What is no collection of paths, the component refuses with a better message.
+        if isinstance(given[name], Iterable) and not isinstance(given[name], str):
             given[name] = list(given[name])
     # What has its default is left out: other servers refuse fields that they do not know.
     return given | {

@@ -1,7 +1,8 @@
 """The ancestor's exceptions for ours.
 
 `ComponentError` is a `RuntimeError`, `CapabilityError` a `NotImplementedError` and `TransportError` a
-`ConnectionError` already, so they pass. Only a refused input has another class there: pydantic's.
+`ConnectionError` already, so they pass. Two have another class there: a refused input, which is pydantic's,
+and a file that is no component, which is a `RuntimeError`.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from chainrule._errors import InputError
+from chainrule._errors import DefinitionError, InputError
 
-__all__ = ["as_validation_error", "pydantic_errors"]
+__all__ = ["as_validation_error", "load_errors", "pydantic_errors"]
 
 _TITLES = {
     "apply": "ApplyInputSchema",
@@ -24,6 +25,15 @@ _TITLES = {
     "vector_jacobian_product": "VJPInputSchema",
     "abstract_eval": "AbstractInputSchema",
 }
+
+
+@contextmanager
+def load_errors() -> Iterator[None]:
+    """Raise `RuntimeError` where a file cannot be loaded, or is no component."""
+    try:
+        yield
+    except DefinitionError as error:
+        raise RuntimeError(str(error)) from error
 
 
 @contextmanager

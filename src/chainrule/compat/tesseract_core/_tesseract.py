@@ -13,8 +13,11 @@ from chainrule._errors import CapabilityError
 from chainrule.client import Component
 from chainrule.client._payloads import make_payload
 from chainrule.compat.tesseract_core._encodings import RequestedEncoding, ServerCapabilities
-from chainrule.compat.tesseract_core._failures import pydantic_errors
-from chainrule.compat.tesseract_core.runtime._settings import component_settings
+from chainrule.compat.tesseract_core._failures import load_errors, pydantic_errors
+from chainrule.compat.tesseract_core.runtime._settings import (
+    check_gpu_transport,
+    component_settings,
+)
 from chainrule.runtime import LocalComponent
 from chainrule.runtime.testing import RegressionSpec, run_test
 
@@ -87,20 +90,21 @@ class Tesseract:
             input_path: the folder that callers may name files in.
             output_path: the folder for files of runs.
             output_format: remembered; nothing is encoded in this process.
-            gpu_transport: remembered likewise.
+            gpu_transport: only `"none"`.
             runtime_config: further settings, by the ancestor's names.
             stream_logs: accepted; what the author prints appears at once anyway.
 
         Raises:
             FileNotFoundError: there is no such file.
+            RuntimeError: it cannot be loaded, or is no component.
         """
-        if isinstance(tesseract_api, (str, Path)) and not Path(tesseract_api).exists():
-            raise FileNotFoundError(2, "No such file or directory", str(tesseract_api))
+        if isinstance(tesseract_api, (str, Path)):
+            _check_file(tesseract_api)
         settings = component_settings(runtime_config, input_path, output_path, output_format)
-        component = Component.from_api(tesseract_api, config=settings)
-        return cls._make(
-            RequestedEncoding(output_format, gpu_transport or "none"), component=component
-        )
+        encoding = RequestedEncoding(output_format, _checked(gpu_transport))
+        with load_errors():
+            component = Component.from_api(tesseract_api, config=settings)
+        return cls._make(encoding, component=component)
 
     @classmethod
     def from_url(
@@ -140,14 +144,18 @@ class Tesseract:
             input_path: the folder that callers may name files in.
             output_path: the folder for files of runs.
             output_format: remembered; arrays go to the process as they are.
-            gpu_transport: remembered likewise.
+            gpu_transport: only `"none"`.
             runtime_config: further settings, by the ancestor's names.
             stream_logs: accepted; what the author prints goes to standard error.
             python_executable: the interpreter; without it the component gets a virtual environment with
                 its own requirements.
             startup_timeout: seconds that loading may take.
             experimental_binref_pool: accepted; memory is always reused.
+
+        Raises:
+            FileNotFoundError: there is no such file.
         """
+        _check_file(tesseract_api)
         settings = component_settings(runtime_config, input_path, output_path, output_format)
         # The process answers one call at a time; what it prints is kept where files of runs were asked for.
         settings = settings.replace(keep_output=output_path is not None)
@@ -160,7 +168,7 @@ class Tesseract:
             startup_timeout=startup_timeout,
         )
         return cls._make(
-            RequestedEncoding(output_format, gpu_transport or "none"), open_component=opener
+            RequestedEncoding(output_format, _checked(gpu_transport)), open_component=opener
         )
 
     @classmethod
@@ -207,7 +215,7 @@ class Tesseract:
             input_path: folder that callers may name files in.
             output_path: folder for files of runs.
             output_format: remembered; the native client chooses.
-            gpu_transport: remembered likewise.
+            gpu_transport: only `"none"`.
             docker_args: further arguments of the engine.
             runtime_config: settings of the ancestor's runtime, for its images.
             stream_logs: accepted; `server_logs` has everything.
@@ -237,7 +245,7 @@ class Tesseract:
             timeout=max(timeout) if isinstance(timeout, tuple) else timeout,
         )
         return cls._make(
-            RequestedEncoding(output_format, gpu_transport or "none"), open_component=opener
+            RequestedEncoding(output_format, _checked(gpu_transport)), open_component=opener
         )
 
     # Its life
@@ -250,7 +258,8 @@ class Tesseract:
             )
         if self._component is not None:
             raise RuntimeError("This Tesseract is being served already.")
-        self._component = self._open()
+        with load_errors():
+            self._component = self._open()
 
     def teardown(self) -> None:
         """Stop it."""
@@ -357,6 +366,7 @@ class Tesseract:
         compression: str | None = None,
     ) -> Self:
         """A view of the same component with another `current_encoding`."""
+        _checked(gpu_transport)
         view = copy.copy(self)
         view._encoding = RequestedEncoding(
             output_format or self._encoding.output_format,
@@ -445,6 +455,16 @@ class Tesseract:
 
     def _call(self, endpoint: str, run_id: str | None, *arguments: Any) -> Any:
         return self.call(endpoint, make_payload(endpoint, *arguments), run_id=run_id)
+
+
+def _check_file(path: str | Path) -> None:
+    if not Path(path).exists():
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+
+
+def _checked(gpu_transport: str | None) -> str:
+    check_gpu_transport(gpu_transport)
+    return gpu_transport or "none"
 
 
 def _open_image(

@@ -20,6 +20,7 @@ from chainrule.runtime._runs import current_run
 
 __all__ = [
     "RuntimeConfig",
+    "check_gpu_transport",
     "component_settings",
     "from_environment",
     "get_config",
@@ -80,14 +81,9 @@ class RuntimeConfig(BaseModel):
             trusts_caller: whether callers are the ones who run the component.
 
         Raises:
-            CapabilityError: device memory was to be shared.
+            CapabilityError: device memory was to be shared (`gpu_transport_not_supported`).
         """
-        if self.gpu_transport != "none":
-            raise CapabilityError(
-                f"gpu_transport={self.gpu_transport!r} is not supported; arrays travel through host "
-                "memory. Leave it at 'none'.",
-                code="gpu_transport_not_supported",
-            )
+        check_gpu_transport(self.gpu_transport)
         return ComponentConfig(
             **{name: getattr(self, name) for name in ("name", "version") if self._is_given(name)},
             description=self.description.replace("\\n", "\n") or None,
@@ -105,6 +101,23 @@ class RuntimeConfig(BaseModel):
 
     def _is_given(self, name: str) -> bool:
         return name in self.model_fields_set
+
+
+def check_gpu_transport(name: str | None) -> None:
+    """Refuse every way of sharing device memory.
+
+    Raises:
+        ValueError: there is no such way.
+        CapabilityError: there is, in the ancestor (`gpu_transport_not_supported`).
+    """
+    if name in (None, "none"):
+        return
+    if name != "cuda_ipc":
+        raise ValueError(f"Unknown gpu_transport {name!r}: it is 'none'.")
+    raise CapabilityError(
+        f"gpu_transport={name!r} is not supported; arrays travel through host memory. Leave it at 'none'.",
+        code="gpu_transport_not_supported",
+    )
 
 
 def from_environment(prefix: str = "TESSERACT_") -> dict[str, str]:
