@@ -36,6 +36,9 @@ def apply(inputs: InputSchema) -> OutputSchema:
         os._exit(3)
     if action == "sleep":
         time.sleep(float(value))
+    if action == "wait":  # until there is a file
+        while not os.path.exists(value):
+            time.sleep(0.05)
     if action == "native":  # long, and nothing but the end of the process interrupts it
         hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
     if action == "hold":  # no other thread of the process runs meanwhile

@@ -301,7 +301,8 @@ def test_handles_are_small(pool):
 
 
 # Last, because it leaves the cluster with one node less.
-def test_a_thousand_evaluations_survive_the_loss_of_a_node(ray_cluster):
+def test_a_thousand_evaluations_survive_the_loss_of_a_node(ray_cluster, tmp_path):
+    gate = tmp_path / "gate"
     with (
         pools.deploy(SOURCE, replicas=4) as component,
         pools.deploy(SOURCE, replicas=4, idempotent=False) as once,
@@ -309,12 +310,13 @@ def test_a_thousand_evaluations_survive_the_loss_of_a_node(ray_cluster):
         inputs = (point(k) | {"action": "sleep 0.002"} for k in range(1000))
         results = component.map(inputs, max_in_flight=32)
         found = [next(results)["y"] for _ in range(500)]
-        jobs = [once.submit("apply", point(k) | {"action": "sleep 6"}) for k in range(4)]
+        jobs = [once.submit("apply", point(k) | {"action": f"wait {gate}"}) for k in range(4)]
         begun(once)
         ray_cluster.remove_node(ray_cluster.list_all_nodes()[-1], allow_graceful=False)
         found += [result["y"] for result in results]
         assert found == [value(k) for k in range(1000)]
         settled(component, 4)
+        gate.touch()
         # Calls that must not run twice are reported, those on the other node are answered.
         outcomes = [outcome(job) for job in jobs]
         assert "replica_lost" in outcomes

@@ -43,6 +43,7 @@ def test_the_pool_on_a_cluster_of_three_nodes(tmp_path, short_folder):
     run = subprocess.run(
         [
             *[*namespace, sys.executable, "-m", "pytest", "-p", "ray_plugin", "-q", "-x"],
+            "--show-capture=no",  # Ray's logs hide what failed
             *[
                 "-p",
                 "no:cacheprovider",

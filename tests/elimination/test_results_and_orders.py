@@ -188,7 +188,7 @@ def test_progress_shows_the_best_cost(capsys, monkeypatch):
     assert not capsys.readouterr().err  # no terminal
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr(_find_order, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(_find_order, "_PATIENCE_S", 0)
     order = find_order(roe_flux_1d, *point, budget_s=0.5)
     shown = re.findall(r"searching.*best (\d+)", capsys.readouterr().err)
     assert order.cost <= int(shown[-1])
