@@ -12,6 +12,11 @@ NEXT   := .venv-next
 NEXT_STAMP := $(NEXT)/.ready-$(SETUP_KEY)
 export CHAINRULE_PYTHON_NEXT ?= $(abspath $(NEXT)/bin/python)
 
+# And the oldest JAX, in a folder that stands before the environment's packages.
+OLDEST := .jax-oldest
+OLDEST_STAMP := $(OLDEST)/.ready-$(SETUP_KEY)
+export CHAINRULE_JAX_OLDEST ?= $(abspath $(OLDEST))
+
 .PHONY: help demo test lint format bench docs setup clean
 
 help:  ## Show this list
@@ -37,11 +42,18 @@ $(NEXT_STAMP): $(STAMP)
 	    || echo "not to be had here; the tests on the newest JAX are skipped"; fi
 	@mkdir -p $(NEXT) && rm -f $(NEXT)/.ready-* && touch $@
 
+$(OLDEST_STAMP): $(STAMP)
+	@echo "Installing the oldest JAX into $(OLDEST)…"
+	@rm -rf $(OLDEST)
+	@$(BIN)/python -m pip install --quiet --no-deps --target $(OLDEST) -r requirements/oldest-jax.txt \
+	    || echo "not to be had here; the tests on the oldest JAX are skipped"
+	@mkdir -p $(OLDEST) && touch $@
+
 demo: $(STAMP)  ## Run a gradient through several programs; leaves a plot and a report in demo-output/
 	@$(BIN)/python -m examples.demo
 
 # By file: the blocks of a docs page share a namespace, and what one test compiled serves the next.
-test: $(STAMP) $(NEXT_STAMP)  ## Run all tests
+test: $(STAMP) $(NEXT_STAMP) $(OLDEST_STAMP)  ## Run all tests
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP)  ## Lint, format check, types, floors
@@ -62,4 +74,4 @@ docs: $(STAMP)  ## Build the documentation in strict mode into site/
 	@echo "Open site/index.html"
 
 clean:  ## Remove the environment and everything generated
-	rm -rf $(VENV) $(NEXT) site demo-output test-artifacts .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NEXT) $(OLDEST) site demo-output test-artifacts .pytest_cache .mypy_cache .ruff_cache .hypothesis
