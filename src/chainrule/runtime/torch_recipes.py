@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +18,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from chainrule._errors import PathError
 from chainrule._trees import flatten_with_paths, get_at_path, is_arraylike, set_at_path
+from chainrule.runtime._codec import dtype_from_name
+from chainrule.runtime._derivatives._derive import jacobian_from_jvp, jacobian_from_vjp
 from chainrule.runtime._derivatives._layout import canonical, check_keys, fitted_shape
+from chainrule.runtime._schema import number_kind
 
 __all__ = [
     "torch_abstract_eval",
@@ -49,12 +53,15 @@ def torch_jacobian(
 ) -> dict[str, dict[str, np.ndarray]]:
     """The Jacobian of a torch function, by forward or reverse mode, whichever takes fewer passes.
 
+    Complex outputs leave only forward mode, complex inputs only reverse mode. Where both are complex, the
+    function is taken to be holomorphic.
+
     Args:
         apply_fn: the function.
         inputs: a model or nested mappings.
         jac_inputs: paths of the inputs.
         jac_outputs: paths of the outputs.
-        mode: how to accumulate.
+        mode: how to accumulate real numbers.
 
     Returns:
         `{output path: {input path: array of output shape + input shape}}`.
@@ -62,22 +69,37 @@ def torch_jacobian(
     narrowed = _narrow(apply_fn, inputs, jac_inputs, jac_outputs)
     with torch.no_grad():
         outputs, (exact, _) = narrowed.function(narrowed.primals)
+    if _has_complex(narrowed.primals | outputs):
+        return _from_products(apply_fn, outputs, inputs, jac_inputs, jac_outputs)
     if mode == "auto":
         mode = "forward" if _size(narrowed.primals) <= _size(outputs) else "reverse"
     transform = torch.func.jacfwd if mode == "forward" else torch.func.jacrev
     blocks: Any = {}
-    if narrowed.primals and outputs:
+    if _size(narrowed.primals) and _size(outputs):
         blocks, _ = transform(narrowed.function, has_aux=True)(narrowed.primals)
     everything = narrowed.primals | narrowed.exact
     return {
         out: {
             path: _to_array(blocks[out][path])
-            if out in outputs and path in narrowed.primals
+            if blocks and out in outputs and path in narrowed.primals
             else np.zeros((*(outputs | exact)[out].shape, *everything[path].shape))
             for path in canonical(jac_inputs)
         }
         for out in canonical(jac_outputs)
     }
+
+
+def _from_products(apply_fn: Apply, outputs: Tensors, *selection: Any) -> dict[str, dict[str, Any]]:
+    """The Jacobian where something is complex, for which `torch.func` has products only."""
+    how: Any = {"batched": True, "show_progress": False}
+    if _has_complex(outputs):
+        return jacobian_from_jvp(partial(torch_jvp, apply_fn), *selection, **how)
+    evaluate = partial(torch_apply, apply_fn)
+    return jacobian_from_vjp(partial(torch_vjp, apply_fn), evaluate, *selection, **how)
+
+
+def _has_complex(tensors: Tensors) -> bool:
+    return any(tensor.is_complex() for tensor in tensors.values())
 
 
 def torch_jvp(
@@ -224,7 +246,7 @@ class _Narrowed:
         at = self.primals if primals is None else primals
         found: Any = torch.func.vjp(self.function, at, has_aux=True)
         outputs, pull, (_, tensors) = found
-        return outputs, pull, tensors
+        return outputs, lambda cotangent: (_conjugated(pull(_conjugated(cotangent))[0]),), tensors
 
     def outputs(self, tensors: Tensors) -> Any:
         """All outputs, with arrays for the tensors."""
@@ -270,11 +292,16 @@ def _by_exactness(tensors: Tensors) -> tuple[Tensors, Tensors]:
     return inexact, {path: t for path, t in tensors.items() if path not in inexact}
 
 
+def _conjugated(tensors: Tensors) -> Tensors:
+    """torch pulls back with the conjugate transpose; a VJP here, as in JAX, is the plain one, Jᵀu."""
+    return {path: tensor.conj() for path, tensor in tensors.items()}
+
+
 def _fit(vector: Mapping[str, Any], like: Tensors, batched: bool) -> Tensors:
     """Tangents or cotangents in the shapes and dtypes of what they belong to."""
     fitted = {}
     for path, tensor in like.items():
-        value = torch.as_tensor(np.array(vector[path])).to(tensor.dtype)
+        value = _tensor(vector[path]).to(tensor.dtype)
         shape = fitted_shape(tuple(value.shape), tuple(tensor.shape), path, batched=batched)
         fitted[path] = value.broadcast_to(shape)
     return fitted
@@ -294,13 +321,27 @@ def _to_tensors(inputs: Any) -> Any:
 
 
 def _to_tensor(leaf: Any) -> Any:
+    is_numeric = is_arraylike(leaf) and number_kind(np.asarray(leaf).dtype) in "biufc"
+    return _tensor(leaf) if is_numeric else leaf
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    array = np.asarray(value)
     # Copied: an endpoint's arrays are read-only views, which torch would warn about.
-    is_numeric = is_arraylike(leaf) and np.asarray(leaf).dtype.kind in "biufc"
-    return torch.as_tensor(np.array(leaf)) if is_numeric else leaf
+    own = np.array(array, array.dtype.newbyteorder("="), order="C")
+    if own.dtype.name != "bfloat16":
+        return torch.as_tensor(own)
+    # torch knows bfloat16 and NumPy's stand-in for it does not know torch: the same bits, on both sides.
+    return torch.as_tensor(own.view(np.int16)).view(torch.bfloat16)
 
 
 def _to_array(leaf: Any) -> Any:
-    return leaf.detach().cpu().resolve_conj().numpy() if isinstance(leaf, torch.Tensor) else leaf
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    host = leaf.detach().cpu().resolve_conj().resolve_neg()
+    if host.dtype is torch.bfloat16:
+        return host.view(torch.int16).numpy().view(dtype_from_name("bfloat16"))
+    return host.numpy()
 
 
 def _to_arrays(tensors: Tensors) -> dict[str, np.ndarray]:
@@ -315,7 +356,8 @@ def _map_leaves(
     if isinstance(tree, Mapping):
         return {key: _map_leaves(function, value, is_leaf) for key, value in tree.items()}
     if isinstance(tree, (list, tuple)):
-        return type(tree)(_map_leaves(function, value, is_leaf) for value in tree)
+        parts = [_map_leaves(function, value, is_leaf) for value in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
     return function(tree)
 
 
@@ -329,8 +371,10 @@ def _empty(node: Any) -> Any:
     if not _is_aval(node):
         return node
     facts = node if isinstance(node, Mapping) else {"shape": node.shape, "dtype": node.dtype}
-    dtype = getattr(torch, np.dtype(facts["dtype"]).name)
-    return torch.empty(tuple(facts["shape"]), dtype=dtype)
+    name = str(facts["dtype"])
+    # NumPy knows this name only once somebody has imported `ml_dtypes`.
+    known = name if name == "bfloat16" else np.dtype(facts["dtype"]).name
+    return torch.empty(tuple(facts["shape"]), dtype=getattr(torch, known))
 
 
 def _aval(leaf: Any) -> Any:

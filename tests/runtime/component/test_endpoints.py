@@ -400,6 +400,7 @@ def test_derivative_requests():
         ([], InputError, "bad_paths"),
         ("x", InputError, "bad_paths"),
         ([3], InputError, "bad_paths"),
+        ([["x"]], InputError, "bad_paths"),
         (None, InputError, "bad_paths"),
     ],
 )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import jax
 import numpy as np
 import pytest
 from pydantic import BaseModel, ConfigDict, field_serializer
 
+from chainrule.runtime.jax_recipes import jax_jvp
 from chainrule.runtime.jax_recipes._boundary import Frame, split
 
 X, Y = np.arange(3.0), np.ones((2, 2), np.int32)
@@ -52,6 +55,43 @@ def test_what_is_not_an_array_is_part_of_the_frame():
     words, none = split({"x": np.array(["a", "b"])})
     assert none == ()
     assert words.join(())["x"].tolist() == ["a", "b"]
+
+
+class Opaque:
+    __hash__ = None
+
+    def __reduce__(self):
+        raise TypeError("cannot be pickled")
+
+    def __repr__(self):
+        return "Opaque()"
+
+
+@dataclass
+class Table:
+    values: np.ndarray
+
+
+def test_frames_differ_where_the_program_could():
+    # Equal by `==`, or by what NumPy prints of a long array, and yet not the same program.
+    long, other = np.zeros(5000), np.zeros(5000)
+    other[2500] = 1.0
+    for left, right in [(0.0, -0.0), (1, 1.0), (1, True), (Opaque(), Opaque())]:
+        assert split({"s": left})[0] != split({"s": right})[0]
+    assert split({"s": Table(long)})[0] != split({"s": Table(other)})[0]
+
+
+def test_frames_agree_where_the_program_does():
+    for left, right in [(float("nan"), float("nan")), (Table(np.zeros(9)), Table(np.zeros(9)))]:
+        assert split({"s": left})[0] == split({"s": right})[0]
+        assert hash(split({"s": left})[0]) == hash(split({"s": right})[0])
+
+
+def test_the_sign_of_zero_is_compiled_in():
+    divide = jax.jit(lambda d: {"y": d["x"] / d["s"]})
+    for zero, expected in [(0.0, np.inf), (-0.0, -np.inf)]:
+        inputs = {"x": np.ones(1), "s": zero}
+        assert jax_jvp(divide, inputs, ["x"], ["y"], {"x": [1.0]})["y"][0] == expected
 
 
 def test_a_model_with_serializers_is_dumped():

@@ -13,7 +13,7 @@ from chainrule.runtime._derivatives import (
     finite_difference_jvp,
     finite_difference_vjp,
 )
-from chainrule.runtime._schema import Array, Differentiable, Float32, Float64
+from chainrule.runtime._schema import Array, BFloat16, Differentiable, Float16, Float32, Float64
 
 EXACT = ["central", "forward", "richardson", "complex_step"]
 TOLERANCE = {"central": 1e-9, "forward": 1e-6, "richardson": 1e-11, "complex_step": 1e-14}
@@ -256,6 +256,27 @@ def test_scalars_and_empty_arrays():
     for eps in (1e-4, "auto", {}):
         zero = finite_difference_jvp(lambda d: {"y": d["x"]}, {"x": 1.0}, set(), {"y"}, {}, eps=eps)
         assert zero["y"] == 0
+
+
+class Half(BaseModel):
+    x: Differentiable[Array[(3,), BFloat16]]
+    h: Differentiable[Array[(2,), Float16]]
+
+
+@pytest.mark.parametrize("algorithm", ["central", "forward", "richardson"])
+def test_bfloat16_beside_float16(algorithm):
+    # A few bits of mantissa: the step is coarse, a quadratic is not.
+    half = Half(x=[1.5, 2.0, 0.25], h=[1.0, 3.0])
+    found = finite_difference_jacobian(
+        lambda v: {"y": v.x * 4, "z": v.h * v.h}, half, {"x", "h"}, {"y", "z"},
+        algorithm=algorithm, eps="auto",
+    )  # fmt: skip
+    np.testing.assert_allclose(found["y"]["x"], 4 * np.eye(3), rtol=0.02, atol=1e-12)
+    np.testing.assert_allclose(found["z"]["h"], np.diag([2.0, 6.0]), rtol=0.1, atol=1e-12)
+    product = finite_difference_vjp(
+        lambda v: {"y": v.x * 4}, half, {"x"}, {"y"}, {"y": np.ones(3)}, eps="auto"
+    )
+    np.testing.assert_allclose(product["x"], 4.0, rtol=0.02)
 
 
 @pytest.mark.parametrize(

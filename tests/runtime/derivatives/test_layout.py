@@ -8,7 +8,6 @@ from chainrule.runtime._derivatives._layout import (
     Layout,
     canonical,
     check_keys,
-    describe,
     read_arrays,
 )
 
@@ -60,8 +59,3 @@ def test_paths_must_be_arrays():
 def test_vector_names_exactly_the_paths():
     with pytest.raises(InputError, match=r"missing \['b'\], unexpected \['c'\]"):
         check_keys({"a": 1, "c": 2}, {"a", "b"}, "tangent_vector")
-
-
-def test_short_form_of_arrays():
-    assert describe(np.zeros((3, 4))) == "f64[3,4]"
-    assert describe(np.zeros((), bool)) == "bool[]"

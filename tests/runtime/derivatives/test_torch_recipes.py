@@ -1,5 +1,8 @@
 """The torch recipes against the closed form and against the JAX recipes."""
 
+from typing import NamedTuple
+
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -138,3 +141,78 @@ def test_vectors_that_do_not_fit(inputs):
 def test_what_is_no_array_cannot_be_differentiated(inputs):
     with pytest.raises(PathError):
         tr.torch_jacobian(torch_apply, inputs, {"mode"}, {"y"})
+
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", ["float16", BFLOAT16, ">f4", "float64"], ids=str)
+def test_every_floating_dtype_and_byte_order(dtype):
+    x = np.array([[1.5, 2.0], [0.25, -1.0]]).astype(dtype)[:, ::-1]
+    inputs, native = {"x": x}, x.dtype.newbyteorder("=")
+    square = lambda d: {"y": d["x"] ** 2}  # noqa: E731
+    slope = (2 * x).astype(native)
+    ones = np.ones((2, 2))
+    assert tr.torch_apply(square, inputs)["y"].dtype == native
+    for found in (
+        tr.torch_vjp(square, inputs, {"x"}, {"y"}, {"y": ones})["x"],
+        tr.torch_jvp(square, inputs, {"x"}, {"y"}, {"x": ones})["y"],
+        tr.torch_jacobian(square, inputs, {"x"}, {"y"})["y"]["x"].sum(axis=(2, 3)).astype(native),
+    ):
+        assert found.dtype == native
+        np.testing.assert_array_equal(found.astype(float), slope.astype(float))
+    scalar = tr.torch_vjp(square, {"x": native.type(3.0)}, {"x"}, {"y"}, {"y": 1.0})
+    assert (scalar["x"].shape, float(scalar["x"])) == ((), 6.0)
+
+
+def test_shapes_of_bfloat16():
+    shape = {"x": {"shape": (2, 3), "dtype": "bfloat16"}}
+    assert tr.torch_abstract_eval(lambda d: {"y": d["x"].sum(0)}, shape) == {
+        "y": {"shape": (3,), "dtype": "bfloat16"}
+    }
+
+
+def test_arrays_without_elements_have_a_jacobian():
+    found = tr.torch_jacobian(lambda d: {"y": 2 * d["x"]}, {"x": np.zeros((0, 3))}, {"x"}, {"y"})
+    assert found["y"]["x"].shape == (0, 3, 0, 3)
+
+
+class Pair(NamedTuple):
+    left: object
+    right: object
+
+
+def test_named_tuples_stay_what_they_are():
+    inputs = {"pair": Pair(np.ones(2), np.full(2, 3.0))}
+    swap = lambda d: {"pair": Pair(d["pair"].right, 2 * d["pair"].left)}  # noqa: E731
+    assert isinstance(tr.torch_apply(swap, inputs)["pair"], Pair)
+    found = tr.torch_vjp(swap, inputs, {"pair.left"}, {"pair.right"}, {"pair.right": np.ones(2)})
+    assert found["pair.left"].tolist() == [2.0, 2.0]
+
+
+COMPLEX = {
+    "holomorphic": lambda m, z: (1 + 2j) * z**2,
+    "to real numbers": lambda m, z: m.abs(z) * m.real(z),
+    "from real numbers": lambda m, z: m.real(z) * (2 - 1j),
+}
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_complex_derivatives_follow_jax(name):
+    function = COMPLEX[name]
+    z = np.array([0.3 + 0.4j, -1.0 + 0.2j])
+    inputs = {"z": z.real if name == "from real numbers" else z}
+    ours = lambda d: {"y": function(torch, d["z"])}  # noqa: E731
+    theirs = jax.jit(lambda d: {"y": function(jnp, d["z"])})
+    selection = ({"z"}, {"y"})
+    np.testing.assert_allclose(
+        tr.torch_jacobian(ours, inputs, *selection)["y"]["z"],
+        jr.jax_jacobian(theirs, inputs, *selection)["y"]["z"],
+        atol=1e-12,
+    )
+    weights = np.array([1.0, 2.0]) if name == "to real numbers" else np.array([1.0 - 3j, 2j])
+    np.testing.assert_allclose(
+        tr.torch_vjp(ours, inputs, *selection, {"y": weights})["z"],
+        jr.jax_vjp(theirs, inputs, *selection, {"y": weights})["z"],
+        atol=1e-12,
+    )

@@ -5,7 +5,8 @@ import textwrap
 import pytest
 
 from chainrule.client import Component
-from chainrule.runtime import load_component
+from chainrule.runtime import Array, BFloat16, Differentiable, load_component
+from chainrule.runtime import component as chainrule_component
 from chainrule.runtime.testing import check_gradients, find_tests, record, run_test
 
 SCHEMA = """
@@ -108,3 +109,19 @@ def test_recorded_calls_pass_over_another_way_in(folder):
     results = {file.stem: run_test(client, file) for file in find_tests(folder)}
     assert len(results) == 3
     assert all(result.passed for result in results.values()), results
+
+
+def test_bfloat16_is_checked_and_recorded_like_any_other(tmp_path):
+    Vector = Differentiable[Array[("n",), BFloat16]]
+
+    @chainrule_component(framework="jax")
+    def square(x: Vector) -> Vector:
+        return x * x
+
+    payload = {"inputs": {"x": [1.0, 2.0]}}
+    assert check_gradients(square, payload).passed
+    file = tmp_path / "test_square.json"
+    record(square, "apply", payload, path=file)
+    assert run_test(square, file).passed
+    file.write_text(file.read_text().replace("4.0", "4.5"))
+    assert run_test(square, file).status == "failed"

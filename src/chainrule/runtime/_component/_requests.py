@@ -78,7 +78,7 @@ def _declared_paths(
     value: Any, argument: str, declared: Mapping[str, ArraySpec]
 ) -> dict[str, ArraySpec]:
     is_collection = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
-    paths = list(dict.fromkeys(value)) if is_collection else []
+    paths = list(value) if is_collection else []
     if not paths or not all(isinstance(path, str) for path in paths):
         raise InputError(
             f"{argument}: expected a list of at least one path; this component has "

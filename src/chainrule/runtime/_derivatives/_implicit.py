@@ -30,6 +30,7 @@ from chainrule.runtime._derivatives._differences import (
 from chainrule.runtime._derivatives._layout import Layout, canonical, check_keys, read_arrays
 from chainrule.runtime._derivatives._residuals import ResidualCache, own
 from chainrule.runtime._derivatives._stencils import Algorithm
+from chainrule.runtime._schema import number_kind
 
 __all__ = ["ImplicitFunction"]
 
@@ -244,7 +245,7 @@ class _Point:
 
 def _floating(outputs: Any) -> tuple[str, ...]:
     leaves = flatten_with_paths(outputs)
-    return canonical(p for p, leaf in leaves.items() if np.asarray(leaf).dtype.kind == "f")
+    return canonical(p for p, leaf in leaves.items() if number_kind(np.asarray(leaf).dtype) == "f")
 
 
 def _as_matrix(block: Any, tree: Any, column_path: str) -> Any:

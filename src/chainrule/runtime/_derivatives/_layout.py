@@ -16,21 +16,14 @@ import numpy as np
 
 from chainrule._errors import InputError, PathError
 from chainrule._trees import get_at_path
+from chainrule.runtime._schema import describe_array, number_kind
 
-__all__ = ["Layout", "canonical", "check_keys", "describe", "fitted_shape", "read_arrays"]
+__all__ = ["Layout", "canonical", "check_keys", "fitted_shape", "read_arrays"]
 
 
 def canonical(paths: Iterable[str]) -> tuple[str, ...]:
     """The paths once each, sorted: the same selection is the same tuple whatever set it came in."""
     return tuple(sorted({paths} if isinstance(paths, str) else set(paths)))
-
-
-def describe(array: Any) -> str:
-    """Shape and dtype in the short form of error messages: `f64[3,4]`."""
-    dtype = np.dtype(array.dtype)
-    kind = {"f": "f", "c": "c", "i": "i", "u": "u", "b": "bool"}.get(dtype.kind, dtype.name)
-    bits = "" if dtype.kind == "b" or kind == dtype.name else str(dtype.itemsize * 8)
-    return f"{kind}{bits}[{','.join(map(str, array.shape))}]"
 
 
 def read_arrays(tree: Any, paths: Iterable[str]) -> dict[str, np.ndarray]:
@@ -44,10 +37,9 @@ def read_arrays(tree: Any, paths: Iterable[str]) -> dict[str, np.ndarray]:
 
 def _numeric(leaf: Any, path: str) -> np.ndarray:
     array = None if leaf is None else np.asarray(leaf)
-    if array is None or array.dtype.kind not in "biufc":
-        found = describe(leaf) if hasattr(leaf, "dtype") else type(leaf).__name__
+    if array is None or number_kind(array.dtype) not in "biufc":
         raise PathError(
-            f"Expected a numeric array at {path!r} to differentiate, found {found}. "
+            f"Expected a numeric array at {path!r} to differentiate, found {describe_array(leaf)}. "
             "Leave this path out, or give it a value.",
             code="path_not_differentiable",
             path=path,
@@ -95,8 +87,10 @@ def fitted_shape(
     )
 
 
-def _shaped(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    return array if array.shape == shape else np.broadcast_to(array, shape)
+def _flat(value: Any, shape: tuple[int, ...]) -> np.ndarray:
+    array = np.asarray(value)
+    wide = array.astype(np.result_type(array, np.float64), copy=False)
+    return np.broadcast_to(wide, shape).ravel()
 
 
 @dataclass(frozen=True)
@@ -136,10 +130,9 @@ class Layout:
         raise IndexError(element)
 
     def join(self, arrays: Mapping[str, Any]) -> np.ndarray:
-        """Named arrays as one vector; arrays broadcast to the shape of their path."""
+        """Named arrays as one vector in double precision, each broadcast to the shape of its path."""
         parts = [
-            _shaped(np.asarray(arrays[path]), shape).ravel()
-            for path, shape in zip(self.paths, self.shapes, strict=True)
+            _flat(arrays[path], shape) for path, shape in zip(self.paths, self.shapes, strict=True)
         ]
         return np.concatenate(parts) if parts else np.zeros(0)
 

@@ -18,7 +18,8 @@ import numpy as np
 
 from chainrule._errors import InputError
 from chainrule._trees import flatten_with_paths, set_at_path
-from chainrule.runtime._derivatives._layout import Layout, describe, read_arrays
+from chainrule.runtime._derivatives._layout import Layout, read_arrays
+from chainrule.runtime._schema import describe_array, number_kind
 
 __all__ = ["Program", "evaluate_all"]
 
@@ -89,7 +90,7 @@ class Program:
             return point
         parts = self.layout.split(point)
         rounded = {path: part.astype(self._kept[path]) for path, part in parts.items()}
-        return self.layout.join(rounded).astype(np.float64)
+        return self.layout.join(rounded)
 
     def inputs_at(self, point: np.ndarray) -> Any:
         """The inputs with a point (real, or complex for the complex step) at the varying leaves.
@@ -111,9 +112,9 @@ def _is_model(tree: Any) -> bool:
 
 
 def _require_real(array: np.ndarray, path: str) -> None:
-    if array.dtype.kind != "f":
+    if number_kind(array.dtype) != "f":
         raise InputError(
-            f"Finite differences need real floating-point inputs; {path!r} is {describe(array)}. "
+            f"Finite differences need real floating-point inputs; {path!r} is {describe_array(array)}. "
             "Leave it out of the differentiated inputs.",
             code="path_not_differentiable",
             path=path,

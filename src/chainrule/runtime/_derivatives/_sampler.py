@@ -128,8 +128,7 @@ class Sampler:
             )
         if self.stencil.is_complex:
             self._require_complex(outputs)
-        joined = layout.join(outputs)
-        return joined.astype(np.result_type(joined, np.float64))
+        return layout.join(outputs)
 
     @staticmethod
     def _require_complex(outputs: dict[str, np.ndarray]) -> None:

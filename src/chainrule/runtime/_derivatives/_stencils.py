@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 
 from chainrule._errors import InputError
+from chainrule.runtime._schema import number_kind, rounding_unit
 
 __all__ = ["STENCILS", "Algorithm", "Eps", "Stencil", "choose_steps", "coarsest", "find_stencil"]
 
@@ -110,14 +111,14 @@ def choose_steps(
 
 def coarsest(*dtypes: np.dtype) -> np.dtype:
     """The floating-point dtype with the largest rounding unit; exact dtypes do not count."""
-    inexact = [np.dtype(dtype) for dtype in dtypes if np.dtype(dtype).kind in "fc"]
-    return max(inexact, key=lambda dtype: float(np.finfo(dtype).eps), default=np.dtype(float))
+    inexact = [dtype for dtype in map(np.dtype, dtypes) if number_kind(dtype) in "fc"]
+    return max(inexact, key=rounding_unit, default=np.dtype(float))
 
 
 def _automatic(stencil: Stencil, x: np.ndarray, precision: np.dtype) -> np.ndarray:
     # Truncation grows like h^order, rounding like unit/h; they balance at unit^(1/(order + 1)) times the
     # scale on which x varies. An element that is zero, or tiny beside its neighbours, takes theirs.
-    unit = np.finfo(precision).eps
+    unit = rounding_unit(precision)
     largest = np.max(np.abs(x), initial=0.0)
     scale = np.maximum(np.abs(x), 0.01 * largest) if largest > 0 else np.ones_like(x)
     return unit ** (1 / (stencil.order + 1)) * scale

@@ -22,7 +22,7 @@ from chainrule.runtime._schema._array import (
     is_array_type,
     is_differentiable,
 )
-from chainrule.runtime._schema._dtypes import describe_array
+from chainrule.runtime._schema._dtypes import describe_array, number_kind, rounding_unit
 from chainrule.runtime._schema._leaves import array_leaves, differentiable_leaves
 from chainrule.runtime._schema._shape_dtype import ShapeDType
 from chainrule.runtime._schema._spec import ArraySpec
@@ -55,4 +55,6 @@ __all__ = [
     "differentiable_leaves",
     "is_array_type",
     "is_differentiable",
+    "number_kind",
+    "rounding_unit",
 ]

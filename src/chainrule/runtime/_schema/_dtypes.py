@@ -22,7 +22,9 @@ __all__ = [
     "describe_type",
     "generality",
     "mantissa_bits",
+    "number_kind",
     "numpy_dtype",
+    "rounding_unit",
 ]
 
 # In the order in which the peer lists them in its JSON schemas.
@@ -77,6 +79,16 @@ def castable_dtypes(name: str | None) -> tuple[str, ...]:
 
 def _generality_of_name(name: str) -> int:
     return 2 if name == BFLOAT16 else _GENERALITY_OF_KIND[np.dtype(name).kind]
+
+
+def number_kind(dtype: np.dtype[Any]) -> str:
+    """NumPy's letter for a kind of numbers (b, i, u, f, c); f also for bfloat16, which it does not know."""
+    return "f" if dtype.name == BFLOAT16 else dtype.kind
+
+
+def rounding_unit(dtype: np.dtype[Any]) -> float:
+    """The distance from 1 to the next number of this float or complex dtype."""
+    return 2.0 ** (1 - mantissa_bits(dtype))
 
 
 def mantissa_bits(dtype: np.dtype[Any]) -> int:

@@ -7,6 +7,7 @@ one program serves all inputs of a frame, as with `equinox.filter_jit`.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
@@ -58,14 +59,25 @@ class Static:
 
 
 def _static_key(value: Any) -> Any:
-    # The type is part of the key because 1 == 1.0 == True, and each compiles to something else.
+    # The type is part of the key because 1 == 1.0 == True, and each compiles to something else. So does
+    # -0.0, which equals 0.0; and NaN, which equals nothing, would compile anew each time.
+    if isinstance(value, (float, complex)):
+        return type(value), repr(value)
     if isinstance(value, np.ndarray):
         return type(value), value.dtype.str, value.shape, repr(value.tolist())
     try:
         hash(value)
     except TypeError:
-        return type(value), repr(value)
+        return type(value), _content_of(value)
     return type(value), value
+
+
+def _content_of(value: Any) -> Any:
+    """A key for what cannot be hashed; what tells nothing about its content is like nothing else."""
+    try:
+        return pickle.dumps(value)
+    except Exception:
+        return object()
 
 
 class Frame(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from chainrule._trees import Key, Segment, join_path
-from chainrule.runtime._derivatives._layout import describe
+from chainrule.runtime._schema import describe_array, number_kind
 
 __all__ = ["compare"]
 
@@ -76,12 +76,13 @@ def _array_differences(result: Any, expected: Any, at: Where, allowed: _Toleranc
     except ValueError:
         yield _line(at, f"is {type(result).__name__}, expected an array")
         return
-    if found.dtype.kind not in "biufc" or wanted.dtype.kind not in "biufc":
+    kinds = {number_kind(found.dtype), number_kind(wanted.dtype)}
+    if not kinds <= set("biufc"):
         yield _line(at, f"is {type(result).__name__}, expected {type(expected).__name__}")
     elif found.shape != wanted.shape or (
         isinstance(expected, np.ndarray) and found.dtype != wanted.dtype
     ):
-        yield _line(at, f"is {describe(found)}, expected {describe(wanted)}")
+        yield _line(at, f"is {describe_array(found)}, expected {describe_array(wanted)}")
     else:
         yield from _value_differences(found, wanted, at, allowed)
 
@@ -89,7 +90,7 @@ def _array_differences(result: Any, expected: Any, at: Where, allowed: _Toleranc
 def _value_differences(
     found: np.ndarray, wanted: np.ndarray, at: Where, allowed: _Tolerance
 ) -> Iterator[str]:
-    if found.dtype.kind in "fc" or wanted.dtype.kind in "fc":
+    if {number_kind(found.dtype), number_kind(wanted.dtype)} & set("fc"):
         close = np.isclose(found, wanted, rtol=allowed.rtol, atol=allowed.atol, equal_nan=True)
     else:
         close = found == wanted

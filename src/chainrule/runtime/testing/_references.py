@@ -10,6 +10,7 @@ from chainrule.runtime._derivatives._layout import Layout, read_arrays
 from chainrule.runtime._derivatives._program import Program
 from chainrule.runtime._derivatives._sampler import Sampler
 from chainrule.runtime._derivatives._stencils import STENCILS, Eps, coarsest
+from chainrule.runtime._schema import rounding_unit
 from chainrule.runtime.testing._subject import Subject
 
 __all__ = ["Samples", "make_samples", "unit_roundoff"]
@@ -82,7 +83,7 @@ def make_samples(
 
 def unit_roundoff(*dtypes: np.dtype) -> float:
     """The largest relative rounding unit of some dtypes."""
-    return float(np.finfo(coarsest(*dtypes)).eps)
+    return rounding_unit(coarsest(*dtypes))
 
 
 def _pick(generator: np.random.Generator, layout: Layout, limit: int) -> np.ndarray:
