@@ -281,7 +281,8 @@ def as_problem(graph: Graph, objective: Objective) -> tuple[Problem, list[Var]]:
         for operand, edge in row.items():
             source = numbers.setdefault(operand, len(numbers))
             target = numbers.setdefault(result, len(numbers))
-            edges.append((source, target, algebra.number(edge)))
+            if not edge.is_zero:  # as that of `x - x`
+                edges.append((source, target, algebra.number(edge)))
     eliminable = [
         numbers[node] for v in graph.required for node in graph.nodes(v) if node in numbers
     ]
