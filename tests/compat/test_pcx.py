@@ -123,6 +123,26 @@ def test_updates_can_be_applied_later():
     assert model.get().tolist() == [0.0, 0.0]
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda *parameters: pxu.Optim(lambda: optax.sgd(0.5), *parameters),
+        lambda *parameters: pxu.OptimTree(lambda: optax.sgd(0.5), lambda node: False, *parameters),
+    ],
+)
+def test_a_step_without_parameters_is_no_silent_one(make):
+    model = layer()
+    weights = pxu.M(pxnn.LayerParam)(model)
+    optim = make()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="call `init`"):
+            optim.step(model, weights)
+        optim.init(weights)
+        optim.step(model, weights)
+        optim.clear()
+    np.testing.assert_allclose(model.nn.bias.get(), layer().nn.bias.get() / 4, rtol=1e-6)
+
+
 def test_lane_keys_are_rows_of_one_split():
     px.RKG.seed(5)
     start = jax.random.PRNGKey(5)

@@ -8,11 +8,12 @@ from typing import Any
 import jax
 
 from chainrule import stateful
+from chainrule._errors import InputError
 from chainrule.compat.pcx._gradients import by_path, gradient_tree
 from chainrule.stateful import DynamicParam, StaticParam
 from chainrule.stateful._walk import params_of
 
-__all__ = ["Optim"]
+__all__ = ["Optim", "no_parameters"]
 
 
 class Optim(stateful.Optim):
@@ -25,7 +26,7 @@ class Optim(stateful.Optim):
 
     def __init__(self, optax_opt: Callable[[], Any] | Any, parameters: Any = None) -> None:
         super().__init__(optax_opt)
-        self.filter = StaticParam(())
+        self.filter = StaticParam(None)
         if parameters is not None:
             self.init(parameters)
 
@@ -36,7 +37,7 @@ class Optim(stateful.Optim):
 
     def clear(self) -> None:
         """Forget the state and the choice of parameters."""
-        self.filter.set(())
+        self.filter.set(None)
         self.reset()
 
     def step(  # type: ignore[override]  # the arguments are the ancestor's
@@ -61,6 +62,7 @@ class Optim(stateful.Optim):
 
         Raises:
             GradientError: (a `ValueError`) a gradient is missing.
+            InputError: no parameters were chosen (`optim_not_initialised`).
         """
         given = by_path(grads)
         chosen = self._selected(module)
@@ -83,4 +85,15 @@ class Optim(stateful.Optim):
 
     def _selected(self, tree: Any) -> dict[str, DynamicParam]:
         chosen = self.filter.get()
+        if chosen is None:
+            raise no_parameters()
         return {path: param for path, param in params_of(tree).items() if path in chosen}
+
+
+def no_parameters() -> InputError:
+    """What to raise at a step without `init`."""
+    return InputError(
+        "The optimiser has no parameters: call `init` with those that it is to train, as a mask gives them, "
+        "before the first step and after `clear`.",
+        code="optim_not_initialised",
+    )

@@ -9,6 +9,7 @@ import jax
 import optax
 
 from chainrule.compat.pcx._gradients import by_path, gradient_tree
+from chainrule.compat.pcx._optim import no_parameters
 from chainrule.stateful import DynamicParam, Module, OptimState, StaticParam
 from chainrule.stateful._walk import join, key_path, params_of
 
@@ -69,13 +70,18 @@ class OptimTree(Module):
 
         Returns:
             A tree like the module with updates, `None` where there are none.
+
+        Raises:
+            InputError: no parameters were chosen (`optim_not_initialised`).
         """
+        if self.state.get() is None:
+            raise no_parameters()
         given = by_path(grads)
         if scale_by is not None:
             given = jax.tree.map(lambda gradient: gradient * scale_by, given)
         values = {path: param.get() for path, param in params_of(module).items()}
         updates: dict[str, Any] = {}
-        states = list(self.state.get() or ())
+        states = list(self.state.get())
         for number, group in enumerate(self.groups.get()):
             if not given.keys() >= set(group):
                 continue
