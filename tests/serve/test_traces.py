@@ -6,6 +6,8 @@ import gzip
 import itertools
 import json
 import queue
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -133,7 +135,6 @@ def test_a_collector_gets_the_spans(start_server, collector):
 
 
 def test_without_opentelemetry_a_place_is_handed_on(monkeypatch):
-    import sys
 
     monkeypatch.delitem(sys.modules, "opentelemetry.trace", raising=False)
     assert not is_traced()
@@ -144,3 +145,22 @@ def test_without_opentelemetry_a_place_is_handed_on(monkeypatch):
         with span("inner", kind="CLIENT"):
             assert current_traceparent() == PARENT
     assert current_traceparent() is None
+
+
+_IMPORTED_ONLY = """
+from opentelemetry import trace
+from chainrule.runtime._tracing import current_traceparent, is_traced
+
+assert not is_traced()
+parent = trace.SpanContext(7, 9, is_remote=True, trace_flags=trace.TraceFlags(1))
+with trace.use_span(trace.NonRecordingSpan(parent)):
+    assert is_traced()
+    assert current_traceparent() == f"00-{7:032x}-{9:016x}-01"
+assert not is_traced()
+"""
+
+
+def test_that_somebody_imported_opentelemetry_is_not_yet_a_trace():
+    """In a process of its own: this one has a provider for good."""
+    pytest.importorskip("opentelemetry.trace")
+    subprocess.run([sys.executable, "-c", _IMPORTED_ONLY], check=True, timeout=60)

@@ -26,7 +26,21 @@ _TRACE = "opentelemetry.trace"
 
 def is_traced(parent: str | None = None) -> bool:
     """Whether there is anything to do: somebody records spans here, or a place has to be handed on."""
-    return parent is not None or _TRACE in sys.modules or _passed_on.get() is not None
+    if parent is not None or _passed_on.get() is not None:
+        return True
+    trace = sys.modules.get(_TRACE)
+    return trace is not None and _is_used(trace)
+
+
+def _is_used(trace: Any) -> bool:
+    """Whether there is a provider or a current span. Many libraries import OpenTelemetry and never use it.
+
+    A span that nobody records costs more than a small call.
+    """
+    return (
+        not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+        or trace.get_current_span().get_span_context().is_valid
+    )
 
 
 @contextmanager
