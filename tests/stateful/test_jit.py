@@ -107,6 +107,21 @@ def test_plain_keyword_arguments():
     assert net.w[0].get().tolist() == [6, 6]
 
 
+@pytest.mark.parametrize(
+    "static", [{"static_argnames": "n"}, {"static_argnums": 1}, {"static_argnums": -1}], ids=str
+)
+def test_static_arguments_that_are_not_passed_by_position(static):
+    def function(x, n=2):
+        return x * n if n else x  # a traced `n` has no truth
+
+    compiled, x = cs.jit(function, **static), jnp.array(3.0)
+    assert float(compiled(x, 0)) == 3
+    if static != {"static_argnums": -1}:  # the last one that is passed, as in `jax.jit`
+        assert float(compiled(x)) == 6
+    if "static_argnames" in static:
+        assert float(compiled(x, n=5)) == 15
+
+
 def test_static_arguments():
     @cs.jit(static_argnums=1)
     def power(x, n):
@@ -121,7 +136,7 @@ def test_static_arguments():
         return x ** (n if isinstance(n, int) else 0)
 
     assert float(power(2.0, 3)) == float(named(2.0, n=3)) == float(either(2.0, 3)) == 8
-    assert float(either(2.0, n=2)) == 4
+    assert float(either(jnp.array(2.0), n=2)) == 4
 
 
 def test_donates_exactly_what_it_writes():

@@ -116,7 +116,9 @@ def _flat_options(
     offset = 2 if donated else 1
 
     def shifted(argnums: Any) -> tuple[int, ...]:
-        return tuple(offset + (num % arity if arity else num) for num in as_tuple(argnums))
+        named = [num + arity if num < 0 else num for num in as_tuple(argnums)]
+        # An argument that is not passed, or passed by its name, is none of the flat function's.
+        return tuple(offset + num for num in named if 0 <= num < arity)
 
     flat: dict[str, Any] = {
         "static_argnums": shifted(options["static_argnums"]),
