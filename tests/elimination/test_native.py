@@ -121,6 +121,25 @@ def test_special_values_survive():
         np.testing.assert_array_equal(ours, theirs)
 
 
+def test_results_that_are_one_number_everywhere():
+    numbers = [0.0, 1.0, -0.0, jnp.nan, -jnp.inf, 0.1, 0.0]
+    shapes = [(), (), (3,), (), (2,), (), (3,)]
+
+    def function(x):
+        full = [
+            jnp.full(shape, number, x.dtype) for shape, number in zip(shapes, numbers, strict=True)
+        ]
+        return [*full, x * 2]
+
+    for dtype in (np.float32, np.float64):
+        (x,) = samples(37, dtype, count=1)
+        results = jax.jit(jax.vmap(native(function, x[0])))(x)
+        for ours, shape, number in zip(results, shapes, numbers, strict=False):
+            expected = np.full((37, *shape), number, dtype)
+            np.testing.assert_array_equal(ours, expected)
+            np.testing.assert_array_equal(np.signbit(ours), np.signbit(expected))
+
+
 def test_kernel_can_be_differentiated():
     x, y = samples(())
 

@@ -89,19 +89,23 @@ def _fill(
     value: float,
     count: Any,
 ) -> None:
-    """Write one number to a whole result, by a function that is shared by all results of its type."""
-    name = f"fill_{element}"
+    """Write one number to a whole result, by a function that is shared by all results of this number.
+
+    A function per number, and not one for all of them: only where LLVM sees the zero does it call `memset`.
+    """
+    number = literal(element, value)
+    name = f"fill_{element}_{number.get_reference()}"
     function = module.globals.get(name)
     if function is None:
-        function = _emit_fill(module, name, element)
-    builder.call(function, [target, literal(element, value), count])
+        function = _emit_fill(module, name, number)
+    builder.call(function, [target, count])
 
 
-def _emit_fill(module: ir.Module, name: str, element: ir.Type) -> ir.Function:
-    signature = ir.FunctionType(ir.VoidType(), [POINTER, element, I64])
+def _emit_fill(module: ir.Module, name: str, number: ir.Constant) -> ir.Function:
+    signature = ir.FunctionType(ir.VoidType(), [POINTER, I64])
     function = ir.Function(module, signature, name)
     function.linkage = "internal"
-    target, value, count = function.args
+    target, count = function.args
     builder = ir.IRBuilder(function.append_basic_block())
     entry = builder.block
     head, body, done = (function.append_basic_block(n) for n in ("head", "body", "done"))
@@ -111,7 +115,7 @@ def _emit_fill(module: ir.Module, name: str, element: ir.Type) -> ir.Function:
     index.add_incoming(ir.Constant(I64, 0), entry)
     builder.cbranch(builder.icmp_signed("<", index, count), body, done)
     builder.position_at_end(body)
-    builder.store(value, builder.gep(target, [index], source_etype=element))
+    builder.store(number, builder.gep(target, [index], source_etype=number.type))
     index.add_incoming(builder.add(index, ir.Constant(I64, 1)), body)
     builder.branch(head)
     builder.position_at_end(done)

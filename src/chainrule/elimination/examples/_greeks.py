@@ -12,6 +12,7 @@ from functools import wraps
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from chainrule._jaxpr import Literal, Var, bind_equation, trace
@@ -61,7 +62,8 @@ def _reverse_accumulated(function: Callable[..., Any]) -> Callable[..., tuple[An
             operands = [a.val if isinstance(a, Literal) else values[a] for a in eqn.invars]
             (result,) = bind_equation(eqn, operands)
             values[eqn.outvars[0]] = result
-            partials[eqn.outvars[0]] = _PARTIALS[eqn.primitive.name](result, *operands)
+            numbers = [_number(a) if isinstance(a, Literal) else values[a] for a in eqn.invars]
+            partials[eqn.outvars[0]] = _PARTIALS[eqn.primitive.name](result, *numbers)
         adjoints: dict[Var, Any] = {program.outvars[0]: None}
         for eqn in reversed(program.eqns):
             adjoint = adjoints.pop(eqn.outvars[0])
@@ -72,6 +74,11 @@ def _reverse_accumulated(function: Callable[..., Any]) -> Callable[..., tuple[An
         return tuple(adjoints[var] for var in program.invars)
 
     return gradient
+
+
+def _number(literal: Literal) -> Any:
+    """The number itself, which some versions of JAX keep in an array that cannot be squared."""
+    return np.asarray(literal.val).item()
 
 
 def _product(outer: Any, inner: Any) -> Any:
