@@ -65,17 +65,18 @@ def _draw(result: Result) -> Any:
         name: max(float(np.max(side[name])) for side in sides.values())
         for name in ("conductivity", "temperature")
     }
-    figure, axes = plt.subplots(2, 3, figsize=(13, 8), constrained_layout=True)
+    figure, axes = plt.subplots(2, 3, figsize=(13.5, 8), layout="constrained")
+    figure.get_layout_engine().set(wspace=0.05)
     for row, (title, side) in enumerate(sides.items()):
         _draw_field(
-            axes[row, 0], side["conductivity"], f"{title}: copper patches, conductivity in W/(m·K)",
-            cmap="copper", limits=(0, most["conductivity"]),
+            axes[row, 0], side["conductivity"], f"{title}: copper patches",
+            cmap="copper", limits=(0, most["conductivity"]), label="conductivity, W/(m·K)",
         )  # fmt: skip
         _draw_patches(axes[row, 0], side["design"])
         hottest = np.max(side["temperature"])
         _draw_field(
             axes[row, 1], side["temperature"], f"{title}: temperature, at most {hottest:.0f} K",
-            cmap="inferno", limits=(300, most["temperature"]),
+            cmap="inferno", limits=(300, most["temperature"]), label="temperature, K",
         )  # fmt: skip
         _write_temperatures(axes[row, 1], side["chips"])
     _draw_pushes(axes[0, 0], result.before["design"]["centres"], result.gradient["centres"])
@@ -85,7 +86,7 @@ def _draw(result: Result) -> Any:
 
 
 def _draw_field(
-    axis: Any, values: Any, title: str, *, cmap: str, limits: tuple[float, float]
+    axis: Any, values: Any, title: str, *, cmap: str, limits: tuple[float, float], label: str
 ) -> None:
     image = axis.imshow(
         np.asarray(values).T, origin="lower", extent=(0, 1, 0, 1), cmap=cmap,
@@ -100,7 +101,7 @@ def _draw_field(
         )
     axis.set_title(title, fontsize=11)
     axis.set(xticks=[], yticks=[])
-    axis.figure.colorbar(image, ax=axis, shrink=0.85)
+    axis.figure.colorbar(image, ax=axis, shrink=0.85, label=label)
 
 
 def _draw_patches(axis: Any, design: dict[str, Any]) -> None:
