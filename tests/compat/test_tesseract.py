@@ -77,6 +77,17 @@ def test_files_that_are_no_components(tmp_path):
         own.serve()
 
 
+def test_inputs_that_are_refused_while_tracing():
+    scaling = tc.Tesseract.from_tesseract_api(SCALING)
+    for inputs, place in (({}, ("inputs", "part")), ({"part": {"v": 1.0}, "more": 2.0}, ("more",))):
+        with pytest.raises(ValidationError) as caught:
+            jax.jit(lambda inputs: apply_tesseract(scaling, inputs)["y"])(inputs)
+        assert caught.value.errors()[0]["loc"] == place
+    with pytest.raises(ValueError, match="`vmap_method` is one of") as caught:
+        apply_tesseract(scaling, {"part": {"v": [1.0]}}, vmap_method="all")
+    assert not isinstance(caught.value, ValidationError)
+
+
 def test_missing_products_are_derived():
     scaling = tc.Tesseract.from_tesseract_api(SCALING)
     inputs = {"part": {"v": np.array([0.0, 1.0]), "s": 3.0}}

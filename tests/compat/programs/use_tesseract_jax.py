@@ -4,6 +4,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+from pydantic import ValidationError
 from tesseract_core import Tesseract
 from tesseract_jax import apply_tesseract, save_intermediates, sow
 
@@ -56,6 +57,14 @@ def methods(wave, v, s):
     return {"sequential": found("sequential"), "whole": whole(True), "rows": whole(False)}
 
 
+def refused(wave, inputs):
+    try:
+        apply_tesseract(wave, inputs)
+    except ValidationError as error:
+        return error.title, sorted((p["type"], p["loc"]) for p in error.errors())
+    return None
+
+
 def main(output_path):
     wave = Tesseract.from_tesseract_api(SOURCE, output_path=output_path)
     v, s = jnp.array([0.0, 0.5, 2.0]), jnp.array(3.0)
@@ -81,4 +90,5 @@ def main(output_path):
         "batch": jax.vmap(loss, in_axes=(0, None))(jnp.stack([v, v + 1]), s),
         "sown": [result, inner["inner"]["primal"], inner["inner"]["cotangent"]],
         "tagged": tagged(1.0),
+        "refused": [refused(wave, {}), refused(wave, {"part": {"v": v, "s": s}, "more": s})],
     }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from chainrule._errors import InputError
 from chainrule.bridge import apply_component
+from chainrule.compat.tesseract_core._failures import as_validation_error
 
 __all__ = ["apply_tesseract"]
 
@@ -29,10 +31,19 @@ def apply_tesseract(
 
     Returns:
         The outputs as a tree of JAX arrays.
+
+    Raises:
+        pydantic.ValidationError: the component refuses the inputs.
     """
-    return apply_component(
-        tesseract_client,
-        inputs,
-        vmap_method=vmap_method or "auto",
-        materialize_jacobian=materialize_jacobian,
-    )
+    try:
+        return apply_component(
+            tesseract_client,
+            inputs,
+            vmap_method=vmap_method or "auto",
+            materialize_jacobian=materialize_jacobian,
+        )
+    except InputError as error:
+        if error.code == "invalid_option":
+            raise
+        # The ancestor asks for shapes first, so that is the endpoint that refuses.
+        raise as_validation_error(error, "abstract_eval", {"inputs": inputs}) from error
