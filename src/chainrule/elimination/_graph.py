@@ -77,8 +77,8 @@ class Graph:
         return f"{vertex} ({eqn.primitive.name}{f' at {where}' if where else ''})"
 
     def nodes(self, vertex: int) -> tuple[Var, ...]:
-        """The variables that a vertex defines."""
-        return tuple(v for v in self.equation(vertex).outvars if not isinstance(v, DropVar))
+        """The variables that a vertex defines, also those that nobody reads."""
+        return tuple(self.equation(vertex).outvars)
 
     def ends(self, number: int) -> tuple[Var, ...]:
         """The variables that a vertex defines; of 0, -1, -2, …, the first, second, third input."""
