@@ -135,7 +135,6 @@ def test_a_collector_gets_the_spans(start_server, collector):
 
 
 def test_without_opentelemetry_a_place_is_handed_on(monkeypatch):
-
     monkeypatch.delitem(sys.modules, "opentelemetry.trace", raising=False)
     assert not is_traced()
     assert current_traceparent() is None
