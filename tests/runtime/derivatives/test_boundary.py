@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import jax
 import numpy as np
 import pytest
-from pydantic import BaseModel, ConfigDict, field_serializer
+from pydantic import BaseModel, ConfigDict, create_model, field_serializer
 
 from chainrule.runtime.jax_recipes import jax_jvp
 from chainrule.runtime.jax_recipes._boundary import Frame, split
@@ -92,6 +93,23 @@ def test_the_sign_of_zero_is_compiled_in():
     for zero, expected in [(0.0, np.inf), (-0.0, -np.inf)]:
         inputs = {"x": np.ones(1), "s": zero}
         assert jax_jvp(divide, inputs, ["x"], ["y"], {"x": [1.0]})["y"][0] == expected
+
+
+class Remembering(Flat):
+    @cached_property
+    def total(self):
+        return self.x.sum(keepdims=True)
+
+
+@pytest.mark.parametrize("extra", [{}, {"n": 3}])
+def test_a_cached_property_is_no_input(extra):
+    model = create_model("Model", __base__=Remembering, **{n: (int, v) for n, v in extra.items()})
+    inputs = model(x=X, y=Y)
+    before, _ = split(inputs)
+    assert inputs.total == 3.0
+    after, arrays = split(inputs)
+    assert before == after
+    assert len(arrays) == 2
 
 
 def test_a_model_with_serializers_is_dumped():

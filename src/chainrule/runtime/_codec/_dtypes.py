@@ -131,8 +131,10 @@ def to_wire(array: Any) -> np.ndarray[Any, Any]:
 
 def raw_bytes(array: np.ndarray[Any, Any]) -> memoryview:
     """The bytes of a `to_wire` array, without a copy."""
-    # Neither bfloat16 nor zero-size arrays can be cast by memoryview itself.
-    return array.reshape(-1).view(np.uint8).data
+    try:
+        return array.data.cast("B")
+    except (TypeError, ValueError):  # no elements, or bfloat16, which memoryview does not know
+        return array.reshape(-1).view(np.uint8).data
 
 
 def from_wire(buffer: Any, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int = 0) -> Any:

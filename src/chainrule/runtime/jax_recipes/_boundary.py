@@ -101,12 +101,13 @@ class Frame(NamedTuple):
 def split(inputs: Any) -> tuple[Frame, tuple[Any, ...]]:
     """Inputs (a model or nested data) as a frame and its arrays."""
     kind = type(inputs)
-    fields: dict[Any, Any] | None = inputs if kind is dict else None
-    if fields is None and _has_plain_fields(kind):  # type: ignore[arg-type]
-        fields = inputs.__dict__
-    if fields is not None and _are_arrays(fields.values()):
-        frame, order = _flat_frame(*fields)
-        return frame, tuple([fields[name] for name in order])
+    flat = _flat_frame(*inputs) if kind is dict else _flat_model(kind)
+    if flat is not None:
+        frame, order = flat
+        fields = inputs if kind is dict else inputs.__dict__
+        # A model may lack fields (`model_construct`) and have cached properties beside them.
+        if len(fields) == len(order) and _are_arrays(fields.values()):
+            return frame, tuple([fields[name] for name in order])
     leaves, structure = jax.tree_util.tree_flatten(_tree(inputs))
     statics: list[Static | None] = []
     arrays: list[Any] = []
@@ -132,6 +133,12 @@ def _flat_frame(*names: Any) -> tuple[Frame, list[Any]]:
     return Frame(structure, (None,) * len(names)), order
 
 
+@cache
+def _flat_model(kind: type) -> tuple[Frame, list[Any]] | None:
+    """`_flat_frame` of a model's fields; `None` for what is no model, or has to be dumped."""
+    return _flat_frame(*kind.model_fields) if _has_plain_fields(kind) else None  # type: ignore[attr-defined]
+
+
 _ATOMS = frozenset((np.ndarray, np.float32, np.float64, float, int, bool, str, type(None)))
 
 
@@ -139,8 +146,12 @@ def _tree(inputs: Any) -> Any:
     """Nested data from inputs; a model of plain values is read as it stands, without dumping it."""
     if not isinstance(inputs, BaseModel):
         return inputs
-    fields = inputs.__dict__
-    if _has_plain_fields(type(inputs)) and _ATOMS.issuperset(map(type, fields.values())):
+    fields, is_whole = inputs.__dict__, len(inputs.__dict__) == len(type(inputs).model_fields)
+    if (
+        is_whole
+        and _has_plain_fields(type(inputs))
+        and _ATOMS.issuperset(map(type, fields.values()))
+    ):
         return fields
     return inputs.model_dump()
 
