@@ -74,6 +74,7 @@ def test_results_by_rank(page):
     assert number(card(page, "deflection").locator(".readout").inner_text().split("=")[1]) > 0
     size = card(page, "stress").locator("canvas.image").evaluate("c => [c.height, c.width]")
     assert size == [24, 101]
+    assert " mean 0 " in card(page, "stress").inner_text()  # tension above, pressure below
     slices = card(page, "modes")
     slices.get_by_role("slider").fill("2")
     assert slices.locator("canvas.image").get_attribute("aria-label") == "image of modes[2]"

@@ -4,7 +4,7 @@ Every patch i adds a bell to the bare board's conductivity,
 
     k(r) = K0 + Σᵢ aᵢ exp(−|r − cᵢ|² / 2wᵢ²),
 
-so that the partial derivatives are one line each; they are written by hand below.
+so that the partial derivatives are one line each, written by hand.
 """
 
 import numpy as np

@@ -223,7 +223,7 @@ export function formatNumber(value, digits = 5) {
 /** Whether values differ by no more than rounding does. */
 export const isFlat = ({ low, high }) => !(high - low > 1e-12 * Math.max(Math.abs(low), Math.abs(high)));
 
-/** Smallest and largest finite value, and the mean. */
+/** Smallest and largest finite value, and the mean: 0 where it is no more than the rounding of the sum. */
 export function statistics(data) {
   let low = Infinity, high = -Infinity, sum = 0, count = 0;
   for (const entry of data) {
@@ -234,5 +234,7 @@ export function statistics(data) {
     sum += value;
     count += 1;
   }
-  return { low, high, mean: count ? sum / count : NaN, count };
+  const rounding = Number.EPSILON * count * Math.max(Math.abs(low), Math.abs(high));
+  const mean = Math.abs(sum) <= count * rounding ? 0 : sum / count;
+  return { low, high, mean: count ? mean : NaN, count };
 }
