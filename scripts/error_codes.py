@@ -38,15 +38,26 @@ def codes() -> dict[str, dict[str, tuple[str, str]]]:
 
 def _codes_of(tree: ast.AST) -> Iterator[tuple[str, str, str]]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
+        if isinstance(node, ast.Call) and _is_array_problem(node):
+            kind, reason = node.args
+            yield from ((code, "InputError", _text(reason)) for code in _constants(kind))
+        elif isinstance(node, ast.Call):
             message = _text(node.args[0]) if node.args else ""
             for code in _codes_of_call(node):
                 yield code, _name(node.func), message
+        elif isinstance(node, ast.Assign) and _name(node.targets[0]) == "_STORAGE_CODES":
+            yield from ((code, "StorageError", "") for code in _constants(node.value))
         elif isinstance(node, ast.ClassDef):
             for statement in node.body:
                 if _assigns_default_code(statement):
                     summary = (ast.get_docstring(node) or "").partition("\n")[0]
                     yield statement.value.value, node.name, summary  # type: ignore[attr-defined]
+
+
+def _is_array_problem(node: ast.Call) -> bool:
+    """An array that pydantic refuses: the type of its error becomes the code of an InputError."""
+    codes = list(_constants(node.args[0])) if len(node.args) == 2 else []
+    return _name(node.func) == "_problem" and any(code.startswith("array_") for code in codes)
 
 
 def _codes_of_call(node: ast.Call) -> Iterator[str]:
@@ -55,9 +66,19 @@ def _codes_of_call(node: ast.Call) -> Iterator[str]:
     if _name(node.func) == "unavailable":
         given += node.args[1:2]
     for value in given:
-        for choice in (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,):
-            if isinstance(choice, ast.Constant) and isinstance(choice.value, str):
-                yield choice.value
+        yield from _constants(value)
+
+
+def _constants(value: ast.expr) -> Iterator[str]:
+    """The texts that an expression can be: itself, one of two, or a value of a table."""
+    choices = [value]
+    if isinstance(value, ast.IfExp):
+        choices = [value.body, value.orelse]
+    elif isinstance(value, ast.Dict):
+        choices = value.values
+    for choice in choices:
+        if isinstance(choice, ast.Constant) and isinstance(choice.value, str):
+            yield choice.value
 
 
 def _assigns_default_code(statement: ast.stmt) -> bool:

@@ -23,8 +23,13 @@ from chainrule.runtime._codec._dtypes import dtype_name, raw_bytes, to_wire
 __all__ = ["BinrefWriter"]
 
 _MAX_FILE_BYTES = 100 * (1 << 20)
-_CODES = {errno.ENOSPC: "storage_full", errno.EDQUOT: "storage_full", errno.EROFS: "storage_read_only",
-          errno.EACCES: "storage_read_only", errno.EPERM: "storage_read_only"}  # fmt: skip
+_STORAGE_CODES = {
+    errno.ENOSPC: "storage_full",
+    errno.EDQUOT: "storage_full",
+    errno.EROFS: "storage_read_only",
+    errno.EACCES: "storage_read_only",
+    errno.EPERM: "storage_read_only",
+}
 
 
 class BinrefWriter:
@@ -152,7 +157,7 @@ def _write_all(file: IO[bytes], content: memoryview) -> None:
 
 
 def _storage_error(error: OSError) -> StorageError:
-    code = _CODES.get(error.errno or 0, "storage_failed")
+    code = _STORAGE_CODES.get(error.errno or 0, "storage_failed")
     return StorageError(
         f"Results could not be written to the output folder ({os.strerror(error.errno or 0)}). Nothing "
         "was left behind. Make room, or ask for an inline format such as json+base64.",
