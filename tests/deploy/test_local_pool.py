@@ -1,6 +1,7 @@
 """A pool of processes: calls in parallel, deaths that cost nobody an answer."""
 
 import os
+import re
 import signal
 import threading
 import time
@@ -210,7 +211,31 @@ def test_what_cannot_be_deployed(tmp_path):
     with pytest.raises(DefinitionError) as unpicklable:
         local.deploy(lambda x: x)
     assert unpicklable.value.code == "not_picklable"
-    for size in ({"replicas": -1}, {"autoscale": (0, 2)}, {"autoscale": (3, 2)}):
-        with pytest.raises(InputError) as caught:
-            local.deploy(SOURCE, **size)
-        assert caught.value.code == "bad_pool_size"
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        {"replicas": -1},
+        {"replicas": 0},
+        {"replicas": "2"},
+        {"replicas": 1.5},
+        {"autoscale": (0, 2)},
+        {"autoscale": (3, 2)},
+        {"autoscale": 3},
+        {"autoscale": (1, 2, 3)},
+    ],
+    ids=str,
+)
+def test_impossible_sizes(size):
+    ((name, value),) = size.items()
+    with pytest.raises(InputError, match=re.escape(f"{name}={value!r}")) as caught:
+        local.deploy(SOURCE, **size)
+    assert caught.value.code == "bad_pool_size"
+
+
+def test_settings_are_looked_at_before_anything_is_started(caplog):
+    with pytest.raises(InputError) as caught:
+        local.deploy(SOURCE, replicas=1, config={"colour": "red"})
+    assert caught.value.code == "unknown_setting"
+    assert not caplog.records

@@ -5,7 +5,9 @@ somebody else would be taken for ours. A network namespace with nothing but loop
 """
 
 import os
+import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -13,6 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from chainrule import Component
+from chainrule._errors import TransportError
 
 HERE = Path(__file__).parent
 SUITES = [HERE / "ray_suite.py", HERE.parent / "client" / "test_every_transport.py"]
@@ -68,3 +73,16 @@ def test_the_pool_on_a_cluster_of_three_nodes(tmp_path, short_folder):
         timeout=480,
     )
     assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_an_address_where_nobody_listens_is_found_out_at_once(scheme, monkeypatch):
+    """Ray itself would try for minutes."""
+    monkeypatch.setattr("ray.init", lambda **options: pytest.fail("Ray was asked to connect"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"{scheme}127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(TransportError, match=re.escape(address)) as caught:
+        Component.from_cluster("pool", address=address)
+    assert caught.value.code == "cluster_unreachable"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from time import monotonic
 
@@ -68,12 +69,17 @@ def check_size(replicas: int, autoscale: tuple[int, int] | None) -> tuple[int, i
     Raises:
         InputError: they are not numbers of replicas (`bad_pool_size`).
     """
-    minimum, maximum = autoscale or (replicas, replicas)
-    if not 1 <= minimum <= maximum:
-        found = f"autoscale={autoscale}" if autoscale else f"replicas={replicas}"
-        raise InputError(
-            f"A pool has at least one replica and at most as many as it may have; found {found}. Pass for "
-            "example replicas=2, or autoscale=(1, 8).",
-            code="bad_pool_size",
+    try:
+        minimum, maximum = map(
+            operator.index, (replicas, replicas) if autoscale is None else autoscale
         )
-    return minimum, maximum
+        if 1 <= minimum <= maximum:
+            return minimum, maximum
+    except (TypeError, ValueError):
+        pass  # no numbers, or not two of them
+    found = f"replicas={replicas!r}" if autoscale is None else f"autoscale={autoscale!r}"
+    raise InputError(
+        f"A pool has at least one replica and at most as many as it may have; found {found}. Pass for "
+        "example replicas=2, or autoscale=(1, 8).",
+        code="bad_pool_size",
+    )

@@ -48,16 +48,18 @@ def deploy(
 
     Raises:
         DefinitionError: the component cannot be loaded.
-        InputError: a pool cannot have this size.
+        InputError: a pool cannot have this size, or a component not these settings.
     """
-    minimum, maximum = check_size(replicas or os.cpu_count() or 1, autoscale)
+    size = (os.cpu_count() or 1) if replicas is None else replicas
+    minimum, maximum = check_size(size, autoscale)
+    settings = ComponentConfig.make(config)
     source = str(Path(component).resolve()) if isinstance(component, (str, Path)) else component
     _check_source(source)
 
     def spawn() -> SubprocessTransport:
         return SubprocessTransport(
             source,
-            config=config,
+            config=settings,
             python=None if python is None else str(python),
             startup_timeout=startup_timeout,
             timeout=timeout,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+
 from chainrule._errors import CapabilityError, TransportError
 
 __all__ = ["NAMESPACE", "connect"]
 
 NAMESPACE = "chainrule"
 """Where the keepers of named pools are registered."""
+
+_PATIENCE_S = 5.0
 
 
 def connect(address: str | None, *, start: bool = False) -> None:
@@ -32,10 +36,23 @@ def connect(address: str | None, *, start: bool = False) -> None:
     if ray.is_initialized():
         return
     try:
+        _knock(address)
         ray.init(address=address or (None if start else "auto"), namespace=NAMESPACE)
-    except (ConnectionError, TimeoutError) as error:
+    except OSError as error:
         raise TransportError(
             f"There is no Ray cluster at {address or 'the default address'}. Start one with "
             "`ray start --head`, or pass another address.",
             code="cluster_unreachable",
         ) from error
+
+
+def _knock(address: str | None) -> None:
+    """See whether anybody listens at an address: Ray itself tries for minutes.
+
+    Raises:
+        OSError: nobody does.
+    """
+    place = (address or "").removeprefix("ray://")
+    host, separator, port = place.rpartition(":")
+    if separator and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), _PATIENCE_S).close()
