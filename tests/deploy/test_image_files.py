@@ -306,6 +306,33 @@ def test_a_missing_secret_is_asked_for(tmp_path):
     assert caught.value.code == "secret_missing"
     with pytest.raises(InputError, match="id=NAME,src=FILE"):
         images.build_image(plan, engine=engine, secrets=["token"])
+    for source, why in (
+        ("src=/no/file", "/no/file does not exist"),
+        ("env=NO_VARIABLE", "not set"),
+    ):
+        with pytest.raises(InputError, match=why) as caught:
+            images.build_image(plan, engine=engine, secrets=[f"id=token,{source}"])
+        assert caught.value.code == "secret_missing"
+
+
+def test_files_that_cannot_be_written_leave_no_folder(tmp_path):
+    """After the mistake is mended, the same folder can be named again."""
+    data = "build: {package_data: [[data.txt, /data.txt]]}\n"
+    folder = component(tmp_path / "heat", component__yaml=data)
+    with pytest.raises(DefinitionError, match=r"data\.txt, which does not exist"):
+        images.write_context(images.plan_build(folder), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    (folder / "data.txt").touch()
+    images.write_context(images.plan_build(folder), tmp_path / "out")
+    assert (tmp_path / "out" / "package_data" / "0").is_file()
+
+
+def test_containers_that_are_not_there():
+    engine = images.Engine("podman", ("false",))
+    for ask in (images.container_log, images.stop_container):
+        with pytest.raises(InputError, match="no container 'gone'") as caught:
+            ask(engine, "gone")
+        assert caught.value.code == "container_missing"
 
 
 def test_generate_only_needs_no_engine(tmp_path, monkeypatch, capsys):

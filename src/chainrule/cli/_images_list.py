@@ -14,6 +14,7 @@ from chainrule.deploy.images import (
     ComponentImage,
     ContainerFacts,
     Engine,
+    container_log,
     find_engine,
     list_containers,
     list_images,
@@ -75,7 +76,7 @@ def _container_row(facts: ContainerFacts) -> dict[str, str]:
 
 
 def _logs(engine: Engine, options: Namespace) -> str:
-    return engine.log(options.container, options.tail)
+    return container_log(engine, options.container, options.tail)
 
 
 def _stop(engine: Engine, options: Namespace) -> str:

@@ -6,6 +6,7 @@ start_container              run it on a free port of loopback
 call_image, ask_image        have it answer one call
 list_images                  images here that have a component
 list_containers              containers that were started from them
+container_log                what one has written
 stop_container               stop and remove one
 
 `Component.from_image` is the handle that most people want.
@@ -22,7 +23,12 @@ from chainrule.deploy.images._one_call import ask_image, call_image
 from chainrule.deploy.images._open import ImageTransport, open_image
 from chainrule.deploy.images._options import RunOptions
 from chainrule.deploy.images._plan import BuildPlan, plan_build
-from chainrule.deploy.images._running import ContainerFacts, list_containers, stop_container
+from chainrule.deploy.images._running import (
+    ContainerFacts,
+    container_log,
+    list_containers,
+    stop_container,
+)
 from chainrule.deploy.images._settings import Credential, ImageSettings, read_settings
 
 __all__ = [
@@ -40,6 +46,7 @@ __all__ = [
     "ask_image",
     "build_image",
     "call_image",
+    "container_log",
     "containerfile",
     "context_hash",
     "find_engine",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -116,6 +117,8 @@ def _check_secrets(plan: BuildPlan, secrets: Sequence[str]) -> None:
         raise InputError(
             "A secret is given as id=NAME,src=FILE or id=NAME,env=VARIABLE.", code="bad_option"
         )
+    for secret in parsed:
+        _check_source(secret)
     missing = set(plan.settings.all_secrets) - {secret["id"] for secret in parsed}
     if missing:
         name = min(missing)
@@ -124,6 +127,16 @@ def _check_secrets(plan: BuildPlan, secrets: Sequence[str]) -> None:
             f"--secret id={name},env=VARIABLE.",
             code="secret_missing",
         )
+
+
+def _check_source(secret: Mapping[str, str]) -> None:
+    if "src" in secret and not Path(secret["src"]).is_file():
+        where = f"the file {secret['src']} does not exist"
+    elif "env" in secret and secret["env"] not in os.environ:
+        where = f"the variable {secret['env']} is not set"
+    else:
+        return
+    raise InputError(f"The secret {secret['id']!r} is not there: {where}.", code="secret_missing")
 
 
 def _fetch_base(engine: Engine, plan: BuildPlan, on_line: Callable[[str], Any]) -> None:

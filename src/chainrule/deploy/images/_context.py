@@ -33,6 +33,7 @@ def write_context(plan: BuildPlan, folder: Path) -> Path:
 
     Raises:
         StorageError: it is not empty, or cannot be written (`folder_not_empty`, `storage_failed`).
+            Whatever fails, nothing is left in it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -41,7 +42,11 @@ def write_context(plan: BuildPlan, folder: Path) -> Path:
                 f"{folder} is not empty; name another folder for the build files.",
                 code="folder_not_empty",
             )
-        _write(plan, folder)
+        try:
+            _write(plan, folder)
+        except BaseException:
+            shutil.rmtree(folder)
+            raise
     except OSError as error:
         if isinstance(error, StorageError):
             raise

@@ -15,6 +15,7 @@ from chainrule.deploy.images._engine import Engine
 
 __all__ = [
     "ContainerFacts",
+    "container_log",
     "inspect_container",
     "list_containers",
     "remove_container",
@@ -88,12 +89,26 @@ def stop_container(engine: Engine, name: str) -> None:
     Raises:
         InputError: there is no such container (`container_missing`).
     """
+    _check_container(engine, name)
+    remove_container(engine, name)
+
+
+def container_log(engine: Engine, name: str, lines: int | None = None) -> str:
+    """What a container has written, errors included; its last lines where a number is given.
+
+    Raises:
+        InputError: there is no such container (`container_missing`).
+    """
+    _check_container(engine, name)
+    return engine.log(name, lines)
+
+
+def _check_container(engine: Engine, name: str) -> None:
     if inspect_container(engine, name) is None:
         raise InputError(
             f"There is no container {name!r}. `chainrule ps` shows those of components.",
             code="container_missing",
         )
-    remove_container(engine, name)
 
 
 def remove_container(engine: Engine, name: str) -> None:
