@@ -176,6 +176,63 @@ def test_matrix_chain(dims):
     assert found.is_optimal == (count > 3)
 
 
+@pytest.mark.parametrize("native", [False, True])
+def test_a_greedy_pass_that_is_cut_short_is_completed(native, monkeypatch):
+    """The clock counts the products that were asked for: enough for both sweeps and most of a greedy pass."""
+    if native and load_library() is None:
+        pytest.skip("no C compiler")
+    portfolio = "chainrule.elimination._search._portfolio"
+
+    def engine(problem):
+        return NativeEngine(problem, load_library()) if native else PythonEngine(problem)
+
+    clock = {}
+    monkeypatch.setattr(f"{portfolio}.make_engine", engine)
+    monkeypatch.setattr(time, "perf_counter", lambda: float(clock["algebra"].asked))
+    problem, algebra = _hourglasses()
+    sweeps = engine(problem)
+    clock["algebra"] = algebra
+    forward = sum(sweeps.costs(problem.eliminable))
+    first = algebra.asked
+    reverse = sum(sweeps.costs(problem.eliminable[::-1]))
+    both = algebra.asked
+    greedy = sum(sweeps.costs(sweeps.greedy(0.5, 0.0, 1)))
+    needed = algebra.asked - both
+    problem, algebra = _hourglasses()
+    clock["algebra"] = algebra
+    found = search(problem, budget_s=both + 0.6 * needed, seed=0)
+    assert algebra.asked <= both + needed + first
+    assert found.method == "greedy"
+    assert sorted(found.order) == sorted(problem.eliminable)
+    assert greedy < found.cost < min(forward, reverse)
+
+
+def _hourglasses():
+    """A chain of layers 4 → 1 → 4 → 1 → …, which neither sweep goes through cheaply; slow to multiply."""
+
+    class Slow:
+        def __init__(self):
+            self.asked, self.numbers = 0, {}
+
+        def product(self, out_edge, in_edge):
+            self.asked += 1
+            return self.numbers.setdefault((out_edge, in_edge), 1000 + len(self.numbers)), 1
+
+        def sum(self, first, second):
+            return max(first, second), 0
+
+    layers, edges, size = [], [], 0
+    for width in (4, 1, 4, 1, 4, 1, 4, 1, 4):
+        layer = list(range(size, size + width))
+        edges += [(s, t) for s in (layers[-1] if layers else ()) for t in layer]
+        layers.append(layer)
+        size += width
+    algebra = Slow()
+    numbered = tuple((source, target, number) for number, (source, target) in enumerate(edges))
+    eliminable = tuple(v for layer in layers[1:-1] for v in layer)
+    return Problem(size, numbered, eliminable, frozenset(), algebra), algebra
+
+
 def test_product_without_entries_makes_no_edge():
     class Orthogonal:
         def product(self, out_edge, in_edge):

@@ -22,6 +22,7 @@ typedef struct {
     const int32_t *product_structure, *sum_structure; /* capacity × capacity */
     const int64_t *product_cost, *sum_cost;
     int32_t missing_kind, missing_first, missing_second; /* out: 1 product, 2 sum */
+    int32_t chosen;                                      /* out: vertices a greedy pass has chosen */
     int64_t evaluations;                                 /* out: eliminations tried */
 } Problem;
 
@@ -241,6 +242,7 @@ int64_t chainrule_greedy(Problem *p, int32_t *order, int32_t length, double look
     for (int32_t done = 0; total >= 0 && done < length; done++) {
         int32_t best = done;
         double lowest = INFINITY, lowest_tie = 0;
+        p->chosen = done;
         for (int32_t i = done; i < length; i++) {
             double value, tie;
             if (!score(&g, order[i], look_ahead, near, &value)) { total = MISS; break; }

@@ -39,6 +39,7 @@ class _CProblem(ctypes.Structure):
         ("missing_kind", ctypes.c_int32),
         ("missing_first", ctypes.c_int32),
         ("missing_second", ctypes.c_int32),
+        ("chosen", ctypes.c_int32),
         ("evaluations", ctypes.c_int64),
     )
 
@@ -106,7 +107,10 @@ class NativeEngine:
             weights = ctypes.c_double(look_ahead), ctypes.c_double(noise)
             return _at(order), len(order), *weights, ctypes.c_uint64(seed)
 
-        self._call("chainrule_greedy", arguments)
+        try:
+            self._call("chainrule_greedy", arguments)
+        except OutOfBudgetError:
+            raise OutOfBudgetError(order[: self._c.chosen].tolist()) from None
         return order.tolist()
 
     def anneal(

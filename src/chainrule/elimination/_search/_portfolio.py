@@ -7,6 +7,7 @@ time, annealing from the best order or a greedy one with random ties, each finis
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -108,6 +109,8 @@ class _Run:
         self._began = time.perf_counter()
         self._reported = 0.0
         self._on_progress = on_progress
+        self._patience = 0.0
+        """How long evaluating one order may take beyond the budget: as long as the first one took."""
 
     @property
     def elapsed(self) -> float:
@@ -137,18 +140,32 @@ class _Run:
         """Orders that need no search."""
         forward = list(self.problem.eliminable)
         pure = [("forward", forward), ("reverse", forward[::-1])]
-        for name, order in reversed(pure) if reverse_first else pure:
+        if reverse_first:
+            pure.reverse()
+        for name, order in pure:
             self.offer(order, name)
             # On large blocks the other direction, and every greedy pass, may take for ever.
             self.engine.deadline = self._began + self.budget_s
+            self._patience = self._patience or self.elapsed
         for start in starts:
             self.offer(start, "given")
         for look_ahead in _LOOK_AHEADS:
             if self.is_over:
                 return
-            self.offer(self.engine.greedy(look_ahead, 0.0, self.next_seed()), "greedy")
+            try:
+                self.offer(self.engine.greedy(look_ahead, 0.0, self.next_seed()), "greedy")
+            except OutOfBudgetError as stopped:
+                self._complete(stopped.partial, pure[0][1])
+                raise
         self._try(relative_markowitz, "relative Markowitz")
         self._try(lambda engine: beam(engine, _BEAM), "beam")
+
+    def _complete(self, partial: Sequence[int], order: Sequence[int]) -> None:
+        """Offer a greedy order that was cut short, the rest in a given order, if that is soon evaluated."""
+        chosen = set(partial)
+        self.engine.deadline = time.perf_counter() + self._patience
+        with contextlib.suppress(OutOfBudgetError):
+            self.offer([*partial, *(v for v in order if v not in chosen)], "greedy")
 
     def _try(self, construct: Callable[[PythonEngine], list[int]], method: str) -> None:
         """Offer an order, unless making it takes too long or there is nothing to gain."""

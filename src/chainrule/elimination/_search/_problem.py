@@ -14,7 +14,15 @@ ZERO = -1
 
 
 class OutOfBudgetError(Exception):
-    """A search has used its time, or met more structures than it has room for; never leaves this package."""
+    """A search has used its time, or met more structures than it has room for; never leaves this package.
+
+    Attributes:
+        partial: the first vertices of the order that was being built.
+    """
+
+    def __init__(self, partial: Iterable[int] = ()) -> None:
+        super().__init__()
+        self.partial = tuple(partial)
 
 
 class Algebra(Protocol):

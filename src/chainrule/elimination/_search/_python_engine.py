@@ -163,9 +163,12 @@ class PythonEngine:
         rng = random.Random(seed)
         graph = PartialGraph(self)
         remaining = set(self.problem.eliminable)
-        order = []
+        order: list[int] = []
         while remaining:
-            scores = {v: self._score(graph, v, look_ahead) for v in sorted(remaining)}
+            try:
+                scores = {v: self._score(graph, v, look_ahead) for v in sorted(remaining)}
+            except OutOfBudgetError:
+                raise OutOfBudgetError(order) from None
             spread = {v: (s * (1 + noise * rng.random()), rng.random()) for v, s in scores.items()}
             vertex = min(spread, key=spread.__getitem__)
             graph.eliminate(vertex)
