@@ -71,7 +71,7 @@ bench: $(STAMP)  ## Run every benchmark: us, the peer and the floor side by side
 
 docs: $(STAMP)  ## Build the documentation in strict mode into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo "Open site/index.html"
+	@echo "Open site/index.html; for the search box serve it: $(BIN)/python -m http.server --directory site 8080"
 
 clean:  ## Remove the environment and everything generated
 	rm -rf $(VENV) $(NEXT) $(OLDEST) site demo-output test-artifacts .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -150,6 +150,7 @@ def _page(progress: Progress) -> str:
     day = datetime.date.today().isoformat()
     load = os.getloadavg()[1]
     head = (
+        "---\nhide: [toc]  # room for the tables\n---\n"
         "# Benchmarks\n\n"
         "Every speed claim is a file in `benchmarks/` that measures us, the peer and the floor in turns "
         "in one run. This page is what `make bench` writes; run it on your machine, and compare ratios, not "
