@@ -131,3 +131,14 @@ def test_pictures(shown):
     ):
         assert word in shown(picture)
         assert "<svg" in shown(picture)
+
+
+def test_a_version_is_shown_where_there_is_one(shown):
+    def halve(x: float) -> float:
+        return x / 2
+
+    plain, versioned = chainrule.component(halve), chainrule.component(version="1.2")(halve)
+    assert "<strong>halve</strong>" in shown(plain)
+    assert "<strong>halve 1.2</strong>" in shown(versioned)
+    assert str(Component.from_api(plain)).startswith("Component halve (")
+    assert str(Component.from_api(versioned)).startswith("Component halve 1.2 (")

@@ -6,10 +6,11 @@ import json
 from argparse import ArgumentParser, Namespace
 
 from chainrule.cli._arguments import add_component_or_url
-from chainrule.cli._facts import endpoint_facts, full_name
+from chainrule.cli._facts import endpoint_facts
 from chainrule.cli._source import read_document
 from chainrule.cli._streams import result_stream
 from chainrule.cli._tables import table_text
+from chainrule.runtime._component._document import full_name
 
 __all__ = ["add_arguments", "run"]
 
@@ -24,11 +25,12 @@ def run(options: Namespace) -> int:
     with result_stream() as stdout:
         # Made here to find fields that cannot be described to callers; asked for where it is served.
         document = read_document(options)
-        info, endpoints = document["info"], endpoint_facts(document)
+        endpoints = endpoint_facts(document)
         if options.json:
-            text = json.dumps({"ok": True, "name": info["title"], "endpoints": endpoints}) + "\n"
+            facts = {"ok": True, "name": document["info"]["title"], "endpoints": endpoints}
+            text = json.dumps(facts) + "\n"
         else:
-            title = f"{full_name(info)} is fine"
+            title = f"{full_name(document)} is fine"
             text = table_text(title, ("endpoint", "available"), list(endpoints.items()))
         stdout.write([text.encode()])
     return 0

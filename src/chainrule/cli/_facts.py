@@ -7,7 +7,7 @@ from typing import Any
 
 from chainrule.runtime._component._document import Side, capabilities_of, fields_of
 
-__all__ = ["component_facts", "endpoint_facts", "full_name"]
+__all__ = ["component_facts", "endpoint_facts"]
 
 
 def component_facts(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -30,12 +30,6 @@ def component_facts(document: Mapping[str, Any]) -> dict[str, Any]:
 def endpoint_facts(document: Mapping[str, Any]) -> dict[str, str]:
     """How each endpoint is available, in words."""
     return {name: str(capability) for name, capability in capabilities_of(document).items()}
-
-
-def full_name(facts: Mapping[str, str]) -> str:
-    """Name and version, where the author gave one."""
-    name, version = facts["title"], facts["version"]
-    return name if version == "unknown" else f"{name} {version}"
 
 
 def _fields(document: Mapping[str, Any], side: Side) -> dict[str, dict[str, Any]]:

@@ -9,7 +9,15 @@ from typing import Any, Literal
 from chainrule.runtime._component._capabilities import ENDPOINTS, Capability
 from chainrule.runtime._schema import ArraySpec
 
-__all__ = ["SIDES", "Field", "capabilities_of", "differentiable_of", "endpoints_of", "fields_of"]
+__all__ = [
+    "SIDES",
+    "Field",
+    "capabilities_of",
+    "differentiable_of",
+    "endpoints_of",
+    "fields_of",
+    "full_name",
+]
 
 Side = Literal["Input", "Output"]
 SIDES: tuple[Side, Side] = ("Input", "Output")
@@ -35,6 +43,12 @@ class Field:
     is_required: bool = True
     description: str = ""
     default: Any = None
+
+
+def full_name(document: Mapping[str, Any]) -> str:
+    """The component's name, and its version where the author gave one."""
+    name, version = document["info"]["title"], document["info"]["version"]
+    return name if version == "unknown" else f"{name} {version}"
 
 
 def endpoints_of(document: Mapping[str, Any]) -> list[str]:

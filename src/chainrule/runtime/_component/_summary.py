@@ -7,7 +7,13 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from chainrule.runtime._component._document import SIDES, Field, capabilities_of, fields_of
+from chainrule.runtime._component._document import (
+    SIDES,
+    Field,
+    capabilities_of,
+    fields_of,
+    full_name,
+)
 
 __all__ = ["fields_html", "summary_html", "summary_text"]
 
@@ -17,8 +23,7 @@ _MAX_DEFAULT = 40
 
 def summary_text(document: Mapping[str, Any], place: str) -> str:
     """Name, version, place, schema, and what is differentiable and how; about a screenful."""
-    info = document["info"]
-    lines = [f"Component {info['title']} {info['version']} ({place})"]
+    lines = [f"Component {full_name(document)} ({place})"]
     for side in SIDES:
         fields = fields_of(document, side)
         width = max((len(field.path) for field in fields), default=0)
@@ -33,8 +38,7 @@ def summary_text(document: Mapping[str, Any], place: str) -> str:
 
 def summary_html(document: Mapping[str, Any], place: str) -> str:
     """The same for a notebook."""
-    info = document["info"]
-    title = escape(f"{info['title']} {info['version']}")
+    title = escape(full_name(document))
     tables = "".join(
         f"<details open><summary>{side.lower()}s</summary>{fields_html(fields_of(document, side))}"
         "</details>"
@@ -42,7 +46,7 @@ def summary_html(document: Mapping[str, Any], place: str) -> str:
     )
     return (
         f"<div><strong>{title}</strong> <small>{escape(place)}</small><br>"
-        f"{escape(info.get('description', ''))}{tables}"
+        f"{escape(document['info'].get('description', ''))}{tables}"
         f"<small>{escape(_endpoints(document))}</small></div>"
     )
 
