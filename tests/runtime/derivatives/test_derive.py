@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chainrule._errors import InputError
+from chainrule._errors import ComponentError, InputError
 from chainrule.runtime._codec import SparseArray
 from chainrule.runtime._derivatives import (
     JVP,
@@ -193,8 +193,39 @@ def test_products_are_adjoint(out_shape, in_shape, is_sparse):
     block = generator.normal(size=(*out_shape, *in_shape))
     u, v = generator.normal(size=out_shape), generator.normal(size=in_shape)
     used = SparseArray.from_dense(block) if is_sparse else block
-    pushed = contract(JVP, used, v, batched=False)
-    pulled = contract(VJP, used, u, batched=False)
+    pushed = contract(JVP, used, v, input_rank=np.ndim(v), path="x", batched=False)
+    pulled = contract(VJP, used, u, input_rank=np.ndim(v), path="y", batched=False)
     assert pushed.shape == tuple(out_shape)
     assert pulled.shape == tuple(in_shape)
     np.testing.assert_allclose(np.sum(u * pushed), np.sum(pulled * v), atol=1e-12)
+
+
+INPUTS = {"x": np.ones((2, 2)), "a": np.float64(1.0)}
+BLOCKS = {"y": {"x": np.arange(12.0).reshape(3, 2, 2), "a": np.ones(3)}}
+
+
+def test_a_number_is_spread_over_the_axes_it_belongs_to():
+    pushed = jvp_from_jacobian(lambda *_: BLOCKS, INPUTS, {"x"}, {"y"}, {"x": 2.0})
+    np.testing.assert_array_equal(pushed["y"], 2 * BLOCKS["y"]["x"].sum(axis=(1, 2)))
+    pulled = vjp_from_jacobian(lambda *_: BLOCKS, INPUTS, {"x"}, {"y"}, {"y": 1.0})
+    np.testing.assert_array_equal(pulled["x"], BLOCKS["y"]["x"].sum(axis=0))
+
+
+def test_a_vector_that_fits_no_block_is_the_callers_mistake():
+    for derive, vector in [
+        (jvp_from_jacobian, {"x": np.ones(3)}),
+        (vjp_from_jacobian, {"y": np.ones(2)}),
+    ]:
+        with pytest.raises(InputError, match="has shape") as caught:
+            derive(lambda *_: BLOCKS, INPUTS, {"x"}, {"y"}, vector)
+        assert caught.value.code == "vector_shape_mismatch"
+
+
+@pytest.mark.parametrize("result", [None, {}, {"y": None}, {"y": {"a": np.ones(3)}}])
+def test_an_endpoint_that_leaves_something_out_is_named(result):
+    with pytest.raises(ComponentError, match="Expected an entry for") as caught:
+        jvp_from_jacobian(lambda *_: result, INPUTS, {"x"}, {"y"}, {"x": 1.0})
+    assert caught.value.code == "bad_output"
+    if result in (None, {}):
+        with pytest.raises(ComponentError, match="Expected an entry for 'y'"):
+            jacobian_from_jvp(lambda *_: result, INPUTS, {"x"}, {"y"})

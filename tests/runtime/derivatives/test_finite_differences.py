@@ -332,3 +332,30 @@ def test_a_failing_evaluation_stops_the_others():
 
     with ThreadPoolExecutor(1) as executor, pytest.raises(ZeroDivisionError):
         finite_difference_jacobian(apply, {"x": np.ones(50)}, {"x"}, {"y"}, executor=executor)
+
+
+@pytest.mark.parametrize("eps", [0, -1.0, float("nan"), float("inf"), None, [1e-3], "small"])
+def test_steps_that_are_no_steps(eps):
+    with pytest.raises(InputError, match="eps") as caught:
+        finite_difference_jacobian(lambda d: d, {"x": np.ones(2)}, {"x"}, {"x"}, eps=eps)
+    assert caught.value.code == "bad_eps"
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_an_estimate_needs_a_sample(count):
+    with pytest.raises(InputError, match="num_samples must be 1 or more") as caught:
+        finite_difference_jacobian(
+            lambda d: d, {"x": np.ones(2)}, {"x"}, {"x"}, algorithm="stochastic", num_samples=count
+        )
+    assert caught.value.code == "bad_num_samples"
+
+
+def test_vectors_that_do_not_fit():
+    inputs, paths = {"x": np.ones((2, 2))}, ({"x"}, {"x"})
+    for differentiate in (finite_difference_jvp, finite_difference_vjp):
+        with pytest.raises(InputError, match=r"'x' has shape \[3\], expected \[2, 2\]") as caught:
+            differentiate(lambda d: d, inputs, *paths, {"x": np.ones(3)})
+        assert caught.value.code == "vector_shape_mismatch"
+    with pytest.raises(InputError, match="must be real") as caught:
+        finite_difference_jvp(lambda d: d, inputs, *paths, {"x": 1j * np.ones((2, 2))})
+    assert caught.value.code == "vector_not_real"

@@ -16,7 +16,13 @@ import numpy as np
 from chainrule._trees import get_at_path
 from chainrule.runtime._derivatives._blocks import dense_blocks, sparse_blocks
 from chainrule.runtime._derivatives._kinds import JVP, VJP, DerivativeKind
-from chainrule.runtime._derivatives._layout import Layout, canonical, check_keys, read_arrays
+from chainrule.runtime._derivatives._layout import (
+    Layout,
+    answered,
+    canonical,
+    check_keys,
+    read_arrays,
+)
 from chainrule.runtime._derivatives._products import contract
 from chainrule.runtime._derivatives._sparsity import read_pattern
 from chainrule.runtime._derivatives._unit_vectors import UnitVectors
@@ -92,13 +98,19 @@ def product_from_jacobian(
     assert kind.vector is not None
     assert kind.vector_over is not None
     check_keys(vector, selected[kind.vector_over], kind.vector)
+    ranks = {path: x.ndim for path, x in read_arrays(inputs, selected["inputs"]).items()}
     jacobian = jacobian_fn(inputs, set(selected["inputs"]), set(selected["outputs"]))
     return {
         answer: reduce(
             np.add,
             (
                 contract(
-                    kind, _block(jacobian, kind, given, answer), vector[given], batched=batched
+                    kind,
+                    _block(jacobian, kind, given, answer),
+                    vector[given],
+                    input_rank=ranks[given if kind.vector_over == "inputs" else answer],
+                    path=given,
+                    batched=batched,
                 )
                 for given in selected[kind.vector_over]
             ),
@@ -108,7 +120,8 @@ def product_from_jacobian(
 
 
 def _block(jacobian: Any, kind: DerivativeKind, given: str, answer: str) -> Any:
-    return jacobian[answer][given] if kind.vector_over == "inputs" else jacobian[given][answer]
+    out, path = (answer, given) if kind.vector_over == "inputs" else (given, answer)
+    return answered(answered(jacobian, out, "jacobian"), path, f"jacobian of {out!r}")
 
 
 def jacobian_from_jvp(

@@ -190,7 +190,12 @@ def finite_difference_jvp(
         apply_fn, inputs, jvp_inputs, jvp_outputs, algorithm, executor, show_progress
     )
     check_keys(tangent_vector, canonical(jvp_inputs), "tangent_vector")
-    tangent = sampler.program.layout.join(tangent_vector).astype(np.float64)
+    tangent = sampler.program.layout.join(tangent_vector)
+    if np.iscomplexobj(tangent):
+        raise InputError(
+            "tangent_vector must be real, like the inputs that it moves; found complex numbers.",
+            code="vector_not_real",
+        )
     groups = _directions(sampler, tangent, eps)
     moves = [scale * direction for scale, direction in groups]
     slopes = [
@@ -219,6 +224,10 @@ def _sample_count(algorithm: Algorithm, num_samples: int | None, size: int) -> i
     """How many random directions to take; 0 when every element gets its own difference."""
     if algorithm != "stochastic":
         return 0
+    if num_samples is not None and num_samples < 1:
+        raise InputError(
+            f"num_samples must be 1 or more; found {num_samples}.", code="bad_num_samples"
+        )
     count = max(10, math.isqrt(size)) if num_samples is None else num_samples
     return count if count < size else 0
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from chainrule._errors import InputError, PathError
+from chainrule._errors import ComponentError, InputError, PathError
 from chainrule._trees import get_at_path
 from chainrule.runtime._schema import describe_array, number_kind
 
-__all__ = ["Layout", "canonical", "check_keys", "fitted_shape", "read_arrays"]
+__all__ = ["Layout", "answered", "canonical", "check_keys", "fitted_shape", "read_arrays"]
 
 
 def canonical(paths: Iterable[str]) -> tuple[str, ...]:
@@ -45,6 +45,22 @@ def _numeric(leaf: Any, path: str) -> np.ndarray:
             path=path,
         )
     return array
+
+
+def answered(result: Any, path: str, who: str) -> Any:
+    """What an author's endpoint returned for a path.
+
+    Raises:
+        ComponentError: nothing (`bad_output`).
+    """
+    if not isinstance(result, Mapping) or path not in result:
+        found = sorted(map(str, result)) if isinstance(result, Mapping) else type(result).__name__
+        raise ComponentError(
+            f"Expected an entry for {path!r} from the {who}; found {found}.",
+            code="bad_output",
+            path=path,
+        )
+    return result[path]
 
 
 def check_keys(given: Mapping[str, Any], expected: Iterable[str], argument: str) -> None:
@@ -87,10 +103,10 @@ def fitted_shape(
     )
 
 
-def _flat(value: Any, shape: tuple[int, ...]) -> np.ndarray:
+def _flat(value: Any, shape: tuple[int, ...], path: str) -> np.ndarray:
     array = np.asarray(value)
     wide = array.astype(np.result_type(array, np.float64), copy=False)
-    return np.broadcast_to(wide, shape).ravel()
+    return np.broadcast_to(wide, fitted_shape(array.shape, shape, path, batched=False)).ravel()
 
 
 @dataclass(frozen=True)
@@ -130,10 +146,13 @@ class Layout:
         raise IndexError(element)
 
     def join(self, arrays: Mapping[str, Any]) -> np.ndarray:
-        """Named arrays as one vector in double precision, each broadcast to the shape of its path."""
-        parts = [
-            _flat(arrays[path], shape) for path, shape in zip(self.paths, self.shapes, strict=True)
-        ]
+        """Named arrays as one vector in double precision, each broadcast to the shape of its path.
+
+        Raises:
+            InputError: an array does not broadcast (`vector_shape_mismatch`).
+        """
+        places = zip(self.paths, self.shapes, strict=True)
+        parts = [_flat(arrays[path], shape, path) for path, shape in places]
         return np.concatenate(parts) if parts else np.zeros(0)
 
     def split(self, vector: np.ndarray) -> dict[str, np.ndarray]:

@@ -9,33 +9,42 @@ import numpy as np
 
 from chainrule.runtime._codec import SparseArray
 from chainrule.runtime._derivatives._kinds import DerivativeKind
+from chainrule.runtime._derivatives._layout import fitted_shape
 
 __all__ = ["contract"]
 
 
-def contract(kind: DerivativeKind, block: Any, vector: Any, *, batched: bool) -> np.ndarray:
+def contract(
+    kind: DerivativeKind, block: Any, vector: Any, *, input_rank: int, path: str, batched: bool
+) -> np.ndarray:
     """One block's contribution to a product.
 
     Args:
         kind: `JVP` contracts the input axes, which are last; `VJP` the output axes, which are first.
         block: an array or `SparseArray` of output shape + input shape.
-        vector: a tangent or cotangent; with `batched` it has one leading axis more.
+        vector: a tangent or cotangent, broadcast to its axes; with `batched` it has one leading axis more.
+        input_rank: how many axes of the block are the input's.
+        path: where the vector belongs.
         batched: whether there is that axis; the result has it too.
+
+    Raises:
+        InputError: the vector does not fit the block (`vector_shape_mismatch`).
     """
+    split = len(block.shape) - input_rank
+    out_shape, in_shape = tuple(block.shape[:split]), tuple(block.shape[split:])
+    over_inputs = kind.vector_over == "inputs"
+    given_shape, result_shape = (in_shape, out_shape) if over_inputs else (out_shape, in_shape)
     vector = np.asarray(vector)
-    rank = vector.ndim - batched
-    split = len(block.shape) - rank if kind.vector_over == "inputs" else rank
-    out_shape, in_shape = block.shape[:split], block.shape[split:]
-    result_shape = out_shape if kind.vector_over == "inputs" else in_shape
-    vectors = vector.reshape((*vector.shape[:batched], -1))
+    vector = np.broadcast_to(vector, fitted_shape(vector.shape, given_shape, path, batched=batched))
+    vectors = vector.reshape((*vector.shape[:batched], math.prod(given_shape)))
     if isinstance(block, SparseArray):
         rows, columns = _flat_places(block, out_shape, in_shape)
-        pair = (columns, rows) if kind.vector_over == "inputs" else (rows, columns)
+        pair = (columns, rows) if over_inputs else (rows, columns)
         product = _sparse_product(block.values, *pair, vectors, math.prod(result_shape))
     else:
         matrix = np.asarray(block).reshape(math.prod(out_shape), math.prod(in_shape))
-        product = vectors @ (matrix.T if kind.vector_over == "inputs" else matrix)
-    return product.reshape(vector.shape[:batched] + tuple(result_shape))
+        product = vectors @ (matrix.T if over_inputs else matrix)
+    return product.reshape(vector.shape[:batched] + result_shape)
 
 
 def _flat_places(

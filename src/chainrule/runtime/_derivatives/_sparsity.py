@@ -152,7 +152,8 @@ def _places(
     if np.prod(block.shape, dtype=np.int64) != shape[0] * shape[1]:
         raise InputError(
             f"The sparsity block of output {out_path!r} and input {in_path!r} has shape "
-            f"{tuple(block.shape)}, which is not {shape[0]} × {shape[1]} elements.",
+            f"{tuple(block.shape)}; expected one row per element of the output and one column per element "
+            f"of the input, which has {shape[1]}.",
             code="bad_sparsity",
             path=in_path,
         )

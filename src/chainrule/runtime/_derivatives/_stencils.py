@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from numbers import Real
+from typing import Any, Literal
 
 import numpy as np
 
@@ -91,7 +92,8 @@ def choose_steps(
         precision: the dtype in which the program computes with each path's values.
 
     Raises:
-        InputError: a mapping that does not name exactly the differentiated paths, or a step ≤ 0.
+        InputError: a mapping that does not name exactly the differentiated paths, or a step that is no
+            positive number (`bad_eps`).
     """
     if stencil.is_complex:
         return {path: np.full(x.shape, COMPLEX_STEP) for path, x in base.items()}
@@ -100,13 +102,18 @@ def choose_steps(
             raise InputError(f'eps is a number, a mapping or "auto", not {eps!r}.', code="bad_eps")
         return {path: _automatic(stencil, x, precision[path]) for path, x in base.items()}
     per_path = dict(eps) if isinstance(eps, Mapping) else dict.fromkeys(base, eps)
-    if set(per_path) != set(base) or any(not step > 0 for step in per_path.values()):
-        raise InputError(
-            f"eps must name exactly the differentiated paths {sorted(base)} with positive steps, "
-            f"found {per_path}.",
-            code="bad_eps",
+    if set(per_path) != set(base) or not all(map(_is_step, per_path.values())):
+        expected = (
+            f"name exactly the differentiated paths {sorted(base)}, each with a positive number"
+            if isinstance(eps, Mapping)
+            else 'be a positive number, one per path, or "auto"'
         )
+        raise InputError(f"eps must {expected}; found {eps!r}.", code="bad_eps")
     return {path: np.full(x.shape, float(per_path[path])) for path, x in base.items()}
+
+
+def _is_step(step: Any) -> bool:
+    return isinstance(step, Real) and 0 < step < np.inf
 
 
 def coarsest(*dtypes: np.dtype) -> np.dtype:

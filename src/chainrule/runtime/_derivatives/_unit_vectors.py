@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from chainrule.runtime._derivatives._blocks import Entries
-from chainrule.runtime._derivatives._layout import Layout
+from chainrule.runtime._derivatives._layout import Layout, answered
 from chainrule.runtime._derivatives._progress import track
 from chainrule.runtime._derivatives._sparsity import Pattern
 
@@ -94,7 +94,10 @@ class UnitVectors:
         vector = {path: part.astype(self._dtypes[path]) for path, part in parts.items()}
         options = {"batched": True} if self._batched else {}
         result = self._product(*self._arguments, vector, **options)
-        answers = {path: np.asarray(result[path]) for path in self._answer_paths}
+        answers = {
+            path: np.asarray(answered(result, path, "derivative endpoint"))
+            for path in self._answer_paths
+        }
         lead = int(self._batched)
         self._answers = Layout(
             tuple(answers), tuple(answer.shape[lead:] for answer in answers.values())

@@ -169,7 +169,10 @@ def _slope(kind: DerivativeKind, subject: Subject, direction: Direction) -> floa
     if kind is JACOBIAN:
         blocks = subject.differentiate(kind.endpoint)
         pushed = {
-            out: sum(contract(JVP, row[p], v, batched=False) for p, v in direction.tangent.items())
+            out: sum(
+                contract(JVP, row[p], v, input_rank=np.ndim(v), path=p, batched=False)
+                for p, v in direction.tangent.items()
+            )
             for out, row in blocks.items()
         }
         return direction.weigh(pushed)
