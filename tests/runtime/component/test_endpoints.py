@@ -430,6 +430,28 @@ def test_paths_into_containers():
     assert [np.shape(result[path]) for path in paths] == [(2,), (3,), ()]
 
 
+def test_a_key_without_braces_is_told_how_to_write_it():
+    component = make({"jacobian": jacobian})
+    inputs = {"x": [1.0], "table": {"a": [1.0]}}
+    with pytest.raises(PathError, match=r"stand in braces: table\.\{a\}\.") as caught:
+        component.jacobian(inputs, ["table.a"], ["y"])
+    assert caught.value.code == "path_not_differentiable"
+    with pytest.raises(PathError) as caught:
+        component.jacobian(inputs, ["table.{a.b}.c"], ["y"])
+    assert "braces" not in str(caught.value)
+
+
+class Either(InputSchema):
+    x: Differentiable[Array[("n",), Float64]] | str
+
+
+def test_a_member_of_a_union_that_is_no_array_cannot_vary():
+    component = make({"jacobian": jacobian}, inputs=Either)
+    with pytest.raises(PathError, match="'x' is a str in these inputs") as caught:
+        component.jacobian({"x": "text"}, ["x"], ["y"])
+    assert caught.value.code == "path_not_differentiable"
+
+
 @pytest.mark.parametrize(
     ("vector", "code"),
     [

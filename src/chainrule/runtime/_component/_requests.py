@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticCustomError
 
 from chainrule._errors import InputError, PathError
-from chainrule._trees import get_at_path, matches_pattern, path_to_pattern
+from chainrule._trees import get_at_path, is_arraylike, matches_pattern, path_to_pattern
 from chainrule.runtime._component._schemas import Context, Schemas
 from chainrule.runtime._derivatives._kinds import BATCHED, DerivativeKind, Side, Vector
 from chainrule.runtime._schema import ArraySpec, build_validator
@@ -95,14 +95,33 @@ def _declaration(path: str, argument: str, declared: Mapping[str, ArraySpec]) ->
         # Positions of fixed tuples keep their number in a pattern: `pairs.[].[0]`.
         spec = next((s for pattern, s in declared.items() if matches_pattern(path, pattern)), None)
     if spec is None:
+        braced = _with_braces(path, declared)
+        hint = f" Keys of a mapping stand in braces: {braced}." if braced else ""
         raise PathError(
             f"{argument}: {path!r} is not a differentiable array of this component. It has: "
-            f"{', '.join(declared) or 'none'}.",
+            f"{', '.join(declared) or 'none'}.{hint}",
             code="path_not_differentiable",
             path=path,
             details={"argument": argument},
         )
     return spec
+
+
+def _with_braces(path: str, patterns: Iterable[str]) -> str | None:
+    """The path as it would be right, if keys of mappings are all that is written wrongly."""
+    names = path.split(".")
+    for pattern in patterns:
+        parts = pattern.split(".")
+        if len(parts) == len(names) and all(map(_stands_for, parts, names)):
+            return ".".join(
+                f"{{{name}}}" if part == "{}" else name
+                for part, name in zip(parts, names, strict=True)
+            )
+    return None
+
+
+def _stands_for(part: str, name: str) -> bool:
+    return part == name or part == "{}" or (part == "[]" and name.startswith("["))
 
 
 def _exact(inputs: BaseModel, path: str, spec: ArraySpec, argument: str) -> ArraySpec:
@@ -112,6 +131,13 @@ def _exact(inputs: BaseModel, path: str, spec: ArraySpec, argument: str) -> Arra
             f"{argument}: {path!r} has no value in these inputs (it is null), so nothing "
             "can be differentiated with respect to it. Leave the path out, or give it a value.",
             code="path_is_none",
+            path=path,
+        )
+    if not is_arraylike(value):
+        raise PathError(
+            f"{argument}: {path!r} is a {type(value).__name__} in these inputs, not an array, so nothing "
+            "can be differentiated with respect to it. Leave the path out.",
+            code="path_not_differentiable",
             path=path,
         )
     return replace(
