@@ -114,6 +114,7 @@ def test_top(url, component, capsys):
     assert code == 0
     for word in ("slow", "requests", "latency", "queue", "workers", "jobs", "succeeded"):
         assert word in out
+    assert "unknown" not in out  # the author gave no version
     status = json.loads(run(capsys, "top", url, "--json")[1])
     assert status["requests"]["total"] >= 1
 

@@ -25,12 +25,11 @@ def run(options: Namespace) -> int:
     with result_stream() as stdout:
         # Made here to find fields that cannot be described to callers; asked for where it is served.
         document = read_document(options)
-        endpoints = endpoint_facts(document)
+        info, endpoints = document["info"], endpoint_facts(document)
         if options.json:
-            facts = {"ok": True, "name": document["info"]["title"], "endpoints": endpoints}
-            text = json.dumps(facts) + "\n"
+            text = json.dumps({"ok": True, "name": info["title"], "endpoints": endpoints}) + "\n"
         else:
-            title = f"{full_name(document)} is fine"
+            title = f"{full_name(info['title'], info['version'])} is fine"
             text = table_text(title, ("endpoint", "available"), list(endpoints.items()))
         stdout.write([text.encode()])
     return 0

@@ -13,6 +13,7 @@ from typing import Any
 from chainrule.cli._remote import add_server, job_row, open_server
 from chainrule.cli._tables import make_table, renderable_text
 from chainrule.client._server import JobInfo, Server
+from chainrule.runtime._component._document import full_name
 
 __all__ = ["add_arguments", "run"]
 
@@ -71,7 +72,7 @@ def _view(url: str, server: Server) -> Any:
 
 def _headline(url: str, status: Mapping[str, Any]) -> Any:
     requests, queue, latency = status["requests"], status["queue"], status["latency_s"]
-    names = ", ".join(f"{c['name']} {c['version']}" for c in status["components"])
+    names = ", ".join(full_name(c["name"], c["version"]) for c in status["components"])
     times = ", ".join(f"{name} {_milliseconds(value)}" for name, value in latency.items())
     jobs = ", ".join(f"{count} {state}" for state, count in status["jobs"].items() if count)
     rows = (

@@ -45,9 +45,8 @@ class Field:
     default: Any = None
 
 
-def full_name(document: Mapping[str, Any]) -> str:
-    """The component's name, and its version where the author gave one."""
-    name, version = document["info"]["title"], document["info"]["version"]
+def full_name(name: str, version: str) -> str:
+    """A component's name, and its version where the author gave one."""
     return name if version == "unknown" else f"{name} {version}"
 
 

@@ -23,7 +23,8 @@ _MAX_DEFAULT = 40
 
 def summary_text(document: Mapping[str, Any], place: str) -> str:
     """Name, version, place, schema, and what is differentiable and how; about a screenful."""
-    lines = [f"Component {full_name(document)} ({place})"]
+    info = document["info"]
+    lines = [f"Component {full_name(info['title'], info['version'])} ({place})"]
     for side in SIDES:
         fields = fields_of(document, side)
         width = max((len(field.path) for field in fields), default=0)
@@ -38,7 +39,8 @@ def summary_text(document: Mapping[str, Any], place: str) -> str:
 
 def summary_html(document: Mapping[str, Any], place: str) -> str:
     """The same for a notebook."""
-    title = escape(full_name(document))
+    info = document["info"]
+    title = escape(full_name(info["title"], info["version"]))
     tables = "".join(
         f"<details open><summary>{side.lower()}s</summary>{fields_html(fields_of(document, side))}"
         "</details>"
@@ -46,7 +48,7 @@ def summary_html(document: Mapping[str, Any], place: str) -> str:
     )
     return (
         f"<div><strong>{title}</strong> <small>{escape(place)}</small><br>"
-        f"{escape(document['info'].get('description', ''))}{tables}"
+        f"{escape(info.get('description', ''))}{tables}"
         f"<small>{escape(_endpoints(document))}</small></div>"
     )
 
