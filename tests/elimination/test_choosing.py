@@ -1,10 +1,12 @@
 """Which way of computing a Jacobian `auto` takes, and what it goes by."""
 
+import functools
 import importlib.util
 import json
 import os
 import subprocess
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 
 from chainrule import ChainruleError
-from chainrule.elimination import _choose, explain_jacobian, find_order, jacobian
+from chainrule.elimination import _choose, _find_order, explain_jacobian, find_order, jacobian
 from chainrule.elimination._calibration import DEFAULT_PRICES, Prices, _read, calibrate
 from chainrule.elimination._choose import choose_order
 from chainrule.elimination._counting import count_operations
@@ -181,6 +183,26 @@ def test_calibration_works_inside_a_trace():
     found = []
     jax.jit(lambda x: (found.append(calibrate(jax.devices()[0])), x)[1])(1.0)
     assert found[0].call > 0
+
+
+def test_measuring_prices_is_not_the_time_of_the_search(monkeypatch):
+    """A clock that strikes whenever it is looked at; measuring takes many times the budget."""
+    clock = [0.0]
+
+    def now():
+        clock[0] += 1e-3
+        return clock[0]
+
+    @functools.cache
+    def measured():
+        clock[0] += 100.0
+        return DEFAULT_PRICES
+
+    monkeypatch.setattr(_find_order, "prices", measured)
+    monkeypatch.setattr(time, "perf_counter", now)
+    task = TASKS[0]
+    order = find_order(task.function, *task.arguments(), objective="time", budget_s=5.0)
+    assert order.method not in ("forward", "reverse")
 
 
 @pytest.mark.parametrize("objective", ["time", "memory", "operations"])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from chainrule.elimination import Order, OrderError, find_order, jacobian, linearization
 from chainrule.elimination._counting import count_operations
 from chainrule.elimination._linearize import trace_function
+from chainrule.elimination._search._edges import _Splitting
 
 POINT = (0.3, 0.4)
 
@@ -34,6 +35,19 @@ def test_edges_beat_every_order_of_vertices():
     # By hand: q → (q·p) joins p → (q·p) for one product; then p costs 2 · 2 and q 2 · 3.
     assert count_operations(graph, [(2, 3), 1, 2]).multiplications == 11
     assert find_order(lion, *POINT).cost == 12
+    assert find_order(lion, *POINT, edges=True).cost == 11
+
+
+def test_interrupt_keeps_the_edges_split_so_far(monkeypatch):
+    walks = iter([_Splitting.walk])
+
+    def walk_once(search):
+        if (walk := next(walks, None)) is None:
+            raise KeyboardInterrupt
+        walk(search)
+        return True
+
+    monkeypatch.setattr(_Splitting, "walk", walk_once)
     assert find_order(lion, *POINT, edges=True).cost == 11
 
 

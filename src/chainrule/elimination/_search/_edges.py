@@ -8,6 +8,7 @@ in the order of multiplication.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
 
@@ -26,19 +27,23 @@ def split_edges(
     """An order with single edges put before their vertices while that pays, and its cost.
 
     Hill climbing: walk through the order; at every position try each edge that is there of a vertex that
-    is still to come, and keep the first that makes the whole cheaper.
+    is still to come, and keep the first that makes the whole cheaper. A keyboard interrupt ends it early.
     """
-    search = _Splitting(PythonEngine(problem), list(order), time.perf_counter() + budget_s)
-    while search.walk():
-        pass
-    return search.steps, sum(search.costs)
+    engine, steps = PythonEngine(problem), list[Step](order)
+    with contextlib.suppress(KeyboardInterrupt):
+        search = _Splitting(engine, steps, time.perf_counter() + budget_s)
+        while search.walk():
+            pass
+    return steps, sum(_run(engine.graph(), steps))
 
 
 class _Splitting:
+    """Changes the steps that it is given."""
+
     def __init__(self, engine: PythonEngine, steps: list[Step], deadline: float) -> None:
         self._engine, self._deadline = engine, deadline
-        self.steps = steps
-        self.costs = _run(engine.graph(), steps)
+        self._steps = steps
+        self._costs = _run(engine.graph(), steps)
 
     @property
     def _is_over(self) -> bool:
@@ -47,14 +52,14 @@ class _Splitting:
     def walk(self) -> bool:
         """One walk through the order; whether it found anything and there is time for another."""
         graph, improved, position = self._engine.graph(), False, 0
-        while position < len(self.steps) and not self._is_over:
+        while position < len(self._steps) and not self._is_over:
             improved |= self._split_here(graph, position)
-            _take(graph, self.steps[position])
+            _take(graph, self._steps[position])
             position += 1
         return improved and not self._is_over
 
     def _split_here(self, graph: PartialGraph, position: int) -> bool:
-        rest, cost = self.steps[position:], sum(self.costs[position:])
+        rest, cost = self._steps[position:], sum(self._costs[position:])
         for edge in self._edges(graph, rest):
             if self._is_over:
                 return False
@@ -65,8 +70,8 @@ class _Splitting:
                 if sum(costs) >= cost:
                     break
             else:
-                self.steps[position:] = [edge, *rest]
-                self.costs[position:] = costs
+                self._steps[position:] = [edge, *rest]
+                self._costs[position:] = costs
                 return True
         return False
 
