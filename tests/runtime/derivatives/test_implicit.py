@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from chainrule._errors import DefinitionError
+from chainrule._errors import ComponentError, DefinitionError
 from chainrule.runtime._derivatives import ImplicitFunction, finite_difference_jacobian
 
 MATRIX = np.random.default_rng(0).normal(size=(4, 4)) + 4 * np.eye(4)
@@ -110,3 +110,15 @@ def test_residual_must_determine_the_unknowns(inputs):
     with pytest.raises(DefinitionError, match="4 elements for 5 unknowns") as caught:
         function.jacobian(inputs, {"b"}, {"y"})
     assert caught.value.code == "residual_size_mismatch"
+
+
+@pytest.mark.parametrize("sparsity", [None, np.eye(2, dtype=bool)])
+def test_a_residual_that_determines_nothing_is_named(sparsity):
+    flat = ImplicitFunction(
+        lambda inputs: {"y": np.zeros(2)},
+        residual=lambda inputs, outputs: {"r": outputs["y"] ** 2 - inputs["a"]},
+        sparsity=None if sparsity is None else {"r": {"y": sparsity}},
+    )
+    with pytest.raises(ComponentError, match="singular") as caught:
+        flat.vector_jacobian_product({"a": np.zeros(2)}, {"a"}, {"y"}, {"y": np.ones(2)})
+    assert caught.value.code == "residual_singular"

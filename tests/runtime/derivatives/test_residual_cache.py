@@ -116,3 +116,10 @@ def test_many_threads():
 def test_size_must_not_be_negative():
     with pytest.raises(InputError):
         set_jax_vjp_cache_size(-1)
+
+
+@pytest.mark.parametrize("bounds", [{"size": -1}, {"size": 2.5}, {"size": "3"}, {"max_bytes": -1}])
+def test_bounds_that_are_no_bounds(bounds):
+    with pytest.raises(InputError, match="must be an integer of 0 or more") as caught:
+        set_jax_vjp_cache_size(**{"size": 1, **bounds})
+    assert caught.value.code == "bad_cache_size"

@@ -205,6 +205,15 @@ def test_a_check_of_nothing_does_not_pass():
     assert missing.value.code == "endpoint_missing"
 
 
+@pytest.mark.parametrize(
+    "options", [{"max_evals": 0}, {"max_output_samples": 0}, {"rtol": -0.1}, {"rtol": float("nan")}]
+)
+def test_bounds_within_which_nothing_is_compared(options):
+    with pytest.raises(InputError, match=f"{next(iter(options))} must be") as caught:
+        check_gradients(Quadratic(), payload(), **options)
+    assert caught.value.code == "bad_option"
+
+
 def test_restricted_to_paths_and_endpoints():
     broken = Quadratic({"jacobian": 2.0})
     assert check_gradients(broken, payload(), output_paths=["y"]).passed

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from chainrule._errors import DefinitionError
+from chainrule._errors import ComponentError, DefinitionError
 from chainrule._trees import flatten_with_paths, is_arraylike
 from chainrule.runtime._codec import SparseArray
 from chainrule.runtime._derivatives._differences import (
@@ -259,8 +259,16 @@ def _as_matrix(block: Any, tree: Any, column_path: str) -> Any:
 
 
 def _direct_solve(matrix: Any, right: np.ndarray, transposed: bool) -> np.ndarray:
-    if isinstance(matrix, np.ndarray):
-        return np.linalg.solve(matrix.T if transposed else matrix, right)
-    from scipy.sparse.linalg import splu
+    try:
+        if isinstance(matrix, np.ndarray):
+            return np.linalg.solve(matrix.T if transposed else matrix, right)
+        from scipy.sparse.linalg import splu
 
-    return splu(matrix).solve(right, trans="T" if transposed else "N")
+        return splu(matrix).solve(right, trans="T" if transposed else "N")
+    except (np.linalg.LinAlgError, RuntimeError) as error:  # SciPy says it with a RuntimeError
+        raise ComponentError(
+            "The derivative of the residual with respect to the outputs is singular here, so the "
+            "residual does not determine them: there is no derivative at these inputs, or an equation "
+            "is missing.",
+            code="residual_singular",
+        ) from error

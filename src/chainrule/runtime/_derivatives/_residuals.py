@@ -165,10 +165,13 @@ def set_jax_vjp_cache_size(
         only_if_it_pays: time every program once and keep residuals only where that is a gain.
 
     Raises:
-        InputError: a negative size.
+        InputError: a size or a bound that is no integer ≥ 0 (`bad_cache_size`).
     """
-    if size < 0:
-        raise InputError(f"The cache size must be 0 or more, found {size}.", code="bad_cache_size")
+    for name, bound in (("size", size), ("max_bytes", max_bytes)):
+        if not isinstance(bound, int) or bound < 0:
+            raise InputError(
+                f"{name} must be an integer of 0 or more; found {bound!r}.", code="bad_cache_size"
+            )
     global _current
     _current = ResidualCache(size, max_bytes=max_bytes, only_if_it_pays=only_if_it_pays)
 

@@ -77,10 +77,12 @@ def check_gradients(
         A report; `report.passed` says whether all is well, printing it with rich shows a table.
 
     Raises:
-        InputError: the payload is no request body, a path is not differentiable, or an endpoint asked
-            for does not exist. What an endpoint raises is a failed check, not an exception.
+        InputError: the payload is no request body, a path is not differentiable, an endpoint asked
+            for does not exist, or nothing could be compared within the bounds (`bad_option`). What an
+            endpoint raises is a failed check, not an exception.
         CapabilityError: the component has no derivative endpoint.
     """
+    _require_bounds(max_evals=max_evals, max_output_samples=max_output_samples, rtol=rtol)
     wanted = _choose_endpoints(component.available_endpoints, endpoints)
     subject = Subject(component, payload, input_paths, output_paths)
     generator = np.random.default_rng(seed)
@@ -102,6 +104,18 @@ def check_gradients(
     if ABSTRACT_EVAL in wanted:
         checks.append(check_shapes(subject))
     return GradientReport(tuple(checks))
+
+
+def _require_bounds(*, max_evals: int, max_output_samples: int | None, rtol: float) -> None:
+    """Refuse bounds within which nothing is compared, or nothing can be right."""
+    samples = 1 if max_output_samples is None else max_output_samples
+    for name, value, least in (
+        ("max_evals", max_evals, 1),
+        ("max_output_samples", samples, 1),
+        ("rtol", rtol, 0),
+    ):
+        if not value >= least:
+            raise InputError(f"{name} must be {least} or more; found {value}.", code="bad_option")
 
 
 def _choose_endpoints(available: Collection[str], asked: Collection[str] | None) -> set[str]:
