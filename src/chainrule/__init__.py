@@ -62,7 +62,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'chainrule' has no attribute {name!r}")
-    value = getattr(_importlib.import_module(_HOMES[name]), name)
+    try:
+        value = getattr(_importlib.import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        error.add_note(f"chainrule.{name} needs more packages: pip install 'chainrule[all]'.")
+        raise
     globals()[name] = value
     return value
 

@@ -350,6 +350,21 @@ def test_commands_that_need_the_files(run, command):
     assert "[component_not_here]" in err
 
 
+@pytest.mark.parametrize(
+    ("command", "package", "extra"), [("serve", "starlette", "serve"), ("order", "jax", "jax")]
+)
+def test_packages_that_are_not_installed(component, command, package, extra):
+    code = (
+        f"import sys; sys.modules[{package!r}] = None\n"
+        f"from chainrule.cli import main; main([{command!r}, {str(component) + ':apply'!r}, '[1.0]'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"pip install 'chainrule[{extra}]'" in done.stderr
+    assert "[missing_dependency]" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_profiles_and_traces_go_to_stderr(component, tmp_path):
     done = subprocess.run(
         [

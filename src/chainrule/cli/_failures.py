@@ -5,15 +5,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
-from chainrule._errors import ChainruleError
+from chainrule._errors import CapabilityError, ChainruleError
 
 __all__ = ["failures"]
+
+# Which extra brings a package that commands need.
+_EXTRAS = {
+    **dict.fromkeys(("httptools", "starlette", "uvicorn", "uvloop", "zstandard"), "serve"),
+    **dict.fromkeys(("equinox", "jax", "lineax", "optax"), "jax"),
+    "matplotlib": "view",
+}
 
 
 @contextmanager
 def failures(*, as_json: bool = False) -> Iterator[None]:
-    """Report an error of Chainrule in one message, without a traceback, and exit with its code.
+    """Report an error of Chainrule, or a package that is missing, without a traceback; exit with its code.
 
     Args:
         as_json: write the error as one JSON object.
@@ -21,9 +29,19 @@ def failures(*, as_json: bool = False) -> Iterator[None]:
     try:
         yield
     except ChainruleError as error:
-        text = _as_json(error) if as_json else _as_text(error)
-        sys.stderr.write(f"{text}\n")
-        raise SystemExit(error.exit_code) from None
+        _leave(error, as_json)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRAS:
+            raise
+        told = f"This command needs the package {package}: pip install 'chainrule[{_EXTRAS[package]}]'."
+        _leave(CapabilityError(told, code="missing_dependency"), as_json)
+
+
+def _leave(error: ChainruleError, as_json: bool) -> NoReturn:
+    text = _as_json(error) if as_json else _as_text(error)
+    sys.stderr.write(f"{text}\n")
+    raise SystemExit(error.exit_code) from None
 
 
 def _as_json(error: ChainruleError) -> str:

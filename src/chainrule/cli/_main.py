@@ -98,7 +98,7 @@ def _run(name: str, rest: list[str]) -> int:
     from chainrule.cli._failures import failures
     from chainrule.cli._quick import uncollected
 
-    with uncollected():
+    with uncollected(), failures(as_json="--json" in rest):
         parser = make_parser(name)
     options = parser.parse_intermixed_args(rest)
     with failures(as_json=options.json):
