@@ -34,8 +34,11 @@ def failures(*, as_json: bool = False) -> Iterator[None]:
         package = (error.name or "").partition(".")[0]
         if package not in _EXTRAS:
             raise
-        told = f"This command needs the package {package}: pip install 'chainrule[{_EXTRAS[package]}]'."
-        _leave(CapabilityError(told, code="missing_dependency"), as_json)
+        missing = CapabilityError(
+            f"This command needs the package {package}: pip install 'chainrule[{_EXTRAS[package]}]'.",
+            code="missing_dependency",
+        )
+        _leave(missing, as_json)
 
 
 def _leave(error: ChainruleError, as_json: bool) -> NoReturn:
