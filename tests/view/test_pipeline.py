@@ -244,3 +244,8 @@ def test_a_page_has_the_equations_of_every_jax_part():
     (part,) = root.iter("details")
     assert part.find("summary").text.startswith("a < b, JAX: ≈ ")
     assert "sin" in part.find("pre").text
+
+
+@pytest.mark.parametrize(("size", "cost"), [(1, "≈ 1 operation"), (3, "≈ 3 operations")])
+def test_costs_are_in_words(size, cost):
+    assert view.pipeline(lambda x: x + x, jnp.ones(size)).parts[0].cost == cost

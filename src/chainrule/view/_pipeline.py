@@ -66,7 +66,8 @@ class Part:
         if self.operations is None:
             known = f"{_short(self.bytes_in)}B in, {_short(self.bytes_out)}B out"
         else:
-            known = f"≈ {_short(self.operations).strip()} operations"
+            unit = "operation" if self.operations == 1 else "operations"
+            known = f"≈ {_short(self.operations).strip()} {unit}"
         return known if self.seconds is None else f"{known}, {_short(self.seconds)}s"
 
 
