@@ -107,6 +107,8 @@ REDUCTIONS = {
     "max_ties": (lambda v: jnp.max(jnp.concatenate([v, v])), V),
     "prod": (lambda m: m.prod(1), M),
     "prod_of_zeros": (lambda m: (m * np.eye(3, 4)).prod(1) + m[:, :2].prod(0).sum(), M),
+    "prod_second": (lambda m: jax.jacrev(lambda r: r.prod(1))(m), M[:, :3]),
+    "cumprod_second": (lambda v: jax.jacfwd(jnp.cumprod)(v), V),
     "cumsum": (lambda m: jnp.cumsum(m, axis=1) * m, M),
     "cumprod": (lambda m: jnp.cumprod(m, axis=0), M),
     "cummax": (lambda v: lax.cummax(v) * lax.cummin(v), V),

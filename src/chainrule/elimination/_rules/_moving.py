@@ -177,9 +177,9 @@ def _pad(site: Site) -> LocalJacobian:
     if site.wanted[1]:
         return fallback(site)
     sizes, out_axes, in_axes = [], [], []
-    lengths = zip(
-        site.operand_shape(0), site.result_shape(), site.eqn.params["padding_config"], strict=True
-    )
+    # Derivatives that JAX writes have NumPy's integers here.
+    config = [tuple(map(int, margins)) for margins in site.eqn.params["padding_config"]]
+    lengths = zip(site.operand_shape(0), site.result_shape(), config, strict=True)
     for d, (n, total, (low, _high, interior)) in enumerate(lengths):
         step = interior + 1
         first = max(0, -(low // step))
