@@ -12,11 +12,12 @@ def _x64():
 @pytest.fixture(autouse=True)
 def _no_stored_orders(monkeypatch):
     """Orders of earlier runs must not decide what a test sees."""
-    from chainrule.elimination import _choose
+    from chainrule.elimination import _choose, _find_order
     from chainrule.elimination._order_cache import OrderCache
 
     cache = OrderCache(None)
-    monkeypatch.setattr(_choose, "_cache", lambda: cache)
+    for module in (_choose, _find_order):
+        monkeypatch.setattr(module, "shared_cache", lambda: cache)
 
 
 @pytest.fixture(autouse=True)

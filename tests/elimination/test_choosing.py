@@ -14,7 +14,14 @@ import numpy as np
 import pytest
 
 from chainrule import ChainruleError
-from chainrule.elimination import _choose, _find_order, explain_jacobian, find_order, jacobian
+from chainrule.elimination import (
+    Order,
+    _choose,
+    _find_order,
+    explain_jacobian,
+    find_order,
+    jacobian,
+)
 from chainrule.elimination._calibration import DEFAULT_PRICES, Prices, _read, calibrate
 from chainrule.elimination._choose import choose_order
 from chainrule.elimination._counting import count_operations
@@ -234,9 +241,25 @@ def test_large_graphs_of_arrays_are_searched():
     assert len(graph.required) > 120
     order = choose_order(graph, "auto")
     assert sorted(order) == list(graph.required)
-    stored = _choose._cache().get(fingerprint(graph), "nontrivial")
+    stored = _choose.shared_cache().get(fingerprint(graph), "nontrivial")
     assert stored is not None
     assert stored.cost <= count_operations(graph, choose_order(graph, "reverse")).nontrivial
+
+
+def test_auto_takes_the_best_order_that_was_found():
+    task = TASKS[0]
+    graph = traced(task.function, *task.arguments()).graph
+    poor = Order(graph.required, fingerprint(graph), "nontrivial", cost=10_000)
+    _choose.shared_cache().put(poor)
+    assert choose_order(graph, "auto") == graph.required
+    settings = {"objective": "nontrivial", "seed": 3}
+    hurried = find_order(task.function, *task.arguments(), budget_s=0.0, **settings)
+    assert choose_order(graph, "auto") == graph.required
+    found = find_order(task.function, *task.arguments(), budget_s=0.3, **settings)
+    assert found.cost < hurried.cost
+    assert choose_order(graph, "auto") == found.vertices
+    _choose.shared_cache().put_if_better(poor)
+    assert choose_order(graph, "auto") == found.vertices
 
 
 def test_a_search_without_time_gives_the_safer_direction():

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 
 from chainrule.elimination._eliminate import Step
-from chainrule.elimination._find_order import find_order_of_graph, is_wide
+from chainrule.elimination._find_order import AUTO_BUDGET_S, find_order_of_graph, is_wide
 from chainrule.elimination._graph import Graph
 from chainrule.elimination._order import Order, fingerprint
-from chainrule.elimination._order_cache import OrderCache, default_cache
+from chainrule.elimination._order_cache import shared_cache
 from chainrule.elimination._orders import (
     OrderError,
     check_order,
@@ -18,22 +17,13 @@ from chainrule.elimination._orders import (
     reverse_order,
 )
 
-__all__ = ["AUTO_BUDGET_S", "OrderLike", "choose_order"]
+__all__ = ["OrderLike", "choose_order"]
 
 OrderLike = str | Sequence[Step] | Order
 """`"auto"`, `"forward"`, `"reverse"`, `"markowitz"`, vertex numbers (pairs of them for edges), an `Order`."""
 
-AUTO_BUDGET_S = 0.2
-"""How long `"auto"` searches, once per function and shapes."""
-
-
 _MOST_VERTICES = 2000
 """Larger graphs are not searched."""
-
-
-@cache
-def _cache() -> OrderCache:
-    return default_cache()
 
 
 def _searched(graph: Graph) -> tuple[Step, ...]:
@@ -41,10 +31,10 @@ def _searched(graph: Graph) -> tuple[Step, ...]:
     if not _is_worth_a_search(graph):
         return _narrow_side_first(graph)
     name = fingerprint(graph)
-    order = _cache().get(name, "nontrivial")
+    order = shared_cache().get(name, "nontrivial")
     if order is None or not set(graph.required) <= set(order.vertices):
         order = find_order_of_graph(graph, objective="nontrivial", budget_s=AUTO_BUDGET_S)
-        _cache().put(order)
+        shared_cache().put(order)
     return order.vertices
 
 

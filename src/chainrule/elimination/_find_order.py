@@ -27,6 +27,7 @@ from chainrule.elimination._eliminate import Step
 from chainrule.elimination._graph import Edges, Graph
 from chainrule.elimination._linearize import trace_function
 from chainrule.elimination._order import Order, fingerprint
+from chainrule.elimination._order_cache import shared_cache
 from chainrule.elimination._rules import real_shape
 from chainrule.elimination._search import Found, Problem, search, split_edges
 from chainrule.elimination._search._problem import ZERO
@@ -34,6 +35,7 @@ from chainrule.elimination._structure import Structure, structure_of
 from chainrule.elimination._work import Work, product_work, sum_work
 
 __all__ = [
+    "AUTO_BUDGET_S",
     "Objective",
     "as_problem",
     "find_order",
@@ -41,6 +43,9 @@ __all__ = [
     "is_wide",
     "vertices_of",
 ]
+
+AUTO_BUDGET_S = 0.2
+"""How long `order="auto"` searches, once per function and shapes."""
 
 _PATIENCE_S = 2.0
 """Searches that are over sooner show no progress bar."""
@@ -59,6 +64,8 @@ def find_order(
     edges: bool = False,
 ) -> Order:
     """Search for a cheap elimination order of `fun` at arguments of the given shapes.
+
+    The best order by nontrivial multiplications is kept: it is what `order="auto"` takes from then on.
 
     Args:
         fun: a function of pytrees that JAX can trace.
@@ -85,9 +92,12 @@ def find_order(
     if argnums is None:
         argnums = tuple(range(len(example_args)))
     graph = trace_function(fun, argnums, example_args, {}).graph
-    return find_order_of_graph(
+    order = find_order_of_graph(
         graph, objective=objective, budget_s=budget_s, seed=seed, progress=progress, edges=edges
     )
+    if objective == "nontrivial" and budget_s >= AUTO_BUDGET_S:
+        shared_cache().put_if_better(order)
+    return order
 
 
 def find_order_of_graph(

@@ -7,6 +7,7 @@ error; it is only not there the next time.
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from chainrule._errors import InputError
@@ -14,7 +15,7 @@ from chainrule._trees import LRUCache
 from chainrule.elimination._files import cache_folder, write_atomically
 from chainrule.elimination._order import Order
 
-__all__ = ["OrderCache", "default_cache"]
+__all__ = ["OrderCache", "shared_cache"]
 
 
 class OrderCache:
@@ -49,6 +50,12 @@ class OrderCache:
         ):
             self._forget_oldest(self._folder)
 
+    def put_if_better(self, order: Order) -> None:
+        """Store an order unless one that is as cheap is there."""
+        known = self.get(order.fingerprint, order.objective)
+        if known is None or known.cost is None or (order.cost or 0) < known.cost:
+            self.put(order)
+
     @staticmethod
     def _read(path: Path, fingerprint: str) -> Order | None:
         try:
@@ -72,8 +79,9 @@ def _age(path: Path) -> float:
         return 0.0
 
 
-def default_cache() -> OrderCache:
-    """The user's cache, in `$XDG_CACHE_HOME/chainrule/orders` (`~/.cache` by default).
+@cache
+def shared_cache() -> OrderCache:
+    """The user's cache, one per process, in `$XDG_CACHE_HOME/chainrule/orders` (`~/.cache` by default).
 
     `CHAINRULE_ORDER_CACHE` names another folder; empty, it keeps orders in memory only.
     """
