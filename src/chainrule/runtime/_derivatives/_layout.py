@@ -105,8 +105,12 @@ def fitted_shape(
 
 def _flat(value: Any, shape: tuple[int, ...], path: str) -> np.ndarray:
     array = np.asarray(value)
-    wide = array.astype(np.result_type(array, np.float64), copy=False)
-    return np.broadcast_to(wide, fitted_shape(array.shape, shape, path, batched=False)).ravel()
+    # Most arrays are right already, and this runs several times per evaluation of the program.
+    if array.dtype != np.float64:
+        array = array.astype(np.result_type(array, np.float64))
+    if array.shape != shape:
+        array = np.broadcast_to(array, fitted_shape(array.shape, shape, path, batched=False))
+    return array.ravel()
 
 
 @dataclass(frozen=True)
