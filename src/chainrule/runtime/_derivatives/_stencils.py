@@ -113,7 +113,7 @@ def choose_steps(
 
 
 def _is_step(step: Any) -> bool:
-    return isinstance(step, Real) and 0 < step < np.inf
+    return isinstance(step, Real) and 0 < float(step) < np.inf
 
 
 def coarsest(*dtypes: np.dtype) -> np.dtype:

@@ -101,7 +101,7 @@ class Frame(NamedTuple):
 def split(inputs: Any) -> tuple[Frame, tuple[Any, ...]]:
     """Inputs (a model or nested data) as a frame and its arrays."""
     kind = type(inputs)
-    flat = _flat_frame(*inputs) if kind is dict else _flat_model(kind)
+    flat = _flat_frame(*inputs) if kind is dict else _flat_model(kind)  # type: ignore[arg-type]
     if flat is not None:
         frame, order = flat
         fields = inputs if kind is dict else inputs.__dict__
