@@ -4,7 +4,6 @@ import sys
 
 import pytest
 
-from chainrule._errors import DefinitionError
 from chainrule.client._environment import _declared
 from chainrule.compat.tesseract_core import Tesseract
 
@@ -66,15 +65,15 @@ def test_a_component_runs_in_an_environment_of_conda(folder, tmp_path):
 def test_why_there_is_no_environment(folder, tmp_path, script, reason):
     conda = tmp_path / "conda"
     conda.unlink() if script is None else conda.write_text(script)
-    with pytest.raises(DefinitionError, match=reason) as caught:
+    with pytest.raises(RuntimeError, match=reason) as caught:
         Tesseract.from_source(folder).serve()
-    assert caught.value.code == "environment_failed"
+    assert caught.value.__cause__.code == "environment_failed"
     assert not (folder / ".chainrule-venv").exists()
 
 
 def test_the_environment_file_has_to_be_there(folder):
     (folder / "tesseract_environment.yaml").unlink()
-    with pytest.raises(DefinitionError, match=r"there is no .*tesseract_environment\.yaml"):
+    with pytest.raises(RuntimeError, match=r"there is no .*tesseract_environment\.yaml"):
         Tesseract.from_source(folder).serve()
 
 
