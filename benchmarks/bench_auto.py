@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import os
 
-# One thread against one thread: the native kernel has one. Without these two, and what `run` says first, XLA
-# has up to five: it runs the parts of a program side by side, and all of it beside the caller.
-os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
-os.environ.setdefault("NPROC", "1")
+# One thread against one thread: the native kernel has one.
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+)
 
 import random
 import re
@@ -149,7 +149,6 @@ def _fastest(contestants: dict[str, Callable[[], Any]]) -> dict[str, float]:
 
 
 def run() -> list[Row]:
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
     keep_freed_memory()
     rows = []
     for case in _cases():
