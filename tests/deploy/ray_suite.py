@@ -306,7 +306,9 @@ def test_a_thousand_evaluations_survive_the_loss_of_a_node(ray_cluster, tmp_path
     with (
         pools.deploy(SOURCE, replicas=4) as component,
         pools.deploy(SOURCE, replicas=4, idempotent=False) as once,
+        contextlib.ExitStack() as stack,
     ):
+        stack.callback(gate.touch)  # whatever fails: nobody waits for ever
         inputs = (point(k) | {"action": "sleep 0.002"} for k in range(1000))
         results = component.map(inputs, max_in_flight=32)
         found = [next(results)["y"] for _ in range(500)]

@@ -187,6 +187,7 @@ def test_progress_shows_the_best_cost(capsys, monkeypatch):
     find_order(roe_flux_1d, *point, budget_s=0.1)
     assert not capsys.readouterr().err  # no terminal
     monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr(_find_order, "_PATIENCE_S", 0)
     order = find_order(roe_flux_1d, *point, budget_s=0.5)

@@ -57,6 +57,15 @@ def test_the_page_has_everything(run):
     assert "1 rows of orders" in bench.EXPLANATION.read_text()
 
 
+@pytest.fixture
+def interruptible():
+    """A run in the background of a shell ignores Ctrl-C from its start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_was_measured_before_a_signal_is_kept(run, monkeypatch, capsys, number):
     def until_http(name):
