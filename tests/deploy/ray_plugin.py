@@ -20,7 +20,7 @@ def ray_cluster():
     head = {"num_cpus": 0, "include_dashboard": False, "_system_config": quick}
     cluster = Cluster(initialize_head=True, head_node_args={**head, **sizes})
     for _ in range(2):
-        cluster.add_node(num_cpus=8, **sizes)
+        cluster.add_node(num_cpus=16, **sizes)
     ray.init(address=cluster.address, namespace="tests", log_to_driver=False)
     yield cluster
     ray.shutdown()
