@@ -414,6 +414,27 @@ def test_the_overview_imports_next_to_nothing():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_a_call_does_not_load_what_derivatives_need(tmp_path):
+    file = tmp_path / "double.py"
+    file.write_text(
+        "from pydantic import BaseModel\n"
+        "from chainrule.runtime import Array, Float64\n"
+        "class InputSchema(BaseModel):\n    x: Array[(), Float64]\n"
+        "class OutputSchema(BaseModel):\n    y: Array[(), Float64]\n"
+        "def apply(inputs):\n    return OutputSchema(y=2 * inputs.x)\n"
+    )
+    payload = '{"inputs": {"x": 1.0}}'
+    code = (
+        "import sys\nfrom chainrule.cli import main\n"
+        f"try:\n    main(['apply', {str(file)!r}, {payload!r}])\nexcept SystemExit: pass\n"
+        "print('\\n', 'chainrule.runtime._derivatives' in sys.modules, 'jax' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split()[-2:] == ["False", "False"]
+
+
 @pytest.mark.parametrize("template", ["function", "module", "jax", "torch", "command"])
 def test_templates_work_as_written(run, tmp_path, template):
     if template == "torch":

@@ -12,15 +12,9 @@ import orjson
 from chainrule._errors import DecodeError, InputError, LimitError
 from chainrule._trees import Segment, split_path
 from chainrule.runtime._codec import FRAMES_MEDIA_TYPE, Grants, Limits, decode_body
-from chainrule.runtime._derivatives._kinds import DERIVATIVES
 
 __all__ = ["read_payload"]
 
-_REQUEST_FIELDS = {
-    *(name for kind in DERIVATIVES for name in (*kind.argument_names, *kind.optional_names)),
-    "tag",
-    "abstract",
-}
 _SHORT = 300  # characters of a payload that are shown whole
 
 
@@ -59,8 +53,14 @@ def read_payload(
 
 def _corrected(payload: dict[str, Any]) -> str:
     """The payload as it was probably meant: whatever no request has beside its inputs is one of them."""
-    inputs = {name: value for name, value in payload.items() if name not in _REQUEST_FIELDS}
-    beside = {name: value for name, value in payload.items() if name in _REQUEST_FIELDS}
+    # Only here: a call that is right starts without the rooms of derivatives.
+    from chainrule.runtime._derivatives._kinds import DERIVATIVES
+
+    fields = {"tag", "abstract"}
+    for kind in DERIVATIVES:
+        fields.update(kind.argument_names, kind.optional_names)
+    inputs = {name: value for name, value in payload.items() if name not in fields}
+    beside = {name: value for name, value in payload.items() if name in fields}
     meant = {"inputs": inputs, **beside}
     text = orjson.dumps(meant, default=lambda _: "…", option=orjson.OPT_SERIALIZE_NUMPY).decode()
     if len(text) <= _SHORT:
