@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import contextlib
 import operator
 from collections.abc import Callable
 from time import monotonic
@@ -69,14 +70,11 @@ def check_size(replicas: int, autoscale: tuple[int, int] | None) -> tuple[int, i
     Raises:
         InputError: they are not numbers of replicas (`bad_pool_size`).
     """
-    try:
-        minimum, maximum = map(
-            operator.index, (replicas, replicas) if autoscale is None else autoscale
-        )
+    asked = (replicas, replicas) if autoscale is None else autoscale
+    with contextlib.suppress(TypeError, ValueError):  # no numbers, or not two of them
+        minimum, maximum = map(operator.index, asked)
         if 1 <= minimum <= maximum:
             return minimum, maximum
-    except (TypeError, ValueError):
-        pass  # no numbers, or not two of them
     found = f"replicas={replicas!r}" if autoscale is None else f"autoscale={autoscale!r}"
     raise InputError(
         f"A pool has at least one replica and at most as many as it may have; found {found}. Pass for "
