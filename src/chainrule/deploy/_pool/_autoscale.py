@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import contextlib
+import math
 import operator
 from collections.abc import Callable
 from time import monotonic
