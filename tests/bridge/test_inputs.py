@@ -176,3 +176,14 @@ def test_what_is_no_array_is_told_so(wrong):
         apply_component(same, {"x": wrong})
     assert caught.value.code == "not_an_array"
     assert caught.value.path == "x"
+
+
+@pytest.mark.parametrize("bare", [np.ones(3), [1.0, 2.0], 1.0, None], ids=str)
+def test_inputs_without_names_are_told_the_names(bare):
+    @component(framework="numpy")
+    def total(profile: Array[("n",), Float64]) -> Float64:
+        return np.sum(profile)
+
+    with pytest.raises(InputError, match=r"by name; found a .*\{'profile': …\}") as caught:
+        apply_component(total, bare)
+    assert caught.value.code == "invalid_input"

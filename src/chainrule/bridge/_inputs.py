@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from numbers import Number
 from typing import Any
 
 from chainrule._errors import InputError
@@ -26,9 +27,10 @@ def take_inputs_apart(
     an array. Where it declares a plain number, an array scalar is that number.
 
     Raises:
-        InputError: a traced value where the target declares a plain one, or something that is no array
-            where it declares an array.
+        InputError: inputs without names, a traced value where the target declares a plain one, or
+            something that is no array where it declares an array.
     """
+    _check_has_names(target, inputs)
     updates: dict[str, Any] = {}
     for segments, leaf in iterate_leaves(inputs):
         path = join_path(*segments)
@@ -44,6 +46,18 @@ def take_inputs_apart(
         elif is_arraylike(leaf) and target.is_plain_input(path):
             updates[path] = _as_number(target, path, leaf, is_traced)
     return take_apart(set_at_path(inputs, updates), lambda path, leaf: is_arraylike(leaf))
+
+
+def _check_has_names(target: Target, inputs: Any) -> None:
+    """Refuse a bare value, which nobody can find a field in."""
+    names = target.input_names
+    is_bare = inputs is None or is_arraylike(inputs) or isinstance(inputs, (Sequence, Number))
+    if names and is_bare:
+        raise InputError(
+            f"The inputs of {target.name} are a dictionary by name; found a {type(inputs).__name__}. Pass "
+            f"{{{', '.join(f'{name!r}: …' for name in names)}}}.",
+            code="invalid_input",
+        )
 
 
 def _converted(target: Target, path: str, value: Any, to_array: Callable[[Any], Any]) -> Any:
