@@ -262,6 +262,14 @@ def test_missing_and_broken_components(run, tmp_path):
     code, _, err = run("apply", "nowhere.py", PAYLOAD)
     assert code == 2
     assert "component_missing" in err
+    code, _, err = run("apply", "nowhere.py", "@missing.json")
+    assert code == 2
+    assert "component_missing" in err
+    (tmp_path / "unfinished.py").write_text("x = 1\ndef broken(:\n")
+    for payload in (PAYLOAD, "@missing.json"):
+        code, out, err = run("apply", "unfinished.py", payload)
+        assert (code, out) == (1, b"")
+        assert "unfinished.py:2: SyntaxError" in err
     (tmp_path / "broken.py").write_text("raise RuntimeError('no licence')")
     code, _, err = run("check", "broken.py")
     assert code == 1

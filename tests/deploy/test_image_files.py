@@ -30,7 +30,8 @@ MODULE = "def apply(inputs): ...\n"
 def component(folder, **files):
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in {"component_py": MODULE, **files}.items():
-        (folder / name.replace("_py", ".py").replace("__", ".")).write_text(text)
+        content = text if isinstance(text, bytes) else text.encode()
+        (folder / name.replace("_py", ".py").replace("__", ".")).write_bytes(content)
     return folder
 
 
@@ -176,6 +177,50 @@ def test_mistakes_are_named(tmp_path, files, code):
     with pytest.raises(ChainruleError) as caught:
         images.plan_build(component(tmp_path / "heat", **files)).package_data
     assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("files", "place"),
+    [
+        ({"component_py": "x = 1\ndef broken(:\n"}, "component.py:2: SyntaxError"),
+        ({"component_py": "return 3\n"}, "component.py:1: SyntaxError"),
+        ({"component_py": "x = 1\0"}, "component.py"),
+        ({"component_py": "x = '\u00e9'".encode("latin-1")}, "component.py"),
+        (
+            {"component_py": "import os, helpers\n", "helpers_py": "from .far import a\n",
+             "far_py": "\n\na = = 1"},
+            "far.py:3: SyntaxError",
+        ),
+    ],
+)  # fmt: skip
+def test_source_that_is_not_python_is_refused_before_anything_is_built(
+    tmp_path, files, place, capsys
+):
+    folder = component(tmp_path / "heat", **files)
+    with pytest.raises(DefinitionError) as caught:
+        images.plan_build(folder)
+    assert caught.value.code == "module_failed"
+    assert place in str(caught.value)
+    with pytest.raises(SystemExit) as ended:
+        main(["build", str(folder), "--engine", "podman"])
+    assert ended.value.code == 1
+    assert place in capsys.readouterr().err
+    assert images.plan_build(folder, check=False).entry == "component.py"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "type Pair[T] = tuple[T, T]\n",
+        "def first[T](xs: list[T]) -> T: ...\n",
+        "a = {}\nb = f'{a['x']}'\n",
+        "try:\n    x = 1\nexcept A, B:\n    pass\n",
+        "import unused_stub\nif x:\n    import perhaps\n",
+    ],
+)
+def test_source_that_a_newer_python_takes_is_left_to_the_image(tmp_path, text):
+    folder = component(tmp_path / "heat", component_py=text, perhaps_py="a = = 1")
+    assert images.plan_build(folder).entry == "component.py"
 
 
 def test_requirements_of_a_project_and_local_ones(tmp_path):

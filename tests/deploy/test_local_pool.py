@@ -41,6 +41,17 @@ def settled(component, up=2):
         time.sleep(0.02)
 
 
+def test_processes_end_with_a_pool_that_nobody_holds():
+    component = local.deploy(SOURCE, autoscale=(1, 2))
+    pid = component.apply(point(1))["pid"]
+    assert Path(f"/proc/{pid}").exists()
+    del component
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{pid}").exists()
+
+
 def test_both_processes_work_and_results_keep_the_order(pool):
     results = list(pool.map([point(k) | {"action": "sleep 0.01"} for k in range(30)]))
     assert [result["y"] for result in results] == [value(k) for k in range(30)]

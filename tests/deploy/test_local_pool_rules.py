@@ -37,6 +37,7 @@ class FakeReplica(Replica):
         self.calls = []
         self.gate = threading.Event()
         self.gate.set()
+        self.stopped = threading.Event()
 
     def start(self):
         self.starts += 1
@@ -54,7 +55,7 @@ class FakeReplica(Replica):
         return [self.call(endpoint, payload) for payload in payloads]
 
     def stop(self):
-        pass
+        self.stopped.set()
 
 
 def pool_of(*replicas, **settings):
@@ -104,6 +105,16 @@ def test_a_gradient_waits_for_its_replica_and_goes_elsewhere_when_that_is_gone()
     home.deaths = 1
     assert ask(pool, 1.5, "vector_jacobian_product") in "ab"
     assert pool.status()["affinity"] == {"hits": 6, "misses": 0}
+
+
+def test_replicas_go_with_a_pool_that_nobody_holds():
+    a, b = FakeReplica("a"), FakeReplica("b")
+    pool = pool_of(a, b)
+    assert ask(pool, 1.5) in "ab"
+    assert not a.stopped.is_set()
+    del pool
+    assert a.stopped.wait(10)
+    assert b.stopped.wait(10)
 
 
 def test_whoever_was_nearby_is_not_blamed():

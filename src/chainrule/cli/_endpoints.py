@@ -11,7 +11,7 @@ from typing import Any
 from chainrule._errors import InputError, StorageError
 from chainrule.cli._arguments import add_component_or_url, add_derive_hvp, add_folders, add_payload
 from chainrule.cli._payload import read_payload
-from chainrule.cli._source import is_url, open_component
+from chainrule.cli._source import check_source, is_url, open_component
 from chainrule.cli._streams import result_stream
 from chainrule.runtime._codec import BinrefWriter, encode_body
 from chainrule.runtime._config import ComponentConfig
@@ -59,6 +59,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Call the endpoint and write its result to standard output, or to a file in the output path."""
     with result_stream() as stdout:
+        if not is_url(options.component):
+            check_source(options.component)
         config = _config(options)
         payload = read_payload(
             options.payload, options.values, grants=config.grants, limits=config.limits

@@ -10,9 +10,18 @@ from typing import Any
 from chainrule._errors import InputError
 from chainrule.cli._quick import uncollected
 from chainrule.runtime._component import LocalComponent, load_component
+from chainrule.runtime._component._load import file_in
+from chainrule.runtime._component._syntax import check_syntax
 from chainrule.runtime._config import ComponentConfig
 
-__all__ = ["check_exists", "component_folder", "is_url", "open_component", "read_document"]
+__all__ = [
+    "check_exists",
+    "check_source",
+    "component_folder",
+    "is_url",
+    "open_component",
+    "read_document",
+]
 
 _DESCRIBE = {"require_files": False}
 
@@ -69,6 +78,22 @@ def check_exists(component: str) -> None:
             "a component.yaml; `chainrule init` starts one.",
             code="component_missing",
         )
+
+
+def check_source(component: str) -> None:
+    """Refuse a component that is not there, or whose file is not Python, before anything else is looked at.
+
+    Raises:
+        InputError: as in `check_exists`.
+        DefinitionError: the folder has no component (`module_missing`), or its file cannot be compiled
+            (`module_failed`).
+    """
+    check_exists(component)
+    file = _file(component)
+    if file.is_dir():
+        file = file_in(file)
+    if file.suffix == ".py":
+        check_syntax(file)
 
 
 def component_folder(options: Namespace) -> Path:

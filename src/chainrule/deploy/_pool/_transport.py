@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from chainrule._errors import ChainruleError, DefinitionError, InputError, TransportError
+from chainrule._errors import InputError, TransportError
 from chainrule.client import Ticket, Transport
 from chainrule.deploy._pool._affinity import Affinity, fingerprint
 from chainrule.deploy._pool._dispatch import Dispatcher, Slot
+from chainrule.deploy._pool._minders import Minders
 from chainrule.deploy._pool._replica import Replica, ReplicaLostError
-from chainrule.runtime._component._document import endpoints_of
 
 __all__ = ["PoolTransport"]
 
 _log = logging.getLogger(__name__)
 
-_FIRST_BACKOFF_S = 0.1
-_MAX_BACKOFF_S = 10.0
-_TRIES_TO_START = 3
 _POLL_S = 0.02
-_LAST_WORD_S = 5.0
 
 T = TypeVar("T")
 
 
 class PoolTransport(Transport):
-    """Replicas of one component behind the interface of all transports.
-
-    Each replica has a thread that minds it: it starts the replica, waits until somebody notices its death,
-    and starts it again. (One thread for all its lives: Linux ends a child with the thread that made it.)
+    """Replicas of one component behind the interface of all transports; they go when it is closed or dropped.
 
     Args:
         place: where the pool is, for people.
@@ -65,18 +58,16 @@ class PoolTransport(Transport):
         self._startup_timeout_s = startup_timeout_s
         self._dispatcher = Dispatcher(depth, startup_timeout_s)
         self._affinity = Affinity()
-        self._document: dict[str, Any] | None = None
-        self._gives_gradients = False
-        self._failed_starts = 0
-        self._failure: Exception | None = None
-        self._minders: list[threading.Thread] = []
+        self._minders = Minders(self._dispatcher)
         self._repeated = 0
         self.is_closed = False
+        # At the end of the interpreter each replica goes by itself.
+        weakref.finalize(self, self._minders.close_aside).atexit = False
 
     @property
     def known_document(self) -> dict[str, Any] | None:
         """The document that the first replica gave."""
-        return self._document
+        return self._minders.document
 
     def start(self) -> None:
         """Get ready for calls, if that was put off until the first of them."""
@@ -84,10 +75,10 @@ class PoolTransport(Transport):
     def describe(self) -> dict[str, Any]:
         """The document that the first replica gave."""
         self.start()
-        if self._document is None:
+        if self._minders.document is None:
             self.wait_until_ready(1)
-        assert self._document is not None, "a replica that is up has told it"
-        return self._document
+        assert self._minders.document is not None, "a replica that is up has told it"
+        return self._minders.document
 
     def health(self) -> dict[str, Any]:
         """`ok` while a replica is up, `degraded` while none is; and what `status` says."""
@@ -187,22 +178,11 @@ class PoolTransport(Transport):
     def close(self) -> None:
         """Let go of the replicas."""
         self.is_closed = True
-        self._dispatcher.close()
-        for slot in self._dispatcher.slots:
-            slot.is_leaving = True
-            slot.changed.set()
-        for minder in self._minders:
-            minder.join(_LAST_WORD_S)
+        self._minders.close()
 
     def add_replica(self, replica: Replica) -> None:
         """Start one more replica, and keep it alive."""
-        slot = Slot(replica)
-        self._dispatcher.add(slot)
-        minder = threading.Thread(
-            target=self._mind, args=(slot,), name=f"chainrule-{replica.id}", daemon=True
-        )
-        self._minders = [each for each in self._minders if each.is_alive()] + [minder]
-        minder.start()
+        self._minders.add(replica)
 
     def remove_replica(self, slot: Slot) -> None:
         """Let a replica go once it has answered the calls it has."""
@@ -217,8 +197,8 @@ class PoolTransport(Transport):
         """
         deadline = time.monotonic() + self._startup_timeout_s
         while True:
-            if self._failure is not None:
-                raise self._failure
+            if self._minders.failure is not None:
+                raise self._minders.failure
             up = sum(slot.is_up for slot in self._dispatcher.slots)
             if up >= count:
                 return
@@ -235,7 +215,7 @@ class PoolTransport(Transport):
 
     def has_homes(self, endpoint: str) -> bool:
         """Whether it matters which replica answers an endpoint."""
-        return self._gives_gradients and self._affinity.concerns(endpoint)
+        return self._minders.gives_gradients and self._affinity.concerns(endpoint)
 
     def _point(self, endpoint: str, payload: Mapping[str, Any]) -> bytes | None:
         return fingerprint(payload.get("inputs")) if self.has_homes(endpoint) else None
@@ -266,29 +246,3 @@ class PoolTransport(Transport):
                 code="poison_input",
                 details=error.details | {"deaths": deaths},
             ) from error
-
-    def _mind(self, slot: Slot) -> None:
-        failures = 0
-        while not slot.is_leaving:
-            try:
-                document = slot.replica.start()
-            except (ChainruleError, OSError) as error:
-                failures += 1
-                self._on_failed_start(error)
-                slot.changed.wait(min(_FIRST_BACKOFF_S * 2**failures, _MAX_BACKOFF_S))
-                continue
-            failures = 0
-            self._document = self._document or document
-            self._gives_gradients = "vector_jacobian_product" in endpoints_of(document)
-            self._dispatcher.mark_up(slot)
-            slot.changed.wait()
-            slot.changed.clear()
-        slot.replica.stop()
-
-    def _on_failed_start(self, error: Exception) -> None:
-        self._failed_starts += 1
-        is_hopeless = isinstance(error, DefinitionError) or self._failed_starts >= _TRIES_TO_START
-        if self._document is None and is_hopeless:
-            self._failure = error
-        elif not self.is_closed:
-            _log.error("A replica could not be started: %s", error)

@@ -15,6 +15,7 @@ from pathlib import Path
 from chainrule._errors import DefinitionError, InputError
 from chainrule.deploy.images._requirements import Requirements, read_requirements
 from chainrule.deploy.images._settings import Changes, ImageSettings, read_settings
+from chainrule.runtime._component._syntax import check_sources
 
 __all__ = ["TOKEN_FILE", "BuildPlan", "plan_build"]
 
@@ -159,7 +160,7 @@ def plan_build(
 
     Raises:
         InputError: there is no component (`component_missing`).
-        DefinitionError: its settings or its requirements are malformed.
+        DefinitionError: its settings or its requirements are malformed, or its source is not Python.
     """
     text = str(source)
     file, _, attribute = text.rpartition(":") if ".py:" in text else (text, "", "")
@@ -176,6 +177,8 @@ def plan_build(
         )
     settings = read_settings(folder, changes=changes, **overrides)
     _check_files(folder, settings)
+    if settings.check and entry.endswith(".py"):
+        check_sources(folder / entry)
     requirements = read_requirements(folder, settings.requirements)
     entry = f"{entry}:{attribute}" if attribute else entry
     return BuildPlan(folder, entry, settings, _with_cuda(requirements, settings))

@@ -44,7 +44,7 @@ def deploy(
         python: the interpreter to use instead of this one.
 
     Returns:
-        A handle like any other; close it to end the processes.
+        A handle like any other; the processes end when it is closed, or dropped.
 
     Raises:
         DefinitionError: the component cannot be loaded.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from chainrule.client import Transport
-from chainrule.deploy._pool import Autoscaler, PoolTransport
+from chainrule.deploy._pool import Autoscaler, Dispatcher, Minders, PoolTransport
 from chainrule.deploy.local._replica import ProcessReplica
 
 __all__ = ["ProcessPool"]
@@ -30,8 +30,6 @@ class ProcessPool(PoolTransport):
     ) -> None:
         size = str(maximum) if minimum == maximum else f"{minimum} to {maximum}"
         super().__init__(f"processes of a pool, {size}", depth=1, max_replicas=maximum, **settings)
-        self._spawn = spawn
-        self._stop_scaling = threading.Event()
         try:
             for _ in range(minimum):
                 self.add_replica(ProcessReplica(spawn))
@@ -42,19 +40,21 @@ class ProcessPool(PoolTransport):
         if minimum < maximum:
             scaler = Autoscaler(minimum, maximum)
             threading.Thread(
-                target=self._scale, args=(scaler,), name="chainrule-autoscale", daemon=True
+                target=_scale,
+                args=(scaler, self._minders, self._dispatcher, spawn),
+                name="chainrule-autoscale",
+                daemon=True,
             ).start()
 
-    def close(self) -> None:
-        """End the processes."""
-        self._stop_scaling.set()
-        super().close()
 
-    def _scale(self, scaler: Autoscaler) -> None:
-        while not self._stop_scaling.wait(_SCALE_EVERY_S):
-            staying = [slot for slot in self._dispatcher.slots if not slot.is_leaving]
-            target = scaler.target(len(staying), self._dispatcher.load)
-            for _ in range(target - len(staying)):
-                self.add_replica(ProcessReplica(self._spawn))
-            for slot in sorted(staying, key=lambda slot: slot.in_flight)[: len(staying) - target]:
-                self.remove_replica(slot)
+def _scale(
+    scaler: Autoscaler, minders: Minders, dispatcher: Dispatcher, spawn: Callable[[], Transport]
+) -> None:
+    """Follow the load until the pool is closed. It does not know the pool, and does not keep it alive."""
+    while not minders.closed.wait(_SCALE_EVERY_S):
+        staying = [slot for slot in dispatcher.slots if not slot.is_leaving]
+        target = scaler.target(len(staying), dispatcher.load)
+        for _ in range(target - len(staying)):
+            minders.add(ProcessReplica(spawn))
+        for slot in sorted(staying, key=lambda slot: slot.in_flight)[: len(staying) - target]:
+            dispatcher.remove(slot)

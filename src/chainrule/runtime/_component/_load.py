@@ -14,7 +14,7 @@ from chainrule.runtime._component._module import define_from_file, define_from_m
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._runs import Run, activate
 
-__all__ = ["load_component"]
+__all__ = ["file_in", "load_component"]
 
 Source = str | Path | ModuleType | Callable[..., Any] | LocalComponent
 
@@ -68,7 +68,7 @@ def _load_path(
     if attribute:
         return _load_attribute(path, attribute, config, redirect_peer)
     if path.is_dir():
-        path = _file_in(path)
+        path = file_in(path)
     if path.suffix in (".yaml", ".yml"):
         from chainrule.runtime._component._command_file import define_from_command_file
 
@@ -99,7 +99,12 @@ def _only(module: ModuleType, names: list[str], path: Path) -> LocalComponent:
     return getattr(module, names[0])
 
 
-def _file_in(folder: Path) -> Path:
+def file_in(folder: Path) -> Path:
+    """The file of a folder that defines its component.
+
+    Raises:
+        DefinitionError: there is none (`module_missing`).
+    """
     for name in ("tesseract_api.py", "component.py", "component.yaml"):
         if (folder / name).is_file():
             return folder / name
