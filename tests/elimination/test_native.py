@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from chainrule.elimination import jacobian
 from chainrule.elimination._native import NativeUnavailableError, native_function
 
 pytestmark = pytest.mark.skipif(
@@ -110,6 +111,68 @@ def test_arrays_and_their_rearrangements():
         np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
+def test_booleans_and_selections():
+    (x,) = samples((17, 3), low=-1, high=1, count=1)
+    case = jnp.array([0, 2, 1])
+
+    def function(x):
+        small, positive = jnp.abs(x) < 0.5, x > 0
+        return [
+            x.astype(bool),
+            small ^ positive,
+            small != positive,
+            jnp.maximum(small, positive),
+            jnp.minimum(small, positive),
+            small.max(),
+            jnp.any(small),
+            jnp.all(small),
+            jax.lax.select_n(case, x, x * x, x * 3),
+            jax.lax.select_n(jnp.array([1, 0, 1]), x, x * x),
+            jnp.where(jnp.array([True, False, True]), x, 7.0),
+        ]
+
+    kernel = jax.jit(jax.vmap(native(function, x[0])))
+    for ours, theirs in zip(kernel(x), jax.vmap(function)(x), strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_products_of_matrices_without_entries_and_in_another_dtype():
+    (x,) = samples(4, count=1)
+
+    def function(x):
+        both = (((0,), (0,)), ((), ()))
+        return [
+            x[:0] @ x[:0] + x,
+            jnp.einsum("ij,jk->ik", x.reshape(4, 1)[:, :0], x.reshape(1, 4)[:0]) + x,
+            jax.lax.dot_general(x, x, both, preferred_element_type=jnp.float64),
+        ]
+
+    for ours, theirs in zip(native(function, x)(x), function(x), strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+
+
+def test_where_maximum_and_clip_have_native_jacobians(caplog):
+    """Their partials are masks, not integers."""
+    x = np.array([0.25, -0.75])
+
+    def function(x):
+        return jnp.where(x > 0, x**2, x) * jnp.maximum(x, 0.1) + jnp.clip(x, -0.2, 0.3)
+
+    with caplog.at_level("INFO", logger="chainrule.elimination"):
+        ours = jax.jit(jacobian(function, backend="native", order="reverse"))(x)
+    assert not caplog.records
+    np.testing.assert_allclose(ours, np.diag([3 * 0.25**2 + 1, 0.1]), rtol=1e-14)
+
+
+def test_what_llvm_refuses_is_left_to_xla():
+    from chainrule.elimination._native._machine import compile_module
+
+    with pytest.raises(NativeUnavailableError, match="LLVM"):
+        compile_module("define i32 @handler() { ret float 1.0 }")
+
+
 def test_special_values_survive():
     x = jnp.array([jnp.nan, jnp.inf, -jnp.inf, -0.0, 0.0, 1.0], jnp.float32)
 
@@ -173,6 +236,7 @@ def test_shared_values_are_computed_once():
         (lambda x: [x + 1], jnp.int32(1), "int32"),
         (lambda x: [jnp.outer(x, x)], jnp.ones(300), "scalar operations"),
         (lambda x: [x[:0]], jnp.ones(3), "non-empty"),
+        (lambda x: [(x > 0) < (x > 1)], jnp.ones(3), "booleans"),
     ],
 )
 def test_what_has_no_native_form_says_why(function, argument, reason):

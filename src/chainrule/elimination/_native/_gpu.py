@@ -114,5 +114,6 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "min": jnp.minimum, "log1p": jnp.log1p, "expm1": jnp.expm1, "exp2": jnp.exp2, "erf": jax.lax.erf,
     "erfc": jax.lax.erfc, "cbrt": jnp.cbrt, "lt": jnp.less, "le": jnp.less_equal, "gt": jnp.greater,
     "ge": jnp.greater_equal, "eq": jnp.equal, "ne": jnp.not_equal, "and": jnp.logical_and,
-    "or": jnp.logical_or, "not": jnp.logical_not, "select": jnp.where, "convert": jnp.asarray,
+    "or": jnp.logical_or, "xor": jnp.logical_xor, "not": jnp.logical_not, "select": jnp.where,
+    "convert": jnp.asarray,
 }  # fmt: skip

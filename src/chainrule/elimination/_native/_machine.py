@@ -16,7 +16,7 @@ from llvmlite import ir
 from chainrule._folders import cache_folder
 from chainrule.elimination._native._handler import emit_handler
 from chainrule.elimination._native._lower import Counts, Kernel, VectorMath
-from chainrule.elimination._native._scalars import ScalarProgram
+from chainrule.elimination._native._scalars import NativeUnavailableError, ScalarProgram
 
 __all__ = ["CompiledModule", "compile_module", "fingerprint_of", "lower"]
 
@@ -92,10 +92,17 @@ def fingerprint_of(assembly: str) -> str:
 
 
 def compile_module(assembly: str) -> CompiledModule:
-    """Machine code for LLVM assembly, from the cache on disk when it was compiled before."""
+    """Machine code for LLVM assembly, from the cache on disk when it was compiled before.
+
+    Raises:
+        NativeUnavailableError: LLVM refuses the assembly.
+    """
     fingerprint = fingerprint_of(assembly)
     machine = _target_machine()
-    module = llvm.parse_assembly(assembly)
+    try:
+        module = llvm.parse_assembly(assembly)
+    except RuntimeError as error:
+        raise NativeUnavailableError(f"LLVM refuses the kernel: {error}") from error
     cached = _read_cache(fingerprint)
     if cached is None:
         module.verify()

@@ -40,9 +40,26 @@ def _elementwise(operation: str) -> Rule:
         dtype = dtype_name(aval_of(eqn.outvars[0]).dtype)
         operand_dtype = dtype_name(aval_of(eqn.invars[0]).dtype)
         operands = tuple(_coerce_constants(scalars, operand_dtype, xs) for xs in operands)
-        return _map(lambda *xs: scalars.apply(operation, dtype, *xs), *operands)
+        used = _for_dtype(operation, operand_dtype)
+        return _map(lambda *xs: scalars.apply(used, dtype, *xs), *operands)
 
     return rule
+
+
+_OF_BOOLEANS = {
+    "and": "and", "or": "or", "not": "not", "xor": "xor", "ne": "xor", "max": "or", "min": "and",
+}  # fmt: skip
+
+
+def _for_dtype(operation: str, dtype: str) -> str:
+    """The operation that does to operands of a dtype what a primitive does."""
+    if dtype != "bool":
+        return operation
+    if operation not in _OF_BOOLEANS:
+        raise NativeUnavailableError(
+            f"A native kernel has no {operation!r} of booleans; use backend='xla'."
+        )
+    return _OF_BOOLEANS[operation]
 
 
 def _coerce_constants(scalars: ScalarProgram, dtype: str, numbers: np.ndarray) -> np.ndarray:
@@ -107,25 +124,43 @@ def _square(scalars: ScalarProgram, dtype: str, x: int) -> int:
 
 
 def _convert(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
-    dtype = dtype_name(eqn.params["new_dtype"])
+    return _in_dtype(scalars, dtype_name(eqn.params["new_dtype"]), x)
 
+
+def _in_dtype(scalars: ScalarProgram, dtype: str, x: np.ndarray) -> np.ndarray:
     def convert(number: int) -> int:
         node = scalars.nodes[number]
         if node.dtype == dtype:
             return number
         if node.operation == "constant":
-            value = node.value if node.dtype == "bool" else node.value[0]
-            return scalars.constant(value, dtype)
+            return scalars.constant(_known(scalars, number), dtype)
+        if dtype == "bool":
+            return scalars.apply("ne", dtype, number, scalars.constant(0.0, node.dtype))
         return scalars.apply("convert", dtype, number)
 
     return _map(convert, x)
 
 
+def _known(scalars: ScalarProgram, number: int) -> Any:
+    """The value of a constant; `None` for other nodes."""
+    node = scalars.nodes[number]
+    if node.operation != "constant":
+        return None
+    return node.value if node.dtype == "bool" else node.value[0]
+
+
 def _select_n(scalars: ScalarProgram, eqn: JaxprEqn, which: np.ndarray, *cases: np.ndarray) -> Any:
-    if len(cases) != 2:
-        raise NativeUnavailableError("A native kernel selects between two cases only.")
     dtype = dtype_name(aval_of(eqn.outvars[0]).dtype)
-    return _map(lambda w, no, yes: scalars.apply("select", dtype, w, yes, no), which, *cases)
+
+    def select(chosen: int, *values: int) -> int:
+        case = _known(scalars, chosen)
+        if case is not None:
+            return values[int(case)]
+        if len(values) != 2:
+            raise NativeUnavailableError("A native kernel selects between two cases only.")
+        return scalars.apply("select", dtype, chosen, values[1], values[0])
+
+    return _map(select, which, *cases)
 
 
 def _identity(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
@@ -190,7 +225,7 @@ def _reduce(operation: str) -> Rule:
         rows = x.transpose((*kept, *axes)).reshape((*(x.shape[a] for a in kept), -1))
         if rows.shape[-1] == 0:
             raise NativeUnavailableError("A native kernel reduces non-empty axes only.")
-        return _fold(scalars, operation, dtype, rows)
+        return _fold(scalars, _for_dtype(operation, dtype), dtype, rows)
 
     return rule
 
@@ -211,18 +246,19 @@ def _dot_general(scalars: ScalarProgram, eqn: JaxprEqn, a: np.ndarray, b: np.nda
     n_batch, n_free = len(batch_a), (len(free_a), len(free_b))
     left = a.transpose((*batch_a, *free_a, *contract_a))
     right = b.transpose((*batch_b, *free_b, *contract_b))
-    batch = left.shape[:n_batch]
-    left = left.reshape(*batch, *left.shape[n_batch : n_batch + n_free[0]], *(1,) * n_free[1], -1)
-    right = right.reshape(
-        *batch, *(1,) * n_free[0], *right.shape[n_batch : n_batch + n_free[1]], -1
-    )
+    batch, length = left.shape[:n_batch], int(np.prod(left.shape[n_batch + n_free[0] :]))
+    if length == 0:
+        return np.full(aval_of(eqn.outvars[0]).shape, scalars.constant(0.0, dtype))
+    rows, columns = left.shape[n_batch:][: n_free[0]], right.shape[n_batch:][: n_free[1]]
+    left = _in_dtype(scalars, dtype, left).reshape(*batch, *rows, *(1,) * n_free[1], length)
+    right = _in_dtype(scalars, dtype, right).reshape(*batch, *(1,) * n_free[0], *columns, length)
     products = _map(lambda x, y: scalars.apply("mul", dtype, x, y), left, right)
     return _fold(scalars, "add", dtype, products)
 
 
 _ELEMENTWISE = (
     "add sub mul div neg sin cos tan exp log sqrt tanh sinh cosh asin acos atan atan2 asinh acosh atanh "
-    "pow abs sign max min log1p expm1 exp2 erf erfc cbrt lt le gt ge eq ne and or not"
+    "pow abs sign max min log1p expm1 exp2 erf erfc cbrt lt le gt ge eq ne and or xor not"
 ).split()
 
 RULES: dict[str, Rule] = {
@@ -252,5 +288,7 @@ RULES: dict[str, Rule] = {
     "reduce_max": _reduce("max"),
     "reduce_min": _reduce("min"),
     "reduce_prod": _reduce("mul"),
+    "reduce_and": _reduce("and"),
+    "reduce_or": _reduce("or"),
     "dot_general": _dot_general,
 }

@@ -133,6 +133,7 @@ INSTRUCTIONS: dict[str, Callable[..., Any]] = {
     "ne": lambda builder, a, b: builder.fcmp_unordered("!=", a, b),
     "and": lambda builder, a, b: builder.and_(a, b),
     "or": lambda builder, a, b: builder.or_(a, b),
+    "xor": lambda builder, a, b: builder.xor(a, b),
     "not": lambda builder, x: builder.not_(x),
 }
 

@@ -92,8 +92,8 @@ WITHOUT_DERIVATIVE = ("ceil", "floor", "round", "sign", "stop_gradient", "is_fin
 
 def _share(x: Any, y: Any, z: Any) -> Any:
     """The part of a maximum or minimum z that x gets: all, none, or half where x = y."""
-    mine = jnp.where(x == z, 1, 0).astype(z.dtype)
-    return mine / jnp.where(y == z, 2, 1).astype(z.dtype)
+    one = jnp.ones((), z.dtype)
+    return (x == z).astype(z.dtype) / jnp.where(y == z, 2 * one, one)
 
 
 def diagonal_structure(
@@ -240,11 +240,17 @@ def _select(site: Site) -> LocalJacobian:
     def evaluate(operands: Sequence[Any], results: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:
         which, dtype = operands[0], results[0].dtype
         return {
-            edge: (_shaped((which == edge[1] - 1).astype(dtype), structure),)
+            edge: (_shaped(_is_chosen(which, edge[1] - 1).astype(dtype), structure),)
             for edge, structure in structures.items()
         }
 
     return LocalJacobian(structures, evaluate)
+
+
+def _is_chosen(which: Any, case: int) -> Any:
+    if which.dtype != bool:
+        return which == case
+    return which if case else ~which
 
 
 def _convert(site: Site) -> LocalJacobian:
