@@ -46,6 +46,8 @@ def apply(inputs: InputSchema) -> OutputSchema:
             os._exit(3)
         case "segfault":
             ctypes.string_at(0)
+        case "signal_without_a_name":
+            os.kill(os.getpid(), 40)
         case "raise":
             raise ValueError("mesh is empty")
         case "exit_politely":

@@ -10,8 +10,8 @@ import subprocess
 
 import pytest
 
-from chainrule._errors import DefinitionError
-from chainrule.serve import ServeOptions, create_app
+from chainrule._errors import DefinitionError, InputError, StorageError
+from chainrule.serve import ServeOptions, create_app, serve
 
 TOKEN = "correct-horse-battery-staple"
 
@@ -91,12 +91,40 @@ def test_unsafe_settings(settings, code):
     assert caught.value.code == code
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"workers": -1},
+        {"port": -1},
+        {"port": 65_536},
+        {"timeout_s": 0.0},
+        {"timeout_s": float("nan")},
+        {"grace_s": float("inf")},
+        {"grace_s": -1.0},
+        {"startup_timeout_s": 0.0},
+        {"max_queue": -1},
+        {"max_connections": 0},
+        {"tls_key": "key.pem"},
+        {"tls_certificate": "there-is-no-such.pem"},
+    ],
+)
+def test_settings_that_make_no_sense(settings, component_path):
+    with pytest.raises(InputError) as caught:
+        serve(component_path, **{"port": 0} | settings)
+    assert caught.value.code == "bad_option"
+
+
+def test_a_log_file_that_cannot_be_written(component_path, tmp_path):
+    with pytest.raises(StorageError, match="log file"):
+        serve(component_path, port=0, log_file=tmp_path)
+
+
 def test_safe_settings(tmp_path):
     for host in ("127.0.0.1", "127.0.0.5", "::1", "localhost"):
         assert ServeOptions(host=host).read_token() is None
     assert ServeOptions(host="0.0.0.0", insecure=True).host == "0.0.0.0"
-    for content in ("", "short"):
-        (tmp_path / "token").write_text(content)
+    for content in (b"", b"short", b"two-lines-of-it\nare-not-a-word", b"\xff" * 20):
+        (tmp_path / "token").write_bytes(content)
         with pytest.raises(DefinitionError):
             ServeOptions(host="0.0.0.0", token_file=tmp_path / "token").read_token()
     with pytest.raises(DefinitionError):

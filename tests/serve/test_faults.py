@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
+
+from chainrule.serve._pool import ProcessPool
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +46,12 @@ def test_callers_queue_up_and_are_then_turned_away(single, wait_until):
 
 
 @pytest.mark.parametrize(
-    ("action", "fact"), [("segfault", {"signal": "SIGSEGV"}), ("exit", {"exit_code": 3})]
+    ("action", "fact"),
+    [
+        ("segfault", {"signal": "SIGSEGV"}),
+        ("signal_without_a_name", {"signal": "signal 40"}),
+        ("exit", {"exit_code": 3}),
+    ],
 )
 def test_a_crash_costs_one_answer(single, action, fact, wait_until):
     call = single.in_background("sleep", 0.3)
@@ -103,13 +114,45 @@ def test_crashes_in_a_row_are_reported_and_overcome(start_server, wait_until):
     served.stop()
 
 
-def test_stop_lets_calls_finish(start_server, wait_until):
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGHUP])
+def test_stop_lets_calls_finish(start_server, stop, wait_until):
     served = start_server(workers=1, grace_s=20)
     call = served.in_background("sleep", 0.7)
     wait_until(lambda: served.is_running)
-    served.process.send_signal(signal.SIGTERM)
+    served.process.send_signal(stop)
     assert call.result().status == 200
     served.process.wait(20)
+
+
+def test_stop_does_not_wait_for_a_component_that_is_being_loaded(tmp_path, wait_until):
+    begun = tmp_path / "begun"
+    source = tmp_path / "slow.py"
+    source.write_text(
+        f"import pathlib, time\npathlib.Path({str(begun)!r}).touch()\ntime.sleep(60)\n"
+    )
+    settings = json.dumps({"components": str(source), "port": 0})
+    command = [sys.executable, str(Path(__file__).with_name("run_server.py")), settings]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        wait_until(begun.exists)
+        workers = psutil.Process(process.pid).children()
+        process.terminate()
+        assert process.communicate(timeout=20) == ("", None)
+    wait_until(lambda: not any(worker.is_running() for worker in workers))
+
+
+def test_a_system_without_room_for_a_process_is_not_the_end(component_path, monkeypatch):
+    def no_room(*args, **kwargs):
+        raise BlockingIOError(errno.EAGAIN, "no more processes")
+
+    async def start():
+        pool = ProcessPool(
+            component_path, {}, workers=1, timeout_s=None, max_queue=1, startup_timeout_s=9
+        )
+        await pool.start()
+
+    monkeypatch.setattr(subprocess, "Popen", no_room)
+    with pytest.raises(BlockingIOError):  # which a pool that replaces a worker outlives
+        asyncio.run(start())
 
 
 def test_stop_does_not_wait_for_ever(start_server, wait_until):

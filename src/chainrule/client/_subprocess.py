@@ -27,7 +27,13 @@ from chainrule.client._packets import PacketConnection
 from chainrule.client._transport import Ticket, Transport
 from chainrule.runtime._codec import Frames, encode_frames
 from chainrule.runtime._config import ComponentConfig
-from chainrule.runtime._samehost import limit_waiting, socket_pair, with_memory_settings
+from chainrule.runtime._samehost import (
+    ending_facts,
+    ending_words,
+    limit_waiting,
+    socket_pair,
+    with_memory_settings,
+)
 
 __all__ = ["SubprocessTransport"]
 
@@ -169,15 +175,11 @@ class SubprocessTransport(Transport):
                 code="call_timeout",
             )
         assert self._process is not None
-        code = self._process.returncode
-        facts: dict[str, Any] = (
-            {"signal": signal.Signals(-code).name} if code < 0 else {"exit_code": code}
-        )
-        how = f"by {facts['signal']}" if code < 0 else f"with status {code}"
+        status = self._process.returncode
         return TransportError(
-            f"The component's process ended {how} {when}. The next call starts a new one.",
+            f"The component's process ended {ending_words(status)} {when}. The next call starts a new one.",
             code="worker_crashed",
-            details=facts,
+            details=ending_facts(status),
         )
 
 

@@ -105,6 +105,7 @@ class Server:
         self._job_front = JobFront(self._jobs, self._config)
         self.services: dict[str, Service] = {}
         self.startup_error: BaseException | None = None
+        self._starting: asyncio.Task[None] | None = None
         self._same_host: SameHostListener | None = None
         self._starlette = Starlette(
             lifespan=self._lifespan, exception_handlers={HTTPException: _on_http_exception}
@@ -143,7 +144,8 @@ class Server:
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         try:
-            await self._start()
+            self._starting = asyncio.create_task(self._start())
+            await self._starting
         except BaseException as error:
             self.startup_error = error
             await self.stop()
@@ -247,6 +249,11 @@ class Server:
             Route(f"{prefix}/openapi.json", openapi, methods=["GET"]),
             description_route(f"{prefix}/docs", facts),
         ]
+
+    def give_up_starting(self) -> None:
+        """Stop loading components, if that is not over yet; `startup_error` is then a cancellation."""
+        if self._starting is not None:
+            self._starting.cancel()
 
     async def drain(self) -> None:
         """Take no new calls; give those under way the grace period, then stop the workers."""

@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 import ipaddress
+import math
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from chainrule._errors import DefinitionError
+from chainrule._errors import DefinitionError, InputError
 
 __all__ = ["ServeOptions", "is_loopback"]
+
+# Settings that are numbers, and the least that each may be.
+_AT_LEAST = {
+    "port": 0,
+    "workers": 0,
+    "grace_s": 0,
+    "max_queue": 0,
+    "max_connections": 1,
+    "max_inflight_bytes": 1,
+    "merge_up_to": 0,
+    "merge_delay_s": 0,
+    "job_retention_s": 0,
+    "max_job_bytes": 0,
+    "max_jobs": 0,
+}
+_MORE_THAN_ZERO = ("timeout_s", "read_timeout_s", "startup_timeout_s", "job_timeout_s")
+_MAX_PORT = 65_535
+_ONE_WORD = re.compile(rb"[!-~]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +69,7 @@ class ServeOptions:
         max_jobs: jobs per component that may wait; beyond it callers get 503.
 
     Raises:
+        InputError: a number makes no sense, or a key comes without a certificate (`bad_option`).
         DefinitionError: the settings are not safe together (`unsafe_bind`, `unsafe_debug`).
     """
 
@@ -80,6 +102,12 @@ class ServeOptions:
     max_jobs: int = 10_000
 
     def __post_init__(self) -> None:
+        self._check_numbers()
+        if self.tls_key is not None and self.tls_certificate is None:
+            raise InputError(
+                "A TLS key without its certificate: pass --tls-certificate FILE too.",
+                code="bad_option",
+            )
         if is_loopback(self.host):
             return
         if self.debug:
@@ -94,23 +122,39 @@ class ServeOptions:
                 code="unsafe_bind",
             )
 
+    def _check_numbers(self) -> None:
+        for name, least in _AT_LEAST.items():
+            self._check_number(name, f"at least {least}", lambda value, least=least: value >= least)
+        for name in _MORE_THAN_ZERO:
+            self._check_number(name, "more than 0", lambda value: value > 0)
+        self._check_number("port", f"at most {_MAX_PORT}", lambda value: value <= _MAX_PORT)
+
+    def _check_number(self, name: str, rule: str, holds: Callable[[float], bool]) -> None:
+        value = getattr(self, name)
+        if value is not None and not (math.isfinite(value) and holds(value)):
+            flag = name.removesuffix("_s").replace("_", "-")
+            raise InputError(
+                f"{name} (--{flag}) has to be a number, {rule}; found {value}.", code="bad_option"
+            )
+
     def read_token(self) -> bytes | None:
         """The bearer token, or `None` where none is asked for.
 
         Raises:
-            DefinitionError: the file cannot be read or is empty.
+            DefinitionError: the file cannot be read, or does not hold one word of at least 16 characters
+                that a header can carry.
         """
         if self.token_file is None:
             return None
         try:
-            token = Path(self.token_file).read_text().strip().encode()
+            token = Path(self.token_file).read_bytes().strip()
         except OSError as error:
             raise DefinitionError(
                 f"The token file cannot be read: {error.strerror}.", code="bad_token_file"
             ) from None
-        if len(token) < 16:
+        if len(token) < 16 or not _ONE_WORD.fullmatch(token):
             raise DefinitionError(
-                "The token has fewer than 16 characters. Make one with: "
+                "The token file has to hold one word of at least 16 ASCII characters. Make one with: "
                 "python -c 'import secrets; print(secrets.token_urlsafe(32))'",
                 code="bad_token_file",
             )

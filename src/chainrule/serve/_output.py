@@ -7,6 +7,8 @@ import os
 import threading
 from pathlib import Path
 
+from chainrule._errors import StorageError
+
 __all__ = ["OutputLog"]
 
 
@@ -18,14 +20,22 @@ class OutputLog:
     Args:
         path: the file.
         max_bytes: size at which it is rotated; at most twice this is kept.
+
+    Raises:
+        StorageError: the file cannot be written.
     """
 
     def __init__(self, path: Path, *, max_bytes: int = 10 << 20) -> None:
         self._path = Path(path)
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - lives as long as the server
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - lives as long as the server
+        except OSError as error:
+            raise StorageError(
+                f"The log file {self._path} cannot be written: {error.strerror}."
+            ) from error
 
     def follow(self) -> int:
         """A descriptor for a process to write to; what it writes goes to the log until it closes it."""

@@ -22,6 +22,8 @@ from chainrule.runtime._samehost import (
     Message,
     Segment,
     SegmentCache,
+    ending_facts,
+    ending_words,
     receive_message,
     send_message,
     socket_pair,
@@ -91,6 +93,7 @@ class WorkerProcess:
         self._answer: asyncio.Future[Message] | None = None
         self._watcher: Watcher | None = None
         self._is_doomed = False
+        self._process: subprocess.Popen[bytes] | None = None
         self.exit_code: int | None = None
 
     async def start(self) -> Facts:
@@ -99,12 +102,18 @@ class WorkerProcess:
         Raises:
             DefinitionError: the component cannot be loaded.
             CallError: the process died while loading.
+            OSError: the system has no room for another process.
         """
         self._connection, theirs = socket_pair()
         self._connection.setblocking(False)
-        with theirs:
-            self._process = self._spawn(theirs.fileno())
-        self._pidfd = os.pidfd_open(self._process.pid)
+        try:
+            with theirs:
+                self._process = self._spawn(theirs.fileno())
+        except OSError:
+            self._connection.close()
+            self.slot.close()
+            raise
+        self._pidfd = os.pidfd_open(self.pid)
         self._loop.add_reader(self._pidfd, self._on_process_end)
         self._loop.add_reader(self._connection, self._on_readable)
         setup = self._exchange({"worker": self.number}, [self._setup], [self.slot.descriptor])
@@ -135,6 +144,7 @@ class WorkerProcess:
     @property
     def pid(self) -> int:
         """Of the process."""
+        assert self._process is not None, "it was started"
         return self._process.pid
 
     @property
@@ -223,7 +233,7 @@ class WorkerProcess:
         answer = self._loop.create_future()
         self._answer = answer
         try:
-            os.kill(self._process.pid, signal.SIGUSR1)
+            os.kill(self.pid, signal.SIGUSR1)
             message = await asyncio.wait_for(answer, _CANCEL_GRACE_S)
             stored = self._to_reply(message).stored
             if stored is not None:  # it was finished after all: its memory goes back
@@ -275,13 +285,13 @@ class WorkerProcess:
 
     def interrupt(self) -> None:
         """Have the process look whether the call of its client was cancelled."""
-        if self.is_alive:
+        if self._process is not None and self.is_alive:
             self._process.send_signal(signal.SIGUSR1)
 
     def kill(self) -> None:
         """End the process at once; `on_exit` follows."""
         self._is_doomed = True
-        if self.is_alive:
+        if self._process is not None and self.is_alive:
             self._process.kill()
 
     async def close(self) -> None:
@@ -333,6 +343,7 @@ class WorkerProcess:
             return
 
     def _on_process_end(self) -> None:
+        assert self._process is not None, "it was started"
         self._is_doomed = True
         if self.lease is not None:
             self._hear_last_words(self.lease)
@@ -358,22 +369,12 @@ class WorkerProcess:
     def end_error(self) -> CallError:
         """What the caller of a process that has ended is told."""
         return CallError(
-            f"The component's process ended {self._how_it_ended()} while it was computing. It has been "
-            "replaced; the next call gets a new one.",
+            f"The component's process ended {ending_words(self.exit_code)} while it was computing. It "
+            "has been replaced; the next call gets a new one.",
             code="worker_crashed",
             status=502,
-            details=self._end_facts(),
+            details=ending_facts(self.exit_code),
         )
-
-    def _how_it_ended(self) -> str:
-        facts = self._end_facts()
-        return f"by {facts['signal']}" if "signal" in facts else f"with status {facts['exit_code']}"
-
-    def _end_facts(self) -> dict[str, Any]:
-        code = self.exit_code
-        if code is not None and code < 0:
-            return {"signal": signal.Signals(-code).name}
-        return {"exit_code": code}
 
 
 def _pickled(source: Any, config: Any) -> bytes:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import uvicorn
 
-from chainrule._errors import TransportError
+from chainrule._errors import InputError, TransportError
 from chainrule.runtime._config import ComponentConfig
 from chainrule.serve._app import MakePool, Server
 from chainrule.serve._options import ServeOptions
@@ -49,6 +53,8 @@ def serve(
     except SystemExit:  # how uvicorn ends when it could not start; the reasons are raised below
         if runner.started:
             raise
+    if runner.was_stopped_while_starting:
+        return
     if server.startup_error is not None:
         raise server.startup_error
     if not runner.started:
@@ -86,14 +92,43 @@ class _Runner(uvicorn.Server):
             server_header=False,
             proxy_headers=False,  # nothing here depends on who called
         )
+        try:
+            config.load()
+        except OSError as error:
+            raise InputError(
+                f"The TLS certificate and key cannot be used: {error.strerror or error}.",
+                code="bad_option",
+            ) from error
         super().__init__(config)
         # What keeps a server from starting is raised by `serve`; uvicorn would print its traceback too.
         logging.getLogger("uvicorn.error").addFilter(lambda _: server.startup_error is None)
         self._server = server
         self._options = options
         self._on_ready = on_ready
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def was_stopped_while_starting(self) -> bool:
+        """Whether a signal came before the components were loaded."""
+        return self.should_exit and isinstance(self._server.startup_error, asyncio.CancelledError)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's, and a terminal that is closed stops us in the same orderly way, unless it is ignored."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+            signal.signal(signal.SIGHUP, lambda _, frame: self.handle_exit(signal.SIGTERM, frame))
+        with super().capture_signals():
+            yield
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop; what is still being loaded is not waited for."""
+        super().handle_exit(sig, frame)
+        if self._loop is not None and not self.started:
+            self._loop.call_soon_threadsafe(self._server.give_up_starting)
 
     async def startup(self, sockets: Any = None) -> None:
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started and self._on_ready is not None:
             self._on_ready(self._url())

@@ -27,6 +27,7 @@ Use `connect`, `send_message`, `receive_message`, `Segment`, `SegmentPool` and `
 imports a web framework.
 """
 
+from chainrule.runtime._samehost._endings import ending_facts, ending_words
 from chainrule.runtime._samehost._messages import (
     INLINE_BYTES,
     Message,
@@ -54,6 +55,8 @@ __all__ = [
     "SegmentCache",
     "SegmentPool",
     "connect",
+    "ending_facts",
+    "ending_words",
     "is_supported",
     "is_well_formed",
     "limit_waiting",
