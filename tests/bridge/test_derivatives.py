@@ -244,6 +244,63 @@ def test_complex_derivatives_follow_jax():
         np.testing.assert_allclose(transform(f), transform(lambda z: z**2), rtol=1e-12)
 
 
+def halves_of(function, jvp, vjp, abstract):
+    """The same function with one product only, and the other."""
+    return [
+        from_callable(function, abstract=abstract, jvp=jvp),
+        from_callable(function, abstract=abstract, vjp=vjp),
+    ]
+
+
+NOT_HOLOMORPHIC = {
+    "to real": (
+        lambda z: jnp.real(z) ** 2 + jnp.imag(z) ** 2,
+        halves_of(
+            lambda z: np.abs(z) ** 2,
+            lambda p, t: 2 * np.real(np.conj(p[0]) * t[0]),
+            lambda p, u: (2 * np.conj(p[0]) * u,),
+            lambda z: np.zeros(z.shape),
+        ),
+    ),
+    "to complex": (
+        lambda z: jnp.conj(z) * 1j,
+        halves_of(
+            lambda z: np.conj(z) * 1j,
+            lambda p, t: np.conj(t[0]) * 1j,
+            lambda p, u: (np.conj(u * 1j),),
+            lambda z: z,
+        ),
+    ),
+    "from real": (
+        lambda z: jnp.exp(1j * jnp.real(z)),
+        halves_of(
+            lambda z: np.exp(1j * z.real),
+            lambda p, t: 1j * np.exp(1j * p[0].real) * t[0].real,
+            lambda p, u: (np.real(1j * np.exp(1j * p[0].real) * u) + 0j,),
+            lambda z: z,
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_HOLOMORPHIC)
+def test_one_product_gives_the_other_where_nothing_is_linear_over_complex_numbers(name):
+    z, along = np.array([0.3 + 0.4j, -1.0 + 0.2j]), np.array([1.0 + 2j, -0.5 + 1j])
+    wanted, ours = NOT_HOLOMORPHIC[name]
+    for f in ours:
+        outputs, pull = jax.vjp(f, z)
+        u = along if outputs.dtype.kind == "c" else along.real
+        np.testing.assert_allclose(pull(u)[0], jax.vjp(wanted, z)[1](u)[0], rtol=1e-12)
+        pushed = jax.jvp(wanted, (z,), (along,))[1]
+        np.testing.assert_allclose(jax.jvp(f, (z,), (along,))[1], pushed, rtol=1e-12)
+
+
+def test_only_a_derivative_can_be_transposed(numpy_component):
+    with pytest.raises(CapabilityError, match="only a linear function") as caught:
+        jax.linear_transpose(lambda x: apply(numpy_component, x, A)["y"], X)(X)
+    assert caught.value.code == "not_linear"
+
+
 class SparseJacobian(Recorder):
     """The same component with Jacobian blocks as sparse arrays."""
 

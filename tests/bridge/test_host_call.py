@@ -184,6 +184,36 @@ def test_a_compiled_program_keeps_what_it_calls_alive():
     np.testing.assert_array_equal(program(X), 3 * X)
 
 
+def test_a_program_may_be_dropped_before_it_has_run():
+    """XLA runs it later, on a thread of its own; the small product makes it worth one."""
+    f = identity(lambda x: x + 1)
+    matrix = np.ones((300, 300))
+    results = [jax.jit(lambda x, k=k: f(f(x @ x) @ x) + k)(matrix) for k in range(3)]
+    for k, result in enumerate(results):
+        np.testing.assert_array_equal(result, np.full((300, 300), 301 * 300 + 1 + k))
+
+
+def test_a_function_may_return_the_same_buffer_every_time():
+    """JAX copies large arrays later, or looks at them forever."""
+    buffer = np.zeros(1_000_000)
+
+    def f(x):
+        buffer[:] = x
+        return buffer
+
+    numbers = [jnp.asarray(float(n)) for n in range(8)]
+    results = list(map(from_callable(f, abstract=buffer), numbers))
+    assert [float(result.sum()) / buffer.size for result in results] == list(range(8))
+
+
+def test_outside_of_jit_nothing_is_transferred_implicitly():
+    f = identity(jvp=lambda p, t: t[0])
+    x = jax.device_put(X)
+    with jax.transfer_guard("disallow"):
+        for found in (f(x), jax.vmap(f)(x), *jax.jvp(f, (x,), (x,))):
+            np.testing.assert_array_equal(found, X)
+
+
 def test_what_nobody_can_call_is_freed():
     def build():
         big = np.ones(10)
@@ -316,10 +346,28 @@ def test_several_devices_one_call_or_one_per_shard():
         print(sorted(shapes)); shapes.clear()
         y = jnp.arange(8.0).reshape(4, 2)
         np.testing.assert_array_equal(jax.pmap(g)(y), 2 * y)
+
+        def sharded(f, out=P("i")):
+            return jax.shard_map(f, mesh=mesh, in_specs=(P(), P("i")), out_specs=out)
+
+        def gradients(f):  # of a shared and of a divided operand, across `shard_map` and inside
+            across = jax.grad(lambda w, x: sharded(lambda w, x: w * f(w * x) * x)(w, x).sum(), (0, 1))
+            inside = sharded(lambda w, x: jax.grad(lambda w: (f(w * x) * x).sum())(w), P())
+            return *jax.jit(across)(2.0, x), jax.jit(inside)(2.0, x)
+
+        for found, wanted in zip(gradients(g), gradients(lambda x: 2 * x), strict=True):
+            np.testing.assert_array_equal(found, wanted)
+        try:
+            jax.jit(sharded(lambda w, x: g(x).sum(), P()))(2.0, x)
+        except ValueError as error:
+            print("replication" in str(error))  # of a sum that differs from device to device
+
+        other = jax.device_put(jnp.arange(3.0), jax.devices()[1])
+        print({d.id for y in (g(other), jax.grad(lambda x: g(x).sum())(other)) for d in y.devices()})
         """,
         XLA_FLAGS="--xla_force_host_platform_device_count=4",
     )
-    assert output.splitlines() == ["[(8,)]", "[(2,), (2,), (2,), (2,)]"]
+    assert output.splitlines() == ["[(8,)]", "[(2,), (2,), (2,), (2,)]", "True", "{1}"]
 
 
 def test_programs_are_in_the_persistent_compilation_cache(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from chainrule import apply_component, component
-from chainrule._errors import CapabilityError, InputError
+from chainrule._errors import CapabilityError, ComponentError, InputError
 from chainrule.bridge import PrecisionWarning
 from chainrule.runtime import Array, Differentiable, Float32, Float64, load_component
 
@@ -207,3 +207,27 @@ def test_nested_inputs_with_optional_parts():
     wanted = jax.grad(reference)(layers, x)
     for found in (inlined, on_host):
         jax.tree.map(lambda u, v: np.testing.assert_allclose(u, v, rtol=1e-5), found, wanted)
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_outputs_are_what_the_schema_says(jit):
+    @component(framework="jax")
+    def narrow(x: Differentiable[Array[("n",), Float64]]) -> Differentiable[Array[("n",), Float32]]:
+        return 2 * x
+
+    @component(framework="jax")
+    def stretched(x: Array[("n",), Float64]) -> Array[(4,), Float64]:
+        return x.sum(keepdims=True)
+
+    @component(framework="jax")
+    def wrong(x: Array[("n",), Float64]) -> Array[(2,), Float64]:
+        return x
+
+    def run(c):
+        return jit(lambda x: apply_component(c, {"x": x})["result"])(X)
+
+    assert run(narrow).dtype == np.float32
+    np.testing.assert_allclose(run(stretched), np.full(4, X.sum()))
+    with pytest.raises(ComponentError, match=r"f64\[2\], found f64\[3\]") as caught:
+        run(wrong)
+    assert caught.value.code == "bad_output"

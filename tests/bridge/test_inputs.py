@@ -1,5 +1,6 @@
 """What can be handed to a component: the columns of the test matrix that are about data."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -187,3 +188,58 @@ def test_inputs_without_names_are_told_the_names(bare):
     with pytest.raises(InputError, match=r"by name; found a .*\{'profile': …\}") as caught:
         apply_component(total, bare)
     assert caught.value.code == "invalid_input"
+
+
+@pytest.mark.parametrize("framework", ["numpy", "jax"])
+def test_a_static_zero_has_a_sign(framework):
+    module = {"numpy": np, "jax": jnp}[framework]
+
+    @component(framework=framework)
+    def with_sign(x: Vector, of: float) -> Vector:
+        return module.copysign(x, of)
+
+    for sign in (0.0, -0.0):
+        found = jax.jit(lambda x, s=sign: apply_component(with_sign, {"x": x, "of": s}))(X)
+        np.testing.assert_array_equal(found["result"], np.copysign(X, sign))
+
+
+@pytest.mark.parametrize("kind", ["text", "key"])
+def test_arrays_of_other_things_than_numbers_are_refused(kind):
+    wrong = np.array(["a"]) if kind == "text" else jax.random.key(0)
+    advice = "JAX does not have" if kind == "text" else "key_data"
+    f = from_callable(lambda x, other: x, abstract=lambda x, other: x)
+    for call in (f, lambda x, other: jax.jit(lambda x: f(x, other))(x)):
+        with pytest.raises(InputError, match=advice) as caught:
+            call(X, wrong)
+        assert (caught.value.code, caught.value.path) == ("not_an_array", "[1]")
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Parameters:
+    weight: Any
+
+
+@dataclass
+class Unregistered:
+    weight: Any
+
+
+@pytest.mark.parametrize("kind", [Parameters, Unregistered])
+def test_traced_values_in_objects_are_found(kind):
+    f = from_callable(lambda p: 2 * p.weight, abstract=lambda p: p.weight)
+    np.testing.assert_array_equal(f(kind(X)), 2 * X)
+    with pytest.raises(InputError, match=kind.__name__) as caught:
+        jax.jit(lambda x: f(kind(x)))(X)
+    assert caught.value.code == "hidden_tracer"
+
+
+def test_without_x64_narrowed_results_are_told_outside_of_jit_too():
+    with jax.enable_x64(False), pytest.warns(PrecisionWarning, match="`y` float64 as float32"):
+        y = scaled(x=X.astype("float32"))["y"]
+    assert y.dtype == np.float32
+
+
+def test_shapes_may_be_given_as_an_array():
+    f = from_callable(lambda x: x[:2], abstract=np.zeros(2))
+    np.testing.assert_array_equal(jax.jit(f)(X), X[:2])

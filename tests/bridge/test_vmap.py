@@ -150,7 +150,17 @@ def test_errors_carry_the_batch_index(max_concurrency):
     assert caught.value.__notes__[0] == "This happened at batch index (2,)."
 
 
-def test_empty_batch():
-    f, seen = recording(np.sin)
+@pytest.mark.parametrize(
+    "option", [{"batching": "rows"}, {"max_concurrency": 0}, {"max_concurrency": True}], ids=str
+)
+def test_options_are_checked(option):
+    with pytest.raises(InputError) as caught:
+        from_callable(np.sin, abstract=lambda x: x, **option)
+    assert (caught.value.code, caught.value.path) == ("invalid_option", *option)
+
+
+@pytest.mark.parametrize("batching", [None, "elementwise", "leading"])
+def test_empty_batch(batching):
+    f, seen = recording(np.sin, batching=batching)
     assert jax.vmap(f)(jnp.zeros((0, 3))).shape == (0, 3)
     assert seen == []

@@ -74,7 +74,13 @@ _SUPPORTED = frozenset(
 
 
 class HostFunction(Protocol):
-    """What a call's number stands for; its `repr` says which function it is."""
+    """What a call's number stands for; its `repr` says which function it is.
+
+    Attributes:
+        targets: empty at first; how compiled programs call it, by the types of operands and results.
+    """
+
+    targets: dict[Any, HostTarget]
 
     def run(self, operands: list[np.ndarray], results: list[np.ndarray]) -> str | None:
         """Fill `results`; return `None`, or the text of the error. Never raises."""
@@ -114,21 +120,20 @@ class HostTarget:
 _Word = ctypes.c_uint64 * 1
 _numbers = itertools.count(1)
 _by_number: weakref.WeakValueDictionary[int, HostTarget] = weakref.WeakValueDictionary()
-_by_function: weakref.WeakValueDictionary[Any, HostTarget] = weakref.WeakValueDictionary()
 
 
 def register_function(
     function: HostFunction, operands: Sequence[Any], results: Sequence[Any]
 ) -> HostTarget:
-    """What compiled programs find by its number, for as long as somebody keeps it alive.
+    """What compiled programs find by its number, for as long as somebody keeps it or its function alive.
 
-    The same function has the same number, so that XLA sees equal calls as equal and merges them.
+    The same function has the same number, so that XLA sees equal calls as equal and merges them. That a
+    program keeps it is not enough: XLA may run it when whoever compiled it has dropped it.
     """
-    # A target keeps its function alive, so the identity is not reused while the target is known.
-    key = (id(function), tuple(operands), tuple(results))
-    target = _by_function.get(key)
+    key = (tuple(operands), tuple(results))
+    target = function.targets.get(key)
     if target is None:
-        target = _by_function[key] = HostTarget(function, operands, results)
+        target = function.targets.setdefault(key, HostTarget(function, operands, results))
         _by_number[target.number] = target
     return target
 

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 from jax._src import callback as _callback
 from jax._src import checkify as _checkify
-from jax._src import core as _core
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
@@ -25,11 +24,11 @@ from chainrule._jaxpr._ffi import (
     supports,
     target_is_registered,
 )
+from chainrule._jaxpr._varying import array_aval
 
 __all__ = [
     "NOT_STARTED",
     "ORDERED_EFFECT",
-    "array_aval",
     "is_exporting",
     "lower_host_call",
     "lower_overlapping",
@@ -40,11 +39,6 @@ __all__ = [
 
 ORDERED_EFFECT = _callback._OrderedIOEffect
 """Calls with this effect happen in program order, among themselves and with `io_callback(ordered=True)`."""
-
-
-def array_aval(shape: Sequence[int], dtype: Any) -> Any:
-    """The abstract value of an array."""
-    return _core.ShapedArray(tuple(shape), np.dtype(dtype))
 
 
 NOT_STARTED = -1

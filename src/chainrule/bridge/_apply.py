@@ -15,6 +15,7 @@ from chainrule.bridge._callable import CallableTarget
 from chainrule.bridge._component_target import as_target
 from chainrule.bridge._inline import NotTraceableError, call_inline
 from chainrule.bridge._inputs import take_inputs_apart
+from chainrule.bridge._operands import as_operand, check_statics, hand_out
 from chainrule.bridge._options import Effects, Options, VmapMethod
 from chainrule.bridge._precision import warn_if_narrowed
 from chainrule.bridge._primitive import call_site, check_nans
@@ -182,9 +183,11 @@ def _float_as_array(path: str, leaf: Any) -> Any:
 
 def _call(target: Target, inputs: Any, options: Options, *, inline: bool) -> Any:
     skeleton, leaves = take_inputs_apart(target, inputs, jnp.asarray, _is_traced)
-    if not any(map(_is_traced, leaves)):
-        return _call_now(target, skeleton, leaves)
-    arrays = [jnp.asarray(leaf) for leaf in leaves]
+    check_statics(target, skeleton)
+    pairs = zip(skeleton.paths, leaves, strict=True)
+    arrays = [as_operand(target, path, leaf) for path, leaf in pairs]
+    if not any(map(_is_traced, arrays)):
+        return _call_now(target, skeleton, arrays)
     if inline and target.jax_function is not None:
         try:
             return call_inline(target, skeleton, arrays)
@@ -196,9 +199,9 @@ def _call(target: Target, inputs: Any, options: Options, *, inline: bool) -> Any
     return site.output_skeleton.build(call_site(site, arrays))
 
 
-def _call_now(target: Target, skeleton: Skeleton, leaves: list[Any]) -> Any:
+def _call_now(target: Target, skeleton: Skeleton, operands: list[jax.Array]) -> Any:
     """Outside of transformations nothing needs to be known beforehand: call, and hand out what comes."""
-    arrays = [np.asarray(jnp.asarray(leaf)) for leaf in leaves]
+    arrays = [np.asarray(operand) for operand in operands]
     for number, path in enumerate(skeleton.paths):
         wanted = target.input_dtype(path)
         if wanted is not None:
@@ -206,7 +209,11 @@ def _call_now(target: Target, skeleton: Skeleton, leaves: list[Any]) -> Any:
     outputs = target.apply(skeleton.build(arrays))
     output_skeleton, results = take_apart(outputs, lambda path, leaf: is_arraylike(leaf))
     check_nans(target, output_skeleton.paths, results)
-    return output_skeleton.build([jnp.asarray(result) for result in results])
+    warn_if_narrowed(
+        target, {p: np.dtype(r.dtype) for p, r in zip(output_skeleton.paths, results, strict=True)}
+    )
+    # JAX may look at the memory later, or always, and a component may return the same buffer every time.
+    return output_skeleton.build(hand_out([np.array(result) for result in results], operands))
 
 
 def _is_traced(leaf: Any) -> bool:

@@ -21,7 +21,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from chainrule._errors import CapabilityError
-from chainrule.bridge._ask import host_call_p
+from chainrule.bridge._ask import bind_call
 from chainrule.bridge._host import Batch, Call
 from chainrule.bridge._materialize import jacobian_pays, multiply_jacobian
 from chainrule.bridge._native_batching import batched_site, is_native
@@ -55,13 +55,12 @@ def batching_rule(operands: Any, axes: Any, *, call: Call) -> tuple[list[Any], l
 
 
 def _host_loop(call: Call, operands: list[Any], mapped: list[bool], size: int) -> list[Any]:
-    return host_call_p.bind(
-        *operands, call=replace(call, batch=call.batch.with_outer(size, mapped))
-    )
+    return bind_call(replace(call, batch=call.batch.with_outer(size, mapped)), operands)
 
 
 def _native(call: Call, operands: list[Any], mapped: list[bool], size: int) -> list[Any] | None:
-    if call.batch.sizes or not is_native(call.site, call.request):
+    # No function has to know what to do with a batch of nothing.
+    if size == 0 or call.batch.sizes or not is_native(call.site, call.request):
         return None
     only_apply = call.request.name == "apply" and call.site.options.vmap_method == "expand_dims"
     leading = [size if has or not only_apply else 1 for has in mapped]
@@ -72,4 +71,4 @@ def _native(call: Call, operands: list[Any], mapped: list[bool], size: int) -> l
         operand if has else jnp.broadcast_to(operand, (lead, *operand.shape))
         for operand, has, lead in zip(operands, mapped, leading, strict=True)
     ]
-    return host_call_p.bind(*lifted, call=Call(site, call.request, Batch.none(len(lifted))))
+    return bind_call(Call(site, call.request, Batch.none(len(lifted))), lifted)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from chainrule._errors import ComponentError
 from chainrule._trees import flatten_with_paths, map_with_paths
+from chainrule.bridge._options import check_choice, check_count
 from chainrule.bridge._site import types_of
 from chainrule.bridge._skeleton import take_apart
 from chainrule.bridge._target import HESSIAN_VECTOR_PRODUCT, Batching, Target
@@ -44,10 +45,15 @@ class CallableTarget(Target):
         }
         self._abstract = abstract
         self.name = name or str(getattr(function, "__name__", type(function).__name__))
+        check_choice("batching", batching, (*get_args(Batching), None))
+        check_count("max_concurrency", max_concurrency)
         self.batching = batching
         self.max_concurrency = max_concurrency
         known = {endpoint for endpoint, product in self._products.items() if product is not None}
-        described = set() if abstract in (None, "evaluate") else {"abstract_eval"}
+        is_known = abstract is not None and not (
+            isinstance(abstract, str) and abstract == "evaluate"
+        )
+        described = {"abstract_eval"} if is_known else set()
         self.endpoints = frozenset({"apply"} | known | described)
 
     def apply(self, inputs: tuple[Any, ...]) -> Any:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+from pydantic_core import PydanticCustomError
 
-from chainrule._errors import DefinitionError
+from chainrule._errors import ComponentError, DefinitionError
 from chainrule._trees import LRUCache
 from chainrule.bridge._defaults import with_defaults
 from chainrule.bridge._patterns import Patterns, array_patterns_of_document
 from chainrule.bridge._skeleton import take_apart
 from chainrule.bridge._target import Target
-from chainrule.bridge._types import ArrayType, as_array_type
+from chainrule.bridge._types import ArrayType, as_array_type, fit_type
 from chainrule.runtime import LocalComponent
 from chainrule.runtime._component._plain import to_plain
 from chainrule.runtime._derivatives import DerivativeKind
@@ -58,6 +60,25 @@ class ComponentTarget(Target):
         model = schemas.read_abstract_inputs(_write_types(inputs), "abstract_eval", {"dims": {}})
         completed = _read_types(to_plain(model))
         return with_defaults(completed, inputs, schemas.input_schema)
+
+    def fit_output(self, path: str, type_: ArrayType) -> ArrayType:
+        """What the schema makes of an output; only asked of components in this process."""
+        found = self._output_arrays.find(path)
+        if found is None:
+            return type_
+        try:
+            return fit_type(found[1], type_)
+        except PydanticCustomError as problem:
+            raise ComponentError(
+                f"{self.name} computes something that its own OutputSchema forbids: at {path!r}: "
+                f"{problem.message()}",
+                code="bad_output",
+                path=path,
+            ) from problem
+
+    @cached_property
+    def _output_arrays(self) -> Patterns:
+        return Patterns(array_leaves(self._component.output_schema))
 
     def derivative(
         self,

@@ -10,8 +10,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from chainrule._errors import CapabilityError
-from chainrule._jaxpr._host_call import array_aval
-from chainrule.bridge._ask import ask, host_call_p
+from chainrule._jaxpr._varying import array_aval, as_type, vary_alike
+from chainrule.bridge._ask import ask, bind_call
 from chainrule.bridge._calculus import (
     Vectors,
     check_inputs,
@@ -28,20 +28,22 @@ __all__ = ["jvp_rule", "transpose_rule"]
 
 def jvp_rule(operands: Any, tangents: Any, *, call: Call) -> tuple[list[Any], list[Any]]:
     """A sum of one term for the moving primals and one for each slot with moving vectors."""
-    results = host_call_p.bind(*operands, call=call)
+    results = bind_call(call, operands)
     if call.request.columns is not None:
         return results, _jacobian_tangents(call, operands, tangents)
     terms = [
-        host_call_p.bind(*term_operands, call=term)
+        bind_call(term, term_operands)
         for term, term_operands in pushed_forward(call, operands, tangents, _is_nonzero)
     ]
     total = [jax.tree.reduce(jnp.add, list(parts)) for parts in zip(*terms, strict=True)]
-    return results, _place(call, total, [t for t in tangents if _is_nonzero(t)])
+    return results, _place(call, results, total, [t for t in tangents if _is_nonzero(t)])
 
 
 def transpose_rule(cotangents: Any, *operands: Any, call: Call) -> list[Any]:
     """Exchange the slot that holds the unknown vectors with the result."""
     primals, slots = open_call(call, operands)
+    if any(map(ad.is_undefined_primal, primals.values)):
+        raise _not_linear(call)
     number = next(
         n for n, slot in enumerate(slots) if any(map(ad.is_undefined_primal, slot.values))
     )
@@ -59,29 +61,41 @@ def transpose_rule(cotangents: Any, *operands: Any, call: Call) -> list[Any]:
         answer.sum([axis for axis, has in enumerate(mapped) if not has])
         for answer, mapped in zip(answers, unknown.mapped, strict=True)
     )
-    return [next(summed) if ad.is_undefined_primal(operand) else None for operand in operands]
+    return [as_type(next(summed), o.aval) if ad.is_undefined_primal(o) else None for o in operands]
+
+
+def _not_linear(call: Call) -> CapabilityError:
+    return CapabilityError(
+        f"{call!r} was to be transposed, which only a linear function can be, and nothing says that "
+        f"{call.site.target.name} is linear in its inputs. Transpose its derivative, which is: "
+        "`jax.vjp(f, x)[1]`, or `jax.linear_transpose(jax.linearize(f, x)[1], x)`.",
+        code="not_linear",
+    )
 
 
 def _is_nonzero(tangent: Any) -> bool:
     return not isinstance(tangent, ad.Zero) and tangent.dtype != jax.dtypes.float0
 
 
-def _place(call: Call, tangents: list[Any], moving: list[Any]) -> list[Any]:
-    """Tangents at the positions of the request's result."""
-    result = differentiable(call.site, call.request.result)
-    by_position = dict(zip(result.positions, tangents, strict=True))
+def _place(
+    call: Call, results: list[Any], tangents: list[Any], moving: list[Any]
+) -> list[Any]:  # fmt: skip
+    """Tangents of the results of a call, of which some do not move."""
+    space = call.request.result
+    by_position = dict(
+        zip(differentiable(call.site, space).positions, tangents, strict=True)
+    )  # fmt: skip
     placed = []
-    for position, port, type_ in zip(
-        call.request.result.positions, call.request.result.ports(call.site), call.result_types,
-        strict=True,
-    ):  # fmt: skip
+    for position, port, result, type_ in zip(
+        space.positions, space.ports(call.site), results, call.result_types, strict=True
+    ):
         if position in by_position:
             placed.append(by_position[position])
         elif is_inexact(type_.dtype):
             where = f"`{port.path}` {port.type} of {call.site.target.name}"
-            placed.append(_constant_p.bind(*moving, type_=type_, where=where))
+            placed.append(_constant_p.bind(*vary_alike(moving), type_=type_, where=where))
         else:
-            placed.append(ad.Zero(array_aval(type_.shape, type_.dtype).to_tangent_aval()))
+            placed.append(ad.Zero(jax.typeof(result).to_tangent_aval()))
     return placed
 
 
@@ -148,7 +162,9 @@ def _constant_jvp(operands: Any, tangents: Any, *, type_: Any, where: str) -> tu
     return _zeros(type_=type_, where=where), _constant_p.bind(*moving, type_=type_, where=where)
 
 
-_constant_p.def_abstract_eval(lambda *_, type_, where: array_aval(type_.shape, type_.dtype))
+_constant_p.def_abstract_eval(
+    lambda *tangents, type_, where: array_aval(type_.shape, type_.dtype, tangents)
+)
 _constant_p.def_impl(_zeros)
 ad.primitive_jvps[_constant_p] = _constant_jvp
 ad.primitive_transposes[_constant_p] = _transpose_constant

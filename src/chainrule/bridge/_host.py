@@ -195,6 +195,7 @@ class HostCall:
 
     def __init__(self, call: Call) -> None:
         self.call = call
+        self.targets: dict[Any, Any] = {}
         self._lends = False
         self._has_run = False
         self._has_large = any(_is_large(type_) for type_ in call.operand_types)

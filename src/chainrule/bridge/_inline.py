@@ -40,6 +40,7 @@ def call_inline(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> An
     Raises:
         NotTraceableError: it cannot be traced.
         InputError: shapes, dtypes or static leaves do not fit the schema.
+        ComponentError: the outputs do not.
     """
     assert target.jax_function is not None
     completed, types = _complete(target, skeleton, arrays)
@@ -57,7 +58,24 @@ def call_inline(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> An
     except _NOT_TRACEABLE as error:
         raise NotTraceableError from error
     output_skeleton, results = take_apart(outputs, lambda path, leaf: is_arraylike(leaf))
-    return output_skeleton.build([jnp.asarray(result) for result in results])
+    pairs = zip(output_skeleton.paths, results, strict=True)
+    return output_skeleton.build(
+        [_fit(target, path, jnp.asarray(result)) for path, result in pairs]
+    )
+
+
+def _fit(target: Target, path: str, result: Any) -> Any:
+    """A result as the schema declares it, which its endpoint would make of it."""
+    if _has_symbolic_size(result):
+        return result
+    wanted = target.fit_output(path, ArrayType(tuple(result.shape), np.dtype(result.dtype)))
+    shaped = result if wanted.shape == result.shape else jnp.broadcast_to(result, wanted.shape)
+    return _cast(shaped, wanted.dtype)
+
+
+def _has_symbolic_size(array: Any) -> bool:
+    """Sizes of `jax.export`, which no schema knows."""
+    return any(not isinstance(size, int) for size in array.shape)
 
 
 def _cast(array: Any, wanted: np.dtype[Any]) -> Any:
@@ -71,8 +89,8 @@ Completed = tuple[Skeleton, list[ArrayType]]
 def _complete(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> Completed:
     """The inputs as the schema sees them, defaults filled in and checked, once per signature."""
     types = tuple(ArrayType(tuple(array.shape), np.dtype(array.dtype)) for array in arrays)
-    if any(not isinstance(size, int) for type_ in types for size in type_.shape):
-        return skeleton, list(types)  # symbolic sizes of `jax.export`, which no schema knows
+    if any(map(_has_symbolic_size, arrays)):
+        return skeleton, list(types)
     known: LRUCache[Hashable, Completed] = target.memory("completed")
     key = skeleton.signature(types)
     found = None if key is None else known.get(key)

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from chainrule._errors import InputError
 
-__all__ = ["Effects", "Options", "VmapMethod"]
+__all__ = ["Effects", "Options", "VmapMethod", "check_choice", "check_count"]
 
 VmapMethod = Literal[
     "auto", "sequential", "concurrent", "expand_dims", "broadcast_all", "auto_experimental"
@@ -27,13 +27,26 @@ class Options:
     infer_by_evaluation: bool = False
 
     def __post_init__(self) -> None:
-        _check_choice("vmap_method", self.vmap_method, (*get_args(VmapMethod), None))
-        _check_choice("effects", self.effects, get_args(Effects))
+        check_choice("vmap_method", self.vmap_method, (*get_args(VmapMethod), None))
+        check_choice("effects", self.effects, get_args(Effects))
+        if self.max_concurrency is not None:
+            check_count("max_concurrency", self.max_concurrency)
 
 
-def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    """Refuse what is not one of the choices."""
     if value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
         raise InputError(
             f"`{name}` is one of {listed}; found {value!r}.", code="invalid_option", path=name
+        )
+
+
+def check_count(name: str, value: int) -> None:
+    """Refuse what is not a number of things."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(
+            f"`{name}` is a number of calls, at least 1; found {value!r}.",
+            code="invalid_option",
+            path=name,
         )

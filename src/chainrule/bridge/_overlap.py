@@ -12,7 +12,7 @@ import itertools
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -75,6 +75,7 @@ class StartCall:
 
     def __init__(self, call: HostCall) -> None:
         self._call = call
+        self.targets: dict[Any, Any] = {}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._call})"
@@ -95,6 +96,7 @@ class FinishCall:
 
     def __init__(self, call: HostCall) -> None:
         self._call = call
+        self.targets: dict[Any, Any] = {}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._call})"

@@ -20,7 +20,6 @@ from chainrule._errors import CapabilityError
 from chainrule._jaxpr import restore_errors
 from chainrule._jaxpr._host_call import (
     ORDERED_EFFECT,
-    array_aval,
     is_exporting,
     lower_host_call,
     lower_overlapping,
@@ -28,11 +27,13 @@ from chainrule._jaxpr._host_call import (
     see_nans,
     uses_ffi,
 )
-from chainrule.bridge._ask import host_call_p
+from chainrule._jaxpr._varying import array_aval
+from chainrule.bridge._ask import bind_call, host_call_p
 from chainrule.bridge._batching import batching_rule
 from chainrule.bridge._differentiate import jvp_rule, transpose_rule
 from chainrule.bridge._failures import find_failure
 from chainrule.bridge._host import Batch, Call, host_call
+from chainrule.bridge._operands import hand_out
 from chainrule.bridge._overlap import overlapping_pair
 from chainrule.bridge._requests import apply_request
 from chainrule.bridge._site import Site
@@ -43,15 +44,14 @@ __all__ = ["call_site", "check_nans"]
 
 def call_site(site: Site, arrays: Sequence[Any]) -> list[Any]:
     """The outputs of a site for arrays or tracers."""
-    call = Call(site, apply_request(site), Batch.none(len(arrays)))
-    return host_call_p.bind(*arrays, call=call)
+    return bind_call(Call(site, apply_request(site), Batch.none(len(arrays))), arrays)
 
 
 def _implement(*operands: Any, call: Call) -> list[jax.Array]:
     """Outside of `jit` XLA has no part in a call, and exceptions pass as they are."""
     results = host_call(call).evaluate([np.asarray(operand) for operand in operands])
     check_nans(call.site.target, call.request.result.paths(call.site), results)
-    return [jax.numpy.asarray(result) for result in results]
+    return hand_out(results, operands)
 
 
 def check_nans(target: Target, paths: Sequence[str], results: Sequence[Any]) -> None:
@@ -68,7 +68,7 @@ def check_nans(target: Target, paths: Sequence[str], results: Sequence[Any]) -> 
 
 def _evaluate_abstractly(*operands: Any, call: Call) -> tuple[list[Any], set[Any]]:
     effects = {ORDERED_EFFECT} if _is_ordered(call) else set()
-    return [array_aval(type_.shape, type_.dtype) for type_ in call.result_types], effects
+    return [array_aval(type_.shape, type_.dtype, operands) for type_ in call.result_types], effects
 
 
 def _lower(ctx: Any, *operands: Any, call: Call) -> Sequence[Any]:

@@ -160,24 +160,24 @@ def _contract_jacobian(kind: DerivativeKind) -> Route:
 def _transpose_by_basis(
     site: Site, request: Request, inputs: Any, vectors: Vectors
 ) -> Mapping[str, Any]:
-    """A product with A from products with Aᵀ: entry i of A v is ⟨Aᵀ eᵢ, v⟩."""
+    """A product with A from products with Aᵀ: entry i of A v is Re⟨Aᵀ eᵢ, v⟩."""
     flipped = request.transposed(0, request.result)
     route = _route(site, flipped)
     along = _by_path(site, request.slots[0], vectors[0])
 
     def entry(unit: list[np.ndarray]) -> Any:
-        return _inner(route(site, flipped, inputs, [unit]), along)
+        return _pairing(route(site, flipped, inputs, [unit]), along)
 
     return _entries(site, request.result, entry)
 
 
 def _second_jvp(site: Site, request: Request, inputs: Any, vectors: Vectors) -> Mapping[str, Any]:
-    """Entry i of H[v, w] is ⟨Hᵀ[eᵢ, w], v⟩."""
+    """Entry i of H[v, w] is Re⟨Hᵀ[eᵢ, w], v⟩."""
     flipped = request.transposed(0, request.result)
     along = _by_path(site, request.slots[0], vectors[0])
 
     def entry(unit: list[np.ndarray]) -> Any:
-        return _inner(_hessian_vector_product(site, flipped, inputs, [unit, vectors[1]]), along)
+        return _pairing(_hessian_vector_product(site, flipped, inputs, [unit, vectors[1]]), along)
 
     return _entries(site, request.result, entry)
 
@@ -203,22 +203,30 @@ def _hessian_vector_product(
 def _entries(
     site: Site, space: Space, entry: Callable[[list[np.ndarray]], Any]
 ) -> dict[str, np.ndarray]:
-    """Arrays over a space, one scalar at a time from the unit vector that selects it."""
+    """Arrays over a space, one scalar at a time from the unit vectors that select it.
+
+    A complex number has two: a derivative need not be linear over the complex numbers. 1 selects its real
+    part in the pairing Re(u z), and -i the imaginary one.
+    """
     units = [np.zeros(type_.shape, type_.dtype) for type_ in space.types(site)]
     found = {}
     for unit, port in zip(units, space.ports(site), strict=True):
         result = np.zeros(port.type.shape, port.type.dtype)
+        directions = (1, -1j) if port.type.dtype.kind == "c" else (1,)
         for index in np.ndindex(*port.type.shape):
-            unit[index] = 1
-            result[index] = entry([each.copy() for each in units])
+            parts = []
+            for direction in directions:
+                unit[index] = direction
+                parts.append(entry([each.copy() for each in units]))
             unit[index] = 0
+            result[index] = complex(*parts) if len(parts) == 2 else parts[0]
         found[port.path] = result
     return found
 
 
-def _inner(left: Mapping[str, Any], right: Mapping[str, np.ndarray]) -> Any:
-    """⟨left, right⟩ without conjugation, as JAX transposes."""
-    return sum(np.sum(np.asarray(left[path]) * vector) for path, vector in right.items())
+def _pairing(left: Mapping[str, Any], right: Mapping[str, np.ndarray]) -> Any:
+    """Re⟨left, right⟩ without conjugation, in which JAX transposes."""
+    return sum(np.sum(np.asarray(left[path]) * vector).real for path, vector in right.items())
 
 
 def _jacobian(site: Site, request: Request, inputs: Any) -> list[np.ndarray]:

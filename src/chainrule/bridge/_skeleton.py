@@ -32,7 +32,7 @@ class Skeleton:
 
     def signature(self, *facts: Any) -> Hashable | None:
         """A key for everything but the values in the holes, and further facts; `None` if not hashable."""
-        statics = tuple((path, type(leaf), leaf) for path, leaf in self.statics)
+        statics = tuple((path, type(leaf), _identity(leaf)) for path, leaf in self.statics)
         key = (
             self.outline,
             self.paths,
@@ -48,6 +48,11 @@ class Skeleton:
     def extract(self, tree: Any) -> list[Any]:
         """The values at the holes of another tree of this shape."""
         return [_follow(tree, path) for path in self.paths]
+
+
+def _identity(leaf: Any) -> Any:
+    """Something equal for equal leaves only: 0.0 and -0.0 are equal numbers, and NaN is not even itself."""
+    return repr(leaf) if isinstance(leaf, (float, complex)) else leaf
 
 
 def take_apart(tree: Any, is_hole: Callable[[str, Any], bool]) -> tuple[Skeleton, list[Any]]:
@@ -73,6 +78,11 @@ def _outline(node: Any) -> Hashable:
     """Empty containers have no leaves, so the paths alone do not tell `{}` from `{"a": []}`."""
     if isinstance(node, Mapping):
         return ("mapping", *((key, _outline(child)) for key, child in node.items()))
+    if hasattr(type(node), "model_fields"):
+        return (
+            "mapping",
+            *((name, _outline(getattr(node, name))) for name in type(node).model_fields),
+        )
     if isinstance(node, (list, tuple)):
         return (type(node), *(_outline(child) for child in node))
     return None

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from chainrule._trees import LRUCache
+from chainrule.bridge._types import ArrayType
 from chainrule.runtime._derivatives import DerivativeKind
 
 __all__ = ["HESSIAN_VECTOR_PRODUCT", "Batching", "Target"]
@@ -102,6 +103,10 @@ class Target(ABC):
     def complete_inputs(self, inputs: Any) -> Any:
         """Inputs with an `ArrayType` at every array, checked, with defaults filled in."""
         return inputs
+
+    def fit_output(self, path: str, type_: ArrayType) -> ArrayType:
+        """The type that the target's declaration gives to an output that is computed with some type."""
+        return type_
 
     def is_differentiable_input(self, path: str) -> bool:
         """Whether the target declares derivatives with respect to this input."""

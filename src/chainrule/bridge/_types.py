@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from chainrule.runtime._schema import describe_array
-from chainrule.runtime._schema._dtypes import numpy_dtype
+from chainrule.runtime._schema import ArraySpec, describe_array
+from chainrule.runtime._schema._dtypes import castable_dtypes, numpy_dtype
+from chainrule.runtime._schema._problems import dtype_mismatch
+from chainrule.runtime._schema._validate import check_shape
 
-__all__ = ["ArrayType", "as_array_type", "is_inexact"]
+__all__ = ["ArrayType", "as_array_type", "fit_type", "is_inexact"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,20 @@ def as_array_type(leaf: Any) -> ArrayType | None:
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return ArrayType(tuple(leaf.shape), np.dtype(leaf.dtype))
     return None
+
+
+def fit_type(spec: ArraySpec, found: ArrayType) -> ArrayType:
+    """The type that a declaration gives to an array of some type, by casting and broadcasting.
+
+    Raises:
+        PydanticCustomError: it does not fit.
+    """
+    shape = check_shape(spec, found.shape, found.dtype, strict=False)
+    if spec.dtype is None:
+        return ArrayType(shape, found.dtype)
+    if found.dtype.name not in castable_dtypes(spec.dtype):
+        raise dtype_mismatch(spec.dtype, found.dtype.name, found.shape)
+    return ArrayType(shape, numpy_dtype(spec.dtype))
 
 
 def is_inexact(dtype: np.dtype[Any]) -> bool:

@@ -1,0 +1,78 @@
+"""What JAX can hold: the arrays that go into a call, and those that come out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from chainrule._errors import InputError
+from chainrule.bridge._skeleton import Skeleton
+from chainrule.bridge._target import Target
+
+__all__ = ["as_operand", "check_statics", "hand_out"]
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+
+
+def as_operand(target: Target, path: str, leaf: Any) -> jax.Array:
+    """An array of any framework as one of JAX.
+
+    Raises:
+        InputError: it has a dtype that JAX or NumPy does not have.
+    """
+    try:
+        array = jnp.asarray(leaf)
+    except TypeError as error:
+        raise InputError(
+            f"`{path}` of {target.name} is an array of {leaf.dtype}, which JAX does not have. Pass "
+            "numbers, or text and objects outside of arrays.",
+            code="not_an_array",
+            path=path,
+        ) from error
+    if not isinstance(array.dtype, np.dtype):
+        raise InputError(
+            f"`{path}` of {target.name} is an array of {array.dtype}, which only JAX has. Pass the numbers "
+            "behind random keys: `jax.random.key_data(key)`.",
+            code="not_an_array",
+            path=path,
+        )
+    return array
+
+
+def check_statics(target: Target, skeleton: Skeleton) -> None:
+    """Check that no traced value is hidden in an object that nobody looks into.
+
+    Raises:
+        InputError: one is.
+    """
+    for path, leaf in skeleton.statics:
+        if not isinstance(leaf, _PLAIN) and _hides_tracer(leaf):
+            raise InputError(
+                f"`{path}` of {target.name} is a {type(leaf).__name__} with traced values in it. Pass them "
+                "in dictionaries, lists, tuples or models of pydantic: inside of other objects they are "
+                "not found.",
+                code="hidden_tracer",
+                path=path,
+            )
+
+
+def _hides_tracer(leaf: Any) -> bool:
+    parts = jax.tree.leaves(leaf)
+    if len(parts) == 1 and parts[0] is leaf:  # an object of a class that JAX does not know
+        parts = list(getattr(leaf, "__dict__", {}).values())
+    return any(isinstance(part, jax.core.Tracer) for part in parts)
+
+
+def hand_out(results: Sequence[np.ndarray], operands: Sequence[Any]) -> list[jax.Array]:
+    """Results of a call outside of `jit`, which nobody else writes to, on the device of the operands."""
+    device = next((operand.sharding for operand in operands if _is_placed(operand)), None)
+    return [jax.device_put(result, device) for result in results]
+
+
+def _is_placed(operand: Any) -> bool:
+    """Whether somebody has put it on one device on purpose."""
+    return isinstance(operand, jax.Array) and operand.committed and len(operand.devices()) == 1
