@@ -1,5 +1,6 @@
 """The order search on bare graphs: both engines, the bound, and optima known from elsewhere."""
 
+import dataclasses
 import itertools
 import random
 import time
@@ -231,6 +232,64 @@ def _hourglasses():
     numbered = tuple((source, target, number) for number, (source, target) in enumerate(edges))
     eliminable = tuple(v for layer in layers[1:-1] for v in layer)
     return Problem(size, numbered, eliminable, frozenset(), algebra), algebra
+
+
+class Growing:
+    """Every product is a structure of its own, whose number tells where it came from."""
+
+    def product(self, out_edge, in_edge):
+        return 5000 + out_edge + 3 * in_edge, 1
+
+    def sum(self, first, second):
+        return first, 0
+
+
+def chain(length, algebra):
+    """One path; every inner vertex costs one product."""
+    edges = tuple((v, v + 1, v % 2) for v in range(length + 1))
+    return Problem(length + 2, edges, tuple(range(1, length + 1)), frozenset(), algebra)
+
+
+def test_more_structures_than_tables_hold_are_evaluated_in_python():
+    problem = chain(20, Growing())
+    for engine in engines(problem):
+        assert engine.costs(problem.eliminable) == [1] * 20
+    assert search(problem, budget_s=0.05).cost == 20
+
+
+@pytest.mark.skipif(load_library() is None, reason="no compiler")
+def test_a_new_order_is_walked_once_to_learn_its_products(monkeypatch):
+    """In C the walk would begin anew after every product that is not known yet."""
+    dims = [2 + k % 7 for k in range(60)]
+    edges = tuple((v, v + 1, v) for v in range(59))
+    problem = dataclasses.replace(chain(58, MatrixChain(dims)), edges=edges)
+    engine, calls = NativeEngine(problem, load_library()), []
+    tried = engine._try
+    monkeypatch.setattr(engine, "_try", lambda *call: calls.append(call) or tried(*call))
+    costs = [engine.costs(problem.eliminable) for _ in range(2)]
+    assert costs[0] == costs[1] == PythonEngine(problem).costs(problem.eliminable)
+    assert len(calls) == 2
+
+
+def test_an_engine_in_python_keeps_its_time():
+    engine = PythonEngine(chain(30, Growing()))
+    order = list(engine.problem.eliminable)
+    engine.costs(order)
+    engine.costs(order[::-1])
+    engine.deadline = 0.0
+    for improve in (
+        lambda: engine.greedy(0.5, 0.0, 0),
+        lambda: engine.anneal(order, [1.0], 5, 2, 0),
+        lambda: engine.windows(order, 3),
+    ):
+        with pytest.raises(OutOfBudgetError):
+            improve()
+
+
+def test_a_bound_that_takes_too_long_is_that_of_fewer_vertices():
+    problem = Problem.scalar(5, [(0, 2), (1, 2), (2, 3), (3, 4)], [2, 3])
+    assert lower_bound(problem) == 3
+    assert lower_bound(problem, until=0.0) == 0
 
 
 def test_product_without_entries_makes_no_edge():

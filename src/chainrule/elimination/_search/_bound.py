@@ -7,6 +7,8 @@ where a cut is a set of vertices; the sum over all vertices bounds every order f
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from collections.abc import Iterable
 
@@ -15,13 +17,18 @@ from chainrule.elimination._search._problem import Problem
 __all__ = ["lower_bound", "vertex_bounds"]
 
 
-def lower_bound(problem: Problem) -> int | None:
-    """The bound, or `None` when the problem is not scalar and it does not hold."""
-    return sum(vertex_bounds(problem).values()) if problem.is_scalar else None
+def lower_bound(problem: Problem, *, until: float = math.inf) -> int | None:
+    """The bound, or `None` when the problem is not scalar and it does not hold.
+
+    Args:
+        problem: the graph.
+        until: when to stop, on the clock of `time.perf_counter`; a bound of fewer vertices holds too.
+    """
+    return sum(vertex_bounds(problem, until=until).values()) if problem.is_scalar else None
 
 
-def vertex_bounds(problem: Problem) -> dict[int, int]:
-    """The least that every vertex can cost, whenever it goes; 0 when the problem is not scalar."""
+def vertex_bounds(problem: Problem, *, until: float = math.inf) -> dict[int, int]:
+    """The least that every vertex can cost, whenever it goes; 0 where that is not known."""
     if not problem.is_scalar:
         return dict.fromkeys(problem.eliminable, 0)
     forward: list[list[int]] = [[] for _ in range(problem.size)]
@@ -29,11 +36,13 @@ def vertex_bounds(problem: Problem) -> dict[int, int]:
     for source, target, _ in problem.edges:
         forward[source].append(target)
         backward[target].append(source)
-    return {
-        v: _disjoint_paths(backward, v, problem.inputs)
-        * _disjoint_paths(forward, v, problem.outputs)
-        for v in problem.eliminable
-    }
+    bounds = dict.fromkeys(problem.eliminable, 0)
+    for v in bounds:
+        if time.perf_counter() > until:
+            break
+        before = _disjoint_paths(backward, v, problem.inputs)
+        bounds[v] = before * _disjoint_paths(forward, v, problem.outputs)
+    return bounds
 
 
 def _disjoint_paths(neighbours: list[list[int]], start: int, goals: Iterable[int]) -> int:

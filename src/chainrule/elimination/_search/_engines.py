@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from chainrule.elimination._search._build import load_library
-from chainrule.elimination._search._native_engine import NativeEngine
+from chainrule.elimination._search._native_engine import MOST_STRUCTURES, NativeEngine
 from chainrule.elimination._search._problem import Problem
 from chainrule.elimination._search._python_engine import PythonEngine
 
 __all__ = ["Engine", "make_engine"]
+
+_MOST_VERTICES = 4096
+"""The engine in C keeps edges as a square of this size, 64 MB; Python keeps those there are."""
 
 
 class Engine(Protocol):
@@ -55,6 +58,9 @@ class Engine(Protocol):
 
 
 def make_engine(problem: Problem) -> Engine:
-    """The engine in C where it can be built, the one in Python otherwise."""
+    """The engine in C where it can be built and has room, the one in Python otherwise."""
     library = load_library()
-    return PythonEngine(problem) if library is None else NativeEngine(problem, library)
+    most = max((structure for *_, structure in problem.edges), default=0)
+    if library is None or problem.size > _MOST_VERTICES or most >= MOST_STRUCTURES:
+        return PythonEngine(problem)
+    return NativeEngine(problem, library)

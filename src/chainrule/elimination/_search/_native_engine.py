@@ -6,17 +6,19 @@ import ctypes
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from chainrule.elimination._search._problem import OutOfBudgetError, Problem
+from chainrule.elimination._search._python_engine import PythonEngine
 
-__all__ = ["NativeEngine"]
+__all__ = ["MOST_STRUCTURES", "NativeEngine"]
 
 _UNKNOWN, _MISS = -2, -1
 
-_MOST_STRUCTURES = 4096
+MOST_STRUCTURES = 4096
 """The tables are square: 200 MB each at this size."""
 
 
@@ -45,25 +47,47 @@ class _CProblem(ctypes.Structure):
 
 
 class _Table:
-    """Answers of the algebra as a square array; -2 where it was not asked yet."""
+    """Answers of the algebra as a square array; -2 where it was not asked yet.
 
-    def __init__(self, ask: Callable[[int, int], tuple[int, int]], capacity: int) -> None:
-        self._ask = ask
+    Args:
+        question: the algebra's product or sum.
+        capacity: structures there is room for.
+        make_room: called with a structure for which there is none.
+    """
+
+    def __init__(
+        self,
+        question: Callable[[int, int], tuple[int, int]],
+        capacity: int,
+        make_room: Callable[[int], None],
+    ) -> None:
+        self._question, self._make_room = question, make_room
         self.structure = np.full((capacity, capacity), _UNKNOWN, np.int32)
         self.cost = np.zeros((capacity, capacity), np.int64)
 
-    def fill(self, first: int, second: int) -> int:
-        """Ask about a pair; the structure it has."""
-        structure, cost = self._ask(first, second)
-        self.structure[first, second] = structure
-        self.cost[first, second] = cost
-        return structure
+    def ask(self, first: int, second: int) -> tuple[int, int]:
+        """Structure and cost of a pair, kept for the engine in C as long as there is room for it."""
+        structure, cost = self._question(first, second)
+        largest = max(first, second, structure)
+        if largest < MOST_STRUCTURES:
+            if largest >= len(self.structure):
+                self._make_room(largest)
+            self.structure[first, second] = structure
+            self.cost[first, second] = cost
+        return structure, cost
 
     def grow(self, capacity: int) -> None:
         extra = capacity - len(self.structure)
         margins = ((0, extra), (0, extra))
         self.structure = np.pad(self.structure, margins, constant_values=_UNKNOWN)
         self.cost = np.pad(self.cost, margins)
+
+
+class _Tables:
+    """An algebra whose answers are kept in tables."""
+
+    def __init__(self, products: _Table, sums: _Table) -> None:
+        self.product, self.sum = products.ask, sums.ask
 
 
 class NativeEngine:
@@ -78,8 +102,10 @@ class NativeEngine:
         self._library = library
         most = max((structure for *_, structure in problem.edges), default=0)
         self._capacity = 2 ** (most + 1).bit_length()
-        self._products = _Table(problem.algebra.product, self._capacity)
-        self._sums = _Table(problem.algebra.sum, self._capacity)
+        self._products = _Table(problem.algebra.product, self._capacity, self._make_room)
+        self._sums = _Table(problem.algebra.sum, self._capacity, self._make_room)
+        kept = _Tables(self._products, self._sums)
+        self._walker = PythonEngine(replace(problem, algebra=kept))
         self._arrays = _arrays(problem)
         self._c = _CProblem(size=problem.size, words=self._arrays["successors"].shape[1])
         for name, array in self._arrays.items():
@@ -94,8 +120,11 @@ class NativeEngine:
     def costs(self, order: Sequence[int]) -> list[int]:
         """What every step of an order costs."""
         vertices, costs = _vertices(order), np.zeros(len(order), np.int64)
-        self._call("chainrule_costs", lambda: (_at(vertices), len(order), _at(costs)))
-        return costs.tolist()
+        if self._try("chainrule_costs", _at(vertices), len(order), _at(costs)):
+            return costs.tolist()
+        # In C the walk would begin anew after every question, of which the first orders have thousands.
+        self._walker.deadline = self.deadline
+        return self._walker.costs(order)
 
     def greedy(self, look_ahead: float, noise: float, seed: int) -> list[int]:
         """An order by repeatedly taking the vertex with the smallest score."""
@@ -146,25 +175,28 @@ class NativeEngine:
 
     def _call(self, name: str, arguments: Callable[[], tuple[Any, ...]]) -> None:
         """Call into C until every product and sum it needs is in the tables."""
+        while not self._try(name, *arguments()):
+            if time.perf_counter() > self.deadline:
+                raise OutOfBudgetError
+            table = self._products if self._c.missing_kind == 1 else self._sums
+            structure, _ = table.ask(self._c.missing_first, self._c.missing_second)
+            if structure >= MOST_STRUCTURES:
+                raise OutOfBudgetError
+
+    def _try(self, name: str, *arguments: Any) -> bool:
+        """Call into C; whether all products and sums it needs were in the tables."""
         function = getattr(self._library, name)
         function.restype = ctypes.c_int64
-        while (status := function(ctypes.byref(self._c), *arguments())) < 0:
-            if status != _MISS:
-                raise MemoryError("the order search ran out of memory")
-            self._answer()
+        status = function(ctypes.byref(self._c), *arguments)
+        if status < _MISS:
+            raise MemoryError("the order search ran out of memory")
+        return status != _MISS
 
-    def _answer(self) -> None:
-        if time.perf_counter() > self.deadline:
-            raise OutOfBudgetError
-        table = self._products if self._c.missing_kind == 1 else self._sums
-        structure = table.fill(self._c.missing_first, self._c.missing_second)
-        if structure >= _MOST_STRUCTURES:
-            raise OutOfBudgetError
-        if structure >= self._capacity:
-            self._capacity = 2 ** (structure + 1).bit_length()
-            self._products.grow(self._capacity)
-            self._sums.grow(self._capacity)
-            self._point_at_tables()
+    def _make_room(self, structure: int) -> None:
+        self._capacity = 2 ** (structure + 1).bit_length()
+        self._products.grow(self._capacity)
+        self._sums.grow(self._capacity)
+        self._point_at_tables()
 
     def _point_at_tables(self) -> None:
         self._c.capacity = self._capacity

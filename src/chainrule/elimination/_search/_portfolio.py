@@ -34,6 +34,10 @@ _SHARE = 0.15
 """The part of the budget that the beam may take; branch and bound may take twice as much."""
 
 
+_BOUND_S = 0.3
+"""How long the bound may take, beside the budget: enough for half a thousand vertices."""
+
+
 @dataclass(frozen=True)
 class Found:
     """The best order of a search.
@@ -103,7 +107,7 @@ class _Run:
         on_progress: Callable[[Found, float], None] | None,
     ) -> None:  # fmt: skip
         self.problem, self.engine, self.budget_s = problem, engine, budget_s
-        self.bound = lower_bound(problem)
+        self.bound = lower_bound(problem, until=time.perf_counter() + max(_BOUND_S, budget_s / 10))
         self.best: Found | None = None
         self._seed = seed
         self._began = time.perf_counter()

@@ -133,8 +133,7 @@ class PythonEngine:
         """The algebra's product, remembered."""
         key = out_edge, in_edge
         if key not in self._products:
-            if time.perf_counter() > self.deadline:
-                raise OutOfBudgetError
+            self._check_time()
             self._products[key] = self.problem.algebra.product(out_edge, in_edge)
         return self._products[key]
 
@@ -144,6 +143,10 @@ class PythonEngine:
         if key not in self._sums:
             self._sums[key] = self.problem.algebra.sum(first, second)
         return self._sums[key]
+
+    def _check_time(self) -> None:
+        if time.perf_counter() > self.deadline:
+            raise OutOfBudgetError
 
     def graph(self) -> PartialGraph:
         """The graph before anything is eliminated."""
@@ -166,6 +169,7 @@ class PythonEngine:
         order: list[int] = []
         while remaining:
             try:
+                self._check_time()
                 scores = {v: self._score(graph, v, look_ahead) for v in sorted(remaining)}
             except OutOfBudgetError:
                 raise OutOfBudgetError(order) from None
@@ -180,6 +184,7 @@ class PythonEngine:
         cost = float(graph.cost(vertex))
         if not look_ahead:
             return cost
+        self._check_time()  # Copying a graph takes as long as its size.
         near = graph.predecessors[vertex] | graph.successors[vertex]
         neighbours = [v for v in _bits(near) if v in self._eliminable]
         trial = graph.copy()
@@ -220,6 +225,7 @@ class PythonEngine:
         """
         graph = PartialGraph(self)
         for position in range(len(order) - 1):
+            self._check_time()
             for _ in range(tries):
                 last = min(position + 1 + rng.randrange(window), len(order) - 1)
                 segment = order[position : last + 1]
@@ -240,6 +246,7 @@ class PythonEngine:
         order = list(order)
         graph = PartialGraph(self)
         for position in range(len(order) - 1):
+            self._check_time()
             segment = order[position : position + width]
             order[position : position + width] = self._best_segment(graph, segment)
             graph.eliminate(order[position])
