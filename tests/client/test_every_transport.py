@@ -203,9 +203,10 @@ def test_an_endpoint_that_is_not_there(component):
 
 
 def test_a_bad_run_id(component):
-    with pytest.raises(InputError) as caught:
-        component.apply({"x": X}, run_id="../../x")
-    assert caught.value.code == "bad_run_id"
+    for run_id in ("../../x", "x" * 200_000, 3):
+        with pytest.raises(InputError) as caught:
+            component.apply({"x": X}, run_id=run_id)
+        assert caught.value.code == "bad_run_id"
     assert component.apply({"x": X}, run_id="fine-1")["total"] == 6.0
 
 
@@ -255,7 +256,7 @@ def test_async_twins(component):
     assert list(shapes["y"]["shape"]) == [3]
 
 
-def test_map_keeps_the_order_and_takes_inputs_when_there_is_room(component):
+def test_map_keeps_the_order_and_takes_inputs_when_there_is_room(component, capsys):
     taken = []
 
     def inputs():
@@ -269,6 +270,10 @@ def test_map_keeps_the_order_and_takes_inputs_when_there_is_room(component):
     assert [result["total"] for result in results] == [float(k) for k in range(1, 20)]
     assert list(component.map([], progress=True)) == []
     assert len(list(component.map([{"x": X}] * 3, progress=True))) == 3
+    assert not capsys.readouterr().out  # where results may go
+    for wrong in (0, -1, 2.5):
+        with pytest.raises(InputError, match="max_in_flight"):
+            component.map([], max_in_flight=wrong)
 
 
 def test_map_stops_at_the_first_failure(component):

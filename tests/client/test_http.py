@@ -1,7 +1,9 @@
 """What happens between the client and a server: retries, losses, time limits, tokens."""
 
+import fcntl
 import json
 import pickle
+import resource
 import shutil
 import socket
 import ssl
@@ -15,7 +17,7 @@ import pytest
 from chainrule._errors import ComponentError, InputError, NotGrantedError, TransportError
 from chainrule.client import Component
 from chainrule.client._answers import Answer, read_answer
-from chainrule.client._connections import LostConnectionError
+from chainrule.client._connections import LostConnectionError, Origin
 from chainrule.client._http import HttpTransport
 
 DOCUMENT = {
@@ -287,13 +289,15 @@ def test_encrypted_connections(fake, certificate):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
     large = response(200, {"y": "x" * 100_000})
-    server = fake(OK, large, OK, tls=context)
+    server = fake(OK, large, OK, OK, tls=context)
     trusting = ssl.create_default_context(cafile=certificate[0])
     with Component.from_url(server.url, verify=trusting) as component:
         assert component.apply({"x": np.ones(30_000)}) == {"y": 1}
         assert len(component.apply({})["y"]) == 100_000
-    with Component.from_url(server.url, verify=False) as component:
-        assert component.apply({}) == {"y": 1}
+    for trust in (False, certificate[0]):
+        with Component.from_url(server.url, verify=trust) as component:
+            assert component.apply({}) == {"y": 1}
+            assert pickle.loads(pickle.dumps(component)).transport.place == server.url
     with pytest.raises(TransportError) as caught:
         Component.from_url(server.url, retries=0).apply({})
     assert caught.value.code == "unreachable"
@@ -315,7 +319,13 @@ def test_a_tesseract_gets_base64_in_a_body_that_calls_itself_json(fake):
     assert sent["shape"] == [2]
 
 
-@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:port", "http://host:99999"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://host", "http://", "http://host:port", "http://host:99999", "http://host:0", "http://[::1",
+        "http://user:word@host", None,
+    ],
+)  # fmt: skip
 def test_what_is_not_a_url(url):
     with pytest.raises(InputError) as caught:
         HttpTransport(url)
@@ -327,6 +337,72 @@ def test_addresses():
     assert HttpTransport("https://[::1]/").place == "https://[::1]:443"
     with pytest.raises(InputError):
         HttpTransport("http://host", token="two\r\nlines")
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"timeout": 0}, {"timeout": -1.0}, {"timeout": float("nan")}, {"timeout": "3"}, {"retries": -1},
+        {"retries": 1.5}, {"verify": "there-is-no-such.pem"},
+    ],
+)  # fmt: skip
+def test_options_that_make_no_sense(option):
+    with pytest.raises(InputError) as caught:
+        Component.from_url("https://host", **option)
+    assert caught.value.code == "bad_option"
+
+
+def test_a_token_is_a_text():
+    with pytest.raises(InputError) as caught:
+        HttpTransport("http://host", token=b"bytes")
+    assert caught.value.code == "bad_token"
+
+
+def test_a_name_that_no_server_can_have():
+    with pytest.raises(TransportError) as caught:
+        Component.from_url(f"http://{'a' * 70}.example", retries=0).health()
+    assert caught.value.code == "unreachable"
+
+
+def test_a_server_that_sends_callers_on(fake):
+    server = fake(response(301, b"", location="https://elsewhere/"))
+    with pytest.raises(TransportError, match="https://elsewhere/") as caught:
+        Component.from_url(server.url).health()
+    assert caught.value.code == "redirected"
+
+
+def test_a_path_where_no_component_is(server):
+    with pytest.raises(TransportError, match=r"/docs/openapi\.json") as caught:
+        Component.from_url(f"{server}/docs").apply({})
+    assert caught.value.code == "not_a_component"
+
+
+def test_a_process_with_many_open_files(fake):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 1200:
+        pytest.skip("this process may not open so many")
+    server = fake(OK, OK)
+    component = Component.from_url(server.url)
+    component.apply({})
+    since, connection = component.transport._pool._idle.pop()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    try:
+        number = fcntl.fcntl(connection, fcntl.F_DUPFD_CLOEXEC, 1100)
+        connection.close()
+        component.transport._pool._idle.append((since, socket.socket(fileno=number)))
+        component.apply({})
+        component.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert server.connections == 1
+
+
+def test_what_cannot_be_sent_is_the_callers_mistake(server):
+    for shared in (True, False):
+        with Component.from_url(server, share_memory=shared) as component:
+            with pytest.raises(InputError) as caught:
+                component.apply({"x": object()})
+            assert (caught.value.code, caught.value.path) == ("not_encodable", "inputs.x")
 
 
 # What comes back
@@ -401,6 +477,20 @@ def test_an_address_that_no_longer_answers_falls_back_to_http_once(server):
         assert component.apply({"x": [1.0]})["total"] == 1.0
 
 
+def test_memory_is_shared_again_with_a_server_that_was_down_for_a_while(server, monkeypatch):
+    with Component.from_url(server, timeout=60, retries=0) as component:
+        component.apply({"x": [1.0]})
+        component.transport._same_host.close()
+        component.transport._same_host._address = "of-the-server-before"
+        component.transport._pool.close()
+        with monkeypatch.context() as down:
+            down.setattr(component.transport._pool, "origin", Origin("127.0.0.1", 1))
+            with pytest.raises(TransportError):
+                component.apply({"x": [1.0]})
+        component.apply({"x": [1.0]})
+        assert component.transport._same_host is not None
+
+
 def test_a_handle_can_be_sent_to_another_process(server):
     with Component.from_url(server, timeout=60) as component:
         component.apply({"x": [1.0]})
@@ -416,6 +506,18 @@ def test_a_forked_process_does_not_use_its_parents_connections(fake):
     component.transport._pool._pid -= 1
     component.apply({})
     assert server.connections == 2
+
+
+def test_a_forked_process_has_threads_of_its_own():
+    component = Component.from_api(double)
+    assert len(list(component.map([{"x": 1.0}]))) == 1
+    component._executor.shutdown()  # as it is in the forked process: nobody takes up a call
+    component._pid -= 1
+    assert list(component.map([{"x": 2.0}])) == [{"result": 4.0}]
+
+
+def double(x: float) -> float:
+    return 2 * x
 
 
 def test_many_threads_share_one_handle(server):

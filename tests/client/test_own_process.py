@@ -1,6 +1,7 @@
 """A component in a process of its own, and in an environment of its own."""
 
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,24 @@ def test_it_runs_elsewhere_and_ends_with_the_handle():
     assert not psutil.pid_exists(pid)
     with pytest.raises(TransportError):
         component.apply({"x": [1.0]})
+
+
+def test_it_outlives_the_thread_that_started_it():
+    made = []
+    thread = threading.Thread(target=lambda: made.append(Component.from_source(SOURCE)))
+    thread.start()
+    thread.join()
+    with made[0] as component:
+        assert component.transport.place == f"process {pid_of(component)}"
+        with pickle.loads(pickle.dumps(component)) as other:  # starts a process of its own
+            assert pid_of(other) != pid_of(component)
+
+
+def test_a_handle_to_a_component_of_this_process_can_be_sent_to_another():
+    component = Component.from_api(os.path.relpath(SOURCE), config={"name": "sent"})
+    received = pickle.loads(pickle.dumps(component))
+    assert received.name == "sent"
+    assert received.apply({"x": [2.0]})["total"] == component.apply({"x": [2.0]})["total"]
 
 
 def test_a_forgotten_handle_leaves_no_process():

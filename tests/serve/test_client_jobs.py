@@ -8,8 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chainrule._errors import CapabilityError, ComponentError, InputError, TransportError
+from chainrule._errors import (
+    CapabilityError,
+    ComponentError,
+    InputError,
+    NotGrantedError,
+    TransportError,
+)
 from chainrule.client import Component
+from chainrule.client._in_process import InProcessTransport
 
 HERE = Path(__file__).parent
 JOB_COMPONENT = str(HERE / "job_component.py")
@@ -40,6 +47,26 @@ def test_result_progress_and_log(component):
     ]
     lines = [event.line for event in job.events() if event.kind == "log"]
     assert lines == job.log.splitlines()
+
+
+def test_how_a_job_looks_whose_server_is_gone(component, monkeypatch):
+    def is_gone(*args):
+        raise TransportError("nobody is there", code="unreachable")
+
+    job = component.submit("apply", {"x": [1.0], "action": "steps"})
+    monkeypatch.setattr(job._server, "_exchange", is_gone)
+    assert repr(job).startswith("<Job apply: ")
+    assert repr(job).endswith(" when its server was last heard of>")
+    with pytest.raises(TransportError):
+        _ = job.status
+
+
+def test_how_a_component_looks_that_is_closed_to_us():
+    class Guarded(InProcessTransport):
+        def describe(self):
+            raise NotGrantedError("a token is missing")
+
+    assert Component(Guarded(None))._repr_html_() is None
 
 
 def test_a_job_is_found_again_by_another_process(served, component):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,8 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
 
-from chainrule._errors import CapabilityError, TransportError
+from chainrule._errors import CapabilityError, ChainruleError, TransportError
+from chainrule.client._addresses import check_count
 from chainrule.client._async_twins import AsyncTwins
 from chainrule.client._jobs import CallJob, Job
 from chainrule.client._mapping import Outcome, stream_outcomes
@@ -48,6 +50,7 @@ class Component(Places, AsyncTwins):
         super().__init__(transport)
         self._lock = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
+        self._pid = os.getpid()
         self._is_closed = False
 
     # What it is
@@ -125,7 +128,7 @@ class Component(Places, AsyncTwins):
     def _repr_html_(self) -> str | None:
         try:
             return summary_html(self.openapi_schema, self.transport.place)
-        except TransportError:
+        except ChainruleError:  # unreachable, or closed to us: the other repr says where it is
             return None
 
     # What it does
@@ -359,6 +362,8 @@ class Component(Places, AsyncTwins):
             >>> [outcome.error.code if outcome.error else outcome.result for outcome in found]
             [{'result': 2.0}, 'component_failed']
         """
+        if max_in_flight is not None:
+            check_count("max_in_flight", max_in_flight, least=1)
         self._check_endpoint("apply")
 
         def send_many(items: Sequence[Any], ticket: Ticket) -> Sequence[Any]:
@@ -438,7 +443,9 @@ class Component(Places, AsyncTwins):
 
     def _workers(self) -> ThreadPoolExecutor:
         with self._lock:
-            if self._executor is None:
+            if self._executor is None or self._pid != os.getpid():
+                # After a fork the threads are the parent's: here nobody would take up a call.
+                self._pid = os.getpid()
                 self._executor = ThreadPoolExecutor(
                     self.max_concurrency, thread_name_prefix="chainrule-client"
                 )

@@ -32,6 +32,7 @@ __all__ = ["ConnectionPool", "LostConnectionError", "Origin", "Request"]
 _MAX_IDLE_S = 4.0
 _MAX_IDLE = 32
 _MAX_PIECES = 512
+_REDIRECTS = (301, 302, 303, 307, 308)
 
 
 class LostConnectionError(TransportError):
@@ -113,6 +114,7 @@ class ConnectionPool:
         Raises:
             LostConnectionError: the connection could not be made (`unreachable`), broke
                 (`connection_lost`), or nothing came in time (`timeout`).
+            TransportError: the server sends us elsewhere (`redirected`).
         """
         connection = self._take()
         ticket.when_cancelled(lambda: _abort(connection))
@@ -144,8 +146,7 @@ class ConnectionPool:
                     break
                 since, connection = self._idle.pop()
             # Readable before anything was asked means that the server has closed it.
-            is_closed = bool(select.select([connection], [], [], 0)[0])
-            if not is_closed and time.monotonic() - since < _MAX_IDLE_S:
+            if not _is_readable(connection, 0.0) and time.monotonic() - since < _MAX_IDLE_S:
                 return connection
             connection.close()
         return self._connect()
@@ -157,7 +158,7 @@ class ConnectionPool:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if origin.tls is not None:
                 connection = origin.tls.wrap_socket(connection, server_hostname=origin.host)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter for a name that no server can have
             raise LostConnectionError(
                 f"Cannot connect to {origin}: {error}. Is the component being served there?",
                 was_sent=False,
@@ -190,6 +191,8 @@ class ConnectionPool:
         response = HTTPResponse(connection, method=request.method)
         try:
             response.begin()
+            if response.status in _REDIRECTS:
+                raise self._redirected(response.headers.get("location", "another place"))
             answer = Answer(
                 response.status,
                 response.headers.get("content-type", ""),
@@ -198,6 +201,8 @@ class ConnectionPool:
             )
             # Some servers close the connection after a failure without saying so.
             return answer, not response.will_close and response.status < 500
+        except TransportError:
+            raise
         except TimeoutError as error:
             raise self._timed_out(was_sent=True) from error
         except (OSError, HTTPException) as error:
@@ -215,6 +220,12 @@ class ConnectionPool:
             f"No answer from {self.origin} within {self._timeout_s} s. Pass a larger timeout.",
             was_sent=was_sent,
             code="timeout",
+        )
+
+    def _redirected(self, location: str) -> TransportError:
+        return TransportError(
+            f"{self.origin} sends callers on to {location[:200]}. Pass the URL of the component itself.",
+            code="redirected",
         )
 
 
@@ -251,11 +262,15 @@ def _read_body(response: HTTPResponse) -> Any:
     return body
 
 
+def _is_readable(connection: socket.socket, within_s: float) -> bool:
+    poll = select.poll()  # `select.select` knows only the first 1024 descriptors of a process
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(1000 * within_s))
+
+
 def _has_answer(connection: socket.socket) -> bool:
     try:
-        return bool(select.select([connection], [], [], 0.1)[0]) and bool(
-            connection.recv(1, socket.MSG_PEEK)
-        )
+        return _is_readable(connection, 0.1) and bool(connection.recv(1, socket.MSG_PEEK))
     except (OSError, ValueError):
         return False
 

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import re
 import secrets
-import ssl
 import threading
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 import orjson
 
-from chainrule._errors import InputError, TransportError
+from chainrule._errors import CapabilityError, TransportError
+from chainrule.client._addresses import (
+    Verify,
+    check_count,
+    check_seconds,
+    checked_token,
+    parse_url,
+)
 from chainrule.client._answers import Answer, read_answer
-from chainrule.client._connections import ConnectionPool, LostConnectionError, Origin, Request
+from chainrule.client._connections import ConnectionPool, LostConnectionError, Request
 from chainrule.client._dialect import NATIVE, Dialect, dialect_of
 from chainrule.client._jobs import Job
+from chainrule.client._payloads import as_body, as_frames
 from chainrule.client._same_host import SameHost, try_same_host
 from chainrule.client._server import JobInfo, Server
 from chainrule.client._server_jobs import ServerJob
 from chainrule.client._transport import Ticket, Transport
-from chainrule.runtime._codec import encode_body, encode_frames
+from chainrule.runtime._runs import checked_run_id
 from chainrule.runtime._tracing import current_traceparent, is_traced, span
 
 __all__ = ["HttpTransport"]
@@ -45,10 +52,11 @@ class HttpTransport(Transport):
         idempotent: calls may run twice, so they are also repeated when the connection broke after the
             request had left.
         share_memory: let arrays go through shared memory when the server is on this host.
-        verify: how certificates of `https` are checked; `False` trusts any.
+        verify: how certificates of `https` are checked: a file of authorities to trust, or settings;
+            `False` trusts any.
 
     Raises:
-        InputError: the URL is not one (`bad_url`).
+        InputError: the URL is not one (`bad_url`), or an option makes no sense (`bad_option`).
     """
 
     max_concurrency = 32
@@ -62,13 +70,15 @@ class HttpTransport(Transport):
         retries: int = 2,
         idempotent: bool = False,
         share_memory: bool = True,
-        verify: bool | ssl.SSLContext = True,
+        verify: Verify = True,
     ) -> None:
         self._settings: dict[str, Any] = {
             "token": token, "timeout": timeout, "retries": retries, "idempotent": idempotent,
             "share_memory": share_memory, "verify": verify,
         }  # fmt: skip
-        origin, self._base = _parse_url(url, verify)
+        check_seconds("timeout", timeout)
+        check_count("retries", retries, least=0)
+        origin, self._base = parse_url(url, verify)
         self._server_base = _COMPONENT_PATH.sub("", self._base)
         self._component_path = self._base.removeprefix(self._server_base)
         self._pool = ConnectionPool(origin, timeout)
@@ -77,7 +87,7 @@ class HttpTransport(Transport):
         self._idempotent = idempotent
         self._headers = {"Host": str(origin)}
         if token is not None:
-            self._headers["Authorization"] = f"Bearer {_checked_token(token)}"
+            self._headers["Authorization"] = f"Bearer {checked_token(token)}"
         scheme = "http" if origin.tls is None else "https"
         self.place = f"{scheme}://{origin}{self._base}"
         self._share_memory = share_memory
@@ -85,6 +95,7 @@ class HttpTransport(Transport):
         self._document: dict[str, Any] | None = None
         self._dialect: Dialect | None = None
         self._same_host: SameHost | None = None
+        self._was_shared = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A handle that is sent to another process opens connections of its own there.
@@ -99,7 +110,7 @@ class HttpTransport(Transport):
         """The server's OpenAPI document, asked for once."""
         with self._lock:
             if self._document is None:
-                document = self._get("/openapi.json")
+                document = self._read_document()
                 if not {"info", "paths", "components"} <= document.keys():
                     raise TransportError(
                         f"What answers at {self.place} is not a component: its OpenAPI document says "
@@ -108,6 +119,16 @@ class HttpTransport(Transport):
                     )
                 self._document = document
         return self._document
+
+    def _read_document(self) -> dict[str, Any]:
+        try:
+            return self._get("/openapi.json")
+        except CapabilityError as error:
+            raise TransportError(
+                f"There is no component at {self.place}: the server has no {self._base}/openapi.json. Name "
+                "the server, such as http://host:8000, or one of its components, http://host:8000/c/name.",
+                code="not_a_component",
+            ) from error
 
     def health(self) -> dict[str, Any]:
         """The answer of `/health`."""
@@ -138,15 +159,19 @@ class HttpTransport(Transport):
         trace: Mapping[str, str],
     ) -> Any:
         dialect = self._agree()
+        if run_id is not None and dialect.is_native:
+            checked_run_id(run_id)
         answer = self._share(endpoint, payload, run_id, ticket, trace)
         if answer is None:
             path = f"{self._base}/{quote(endpoint)}"
-            pieces = encode_body(payload, format=dialect.body_format)
+            pieces = as_body(payload, dialect.body_format)
             headers = {**self._headers, **trace, "Content-Type": dialect.content_type}
             if dialect.accept is not None:
                 headers["Accept"] = dialect.accept
             target = path if run_id is None else f"{path}?run_id={quote(run_id, safe='')}"
             answer = self._exchange(Request("POST", target, headers, pieces), ticket)
+            if self._was_shared:
+                self._share_again()
         return read_answer(answer)
 
     def submit(
@@ -163,9 +188,11 @@ class HttpTransport(Transport):
             # The key makes it safe to send the request again when the connection breaks.
             "Idempotency-Key": secrets.token_hex(16),
         }
-        query = {"wait": "false"} | ({} if run_id is None else {"run_id": run_id})
+        query = {"wait": "false"}
+        if run_id is not None:
+            query["run_id"] = checked_run_id(run_id)
         target = f"{self._base}/{quote(endpoint)}?{urlencode(query)}"
-        request = Request("POST", target, headers, encode_body(payload, format=dialect.body_format))
+        request = Request("POST", target, headers, as_body(payload, dialect.body_format))
         ticket = Ticket()
         answer = self._repeat(lambda: self._pool.exchange(request, ticket), True, ticket)
         if answer.status != HTTPStatus.ACCEPTED:
@@ -209,7 +236,7 @@ class HttpTransport(Transport):
         }
         if run_id is not None:
             header["run_id"] = run_id
-        body = encode_frames(payload)
+        body = as_frames(payload)
         try:
             return self._repeat(lambda: same_host.exchange(header, body, ticket), False, ticket)
         except LostConnectionError as error:
@@ -219,8 +246,13 @@ class HttpTransport(Transport):
             pass
         # The server has been restarted, so its address is another one; this call goes over HTTP.
         same_host.close()
-        self._same_host = try_same_host(self._offer, self._timeout_s)
+        self._same_host, self._was_shared = None, True
         return None
+
+    def _share_again(self) -> None:
+        """Look, once, whether the server that took the place of another one shares memory too."""
+        self._was_shared = False
+        self._same_host = try_same_host(self._offer, self._timeout_s)
 
     def close(self) -> None:
         """Close idle connections."""
@@ -280,29 +312,3 @@ class HttpTransport(Transport):
 def _trace_headers() -> dict[str, str]:
     traceparent = current_traceparent() if is_traced() else None
     return {} if traceparent is None else {"traceparent": traceparent}
-
-
-def _parse_url(url: str, verify: bool | ssl.SSLContext) -> tuple[Origin, str]:
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    try:
-        port = parts.port
-    except ValueError:
-        port = -1
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-        raise InputError(
-            f"Expected a URL such as http://localhost:8000; found {url[:200]!r}.", code="bad_url"
-        )
-    tls = None
-    if parts.scheme == "https":
-        tls = verify if isinstance(verify, ssl.SSLContext) else ssl.create_default_context()
-        if verify is False:
-            tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
-    default_port = 80 if tls is None else 443
-    return Origin(parts.hostname, port or default_port, tls), quote(parts.path.rstrip("/"), "/%")
-
-
-def _checked_token(token: str) -> str:
-    token = token.strip()
-    if not token.isascii() or any(character.isspace() for character in token):
-        raise InputError("A token is one word of ASCII characters.", code="bad_token")
-    return token

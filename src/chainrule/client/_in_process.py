@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from chainrule.client._transport import Ticket, Transport
-from chainrule.runtime import LocalComponent
+from chainrule.runtime import ComponentConfig, LocalComponent, load_component
 from chainrule.runtime._runs import Run
 from chainrule.runtime._tracing import is_traced, span
 
@@ -18,12 +20,19 @@ class InProcessTransport(Transport):
 
     Args:
         component: the component.
+        source: what it was loaded from, as `load_component` takes it.
     """
 
     place = "in this process"
 
-    def __init__(self, component: LocalComponent) -> None:
+    def __init__(self, component: LocalComponent, source: Any = None) -> None:
         self.local: LocalComponent = component
+        self._source = os.path.abspath(source) if isinstance(source, (str, Path)) else source
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A handle that is sent to another process loads the component there.
+        source = self.local if self._source is None else self._source
+        return _load, (source, self.local.config)
 
     @property
     def known_document(self) -> dict[str, Any]:
@@ -55,3 +64,7 @@ class InProcessTransport(Transport):
 
     def close(self) -> None:
         """There is nothing to let go of."""
+
+
+def _load(source: Any, config: ComponentConfig) -> InProcessTransport:
+    return InProcessTransport(load_component(source, config=config), source)

@@ -127,9 +127,10 @@ def _progress_bar(inputs: Iterable[Any], shown: bool, label: str) -> Iterator[Ca
     if not shown:
         yield lambda: None
         return
+    from rich.console import Console
     from rich.progress import Progress
 
     total = len(inputs) if isinstance(inputs, Sized) else None
-    with Progress(transient=True) as bar:
+    with Progress(transient=True, console=Console(stderr=True)) as bar:
         task = bar.add_task(label, total=total)
         yield lambda: bar.advance(task)

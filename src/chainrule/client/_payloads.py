@@ -7,11 +7,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from chainrule._errors import DefinitionError, InputError
 from chainrule._trees import is_arraylike
+from chainrule.runtime._codec import Frames, encode_body, encode_frames
 from chainrule.runtime._derivatives._batching import batched_product
 from chainrule.runtime._derivatives._kinds import BATCHED, DERIVATIVES
 
-__all__ = ["make_payload", "send_one_by_one", "takes_batches"]
+__all__ = ["as_body", "as_frames", "make_payload", "send_one_by_one", "takes_batches"]
 
 _KINDS = {kind.endpoint: kind for kind in DERIVATIVES}
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
@@ -54,6 +56,31 @@ def make_payload(endpoint: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
     return given | {
         name: value for name, value in optional.items() if value is not False and value is not None
     }
+
+
+def as_frames(payload: Mapping[str, Any]) -> Frames:
+    """A request as frames.
+
+    Raises:
+        InputError: something in it cannot be sent (`not_encodable`).
+    """
+    try:
+        return encode_frames(payload)
+    except DefinitionError as error:
+        raise _unfit(error) from None
+
+
+def as_body(payload: Mapping[str, Any], body_format: str) -> list[Any]:
+    """A request as the pieces of a body; errors as in `as_frames`."""
+    try:
+        return encode_body(payload, format=body_format)
+    except DefinitionError as error:
+        raise _unfit(error) from None
+
+
+def _unfit(error: DefinitionError) -> InputError:
+    """For the codec what cannot be encoded is the author's mistake; of a request it is the caller's."""
+    return InputError(error.message, code=error.code, path=error.path)
 
 
 def takes_batches(document: Mapping[str, Any], endpoint: str) -> bool:

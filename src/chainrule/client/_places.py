@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
 
+from chainrule.client._addresses import Verify
 from chainrule.client._constructors import transport_of
 from chainrule.client._transport import Transport
 from chainrule.runtime import ComponentConfig, LocalComponent
@@ -45,7 +45,8 @@ class Places:
         from chainrule.client._in_process import InProcessTransport
         from chainrule.runtime import load_component
 
-        return cls(InProcessTransport(load_component(source, config=config)))
+        component = load_component(source, config=config)
+        return cls(InProcessTransport(component, source))
 
     @classmethod
     def from_url(
@@ -57,7 +58,7 @@ class Places:
         retries: int = 2,
         idempotent: bool = False,
         share_memory: bool = True,
-        verify: bool | ssl.SSLContext = True,
+        verify: Verify = True,
     ) -> Self:
         """A component that is served somewhere, by Chainrule or by a Tesseract. Nothing is sent yet.
 
@@ -69,10 +70,11 @@ class Places:
                 made or broke while the request was sent, or the server turned it away with `Retry-After`.
             idempotent: calls may run twice; they are then repeated also when the connection broke later.
             share_memory: let arrays go through shared memory when the server is on this host.
-            verify: how certificates of `https` are checked; `False` trusts any.
+            verify: how certificates of `https` are checked: a PEM file of authorities to trust, or an
+                `ssl.SSLContext`; `False` trusts any.
 
         Raises:
-            InputError: the URL is not one.
+            InputError: the URL is not one (`bad_url`), or an option makes no sense (`bad_option`).
         """
         from chainrule.client._http import HttpTransport
 

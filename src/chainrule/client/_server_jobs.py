@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from chainrule._errors import TransportError
+from chainrule._errors import ChainruleError, TransportError
 from chainrule.client._answers import read_answer
 from chainrule.client._connections import LostConnectionError
 from chainrule.client._jobs import Job, Show, showing
@@ -35,6 +35,13 @@ class ServerJob(Job):
         self._server = server
         self._info = info
         self._accept = accept
+
+    def __repr__(self) -> str:
+        try:
+            return super().__repr__()
+        except ChainruleError:
+            state = _STATUS.get(self._info.state, self._info.state)
+            return f"<Job {self.label}: {state} when its server was last heard of>"
 
     @property
     def id(self) -> str:

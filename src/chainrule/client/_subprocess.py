@@ -14,19 +14,24 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import orjson
 
 from chainrule._errors import DefinitionError, TransportError
+from chainrule.client._addresses import check_seconds
 from chainrule.client._answers import Answer, read_answer
 from chainrule.client._connections import LostConnectionError
 from chainrule.client._dialect import NATIVE
 from chainrule.client._environment import environment_variables
 from chainrule.client._packets import PacketConnection
+from chainrule.client._payloads import as_frames
+from chainrule.client._starting import start_for_good
 from chainrule.client._transport import Ticket, Transport
-from chainrule.runtime._codec import Frames, encode_frames
+from chainrule.runtime._codec import Frames
 from chainrule.runtime._config import ComponentConfig
+from chainrule.runtime._runs import checked_run_id
 from chainrule.runtime._samehost import (
     ending_facts,
     ending_words,
@@ -67,6 +72,12 @@ class SubprocessTransport(Transport):
         startup_timeout: float = 60.0,
         timeout: float | None = None,
     ) -> None:
+        check_seconds("startup_timeout", startup_timeout)
+        check_seconds("timeout", timeout)
+        self._settings: dict[str, Any] = {
+            "config": config, "python": python, "startup_timeout": startup_timeout, "timeout": timeout,
+        }  # fmt: skip
+        self._source = source
         # The process is ours, so its tracebacks are for our eyes.
         settings = ComponentConfig.make(config).replace(debug=True)
         self._setup = pickle.dumps((source, settings))
@@ -78,6 +89,10 @@ class SubprocessTransport(Transport):
         self._is_closed = False
         self._process: subprocess.Popen[bytes] | None = None
         self._start()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A handle that is sent to another process starts one of its own there.
+        return partial(SubprocessTransport, **self._settings), (self._source,)
 
     @property
     def known_document(self) -> dict[str, Any]:
@@ -107,9 +122,9 @@ class SubprocessTransport(Transport):
             "endpoint": endpoint,
             "content_type": NATIVE.content_type,
             "accept": NATIVE.accept,
-            "run_id": run_id,
+            "run_id": None if run_id is None else checked_run_id(run_id),
         }
-        body = encode_frames(payload)
+        body = as_frames(payload)
         with self._lock:
             answer = self._exchange({"call": call}, body, ticket)
         return read_answer(answer)
@@ -122,12 +137,7 @@ class SubprocessTransport(Transport):
     def _start(self) -> None:
         ours, theirs = socket_pair()
         with theirs:
-            self._process = subprocess.Popen(
-                [self._python, "-m", _WORKER, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=with_memory_settings(self._variables or os.environ),
-            )
+            self._process = start_for_good(lambda: self._spawn(theirs.fileno()))
         self.place = f"process {self._process.pid}"
         self._connection = PacketConnection(ours, self.place)
         self._finalizer = weakref.finalize(self, _end, self._process, self._connection)
@@ -141,6 +151,14 @@ class SubprocessTransport(Transport):
                 raise self._ended("while it loaded the component", error) from error
             raise
         limit_waiting(ours, self._timeout_s)
+
+    def _spawn(self, descriptor: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [self._python, "-m", _WORKER, str(descriptor)],
+            pass_fds=[descriptor],
+            stdin=subprocess.DEVNULL,
+            env=with_memory_settings(self._variables or os.environ),
+        )
 
     def _exchange(self, header: Mapping[str, Any], body: Frames, ticket: Ticket) -> Answer:
         if self._is_closed:
@@ -190,6 +208,8 @@ def _interrupt(process: subprocess.Popen[bytes], is_over: threading.Event) -> No
         if not is_over.wait(_GRACE_S):
             process.kill()
 
+    if is_over.is_set():
+        return
     process.send_signal(signal.SIGUSR1)
     threading.Thread(target=end_if_busy, name="chainrule-interrupt", daemon=True).start()
 

@@ -22,11 +22,27 @@ from chainrule.runtime._config import ComponentConfig
 if TYPE_CHECKING:
     from chainrule.runtime._metrics import RunLog
 
-__all__ = ["Run", "activate", "current_run", "get_config"]
+__all__ = ["Run", "activate", "checked_run_id", "current_run", "get_config"]
 
 _SAFE_ID = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")
 
 current_run: ContextVar[Run | None] = ContextVar("current_run", default=None)
+
+
+def checked_run_id(run_id: str) -> str:
+    """The id of a run, if it is one.
+
+    Raises:
+        InputError: it is not of the safe form (`bad_run_id`).
+    """
+    if isinstance(run_id, str) and _SAFE_ID.fullmatch(run_id):
+        return run_id
+    found = f"one of {len(run_id)} characters" if isinstance(run_id, str) else type(run_id).__name__
+    raise InputError(
+        "A run id has 1 to 128 letters, digits, '.', '_' or '-', and is not '.' or '..'; "
+        f"found {found}.",
+        code="bad_run_id",
+    )
 
 
 class Run:
@@ -45,14 +61,8 @@ class Run:
     def __init__(
         self, config: ComponentConfig, *, run_id: str | None = None, is_flat: bool = False
     ) -> None:
-        if run_id is not None and not _SAFE_ID.fullmatch(run_id):
-            raise InputError(
-                "A run id has 1 to 128 letters, digits, '.', '_' or '-', and is not '.' or '..'; "
-                f"found one of {len(run_id)} characters.",
-                code="bad_run_id",
-            )
         self.config = config
-        self._given_id = run_id
+        self._given_id = None if run_id is None else checked_run_id(run_id)
         self._is_flat = is_flat
         self._log: RunLog | None = None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -124,14 +123,16 @@ class ServeOptions:
 
     def _check_numbers(self) -> None:
         for name, least in _AT_LEAST.items():
-            self._check_number(name, f"at least {least}", lambda value, least=least: value >= least)
+            value = getattr(self, name)
+            self._check(name, value is None or value >= least, f"at least {least}")
         for name in _MORE_THAN_ZERO:
-            self._check_number(name, "more than 0", lambda value: value > 0)
-        self._check_number("port", f"at most {_MAX_PORT}", lambda value: value <= _MAX_PORT)
+            value = getattr(self, name)
+            self._check(name, value is None or value > 0, "more than 0")
+        self._check("port", self.port <= _MAX_PORT, f"at most {_MAX_PORT}")
 
-    def _check_number(self, name: str, rule: str, holds: Callable[[float], bool]) -> None:
+    def _check(self, name: str, holds: bool, rule: str) -> None:
         value = getattr(self, name)
-        if value is not None and not (math.isfinite(value) and holds(value)):
+        if not holds or (value is not None and not math.isfinite(value)):
             flag = name.removesuffix("_s").replace("_", "-")
             raise InputError(
                 f"{name} (--{flag}) has to be a number, {rule}; found {value}.", code="bad_option"

@@ -90,7 +90,7 @@ def _is_no_text(leaf: Any) -> bool:
 
 def _not_encodable(what: str, path: str | None = None) -> DefinitionError:
     return DefinitionError(
-        f"{what} cannot be encoded. Return arrays, numbers, text, and mappings or lists of them.",
+        f"{what} cannot be encoded; arrays, numbers, text, and mappings or lists of them can.",
         code="not_encodable",
         path=path,
     )
