@@ -75,6 +75,49 @@ def test_auto_compresses_a_long_loop_with_a_sparse_jacobian():
 
 
 @needs_asdex
+def test_patterns_follow_the_constants_of_a_function():
+    """Two functions with the same equations: what they read is in their constants."""
+
+    def reading(index):
+        return lambda x: x[index] * 2
+
+    for places in ([0, 1, 2, 3], [3, 1, 0, 2]):
+        found = jacobian(reading(jnp.array(places)), method="compressed")(np.ones(4))
+        np.testing.assert_array_equal(found, 2 * np.eye(4)[places])
+
+
+@needs_asdex
+def test_patterns_follow_the_rules_of_a_function():
+    """Derivatives by a rule have the pattern of the rule, also inside a loop."""
+
+    def ruled(tangent_of):
+        function = jax.custom_jvp(jnp.floor)
+        function.defjvp(lambda x, t: (function(*x), tangent_of(*t)))
+        return function
+
+    for tangent_of, wanted in ((lambda t: t, np.eye(4)), (lambda t: t[::-1], np.eye(4)[::-1])):
+        function = ruled(tangent_of)
+        found = jacobian(function, method="compressed")(np.full(4, 0.3))
+        np.testing.assert_array_equal(found, wanted)
+
+        def loop(x, function=function):
+            return jax.lax.scan(lambda c, _: (2 * function(c), None), x, None, length=101)[0]
+
+        found = jax.jit(jacobian(loop, method="compressed"))(np.full(4, 0.3))
+        np.testing.assert_array_equal(found, 2.0**101 * wanted)
+
+
+@needs_asdex
+def test_rules_for_cotangents_have_no_pattern():
+    function = jax.custom_vjp(jnp.floor)
+    function.defvjp(lambda x: (function(x), None), lambda _, c: (3 * c,))
+    with pytest.raises(ChainruleError) as caught:
+        jacobian(function, method="compressed")(V)
+    assert caught.value.code == "no_pattern"
+    assert "compressed" not in {c.method for c in explain_jacobian(function, V).candidates}
+
+
+@needs_asdex
 def test_compression_needs_values_that_are_not_traced():
     with pytest.raises(ChainruleError) as caught:
         jax.jit(lambda y: jacobian(lambda x: x * y, method="compressed")(V))(2.0)

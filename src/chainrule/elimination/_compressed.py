@@ -6,10 +6,11 @@ without products at all; this is for programs in which it has to give up structu
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from chainrule._errors import CapabilityError
-from chainrule._jaxpr import evaluate
+from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, Rewriter, bind_equation, evaluate, walk
 from chainrule._trees import LRUCache
 from chainrule.elimination._graph import Graph
-from chainrule.elimination._order import fingerprint
 from chainrule.elimination._rules import as_real, real_shape
 
 __all__ = ["Colouring", "colour", "compressed_jacobian", "has_asdex"]
@@ -66,15 +66,77 @@ def colour(graph: Graph) -> Colouring:
             "are being traced. Pass them as arguments.",
             code="no_pattern",
         )
-    name = fingerprint(graph)
-    found = _known.get(name)
+    program = _program_with_pattern(graph)
+    name = _identity(program)
+    found = None if name is None else _known.get(name)
     if found is None:
-        found = _detect(graph)
-        _known.put(name, found)
+        found = _detect(program)
+        if name is not None:
+            _known.put(name, found)
     return found
 
 
-def _detect(graph: Graph) -> Colouring:
+def _program_with_pattern(graph: Graph) -> ClosedJaxpr:
+    """A program of one vector that depends on its entries as the derivative of the flat targets does.
+
+    That is the program itself, except where a function has a derivative rule of its own, of which asdex
+    knows nothing: rounding with the derivative of the identity, for example. Such a function f becomes
+    f(x) + Df(x)·x, by its rule.
+    """
+    if any("custom_vjp" in site.equation.primitive.name for site in walk(graph.program)):
+        raise CapabilityError(
+            "The pattern of a Jacobian is read off the program, but a `custom_vjp` function in it has a "
+            "derivative of its own. Use method='elimination'.",
+            code="no_pattern",
+        )
+    rewriter = Rewriter(
+        _with_its_rule,
+        is_claimed=lambda eqn: eqn.primitive.name == "custom_jvp_call",
+        substitutes=True,
+    )
+    size = sum(_size(var.aval) for var in graph.inputs)
+    point = jax.ShapeDtypeStruct((size,), jnp.zeros(()).dtype)
+
+    def flat(vector: Any) -> Any:
+        return _flat_targets(graph, vector, lambda *operands: rewriter.run(*operands)[0])
+
+    return jax.make_jaxpr(flat)(point)
+
+
+def _with_its_rule(
+    eqn: JaxprEqn, operands: list[Any], loops: tuple[Any, ...]
+) -> tuple[list[Any], tuple[()]]:
+    active = [k for k, x in enumerate(operands) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
+
+    def function(*inputs: Any) -> list[Any]:
+        full = list(operands)
+        for position, value in zip(active, inputs, strict=True):
+            full[position] = value
+        return bind_equation(eqn, full)
+
+    point = [jnp.asarray(operands[position]) for position in active]
+    results, pushed = jax.jvp(function, point, point)
+    changed = [
+        result + tangent if jnp.issubdtype(result.dtype, jnp.inexact) else result
+        for result, tangent in zip(results, pushed, strict=True)
+    ]
+    return changed, ()
+
+
+def _identity(program: ClosedJaxpr) -> str | None:
+    """A name for everything that decides a pattern, values of constants included; `None` if there is none."""
+    digest = hashlib.sha256(str(program.jaxpr).encode())
+    for const in program.consts:
+        try:
+            array = np.asarray(const)
+        except TypeError:  # a random key
+            return None
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def _detect(program: ClosedJaxpr) -> Colouring:
     try:
         import asdex
     except ImportError:
@@ -82,12 +144,12 @@ def _detect(graph: Graph) -> Colouring:
             "Compressed Jacobians need asdex: pip install 'chainrule[sparse]'.",
             code="missing_dependency",
         ) from None
-    shapes = [var.aval for var in graph.inputs]
-    point = jnp.zeros(sum(_size(aval) for aval in shapes))
+    (aval,) = program.in_avals
+    point = jnp.zeros(aval.shape, aval.dtype)
     with warnings.catch_warnings(), jax.ensure_compile_time_eval():
         warnings.simplefilter("ignore")  # it advises dense Jacobians where the pattern is full
         try:
-            found = asdex.jacobian_coloring(lambda vector: _flat_targets(graph, vector), point)
+            found = asdex.jacobian_coloring(lambda vector: evaluate(program, [vector])[0], point)
         except NotImplementedError as error:
             raise CapabilityError(
                 f"asdex cannot read the pattern of this Jacobian off the program: {error}. Use "
@@ -113,9 +175,9 @@ def _split(vector: Any, avals: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _flat_targets(graph: Graph, vector: Any) -> Any:
+def _flat_targets(graph: Graph, vector: Any, run: Callable[..., list[Any]] = evaluate) -> Any:
     operands = _split(vector, [var.aval for var in graph.program.jaxpr.invars])
-    outputs = evaluate(graph.program, operands)[: len(graph.targets)]
+    outputs = run(graph.program, operands)[: len(graph.targets)]
     return jnp.concatenate([jnp.ravel(as_real(value)).astype(vector.dtype) for value in outputs])
 
 
