@@ -168,6 +168,15 @@ def test_unfit_inputs(component):
     assert "input" not in first
 
 
+@pytest.mark.parametrize("bare", [np.ones(3), [1.0, 2.0], 1.0, None], ids=str)
+def test_inputs_without_names_are_told_the_names(component, bare):
+    with pytest.raises(InputError, match=r"by name; found .*\{'x': …, .*\}") as caught:
+        component.apply(bare)
+    assert caught.value.code == "invalid_input"
+    if isinstance(bare, np.ndarray):  # its attributes were looked at
+        assert caught.value.details["problems"][0]["loc"] == ["inputs", "x"]
+
+
 def test_unknown_paths(component):
     with pytest.raises(PathError) as caught:
         component.jacobian({"x": X}, ["action"], ["y"])

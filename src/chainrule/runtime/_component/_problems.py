@@ -6,34 +6,48 @@ The error names the first problem in full (code, path, reason) and carries the f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
 from chainrule._errors import ChainruleError, ComponentError, InputError
 from chainrule._trees import Key, join_path
 
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
 __all__ = ["bad_input", "bad_output", "loc_to_path"]
 
 _SHOWN = 20
+_NAMED = 8
 
 
 def bad_input(
-    error: ValidationError, value: Any, *, endpoint: str, prefix: tuple[str, ...]
+    error: ValidationError,
+    value: Any,
+    *,
+    names: Collection[str],
+    endpoint: str,
+    prefix: tuple[str, ...],
 ) -> InputError:
     """What the caller gets for inputs that do not fit the schema.
 
     Args:
         error: pydantic's report.
         value: what was validated.
+        names: of the fields that were looked for.
         endpoint: the endpoint that was called.
         prefix: where in the request the validated part stands, for example `("inputs",)`.
     """
     problems, count = _problems(error, value, prefix)
     first, cause = problems[0], _first_cause(error)
     reason = _sentence(first["msg"]) if cause is None else cause.message
-    message = f"{endpoint}: {_place(first)}{reason}{_more(problems, count)}"
+    if _is_bare(value, names):
+        message = f"{endpoint}: {_told_the_names(value, names)}"
+    else:
+        message = f"{endpoint}: {_place(first)}{reason}{_more(problems, count)}"
     cls = type(cause) if isinstance(cause, InputError) else InputError
     return cls(
         message,
@@ -41,6 +55,20 @@ def bad_input(
         path=first["path"],
         details={"problems": problems, "count": count},
     )
+
+
+def _is_bare(value: Any, names: Collection[str]) -> bool:
+    """Whether a value stands where a dictionary, a model or an object with the fields is expected."""
+    return not isinstance(value, (Mapping, BaseModel)) and not any(
+        hasattr(value, name) for name in names
+    )
+
+
+def _told_the_names(value: Any, names: Collection[str]) -> str:
+    shown = ", ".join(f"{name!r}: …" for name in islice(names, _NAMED))
+    more = ", …" if len(names) > _NAMED else ""
+    found = "nothing" if value is None else f"a {type(value).__name__}"
+    return f"the inputs are a dictionary by name; found {found}. Pass {{{shown}{more}}}."
 
 
 def bad_output(error: ValidationError, value: Any, *, endpoint: str) -> ComponentError:
@@ -72,22 +100,24 @@ def _problems(
     shown = [
         {
             "type": entry["type"],
-            "loc": [*prefix, *_place_in_data(entry["loc"], value)],
-            "path": loc_to_path(_place_in_data(entry["loc"], value)),
+            "loc": [*prefix, *place],
+            "path": loc_to_path(place),
             "msg": entry["msg"],
             "ctx": _plain_context(entry.get("ctx") or {}),
         }
         for entry in listed[:_SHOWN]
+        for place in [_place_in_data(entry, value)]
     ]
     return shown, len(listed)
 
 
-def _place_in_data(loc: tuple[str | int, ...], value: Any) -> list[str | int]:
+def _place_in_data(entry: ErrorDetails, value: Any) -> list[str | int]:
     """A location without the labels that pydantic puts in for members of unions: no keys of the data.
 
-    What is not in the data is a label, unless it comes last inside an object: a field that is missing.
+    What is not in the data is a label, unless it comes last: inside an object, or because it is missing.
     Without data (`None`) the location is taken as it is.
     """
+    loc, is_missing = entry["loc"], entry["type"] == "missing"
     if value is None:
         return list(loc)
     place: list[str | int] = []
@@ -95,7 +125,7 @@ def _place_in_data(loc: tuple[str | int, ...], value: Any) -> list[str | int]:
         is_last = position == len(loc) - 1
         if _has(value, part):
             value = value[part] if not isinstance(value, BaseModel) else getattr(value, str(part))
-        elif not is_last or not isinstance(value, (Mapping, BaseModel)):
+        elif not is_last or not (is_missing or isinstance(value, (Mapping, BaseModel))):
             continue
         place.append(part)
     return place

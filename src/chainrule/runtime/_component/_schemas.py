@@ -85,7 +85,8 @@ def _validate_input(
     try:
         return _validate(model, value, context)
     except ValidationError as error:
-        raise bad_input(error, value, endpoint=endpoint, prefix=("inputs",)) from error
+        names = model.model_fields
+        raise bad_input(error, value, names=names, endpoint=endpoint, prefix=("inputs",)) from error
 
 
 def _validate_output(
