@@ -19,6 +19,8 @@ import pytest
 from chainrule import apply_component, from_callable
 from chainrule._errors import CapabilityError, ComponentError
 from chainrule._jaxpr import _ffi
+from chainrule._trees import LRUCache
+from chainrule.bridge import _overlap
 
 X = np.arange(3.0)
 LARGE = np.arange(10_000.0)
@@ -298,6 +300,14 @@ def test_the_only_call_of_a_program_is_one_call():
     text = one.lower(X).compile().as_text()
     assert text.count("custom-call(") == 1
     np.testing.assert_allclose(one(X), X + 1)
+
+
+def test_work_that_was_started_and_forgotten_is_done_again(monkeypatch):
+    """Programs that fail half-way leave such work behind, so only so much of it is kept."""
+    monkeypatch.setattr(_overlap, "_started", LRUCache(1))
+    remotes = [Remote(threading.Barrier(1)) for _ in range(3)]
+    program = jax.jit(lambda x: sum(apply_component(r, {"x": x})["y"] for r in remotes))
+    np.testing.assert_allclose(program(X), 3 * (X + 1))
 
 
 class Failing(Remote):

@@ -243,3 +243,25 @@ def test_without_x64_narrowed_results_are_told_outside_of_jit_too():
 def test_shapes_may_be_given_as_an_array():
     f = from_callable(lambda x: x[:2], abstract=np.zeros(2))
     np.testing.assert_array_equal(jax.jit(f)(X), X[:2])
+
+
+@pytest.mark.parametrize("framework", ["numpy", "jax"])
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_numbers_do_not_become_others(framework, jit):
+    @component(framework=framework)
+    def repeated(x: Vector, times: Array[(), Int32], on: Array[(), Bool]) -> Vector:
+        return x * times * on
+
+    def run(**changes):
+        inputs = {"x": X, "times": np.array(2), "on": np.array(True), **changes}
+        return jit(lambda inputs: apply_component(repeated, inputs)["result"])(inputs)
+
+    np.testing.assert_allclose(run(), 2 * X)
+    np.testing.assert_allclose(run(x=jnp.asarray(X, "bfloat16")), 2 * X, rtol=0.01)
+    for name, value in {"times": np.array(2.7), "x": X * 1j, "on": np.array(5)}.items():
+        with pytest.raises(InputError, match=f"'{name}'") as caught:
+            run(**{name: value})
+        assert caught.value.code == "array_dtype_mismatch"
+    if framework == "numpy":  # inlined integers are JAX's, which wrap around
+        with pytest.raises(InputError, match="outside its range"):
+            jax.block_until_ready(run(times=np.array(2**40)))

@@ -23,7 +23,7 @@ from chainrule.bridge._site import find_site
 from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._tagged import is_captured, open_target, sow_cotangents, sow_values
 from chainrule.bridge._target import Batching, Target
-from chainrule.bridge._types import ArrayType
+from chainrule.bridge._types import ArrayType, dtype_to_send
 
 __all__ = ["apply_component", "from_callable"]
 
@@ -201,11 +201,10 @@ def _call(target: Target, inputs: Any, options: Options, *, inline: bool) -> Any
 
 def _call_now(target: Target, skeleton: Skeleton, operands: list[jax.Array]) -> Any:
     """Outside of transformations nothing needs to be known beforehand: call, and hand out what comes."""
-    arrays = [np.asarray(operand) for operand in operands]
-    for number, path in enumerate(skeleton.paths):
-        wanted = target.input_dtype(path)
-        if wanted is not None:
-            arrays[number] = arrays[number].astype(wanted, copy=False)
+    arrays = [
+        np.asarray(operand, dtype_to_send(operand.dtype, target.input_dtype(path)))
+        for path, operand in zip(skeleton.paths, operands, strict=True)
+    ]
     outputs = target.apply(skeleton.build(arrays))
     output_skeleton, results = take_apart(outputs, lambda path, leaf: is_arraylike(leaf))
     check_nans(target, output_skeleton.paths, results)

@@ -18,7 +18,7 @@ from chainrule._trees import LRUCache, is_arraylike
 from chainrule.bridge._precision import warn_if_narrowed
 from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._target import Target
-from chainrule.bridge._types import ArrayType
+from chainrule.bridge._types import ArrayType, dtype_to_send
 
 __all__ = ["NotTraceableError", "call_inline"]
 
@@ -88,7 +88,10 @@ Completed = tuple[Skeleton, list[ArrayType]]
 
 def _complete(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> Completed:
     """The inputs as the schema sees them, defaults filled in and checked, once per signature."""
-    types = tuple(ArrayType(tuple(array.shape), np.dtype(array.dtype)) for array in arrays)
+    types = tuple(
+        ArrayType(tuple(array.shape), dtype_to_send(array.dtype, target.input_dtype(path)))
+        for path, array in zip(skeleton.paths, arrays, strict=True)
+    )
     if any(map(_has_symbolic_size, arrays)):
         return skeleton, list(types)
     known: LRUCache[Hashable, Completed] = target.memory("completed")

@@ -23,7 +23,9 @@ from chainrule.bridge._host import HostCall, compute
 
 __all__ = ["FinishCall", "StartCall", "overlapping_pair"]
 
-_MAX_STARTED = 4096  # a program that fails half-way never collects its tickets
+# A program that fails half-way never collects its tickets.
+_MAX_STARTED = 4096
+_MAX_BYTES = 1 << 30
 _tickets = itertools.count()
 
 
@@ -36,6 +38,11 @@ class _Work:
         self._future: Future[list[np.ndarray]] | None = None
         self._lock = threading.Lock()
         self._is_taken = False
+
+    @property
+    def nbytes(self) -> int:
+        """Of its operands; what is too large for all to be kept is kept alone."""
+        return min(_MAX_BYTES, sum(operand.nbytes for operand in self._operands))
 
     def move_to_thread(self) -> None:
         """Begin in a thread, unless somebody is already doing it."""
@@ -55,7 +62,9 @@ class _Work:
                 result[...] = value
 
 
-_started: LRUCache[int, _Work] = LRUCache(_MAX_STARTED)
+_started: LRUCache[int, _Work] = LRUCache(
+    _MAX_STARTED, max_bytes=_MAX_BYTES, size_of=lambda work: work.nbytes
+)
 _latest: LRUCache[str, _Work] = LRUCache(1)
 
 
@@ -104,12 +113,10 @@ class FinishCall:
     def run(self, operands: list[np.ndarray], results: list[np.ndarray]) -> str | None:
         """Never raises; returns an error's text."""
         ticket = int(operands.pop())
-        if ticket == NOT_STARTED:
+        work = None if ticket == NOT_STARTED else _started.pop(ticket)
+        if work is None:  # never started, or so long ago that it was forgotten
             return self._call.run(operands, results)
-        work = _started.pop(ticket)
         try:
-            if work is None:
-                raise RuntimeError(f"{self._call!r} was started too long ago: its result is gone.")
             if _latest.get("work") is work:
                 _latest.pop("work")
             else:

@@ -22,7 +22,7 @@ from chainrule._trees import LRUCache
 from chainrule.bridge._options import Options
 from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._target import Target
-from chainrule.bridge._types import ArrayType, as_array_type, is_inexact
+from chainrule.bridge._types import ArrayType, as_array_type, dtype_to_send, is_inexact
 
 __all__ = ["Port", "Site", "check_result", "find_site", "make_site", "types_of"]
 
@@ -123,9 +123,9 @@ def make_site(
 
 
 def _input_port(target: Target, path: str, type_: ArrayType) -> Port:
-    wanted = target.input_dtype(path)
+    sent = dtype_to_send(type_.dtype, target.input_dtype(path))
     differentiable = is_inexact(type_.dtype) and target.is_differentiable_input(path)
-    return Port(path, type_, differentiable, None if wanted == type_.dtype else wanted)
+    return Port(path, type_, differentiable, None if sent == type_.dtype else sent)
 
 
 def _output_port(target: Target, path: str, leaf: Any, canonicalize: Canonicalize) -> Port:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from chainrule.runtime._schema import ArraySpec, describe_array
-from chainrule.runtime._schema._dtypes import castable_dtypes, numpy_dtype
+from chainrule.runtime._schema._dtypes import numpy_dtype
 from chainrule.runtime._schema._problems import dtype_mismatch
 from chainrule.runtime._schema._validate import check_shape
 
-__all__ = ["ArrayType", "as_array_type", "fit_type", "is_inexact"]
+__all__ = ["ArrayType", "as_array_type", "dtype_to_send", "fit_type", "is_inexact"]
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,30 @@ def fit_type(spec: ArraySpec, found: ArrayType) -> ArrayType:
     shape = check_shape(spec, found.shape, found.dtype, strict=False)
     if spec.dtype is None:
         return ArrayType(shape, found.dtype)
-    if found.dtype.name not in castable_dtypes(spec.dtype):
+    wanted = numpy_dtype(spec.dtype)
+    if _generality(found.dtype) > _generality(wanted):
         raise dtype_mismatch(spec.dtype, found.dtype.name, found.shape)
-    return ArrayType(shape, numpy_dtype(spec.dtype))
+    return ArrayType(shape, wanted)
+
+
+def dtype_to_send(found: np.dtype[Any], wanted: np.dtype[Any] | None) -> np.dtype[Any]:
+    """The dtype in which a target that wants some dtype gets an array of another.
+
+    Where numbers could become others without anybody noticing (2.7 as an integer, 2**40 in 32 bits), the
+    array is sent as it is. The target checks it: the dtype before a program runs, the values when it does.
+    """
+    if wanted is None or _generality(found) > _generality(wanted):
+        return found
+    if _generality(found) == _generality(wanted) == 1 and not np.can_cast(found, wanted):
+        return found
+    return wanted
+
+
+def _generality(dtype: np.dtype[Any]) -> int:
+    """Booleans are integers, integers are floats, floats are complex numbers."""
+    if is_inexact(dtype):
+        return 3 if dtype.kind == "c" else 2
+    return 0 if dtype.kind == "b" else 1
 
 
 def is_inexact(dtype: np.dtype[Any]) -> bool:
