@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from chainrule._errors import StorageError
+
 __all__ = ["cache_folder", "state_folder"]
 
 
@@ -19,5 +21,12 @@ def state_folder(*parts: str) -> Path:
 
 
 def _base(variable: str, otherwise: str) -> Path:
-    given = os.environ.get(variable)
-    return Path(given) if given else Path.home() / otherwise
+    given = Path(os.environ.get(variable, ""))
+    if given.is_absolute():  # as the convention asks; what is not is to be ignored
+        return given
+    try:
+        return Path.home() / otherwise
+    except RuntimeError as error:
+        raise StorageError(
+            f"This user has no home folder for files of Chainrule. Set {variable} to an absolute path."
+        ) from error

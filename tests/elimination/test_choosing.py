@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 
 import jax
 import jax.numpy as jnp
@@ -225,8 +226,9 @@ def test_prices_are_measured_and_kept(tmp_path):
     found = _read(file)
     assert isinstance(found, Prices)
     assert all(value > 0 for value in json.loads(file.read_text()).values())
-    file.write_text("{}")
-    assert _read(file) is None
+    for damage in ("{}", json.dumps(asdict(found) | {"call": float("nan")}), "[1]", "\0"):
+        file.write_text(damage)
+        assert _read(file) is None
 
 
 def test_calibration_works_inside_a_trace():

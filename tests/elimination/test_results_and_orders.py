@@ -1,19 +1,22 @@
 """Structured blocks as objects, orders as values, and the errors about both."""
 
+import json
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from chainrule import ChainruleError
+from chainrule import ChainruleError, _folders
 from chainrule.elimination import (
     Order,
     OrderError,
     StructuredJacobian,
+    _files,
     _find_order,
     find_order,
     jacobian,
@@ -23,9 +26,11 @@ from chainrule.elimination import (
     vertex_elimination_jaxpr,
 )
 from chainrule.elimination._order_cache import OrderCache
+from chainrule.elimination._search import _portfolio
 from chainrule.elimination.examples import roe_flux_1d
 
 V = np.array([0.3, -0.7, 1.2, 0.5, 0.9])
+POINT = (0.01, 0.02, 0.02, 0.01, 0.03, 0.03)
 
 
 def residual(u):
@@ -120,6 +125,68 @@ def test_orders_are_values():
     np.testing.assert_allclose(jacobian(residual, order=order)(V), jax.jacrev(residual)(V))
 
 
+def test_orders_made_by_hand_are_values_too():
+    order = Order([1, [2, 3], np.int64(4)], "a" * 32)
+    assert order.vertices == (1, (2, 3), 4)
+    assert Order.from_json(order.to_json()) == order
+    assert len({order, Order((1, (2, 3), 4), "a" * 32)}) == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"vertices": [1.5]},
+        {"vertices": 3},
+        {"vertices": [[1, 2, 3]]},
+        {"cost": "cheap"},
+        {"bound": [1]},
+        {"fingerprint": 3},
+        {"objective": None},
+        {"beauty": 1},
+    ],
+)
+def test_json_that_is_no_order(fields):
+    with pytest.raises(ChainruleError) as caught:
+        Order.from_json(json.dumps({"vertices": [1], "fingerprint": "a" * 32} | fields))
+    assert caught.value.code == "bad_order"
+
+
+def test_an_order_may_be_an_array():
+    order = np.arange(1, 1 + len(find_order(residual, V, budget_s=0)))
+    np.testing.assert_allclose(jacobian(residual, order=order)(V), jax.jacrev(residual)(V))
+
+
+def test_shapes_are_enough_for_a_search():
+    shape = jax.ShapeDtypeStruct(V.shape, V.dtype)
+    assert find_order(residual, shape, budget_s=0) == find_order(residual, V, budget_s=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "code"),
+    [
+        ({"budget_s": float("nan")}, "bad_budget"),
+        ({"budget_s": -1}, "bad_budget"),
+        ({"budget_s": "1"}, "bad_budget"),
+        ({"seed": 1.5}, "bad_seed"),
+        ({"seed": None}, "bad_seed"),
+    ],
+)
+def test_searches_that_make_no_sense(settings, code):
+    with pytest.raises(ChainruleError) as caught:
+        find_order(residual, V, **settings)
+    assert caught.value.code == code
+
+
+def test_an_interrupt_ends_a_search_that_was_asked_for_and_a_program_that_was_not(monkeypatch):
+    def interrupted(run):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_portfolio._Run, "improve", interrupted)
+    assert find_order(roe_flux_1d, *POINT, budget_s=5).cost < 400
+    with pytest.raises(KeyboardInterrupt):
+        linearization(roe_flux_1d)(*POINT)
+
+
 def test_an_order_refuses_another_program():
     order = find_order(residual, V, budget_s=0.05)
     with pytest.raises(OrderError) as caught:
@@ -183,16 +250,48 @@ def test_order_cache_is_safe_under_concurrent_writers(tmp_path):
 
 
 def test_progress_shows_the_best_cost(capsys, monkeypatch):
-    point = (0.01, 0.02, 0.02, 0.01, 0.03, 0.03)
-    find_order(roe_flux_1d, *point, budget_s=0.1)
+    find_order(roe_flux_1d, *POINT, budget_s=0.1)
     assert not capsys.readouterr().err  # no terminal
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr(_find_order, "_PATIENCE_S", 0)
-    order = find_order(roe_flux_1d, *point, budget_s=0.5)
+    order = find_order(roe_flux_1d, *POINT, budget_s=0.5)
     shown = re.findall(r"searching.*best (\d+)", capsys.readouterr().err)
     assert order.cost <= int(shown[-1])
+
+
+def test_a_search_without_end_shows_a_bar_without_end(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(_find_order, "_PATIENCE_S", 0)
+    with _find_order._Reporter(True, float("inf")) as report:
+        report(_portfolio.Found((1,), 7, None, "greedy", 0.0, 1), 0.5)
+        report(_portfolio.Found((1,), 6, None, "greedy", 0.0, 1), 1.5)
+    assert "best 6" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("home", ["relative/folder", ""])
+def test_caches_go_to_the_home_folder_unless_an_absolute_path_is_given(home, tmp_path, monkeypatch):
+    monkeypatch.delenv("CHAINRULE_ORDER_CACHE", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", home)
+    assert _files.cache_folder("CHAINRULE_ORDER_CACHE", "x") == tmp_path / ".cache/chainrule/x"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+    assert _files.cache_folder("CHAINRULE_ORDER_CACHE", "x") == Path("/elsewhere/chainrule/x")
+
+
+def test_who_has_no_home_keeps_orders_in_memory(monkeypatch):
+    def nowhere():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("CHAINRULE_ORDER_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", nowhere)
+    assert _files.cache_folder("CHAINRULE_ORDER_CACHE", "orders") is None
+    with pytest.raises(ChainruleError, match="XDG_CACHE_HOME"):
+        _folders.cache_folder("orders")
 
 
 def test_order_cache_that_cannot_be_written_is_no_error(tmp_path):
@@ -234,6 +333,24 @@ def test_public_surface():
         "vertex_elimination_jaxpr",
     }  # fmt: skip
     assert all(getattr(package, name).__doc__ for name in package.__all__)
+
+
+def test_arguments_that_cannot_be_differentiated_are_named():
+    with pytest.raises(ChainruleError, match=r"\[1\] is a str") as caught:
+        find_order(lambda x, mode: x if mode == "fast" else -x, 1.0, "fast")
+    assert caught.value.code == "not_differentiable"
+    with pytest.raises(ChainruleError, match="more than once") as caught:
+        jacobian(jnp.multiply, (0, 1, -2))(1.0, 2.0)
+    assert caught.value.code == "bad_argnums"
+
+
+@pytest.mark.parametrize(
+    "settings", [{"sparse": True}, {"strict": True}, {"order": "reverse"}, {"backend": "native"}]
+)
+def test_what_only_elimination_has_goes_with_no_other_method(settings):
+    with pytest.raises(ChainruleError) as caught:
+        jacobian(residual, method="jacrev", **settings)
+    assert caught.value.code == "method_conflict"
 
 
 @pytest.mark.parametrize("argnums", ["x", 1.5, (0, None)])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
+from chainrule._errors import InputError
 from chainrule.elimination._choose import OrderLike, choose_order
 from chainrule.elimination._graph import check_rules
 from chainrule.elimination._linearize import Linearization, linearize_traced, trace_function
@@ -147,12 +148,23 @@ class _Settings:
     def __post_init__(self) -> None:
         check_method(self.method)
         check_backend(self.backend)
+        if self.method not in ("auto", "elimination") and not self.is_free:
+            raise InputError(
+                f"method={self.method!r} has no elimination order, backend, structured blocks or rules of "
+                "ours. Leave `order`, `backend`, `sparse` and `strict` out, or use method='elimination'.",
+                code="method_conflict",
+            )
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing was asked for that only elimination has."""
+        is_auto = isinstance(self.order, str) and self.order == "auto" and self.backend == "auto"
+        return is_auto and not self.sparse and not self.strict
 
     @property
     def leaves_the_choice(self) -> bool:
         """Whether anything but elimination would do."""
-        is_free = self.order == "auto" and self.backend == "auto" and not self.sparse
-        return self.method == "auto" and is_free and not self.strict
+        return self.method == "auto" and self.is_free
 
 
 def _compute(

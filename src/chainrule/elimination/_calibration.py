@@ -89,7 +89,7 @@ def prices() -> Prices:
             _log.warning("Prices of %s could not be measured: %s", device.device_kind, error)
             return DEFAULT_PRICES
         if path is not None:
-            write_atomically(path, json.dumps(asdict(found)))
+            write_atomically(path, json.dumps(asdict(found)).encode())
     return found
 
 
@@ -104,7 +104,8 @@ def _file_of(device: Any) -> Path | None:
 
 def _read(path: Path) -> Prices | None:
     try:
-        return Prices(**{key: float(value) for key, value in json.loads(path.read_bytes()).items()})
+        found = {key: float(value) for key, value in json.loads(path.read_bytes()).items()}
+        return Prices(**found) if all(0 < value < 1 for value in found.values()) else None
     except (OSError, ValueError, TypeError, AttributeError):
         return None
 

@@ -33,7 +33,10 @@ def _searched(graph: Graph) -> tuple[Step, ...]:
     name = fingerprint(graph)
     order = shared_cache().get(name, "nontrivial")
     if order is None or not set(graph.required) <= set(order.vertices):
-        order = find_order_of_graph(graph, objective="nontrivial", budget_s=AUTO_BUDGET_S)
+        # Nobody asked for a search: Ctrl-C is meant for the program.
+        order = find_order_of_graph(
+            graph, objective="nontrivial", budget_s=AUTO_BUDGET_S, keeps_interrupts=False
+        )
         shared_cache().put(order)
     return order.vertices
 

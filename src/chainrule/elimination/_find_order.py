@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import numbers
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
 
 from chainrule._errors import InputError
 from chainrule._jaxpr import Var
@@ -69,7 +73,7 @@ def find_order(
 
     Args:
         fun: a function of pytrees that JAX can trace.
-        *example_args: arguments; only their shapes and dtypes matter.
+        *example_args: arguments; only their shapes and dtypes matter, so `jax.ShapeDtypeStruct`s will do.
         argnums: which of them are differentiated; all by default.
         objective: what is made small: `"multiplications"` by the convention of the literature,
             `"nontrivial"` ones (neither by ±1 nor of two constants), `"operations"` (nontrivial
@@ -91,13 +95,28 @@ def find_order(
     """
     if argnums is None:
         argnums = tuple(range(len(example_args)))
-    graph = trace_function(fun, argnums, example_args, {}).graph
+    _check_search(budget_s, seed)
+    graph = trace_function(fun, argnums, jax.tree.map(_example, example_args), {}).graph
     order = find_order_of_graph(
         graph, objective=objective, budget_s=budget_s, seed=seed, progress=progress, edges=edges
     )
     if objective == "nontrivial" and budget_s >= AUTO_BUDGET_S:
         shared_cache().put_if_better(order)
     return order
+
+
+def _check_search(budget_s: Any, seed: Any) -> None:
+    if not isinstance(budget_s, numbers.Real) or not float(budget_s) >= 0:
+        raise InputError(
+            f"budget_s is a number of seconds, 0 or more; found {budget_s!r}.", code="bad_budget"
+        )
+    if not isinstance(seed, numbers.Integral):
+        raise InputError(f"seed is an integer; found {seed!r}.", code="bad_seed")
+
+
+def _example(leaf: Any) -> Any:
+    """Any value of a shape and dtype, where that is all that is given."""
+    return jnp.zeros(leaf.shape, leaf.dtype) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf
 
 
 def find_order_of_graph(
@@ -108,8 +127,9 @@ def find_order_of_graph(
     seed: int = 0,
     progress: bool = False,
     edges: bool = False,
+    keeps_interrupts: bool = True,
 ) -> Order:
-    """`find_order` for a graph."""
+    """`find_order` for a graph. `keeps_interrupts`: whether Ctrl-C ends the search only."""
     if objective not in _PRICINGS:
         raise InputError(
             f"There is no objective {objective!r}; it is one of {', '.join(map(repr, _PRICINGS))}.",
@@ -120,8 +140,9 @@ def find_order_of_graph(
     problem, nodes = as_problem(graph, objective)
     with _Reporter(progress, budget_s) as report:
         found = search(
-            problem, budget_s=budget_s, seed=seed, reverse_first=is_wide(graph), on_progress=report
-        )
+            problem, budget_s=budget_s, seed=seed, reverse_first=is_wide(graph),
+            keeps_interrupts=keeps_interrupts, on_progress=report,
+        )  # fmt: skip
     vertices = vertices_of(graph, [nodes[k] for k in found.order])
     order = Order(
         vertices=vertices, fingerprint=fingerprint(graph), objective=objective,
@@ -335,7 +356,8 @@ class _Reporter:
             TextColumn("searching"), BarColumn(), TextColumn("best {task.fields[best]}"),
             TimeRemainingColumn(), console=Console(stderr=True), transient=True,
         )  # fmt: skip
-        bar.add_task("", total=self._budget_s, best="?")
+        limit = self._budget_s if math.isfinite(self._budget_s) else None
+        bar.add_task("", total=limit, best="?")
         bar.start()
         return bar
 

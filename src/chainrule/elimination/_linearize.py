@@ -73,7 +73,7 @@ def trace_function(
     """Trace a function with respect to some arguments; all others stay as they are, untraced."""
     single = not isinstance(argnums, Sequence)
     named = tuple(argnums) if isinstance(argnums, Sequence) else (argnums,)
-    positions = [_checked_position(p, len(args)) for p in named]
+    positions = _checked_positions(named, len(args))
     chosen = tuple(args[p] for p in positions)
     leaves, in_tree = jax.tree.flatten(chosen[0] if single else chosen)
     operands = tuple(_checked_leaf(leaf, k, in_tree) for k, leaf in enumerate(leaves))
@@ -105,6 +105,16 @@ def _split_aux(tree: Any) -> tuple[Any, Any]:
     return children[0], children[1]
 
 
+def _checked_positions(named: Sequence[Any], count: int) -> list[int]:
+    positions = [_checked_position(position, count) for position in named]
+    if len(set(positions)) < len(positions):
+        raise InputError(
+            f"argnums names an argument more than once: {named}. A Jacobian has one block per argument.",
+            code="bad_argnums",
+        )
+    return positions
+
+
 def _checked_position(position: Any, count: int) -> int:
     try:
         position = operator.index(position)
@@ -123,22 +133,26 @@ def _checked_position(position: Any, count: int) -> int:
 
 
 def _checked_leaf(leaf: Any, index: int, tree: Any) -> Any:
-    value = jnp.asarray(leaf)
-    if not jnp.issubdtype(value.dtype, jnp.floating):
+    try:
+        value = jnp.asarray(leaf)
+        found = f"{value.dtype.name}{list(value.shape)}"
+    except (TypeError, ValueError):
+        value, found = None, f"a {type(leaf).__name__}"
+    if value is None or not jnp.issubdtype(value.dtype, jnp.floating):
         paths = jax.tree_util.tree_leaves_with_path(
             jax.tree.unflatten(tree, range(tree.num_leaves))
         )
         where = jax.tree_util.keystr(paths[index][0]) or "the argument"
         raise InputError(
-            f"Jacobians are taken with respect to real floating-point arrays, but {where} is "
-            f"{value.dtype.name}{list(value.shape)}. {_remedy(value.dtype)}, or leave it out of argnums.",
+            f"Jacobians are taken with respect to real floating-point arrays, but {where} is {found}. "
+            f"{_remedy(value)}, or leave it out of argnums.",
             code="not_differentiable",
         )
     return value
 
 
-def _remedy(dtype: Any) -> str:
-    if jnp.issubdtype(dtype, jnp.complexfloating):
+def _remedy(value: Any) -> str:
+    if value is not None and jnp.iscomplexobj(value):
         return "Make it a function of the real and the imaginary part"
     return "Convert it to a float"
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -13,7 +15,7 @@ from chainrule.elimination._eliminate import Step
 from chainrule.elimination._graph import Graph
 from chainrule.elimination._html import order_html
 
-__all__ = ["COST_MODEL", "Order", "fingerprint"]
+__all__ = ["COST_MODEL", "Order", "as_step", "fingerprint"]
 
 COST_MODEL = 2
 """Raised whenever structures or costs change, so that stored orders are not taken for current ones."""
@@ -58,6 +60,9 @@ class Order:
     method: str = field(default="given", compare=False)
     seconds: float = field(default=0.0, compare=False)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "vertices", tuple(map(as_step, self.vertices)))
+
     @property
     def optimal(self) -> bool:
         """Whether the lower bound proves that no vertex elimination order is cheaper."""
@@ -89,17 +94,31 @@ class Order:
         """
         try:
             fields = json.loads(text)
-            steps = tuple(_step_from_json(step) for step in fields["vertices"])
-            return cls(**{**fields, "vertices": steps})
-        except (ValueError, TypeError, KeyError) as error:
+            for name, value in fields.items():
+                if not isinstance(value, _KINDS.get(name, object)):
+                    raise TypeError(f"{name} is {value!r:.40}")
+            return cls(**fields)
+        except (ValueError, TypeError, AttributeError) as error:
             raise InputError(
                 f"Expected the JSON that `Order.to_json` writes, found something else: {error}.",
                 code="bad_order",
             ) from None
 
 
-def _step_from_json(step: Any) -> Step:
-    if isinstance(step, list):
+_KINDS: dict[str, Any] = {
+    "vertices": list, "fingerprint": str, "objective": str, "cost": int | None, "bound": int | None,
+    "method": str, "seconds": float | int,
+}  # fmt: skip
+
+
+def as_step(step: Any) -> Step:
+    """A vertex number, or the two of an edge, as plain integers.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: it is a sequence of another length.
+    """
+    if isinstance(step, Sequence):
         vertex, neighbour = step
-        return int(vertex), int(neighbour)
-    return int(step)
+        return operator.index(vertex), operator.index(neighbour)
+    return operator.index(step)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from chainrule._errors import InputError
 from chainrule._trees import LRUCache
-from chainrule.elimination._files import cache_folder, write_atomically
+from chainrule.elimination._files import cache_folder, keep_newest, write_atomically
 from chainrule.elimination._order import Order
 
 __all__ = ["OrderCache", "shared_cache"]
@@ -46,9 +46,9 @@ class OrderCache:
         name = f"{order.fingerprint}-{order.objective}"
         self._recent.put(name, order)
         if self._folder is not None and write_atomically(
-            self._folder / f"{name}.json", order.to_json()
+            self._folder / f"{name}.json", order.to_json().encode()
         ):
-            self._forget_oldest(self._folder)
+            keep_newest(self._folder, "*.json", self._max_files)
 
     def put_if_better(self, order: Order) -> None:
         """Store an order unless one that is as cheap is there."""
@@ -63,20 +63,6 @@ class OrderCache:
         except (OSError, InputError):
             return None
         return order if order.fingerprint == fingerprint else None
-
-    def _forget_oldest(self, folder: Path) -> None:
-        files = list(folder.glob("*.json"))
-        if len(files) <= self._max_files:
-            return
-        for path in sorted(files, key=_age)[: len(files) - self._max_files]:
-            path.unlink(missing_ok=True)
-
-
-def _age(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 @cache

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from chainrule._errors import InputError
 from chainrule.elimination._convention import (
@@ -16,6 +14,7 @@ from chainrule.elimination._convention import (
 )
 from chainrule.elimination._eliminate import Algebra, Elimination, Step
 from chainrule.elimination._graph import Graph
+from chainrule.elimination._order import as_step
 
 __all__ = ["OrderError", "check_order", "forward_order", "markowitz_order", "reverse_order"]
 
@@ -86,7 +85,7 @@ def check_order(graph: Graph, order: Iterable[Step]) -> tuple[Step, ...]:
     written (vertex, neighbour), may come before their vertex.
     """
     try:
-        steps = tuple(_as_step(step) for step in order)
+        steps = tuple(as_step(step) for step in order)
     except (TypeError, ValueError):
         raise OrderError(
             "An elimination order is a name, vertex numbers (pairs of them for edges), or what `find_order` "
@@ -114,13 +113,6 @@ def check_order(graph: Graph, order: Iterable[Step]) -> tuple[Step, ...]:
         + ". Use order='reverse', 'forward', 'markowitz' or 'auto' for a complete one.",
         details={"missing": missing, "repeated": repeated, "unknown": unknown},
     )
-
-
-def _as_step(step: Any) -> Step:
-    if isinstance(step, Sequence):
-        vertex, neighbour = step
-        return operator.index(vertex), operator.index(neighbour)
-    return operator.index(step)
 
 
 def _is_edge(graph: Graph, vertex: int, neighbour: int) -> bool:

@@ -5,22 +5,22 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import logging
-import os
-import tempfile
 from pathlib import Path
 
 import llvmlite.binding as llvm
 from llvmlite import ir
 
+from chainrule._errors import StorageError
 from chainrule._folders import cache_folder
+from chainrule.elimination._files import keep_newest, write_atomically
 from chainrule.elimination._native._handler import emit_handler
 from chainrule.elimination._native._lower import Counts, Kernel, VectorMath
 from chainrule.elimination._native._scalars import NativeUnavailableError, ScalarProgram
 
 __all__ = ["CompiledModule", "compile_module", "fingerprint_of", "lower"]
 
-_LOG = logging.getLogger(__name__)
+_MOST_KERNELS = 1000
+"""Kernels kept on disk, of some ten or a hundred kilobytes each."""
 
 _FUNCTIONS = (
     "acos acosh asin asinh atan atanh cbrt cos cosh erf erfc exp exp2 expm1 log log1p sin sinh tan tanh"
@@ -118,13 +118,17 @@ def compile_module(assembly: str) -> CompiledModule:
     return CompiledModule(engine)
 
 
-def _cache_folder() -> Path:
-    return cache_folder("kernels")
+def _cache_folder() -> Path | None:
+    try:
+        return cache_folder("kernels")
+    except StorageError:  # a user without a home
+        return None
 
 
 def _read_cache(fingerprint: str) -> bytes | None:
+    folder = _cache_folder()
     try:
-        content = (_cache_folder() / fingerprint).read_bytes()
+        content = b"" if folder is None else (folder / fingerprint).read_bytes()
     except OSError:
         return None
     code, digest = content[:-32], content[-32:]
@@ -134,10 +138,6 @@ def _read_cache(fingerprint: str) -> bytes | None:
 def _write_cache(fingerprint: str, code: bytes) -> None:
     """Keep machine code, whole or not at all; a cache that cannot be written is no error."""
     folder = _cache_folder()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
-            file.write(code + hashlib.sha256(code).digest())
-        os.replace(file.name, folder / fingerprint)
-    except OSError as error:
-        _LOG.debug("kernel %s not cached: %s", fingerprint, error)
+    content = code + hashlib.sha256(code).digest()
+    if folder is not None and write_atomically(folder / fingerprint, content):
+        keep_newest(folder, "?" * len(fingerprint), _MOST_KERNELS)

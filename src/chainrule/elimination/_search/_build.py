@@ -30,8 +30,8 @@ def load_library() -> ctypes.CDLL | None:
     if compiler is None:
         return None
     identity = hashlib.sha256(_SOURCE.read_bytes() + " ".join(_FLAGS).encode()).hexdigest()[:24]
-    library = cache_folder("engines", f"{identity}.so")
     try:
+        library = cache_folder("engines", f"{identity}.so")
         if not library.exists():
             _compile(compiler, library)
         return ctypes.CDLL(str(library))
