@@ -351,11 +351,29 @@ def test_no_payload_is_no_inputs(run, component):
     assert "'x': Field required" in err
 
 
-@pytest.mark.parametrize("command", ["test", "record", "serve"])
-def test_commands_that_need_the_files(run, command):
-    code, _, err = run(command, "http://127.0.0.1:1", *(["apply"] if command == "record" else []))
+def test_a_command_that_needs_the_files(run):
+    code, _, err = run("serve", "http://127.0.0.1:1")
     assert code == 2
     assert "[component_not_here]" in err
+
+
+def test_a_server_that_is_not_there_is_no_answer(run, tmp_path):
+    case = tmp_path / "test_apply.json"
+    code, _, err = run("record", "http://127.0.0.1:1", "apply", PAYLOAD, "--output", case)
+    assert code != 0
+    assert "[unreachable]" in err
+    case.write_text('{"endpoint": "apply", "expected_outputs": {}}')
+    code, _, err = run("test", "http://127.0.0.1:1", case)
+    assert code != 0
+    assert "[unreachable]" in err
+
+
+def test_an_endpoint_that_is_not_there_is_not_recorded(run, component, tmp_path):
+    case = tmp_path / "test_hessian.json"
+    code, _, err = run("record", component, "hessian", PAYLOAD, "--output", case)
+    assert code != 0
+    assert "[endpoint_missing]" in err
+    assert not case.exists()
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,21 @@ def test_what_is_served(url, capfd, tmp_path):
     assert run(capfd, "diff", url, str(file))[:2] == (0, "No change that callers could notice.\n")
 
 
+def test_regression_tests_of_what_is_served(url, capfd, tmp_path, monkeypatch):
+    """Recorded over HTTP and by the files, and the other way round."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "slow.py"
+    file.write_text(COMPONENT)
+    for place in (url, str(file)):
+        for x in ("1.5", "-1.0"):
+            assert run(capfd, "record", place, "apply", "--set", f"x={x}")[0] == 0
+    assert len(list(tmp_path.glob("test_cases/test_apply_*.json"))) == 4
+    for place in (url, str(file)):
+        code, out, _ = run(capfd, "test", place, "--json")
+        assert code == 0, out
+        assert len(json.loads(out)) == 4
+
+
 def test_cancel(url, component, capsys):
     job = component.submit("apply", {"x": 1.0, "seconds": 3600.0})
     code, out, _ = run(capsys, "cancel", url, job.id)

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from chainrule._errors import CapabilityError, ComponentError, InputError, PathError
 from chainrule.client import Component
+from chainrule.runtime.testing import run_test
 
 X = np.array([1.0, 2.0, 3.0])
 
@@ -166,6 +167,25 @@ def test_unfit_inputs(component):
     assert first["loc"] == ["inputs", "x"]
     assert first["ctx"] == {"actual_dims": 2, "expected_dims": 1}
     assert "input" not in first
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        # `note` has its default.
+        {"payload": {"inputs": {"x": [3.0]}}, "expected_outputs": {"y": [18.0], "total": 3.0}},
+        {"endpoint": "abstract_eval", "payload": {"inputs": {"x": {"shape": [2], "dtype": "float64"}}},
+         "expected_outputs": {"y": {"shape": [2], "dtype": "float64"},
+                              "total": {"shape": [], "dtype": "float64"}, "note": ""}},
+        {"payload": {"inputs": {"x": [1.0], "action": "raise"}}, "expected_exception": "ValueError",
+         "expected_exception_regex": "^mesh is empty"},
+        {"payload": {"inputs": {"x": [1.0]}, "more": 1}, "expected_exception": "ValueError"},
+    ],
+    ids=["defaults", "abstract_eval", "exception", "unknown_field"],
+)  # fmt: skip
+def test_regression_tests(component, test):
+    result = run_test(component, {"endpoint": "apply"} | test)
+    assert result.passed, result.message
 
 
 @pytest.mark.parametrize("bare", [np.ones(3), [1.0, 2.0], 1.0, None], ids=str)

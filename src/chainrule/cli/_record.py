@@ -7,11 +7,12 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from chainrule._errors import InputError
-from chainrule.cli._arguments import add_component, add_payload
+from chainrule.cli._arguments import add_component_or_url, add_payload
 from chainrule.cli._endpoints import endpoint_name
 from chainrule.cli._payload import read_payload
-from chainrule.cli._source import component_folder, open_component
+from chainrule.cli._source import component_folder, opened
 from chainrule.cli._streams import result_stream
+from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime.testing import record
 
 __all__ = ["add_arguments", "run"]
@@ -19,7 +20,7 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The component, the call, and the file to write."""
-    add_component(parser)
+    add_component_or_url(parser)
     parser.add_argument("endpoint", metavar="ENDPOINT", help="for example apply or vjp")
     add_payload(parser)
     parser.add_argument("--output", "-o", type=Path, help="the test case to write")
@@ -27,10 +28,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Call the endpoint and write the test case."""
-    with result_stream() as stdout:
-        component = open_component(options)
+    with result_stream() as stdout, opened(options) as component:
         endpoint = endpoint_name(options.endpoint)
-        config = component.config
+        config = getattr(component, "config", None) or ComponentConfig()
         payload = read_payload(
             options.payload, options.values, grants=config.grants, limits=config.limits
         )

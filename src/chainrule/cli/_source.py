@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,22 @@ def read_document(options: Namespace) -> dict[str, Any]:
 
     Nothing is run, so the files that a run needs may be missing.
     """
+    with opened(options, _DESCRIBE) as component:
+        return component.openapi_schema
+
+
+@contextmanager
+def opened(
+    options: Namespace, config: ComponentConfig | Mapping[str, Any] | None = None
+) -> Iterator[Any]:
+    """The component that the caller named with `add_component_or_url`'s arguments, here or elsewhere."""
     if not is_url(options.component):
-        return open_component(options, _DESCRIBE).openapi_schema
+        yield open_component(options, config)
+        return
     from chainrule.cli._remote import open_served
 
     with open_served(options) as served:
-        return served.openapi_schema
+        yield served
 
 
 def is_url(component: str) -> bool:
@@ -97,7 +108,9 @@ def check_source(component: str) -> None:
 
 
 def component_folder(options: Namespace) -> Path:
-    """The folder that the component lies in."""
+    """The folder that the component lies in; the working directory for one that is served elsewhere."""
+    if is_url(options.component):
+        return Path()
     file = _file(options.component)
     return file if file.is_dir() else file.parent
 

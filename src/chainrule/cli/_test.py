@@ -7,15 +7,15 @@ import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
-from chainrule._errors import InputError
-from chainrule.cli._arguments import add_component
-from chainrule.cli._source import component_folder, open_component
+from chainrule._errors import ChainruleError, InputError
+from chainrule.cli._arguments import add_component_or_url
+from chainrule.cli._source import component_folder, opened
 from chainrule.cli._streams import result_stream
 from chainrule.cli._tables import table_text
-from chainrule.runtime._component import LocalComponent
 from chainrule.runtime.testing import RegressionResult, find_tests, run_test
 
 __all__ = ["add_arguments", "run"]
@@ -23,20 +23,19 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The component and its test cases."""
-    add_component(parser)
+    add_component_or_url(parser)
     parser.add_argument(
         "cases",
         metavar="CASE",
         nargs="*",
         type=Path,
-        help="test cases; test_cases/test_*.json beside the component by default",
+        help="test cases; test_cases/test_*.json beside the component, or here for a URL, by default",
     )
 
 
 def run(options: Namespace) -> int:
     """Run regression tests; 1 when one fails."""
-    with result_stream() as stdout:
-        component = open_component(options)
+    with result_stream() as stdout, opened(options) as component:
         files = options.cases or find_tests(component_folder(options))
         if not files:
             raise InputError(
@@ -49,9 +48,11 @@ def run(options: Namespace) -> int:
     return int(not all(result.passed for result in results.values()))
 
 
-def _run_test(component: LocalComponent, file: Path) -> RegressionResult:
+def _run_test(component: Any, file: Path) -> RegressionResult:
     try:
         return run_test(component, file)
+    except ChainruleError:  # of the way to the component: tests that fail are results
+        raise
     except (OSError, ValueError) as error:
         reason = f"{error.error_count()} problems" if isinstance(error, ValidationError) else error
         raise InputError(f"{file} is not a test case: {reason}.", code="bad_test_case") from error

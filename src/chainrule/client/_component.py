@@ -265,6 +265,19 @@ class Component(Places, AsyncTwins):
             cotangent_vector=cotangent_vector, abstract=abstract, run_id=run_id,
         )  # fmt: skip
 
+    def call(self, endpoint: str, payload: Mapping[str, Any], *, run_id: str | None = None) -> Any:
+        """The answer of an endpoint to a whole request, as it would be sent.
+
+        Args:
+            endpoint: name of the endpoint.
+            payload: the request, `{"inputs": …}` and what else the endpoint takes; arrays encoded or not.
+            run_id: as in `apply`.
+        """
+        self._check_endpoint(endpoint)
+        return (
+            self.health() if endpoint == "health" else self._send(endpoint, payload, run_id=run_id)
+        )
+
     def submit(self, endpoint: str, *args: Any, **kwargs: Any) -> Job:
         """Start a call and return at once.
 

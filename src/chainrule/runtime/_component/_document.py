@@ -17,6 +17,8 @@ __all__ = [
     "endpoints_of",
     "fields_of",
     "full_name",
+    "resolve",
+    "root_of",
 ]
 
 Side = Literal["Input", "Output"]
@@ -85,17 +87,22 @@ def differentiable_of(document: Mapping[str, Any], side: Side) -> dict[str, Arra
 def fields_of(document: Mapping[str, Any], side: Side) -> list[Field]:
     """The leaves of one side's schema, for people."""
     schemas = document["components"]["schemas"]
+    return list(_walk(root_of(schemas, side), "", True, schemas, 0))
+
+
+def root_of(schemas: Mapping[str, Any], side: Side) -> Mapping[str, Any]:
+    """The schema of one side, among those of a document."""
     root = schemas.get(f"Apply_{side}Schema")
     if root is None:  # the peer names the model after the author's class
         root = schemas.get(f"Apply{side}Schema", {})
         root = root.get("properties", {}).get("inputs", root)
-    return list(_walk(root, "", True, schemas, 0))
+    return root
 
 
 def _walk(
     node: Mapping[str, Any], path: str, required: bool, schemas: Mapping[str, Any], depth: int
 ) -> Iterator[Field]:
-    node = _resolve(node, schemas)
+    node = resolve(node, schemas)
     said = {"description": node.get("description", ""), "default": node.get("default")}
     if depth > _MAX_DEPTH:
         yield Field(path, "…", is_required=required)
@@ -127,7 +134,7 @@ def _walk_union(
     if not members:
         yield Field(path, _plain_type(node), is_required=required, **said)
     for member in members:
-        yield from _walk({**_resolve(member, schemas), **said}, path, required, schemas, depth + 1)
+        yield from _walk({**resolve(member, schemas), **said}, path, required, schemas, depth + 1)
 
 
 def _plain_type(node: Mapping[str, Any]) -> str:
@@ -135,7 +142,8 @@ def _plain_type(node: Mapping[str, Any]) -> str:
     return " | ".join(map(repr, choices)) or str(node.get("type", "any"))
 
 
-def _resolve(node: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, Any]:
+def resolve(node: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A node of a schema without the `$ref` it may be; what stands beside that wins."""
     for _ in range(_MAX_DEPTH):
         if "$ref" not in node:
             break

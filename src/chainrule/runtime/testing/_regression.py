@@ -18,11 +18,16 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from chainrule._errors import CapabilityError, TransportError
 from chainrule._trees import is_arraylike
 from chainrule.runtime._codec import encode_array
 from chainrule.runtime.testing._compare import compare
 from chainrule.runtime.testing._defaults import with_defaults
-from chainrule.runtime.testing._exceptions import describe_chain, matches_exception
+from chainrule.runtime.testing._exceptions import (
+    describe_chain,
+    exception_name,
+    matches_exception,
+)
 from chainrule.runtime.testing._subject import decode_tree
 
 __all__ = ["RegressionResult", "RegressionSpec", "find_tests", "record", "run_test"]
@@ -37,8 +42,7 @@ class RegressionSpec(BaseModel):
         endpoint: name of the endpoint, in snake case.
         payload: the whole body of the request.
         expected_outputs: what must come back; arrays encoded (then shape and dtype must be equal) or as
-            plain lists (which say nothing about the dtype). Fields that have their default may be left out
-            where the component is in this process.
+            plain lists (which say nothing about the dtype). Fields that have their default may be left out.
         expected_exception: name of the exception, a builtin or dotted.
         expected_exception_regex: must be found in its message.
         atol: allowed absolute difference of inexact values.
@@ -145,13 +149,18 @@ def record(
 
     Returns:
         The test, JSON-ready. A call that raises is recorded as expecting that exception.
+
+    Raises:
+        CapabilityError: the component has no such endpoint.
+        TransportError: it could not be reached, or its process died.
     """
     test: dict[str, Any] = {"endpoint": endpoint, "payload": _encode_tree(payload)}
     try:
         test["expected_outputs"] = _encode_tree(call(component, endpoint, payload))
+    except (CapabilityError, TransportError):
+        raise  # it was not asked, so there is no answer to keep
     except Exception as error:
-        cause = error.__cause__ or error
-        test["expected_exception"] = _name(type(cause))
+        test["expected_exception"] = exception_name(error)
     test |= {"rtol": rtol, "atol": atol}
     if path is not None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -200,7 +209,3 @@ def _encode_tree(tree: Any) -> Any:
     if isinstance(tree, Path):
         return str(tree)
     return encode_array(np.asarray(tree)) if is_arraylike(tree) else tree
-
-
-def _name(cls: type[BaseException]) -> str:
-    return cls.__name__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
