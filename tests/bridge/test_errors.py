@@ -1,7 +1,9 @@
 """The author's exception reaches the caller with its type, outside of `jit` and through it."""
 
+import gc
 import sys
 import traceback
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -87,6 +89,29 @@ def test_the_type_survives_the_fast_path():
         list(map(program, [X, X + 1]))
     with ThreadPoolExecutor(1) as pool, pytest.raises(AuthorsError):
         pool.submit(program, X + 1).result()
+
+
+@pytest.mark.parametrize("size", [3, 10_000], ids=["small", "large"])
+def test_a_failure_that_is_kept_keeps_no_arrays(size):
+    """Also not in the frames of its cause: XLA reuses the memory of what it has lent."""
+    seen = []
+
+    def solve(x):
+        seen.append(weakref.ref(x))
+        raise ArithmeticError("no convergence")
+
+    def f(x):
+        try:
+            return solve(x)
+        except ArithmeticError as error:
+            raise AuthorsError("the solver diverged") from error
+
+    program = jax.jit(from_callable(f, abstract=lambda x: x))
+    for _ in range(2):
+        with pytest.raises(AuthorsError):
+            jax.block_until_ready(program(np.ones(size)))
+    gc.collect()
+    assert [reference() for reference in seen] == [None, None]
 
 
 def test_a_tool_that_traces_is_left_alone():

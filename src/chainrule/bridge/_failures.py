@@ -10,6 +10,8 @@ import itertools
 import re
 import traceback
 
+import numpy as np
+
 from chainrule._errors import ComponentError
 from chainrule._trees import LRUCache
 
@@ -20,10 +22,17 @@ _recent: LRUCache[int, BaseException] = LRUCache(64)
 _NUMBER = re.compile(r"\[chainrule failure (\d+)\]")
 
 
-def report_failure(error: BaseException, where: str) -> str:
-    """Keep an exception for `find_failure` and describe it for XLA."""
-    # The frames hold views of buffers that XLA is about to reuse.
-    traceback.clear_frames(error.__traceback__)
+def report_failure(error: BaseException, where: str, *arrays: list[np.ndarray]) -> str:
+    """Keep an exception for `find_failure` and describe it for XLA.
+
+    Args:
+        error: the exception, which keeps the frames that it came through.
+        where: what was being done.
+        arrays: lists that a frame holds which is still running; they are emptied.
+    """
+    for each in arrays:
+        each.clear()
+    _clear_frames(error)
     _note(error, f"Raised in {where}.")
     if isinstance(error, ComponentError) and error.remote_traceback is not None:
         _note(error, f"Remote traceback:\n{error.remote_traceback}")
@@ -31,6 +40,18 @@ def report_failure(error: BaseException, where: str) -> str:
     _recent.put(number, error)
     text = "".join(traceback.format_exception(error))
     return f"{type(error).__name__}: {error}\n\n{text}\n[chainrule failure {number}]"
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Forget what the frames hold: views of buffers that XLA is about to reuse, and copies of them."""
+    seen: set[int] = set()
+    chain: list[BaseException | None] = [error]
+    while chain:
+        each = chain.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            traceback.clear_frames(each.__traceback__)
+            chain += [each.__cause__, each.__context__]
 
 
 def _note(error: BaseException, note: str) -> None:

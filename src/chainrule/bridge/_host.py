@@ -210,7 +210,7 @@ class HostCall:
         try:
             compute(self.call, inputs, results)
         except BaseException as error:
-            return report_failure(error, repr(self))
+            return report_failure(error, repr(self), inputs, results)
         return self._learn(inputs) if self._has_large else None
 
     def evaluate(self, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -241,7 +241,7 @@ class HostCall:
             "XLA and is reused after the call. Keep a copy. (From the next call on it gets copies.)",
             code="input_kept",
         )
-        return report_failure(error, repr(self))
+        return report_failure(error, repr(self), inputs)
 
 
 def _are_kept(inputs: list[np.ndarray]) -> bool:

@@ -55,11 +55,14 @@ class _Work:
         """Hand out what came of it; done here and now if nobody has begun."""
         with self._lock:
             future, self._is_taken = self._future, True
-        if future is None:
-            compute(self._call.call, self._operands, results)
-        else:
-            for value, result in zip(future.result(), results, strict=True):
-                result[...] = value
+        try:
+            if future is None:
+                compute(self._call.call, self._operands, results)
+            else:
+                for value, result in zip(future.result(), results, strict=True):
+                    result[...] = value
+        finally:
+            self._operands.clear()  # an exception keeps the frames, and they keep this
 
 
 _started: LRUCache[int, _Work] = LRUCache(
@@ -123,7 +126,7 @@ class FinishCall:
                 _move_latest_to_thread()
             work.fill(results)
         except BaseException as error:
-            return report_failure(error, repr(self._call))
+            return report_failure(error, repr(self._call), operands, results)
         return None
 
 
