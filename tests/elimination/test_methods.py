@@ -63,6 +63,19 @@ def test_explanations_print_and_measure():
     assert "µs" in str(found)
 
 
+def test_explanations_need_shapes_only_and_values_to_measure():
+    def function(x):
+        return jnp.sin(x) * x
+
+    shape = jax.ShapeDtypeStruct((3,), jnp.bfloat16)
+    explained = explain_jacobian(function, shape)
+    # No kernel computes in this dtype, so there is none among the ways.
+    assert {candidate.backend for candidate in explained.candidates} == {"xla"}
+    with pytest.raises(ChainruleError) as caught:
+        jax.jit(lambda x: explain_jacobian(function, x, measure=True))(1.0)
+    assert caught.value.code == "not_concrete"
+
+
 def test_native_backend_under_vmap():
     pytest.importorskip("llvmlite")
     task = TASKS[0]

@@ -10,9 +10,10 @@ from typing import Any
 
 import jax
 
+from chainrule._errors import InputError
 from chainrule.elimination._choose import choose_order
 from chainrule.elimination._eliminate import Step
-from chainrule.elimination._linearize import Traced, trace_function
+from chainrule.elimination._linearize import Traced, as_examples, trace_function
 from chainrule.elimination._methods import Candidate, candidates
 from chainrule.elimination._run import run_method
 
@@ -82,7 +83,7 @@ def explain_jacobian(
 
     Args:
         fun: a function of pytrees that JAX can trace.
-        *args: its arguments.
+        *args: its arguments; `jax.ShapeDtypeStruct`s will do.
         argnums: which of them are differentiated.
         measure: compile and time every candidate as well.
 
@@ -90,12 +91,21 @@ def explain_jacobian(
         An object that prints as a table: estimated time of a compiled call, operations, entries held;
         multiplications of an elimination, products of a sweep; when measured, time, memory and set-up.
 
+    Raises:
+        InputError: times cannot be measured while the arguments are being traced (`not_concrete`).
+
     Example:
         >>> import jax.numpy as jnp
         >>> explain_jacobian(lambda x: jnp.sin(x) * x, jnp.arange(8.0)).chosen
         'elimination'
     """
-    traced = trace_function(fun, argnums, args, {})
+    traced = trace_function(fun, argnums, as_examples(args), {})
+    if measure and any(isinstance(operand, jax.core.Tracer) for operand in traced.operands):
+        raise InputError(
+            "Times are measured with values, but the arguments are being traced. Call "
+            "`explain_jacobian(…, measure=True)` outside of `jit`, `vmap` and `grad`.",
+            code="not_concrete",
+        )
     order = choose_order(traced.graph, "auto")
     found = candidates(traced, order, compiled=True, detect=True)
     if measure:

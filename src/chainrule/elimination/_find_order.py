@@ -11,9 +11,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
-import jax
-import jax.numpy as jnp
-
 from chainrule._errors import InputError
 from chainrule._jaxpr import Var
 from chainrule.elimination._blocks import product_structure, sum_structure
@@ -29,7 +26,7 @@ from chainrule.elimination._costs import additions, nontrivial
 from chainrule.elimination._counting import count_operations
 from chainrule.elimination._eliminate import Step
 from chainrule.elimination._graph import Edges, Graph
-from chainrule.elimination._linearize import trace_function
+from chainrule.elimination._linearize import as_examples, trace_function
 from chainrule.elimination._order import Order, fingerprint
 from chainrule.elimination._order_cache import shared_cache
 from chainrule.elimination._rules import real_shape
@@ -96,7 +93,7 @@ def find_order(
     if argnums is None:
         argnums = tuple(range(len(example_args)))
     _check_search(budget_s, seed)
-    graph = trace_function(fun, argnums, jax.tree.map(_example, example_args), {}).graph
+    graph = trace_function(fun, argnums, as_examples(example_args), {}).graph
     order = find_order_of_graph(
         graph, objective=objective, budget_s=budget_s, seed=seed, progress=progress, edges=edges
     )
@@ -112,11 +109,6 @@ def _check_search(budget_s: Any, seed: Any) -> None:
         )
     if not isinstance(seed, numbers.Integral):
         raise InputError(f"seed is an integer; found {seed!r}.", code="bad_seed")
-
-
-def _example(leaf: Any) -> Any:
-    """Any value of a shape and dtype, where that is all that is given."""
-    return jnp.zeros(leaf.shape, leaf.dtype) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf
 
 
 def find_order_of_graph(

@@ -28,6 +28,7 @@ from chainrule.elimination._structure import zero_structure
 __all__ = [
     "Linearization",
     "Traced",
+    "as_examples",
     "is_being_eliminated",
     "is_structured",
     "linearize_traced",
@@ -93,6 +94,16 @@ def trace_function(
     out_tree, aux_tree = _split_aux(out_tree) if has_aux else (out_tree, None)
     graph = build_graph(flatten(program), range(len(operands)), out_tree.num_leaves)
     return Traced(graph, operands, in_tree, out_tree, aux_tree)
+
+
+def as_examples(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments, with zeros for those of which only shape and dtype are given."""
+
+    def example(leaf: Any) -> Any:
+        is_shape = isinstance(leaf, jax.ShapeDtypeStruct)
+        return jnp.zeros(leaf.shape, leaf.dtype) if is_shape else leaf
+
+    return jax.tree.map(example, args)
 
 
 def _split_aux(tree: Any) -> tuple[Any, Any]:

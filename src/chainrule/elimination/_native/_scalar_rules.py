@@ -14,10 +14,14 @@ import numpy as np
 from chainrule._jaxpr import JaxprEqn
 from chainrule.elimination._native._scalars import NativeUnavailableError, ScalarProgram
 
-__all__ = ["RULES", "Rule", "aval_of", "dtype_name"]
+__all__ = ["DTYPES", "RULES", "Rule", "aval_of", "dtype_name"]
 
 Rule = Callable[..., Any]
 """From the scalar program, an equation and its operands' nodes to the nodes of its result(s)."""
+
+
+DTYPES = frozenset({"float32", "float64", "bool"})
+"""What a kernel computes in."""
 
 
 def aval_of(atom: Any) -> Any:
@@ -28,7 +32,7 @@ def aval_of(atom: Any) -> Any:
 def dtype_name(dtype: Any) -> str:
     """The name of a dtype that a kernel can compute in."""
     name = dtype.name
-    if name not in {"float32", "float64", "bool"}:
+    if name not in DTYPES:
         raise NativeUnavailableError(
             f"A native kernel computes in float32 and float64, found {name}; use backend='xla'."
         )

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, Literal, bind_equation, inline_calls, locate
-from chainrule.elimination._native._scalar_rules import RULES, Rule, aval_of, dtype_name
+from chainrule.elimination._native._scalar_rules import DTYPES, RULES, Rule, aval_of, dtype_name
 from chainrule.elimination._native._scalars import NativeUnavailableError, Node, ScalarProgram
 
 __all__ = ["has_scalar_form", "scalarise"]
@@ -63,15 +63,18 @@ def scalarise(program: ClosedJaxpr) -> ScalarProgram:
 
 
 def has_scalar_form(program: ClosedJaxpr) -> bool:
-    """Whether all equations of a program have a scalar form, or follow from constants."""
+    """Whether all equations of a program have a scalar form and dtype, or follow from constants."""
     flat = inline_calls(program, _INLINED)
     known = set(flat.jaxpr.constvars)
+    made = list(flat.jaxpr.invars)
     for eqn in flat.jaxpr.eqns:
         if all(isinstance(atom, Literal) or atom in known for atom in eqn.invars):
             known.update(eqn.outvars)
         elif eqn.primitive.name not in RULES:
             return False
-    return True
+        else:
+            made += eqn.outvars
+    return all(aval_of(var).dtype.name in DTYPES for var in made)
 
 
 def _rule_of(eqn: JaxprEqn) -> Rule:
