@@ -15,6 +15,10 @@ def f(x, y):
     z = x * y
     w = jnp.sin(z)
     return w + z, jnp.log(w)
+
+
+def entry(x, place):
+    return jnp.sin(x)[place] * 2.0
 """
 
 
@@ -40,6 +44,24 @@ def test_order_is_printed_and_proved(file, capfd):
     assert "optimal" in err
 
 
+def test_arguments_that_are_not_differentiated(file, capfd):
+    settings = ("--argnums", "-2", "--budget", "0", "--edges")
+    code, out, err = chainrule(capfd, "order", f"{file}:entry", "[[0.3, 0.4], 1]", *settings)
+    assert code == 0, err
+    assert len(Order.from_json(out)) > 0
+
+
+def test_a_function_that_fails_says_where(file, capfd):
+    code, out, err = chainrule(capfd, "order", f"{file}:entry", "[[0.3, 0.4], 0.5]", "--json")
+    error = json.loads(err)["error"]
+    assert (code, out, error["code"]) == (1, "", "function_failed")
+    assert "functions.py:12 while JAX traced it: TypeError" in error["message"]
+    code, _, err = chainrule(capfd, "order", f"{file}:entry", "[[0.3, 0.4]]")
+    assert code == 1
+    assert "missing 1 required positional argument" in err
+    assert "Traceback" not in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -48,6 +70,11 @@ def test_order_is_printed_and_proved(file, capfd):
         (("{file}:f", "not json"), "json_invalid"),
         (("{file}:f", "1.0"), "bad_arguments"),
         (("{file}:f", "[1.0, 2.0]", "--objective", "beauty"), "unknown_objective"),
+        (("{file}:f", '["a", 2.0]'), "bad_arguments"),
+        (("{file}:f", "[[[1], [2, 3]], null]"), "bad_arguments"),
+        (("{file}:f", "[1.0, 2.0]", "--argnums", "all"), "bad_argnums"),
+        (("{file}:f", "[1.0, 2.0]", "--argnums", "0,2"), "bad_argnums"),
+        (("{file}:f", "[1.0, 2.0]", "--budget", "nan"), "bad_budget"),
     ],
 )
 def test_mistakes_are_explained(file, capfd, arguments, reason):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from chainrule._errors import InputError
+from chainrule._errors import ChainruleError, ComponentError, InputError
 from chainrule.cli._streams import result_stream
 
 __all__ = ["add_arguments", "run"]
@@ -22,9 +25,15 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="ARGUMENTS",
         help="example arguments as a JSON list; only shapes matter",
     )
+    parser.add_argument(
+        "--argnums",
+        metavar="0,1,…",
+        help="which arguments are differentiated; all by default. The others are passed as they are",
+    )
     parser.add_argument("--objective", default="multiplications", help="what is made small")
     parser.add_argument("--budget", type=float, default=5.0, metavar="SECONDS", help="how long")
     parser.add_argument("--seed", type=int, default=0, help="of all random choices")
+    parser.add_argument("--edges", action="store_true", help="eliminate single edges, too")
     parser.add_argument("--float64", action="store_true", help="trace in double precision")
 
 
@@ -44,12 +53,38 @@ def _search(options: Namespace) -> Any:
     from chainrule._jaxpr import enable_x64
     from chainrule.elimination import find_order
 
+    function = _load(options.function)
+    values = _read_arguments(options.arguments)
+    argnums = _read_argnums(options.argnums, len(values))
     with enable_x64(options.float64):
-        arguments = [_as_arrays(value, jnp) for value in _read_arguments(options.arguments)]
-        return find_order(
-            _load(options.function), *arguments, objective=options.objective,
-            budget_s=options.budget, seed=options.seed, progress=not options.json,
-        )  # fmt: skip
+        arguments = [
+            _as_arrays(value, jnp, k) if k in argnums else value for k, value in enumerate(values)
+        ]
+        with _failures_of(options.function):
+            return find_order(
+                function, *arguments, argnums=argnums, objective=options.objective,
+                budget_s=options.budget, seed=options.seed, edges=options.edges,
+                progress=not options.json,
+            )  # fmt: skip
+
+
+@contextmanager
+def _failures_of(target: str) -> Iterator[None]:
+    """Say where the user's function failed, without the frames of JAX around it."""
+    try:
+        yield
+    except ChainruleError:
+        raise
+    except Exception as error:
+        file = Path(target.rpartition(":")[0]).resolve()
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if Path(frame.filename) == file]
+        where = f" at {file.name}:{lines[-1]}" if lines else ""
+        text = str(error).partition("\n")[0]
+        raise ComponentError(
+            f"{target} failed{where} while JAX traced it: {type(error).__name__}: {text}",
+            code="function_failed",
+        ) from error
 
 
 def _read_arguments(text: str) -> list[Any]:
@@ -66,10 +101,29 @@ def _read_arguments(text: str) -> list[Any]:
     return arguments
 
 
-def _as_arrays(value: Any, jnp: Any) -> Any:
+def _read_argnums(text: str | None, count: int) -> tuple[int, ...]:
+    if text is None:
+        return tuple(range(count))
+    try:
+        return tuple(range(count)[int(part)] for part in text.split(","))
+    except (ValueError, IndexError):
+        raise InputError(
+            f"--argnums takes positions among {count} arguments, such as 0 or 0,2; found {text!r}.",
+            code="bad_argnums",
+        ) from None
+
+
+def _as_arrays(value: Any, jnp: Any, position: int) -> Any:
     if isinstance(value, dict):
-        return {key: _as_arrays(item, jnp) for key, item in value.items()}
-    return jnp.asarray(value, float)
+        return {key: _as_arrays(item, jnp, position) for key, item in value.items()}
+    try:
+        return jnp.asarray(value, float)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"Argument {position} is no array of numbers: {json.dumps(value)[:60]}. Leave it out of "
+            "--argnums if it is not differentiated.",
+            code="bad_arguments",
+        ) from None
 
 
 def _load(target: str) -> Any:
