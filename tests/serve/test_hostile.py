@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import random
@@ -224,6 +225,7 @@ def test_error_bodies_are_small_and_echo_nothing(served):
         ({**JSON, "Content-Encoding": "gzip"}, gzip.compress(BODY, mtime=0), 200),
         ({**JSON, "Content-Encoding": "zstd"}, zstandard.compress(BODY), 200),
         ({**JSON, "Content-Encoding": "gzip"}, BODY, 400),
+        ({**JSON, "Content-Encoding": "gzip"}, gzip.compress(BODY, mtime=0) * 2, 400),
         ({**JSON, "Content-Encoding": "zstd"}, BODY, 400),
         ({**JSON, "Content-Encoding": "br"}, BODY, 415),
         ({**JSON, "Content-Encoding": "gzip"}, gzip.compress(bytes(10**8), mtime=0), 413),
@@ -284,6 +286,32 @@ def test_slow_callers_are_let_go(served, request_bytes):
     assert converse(served, request_bytes).startswith(b"HTTP/1.1 408")
 
 
+@pytest.mark.parametrize(
+    ("start", "part"),
+    [
+        (b"GET /health?", b"a" * 1000),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Long: ", b"a" * 1000),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\n", b"X-Many: a\r\n" * 100),
+    ],
+    ids=["path", "header", "headers"],
+)
+def test_heads_that_do_not_end_are_not_kept(served, start, part):
+    with contextlib.closing(socket.create_connection(served.netloc.split(":"))) as connection:
+        connection.settimeout(20)
+        connection.sendall(start)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(10_000):
+                connection.sendall(part)
+            pytest.fail("the server takes it all")
+    one_too_many = (start + part * 70)[: (1 << 16) + 1]
+    assert converse(served, one_too_many, close=True).startswith(b"HTTP/1.1 431")
+
+
+def test_a_parameter_that_is_given_twice(served):
+    answer = served.post("/apply?run_id=a&run_id=b", {"inputs": {"x": [1.0]}})
+    assert (answer.status, answer.problem["code"]) == (422, "bad_query")
+
+
 def test_a_caller_that_leaves_in_the_middle_of_its_body(served):
     head = b"POST /apply HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     for size in (100, 1_000_000):
@@ -304,11 +332,17 @@ def test_bodies_that_are_turned_away_leave_their_memory(start_server, wait_until
 
 
 def test_more_bodies_than_the_server_may_hold(start_server, wait_until):
-    limited = start_server(workers=1, max_inflight_bytes=1000)
+    limited = start_server(workers=1, max_inflight_bytes=1000, max_connections=10)
     assert limited.apply().status == 200
     slow = limited.in_background("sleep", 1.5)
     wait_until(lambda: limited.is_running)
     answer = limited.request("POST", "/apply", b" " * 999 + BODY, JSON)
     assert (answer.status, answer.problem["code"]) == (503, "memory_busy")
     assert slow.result().status == 200
+    with contextlib.ExitStack() as idle:  # and more connections than it may have
+        for _ in range(10):
+            idle.enter_context(socket.create_connection(limited.netloc.split(":")))
+        answer = limited.get("/health")
+    assert (answer.status, answer.problem["code"]) == (503, "connections_full")
+    assert answer.headers["retry-after"] == "1"
     limited.stop()

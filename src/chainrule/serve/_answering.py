@@ -190,7 +190,7 @@ def _expand_gzip(body: Any, max_bytes: int) -> bytes:
         content = stream.decompress(body, max_bytes + 1)
     except zlib.error:
         raise _damaged("gzip") from None
-    if len(content) <= max_bytes and not stream.eof:
+    if len(content) <= max_bytes and (not stream.eof or stream.unused_data):
         raise _damaged("gzip")
     return content
 

@@ -18,14 +18,14 @@ from chainrule.serve._bodies import (
     declared_length,
     read_body,
 )
-from chainrule.serve._calls import Call, Reply
+from chainrule.serve._calls import Call, Reply, unavailable
 from chainrule.serve._express import BEGUN, Begun, CanBegin
 from chainrule.serve._merging import MergingPool
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._problems import problem_reply
 from chainrule.serve._service import Service
 
-__all__ = ["Endpoint", "reply_headers", "send_reply"]
+__all__ = ["Endpoint", "reply_headers", "send_reply", "turn_away"]
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
@@ -232,7 +232,13 @@ def _text(value: bytes | None) -> str | None:
 
 
 def _query(text: bytes) -> Mapping[str, str]:
-    return dict(parse_qsl(text.decode("latin-1"), keep_blank_values=True)) if text else _NO_QUERY
+    if not text:
+        return _NO_QUERY
+    pairs = parse_qsl(text.decode("latin-1"), keep_blank_values=True)
+    query = dict(pairs)
+    if len(query) < len(pairs):
+        raise InputError("A parameter of the query is given twice.", code="bad_query")
+    return query
 
 
 def _waits(query: Mapping[str, str]) -> bool:
@@ -253,6 +259,12 @@ async def send_reply(send: Send, reply: Reply, *, close: bool = False) -> None:
     for piece in first:
         await send({"type": "http.response.body", "body": piece, "more_body": True})
     await send({"type": "http.response.body", "body": last})
+
+
+async def turn_away(scope: Any, receive: Any, send: Any) -> None:
+    """Answer a request on a connection beyond the limit; an ASGI application."""
+    error = unavailable("The server has as many connections as it may have.", "connections_full")
+    await send_reply(send, problem_reply(error), close=True)
 
 
 def reply_headers(reply: Reply, nbytes: int) -> list[tuple[bytes, bytes]]:

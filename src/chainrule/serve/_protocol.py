@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from chainrule.serve._calls import Reply
-from chainrule.serve._endpoint import reply_headers
+from chainrule.serve._endpoint import reply_headers, turn_away
 from chainrule.serve._express import BEGUN, Begun, ExpressLane, Ticket
 
 __all__ = ["TimedHttpProtocol"]
@@ -23,6 +23,12 @@ _TIMEOUT_RESPONSE = (
     b"HTTP/1.1 408 Request Timeout\r\ncontent-type: text/plain\r\ncontent-length: 0\r\n"
     b"connection: close\r\n\r\n"
 )
+_HEAD_TOO_LARGE_RESPONSE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain\r\n"
+    b"content-length: 0\r\nconnection: close\r\n\r\n"
+)
+# Far above what callers and proxies send; it is kept in memory, and put together piece by piece.
+_MAX_HEAD_BYTES = 1 << 16
 # More than this is written at once, so that a slow reader slows its writer down.
 _MAX_GATHERED = 1 << 16
 
@@ -45,6 +51,8 @@ class TimedHttpProtocol(HttpToolsProtocol):
     _is_between = True  # requests: all bytes so far belong to complete ones
     _first_packet = b""  # of the present request
     _received = 0  # bytes of the present request
+    _got_on = False  # the last packet completed a head, brought some of a body, or ended a request
+    _head_bytes = 0  # of packets that did not
     _express: tuple[RequestResponseCycle, Ticket] | None = None
     _known: tuple[bytes, Ticket] | None = None
     _waits_for_body = False  # of a request that begins as the one that is known
@@ -101,7 +109,11 @@ class TimedHttpProtocol(HttpToolsProtocol):
         if self._is_between:
             self._first_packet, self._received = data, 0
         self._received += len(data)
+        self._got_on = False
         super().data_received(data)
+        self._head_bytes = 0 if self._got_on else self._head_bytes + len(data)
+        if self._head_bytes > _MAX_HEAD_BYTES:
+            self._refuse_head()
         if self._express is None or self.transport.is_closing():
             return
         if self._express[0].more_body:
@@ -116,20 +128,33 @@ class TimedHttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._is_timed = False
+        self._is_timed, self._got_on = False, True
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._got_on = True
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
-        self._is_timed, self._is_between = False, True
+        self._is_timed, self._is_between, self._got_on = False, True, True
         super().on_message_complete()
+
+    def _refuse_head(self) -> None:
+        """End the connection; with an answer, if none of an earlier request is under way."""
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.write(_HEAD_TOO_LARGE_RESPONSE)
+        self.transport.close()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         begun, self._begun = self._begun, None
         if begun is not None:
             self._go_on(cycle, begun)
             return
+        if app is not self.app:  # what uvicorn answers beyond the limit of connections
+            super()._start_asgi_task(cycle, turn_away)
+            return
         ticket = None
-        if app is self.app and cycle.more_body:
+        if cycle.more_body:
             ticket = self.express_lane.ticket_for(cycle.scope)
         if ticket is None:
             super()._start_asgi_task(cycle, app)
