@@ -158,6 +158,15 @@ def test_wrong_results_are_named():
         jax.block_until_ready(jax.jit(kind)(X))
 
 
+def test_a_missing_derivative_is_told_to_be_zeros():
+    f = from_callable(
+        lambda x, y: x * y, vjp=lambda p, u: (p[1] * u, None), abstract=lambda x, y: x
+    )
+    np.testing.assert_array_equal(jax.grad(lambda x: f(x, 2 * X).sum())(X), 2 * X)
+    with pytest.raises(ComponentError, match=r"returned a NoneType at `\[1\]`.*Return zeros"):
+        jax.grad(lambda y: f(X, y).sum())(X)
+
+
 def test_vjp_must_return_a_tuple():
     f = from_callable(np.sin, vjp=lambda p, u: np.cos(p[0]) * u, abstract=lambda x: x)
     with pytest.raises(ComponentError, match="one cotangent per argument"):

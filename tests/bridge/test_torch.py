@@ -89,6 +89,23 @@ def test_other_dtypes_are_converted_and_gradients_converted_back(ours):
         torch.testing.assert_close(x.grad.double(), 2 * A * X, rtol=0.02, atol=0.02)
 
 
+def test_views_that_are_negated_later(ours):
+    z = torch.complex(X, X).conj()
+    torch.testing.assert_close(ours(z.imag, A)["s"], A * (X * X).sum())
+
+
+def test_a_dtype_that_numpy_does_not_have_is_refused(ours):
+    with pytest.raises(InputError, match="float8_e4m3fn") as caught:
+        ours(X.to(torch.float8_e4m3fn), A)
+    assert (caught.value.code, caught.value.path) == ("not_an_array", "x")
+
+
+def test_a_call_does_not_become_a_constant_of_a_recorded_program(ours):
+    with pytest.raises(CapabilityError, match=r"torch\.func\.jvp") as caught:
+        func.linearize(lambda x: ours(x, A)["y"], X)
+    assert caught.value.code == "not_recordable"
+
+
 def test_second_order_says_what_is_missing(ours):
     with pytest.raises(CapabilityError, match="hessian_vector_product"):
         func.hessian(lambda x: ours(x, A)["s"])(X)

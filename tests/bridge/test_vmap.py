@@ -151,11 +151,18 @@ def test_errors_carry_the_batch_index(max_concurrency):
 
 
 @pytest.mark.parametrize(
-    "option", [{"batching": "rows"}, {"max_concurrency": 0}, {"max_concurrency": True}], ids=str
+    "option",
+    [
+        {"batching": "rows"},
+        {"max_concurrency": 0},
+        {"max_concurrency": True},
+        {"abstract": "guess"},
+    ],
+    ids=str,
 )
 def test_options_are_checked(option):
     with pytest.raises(InputError) as caught:
-        from_callable(np.sin, abstract=lambda x: x, **option)
+        from_callable(np.sin, **option)
     assert (caught.value.code, caught.value.path) == ("invalid_option", *option)
 
 

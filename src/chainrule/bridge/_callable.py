@@ -50,10 +50,10 @@ class CallableTarget(Target):
         self.batching = batching
         self.max_concurrency = max_concurrency
         known = {endpoint for endpoint, product in self._products.items() if product is not None}
-        is_known = abstract is not None and not (
-            isinstance(abstract, str) and abstract == "evaluate"
-        )
-        described = {"abstract_eval"} if is_known else set()
+        if isinstance(abstract, str):
+            check_choice("abstract", abstract, ("evaluate",))
+        is_unknown = abstract is None or isinstance(abstract, str)
+        described = set() if is_unknown else {"abstract_eval"}
         self.endpoints = frozenset({"apply"} | known | described)
 
     def apply(self, inputs: tuple[Any, ...]) -> Any:

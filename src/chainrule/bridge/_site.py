@@ -177,13 +177,23 @@ def check_result(
     same_dtype = array.dtype is type_.dtype or array.dtype == type_.dtype
     if array.shape == type_.shape and (same_dtype or _converts(array.dtype, type_.dtype)):
         return array
-    found = ArrayType(array.shape, array.dtype)
     raise ComponentError(
-        f"`{request.name}` of {target.name} returned {found} at `{port.path}` where {type_} was promised. "
-        "Make the endpoint and `abstract_eval` agree.",
+        f"`{request.name}` of {target.name} returned {_describe(value, array)}"
+        f"{f' at `{port.path}`' if port.path else ''} where {type_} was promised. {_advice(value, request)}",
         code="result_mismatch",
         path=port.path,
     )
+
+
+def _describe(value: Any, array: np.ndarray) -> str:
+    is_numeric = is_inexact(array.dtype) or array.dtype.kind in "biu"
+    return str(ArrayType(array.shape, array.dtype)) if is_numeric else f"a {type(value).__name__}"
+
+
+def _advice(value: Any, request: Any) -> str:
+    if value is None and request.name != "apply":
+        return "Return zeros for a derivative that is zero."
+    return "Make the endpoint and `abstract_eval` agree."
 
 
 def _converts(found: np.dtype[Any], wanted: np.dtype[Any]) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from chainrule._errors import InputError
 from chainrule.bridge._component_target import as_target
 from chainrule.bridge._host import Batch, Call
 from chainrule.bridge._inputs import take_inputs_apart
@@ -14,6 +15,7 @@ from chainrule.bridge._options import Options, VmapMethod
 from chainrule.bridge._requests import apply_request
 from chainrule.bridge._site import find_site
 from chainrule.bridge._types import ArrayType
+from chainrule.runtime._schema._dtypes import PEER_DTYPES
 from chainrule.torch._function import HostFunction
 
 __all__ = ["apply_component"]
@@ -68,7 +70,10 @@ def apply_component(
     )
     skeleton, leaves = take_inputs_apart(as_target(component), inputs, torch.as_tensor)
     tensors = [_as_tensor(leaf) for leaf in leaves]
-    types = [ArrayType(tuple(tensor.shape), _numpy_dtype(tensor)) for tensor in tensors]
+    types = [
+        ArrayType(tuple(tensor.shape), _numpy_dtype(tensor.dtype, path))
+        for path, tensor in zip(skeleton.paths, tensors, strict=True)
+    ]
     site = find_site(as_target(component), options, skeleton, types, _held_by_torch)
     call = Call(site, apply_request(site), Batch.none(len(tensors)))
     return site.output_skeleton.build(list(HostFunction.apply(call, *tensors)))
@@ -80,8 +85,15 @@ def _as_tensor(leaf: Any) -> torch.Tensor:
     return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
-def _numpy_dtype(tensor: torch.Tensor) -> np.dtype[Any]:
-    return np.dtype(str(tensor.dtype).removeprefix("torch."))
+def _numpy_dtype(dtype: torch.dtype, path: str) -> np.dtype[Any]:
+    name = str(dtype).removeprefix("torch.")
+    if name in PEER_DTYPES:
+        return np.dtype(name)
+    raise InputError(
+        f"`{path}` is a tensor of {dtype}, which NumPy does not have. Convert it, for example by `.float()`.",
+        code="not_an_array",
+        path=path,
+    )
 
 
 def _held_by_torch(dtype: np.dtype[Any]) -> np.dtype[Any]:

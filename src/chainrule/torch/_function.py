@@ -6,6 +6,7 @@ of a request is again requests, made by the same function, so second derivatives
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -32,8 +33,9 @@ class HostFunction(torch.autograd.Function):
     @staticmethod
     def forward(call: Call, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the call on the host."""
+        _check_not_recorded(call)
         device = operands[0].device if operands else torch.device("cpu")
-        arrays = [operand.detach().cpu().resolve_conj().numpy() for operand in operands]
+        arrays = [o.detach().cpu().resolve_conj().resolve_neg().numpy() for o in operands]
         results = host_call(call).evaluate(arrays)
         return tuple(torch.from_numpy(result).to(device) for result in results)
 
@@ -93,6 +95,19 @@ class HostFunction(torch.autograd.Function):
         batch = call.batch.with_outer(info.batch_size, [dim is not None for dim in dims])
         results = HostFunction.apply(replace(call, batch=batch), *fronted)
         return results, (0,) * len(results)
+
+
+def _check_not_recorded(call: Call) -> None:
+    """Refuse to become a constant of a program that torch records to run it again with other numbers."""
+    recorder = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    is_recording = recorder is not None and recorder.get_proxy_mode() is not None
+    if is_recording or torch.jit.is_tracing():
+        raise CapabilityError(
+            f"torch is recording its operations (`torch.func.linearize`, `make_fx`, `torch.jit.trace`), and "
+            f"{call!r} is not one of them: its result would be a constant of the recorded program. Use "
+            "`torch.func.jvp` or `torch.func.vjp`.",
+            code="not_recordable",
+        )
 
 
 def _pull_back(
