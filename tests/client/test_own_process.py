@@ -126,7 +126,7 @@ def test_a_component_that_cannot_be_loaded_says_why(tmp_path):
     (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
     with pytest.raises(TransportError) as caught:
         Component.from_source(tmp_path / "slow.py", startup_timeout=0.5)
-    assert caught.value.code == "call_timeout"
+    assert caught.value.code == "startup_timeout"
 
 
 @pytest.fixture
@@ -209,6 +209,16 @@ def test_requirements_that_cannot_be_installed(project):
     folder.mkdir()
     with pytest.raises(DefinitionError, match="not a virtual environment"):
         ensure_environment(project, folder)
+
+
+def test_an_interpreter_or_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(TransportError, match="no-such-python") as caught:
+        Component.from_source(SOURCE, python=tmp_path / "no-such-python")
+    assert caught.value.code == "not_startable"
+    with pytest.raises(DefinitionError) as caught:
+        Component.from_source(tmp_path / "absent" / "component.py", environment=True)
+    assert caught.value.code == "module_missing"
+    assert not any(tmp_path.iterdir())
 
 
 def test_an_exception_of_the_author_survives_the_border():

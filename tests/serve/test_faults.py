@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from chainrule.runtime._config import ComponentConfig
+from chainrule.serve._calls import CallError
 from chainrule.serve._pool import ProcessPool
 
 
@@ -144,15 +146,22 @@ def test_a_system_without_room_for_a_process_is_not_the_end(component_path, monk
     def no_room(*args, **kwargs):
         raise BlockingIOError(errno.EAGAIN, "no more processes")
 
-    async def start():
-        pool = ProcessPool(
-            component_path, {}, workers=1, timeout_s=None, max_queue=1, startup_timeout_s=9
-        )
-        await pool.start()
-
     monkeypatch.setattr(subprocess, "Popen", no_room)
     with pytest.raises(BlockingIOError):  # which a pool that replaces a worker outlives
-        asyncio.run(start())
+        asyncio.run(start_pool(component_path))
+
+
+def test_a_component_that_dies_while_it_is_loaded(tmp_path):
+    source = tmp_path / "deadly.py"
+    source.write_text("import os\nos._exit(4)\n")
+    with pytest.raises(CallError, match="status 4 while it loaded") as caught:
+        asyncio.run(start_pool(str(source)))
+    assert caught.value.details == {"exit_code": 4}
+
+
+async def start_pool(source):
+    limits = {"timeout_s": None, "max_queue": 1, "startup_timeout_s": 60}
+    await ProcessPool(source, ComponentConfig(), workers=1, **limits).start()
 
 
 def test_stop_does_not_wait_for_ever(start_server, wait_until):

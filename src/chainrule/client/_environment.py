@@ -37,9 +37,12 @@ def ensure_environment(source: Path, folder: Path | None = None) -> Path:
         folder: where the environment is; `.chainrule-venv` beside the component when not given.
 
     Raises:
-        DefinitionError: the requirements cannot be installed (`environment_failed`).
+        DefinitionError: there is no such folder (`module_missing`), or the requirements cannot be installed
+            (`environment_failed`).
     """
     home = source if source.is_dir() else source.parent
+    if not home.is_dir():
+        raise DefinitionError(f"There is no folder {home}.", code="module_missing")
     folder = folder or home / _FOLDER
     python = folder / "bin" / "python"
     requirements = _declared(home)

@@ -136,8 +136,12 @@ class SubprocessTransport(Transport):
 
     def _start(self) -> None:
         ours, theirs = socket_pair()
-        with theirs:
-            self._process = start_for_good(lambda: self._spawn(theirs.fileno()))
+        try:
+            with theirs:
+                self._process = start_for_good(lambda: self._spawn(theirs.fileno()))
+        except BaseException:
+            ours.close()
+            raise
         self.place = f"process {self._process.pid}"
         self._connection = PacketConnection(ours, self.place)
         self._finalizer = weakref.finalize(self, _end, self._process, self._connection)
@@ -148,17 +152,22 @@ class SubprocessTransport(Transport):
         except BaseException as error:
             self._stop()
             if isinstance(error, LostConnectionError):
-                raise self._ended("while it loaded the component", error) from error
+                raise self._not_started(error) from error
             raise
         limit_waiting(ours, self._timeout_s)
 
     def _spawn(self, descriptor: int) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [self._python, "-m", _WORKER, str(descriptor)],
-            pass_fds=[descriptor],
-            stdin=subprocess.DEVNULL,
-            env=with_memory_settings(self._variables or os.environ),
-        )
+        try:
+            return subprocess.Popen(
+                [self._python, "-m", _WORKER, str(descriptor)],
+                pass_fds=[descriptor],
+                stdin=subprocess.DEVNULL,
+                env=with_memory_settings(self._variables or os.environ),
+            )
+        except OSError as error:
+            raise TransportError(
+                f"{self._python} cannot be started: {error.strerror}.", code="not_startable"
+            ) from error
 
     def _exchange(self, header: Mapping[str, Any], body: Frames, ticket: Ticket) -> Answer:
         if self._is_closed:
@@ -177,7 +186,7 @@ class SubprocessTransport(Transport):
             self._stop()
             if ticket.is_cancelled:
                 raise TransportError("The call was given up.", code="cancelled") from error
-            raise self._ended("during the call", error) from error
+            raise self._ended(error) from error
         finally:
             is_over.set()
             ticket.when_cancelled(None)
@@ -186,16 +195,28 @@ class SubprocessTransport(Transport):
         if self._process is not None:
             self._finalizer()
 
-    def _ended(self, when: str, error: LostConnectionError) -> TransportError:
+    def _not_started(self, error: LostConnectionError) -> TransportError:
         if error.code == "timeout":
             return TransportError(
-                f"The component's process did not answer in time {when} and was stopped.",
+                f"The component was not loaded within {self._startup_timeout_s:g} s. Pass a larger "
+                "startup_timeout.",
+                code="startup_timeout",
+            )
+        return self._crashed("while it loaded the component; its error output may say more")
+
+    def _ended(self, error: LostConnectionError) -> TransportError:
+        if error.code == "timeout":
+            return TransportError(
+                "The component's process did not answer in time during the call and was stopped.",
                 code="call_timeout",
             )
+        return self._crashed("during the call. The next call starts a new one")
+
+    def _crashed(self, when: str) -> TransportError:
         assert self._process is not None
         status = self._process.returncode
         return TransportError(
-            f"The component's process ended {ending_words(status)} {when}. The next call starts a new one.",
+            f"The component's process ended {ending_words(status)} {when}.",
             code="worker_crashed",
             details=ending_facts(status),
         )

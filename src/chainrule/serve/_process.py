@@ -117,7 +117,16 @@ class WorkerProcess:
         self._loop.add_reader(self._pidfd, self._on_process_end)
         self._loop.add_reader(self._connection, self._on_readable)
         setup = self._exchange({"worker": self.number}, [self._setup], [self.slot.descriptor])
-        reply = self._to_reply(await setup)
+        try:
+            reply = self._to_reply(await setup)
+        except CallError as error:
+            raise CallError(
+                f"The component's process ended {ending_words(self.exit_code)} while it loaded the "
+                "component; its error output may say more.",
+                code=error.code,
+                status=error.http_status,
+                details=error.details,
+            ) from error
         content = orjson.loads(b"".join(reply.open()))
         if reply.status != 200:
             raise DefinitionError(

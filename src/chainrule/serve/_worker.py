@@ -8,6 +8,7 @@ calls we then read ourselves (`_direct`). The process ends when the server close
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -61,24 +62,9 @@ class Worker:
         self._desk = Desk(f"w{message.header.get('worker', 0)}")
         if message.descriptors:
             self._slot = CallSlot(message.descriptors[0])
-        try:
-            source, config = pickle.loads(message.body)
-            show_log(config)
-            component = load_component(source, config=config)
-            prepare(component)
-            answerer = Answerer(component)
-            reply = Reply(200, "application/json", [orjson.dumps(asdict(answerer.facts))])
-            self._send(self._desk.store(reply))
-            return answerer
-        except ChainruleError as error:
-            self._send(self._desk.store(problem_reply(error, debug=True)))
-        except Exception as error:
-            failure = ComponentError(
-                f"Loading the component raised {type(error).__name__}: {error}", code="load_failed"
-            )
-            failure.__cause__ = error
-            self._send(self._desk.store(problem_reply(failure, debug=True)))
-        return None
+        answerer, reply = _load(message.body)
+        self._send(self._desk.store(reply))
+        return answerer
 
     def run(self, answerer: Answerer) -> None:
         """Answer calls until the server closes the connection."""
@@ -138,6 +124,25 @@ class Worker:
         send_message(self._connection, stored.header, (stored.inline,), stored.descriptors)
 
 
+def _load(setup: bytes) -> tuple[Answerer | None, Reply]:
+    """The component that a server or client has pickled, and what to tell them about it."""
+    try:
+        source, config = pickle.loads(setup)
+        show_log(config)
+        component = load_component(source, config=config)
+        prepare(component)
+        answerer = Answerer(component)
+        return answerer, Reply(200, "application/json", [orjson.dumps(asdict(answerer.facts))])
+    except ChainruleError as error:
+        return None, problem_reply(error, debug=True)
+    except Exception as error:
+        failure = ComponentError(
+            f"Loading the component raised {type(error).__name__}: {error}", code="load_failed"
+        )
+        failure.__cause__ = error
+        return None, problem_reply(failure, debug=True)
+
+
 def _die_with_parent() -> None:
     """Be killed when the server is; without this a busy worker would outlive a killed server."""
     if sys.platform == "linux":
@@ -151,10 +156,11 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(2, 1)  # what the author prints is a log, not output of the server
     worker = Worker(socket.socket(fileno=descriptor))
-    answerer = worker.load()
-    if answerer is not None:
-        gc.freeze()  # what is loaded now stays; collections need not look at it again and again
-        worker.run(answerer)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody wants the answer
+        answerer = worker.load()
+        if answerer is not None:
+            gc.freeze()  # what is loaded now stays; collections need not look at it again and again
+            worker.run(answerer)
 
 
 if __name__ == "__main__":
