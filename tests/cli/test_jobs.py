@@ -166,6 +166,7 @@ def test_top_is_live_in_a_terminal(url, capsys, monkeypatch):
         (["jobs", "ftp://nowhere"], "bad_url"),
         (["top", "http://127.0.0.1:1"], "unreachable"),
         (["jobs", "{url}", "--token-file", "/nowhere"], "bad_token_file"),
+        (["jobs", "{url}", "--token-file", sys.executable], "bad_token_file"),
     ],
 )
 def test_what_goes_wrong(url, capsys, arguments, code):

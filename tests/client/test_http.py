@@ -298,7 +298,7 @@ def test_encrypted_connections(fake, certificate):
         with Component.from_url(server.url, verify=trust) as component:
             assert component.apply({}) == {"y": 1}
             assert pickle.loads(pickle.dumps(component)).transport.place == server.url
-    with pytest.raises(TransportError) as caught:
+    with pytest.raises(TransportError, match="verify=FILE") as caught:
         Component.from_url(server.url, retries=0).apply({})
     assert caught.value.code == "unreachable"
 

@@ -49,10 +49,11 @@ def _read_token(file: Path | None) -> str | None:
     if file is None:
         return None
     try:
-        return file.read_text().strip()
-    except OSError as error:
+        return file.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise InputError(
-            f"The token file cannot be read: {error.strerror}.", code="bad_token_file"
+            f"The token file cannot be read: {reason}.", code="bad_token_file"
         ) from None
 
 

@@ -158,6 +158,13 @@ class ConnectionPool:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if origin.tls is not None:
                 connection = origin.tls.wrap_socket(connection, server_hostname=origin.host)
+        except ssl.SSLCertVerificationError as error:
+            raise LostConnectionError(
+                f"The certificate of {origin} is not trusted ({error.verify_message}). Name a file with the "
+                "authorities to trust: verify=FILE, or the variable SSL_CERT_FILE.",
+                was_sent=False,
+                code="unreachable",
+            ) from error
         except (OSError, UnicodeError) as error:  # the latter for a name that no server can have
             raise LostConnectionError(
                 f"Cannot connect to {origin}: {error}. Is the component being served there?",
