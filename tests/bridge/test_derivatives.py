@@ -295,10 +295,64 @@ def test_one_product_gives_the_other_where_nothing_is_linear_over_complex_number
         np.testing.assert_allclose(jax.jvp(f, (z,), (along,))[1], pushed, rtol=1e-12)
 
 
+class Phase:
+    """exp(i x) of a real x, by its Jacobian."""
+
+    name = "phase"
+    available_endpoints = ("apply", "abstract_eval", "jacobian")
+    differentiable_inputs = {"x": {"dtype": "float64"}}  # noqa: RUF012
+    differentiable_outputs = {"y": {"dtype": "complex128"}}  # noqa: RUF012
+    openapi_schema = {"components": {"schemas": {}}}  # noqa: RUF012
+
+    def apply(self, inputs):
+        return {"y": np.exp(1j * inputs["x"])}
+
+    def abstract_eval(self, inputs):
+        return {"y": {**inputs["x"], "dtype": "complex128"}}
+
+    def jacobian(self, inputs, jac_inputs, jac_outputs):
+        return {"y": {"x": np.diag(1j * np.exp(1j * inputs["x"]))}}
+
+
+def test_the_cotangent_of_a_real_input_of_a_complex_jacobian():
+    phase, u = Phase(), np.array([1 + 2j, 0.5j, -1.0])
+    found = jax.vjp(lambda x: apply_component(phase, {"x": x})["y"], X)[1](u)[0]
+    np.testing.assert_allclose(found, jax.vjp(lambda x: jnp.exp(1j * x), X)[1](u)[0], rtol=1e-12)
+
+
 def test_only_a_derivative_can_be_transposed(numpy_component):
     with pytest.raises(CapabilityError, match="only a linear function") as caught:
         jax.linear_transpose(lambda x: apply(numpy_component, x, A)["y"], X)(X)
     assert caught.value.code == "not_linear"
+
+
+class HalfPrecision:
+    """y = a + 2 b of a float16 and a bfloat16, by its Jacobian."""
+
+    name = "half precision"
+    available_endpoints = ("apply", "abstract_eval", "jacobian")
+    differentiable_inputs = {"a": {"dtype": "float16"}, "b": {"dtype": "bfloat16"}}  # noqa: RUF012
+    differentiable_outputs = {"y": {"dtype": "float32"}}  # noqa: RUF012
+    openapi_schema = {"components": {"schemas": {}}}  # noqa: RUF012
+
+    def apply(self, inputs):
+        return {"y": inputs["a"].astype("float32") + 2 * inputs["b"].astype("float32")}
+
+    def abstract_eval(self, inputs):
+        return {"y": {"shape": [3], "dtype": "float32"}}
+
+    def jacobian(self, inputs, jac_inputs, jac_outputs):
+        return {"y": {i: np.eye(3, dtype="float32") * (1 if i == "a" else 2) for i in jac_inputs}}
+
+
+def test_a_jacobian_by_inputs_of_dtypes_that_numpy_does_not_mix():
+    component = HalfPrecision()
+    f = lambda a, b: apply_component(component, {"a": a, "b": b})["y"]  # noqa: E731
+    point = jnp.asarray(X, "float16"), jnp.asarray(X, "bfloat16")
+    for transform in (jax.jacfwd, jax.jacrev):
+        by_a, by_b = transform(f, (0, 1))(*point)
+        np.testing.assert_array_equal(np.asarray(by_a, float), np.eye(3))
+        np.testing.assert_array_equal(np.asarray(by_b, float), 2 * np.eye(3))
 
 
 class SparseJacobian(Recorder):

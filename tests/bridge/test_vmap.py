@@ -89,6 +89,25 @@ def test_the_caller_can_declare_batching(method):
     assert shapes == [((4, 3), (1 if method == "expand_dims" else 4, 3))]
 
 
+@pytest.mark.parametrize("method", ["expand_dims", "broadcast_all"])
+def test_derivatives_by_an_operand_without_batch_axis(method):
+    """The endpoints treat leading axes as batch axes: they do not sum over them."""
+    f = from_callable(
+        lambda x, w: x * w,
+        vjp=lambda p, u: (p[1] * u, p[0] * u),
+        abstract=lambda x, w: x,
+        vmap_method=method,
+    )
+
+    def gradients(f):
+        one = jax.grad(lambda x, w: (jax.vmap(f, (0, None))(x, w) ** 2).sum(), (0, 1))(X, X[0])
+        twice = jax.vmap(jax.vmap(f, (0, None)), (None, 0))
+        return one, jax.jit(jax.grad(lambda x, w: (twice(x, w) ** 2).sum(), (0, 1)))(X, X[:2])
+
+    wanted = gradients(lambda x, w: x * w)
+    jax.tree.map(lambda u, v: np.testing.assert_allclose(u, v), gradients(f), wanted)
+
+
 def test_a_schema_of_fixed_rank_falls_back_to_single_calls():
     @component
     def double(x: Differentiable[Array[("n",), Float64]]) -> Differentiable[Array[("n",), Float64]]:

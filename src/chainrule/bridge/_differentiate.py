@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from chainrule.bridge._calculus import (
     pushed_forward,
 )
 from chainrule.bridge._host import Call
+from chainrule.bridge._native_batching import broadcast_site
 from chainrule.bridge._requests import Space
 from chainrule.bridge._types import is_inexact
 
@@ -29,6 +31,7 @@ __all__ = ["jvp_rule", "transpose_rule"]
 def jvp_rule(operands: Any, tangents: Any, *, call: Call) -> tuple[list[Any], list[Any]]:
     """A sum of one term for the moving primals and one for each slot with moving vectors."""
     results = bind_call(call, operands)
+    call, operands, tangents = _broadcast(call, operands, tangents)
     if call.request.columns is not None:
         return results, _jacobian_tangents(call, operands, tangents)
     terms = [
@@ -37,6 +40,23 @@ def jvp_rule(operands: Any, tangents: Any, *, call: Call) -> tuple[list[Any], li
     ]
     total = [jax.tree.reduce(jnp.add, list(parts)) for parts in zip(*terms, strict=True)]
     return results, _place(call, results, total, [t for t in tangents if _is_nonzero(t)])
+
+
+def _broadcast(call: Call, operands: Any, tangents: Any) -> tuple[Call, list[Any], list[Any]]:
+    """The same with the whole batch in front of every operand, where the batch is the target's business."""
+    site = broadcast_site(call.site)
+    if site is call.site:
+        return call, operands, tangents
+    call = replace(call, site=site)
+    shapes = [type_.shape for type_ in call.operand_types]
+    return (
+        call,
+        [jnp.broadcast_to(o, shape) for o, shape in zip(operands, shapes, strict=True)],
+        [
+            jnp.broadcast_to(t, shape) if _is_nonzero(t) else t
+            for t, shape in zip(tangents, shapes, strict=True)
+        ],
+    )
 
 
 def transpose_rule(cotangents: Any, *operands: Any, call: Call) -> list[Any]:

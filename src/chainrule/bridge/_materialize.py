@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -41,7 +42,7 @@ def multiply_jacobian(call: Call, operands: list[Any], mapped: list[bool], size:
     rows, columns = (result, vectors.space) if is_forward else (vectors.space, result)
     matrix = _jacobian_matrix(call, primals, rows, columns)
     stacked = _stack_vectors(call, vectors, mapped[len(site.inputs) :], size)
-    dtype = np.result_type(matrix.dtype, stacked.dtype)
+    dtype = _common_dtype([matrix.dtype, stacked.dtype])
     product = jnp.einsum(
         "eoi,bei->beo" if is_forward else "eoi,beo->bei",
         matrix.astype(dtype),
@@ -67,7 +68,7 @@ def _jacobian_matrix(call: Call, primals: Vectors, rows: Space, columns: Space) 
         ]
         for row in rows.types(call.site)
     ]
-    dtype = np.result_type(*(block.dtype for line in grid for block in line))
+    dtype = _common_dtype([block.dtype for line in grid for block in line])
     lines = [jnp.concatenate([block.astype(dtype) for block in line], axis=2) for line in grid]
     return jnp.concatenate(lines, axis=1)
 
@@ -75,7 +76,7 @@ def _jacobian_matrix(call: Call, primals: Vectors, rows: Space, columns: Space) 
 def _stack_vectors(call: Call, vectors: Vectors, mapped: list[bool], size: int) -> Any:
     """All vectors as one array [batch, examples, elements], whatever axes each of them has."""
     sizes = (size, *call.batch.sizes)
-    dtype = np.result_type(*(value.dtype for value in vectors.values))
+    dtype = _common_dtype([value.dtype for value in vectors.values])
     flat = []
     for value, is_mapped, axes in zip(vectors.values, mapped, vectors.mapped, strict=True):
         has = (is_mapped, *axes)
@@ -85,3 +86,11 @@ def _stack_vectors(call: Call, vectors: Vectors, mapped: list[bool], size: int) 
         full = jnp.broadcast_to(value.reshape((*spread, *shape)), (*sizes, *shape))
         flat.append(full.reshape((size, math.prod(sizes[1:]), math.prod(shape))).astype(dtype))
     return jnp.concatenate(flat, axis=2)
+
+
+def _common_dtype(dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
+    """Of arrays that are put side by side. float16 and bfloat16 meet in float32, which NumPy does not say."""
+    try:
+        return np.result_type(*dtypes)
+    except TypeError:
+        return np.result_type(np.float32, *(dtype for dtype in dtypes if dtype.itemsize > 2))

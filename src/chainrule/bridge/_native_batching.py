@@ -12,7 +12,7 @@ from chainrule.bridge._requests import Request
 from chainrule.bridge._routes import answer
 from chainrule.bridge._site import Site, make_site
 
-__all__ = ["BY_DECLARATION", "batched_site", "check_first_example", "is_native"]
+__all__ = ["BY_DECLARATION", "batched_site", "broadcast_site", "check_first_example", "is_native"]
 
 _BY_CALLER = ("expand_dims", "broadcast_all")
 BY_DECLARATION = ("auto", "auto_experimental")
@@ -42,6 +42,18 @@ def batched_site(site: Site, size: int, leading: Sequence[int]) -> Site | None:
     if key not in site.batched:
         site.batched[key] = _make_batched(site, size, leading)
     return site.batched[key]
+
+
+def broadcast_site(site: Site) -> Site:
+    """The site in which every input has the whole batch in front, also those with a 1 there.
+
+    Derivatives are asked of it: an endpoint that treats leading axes as batch axes does not sum over them.
+    """
+    if site.example is None or not site.outputs:
+        return site
+    inner = broadcast_site(site.example)
+    size = site.outputs[0].type.shape[0]
+    return batched_site(inner, size, [size] * len(site.inputs)) or site
 
 
 def _make_batched(site: Site, size: int, leading: Sequence[int]) -> Site | None:

@@ -98,9 +98,10 @@ def product_from_jacobian(
     assert kind.vector is not None
     assert kind.vector_over is not None
     check_keys(vector, selected[kind.vector_over], kind.vector)
-    ranks = {path: x.ndim for path, x in read_arrays(inputs, selected["inputs"]).items()}
+    arrays = read_arrays(inputs, selected["inputs"])
+    ranks = {path: x.ndim for path, x in arrays.items()}
     jacobian = jacobian_fn(inputs, set(selected["inputs"]), set(selected["outputs"]))
-    return {
+    products = {
         answer: reduce(
             np.add,
             (
@@ -117,6 +118,10 @@ def product_from_jacobian(
         )
         for answer in selected[kind.result_over[0]]
     }
+    if kind.vector_over == "inputs":
+        return products
+    # The cotangent of a real input is real, also where an output is complex.
+    return {path: u if np.iscomplexobj(arrays[path]) else u.real for path, u in products.items()}
 
 
 def _block(jacobian: Any, kind: DerivativeKind, given: str, answer: str) -> Any:
