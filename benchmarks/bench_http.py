@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import itertools
 import json
 import shutil
 import socket
@@ -21,14 +20,10 @@ import pybase64
 
 from benchmarks import _servers
 from benchmarks._harness import Row, interleaved, show
-from chainrule.runtime._codec import FRAMES_MEDIA_TYPE, decode_frames, encode_frames
-from chainrule.runtime._samehost import (
-    SegmentCache,
-    SegmentPool,
-    connect,
-    receive_message,
-    send_message,
-)
+from chainrule.client import Ticket
+from chainrule.client._answers import Answer
+from chainrule.client._same_host import try_same_host
+from chainrule.runtime._codec import FRAMES_MEDIA_TYPE, Frames, decode_frames, encode_frames
 
 _SMALL = json.dumps(
     {"inputs": {"x": {"object_type": "array", "shape": [1], "dtype": "float64",
@@ -57,46 +52,27 @@ class _Http:
 
 
 class _SameHost:
-    """One connection with shared memory, as the client of this package has it."""
+    """Our client's way to a server on the same host: its waiting is part of what is measured."""
 
     def __init__(self, port: int) -> None:
-        offer = _Http(port).get("/same-host")
-        self._connection = connect(offer["address"], timeout_s=60)
-        send_message(self._connection, {"op": "hello", "secret": offer["secret"]})
-        receive_message(self._connection)
-        self._own, self._received = SegmentPool("b"), SegmentCache()
-        self._release: list[str] = []
-        self._numbers = itertools.count(1)
+        offer = json.dumps(_Http(port).get("/same-host")).encode()
+        found = try_same_host(lambda: Answer(200, "application/json", offer), timeout_s=60)
+        assert found is not None
+        self._same_host, self._ticket = found, Ticket()
 
     def apply(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        frames = encode_frames({"inputs": {"x": x}})
-        segment = self._own.take(frames.nbytes)
-        frames.write_into(segment.array(frames.nbytes))
-        header = {"path": "/apply", "content_type": FRAMES_MEDIA_TYPE, "accept": FRAMES_MEDIA_TYPE}
-        self._release, header["release"] = [], self._release  # type: ignore[assignment]
-        header["segment"] = [segment.key, frames.nbytes]  # type: ignore[assignment]
-        header["number"] = next(self._numbers)  # type: ignore[assignment]
-        send_message(self._connection, header, (), [segment.descriptor])
-        message = receive_message(self._connection)
-        assert message is not None
-        assert message.header["status"] == 200
-        self._own.give_back(segment.key)
-        key, nbytes = message.header["segment"]
-        memory = self._received.get(key, message.descriptors[0])
-        assert memory is not None
-        body = memory.lease(nbytes, lambda: self._release.append(key))
-        return decode_frames(body)["y"]
+        return decode_frames(self._call(encode_frames({"inputs": {"x": x}}), FRAMES_MEDIA_TYPE))[
+            "y"
+        ]
 
-    def small(self, body: bytes) -> bytes:
-        header = {
-            "path": "/apply", "content_type": "application/json", "accept": None,
-            "number": next(self._numbers),
-        }  # fmt: skip
-        send_message(self._connection, header, [body])
-        message = receive_message(self._connection)
-        assert message is not None
-        assert message.header["status"] == 200
-        return message.body
+    def small(self, body: bytes) -> Any:
+        return self._call(Frames((body,), len(body)), "application/json")
+
+    def _call(self, body: Frames, media_type: str) -> Any:
+        header = {"path": "/apply", "content_type": media_type, "accept": media_type}
+        answer = self._same_host.exchange(header, body, self._ticket)
+        assert answer.status == 200
+        return answer.body
 
 
 def _no_op_rows(stack: ExitStack, component: Any) -> list[Row]:

@@ -8,7 +8,8 @@ import time
 
 __all__ = ["Patience"]
 
-_MOMENT_S = 0.0003
+# As long as copying a body of some megabytes takes.
+_MOMENT_S = 0.001
 _LONGEST_PAUSE = 64
 
 
