@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from chainrule._errors import LimitError
 from chainrule.cli import main
 from chainrule.client import Component
 
@@ -37,7 +38,7 @@ def url(tmp_path_factory):
         sys.executable, "-m", "chainrule", "serve", "slow.py", "--port", "0", "--workers", "1",
         "--json", "--jobs-folder", "jobs", "--no-same-host", "--log-file", "workers.log",
         "--max-connections", "50", "--max-inflight-bytes", "1000000", "--read-timeout", "5",
-        "--startup-timeout", "60", "--grace", "1",
+        "--startup-timeout", "60", "--grace", "1", "--max-body-bytes", "500000", "--max-depth", "9",
     ]  # fmt: skip
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as server:
         facts = json.loads(server.stdout.readline())
@@ -96,6 +97,15 @@ def test_what_is_served(url, capfd, tmp_path):
             )
         assert there == here
     assert run(capfd, "diff", url, str(file))[:2] == (0, "No change that callers could notice.\n")
+
+
+def test_limits_of_a_request(component):
+    with pytest.raises(LimitError) as caught:
+        component.apply({"x": 1.0, "more": "a" * 600_000})
+    assert caught.value.code == "body_too_large"
+    with pytest.raises(LimitError) as caught:
+        component.apply({"x": 1.0, "more": json.loads('{"a":' * 9 + "1" + "}" * 9)})
+    assert caught.value.code == "too_deep"
 
 
 def test_regression_tests_of_what_is_served(url, capfd, tmp_path, monkeypatch):

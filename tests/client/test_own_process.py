@@ -14,9 +14,10 @@ import numpy as np
 import psutil
 import pytest
 
-from chainrule._errors import ComponentError, DefinitionError, TransportError
+from chainrule._errors import ComponentError, DefinitionError, LimitError, TransportError
 from chainrule.client import Component
 from chainrule.client._environment import ensure_environment
+from chainrule.runtime._codec import DEFAULT_LIMITS, Limits
 
 SOURCE = Path(__file__).with_name("some_component.py")
 
@@ -209,6 +210,20 @@ def test_requirements_that_cannot_be_installed(project):
     folder.mkdir()
     with pytest.raises(DefinitionError, match="not a virtual environment"):
         ensure_environment(project, folder)
+
+
+def test_the_bounds_for_strangers_are_not_for_us(tmp_path):
+    source = tmp_path / "counting.py"
+    source.write_text("def count(entries: dict[str, int]) -> int:\n    return len(entries)\n")
+    entries = {str(k): k for k in range(DEFAULT_LIMITS.max_fields + 1)}
+    with Component.from_source(f"{source}:count") as component:
+        assert component.apply({"entries": entries}) == {"result": len(entries)}
+    config = {"limits": Limits(max_fields=10)}  # unless we say so
+    with (
+        Component.from_source(f"{source}:count", config=config) as component,
+        pytest.raises(LimitError),
+    ):
+        component.apply({"entries": {str(k): k for k in range(20)}})
 
 
 def test_an_interpreter_or_a_folder_that_is_not_there(tmp_path):

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from chainrule._folders import state_folder
 from chainrule.cli._arguments import add_derive_hvp, add_folders
 from chainrule.cli._source import check_exists
+from chainrule.runtime._codec import DEFAULT_LIMITS, Limits
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._log_format import log_handler
 from chainrule.serve import ServeOptions, serve
@@ -29,6 +31,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_folders(parser)
     add_derive_hvp(parser)
     _add_cache(parser)
+    for limit, help in _LIMITS.items():
+        default = getattr(DEFAULT_LIMITS, limit)
+        parser.add_argument(_flag(limit), **_number(_positive, default, help, _N))
     for setting, (flags, option) in _FLAGS.items():
         parser.add_argument(*flags.split(), dest=setting, **option)
     parser.add_argument(
@@ -54,7 +59,20 @@ def _add_cache(parser: ArgumentParser) -> None:
     parser.add_argument("--max-cache-bytes", **_number(int, 1 << 30, "of all results", "BYTES"))
 
 
-def _number(kind: type, default: float | None, help: str, metavar: str) -> dict[str, Any]:
+def _flag(setting: str) -> str:
+    return f"--{setting.replace('_', '-')}"
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
+def _number(
+    kind: Callable[[str], float], default: float | None, help: str, metavar: str
+) -> dict[str, Any]:
     return {"type": kind, "default": default, "help": help, "metavar": metavar}
 
 
@@ -70,6 +88,14 @@ def _off(help: str) -> dict[str, Any]:
     return {"action": "store_false", "help": help}
 
 
+# Field of `Limits` → what it bounds.
+_LIMITS = {
+    "max_body_bytes": "of one request, as it is received",
+    "max_array_bytes": "of one array, decoded",
+    "max_total_bytes": "of all arrays of a request, decoded",
+    "max_fields": "of one request",
+    "max_depth": "how deep the data of a request may be nested",
+}
 _D = ServeOptions()
 _S, _N, _B = "SECONDS", "N", "BYTES"
 # Field of `ServeOptions` → its flags, and what argparse is told about them.
@@ -157,6 +183,7 @@ def run(options: Namespace) -> int:
             cache=frozenset(options.cache),
             cache_folder=options.cache_folder,
             max_cache_bytes=options.max_cache_bytes,
+            limits=Limits(**{limit: getattr(options, limit) for limit in _LIMITS}),
         ),
         on_ready=_announce_json if options.json else _announce,
         make_pool=_make_pool(options),

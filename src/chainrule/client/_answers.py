@@ -21,14 +21,9 @@ from chainrule._errors import (
     StorageError,
     TransportError,
 )
-from chainrule.runtime._codec import Limits, decode_body
+from chainrule.runtime._codec import TRUSTING_LIMITS, decode_body
 
 __all__ = ["Answer", "read_answer", "with_numpy_scalars"]
-
-# A caller trusts the server it chose with the size of an answer, and nothing with its form.
-_LIMITS = Limits(
-    max_body_bytes=1 << 50, max_array_bytes=1 << 50, max_total_bytes=1 << 50, max_fields=1 << 30
-)
 
 # Members of enumerations take long to look up.
 _OK, _UNAVAILABLE = HTTPStatus.OK.value, HTTPStatus.SERVICE_UNAVAILABLE.value
@@ -85,7 +80,7 @@ def read_answer(answer: Answer) -> Any:
         ChainruleError: the exception that the answer stands for.
     """
     if answer.status == _OK:
-        tree = decode_body(answer.body, media_type=answer.content_type, limits=_LIMITS)
+        tree = decode_body(answer.body, media_type=answer.content_type, limits=TRUSTING_LIMITS)
         return with_numpy_scalars(tree)
     raise _error_of(answer)
 

@@ -29,7 +29,7 @@ from chainrule.client._packets import PacketConnection
 from chainrule.client._payloads import as_frames
 from chainrule.client._starting import start_for_good
 from chainrule.client._transport import Ticket, Transport
-from chainrule.runtime._codec import Frames
+from chainrule.runtime._codec import DEFAULT_LIMITS, TRUSTING_LIMITS, Frames
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._runs import checked_run_id
 from chainrule.runtime._samehost import (
@@ -78,8 +78,10 @@ class SubprocessTransport(Transport):
             "config": config, "python": python, "startup_timeout": startup_timeout, "timeout": timeout,
         }  # fmt: skip
         self._source = source
-        # The process is ours, so its tracebacks are for our eyes.
+        # The process is ours: its tracebacks are for our eyes, and it has nothing to fear from our calls.
         settings = ComponentConfig.make(config).replace(debug=True)
+        if settings.limits is DEFAULT_LIMITS:
+            settings = settings.replace(limits=TRUSTING_LIMITS)
         self._setup = pickle.dumps((source, settings))
         self._python = python or sys.executable
         self._variables = None if python is None else environment_variables()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from chainrule._trees import LRUCache
-from chainrule.runtime._codec import FRAMES_MEDIA_TYPE, Limits, decode_body, encode_body
+from chainrule.runtime._codec import FRAMES_MEDIA_TYPE, TRUSTING_LIMITS, decode_body, encode_body
 from chainrule.runtime._component import LocalComponent
 from chainrule.runtime._content import content_name
 from chainrule.runtime._shared_folder import SharedFolder
@@ -19,10 +19,6 @@ from chainrule.runtime._shared_folder import SharedFolder
 __all__ = ["ResultCache"]
 
 _MAX_ENTRIES = 1 << 16
-# Results passed the component's own limits when they were made.
-_LIMITS = Limits(
-    max_body_bytes=1 << 50, max_array_bytes=1 << 50, max_total_bytes=1 << 50, max_fields=1 << 30
-)
 
 
 class ResultCache:
@@ -55,7 +51,7 @@ class ResultCache:
             return compute()
         content = self._memory.get(name) if self._folder is None else self._folder.read(name)
         if content is not None:
-            return decode_body(content, media_type=FRAMES_MEDIA_TYPE, limits=_LIMITS)
+            return decode_body(content, media_type=FRAMES_MEDIA_TYPE, limits=TRUSTING_LIMITS)
         result = compute()
         content = b"".join(encode_body(result, format=FRAMES_MEDIA_TYPE))
         if self._folder is None:

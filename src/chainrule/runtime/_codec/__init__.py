@@ -14,7 +14,7 @@ from chainrule.runtime._codec._frames_layout import FRAMES_MEDIA_TYPE
 from chainrule.runtime._codec._frames_reading import decode_frames, frames_length
 from chainrule.runtime._codec._frames_writing import Frames, encode_frames
 from chainrule.runtime._codec._grants import Grants
-from chainrule.runtime._codec._limits import DEFAULT_LIMITS, Limits
+from chainrule.runtime._codec._limits import DEFAULT_LIMITS, TRUSTING_LIMITS, Limits
 from chainrule.runtime._codec._negotiation import Negotiated, NotAcceptableError, negotiate
 from chainrule.runtime._codec._sparse import SparseArray
 
@@ -23,6 +23,7 @@ __all__ = [
     "DTYPE_NAMES",
     "FORMATS",
     "FRAMES_MEDIA_TYPE",
+    "TRUSTING_LIMITS",
     "BinrefArray",
     "BinrefWriter",
     "Encoding",

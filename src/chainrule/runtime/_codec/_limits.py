@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from chainrule._errors import LimitError
 
-__all__ = ["DEFAULT_LIMITS", "Budget", "Limits"]
+__all__ = ["DEFAULT_LIMITS", "TRUSTING_LIMITS", "Budget", "Limits"]
 
 _MIB = 1 << 20
 
@@ -42,6 +42,11 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits()
+
+TRUSTING_LIMITS = Limits(
+    max_body_bytes=1 << 50, max_array_bytes=1 << 50, max_total_bytes=1 << 50, max_fields=1 << 30
+)
+"""For what comes from ourselves, or from somebody we chose: its size is trusted, its form is not."""
 
 
 @dataclass

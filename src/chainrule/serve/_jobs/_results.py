@@ -6,8 +6,8 @@ from typing import Any
 
 from chainrule.runtime._codec import (
     FRAMES_MEDIA_TYPE,
+    TRUSTING_LIMITS,
     BinrefWriter,
-    Limits,
     Negotiated,
     decode_body,
     encode_body,
@@ -19,11 +19,6 @@ from chainrule.serve._calls import Reply
 from chainrule.serve._jobs._record import JobRecord
 
 __all__ = ["to_reply"]
-
-# The answer passed the component's own limits when it was made.
-_LIMITS = Limits(
-    max_body_bytes=1 << 50, max_array_bytes=1 << 50, max_total_bytes=1 << 50, max_fields=1 << 30
-)
 
 
 def to_reply(
@@ -52,7 +47,7 @@ def to_reply(
     form = plain_form(record.endpoint, form)
     if form == Negotiated(FRAMES_MEDIA_TYPE.removeprefix("application/"), None, True):
         return Reply(200, FRAMES_MEDIA_TYPE, [content])
-    tree = decode_body(content, media_type=FRAMES_MEDIA_TYPE, limits=_LIMITS)
+    tree = decode_body(content, media_type=FRAMES_MEDIA_TYPE, limits=TRUSTING_LIMITS)
     options: dict[str, Any] = {
         "format": form.format,
         "compression": form.compression,
