@@ -338,6 +338,8 @@ def test_more_bodies_than_the_server_may_hold(start_server, wait_until):
     wait_until(lambda: limited.is_running)
     answer = limited.request("POST", "/apply", b" " * 999 + BODY, JSON)
     assert (answer.status, answer.problem["code"]) == (503, "memory_busy")
+    for body, status in ([b" " * 999, BODY], 503), ([BODY[:9], BODY[9:]], 200):  # of unknown length
+        assert limited.request("POST", "/apply", iter(body), JSON).status == status
     assert slow.result().status == 200
     with contextlib.ExitStack() as idle:  # and more connections than it may have
         for _ in range(10):

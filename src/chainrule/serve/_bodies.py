@@ -14,6 +14,7 @@ from chainrule.serve._process import SegmentBody
 
 __all__ = [
     "Disconnected",
+    "Grow",
     "Intake",
     "SlowCallerError",
     "declared_length",
@@ -23,6 +24,8 @@ __all__ = [
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 NextChunk = Callable[[], Awaitable[bytes | None]]
+Grow = Callable[[int], None]
+"""Is told of bytes that have come."""
 
 
 class Disconnected(Exception):  # noqa: N818 - an event, not an error
@@ -49,16 +52,30 @@ class Intake:
         self._held = 0
 
     @contextmanager
-    def room_for(self, nbytes: int) -> Iterator[None]:
+    def room_for(self, nbytes: int | None) -> Iterator[Grow]:
         """Room for one body while it is read and used.
 
+        Args:
+            nbytes: the declared length. Without one what is yielded is told how much has come.
+
         Raises:
-            CallError: there is none now (`memory_busy`).
+            CallError: there is none now (`memory_busy`); what is yielded raises it too.
         """
-        if self._held and self._held + nbytes > self._max_bytes:
-            raise unavailable("The server holds as much data as it may.", "memory_busy")
-        with self.holding(nbytes):
-            yield
+        taken = 0
+
+        def grow(more: int) -> None:
+            nonlocal taken
+            of_others = self._held - taken
+            if of_others and self._held + more > self._max_bytes:
+                raise unavailable("The server holds as much data as it may.", "memory_busy")
+            self._held += more
+            taken += more
+
+        try:
+            grow(nbytes or 0)
+            yield grow if nbytes is None else _keep
+        finally:
+            self._held -= taken
 
     @contextmanager
     def holding(self, nbytes: int) -> Iterator[None]:
@@ -68,6 +85,10 @@ class Intake:
             yield
         finally:
             self._held -= nbytes
+
+
+def _keep(nbytes: int) -> None:
+    """Room was made before."""
 
 
 def declared_length(text: str | None, max_bytes: int) -> int | None:
@@ -94,6 +115,7 @@ async def read_body(
     timeout_s: float,
     segments: SegmentPool | None,
     forget: Callable[[str], None],
+    grow: Grow = _keep,
 ) -> Any:
     """A request's body: bytes, or a `SegmentBody` when it is large and `segments` are used.
 
@@ -104,13 +126,14 @@ async def read_body(
         timeout_s: how long the caller may pause.
         segments: memory that workers can map; `None` to gather bytes.
         forget: called with the key of a segment that will not be used again.
+        grow: makes room for what has come.
 
     Raises:
         LimitError: too large (`body_too_large`).
         SlowCallerError: the caller paused too long.
         Disconnected: the caller went away.
     """
-    reader = _Reader(receive, timeout_s, max_bytes)
+    reader = _Reader(receive, timeout_s, max_bytes, grow)
     if segments is None or (nbytes is not None and nbytes <= INLINE_BYTES):
         return await reader.read_all()
     if nbytes is not None:
@@ -121,8 +144,9 @@ async def read_body(
 class _Reader:
     """The chunks of one body, within time and size."""
 
-    def __init__(self, receive: Receive, timeout_s: float, max_bytes: int) -> None:
+    def __init__(self, receive: Receive, timeout_s: float, max_bytes: int, grow: Grow) -> None:
         self._receive = receive
+        self._grow = grow
         self._timeout_s = timeout_s
         self._max_bytes = max_bytes
         self._total = 0
@@ -151,6 +175,7 @@ class _Reader:
         self._total += len(chunk)
         if self._total > self._max_bytes:
             raise _too_large(self._max_bytes)
+        self._grow(len(chunk))
         self._is_complete = not message.get("more_body", False)
         return chunk
 

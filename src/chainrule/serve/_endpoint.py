@@ -13,6 +13,7 @@ from chainrule.runtime._samehost import SegmentPool
 from chainrule.serve._access import RUN_ID
 from chainrule.serve._bodies import (
     Disconnected,
+    Grow,
     Intake,
     Receive,
     declared_length,
@@ -89,8 +90,8 @@ class Endpoint:
             if b"idempotency-key" in headers or (query and not _waits(query)):
                 await self._take_on(call, headers, query, nbytes, receive, send)
                 return
-            with self._intake.room_for(max_bytes if nbytes is None else nbytes):
-                call = call.with_body(await self._read(receive, nbytes))
+            with self._intake.room_for(nbytes) as grow:
+                call = call.with_body(await self._read(receive, nbytes, grow))
                 reply = await self._answer(self._service.pool.call(call), receive)
         except Disconnected:
             return
@@ -146,10 +147,8 @@ class Endpoint:
     ) -> None:
         """Make a job of a request."""
         waits = _waits(query)
-        with self._intake.room_for(
-            self._service.facts.max_body_bytes if nbytes is None else nbytes
-        ):
-            body = await self._read(receive, nbytes, in_memory=True)
+        with self._intake.room_for(nbytes) as grow:
+            body = await self._read(receive, nbytes, grow, in_memory=True)
             try:
                 reply = await self._jobs.answer(
                     self._service,
@@ -161,7 +160,9 @@ class Endpoint:
                 reply = problem_reply(error, debug=self._debug)
         await send_reply(send, reply)
 
-    async def _read(self, receive: Receive, nbytes: int | None, *, in_memory: bool = False) -> Any:
+    async def _read(
+        self, receive: Receive, nbytes: int | None, grow: Grow, *, in_memory: bool = False
+    ) -> Any:
         return await read_body(
             receive,
             nbytes,
@@ -169,6 +170,7 @@ class Endpoint:
             timeout_s=self._timeout_s,
             segments=None if in_memory else self._segments,
             forget=self._service.pool.forget_segment,
+            grow=grow,
         )
 
     def _call(
