@@ -1,5 +1,6 @@
 """Every family of primitives, in several orders, against `jax.jacfwd` and `jax.jacrev`."""
 
+import itertools
 import random
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from chainrule.elimination import jacobian, jacve, linearization
 from chainrule.elimination._linearize import trace_function
@@ -67,6 +69,10 @@ MOVES = {
     "rev": (lambda m: m[::-1, ::-1] * m, M),
     "concatenate": (lambda m: jnp.concatenate([m, m[:, :1] * 2, m[:, 1:3]], axis=1), M),
     "stack": (lambda v: jnp.stack([v[0] * v[1], v[2], v[3] ** 2]), V),
+    "stack_arrays": (lambda m: jnp.stack([m, m**2, np.ones((3, 4))], axis=-2), M),
+    "unstack": (lambda m: [a * b for a, b in itertools.pairwise(jnp.unstack(m, axis=1))], M),
+    "tile": (lambda m: jnp.tile(m, (2, 1, 3)) * jnp.tile(m**2, (1, 3)), M),
+    "notes": (lambda m: lax.optimization_barrier((checkpoint_name(m, "m"), jnp.sin(m))), M),
     "split": (
         lambda m: [a * b for a, b in zip(jnp.split(m, 2, axis=1), (2.0, 3.0), strict=True)],
         M,
@@ -223,6 +229,16 @@ def test_equals_jax_in_every_order(name):
             ours,
             reference,
         )
+
+
+def test_stacks_and_tiles_keep_their_structure():
+    def function(v):
+        a, b = jnp.unstack(jnp.stack([jnp.sin(v), v[::-1]]))
+        return jnp.tile(a * b, 3), lax.optimization_barrier(a)
+
+    found = linearization(function)(V)
+    assert not found.graph.without_rule
+    assert [block.nse for block in found.blocks] == [6 * 4, 4]
 
 
 def test_while_loop_forward():

@@ -26,6 +26,23 @@ def test_jit_and_vmap():
     close(jax.jit(jax.vmap(jacobian(function)))(batch), jax.vmap(jax.jacrev(function))(batch))
 
 
+@pytest.mark.parametrize("settings", [{}, {"backend": "native"}, {"order": "reverse"}])
+def test_inside_of_shard_map(settings):
+    """One value differs from device to device, the other is shared; the Jacobian is that of the device."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("d",))
+
+    def shifted(x, y):
+        return jnp.stack([x * y, y, jnp.maximum(x, y), 1.0])
+
+    batch, shared = np.stack([V[0], V[1]]), V[2]
+    mapped = jax.vmap(jacobian(shifted, (0, 1), **settings), (0, None))
+    spread = jax.shard_map(mapped, mesh=mesh, in_specs=(jax.P("d"), jax.P()), out_specs=jax.P("d"))
+    close(
+        jax.jit(spread)(batch, shared),
+        jax.vmap(jax.jacfwd(shifted, (0, 1)), (0, None))(batch, shared),
+    )
+
+
 def test_jacobian_of_a_mapped_function():
     batch = np.stack([V, 2 * V])
     block = jacobian(jax.vmap(function), sparse=True)(batch)

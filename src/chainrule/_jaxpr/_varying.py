@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax._src import core as _core
 
-__all__ = ["array_aval", "as_type", "vary_alike"]
+__all__ = ["array_aval", "as_type", "varies", "vary_alike"]
 
 # Named after what it does with an argument that varies less than the others, until JAX 0.8.
 _insert_casts: Any = getattr(_core, "auto_insert_reshard", None) or _core.standard_insert_pvary  # type: ignore[attr-defined]
@@ -34,6 +34,11 @@ def array_aval(shape: Sequence[int], dtype: Any, operands: Sequence[Any] = ()) -
 
 def _varying_axes(aval: Any) -> frozenset[Any]:
     return aval.mat.varying if hasattr(aval, "mat") else getattr(aval, "vma", frozenset())
+
+
+def varies(aval: Any) -> bool:
+    """Whether an array is another one on every device, inside of `shard_map`."""
+    return bool(_varying_axes(aval))
 
 
 def vary_alike(operands: Sequence[Any]) -> Sequence[Any]:

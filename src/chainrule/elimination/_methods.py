@@ -111,9 +111,18 @@ def pays_native(traced: Traced, order: tuple[Step, ...]) -> bool:
 
 
 def _can_sweep(graph: Graph, *, reverse: bool) -> bool:
-    """Whether JAX can: it cannot reverse a `while`, nor push through a rule that only pulls back."""
+    """Whether JAX can: it cannot reverse a `while`, nor push through a rule that only pulls back.
+
+    And whether it gives the Jacobian of this device: inside of `shard_map` JAX adds up, over the devices,
+    what it pulls back to a value that they share.
+    """
     names = {site.equation.primitive.name for site in walk(graph.program)}
-    return "while" not in names if reverse else not any("custom_vjp" in name for name in names)
+    if not reverse:
+        return not any("custom_vjp" in name for name in names)
+    shared = [
+        v for v, eqn in enumerate(graph.program.jaxpr.eqns, 1) if eqn.primitive.name == "pvary"
+    ]
+    return "while" not in names and graph.partials.keys().isdisjoint(shared)
 
 
 def is_being_compiled(traced: Traced) -> bool:

@@ -17,7 +17,7 @@ from chainrule.elimination._html import order_html
 
 __all__ = ["COST_MODEL", "Order", "as_step", "fingerprint"]
 
-COST_MODEL = 2
+COST_MODEL = 3
 """Raised whenever structures or costs change, so that stored orders are not taken for current ones."""
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")

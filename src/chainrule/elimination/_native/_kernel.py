@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from chainrule._jaxpr import ClosedJaxpr, evaluate
+from chainrule._jaxpr._varying import varies
 from chainrule.elimination._native._gpu import batched_kernel
 from chainrule.elimination._native._scalarise import has_scalar_form, scalarise
 from chainrule.elimination._native._scalars import NativeUnavailableError, ScalarProgram
@@ -28,6 +29,8 @@ _registered: dict[str, CompiledModule] = {}
 
 def may_be_native(program: ClosedJaxpr, *, batched: bool) -> bool:
     """Whether it is worth trying to make a kernel of a program, without making it."""
+    if any(map(varies, program.in_avals)):
+        return False
     if jax.default_backend() != "cpu":
         scalars = (*program.in_avals, *program.out_avals)
         return jax.default_backend() == "gpu" and batched and not any(a.shape for a in scalars)
@@ -45,6 +48,9 @@ def native_function(program: ClosedJaxpr) -> Callable[..., list[jax.Array]]:
     """
     if not program.out_avals or not program.in_avals:
         raise NativeUnavailableError("A native kernel needs at least one input and one output.")
+    if any(map(varies, program.in_avals)):
+        # Where meshes are part of types, constants cannot be computed while a program is made.
+        raise NativeUnavailableError("There are no native kernels inside of `shard_map`.")
     scalars = scalarise(program)
 
     def through_xla(*operands: Any) -> list[jax.Array]:
@@ -136,7 +142,7 @@ def _assemble(program: ClosedJaxpr, scalars: ScalarProgram) -> str:
         raise NativeUnavailableError("A native kernel writes non-empty arrays only.")
     try:
         from chainrule.elimination._native._machine import lower
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # not installed, or without its library
         raise NativeUnavailableError(
             "Native kernels need llvmlite: pip install 'chainrule[native]'."
         ) from error

@@ -14,7 +14,7 @@ import numpy as np
 from chainrule._jaxpr import JaxprEqn
 from chainrule.elimination._native._scalars import NativeUnavailableError, ScalarProgram
 
-__all__ = ["DTYPES", "RULES", "Rule", "aval_of", "dtype_name"]
+__all__ = ["DTYPES", "RULES", "TYPE_ONLY", "Rule", "aval_of", "dtype_name"]
 
 Rule = Callable[..., Any]
 """From the scalar program, an equation and its operands' nodes to the nodes of its result(s)."""
@@ -22,6 +22,19 @@ Rule = Callable[..., Any]
 
 DTYPES = frozenset({"float32", "float64", "bool"})
 """What a kernel computes in."""
+
+
+TYPE_ONLY = frozenset(
+    {
+        "device_put",
+        "layout_constraint",
+        "name",
+        "optimization_barrier",
+        "reshard",
+        "sharding_constraint",
+    }
+)
+"""Primitives that say something about values, and leave them as they are."""
 
 
 def aval_of(atom: Any) -> Any:
@@ -171,6 +184,10 @@ def _identity(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarra
     return x
 
 
+def _as_they_are(scalars: ScalarProgram, eqn: JaxprEqn, *xs: np.ndarray) -> Any:
+    return list(xs) if eqn.primitive.multiple_results else xs[0]
+
+
 def _reshape(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
     order = eqn.params["dimensions"]
     return (x if order is None else x.transpose(order)).reshape(aval_of(eqn.outvars[0]).shape)
@@ -204,6 +221,14 @@ def _concatenate(scalars: ScalarProgram, eqn: JaxprEqn, *xs: np.ndarray) -> np.n
 
 def _stack(scalars: ScalarProgram, eqn: JaxprEqn, *xs: np.ndarray) -> np.ndarray:
     return np.stack(xs, axis=eqn.params["axis"])
+
+
+def _unstack(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> list[np.ndarray]:
+    return list(np.moveaxis(x, eqn.params["axis"], 0))
+
+
+def _tile(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
+    return np.tile(x, eqn.params["reps"])
 
 
 def _split(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> list[np.ndarray]:
@@ -274,6 +299,7 @@ RULES: dict[str, Rule] = {
     "rsqrt": _composed(_rsqrt),
     "convert_element_type": _convert,
     "select_n": _select_n,
+    **dict.fromkeys(TYPE_ONLY, _as_they_are),
     "copy": _identity,
     "copy_p": _identity,
     "stop_gradient": _identity,
@@ -285,6 +311,8 @@ RULES: dict[str, Rule] = {
     "slice": _slice,
     "concatenate": _concatenate,
     "stack": _stack,
+    "unstack": _unstack,
+    "tile": _tile,
     "split": _split,
     "rev": _rev,
     "pad": _pad,

@@ -9,7 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, Literal, bind_equation, inline_calls, locate
-from chainrule.elimination._native._scalar_rules import DTYPES, RULES, Rule, aval_of, dtype_name
+from chainrule.elimination._native._scalar_rules import (
+    DTYPES,
+    RULES,
+    TYPE_ONLY,
+    Rule,
+    aval_of,
+    dtype_name,
+)
 from chainrule.elimination._native._scalars import NativeUnavailableError, Node, ScalarProgram
 
 __all__ = ["has_scalar_form", "scalarise"]
@@ -49,8 +56,7 @@ def scalarise(program: ClosedJaxpr) -> ScalarProgram:
     for eqn in flat.jaxpr.eqns:
         constants = [read_known(atom) for atom in eqn.invars]
         if all(constant is not None for constant in constants):
-            with jax.ensure_compile_time_eval():
-                results = bind_equation(eqn, constants)
+            results = constants if eqn.primitive.name in TYPE_ONLY else _evaluated(eqn, constants)
             known.update(zip(eqn.outvars, results, strict=True))
         else:
             nodes = _rule_of(eqn)(scalars, eqn, *map(read, eqn.invars))
@@ -60,6 +66,11 @@ def scalarise(program: ClosedJaxpr) -> ScalarProgram:
         dtype_name(aval_of(atom).dtype)  # results that are constants may have any dtype
     scalars.outputs = [read(atom) for atom in flat.jaxpr.outvars]
     return scalars
+
+
+def _evaluated(eqn: JaxprEqn, constants: list[Any]) -> list[Any]:
+    with jax.ensure_compile_time_eval():
+        return bind_equation(eqn, constants)
 
 
 def has_scalar_form(program: ClosedJaxpr) -> bool:

@@ -238,7 +238,7 @@ def _select(site: Site) -> LocalJacobian:
     }  # fmt: skip
 
     def evaluate(operands: Sequence[Any], results: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:
-        which, dtype = operands[0], results[0].dtype
+        which, dtype = jnp.asarray(operands[0]), results[0].dtype
         return {
             edge: (_shaped(_is_chosen(which, edge[1] - 1).astype(dtype), structure),)
             for edge, structure in structures.items()

@@ -172,6 +172,48 @@ def _split(site: Site) -> LocalJacobian:
     return constant(structures)
 
 
+def _stack(site: Site) -> LocalJacobian:
+    axis = site.eqn.params["axis"]
+    structures: dict[Edge, Structure] = {}
+    for position in site.wanted_operands:
+        sizes = site.operand_shape(position)
+        out_axes = _loops(sizes)
+        out_axes.insert(axis, Axis(position))
+        structures |= _move(site, sizes, out_axes, _loops(sizes), operand=position)
+    return constant(structures)
+
+
+def _unstack(site: Site) -> LocalJacobian:
+    axis = site.eqn.params["axis"]
+    structures: dict[Edge, Structure] = {}
+    for position in range(len(site.eqn.outvars)):
+        sizes = site.result_shape(position)
+        in_axes = _loops(sizes)
+        in_axes.insert(axis, Axis(position))
+        structures |= _move(site, sizes, _loops(sizes), in_axes, result=position)
+    return constant(structures)
+
+
+def _tile(site: Site) -> LocalJacobian:
+    """The operand again and again: one loop over its entries, one over the repetitions, for every axis."""
+    shape, repetitions = site.operand_shape(0), site.eqn.params["reps"]
+    out_axes = [
+        Axis.sum_of(0, ((d, 1), (len(shape) + d, length))) for d, length in enumerate(shape)
+    ]
+    return constant(_move(site, [*shape, *repetitions], out_axes, _loops(shape)))
+
+
+def _each_as_it_is(site: Site) -> LocalJacobian:
+    """As many results as operands, with the same values."""
+    structures: dict[Edge, Structure] = {}
+    for position in site.wanted_operands:
+        sizes = site.operand_shape(position)
+        structures |= _move(
+            site, sizes, _loops(sizes), _loops(sizes), result=position, operand=position
+        )
+    return constant(structures)
+
+
 def _pad(site: Site) -> LocalJacobian:
     """`pad(x, fill)`: x moves, with gaps, and may lose its edges; `fill` goes everywhere else."""
     if site.wanted[1]:
@@ -275,7 +317,16 @@ MOVING_RULES: dict[str, Rule] = {
     "rev": _rev,
     "concatenate": _concatenate,
     "split": _split,
+    "stack": _stack,
+    "unstack": _unstack,
+    "tile": _tile,
     "pad": _pad,
     "gather": _indexed,
     "dynamic_slice": _indexed,
-}
+    # Notes to the compiler, and what `shard_map` says about a value.
+    **dict.fromkeys(
+        ("device_put", "layout_constraint", "name", "optimization_barrier", "pvary", "reshard",
+         "sharding_constraint"),
+        _each_as_it_is,
+    ),
+}  # fmt: skip
