@@ -17,6 +17,7 @@ import pytest
 from chainrule._errors import ComponentError, DefinitionError, LimitError, TransportError
 from chainrule.client import Component
 from chainrule.client._environment import ensure_environment
+from chainrule.client._packets import PacketConnection
 from chainrule.runtime._codec import DEFAULT_LIMITS, Limits
 
 SOURCE = Path(__file__).with_name("some_component.py")
@@ -92,6 +93,18 @@ def test_giving_up_interrupts_the_work_and_keeps_the_process():
             job.result(10)
         assert caught.value.code == "cancelled"
         assert pid_of(component) == pid
+
+
+def test_the_next_call_does_not_get_the_answer_of_one_that_was_interrupted(monkeypatch):
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    with Component.from_source(SOURCE) as component:
+        with monkeypatch.context() as while_waiting:
+            while_waiting.setattr(PacketConnection, "_receive", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                component.apply({"x": [7.0]})
+        assert component.apply({"x": [1.0]})["total"] == 1.0
 
 
 def test_it_has_the_memory_settings_of_a_servers_workers_and_the_users_before_them(monkeypatch):

@@ -189,6 +189,10 @@ class SubprocessTransport(Transport):
             if ticket.is_cancelled:
                 raise TransportError("The call was given up.", code="cancelled") from error
             raise self._ended(error) from error
+        except BaseException:
+            # Ctrl-C, most likely. The answer is still to come, and must not be taken for that of the next call.
+            self._stop()
+            raise
         finally:
             is_over.set()
             ticket.when_cancelled(None)
