@@ -11,6 +11,7 @@ import subprocess
 import pytest
 
 from chainrule._errors import DefinitionError, InputError, StorageError
+from chainrule.runtime._config import ComponentConfig
 from chainrule.serve import ServeOptions, create_app, serve
 
 TOKEN = "correct-horse-battery-staple"
@@ -156,11 +157,20 @@ def test_components_that_no_worker_can_be_given():
     assert caught.value.code == "not_picklable"
 
 
-async def _start(app):
+def test_a_cache_for_a_component_that_is_not_served(component_path, caplog):
+    config = ComponentConfig(cache=frozenset({"fault_componnet"}))
+    app = create_app(component_path, options=ServeOptions(workers=0), config=config)
+    asyncio.run(_start(app, stops=True))
+    assert "served here are fault_component" in caplog.text
+
+
+async def _start(app, *, stops=False):
+    events = ["startup", "shutdown"]
+
     async def receive():
-        return {"type": "lifespan.startup"}
+        return {"type": f"lifespan.{events.pop(0)}"}
 
     async def send(message):
-        assert message["type"] == "lifespan.startup.failed"
+        assert message["type"].endswith(".complete" if stops else ".startup.failed")
 
     await app({"type": "lifespan"}, receive, send)

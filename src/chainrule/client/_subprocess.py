@@ -190,7 +190,7 @@ class SubprocessTransport(Transport):
                 raise TransportError("The call was given up.", code="cancelled") from error
             raise self._ended(error) from error
         except BaseException:
-            # Ctrl-C, most likely. The answer is still to come, and must not be taken for that of the next call.
+            # Ctrl-C, most likely. The answer is still to come; the next call must not take it for its own.
             self._stop()
             raise
         finally:

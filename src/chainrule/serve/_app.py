@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -43,6 +44,8 @@ from chainrule.serve._service import Pool, Service
 from chainrule.serve._status import status_routes
 
 __all__ = ["MakePool", "Server", "create_app"]
+
+_log = logging.getLogger(__name__)
 
 MakePool = Callable[[Any, ComponentConfig, ServeOptions], Pool]
 """Makes what answers the calls of a component, from its source and settings."""
@@ -166,6 +169,7 @@ class Server:
                     code="duplicate_component",
                 )
             self.services[name] = Service(name, self._merging(pool, facts), facts)
+        self._warn_of_unknown_names()
         if self._options.same_host and is_supported():
             self._same_host = SameHostListener(self._targets(), debug=self._options.debug)
         await self._jobs.start(self.services)
@@ -178,6 +182,13 @@ class Server:
             self.express_lane.stops = {
                 path: endpoint for path, endpoint in endpoints.items() if endpoint.can_begin
             }
+
+    def _warn_of_unknown_names(self) -> None:
+        names = {service.facts.name for service in self.services.values()}
+        for unknown in sorted(self._config.cache - names - {"*"}):
+            _log.warning(
+                "Nothing is kept for %r (--cache): served here are %s.", unknown, ", ".join(names)
+            )
 
     def _merging(self, pool: Pool, facts: Facts) -> Pool:
         """The pool, or one in front of it that merges calls, where author or operator want that."""
