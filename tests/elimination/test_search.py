@@ -271,6 +271,20 @@ def test_a_new_order_is_walked_once_to_learn_its_products(monkeypatch):
     assert len(calls) == 2
 
 
+@pytest.mark.skipif(load_library() is None, reason="no compiler")
+def test_a_damaged_engine_is_built_again(tmp_path, monkeypatch):
+    build = load_library.__wrapped__
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "whole"))
+    assert build() is not None
+    (library,) = (tmp_path / "whole").rglob("*.so")
+    damaged = tmp_path / "damaged" / library.relative_to(tmp_path / "whole")
+    damaged.parent.mkdir(parents=True)
+    damaged.write_bytes(b"damaged")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "damaged"))
+    assert build() is not None
+    assert damaged.read_bytes() == library.read_bytes()
+
+
 def test_an_engine_in_python_keeps_its_time():
     engine = PythonEngine(chain(30, Growing()))
     order = list(engine.problem.eliminable)

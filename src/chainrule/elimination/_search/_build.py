@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
 import logging
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
@@ -29,11 +31,13 @@ def load_library() -> ctypes.CDLL | None:
     )
     if compiler is None:
         return None
-    identity = hashlib.sha256(_SOURCE.read_bytes() + " ".join(_FLAGS).encode()).hexdigest()[:24]
+    facts = " ".join((*_FLAGS, platform.machine()))  # a home may be shared by different machines
+    identity = hashlib.sha256(_SOURCE.read_bytes() + facts.encode()).hexdigest()[:24]
     try:
         library = cache_folder("engines", f"{identity}.so")
-        if not library.exists():
-            _compile(compiler, library)
+        with contextlib.suppress(OSError):  # not there, or damaged
+            return ctypes.CDLL(str(library))
+        _compile(compiler, library)
         return ctypes.CDLL(str(library))
     except (OSError, subprocess.SubprocessError) as error:
         _LOG.info("order search runs in Python: the engine in C could not be built (%s)", error)
