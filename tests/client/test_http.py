@@ -411,7 +411,8 @@ def test_what_cannot_be_sent_is_the_callers_mistake(server):
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
-        (401, NotGrantedError), (404, NotImplementedError), (413, InputError), (422, InputError),
+        (401, NotGrantedError), (404, NotImplementedError), (410, NotImplementedError),
+        (413, InputError), (422, InputError),
         (500, ComponentError), (502, TransportError), (504, TransportError), (507, OSError),
     ],
 )  # fmt: skip
