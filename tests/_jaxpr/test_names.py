@@ -142,6 +142,22 @@ def test_is_transforming():
     assert seen == [True, True]
 
 
+def test_is_staging():
+    assert not names.is_staging()
+    seen = []
+
+    def note(x):
+        seen.append(names.is_staging())
+        return x
+
+    jax.grad(note)(1.0)
+    jax.vmap(note)(jnp.ones(2))
+    assert seen == [False, False]
+    jax.make_jaxpr(note)(1.0)
+    jax.jit(lambda x: jax.vmap(jax.grad(note))(x))(jnp.ones(2))
+    assert seen == [False, False, True, True]
+
+
 def test_loop_input():
     seen = []
 

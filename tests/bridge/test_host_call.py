@@ -176,6 +176,23 @@ def test_ordered_effects_happen_once_each_in_order():
     assert log == [0, 1, 2]
 
 
+@pytest.mark.parametrize("kind", [float, np.asarray, jnp.asarray])
+def test_calls_with_known_numbers_are_part_of_the_program_too(kind):
+    one, log = kind(1.0), []
+
+    def note(x):
+        log.append(float(x))
+        return x
+
+    f = from_callable(note, abstract=lambda x: x, effects="ordered")
+    program = jax.jit(lambda x: jax.lax.scan(lambda x, _: (x + f(one), None), x, length=2)[0])
+    program.lower(0.0)
+    assert log == []
+    assert [float(program(0.0)), float(program(1.0))] == [2.0, 3.0]
+    jax.effects_barrier()
+    assert log == [1.0] * 4
+
+
 def test_a_compiled_program_keeps_what_it_calls_alive():
     def build():
         f = identity(lambda x: 3 * x)

@@ -98,6 +98,13 @@ def test_arrays_that_are_left_out_have_the_authors_defaults(given, slope):
     assert float(pull.apply({"x": 2.0, **given})["result"]) == 2 * slope
 
 
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
+def test_known_numbers_inside_of_a_program(kind):
+    constant = kind(X)
+    np.testing.assert_allclose(jax.jit(lambda x: f(constant) * x)(X), 2 * X**3, rtol=1e-6)
+    assert jax.eval_shape(lambda: f(constant)).shape == (3,)
+
+
 def test_shapes_are_checked_when_tracing():
     with pytest.raises(InputError, match="x"):
         jax.make_jaxpr(f)(np.ones((2, 2)))

@@ -21,6 +21,7 @@ from chainrule.runtime import (
     Float32,
     Float64,
     Int32,
+    Int64,
     load_component,
 )
 
@@ -265,3 +266,21 @@ def test_numbers_do_not_become_others(framework, jit):
     if framework == "numpy":  # inlined integers are JAX's, which wrap around
         with pytest.raises(InputError, match="outside its range"):
             jax.block_until_ready(run(times=np.array(2**40)))
+
+
+@pytest.mark.parametrize("large", [2**40, np.array(2**40)], ids=["number", "array"])
+def test_without_x64_large_integers_are_refused_rather_than_wrapped(large):
+    @component
+    def counted(x: Array[("n",), Float32], count: Array[(), Int64]) -> Array[("n",), Float32]:
+        return x * np.float32(count)
+
+    def f(x):
+        return apply_component(counted, {"x": x, "count": large})["result"]
+
+    x = X.astype("float32")
+    np.testing.assert_allclose(f(x), x * np.float32(2**40))
+    with jax.enable_x64(False):
+        for call in (f, jax.jit(f)):
+            with pytest.raises(InputError, match="`count`") as caught:
+                call(x)
+            assert caught.value.code == "array_value_out_of_range"

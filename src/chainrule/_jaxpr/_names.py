@@ -40,6 +40,7 @@ __all__ = [
     "equation_context",
     "fresh_variable",
     "hidden_batch_size",
+    "is_staging",
     "is_transforming",
     "loop_input",
     "manual_axes",
@@ -84,6 +85,16 @@ def aval_of(value: Any) -> Any:
 def is_transforming() -> bool:
     """Whether any JAX transformation is going on around this call."""
     return not _core.trace_state_clean()
+
+
+def is_staging() -> bool:
+    """Whether operations become equations of a program here, also those on numbers that are known."""
+    trace = _core.trace_ctx.trace
+    while trace is not None:
+        if isinstance(trace, _partial_eval.DynamicJaxprTrace):
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
 
 
 def hidden_batch_size(values: Sequence[Any]) -> int:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from chainrule._jaxpr import is_staging
 from chainrule._trees import is_arraylike, map_with_paths
 from chainrule.bridge._callable import CallableTarget
 from chainrule.bridge._component_target import as_target
@@ -186,7 +187,7 @@ def _call(target: Target, inputs: Any, options: Options, *, inline: bool) -> Any
     check_statics(target, skeleton)
     pairs = zip(skeleton.paths, leaves, strict=True)
     arrays = [as_operand(target, path, leaf) for path, leaf in pairs]
-    if not any(map(_is_traced, arrays)):
+    if not (any(map(_is_traced, arrays)) or is_staging()):
         return _call_now(target, skeleton, arrays)
     if inline and target.jax_function is not None:
         try:

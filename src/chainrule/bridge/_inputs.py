@@ -63,6 +63,12 @@ def _check_has_names(target: Target, inputs: Any) -> None:
 def _converted(target: Target, path: str, value: Any, to_array: Callable[[Any], Any]) -> Any:
     try:
         return to_array(value)
+    except OverflowError as error:
+        raise InputError(
+            f"`{path}` of {target.name} is an integer that does not fit: {error}.",
+            code="array_value_out_of_range",
+            path=path,
+        ) from error
     except (TypeError, ValueError) as error:
         raise InputError(
             f"`{path}` of {target.name} is an array in its schema; found a {type(value).__name__} that is "

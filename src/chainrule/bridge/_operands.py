@@ -40,7 +40,21 @@ def as_operand(target: Target, path: str, leaf: Any) -> jax.Array:
             code="not_an_array",
             path=path,
         )
+    if _is_wrapped(leaf, array):
+        raise InputError(
+            f"`{path}` of {target.name} has integers that do not fit into the 32 bits that JAX holds. Call "
+            '`jax.config.update("jax_enable_x64", True)` at the start of your program.',
+            code="array_value_out_of_range",
+            path=path,
+        )
     return array
+
+
+def _is_wrapped(leaf: Any, array: Any) -> bool:
+    """Whether integers became others because JAX is configured to hold 32 bits."""
+    if not isinstance(leaf, (np.ndarray, np.generic)) or leaf.dtype == array.dtype:
+        return False
+    return leaf.dtype.kind in "iu" and not np.array_equal(leaf.astype(array.dtype), leaf)
 
 
 def check_statics(target: Target, skeleton: Skeleton) -> None:
