@@ -126,6 +126,23 @@ def test_stop_lets_calls_finish(start_server, stop, wait_until):
     served.process.wait(20)
 
 
+def test_a_second_ctrl_c_does_not_wait(start_server, wait_until):
+    served = start_server(workers=1, grace_s=60)
+    served.in_background("stubborn", 60)
+    wait_until(lambda: served.is_running)
+    served.process.send_signal(signal.SIGINT)
+    wait_until(lambda: not accepts(served))
+    served.process.send_signal(signal.SIGINT)
+    assert served.process.wait(20) == 0
+
+
+def accepts(served):
+    with contextlib.suppress(OSError), contextlib.closing(served.connect()) as connection:
+        connection.connect()
+        return True
+    return False
+
+
 def test_stop_does_not_wait_for_a_component_that_is_being_loaded(tmp_path, wait_until):
     begun = tmp_path / "begun"
     source = tmp_path / "slow.py"

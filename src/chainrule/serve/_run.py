@@ -53,6 +53,9 @@ def serve(
     except SystemExit:  # how uvicorn ends when it could not start; the reasons are raised below
         if runner.started:
             raise
+    except KeyboardInterrupt:  # by which uvicorn says, after everything is stopped, what stopped it
+        if not runner.should_exit:
+            raise
     if runner.was_stopped_while_starting:
         return
     if server.startup_error is not None:
@@ -142,4 +145,11 @@ class _Runner(uvicorn.Server):
     async def shutdown(self, sockets: Any = None) -> None:
         drain = asyncio.create_task(self._server.drain())
         await super().shutdown(sockets)
-        await drain
+        if self.force_exit:  # a second Ctrl-C
+            drain.cancel()
+            await self._server.stop()
+            await (
+                self.lifespan.shutdown()
+            )  # uvicorn leaves that out, and reports a task that was cancelled
+        else:
+            await drain
