@@ -246,6 +246,35 @@ class Serialized(BaseModel):
         return str(power)
 
 
+def test_calls_that_are_alike_and_then_are_not():
+    """A call like the one before takes a short way; one that differs in anything must not."""
+
+    @eqx.filter_jit
+    def apply(d):
+        return {"y": d["a"] * d["b"], "z": d["a"] + 3 * d["b"]}
+
+    class Model(BaseModel, arbitrary_types_allowed=True, extra="ignore"):
+        a: object
+        b: object
+
+    a, b = np.float32([1, 2]), np.float32([5, 7])
+    for _ in range(2):
+        for inputs in (
+            {"a": a, "b": b}, {"b": b, "a": a}, Model(a=a, b=b), Model(a=a, b=np.float64(b)),
+            {"a": a, "b": 5.0}, Model.model_construct(b=b, a=a),
+        ):  # fmt: skip
+            scale = np.broadcast_to(inputs["b"] if isinstance(inputs, dict) else inputs.b, (2,))
+            for paths in ({"y"}, ["y"], {"z"}, {"z", "y"}):
+                found = jax_jacobian(apply, inputs, {"a"}, paths)
+                assert set(found) == set(paths)
+                for path, blocks in found.items():
+                    wanted = np.diag(scale) if path == "y" else np.eye(2)
+                    np.testing.assert_array_equal(blocks["a"], wanted)
+    lacking = Model.model_construct(a=a)
+    with pytest.raises(KeyError):
+        jax_jacobian(apply, lacking, {"a"}, {"y"})
+
+
 def test_models_with_serializers_are_dumped():
     apply = eqx.filter_jit(lambda d: {"y": d["x"] ** int(d["power"] + "0")})
     found = jax_jacobian(apply, Serialized(x=np.ones(1, np.float32)), {"x"}, {"y"})

@@ -8,7 +8,6 @@ one program serves all inputs of a frame, as with `equinox.filter_jit`.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -16,7 +15,16 @@ import jax
 import numpy as np
 from pydantic import BaseModel, RootModel
 
-__all__ = ["Frame", "Static", "is_array", "seal", "split", "unseal"]
+__all__ = [
+    "Frame",
+    "Static",
+    "arrays_in",
+    "flat_frame",
+    "is_array",
+    "seal",
+    "split",
+    "unseal",
+]
 
 
 _NUMPY = (np.ndarray, np.generic)
@@ -100,14 +108,12 @@ class Frame(NamedTuple):
 
 def split(inputs: Any) -> tuple[Frame, tuple[Any, ...]]:
     """Inputs (a model or nested data) as a frame and its arrays."""
-    kind = type(inputs)
-    flat = _flat_frame(*inputs) if kind is dict else _flat_model(kind)  # type: ignore[arg-type]
+    flat = flat_frame(inputs)
     if flat is not None:
         frame, order = flat
-        fields = inputs if kind is dict else inputs.__dict__
-        # A model may lack fields (`model_construct`) and have cached properties beside them.
-        if len(fields) == len(order) and _are_arrays(fields.values()):
-            return frame, tuple([fields[name] for name in order])
+        side_by_side = arrays_in(inputs, order)
+        if side_by_side is not None:
+            return frame, side_by_side
     leaves, structure = jax.tree_util.tree_flatten(_tree(inputs))
     statics: list[Static | None] = []
     arrays: list[Any] = []
@@ -120,12 +126,31 @@ def split(inputs: Any) -> tuple[Frame, tuple[Any, ...]]:
     return Frame(structure, tuple(statics)), tuple(arrays)
 
 
-def _are_arrays(values: Iterable[Any]) -> bool:
-    # A list: starting a generator takes longer than looking at a few values.
-    return all([type(value) is np.ndarray and value.dtype.kind in _KINDS for value in values])  # noqa: C419
+def flat_frame(inputs: Any) -> tuple[Frame, list[Any]] | None:
+    """The frame of inputs that are arrays side by side, as most are, and the order in which it takes them.
+
+    `None` where that cannot be; `arrays_in` sees whether it is so.
+    """
+    kind = type(inputs)
+    return _flat_frame(*inputs) if kind is dict else _flat_model(kind)  # type: ignore[arg-type]
 
 
-# Most inputs are a few arrays side by side. Typed: `{1: …}` and `{True: …}` are not the same tree.
+def arrays_in(inputs: Any, names: list[Any]) -> tuple[Any, ...] | None:
+    """The fields of these names, if there are no others and all are NumPy arrays of numbers."""
+    # A model may lack fields (`model_construct`) and have cached properties beside them.
+    fields = inputs if type(inputs) is dict else inputs.__dict__
+    if len(fields) != len(names):
+        return None
+    arrays = []
+    for name in names:
+        array = fields.get(name)
+        if type(array) is not np.ndarray or array.dtype.kind not in _KINDS:
+            return None
+        arrays.append(array)
+    return tuple(arrays)
+
+
+# Typed: `{1: …}` and `{True: …}` are not the same tree.
 @lru_cache(maxsize=1024, typed=True)
 def _flat_frame(*names: Any) -> tuple[Frame, list[Any]]:
     """The frame of a mapping to arrays, and the order in which it takes them."""
