@@ -45,7 +45,7 @@ def apply(inputs):
 """
 _BUSY = {"x": np.ones(8), "busy_s": 0.05}
 _SMALL = {"x": np.ones(8)}
-_BUSY_CALLS = 16
+_BUSY_CALLS = 40  # so many that the first and the last do not count
 _ENSEMBLE = 10_000
 _NAMESPACE = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
 
