@@ -141,7 +141,9 @@ def find_order_of_graph(
         cost=_cost(graph, vertices, objective, found.cost), bound=found.bound,
         method=found.method, seconds=round(found.seconds, 4),
     )  # fmt: skip
-    return _with_edges(graph, order, problem, nodes, found, budget_s) if edges else order
+    if edges and not found.is_interrupted:
+        return _with_edges(graph, order, problem, nodes, found, budget_s)
+    return order
 
 
 def is_wide(graph: Graph) -> bool:

@@ -49,6 +49,7 @@ class Found:
         method: which part of the portfolio found it.
         seconds: when it was found.
         evaluations: orders evaluated, whole or in part.
+        is_interrupted: whether the user ended the search.
     """
 
     order: tuple[int, ...]
@@ -57,6 +58,7 @@ class Found:
     method: str
     seconds: float
     evaluations: int
+    is_interrupted: bool = False
 
     @property
     def is_optimal(self) -> bool:
@@ -97,6 +99,7 @@ def search(
     except KeyboardInterrupt:
         if run.best is None or not keeps_interrupts:
             raise
+        return replace(run.best, is_interrupted=True)
     assert run.best is not None
     return run.best
 
