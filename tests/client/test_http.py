@@ -155,6 +155,13 @@ def test_a_call_that_keeps_being_turned_away_fails_in_the_end(fake):
     assert caught.value.code == "queue_full"
 
 
+def test_map_comes_back_for_longer(fake, monkeypatch):
+    monkeypatch.setattr("chainrule.client._http._FIRST_PAUSE_S", 1e-4)
+    server = fake(*[BUSY] * 8, OK)
+    assert list(Component.from_url(server.url, retries=1).map([{}])) == [{"y": 1}]
+    assert len(server.requests) == 9
+
+
 def test_without_retry_after_nothing_is_repeated(fake):
     server = fake(response(503, {"code": "stopping", "message": "bye"}))
     with pytest.raises(TransportError):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import re
 import secrets
 import threading
+import time
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from http import HTTPStatus
@@ -292,7 +294,8 @@ class HttpTransport(Transport):
         """Do something, and again where that is safe: nothing was run, or twice does no harm."""
         may_repeat = may_repeat or self._idempotent
         pause_s = _FIRST_PAUSE_S
-        for attempts_left in reversed(range(self._retries + 1)):
+        attempts_left, since = self._retries, None
+        while True:
             wait_s = pause_s
             try:
                 answer = once()
@@ -301,12 +304,16 @@ class HttpTransport(Transport):
                 if not attempts_left or not is_safe or ticket.is_cancelled:
                     raise
             else:
-                if not attempts_left or not answer.was_turned_away or ticket.is_cancelled:
+                if not answer.was_turned_away or ticket.is_cancelled:
                     return answer
-                wait_s = max(pause_s, answer.retry_after_s or 0.0)
+                since = since or time.monotonic()
+                if not attempts_left and time.monotonic() - since >= ticket.patience_s:
+                    return answer
+                # Those who were turned away together need not come back together.
+                wait_s = max(pause_s, answer.retry_after_s or 0.0) * random.uniform(1.0, 1.5)
             ticket.pause(min(wait_s, _MAX_PAUSE_S))
+            attempts_left = max(0, attempts_left - 1)
             pause_s *= 2
-        raise AssertionError("the last attempt returns or raises")
 
 
 def _trace_headers() -> dict[str, str]:

@@ -15,6 +15,9 @@ from chainrule.client._transport import Ticket
 
 __all__ = ["Outcome", "SendMany", "stream_outcomes"]
 
+# The calls compete with each other for places in a queue, and perhaps with those of other programs.
+_PATIENCE_S = 60.0
+
 SendMany = Callable[[Sequence[Any], Ticket], Sequence[Any]]
 """Sends a group of inputs; gives a result, or the `ChainruleError`, for each."""
 
@@ -96,7 +99,7 @@ class _Stream:
         self._tickets: dict[Future[list[Outcome]], Ticket] = {}
 
     def start(self, group: list[tuple[int, Any]]) -> None:
-        ticket = Ticket()
+        ticket = Ticket(_PATIENCE_S)
         future = self._executor.submit(self._run, group, ticket)
         self._tickets[future] = ticket
         future.add_done_callback(self._done.put)

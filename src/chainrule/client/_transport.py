@@ -23,11 +23,16 @@ __all__ = ["Ticket", "Transport"]
 class Ticket:
     """Lets a call that is under way be given up from another thread.
 
+    Args:
+        patience_s: how long a call that a server turns away, because it has too many, comes back; at least
+            as often as the transport repeats any call.
+
     Attributes:
         is_cancelled: whether the caller has given up.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, patience_s: float = 0.0) -> None:
+        self.patience_s = patience_s
         self.is_cancelled = False
         self._lock = threading.Lock()
         self._abort: Callable[[], Any] | None = None
