@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from chainrule._errors import StorageError
-
 __all__ = ["cache_folder", "state_folder"]
 
 
@@ -27,6 +25,6 @@ def _base(variable: str, otherwise: str) -> Path:
     try:
         return Path.home() / otherwise
     except RuntimeError as error:
-        raise StorageError(
+        raise FileNotFoundError(
             f"This user has no home folder for files of Chainrule. Set {variable} to an absolute path."
         ) from error

@@ -292,7 +292,7 @@ def test_who_has_no_home_keeps_orders_in_memory(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", nowhere)
     assert _files.cache_folder("CHAINRULE_ORDER_CACHE", "orders") is None
-    with pytest.raises(ChainruleError, match="XDG_CACHE_HOME"):
+    with pytest.raises(FileNotFoundError, match="XDG_CACHE_HOME"):
         _folders.cache_folder("orders")
 
 

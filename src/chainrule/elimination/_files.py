@@ -9,7 +9,6 @@ import tempfile
 from pathlib import Path
 
 from chainrule import _folders
-from chainrule._errors import StorageError
 
 __all__ = ["cache_folder", "keep_newest", "write_atomically"]
 
@@ -26,7 +25,7 @@ def cache_folder(variable: str, name: str) -> Path | None:
         return Path(chosen) if chosen else None
     try:
         return _folders.cache_folder(name)
-    except StorageError:
+    except FileNotFoundError:
         return None
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from chainrule._errors import StorageError
 from chainrule._folders import cache_folder
 from chainrule.elimination._files import keep_newest, write_atomically
 from chainrule.elimination._native._handler import emit_handler
@@ -121,7 +120,7 @@ def compile_module(assembly: str) -> CompiledModule:
 def _cache_folder() -> Path | None:
     try:
         return cache_folder("kernels")
-    except StorageError:  # a user without a home
+    except FileNotFoundError:  # a user without a home
         return None
 
 
