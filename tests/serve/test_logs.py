@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from chainrule.client import Component
+from chainrule.serve._access import AccessLog
 
 HERE = Path(__file__).parent
 SECRET = 98765.4321
@@ -52,3 +54,23 @@ def test_every_line_is_an_object_with_its_run(tmp_path, workers):
     text = json.dumps(lines)
     assert str(SECRET) not in text
     assert str(2 * SECRET) not in text
+
+
+def test_a_caller_cannot_write_lines_of_its_own(caplog):
+    async def answer(scope, receive, send):
+        await send({"type": "http.response.start", "status": 404})
+
+    async def send(message):
+        pass
+
+    forged = "/x\nINFO method=POST path=/apply"
+    scope = {
+        "type": "http", "method": "POST", "path": forged, "headers": [],
+        "query_string": b"run_id=a%0aINFO%20b",
+    }  # fmt: skip
+    with caplog.at_level("INFO", "chainrule.access"):
+        asyncio.run(AccessLog(answer)(scope, None, send))
+    (record,) = caplog.records
+    assert "\n" not in record.getMessage()
+    assert json.dumps(forged) in record.getMessage()
+    assert record.facts["path"] == forged

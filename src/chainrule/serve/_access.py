@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 import uuid
@@ -76,5 +77,11 @@ class _Line:
         if scope["method"] == "POST":
             given = parse_qs(scope["query_string"].decode("latin-1")).get("run_id")
             facts["run_id"] = given[0] if given else scope[RUN_ID]
-        text = " ".join(f"{name}={value}" for name, value in facts.items())
+        text = " ".join(f"{name}={_shown(value)}" for name, value in facts.items())
         _log.info("%s", text, extra={"facts": facts})
+
+
+def _shown(value: Any) -> str:
+    """A value in a line of text; quoted where the caller chose it so that it might be taken for more."""
+    text = str(value)
+    return text if text.isprintable() and not {" ", '"'} & set(text) else json.dumps(text)
