@@ -97,14 +97,11 @@ def _is_nonzero(tangent: Any) -> bool:
     return not isinstance(tangent, ad.Zero) and tangent.dtype != jax.dtypes.float0
 
 
-def _place(
-    call: Call, results: list[Any], tangents: list[Any], moving: list[Any]
-) -> list[Any]:  # fmt: skip
+def _place(call: Call, results: list[Any], tangents: list[Any], moving: list[Any]) -> list[Any]:
     """Tangents of the results of a call, of which some do not move."""
     space = call.request.result
-    by_position = dict(
-        zip(differentiable(call.site, space).positions, tangents, strict=True)
-    )  # fmt: skip
+    positions = differentiable(call.site, space).positions
+    by_position = dict(zip(positions, tangents, strict=True))
     placed = []
     for position, port, result, type_ in zip(
         space.positions, space.ports(call.site), results, call.result_types, strict=True

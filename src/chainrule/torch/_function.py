@@ -101,7 +101,7 @@ def _check_not_recorded(call: Call) -> None:
     """Refuse to become a constant of a program that torch records to run it again with other numbers."""
     recorder = sys.modules.get("torch.fx.experimental.proxy_tensor")
     is_recording = recorder is not None and recorder.get_proxy_mode() is not None
-    if is_recording or torch.jit.is_tracing():
+    if is_recording or torch.jit.is_tracing():  # type: ignore[attr-defined]
         raise CapabilityError(
             f"torch is recording its operations (`torch.func.linearize`, `make_fx`, `torch.jit.trace`), and "
             f"{call!r} is not one of them: its result would be a constant of the recorded program. Use "
