@@ -307,6 +307,17 @@ def test_heads_that_do_not_end_are_not_kept(served, start, part):
     assert converse(served, one_too_many, close=True).startswith(b"HTTP/1.1 431")
 
 
+def test_more_requests_at_once_than_anybody_needs(served):
+    request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    last = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    assert converse(served, request * 49 + last).count(b'{"status":"ok"}') == 50
+    answers = b""
+    with contextlib.suppress(ConnectionResetError):
+        answers = converse(served, request * 5000 + last)
+    assert answers.count(b'{"status":"ok"}') < 5000  # it is not all kept until there is time for it
+    assert served.get("/health").status == 200
+
+
 def test_a_parameter_that_is_given_twice(served):
     answer = served.post("/apply?run_id=a&run_id=b", {"inputs": {"x": [1.0]}})
     assert (answer.status, answer.problem["code"]) == (422, "bad_query")
@@ -338,8 +349,13 @@ def test_more_bodies_than_the_server_may_hold(start_server, wait_until):
     wait_until(lambda: limited.is_running)
     answer = limited.request("POST", "/apply", b" " * 999 + BODY, JSON)
     assert (answer.status, answer.problem["code"]) == (503, "memory_busy")
-    for body, status in ([b" " * 999, BODY], 503), ([BODY[:9], BODY[9:]], 200):  # of unknown length
-        assert limited.request("POST", "/apply", iter(body), JSON).status == status
+    head = (
+        b"POST /apply HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    for body, status in (b" " * 999 + BODY, b"503"), (BODY, b"200"):  # of unknown length
+        answer = converse(limited, head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+        assert answer.startswith(b"HTTP/1.1 " + status)
     assert slow.result().status == 200
     with contextlib.ExitStack() as idle:  # and more connections than it may have
         for _ in range(10):

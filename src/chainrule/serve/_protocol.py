@@ -29,6 +29,8 @@ _HEAD_TOO_LARGE_RESPONSE = (
 )
 # Far above what callers and proxies send; it is kept in memory, and put together piece by piece.
 _MAX_HEAD_BYTES = 1 << 16
+# Requests that a caller may send before it has the answers to those before.
+_MAX_PIPELINED = 100
 # More than this is written at once, so that a slow reader slows its writer down.
 _MAX_GATHERED = 1 << 16
 
@@ -129,6 +131,8 @@ class TimedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._is_timed, self._got_on = False, True
+        if len(self.pipeline) >= _MAX_PIPELINED:
+            raise ConnectionError("too many requests at once")  # the parser stops: 400
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -201,6 +205,10 @@ class TimedHttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self._gathering.flush()
         super().on_response_complete()
+        if (
+            self.pipeline
+        ):  # uvicorn would read on, and keep what it has read, faster than we can answer
+            self.flow.pause_reading()
 
     def shutdown(self) -> None:
         if self._waits_for_body and self._known is not None:
