@@ -318,6 +318,25 @@ def test_more_requests_at_once_than_anybody_needs(served):
     assert served.get("/health").status == 200
 
 
+def test_a_caller_that_does_not_read_its_answer(served, wait_until):
+    body = b"".join(encode_frames({"inputs": {"x": np.ones(2_000_000)}}).pieces)
+    head = (
+        b"POST /apply HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n"
+        b"Content-Type: application/vnd.chainrule.frames\r\n"
+        b"Accept: application/vnd.chainrule.frames\r\n\r\n" % len(body)
+    )
+    before = connections(served)
+    with contextlib.closing(socket.create_connection(served.netloc.split(":"))) as connection:
+        connection.sendall(head + body)
+        wait_until(lambda: connections(served) > before)
+        wait_until(lambda: connections(served) <= before)
+
+
+def connections(served):
+    found = psutil.Process(served.process.pid).net_connections("tcp")
+    return sum(each.status == "ESTABLISHED" for each in found)
+
+
 def test_a_parameter_that_is_given_twice(served):
     answer = served.post("/apply?run_id=a&run_id=b", {"inputs": {"x": [1.0]}})
     assert (answer.status, answer.problem["code"]) == (422, "bad_query")

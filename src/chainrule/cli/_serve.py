@@ -110,7 +110,7 @@ _FLAGS: dict[str, tuple[str, dict[str, Any]]] = {
     "grace_s": ("--grace", _number(float, _D.grace_s, "for calls under way at the end", _S)),
     "read_timeout_s": (
         "--read-timeout",
-        _number(float, _D.read_timeout_s, "for the next part of a request", _S),
+        _number(float, _D.read_timeout_s, "for the next part of a request or answer", _S),
     ),
     "startup_timeout_s": (
         "--startup-timeout",

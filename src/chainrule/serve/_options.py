@@ -48,7 +48,8 @@ class ServeOptions:
         insecure: allow a bind beyond loopback without a token.
         debug: tracebacks to callers; loopback only.
         tls_certificate, tls_key: files for HTTPS.
-        read_timeout_s: how long a caller may take to send its headers, or the next part of its body.
+        read_timeout_s: how long a caller may take to send its headers or the next part of its body, or to
+            read the next part of its answer.
         startup_timeout_s: how long loading a component may take.
         log_file: where the output of worker processes goes, rotated at 10 MiB; the server's own error
             stream when not given.

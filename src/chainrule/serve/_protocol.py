@@ -1,4 +1,4 @@
-"""HTTP connections: requests have to come in time, small ones are answered at once, in one piece."""
+"""HTTP connections: requests have to come, and answers be read, in time; small ones are answered at once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MAX_GATHERED = 1 << 16
 
 
 class TimedHttpProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with a bound on the time until a request is here, and an express lane.
+    """uvicorn's protocol with bounds on what callers send and on their time, and an express lane.
 
     Of requests that go through the application only the headers are timed here; it times their bodies.
 
@@ -47,6 +47,7 @@ class TimedHttpProtocol(HttpToolsProtocol):
     read_timeout_s = 30.0
     express_lane = ExpressLane()
     _timer: asyncio.TimerHandle | None = None
+    _reading: asyncio.TimerHandle | None = None
     _is_timed = True
     _timed_since = 0.0
     _idle_since = 0.0
@@ -221,7 +222,33 @@ class TimedHttpProtocol(HttpToolsProtocol):
         self._is_timed = self._waits_for_body = False
         if self._timer is not None:
             self._timer.cancel()
+        self._stop_watching()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        self._stop_watching()
+        super().resume_writing()
+
+    def _watch_reader(self) -> None:
+        """Expect the caller to take something of its answer in time."""
+        unread = self.transport.get_write_buffer_size()
+        self._reading = self.loop.call_later(self.read_timeout_s, self._check_reader, unread)
+
+    def _check_reader(self, unread: int) -> None:
+        if self.transport.get_write_buffer_size() < unread:
+            self._watch_reader()
+        else:
+            self._reading = None
+            self.transport.abort()
+
+    def _stop_watching(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
 
     def _begin_timing(self) -> None:
         """Expect the rest of the headers, or the next part of a small body, in time.
