@@ -13,6 +13,8 @@ import jax
 import numpy as np
 from jax._src import callback as _callback
 from jax._src import checkify as _checkify
+from jax._src import sharding_impls as _sharding_impls
+from jax._src.interpreters import mlir as _mlir
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
@@ -191,7 +193,30 @@ def _lower_callback(
     )
     if ordered:
         ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({ORDERED_EFFECT: token})))
-    return results
+    return _on_all_devices(ctx, results)
+
+
+def _on_all_devices(ctx: Any, results: Sequence[Any]) -> Sequence[Any]:
+    """Results of a call that one of several devices makes for all.
+
+    Without this they would be said to be on that device, and no other program would take them.
+    """
+    axes = ctx.module_context.axis_context
+    if not isinstance(axes, mlir.ShardingContext) or axes.num_devices == 1:
+        return results
+    everywhere = _sharding_impls.GSPMDSharding.get_replicated(jax.devices()[: axes.num_devices])
+    pairs = zip(results, ctx.avals_out, strict=True)
+    return [
+        _mlir.wrap_with_sharding_op(ctx, result, aval, _written(everywhere, aval.ndim))
+        for result, aval in pairs
+    ]
+
+
+def _written(sharding: Any, ndim: int) -> Any:
+    """A sharding as the partitioner in use reads it."""
+    if jax.config.jax_use_shardy_partitioner:  # type: ignore[attr-defined]
+        return sharding._to_sdy_sharding(ndim)
+    return sharding._to_xla_hlo_sharding(ndim).to_proto()
 
 
 def _as_callback(
