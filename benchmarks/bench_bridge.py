@@ -16,7 +16,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from benchmarks import _servers
-from benchmarks._harness import Row, interleaved, show
+from benchmarks._harness import MANY_TURNS, Row, interleaved, show
 from benchmarks._memory import keep_freed_memory
 from chainrule import apply_component
 from chainrule._jaxpr._host_call import lower_host_call
@@ -76,8 +76,6 @@ def vector_jacobian_product(inputs, vjp_inputs, vjp_outputs, cotangent_vector):
     return jax_vjp(apply_jit, inputs, vjp_inputs, vjp_outputs, cotangent_vector)
 """
 
-_MANY_TURNS: dict[str, Any] = {"rounds": 301, "min_round_s": 0.003}
-
 SLOW = NO_OP.replace("return OutputSchema", "import time; time.sleep(0.05); return OutputSchema")
 
 
@@ -134,8 +132,8 @@ def _against(
 ) -> Iterator[Row]:
     """Us against the floor, then us against the peer: whoever comes after the peer pays for its caches."""
     ours = functions["us"]
-    # Inlined, the compiled program is that of plain JAX but for names; many short turns tell it from noise.
-    seconds = _timed({"us": ours, floor: functions[floor]}, n, **_MANY_TURNS)
+    # Inlined, the compiled program is that of plain JAX but for names.
+    seconds = _timed({"us": ours, floor: functions[floor]}, n, **MANY_TURNS)
     yield Row(claim, seconds["us"], seconds[floor], floor, bar, note=note)
     if "tesseract-jax" in functions:
         seconds = _timed({"us": ours, "tesseract-jax": functions["tesseract-jax"]}, n, rounds=9)
@@ -184,7 +182,7 @@ def _pipeline(stack: contextlib.ExitStack) -> Iterator[Row]:
 
     claim = "three components, 100 gradient steps, n = 100"
     floor = {name: optimise(functions[name]) for name in ("us", "plain")}
-    seconds = interleaved(floor, **_MANY_TURNS)
+    seconds = interleaved(floor, **MANY_TURNS)
     yield Row(claim, seconds["us"], seconds["plain"], "plain JAX", 1.05)
     seconds = interleaved({"us": floor["us"], "peer": optimise(functions["peer"])}, rounds=5)
     yield Row(claim, seconds["us"], seconds["peer"], "tesseract-jax")

@@ -13,11 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks._harness import Row, interleaved, show
+from benchmarks._harness import MANY_TURNS, Row, interleaved, show
 from chainrule.harvest import save_intermediates, sow
 
 Sow = Callable[..., Any]
-ROUNDS = 41
 BAR = 1.15
 
 
@@ -94,7 +93,7 @@ def compare(
             "ours": lambda: jax.block_until_ready(ours(*args)),
             "reference": lambda: jax.block_until_ready(reference(*given)),
         },
-        rounds=ROUNDS,
+        **MANY_TURNS,
     )
     bar = None if against == "Tesseract-JAX" else BAR
     return Row(claim, times["ours"], times["reference"], against, bar)
