@@ -16,7 +16,12 @@ HARVEST = ("modes", "loops", "branches", "vmap", "wrappers", "substitute", "nonf
 ROOMS = {
     "_jaxpr": [file for file in Path(__file__).parent.glob("test_*.py") if file != Path(__file__)],
     "harvest": [f"test_{name}.py" for name in HARVEST],
-    "elimination": ["test_primitives.py", "test_transformations.py", "-k", "control_flow or scan"],
+    "elimination": [
+        "test_primitives.py",
+        "test_transformations.py",
+        "-k",
+        "control_flow or scan or structure",
+    ],
     "stateful": ["test_exactness.py"],
     "bridge": ["test_host_call.py", "test_inline.py"],
 }

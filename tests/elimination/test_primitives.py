@@ -241,6 +241,15 @@ def test_stacks_and_tiles_keep_their_structure():
     assert [block.nse for block in found.blocks] == [6 * 4, 4]
 
 
+def test_polynomials_keep_their_structure():
+    coefficients = np.array([2.0, -1.0, 3.0])
+    found = linearization(lambda c, v: jnp.polyval(c, v) * jnp.sinc(v), (0, 1))(coefficients, V)
+    assert not found.graph.without_rule
+    assert found.blocks[1].nse == 4
+    powers = np.sinc(V)[:, None] * V[:, None] ** np.array([2, 1, 0])
+    np.testing.assert_allclose(found.blocks[0].todense(), powers, rtol=1e-12)
+
+
 def test_while_loop_forward():
     """JAX has no reverse mode here, so the reference is forward mode."""
 

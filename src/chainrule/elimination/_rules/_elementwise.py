@@ -82,7 +82,7 @@ BINARY: dict[str, tuple[Partial, Partial]] = {
 # Differentiated by JAX in the direction of ones.
 BY_JVP = (
     "acos", "acosh", "asin", "atanh", "bessel_i0e", "bessel_i1e", "cbrt", "clamp", "digamma", "erf",
-    "erf_inv", "erfc", "exp2", "igamma", "igammac", "lgamma", "nextafter", "polygamma", "pow",
+    "erf_inv", "erfc", "exp2", "igamma", "igammac", "lgamma", "nextafter", "polygamma", "polynomial", "pow",
     "regularized_incomplete_beta", "rem", "rsqrt", "tan_pi", "zeta",
 )  # fmt: skip
 
