@@ -293,7 +293,7 @@ def test_map_keeps_the_order_and_takes_inputs_when_there_is_room(component, caps
             taken.append(k)
             yield {"x": [float(k)]}
 
-    results = component.map(inputs(), max_in_flight=3)
+    results = component.map(inputs(), max_in_flight=np.int64(3))
     assert next(results)["total"] == 0.0
     assert len(taken) <= 4
     assert [result["total"] for result in results] == [float(k) for k in range(1, 20)]

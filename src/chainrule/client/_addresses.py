@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import ssl
+from numbers import Integral, Real
 from os import PathLike
 from urllib.parse import quote, urlsplit
 
@@ -83,7 +84,7 @@ def check_seconds(name: str, value: float | None) -> None:
     """
     if value is None:
         return
-    if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+    if not isinstance(value, Real) or not math.isfinite(value) or value <= 0:
         raise InputError(
             f"{name} is a number of seconds above 0, or None; found {value!r}.", code="bad_option"
         )
@@ -95,7 +96,7 @@ def check_count(name: str, value: int, *, least: int) -> None:
     Raises:
         InputError: it is (`bad_option`).
     """
-    if not isinstance(value, int) or value < least:
+    if not isinstance(value, Integral) or value < least:
         raise InputError(
             f"{name} is a whole number, at least {least}; found {value!r}.", code="bad_option"
         )
