@@ -8,11 +8,13 @@ from jax.extend.core import Primitive
 
 from chainrule import ChainruleError
 from chainrule.elimination import (
+    _run,
     explain_jacobian,
     jacobian,
     register_partials,
     value_and_jacobian,
 )
+from chainrule.elimination._native import NativeUnavailableError
 from chainrule.elimination.examples import TASKS
 
 V = np.array([0.3, -0.7, 1.2])
@@ -74,6 +76,16 @@ def test_explanations_need_shapes_only_and_values_to_measure():
     with pytest.raises(ChainruleError) as caught:
         jax.jit(lambda x: explain_jacobian(function, x, measure=True))(1.0)
     assert caught.value.code == "not_concrete"
+
+
+def test_a_kernel_that_cannot_be_made_is_not_measured(monkeypatch):
+    def refuse(program):
+        raise NativeUnavailableError("no")
+
+    assert explain_jacobian(jnp.sin, V).candidates[0].backend == "native"
+    monkeypatch.setattr(_run, "native_function", refuse)
+    measured = explain_jacobian(jnp.sin, V, measure=True).candidates
+    assert {candidate.backend for candidate in measured} == {"xla"}
 
 
 def test_native_backend_under_vmap():

@@ -15,7 +15,8 @@ from chainrule.elimination._choose import choose_order
 from chainrule.elimination._eliminate import Step
 from chainrule.elimination._linearize import Traced, as_examples, trace_function
 from chainrule.elimination._methods import Candidate, candidates
-from chainrule.elimination._run import run_method
+from chainrule.elimination._native import NativeUnavailableError
+from chainrule.elimination._run import run_method, run_native
 
 __all__ = ["Explanation", "explain_jacobian"]
 
@@ -108,21 +109,29 @@ def explain_jacobian(
         )
     order = choose_order(traced.graph, "auto")
     found = candidates(traced, order, compiled=True, detect=True)
-    if measure:
-        found = [_measured(traced, order, candidate) for candidate in found]
-    return Explanation(tuple(found))
+    if not measure:
+        return Explanation(tuple(found))
+    measured = [_measured(traced, order, candidate) for candidate in found]
+    return Explanation(tuple(candidate for candidate in measured if candidate is not None))
 
 
-def _measured(traced: Traced, order: tuple[Step, ...], candidate: Candidate) -> Candidate:
-    """The candidate with the fastest of a few compiled calls; as it was where JAX refuses the method."""
+def _measured(traced: Traced, order: tuple[Step, ...], candidate: Candidate) -> Candidate | None:
+    """The candidate with the fastest of a few compiled calls.
+
+    As it was where JAX refuses the method; `None` for a kernel that, as it turns out, cannot be made.
+    """
 
     def way(*operands: Any) -> Any:
         here = replace(traced, operands=operands)
+        if candidate.backend == "native":
+            return run_native(here, order, wants_value=False)[2]
         return run_method(here, order, candidate.method, candidate.backend, wants_value=False)[2]
 
     start = time.perf_counter()
     try:
         compiled = jax.jit(way).lower(*traced.operands).compile()
+    except NativeUnavailableError:
+        return None
     except (TypeError, ValueError, NotImplementedError):
         return candidate
     setup_s = time.perf_counter() - start

@@ -18,7 +18,7 @@ from chainrule.elimination._linearize import Traced, linearize_traced
 from chainrule.elimination._native import NativeUnavailableError, native_function
 from chainrule.elimination._rules import as_real
 
-__all__ = ["Backend", "Method", "check_backend", "check_method", "run_method"]
+__all__ = ["Backend", "Method", "check_backend", "check_method", "run_method", "run_native"]
 
 Method = Literal["auto", "elimination", "jacrev", "jacfwd", "compressed"]
 Backend = Literal["auto", "xla", "native"]
@@ -58,7 +58,7 @@ def run_method(
         return _arranged(traced, evaluate(traced.graph.program, traced.operands), blocks)
     if backend == "native":
         try:
-            return _run_native(traced, order, wants_value)
+            return run_native(traced, order, wants_value)
         except NativeUnavailableError as error:
             _log.info("No native kernel for this Jacobian, XLA computes it: %s", error)
     found = linearize_traced(traced, order)
@@ -110,10 +110,13 @@ def _complex_again(output: Any, block: Any) -> Any:
     return jax.lax.complex(parts[0].astype(dtype), parts[1].astype(dtype))
 
 
-def _run_native(traced: Traced, order: tuple[Step, ...], wants_value: bool) -> Outcome:
+def run_native(traced: Traced, order: tuple[Step, ...], wants_value: bool) -> Outcome:
     """The eliminated program, traced once more without batch axes, as a kernel.
 
     A kernel computes all its outputs, so nothing may be among them that nobody reads.
+
+    Raises:
+        NativeUnavailableError: the eliminated program cannot become a kernel.
     """
     trees = []
 
