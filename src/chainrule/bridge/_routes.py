@@ -107,20 +107,23 @@ def _route(site: Site, request: Request) -> Route:
     raise _no_route(site, request, [endpoint for endpoint, _ in routes])
 
 
+_ADVICE = {
+    "first": "Add one to the component (`jvp=` or `vjp=` to a callable), or wrap the call in "
+    "`jax.lax.stop_gradient`.",
+    "second": "Add it to the component (`hvp=` to a callable), or let it be made of differences (the setting "
+    "`derive_hvp`). A component written in JAX that runs in this process has derivatives of every order.",
+    "third": "A component written in JAX that runs in this process has derivatives of every order.",
+}
+
+
 def _no_route(site: Site, request: Request, endpoints: Sequence[str]) -> CapabilityError:
     order = {1: "first", 2: "second"}.get(len(request.slots), "third")
     needed = (
         " or ".join(f"`{endpoint}`" for endpoint in endpoints) or "more than any endpoint gives"
     )
-    advice = (
-        "Add one to the component (`jvp=` or `vjp=` to a callable), or wrap the call in "
-        "`jax.lax.stop_gradient`."
-        if order == "first"
-        else "A component written in JAX that runs in this process has derivatives of every order."
-    )
     return CapabilityError(
         f"{site.target.name} cannot answer a {request.name}: that needs {needed}, and it offers "
-        f"{', '.join(sorted(site.target.endpoints))}. {advice}",
+        f"{', '.join(sorted(site.target.endpoints))}. {_ADVICE[order]}",
         code=f"no_{order}_derivative",
     )
 
