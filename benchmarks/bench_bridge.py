@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -221,6 +221,8 @@ def _copy_floor(functions: dict[str, Any]) -> Iterator[Row]:
 
 def _bare_copy() -> Callable[[jax.Array], jax.Array]:
     class Copy:
+        targets: ClassVar[dict[Any, Any]] = {}
+
         def run(self, operands: list[Any], results: list[Any]) -> None:
             results[0][...] = operands[0]
 
