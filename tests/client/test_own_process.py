@@ -107,6 +107,19 @@ def test_the_next_call_does_not_get_the_answer_of_one_that_was_interrupted(monke
         assert component.apply({"x": [1.0]})["total"] == 1.0
 
 
+def test_nor_one_that_nobody_asked_for(tmp_path):
+    source = tmp_path / "forking.py"
+    source.write_text(
+        "import os\n"
+        "def double(x: float) -> float:\n"
+        "    if x < 0: os.fork()  # and both go on, and answer\n"
+        "    return 2 * x\n"
+    )
+    with Component.from_source(f"{source}:double") as component:
+        results = [component.apply({"x": x})["result"] for x in (-1.0, 2.0, 3.0, 4.0)]
+    assert results == [-2.0, 4.0, 6.0, 8.0]
+
+
 def test_it_has_the_memory_settings_of_a_servers_workers_and_the_users_before_them(monkeypatch):
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     with Component.from_source(SOURCE) as component:

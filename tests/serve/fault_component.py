@@ -48,6 +48,8 @@ def apply(inputs: InputSchema) -> OutputSchema:
             ctypes.string_at(0)
         case "signal_without_a_name":
             os.kill(os.getpid(), 40)
+        case "odd":
+            raise BaseException("neither an error nor an exit")
         case "raise":
             raise ValueError("mesh is empty")
         case "exit_politely":

@@ -53,6 +53,7 @@ def test_callers_queue_up_and_are_then_turned_away(single, wait_until):
         ("segfault", {"signal": "SIGSEGV"}),
         ("signal_without_a_name", {"signal": "signal 40"}),
         ("exit", {"exit_code": 3}),
+        ("odd", {"exit_code": 1}),
     ],
 )
 def test_a_crash_costs_one_answer(single, action, fact, wait_until):

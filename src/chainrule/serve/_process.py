@@ -36,6 +36,7 @@ from chainrule.serve._output import OutputLog
 __all__ = ["SegmentBody", "WorkerProcess"]
 
 _CANCEL_GRACE_S = 0.5
+_LAST_BREATH_S = 0.5
 _numbers = itertools.count()
 
 
@@ -331,8 +332,10 @@ class WorkerProcess:
         except (OSError, ChainruleError):
             message = None
         if message is None:
+            # Most likely it is ending, and its status will say how.
+            self._is_doomed = True
             self._loop.remove_reader(self._connection)
-            self.kill()
+            self._loop.call_later(_LAST_BREATH_S, self.kill)
         elif "progress" in message.header:  # perhaps from a thread that outlived its call
             if self._watcher is not None:
                 self._watcher.on_progress(*message.header["progress"])

@@ -90,6 +90,8 @@ class Worker:
                 stored = self._desk.answer(
                     answerer, Call(body=message.body, **header["call"]), message, key
                 )
+            if "number" in header:
+                stored.header["number"] = header["number"]
             self._send(stored)
         elif "lend" in header:
             self._lend(answerer, message)
