@@ -119,10 +119,16 @@ class _Runner(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """uvicorn's, and a terminal that is closed stops us in the same orderly way, unless it is ignored."""
         is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
-            signal.signal(signal.SIGHUP, lambda _, frame: self.handle_exit(signal.SIGTERM, frame))
-        with super().capture_signals():
-            yield
+        if not is_main or signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:
+            with super().capture_signals():
+                yield
+            return
+        signal.signal(signal.SIGHUP, lambda _, frame: self.handle_exit(signal.SIGTERM, frame))
+        try:
+            with super().capture_signals():
+                yield
+        finally:
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop; what is still being loaded is not waited for."""
