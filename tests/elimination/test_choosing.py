@@ -125,6 +125,12 @@ def test_compression_needs_values_that_are_not_traced():
     assert caught.value.code == "no_pattern"
 
 
+@pytest.mark.parametrize(("n", "backends"), [(30, {"xla", "native"}), (40, {"xla"})])
+def test_no_kernel_that_takes_seconds_to_compile_is_chosen(n, backends):
+    explained = explain_jacobian(lambda x: jnp.sin(x) * x, np.ones(n))
+    assert {candidate.backend for candidate in explained.candidates} == backends
+
+
 @pytest.mark.parametrize("name", ["method", "backend"])
 def test_unknown_names(name):
     with pytest.raises(ChainruleError) as caught:

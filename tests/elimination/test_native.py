@@ -153,6 +153,24 @@ def test_products_of_matrices_without_entries_and_in_another_dtype():
         np.testing.assert_allclose(ours, theirs, rtol=1e-12)
 
 
+def test_entries_at_known_places():
+    (x,) = samples((5, 6), count=1)
+    places = jnp.array([4, 0, 1])
+
+    def function(x):
+        return [
+            x[places] * 2,
+            x.reshape(2, 3)[:, places[1:]],
+            x.at[places].set(x[:3] ** 2),
+            x.at[places].add(x[:3] ** 2),
+            x.reshape(2, 3).at[1, ::2].add(5.0),
+        ]
+
+    kernel = jax.jit(jax.vmap(native(function, x[0])))
+    for ours, theirs in zip(kernel(x), jax.vmap(function)(x), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
 def test_where_maximum_and_clip_have_native_jacobians(caplog):
     """Their partials are masks, not integers."""
     x = np.array([0.25, -0.75])
@@ -237,6 +255,8 @@ def test_shared_values_are_computed_once():
         (lambda x: [jnp.outer(x, x)], jnp.ones(300), "scalar operations"),
         (lambda x: [x[:0]], jnp.ones(3), "non-empty"),
         (lambda x: [(x > 0) < (x > 1)], jnp.ones(3), "booleans"),
+        (lambda x: [x.at[jnp.array([1, 1])].add(2.0)], jnp.ones(3), "of its own"),
+        (lambda x: [x.at[jnp.array([7])].get(mode="fill")], jnp.ones(3), "what is there"),
     ],
 )
 def test_what_has_no_native_form_says_why(function, argument, reason):

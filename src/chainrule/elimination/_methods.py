@@ -32,6 +32,9 @@ _LANES = 16
 _MOST_KERNEL_OPERATIONS = 3000
 """Beyond this many operations and entries a straight-line kernel takes seconds to compile."""
 
+_MOST_KERNEL_ENTRIES = 1000
+"""Compiling takes time as the square of what is written: a second for a thousand entries."""
+
 _WORTH_DETECTING_S = 2e-3
 """Reading a pattern off a program takes a second: only for Jacobians that take longer than this."""
 
@@ -137,10 +140,10 @@ def is_being_compiled(traced: Traced) -> bool:
 
 def _fits_a_kernel(traced: Traced, work: Work) -> bool:
     offer = _Offer.of(traced)
-    scalars = work.operations + offer.rows * offer.columns
-    return scalars <= _MOST_KERNEL_OPERATIONS and may_be_native(
-        traced.graph.program, batched=offer.batch > 1
-    )
+    entries = offer.rows * offer.columns
+    is_small = entries <= _MOST_KERNEL_ENTRIES
+    is_small = is_small and work.operations + entries <= _MOST_KERNEL_OPERATIONS
+    return is_small and may_be_native(traced.graph.program, batched=offer.batch > 1)
 
 
 @dataclass(frozen=True)

@@ -157,9 +157,13 @@ class _Rest:
         """Scratch memory for one block, zeroed so that unused lanes hold numbers."""
         size = self.kernel.lanes * count
         scratch = self.builder.alloca(ir.ArrayType(element, size))
-        self.builder.store(ir.Constant(ir.ArrayType(element, size), None), scratch)
         # By way of an integer, which forgets what it points at: memcpy is declared once for all.
-        return self.builder.inttoptr(self.builder.ptrtoint(scratch, I64), POINTER)
+        room = self.builder.inttoptr(self.builder.ptrtoint(scratch, I64), POINTER)
+        # Not a store of that many zeros: LLVM would take minutes to cut a large one into pieces.
+        length = ir.Constant(I64, size * byte_size(element))
+        zeros = [room, ir.Constant(I8, 0), length, ir.Constant(I1, 0)]
+        self.kernel.call(self.builder, "llvm.memset.p0.i64", ir.VoidType(), zeros)
+        return room
 
     def copy_in(self, pointer: Any, count: int, element: ir.Type) -> Any:
         scratch = self.room(count, element)

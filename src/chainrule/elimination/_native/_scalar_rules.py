@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from chainrule._jaxpr import JaxprEqn
+from chainrule._jaxpr import JaxprEqn, bind_equation
 from chainrule.elimination._native._scalars import NativeUnavailableError, ScalarProgram
 
 __all__ = ["DTYPES", "RULES", "TYPE_ONLY", "Rule", "aval_of", "dtype_name"]
@@ -285,6 +287,56 @@ def _dot_general(scalars: ScalarProgram, eqn: JaxprEqn, a: np.ndarray, b: np.nda
     return _fold(scalars, "add", dtype, products)
 
 
+def _gather(
+    scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray, indices: np.ndarray
+) -> np.ndarray:
+    numbered = np.arange(1, x.size + 1, dtype=np.int32).reshape(x.shape)
+    params = {**eqn.params, "fill_value": 0}
+    with jax.ensure_compile_time_eval():
+        (moved,) = bind_equation(eqn, [numbered, _places(scalars, indices)], params)
+    source = np.asarray(moved) - 1
+    if (source < 0).any():
+        raise NativeUnavailableError("A native kernel reads only what is there.")
+    return x.ravel()[source]
+
+
+def _scatter(operation: str | None) -> Rule:
+    """Put updates at known places of an array, each at one of its own: instead of what is there, or added."""
+
+    def rule(
+        scalars: ScalarProgram,
+        eqn: JaxprEqn,
+        x: np.ndarray,
+        indices: np.ndarray,
+        updates: np.ndarray,
+    ) -> np.ndarray:
+        dtype = dtype_name(aval_of(eqn.outvars[0]).dtype)
+        numbered = jnp.arange(1, updates.size + 1, dtype=jnp.int32).reshape(updates.shape)
+        with jax.ensure_compile_time_eval():
+            moved = jax.lax.scatter(
+                jnp.zeros(x.shape, jnp.int32), _places(scalars, indices), numbered,
+                eqn.params["dimension_numbers"], mode=eqn.params["mode"],
+            )  # fmt: skip
+        source = np.asarray(moved) - 1
+        if np.count_nonzero(source >= 0) != updates.size:
+            raise NativeUnavailableError(
+                "A native kernel writes every update to a place of its own."
+            )
+        new = updates.ravel()[source]
+        if operation is not None:
+            new = _map(lambda old, more: scalars.apply(operation, dtype, old, more), x, new)
+        return np.where(source >= 0, new, x)
+
+    return rule
+
+
+def _places(scalars: ScalarProgram, indices: np.ndarray) -> np.ndarray:
+    known = [_known(scalars, number) for number in indices.ravel().tolist()]
+    if None in known:
+        raise NativeUnavailableError("A native kernel moves entries to places that are known.")
+    return np.array(known, np.int32).reshape(indices.shape)
+
+
 _ELEMENTWISE = (
     "add sub mul div neg sin cos tan exp log sqrt tanh sinh cosh asin acos atan atan2 asinh acosh atanh "
     "pow abs sign max min log1p expm1 exp2 erf erfc cbrt lt le gt ge eq ne and or xor not"
@@ -316,6 +368,9 @@ RULES: dict[str, Rule] = {
     "split": _split,
     "rev": _rev,
     "pad": _pad,
+    "gather": _gather,
+    "scatter": _scatter(None),
+    **dict.fromkeys(("scatter-add", "scatter_add"), _scatter("add")),
     "reduce_sum": _reduce("add"),
     "reduce_max": _reduce("max"),
     "reduce_min": _reduce("min"),
