@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from chainrule._jaxpr import JaxprEqn, bind_equation
@@ -311,10 +310,10 @@ def _scatter(operation: str | None) -> Rule:
         updates: np.ndarray,
     ) -> np.ndarray:
         dtype = dtype_name(aval_of(eqn.outvars[0]).dtype)
-        numbered = jnp.arange(1, updates.size + 1, dtype=jnp.int32).reshape(updates.shape)
+        numbered = np.arange(1, updates.size + 1, dtype=np.int32).reshape(updates.shape)
         with jax.ensure_compile_time_eval():
             moved = jax.lax.scatter(
-                jnp.zeros(x.shape, jnp.int32), _places(scalars, indices), numbered,
+                np.zeros(x.shape, np.int32), _places(scalars, indices), numbered,
                 eqn.params["dimension_numbers"], mode=eqn.params["mode"],
             )  # fmt: skip
         source = np.asarray(moved) - 1
