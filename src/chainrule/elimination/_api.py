@@ -148,23 +148,23 @@ class _Settings:
     def __post_init__(self) -> None:
         check_method(self.method)
         check_backend(self.backend)
-        if self.method not in ("auto", "elimination") and not self.is_free:
+        if self.method not in ("auto", "elimination") and self.needs_elimination:
             raise InputError(
-                f"method={self.method!r} has no elimination order, backend, structured blocks or rules of "
+                f"method={self.method!r} has no elimination order, kernel, structured blocks or rules of "
                 "ours. Leave `order`, `backend`, `sparse` and `strict` out, or use method='elimination'.",
                 code="method_conflict",
             )
 
     @property
-    def is_free(self) -> bool:
-        """Whether nothing was asked for that only elimination has."""
-        is_auto = isinstance(self.order, str) and self.order == "auto" and self.backend == "auto"
-        return is_auto and not self.sparse and not self.strict
+    def needs_elimination(self) -> bool:
+        """Whether something was asked for that no other method has; all of them run on XLA."""
+        has_order = not isinstance(self.order, str) or self.order != "auto"
+        return has_order or self.backend == "native" or self.sparse or self.strict
 
     @property
     def leaves_the_choice(self) -> bool:
         """Whether anything but elimination would do."""
-        return self.method == "auto" and self.is_free
+        return self.method == "auto" and self.backend == "auto" and not self.needs_elimination
 
 
 def _compute(
