@@ -100,16 +100,16 @@ class ThreadPool:
         )
 
     async def start(self) -> Facts:
-        """Load the component and start the thread."""
+        """Start the thread, which loads the component."""
         self._loop = asyncio.get_running_loop()
-        self._answerer = Answerer(await self._loop.run_in_executor(None, self._load))
-        self._worker = WorkerThread(self._answerer)
+        self._worker = WorkerThread(self._load)
+        self._answerer = await self._worker.loaded()
         return self._answerer.facts
 
-    def _load(self) -> Any:
+    def _load(self) -> Answerer:
         component = load_component(self._source, config=self._config)
         prepare(component)
-        return component
+        return Answerer(component)
 
     def _run(self, begun: _Begun) -> None:
         if begun.is_wanted:

@@ -1,4 +1,4 @@
-"""A thread of the server that runs author code, one task after the other."""
+"""A thread of the server that loads and runs author code, one task after the other."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from chainrule.runtime._samehost import CallSlot, Message
@@ -24,8 +25,11 @@ Task = Callable[[], None]
 class WorkerThread:
     """One thread that runs tasks of the server and, while it is lent (`_lease`), calls of clients.
 
+    The component is loaded on it too: what an author makes may belong to the thread that made it. Nobody
+    waits for the thread at the end of the process, whatever the author's code is doing.
+
     Args:
-        answerer: of the component.
+        load: loads the component.
 
     Attributes:
         slot: in which the thread says what it is doing for clients it is lent to.
@@ -35,10 +39,11 @@ class WorkerThread:
     can_be_killed = False
     prefix = "t."
 
-    def __init__(self, answerer: Answerer) -> None:
+    def __init__(self, load: Callable[[], Answerer]) -> None:
         self.slot = CallSlot()
         self.lease: Lease | None = None
-        self._answerer = answerer
+        self._load = load
+        self._loading: Future[Answerer] = Future()
         self._loop = asyncio.get_running_loop()
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._desk = Desk("t")
@@ -46,6 +51,14 @@ class WorkerThread:
         # A lent thread waits for sockets, not for the queue; by this it learns that a task is there.
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         threading.Thread(target=self._run, name="chainrule-component", daemon=True).start()
+
+    async def loaded(self) -> Answerer:
+        """What answers calls, when the component is loaded.
+
+        Raises:
+            BaseException: whatever the component's code raised.
+        """
+        return await asyncio.wrap_future(self._loading)
 
     @property
     def backlog(self) -> int:
@@ -59,6 +72,11 @@ class WorkerThread:
             os.eventfd_write(self._wake, 1)
 
     def _run(self) -> None:
+        self._loading.set_running_or_notify_cancel()
+        try:
+            self._loading.set_result(self._load())
+        except BaseException as error:
+            self._loading.set_exception(error)
         while (task := self._next_task()) is not None:
             task()
             del task  # it holds a request and its reply
@@ -85,12 +103,13 @@ class WorkerThread:
         self, number: int, descriptor: int, holds: Sequence[str], endpoints: Mapping[str, str]
     ) -> None:
         if self._direct is None:
+            answerer = self._loading.result()
             self._direct = DirectClients(
                 self._desk,
-                self._answerer,
+                answerer,
                 self.slot,
                 self._wake,
-                max_body_bytes=self._answerer.facts.max_body_bytes,
+                max_body_bytes=answerer.facts.max_body_bytes,
                 tell=self._tell,
             )
         self._direct.add(number, descriptor, holds, endpoints)
