@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from chainrule.runtime._config import ComponentConfig
-from chainrule.serve._calls import CallError
+from chainrule.serve._calls import Call, CallError
+from chainrule.serve._inline import ThreadPool
 from chainrule.serve._pool import ProcessPool
 
 
@@ -144,13 +145,15 @@ def accepts(served):
     return False
 
 
-def test_stop_does_not_wait_for_a_component_that_is_being_loaded(tmp_path, wait_until):
+@pytest.mark.parametrize("workers", [0, 1], ids=["thread", "process"])
+def test_stop_does_not_wait_for_a_component_that_is_being_loaded(workers, tmp_path, wait_until):
     begun = tmp_path / "begun"
     source = tmp_path / "slow.py"
     source.write_text(
-        f"import pathlib, time\npathlib.Path({str(begun)!r}).touch()\ntime.sleep(60)\n"
+        f"import pathlib, time\npathlib.Path({str(begun)!r}).touch()\n"
+        "end = time.monotonic() + 60\nwhile time.monotonic() < end:\n    pass\n"
     )
-    settings = json.dumps({"components": str(source), "port": 0})
+    settings = json.dumps({"components": str(source), "port": 0, "workers": workers})
     command = [sys.executable, str(Path(__file__).with_name("run_server.py")), settings]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         wait_until(begun.exists)
@@ -158,6 +161,32 @@ def test_stop_does_not_wait_for_a_component_that_is_being_loaded(tmp_path, wait_
         process.terminate()
         assert process.communicate(timeout=20) == ("", None)
     wait_until(lambda: not any(worker.is_running() for worker in workers))
+
+
+def test_loading_takes_too_long(tmp_path):
+    source = tmp_path / "slow.py"
+    source.write_text("import time\ntime.sleep(5)\n")
+    limits = {"timeout_s": None, "max_queue": 1, "startup_timeout_s": 0.05}
+    with pytest.raises(CallError, match="--startup-timeout"):
+        asyncio.run(ThreadPool(source, ComponentConfig(), **limits).start())
+
+
+def test_a_component_is_loaded_on_the_thread_that_runs_it(tmp_path):
+    source = tmp_path / "threaded.py"
+    source.write_text(
+        "import threading\nfrom chainrule.runtime import component\nloaded_on = threading.get_ident()\n"
+        "@component\ndef same() -> bool:\n    return threading.get_ident() == loaded_on\n"
+    )
+
+    async def call():
+        limits = {"timeout_s": None, "max_queue": 1, "startup_timeout_s": 60}
+        pool = ThreadPool(f"{source}:same", ComponentConfig(), **limits)
+        await pool.start()
+        reply = await pool.call(Call("apply", b'{"inputs": {}}'))
+        await pool.stop()
+        return b"".join(reply.open())
+
+    assert json.loads(asyncio.run(call())) == {"result": True}
 
 
 def test_a_system_without_room_for_a_process_is_not_the_end(component_path, monkeypatch):

@@ -124,7 +124,11 @@ class Server:
             self.app = AccessLog(self.app)
 
     def _make_pool(self, source: Any, config: ComponentConfig, options: ServeOptions) -> Pool:
-        limits: dict[str, Any] = {"timeout_s": options.timeout_s, "max_queue": options.max_queue}
+        limits: dict[str, Any] = {
+            "timeout_s": options.timeout_s,
+            "startup_timeout_s": options.startup_timeout_s,
+            "max_queue": options.max_queue,
+        }
         if options.workers == 0:
             return ThreadPool(source, config, **limits)
         if options.workers > 1 and config.residual_folder is None:
@@ -134,7 +138,6 @@ class Server:
             source,
             config,
             workers=options.workers,
-            startup_timeout_s=options.startup_timeout_s,
             log=self._log,
             **limits,
         )

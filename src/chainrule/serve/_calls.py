@@ -16,6 +16,7 @@ __all__ = [
     "Reply",
     "StoredBody",
     "Watcher",
+    "not_loaded",
     "stopping",
     "too_slow",
     "unavailable",
@@ -206,6 +207,15 @@ def too_slow(what: str, timeout_s: float, *, was_stopped: bool) -> CallError:
         )
     message = f"{what} did not return within {timeout_s:g} s. {outcome}"
     return CallError(message, code="call_timeout", status=504)
+
+
+def not_loaded(timeout_s: float) -> CallError:
+    """A component that took too long to load."""
+    return CallError(
+        f"The component was not loaded within {timeout_s:g} s; --startup-timeout allows more.",
+        code="startup_timeout",
+        status=504,
+    )
 
 
 def stopping() -> CallError:

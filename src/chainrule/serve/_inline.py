@@ -12,7 +12,7 @@ from typing import Any
 
 from chainrule.runtime._component import load_component
 from chainrule.serve._answering import Answerer
-from chainrule.serve._calls import Call, Facts, Reply, stopping, too_slow, unavailable
+from chainrule.serve._calls import Call, Facts, Reply, not_loaded, stopping, too_slow, unavailable
 from chainrule.serve._express import MOMENT_S
 from chainrule.serve._following import following_in_thread
 from chainrule.serve._lease import Client
@@ -74,15 +74,23 @@ class ThreadPool:
         source: what `load_component` takes.
         config: the component's settings.
         timeout_s: how long a caller waits; `None` for ever.
+        startup_timeout_s: how long loading the component may take.
         max_queue: how many calls may wait.
     """
 
     uses_segments = False
 
     def __init__(
-        self, source: Any, config: Any, *, timeout_s: float | None, max_queue: int
+        self,
+        source: Any,
+        config: Any,
+        *,
+        timeout_s: float | None,
+        startup_timeout_s: float,
+        max_queue: int,
     ) -> None:
         self._source, self._config = source, config
+        self._startup_timeout_s = startup_timeout_s
         self._timeout_s = timeout_s
         self.max_queue = max_queue
         self._pending: set[_Begun] = set()
@@ -100,10 +108,17 @@ class ThreadPool:
         )
 
     async def start(self) -> Facts:
-        """Start the thread, which loads the component."""
+        """Start the thread, which loads the component.
+
+        Raises:
+            CallError: that takes too long (`startup_timeout`).
+        """
         self._loop = asyncio.get_running_loop()
         self._worker = WorkerThread(self._load)
-        self._answerer = await self._worker.loaded()
+        try:
+            self._answerer = await asyncio.wait_for(self._worker.loaded(), self._startup_timeout_s)
+        except TimeoutError:
+            raise not_loaded(self._startup_timeout_s) from None
         return self._answerer.facts
 
     def _load(self) -> Answerer:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from chainrule._errors import ChainruleError, DefinitionError
 from chainrule.runtime._samehost import is_supported
-from chainrule.serve._calls import Call, CallError, Facts, Reply, stopping, unavailable
+from chainrule.serve._calls import Call, CallError, Facts, Reply, not_loaded, stopping, unavailable
 from chainrule.serve._lease import Client
 from chainrule.serve._lending import Lending
 from chainrule.serve._output import OutputLog
@@ -254,11 +254,7 @@ class ProcessPool:
             facts = await asyncio.wait_for(worker.start(), self._startup_timeout_s)
         except TimeoutError:
             worker.kill()
-            raise CallError(
-                f"The component was not loaded within {self._startup_timeout_s:g} s.",
-                code="startup_timeout",
-                status=504,
-            ) from None
+            raise not_loaded(self._startup_timeout_s) from None
         except BaseException:
             worker.kill()
             raise
