@@ -82,12 +82,19 @@ def _key_segment(key: Any) -> Segment:
     return text if text.isidentifier() else Key(text)
 
 
-def iterate_leaves(tree: Any) -> Iterator[tuple[tuple[Segment, ...], Any]]:
-    """Every leaf with its segments, in declaration order. Deep trees do not exhaust the stack."""
+def iterate_leaves(
+    tree: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> Iterator[tuple[tuple[Segment, ...], Any]]:
+    """Every leaf with its segments, in declaration order. Deep trees do not exhaust the stack.
+
+    Args:
+        tree: nested data.
+        is_leaf: what else counts as a leaf.
+    """
     stack: list[tuple[tuple[Segment, ...], Any]] = [((), tree)]
     while stack:
         segments, node = stack.pop()
-        children = _children(node)
+        children = None if is_leaf is not None and is_leaf(node) else _children(node)
         if children is None:
             yield segments, node
         else:

@@ -15,6 +15,7 @@ from chainrule.bridge import PrecisionWarning
 from chainrule.runtime import Array, Differentiable, Float32, Float64, load_component
 
 Vector = Differentiable[Array[(None,), Float64]]
+Named = Differentiable[Array[("n",), Float64]]
 X = np.array([0.3, -0.7, 1.1])
 
 
@@ -237,4 +238,20 @@ def test_outputs_are_what_the_schema_says(jit):
     np.testing.assert_allclose(run(stretched), np.full(4, X.sum()))
     with pytest.raises(ComponentError, match=r"f64\[2\], found f64\[3\]") as caught:
         run(wrong)
+    assert caught.value.code == "bad_output"
+
+
+@pytest.mark.parametrize("how", ["eager", "jit", "inline=False"])
+def test_names_of_dimensions_mean_one_size_in_inputs_and_outputs(how):
+    @component(framework="jax")
+    def shortened(x: Named, y: Named) -> Differentiable[Array[("n",), Float64]]:
+        return (x + y)[1:]
+
+    def run(x):
+        inputs = {"x": x, "y": x}
+        return apply_component(shortened, inputs, inline=how != "inline=False")["result"]
+
+    call = {"eager": run, "jit": jax.jit(run), "inline=False": lambda x: jax.vmap(run)(x[None])}
+    with pytest.raises(ComponentError, match="'n' has size 3 in x but size 2 in result") as caught:
+        call[how](X)
     assert caught.value.code == "bad_output"

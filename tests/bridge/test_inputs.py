@@ -1,13 +1,16 @@
 """What can be handed to a component: the columns of the test matrix that are about data."""
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pydantic import BaseModel
 
 from chainrule import apply_component, component, from_callable
 from chainrule._errors import InputError
@@ -233,6 +236,83 @@ def test_traced_values_in_objects_are_found(kind):
     with pytest.raises(InputError, match=kind.__name__) as caught:
         jax.jit(lambda x: f(kind(x)))(X)
     assert caught.value.code == "hidden_tracer"
+
+
+class Blade(BaseModel):
+    chord: Vector
+    profile: str = "flat"
+
+
+class BladeTuple(NamedTuple):
+    chord: Any
+    profile: str = "curved"
+
+
+class BladeModule(eqx.Module):
+    chord: Any
+    profile: str = eqx.field(default="curved", static=True)
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Rotor:
+    x: Any
+    blade: Any
+    spares: Any
+
+
+class RotorTuple(NamedTuple):
+    x: Any
+    blade: Any
+    spares: Any
+
+
+def lifted(module):
+    @component(framework="jax" if module is jnp else "numpy")
+    def lift(x: Vector, blade: Blade, spares: list[Blade]) -> Vector:
+        assert blade.profile == spares[0].profile == "curved"
+        return module.sin(x) * blade.chord + spares[0].chord
+
+    return lift
+
+
+@pytest.mark.parametrize("blade", [BladeTuple, BladeModule, Blade.model_construct, OrderedDict])
+@pytest.mark.parametrize("rotor", [Rotor, RotorTuple, OrderedDict])
+def test_records_stand_for_their_fields(rotor, blade):
+    def run(component, x, chord):
+        blades = [blade(chord=c, profile="curved") for c in (chord, 2 * chord)]
+        inputs = rotor(x=x, blade=blades[0], spares=blades[1:])
+        return apply_component(component, inputs, infer_by_evaluation=True)["result"]
+
+    on_host, inlined = lifted(np), lifted(jnp)
+    wanted = np.sin(X) * 3 + 6
+    for found in (
+        run(on_host, X, 3 + 0 * X),
+        jax.jit(run, static_argnums=0)(on_host, X, 3 + 0 * X),
+    ):
+        np.testing.assert_allclose(found, wanted)
+    gradient = jax.grad(lambda c: run(inlined, X, c).sum())(3 + 0 * X)
+    np.testing.assert_allclose(gradient, np.sin(X) + 2)
+
+
+def test_records_can_be_what_a_gradient_is_taken_of():
+    inputs = Rotor(X, BladeModule(3 + 0 * X), [BladeModule(X)])
+    gradient = jax.grad(lambda r: apply_component(lifted(jnp), r)["result"].sum())(inputs)
+    np.testing.assert_allclose(gradient.blade.chord, np.sin(X))
+
+
+class Span(NamedTuple):
+    low: Any
+    high: Any
+
+
+def test_named_tuples_are_tuples_where_the_schema_says_so():
+    @component(framework="jax")
+    def width(span: tuple[Vector, Vector]) -> Vector:
+        return span[1] - span[0]
+
+    found = jax.jit(lambda x: apply_component(width, {"span": Span(x, 3 * x)})["result"])(X)
+    np.testing.assert_allclose(found, 2 * X)
 
 
 def test_without_x64_narrowed_results_are_told_outside_of_jit_too():

@@ -21,6 +21,7 @@ from chainrule.runtime import LocalComponent
 from chainrule.runtime._component._plain import to_plain
 from chainrule.runtime._derivatives import DerivativeKind
 from chainrule.runtime._schema import array_leaves
+from chainrule.runtime._schema._dimensions import DimensionTable, enter_sizes
 from chainrule.runtime._schema._dtypes import numpy_dtype
 
 __all__ = ["ComponentTarget", "as_target"]
@@ -54,20 +55,22 @@ class ComponentTarget(Target):
         """Ask `abstract_eval`."""
         return _read_types(self._component.abstract_eval(_write_types(inputs)))
 
-    def complete_inputs(self, inputs: Any) -> Any:
+    def complete_inputs(self, inputs: Any) -> tuple[Any, DimensionTable]:
         """What the schema makes of the inputs; only asked of components in this process."""
-        schemas = self._component._schemas
-        model = schemas.read_abstract_inputs(_write_types(inputs), "abstract_eval", {"dims": {}})
+        schemas, sizes = self._component._schemas, {}
+        context = {"dims": sizes}
+        model = schemas.read_abstract_inputs(_write_types(inputs), "abstract_eval", context)
         completed = _read_types(to_plain(model))
-        return with_defaults(completed, inputs, schemas.input_schema)
+        return with_defaults(completed, inputs, schemas.input_schema), sizes
 
-    def fit_output(self, path: str, type_: ArrayType) -> ArrayType:
+    def fit_output(self, path: str, type_: ArrayType, sizes: DimensionTable) -> ArrayType:
         """What the schema makes of an output; only asked of components in this process."""
         found = self._output_arrays.find(path)
         if found is None:
             return type_
         try:
-            return fit_type(found[1], type_)
+            fitted = fit_type(found[1], type_)
+            enter_sizes(sizes, path, found[1], fitted.shape)
         except PydanticCustomError as problem:
             raise ComponentError(
                 f"{self.name} computes something that its own OutputSchema forbids: at {path!r}: "
@@ -75,6 +78,7 @@ class ComponentTarget(Target):
                 code="bad_output",
                 path=path,
             ) from problem
+        return fitted
 
     @cached_property
     def _output_arrays(self) -> Patterns:
@@ -181,6 +185,10 @@ class ComponentTarget(Target):
     def is_array_input(self, path: str) -> bool:
         """Whether the schema declares an array there."""
         return path in self._arrays
+
+    def has_arrays_in(self, path: str, names: Collection[str | int]) -> bool:
+        """Whether the schema, if it tells its arrays at all, declares some in parts of these names."""
+        return not self._tells_arrays or self._arrays.has_below(path, names)
 
     def is_plain_input(self, path: str) -> bool:
         """Whether the schema, if it tells its arrays at all, declares something else there."""

@@ -19,6 +19,7 @@ from chainrule.bridge._precision import warn_if_narrowed
 from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._target import Target
 from chainrule.bridge._types import ArrayType, dtype_to_send
+from chainrule.runtime._schema._dimensions import DimensionTable
 
 __all__ = ["NotTraceableError", "call_inline"]
 
@@ -43,7 +44,7 @@ def call_inline(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> An
         ComponentError: the outputs do not.
     """
     assert target.jax_function is not None
-    completed, types = _complete(target, skeleton, arrays)
+    completed, types, sizes = _complete(target, skeleton, arrays)
     warn_if_narrowed(target, {p: t.dtype for p, t in zip(completed.paths, types, strict=True)})
     by_path = dict(zip(skeleton.paths, arrays, strict=True))
     if any(path not in by_path for path in completed.paths):
@@ -59,16 +60,18 @@ def call_inline(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> An
         raise NotTraceableError from error
     output_skeleton, results = take_apart(outputs, lambda path, leaf: is_arraylike(leaf))
     pairs = zip(output_skeleton.paths, results, strict=True)
+    sizes = dict(sizes)
     return output_skeleton.build(
-        [_fit(target, path, jnp.asarray(result)) for path, result in pairs]
+        [_fit(target, path, jnp.asarray(result), sizes) for path, result in pairs]
     )
 
 
-def _fit(target: Target, path: str, result: Any) -> Any:
+def _fit(target: Target, path: str, result: Any, sizes: DimensionTable) -> Any:
     """A result as the schema declares it, which its endpoint would make of it."""
     if _has_symbolic_size(result):
         return result
-    wanted = target.fit_output(path, ArrayType(tuple(result.shape), np.dtype(result.dtype)))
+    found = ArrayType(tuple(result.shape), np.dtype(result.dtype))
+    wanted = target.fit_output(path, found, sizes)
     shaped = result if wanted.shape == result.shape else jnp.broadcast_to(result, wanted.shape)
     return _cast(shaped, wanted.dtype)
 
@@ -83,23 +86,23 @@ def _cast(array: Any, wanted: np.dtype[Any]) -> Any:
     return array if held == array.dtype else array.astype(held)
 
 
-Completed = tuple[Skeleton, list[ArrayType]]
+Completed = tuple[Skeleton, list[ArrayType], DimensionTable]
 
 
 def _complete(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> Completed:
-    """The inputs as the schema sees them, defaults filled in and checked, once per signature."""
+    """The inputs as the schema sees them, defaults filled in and checked, and named sizes; per signature."""
     types = tuple(
         ArrayType(tuple(array.shape), dtype_to_send(array.dtype, target.input_dtype(path)))
         for path, array in zip(skeleton.paths, arrays, strict=True)
     )
     if any(map(_has_symbolic_size, arrays)):
-        return skeleton, list(types)
+        return skeleton, list(types), {}
     known: LRUCache[Hashable, Completed] = target.memory("completed")
     key = skeleton.signature(types)
     found = None if key is None else known.get(key)
     if found is None:
-        completed = target.complete_inputs(skeleton.build(types))
-        found = take_apart(completed, lambda path, leaf: isinstance(leaf, ArrayType))
+        completed, sizes = target.complete_inputs(skeleton.build(types))
+        found = *take_apart(completed, lambda path, leaf: isinstance(leaf, ArrayType)), sizes
         if key is not None:
             known.put(key, found)
     return found

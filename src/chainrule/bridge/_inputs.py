@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from numbers import Number
 from typing import Any
 
@@ -24,12 +25,14 @@ def take_inputs_apart(
     """The operands and the rest.
 
     Operands are arrays of any framework, and plain numbers and lists of numbers where the target declares
-    an array. Where it declares a plain number, an array scalar is that number.
+    an array. Where it declares a plain number, an array scalar is that number. A dataclass (those of JAX,
+    Equinox and Flax are) or named tuple stands for its fields where the target declares arrays in them.
 
     Raises:
         InputError: inputs without names, a traced value where the target declares a plain one, or
             something that is no array where it declares an array.
     """
+    inputs = _opened(target, inputs)
     _check_has_names(target, inputs)
     updates: dict[str, Any] = {}
     for segments, leaf in iterate_leaves(inputs):
@@ -46,6 +49,34 @@ def take_inputs_apart(
         elif is_arraylike(leaf) and target.is_plain_input(path):
             updates[path] = _as_number(target, path, leaf, is_traced)
     return take_apart(set_at_path(inputs, updates), lambda path, leaf: is_arraylike(leaf))
+
+
+def _opened(target: Target, inputs: Any, at: tuple[Any, ...] = ()) -> Any:
+    """The inputs with their parts in the place of records in which the target declares arrays."""
+    updates = {}
+    for segments, leaf in iterate_leaves(inputs, _is_record):
+        where = (*at, *segments)
+        for parts in _parts(leaf) if _is_record(leaf) else ():
+            names = parts if isinstance(parts, dict) else range(len(parts))
+            if target.has_arrays_in(join_path(*where), names):
+                updates[join_path(*segments)] = _opened(target, parts, where)
+                break
+    return set_at_path(inputs, updates) if updates else inputs
+
+
+def _is_record(node: Any) -> bool:
+    if isinstance(node, tuple):
+        return hasattr(node, "_asdict")
+    return hasattr(node, "__dataclass_fields__") and not isinstance(node, type)
+
+
+def _parts(record: Any) -> Iterator[dict[str, Any] | tuple[Any, ...]]:
+    """A record as a dictionary; a named tuple is a tuple, too."""
+    if isinstance(record, tuple):
+        yield record._asdict()  # type: ignore[attr-defined]
+        yield tuple(record)
+    else:
+        yield {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
 
 
 def _check_has_names(target: Target, inputs: Any) -> None:

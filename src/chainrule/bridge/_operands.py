@@ -67,8 +67,8 @@ def check_statics(target: Target, skeleton: Skeleton) -> None:
         if not isinstance(leaf, _PLAIN) and _hides_tracer(leaf):
             raise InputError(
                 f"`{path}` of {target.name} is a {type(leaf).__name__} with traced values in it. Pass them "
-                "in dictionaries, lists, tuples or models of pydantic: inside of other objects they are "
-                "not found.",
+                "in dictionaries, lists, tuples or models of pydantic (in dataclasses only where a schema "
+                "declares arrays in their fields): inside of other objects they are not found.",
                 code="hidden_tracer",
                 path=path,
             )

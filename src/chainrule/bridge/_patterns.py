@@ -6,7 +6,7 @@ A tree alone does not say whether `a` in `params.a` is a field or a key; a schem
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from chainrule._trees import Key, join_path, split_path
@@ -29,6 +29,17 @@ class Patterns:
 
     def __contains__(self, path: str) -> bool:
         return self.find(path) is not None
+
+    def has_below(self, path: str, names: Collection[str | int]) -> bool:
+        """Whether a pattern is one of these names below a path, or goes on from there."""
+        segments = split_path(path)
+        depth = len(segments)
+        return any(
+            len(parts) > depth
+            and all(map(_fits, segments, parts))
+            and any(_fits(name, parts[depth]) for name in names)
+            for parts, _ in self._declared
+        )
 
     def spell(self, path: str) -> str:
         """A path as the schema spells it."""

@@ -18,6 +18,7 @@ import numpy as np
 from chainrule._trees import LRUCache
 from chainrule.bridge._types import ArrayType
 from chainrule.runtime._derivatives import DerivativeKind
+from chainrule.runtime._schema._dimensions import DimensionTable
 
 __all__ = ["HESSIAN_VECTOR_PRODUCT", "Batching", "Target"]
 
@@ -100,12 +101,18 @@ class Target(ABC):
         """The derivative of the vector-Jacobian product along `tangents`; asked only if in `endpoints`."""
         raise NotImplementedError
 
-    def complete_inputs(self, inputs: Any) -> Any:
-        """Inputs with an `ArrayType` at every array, checked, with defaults filled in."""
-        return inputs
+    def complete_inputs(self, inputs: Any) -> tuple[Any, DimensionTable]:
+        """Inputs with an `ArrayType` at every array, checked, with defaults filled in; named sizes."""
+        return inputs, {}
 
-    def fit_output(self, path: str, type_: ArrayType) -> ArrayType:
-        """The type that the target's declaration gives to an output that is computed with some type."""
+    def fit_output(self, path: str, type_: ArrayType, sizes: DimensionTable) -> ArrayType:
+        """The type that the target's declaration gives to an output that is computed with some type.
+
+        Args:
+            path: of the output.
+            type_: as it is computed.
+            sizes: of the named dimensions so far; those of the output are added.
+        """
         return type_
 
     def is_differentiable_input(self, path: str) -> bool:
@@ -118,6 +125,10 @@ class Target(ABC):
 
     def is_array_input(self, path: str) -> bool:
         """Whether the target declares an array there, so that a plain number or list stands for one."""
+        return False
+
+    def has_arrays_in(self, path: str, names: Collection[str | int]) -> bool:
+        """Whether the target declares arrays in parts of these names, or inside of them."""
         return False
 
     def is_plain_input(self, path: str) -> bool:

@@ -7,7 +7,7 @@ members of a union that were tried and dropped leave no trace.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
@@ -17,7 +17,7 @@ from chainrule.runtime._schema import _problems
 from chainrule.runtime._schema._leaves import is_union, join, spec_of, tuple_positions, unwrap
 from chainrule.runtime._schema._spec import ArraySpec
 
-__all__ = ["DimensionTable", "agree_on_dimensions"]
+__all__ = ["DimensionTable", "agree_on_dimensions", "enter_sizes"]
 
 DimensionTable = dict[str, tuple[int, str]]
 Found = tuple[str, Any, ArraySpec]
@@ -31,12 +31,21 @@ def agree_on_dimensions(model: BaseModel, table: DimensionTable | None = None) -
     """
     known: DimensionTable = {} if table is None else table
     for path, array, spec in _named_arrays(model, type(model), ""):
-        for name, size in zip(spec.dimension_names, array.shape, strict=True):
-            if name is None:
-                continue
-            first_size, first_path = known.setdefault(name, (size, path))
-            if first_size != size:
-                raise _problems.dimension_conflict(name, (first_path, first_size), (path, size))
+        enter_sizes(known, path, spec, array.shape)
+
+
+def enter_sizes(table: DimensionTable, path: str, spec: ArraySpec, shape: Sequence[int]) -> None:
+    """Enter the named sizes of one array into a table.
+
+    Raises:
+        PydanticCustomError: `array_dimension_conflict`, when a name already has another size.
+    """
+    for name, size in zip(spec.dimension_names, shape, strict=False):
+        if name is None:
+            continue
+        first_size, first_path = table.setdefault(name, (size, path))
+        if first_size != size:
+            raise _problems.dimension_conflict(name, (first_path, first_size), (path, size))
 
 
 def _named_arrays(value: Any, annotation: Any, path: str) -> Iterator[Found]:
