@@ -34,7 +34,7 @@ def apply_component(
     inputs: Any,
     *,
     vmap_method: VmapMethod | None = "auto",
-    inline: bool = True,
+    inline: bool | None = None,
     effects: Effects = "none",
     materialize_jacobian: bool | None = None,
     spot_check: bool = False,
@@ -57,8 +57,10 @@ def apply_component(
             other. `"concurrent"`: never natively. `"expand_dims"`, `"broadcast_all"`: natively because
             *you* know that the component treats leading axes as batch axes. `"auto_experimental"`: the
             same as `"auto"`. `None`: `vmap` is an error.
-        inline: `False` asks a component written in JAX through its endpoints, like any other. Not inside
-            `jit`: JAX must not run in a host call.
+        inline: whether JAX traces and differentiates a component written in JAX as if its function stood
+            here, or its endpoints are asked, as those of any other (in a compiled program they are traced).
+            `None`: it does, unless the author wrote a derivative by hand. `True` passes such a derivative
+            over.
         effects: `"ordered"` for a component with side effects: calls happen in program order, exactly
             once each, and are not merged.
         materialize_jacobian: whether a batch of derivative products is answered by one Jacobian. `None`:
@@ -104,6 +106,7 @@ def apply_component(
     )
     target = as_target(component)
     tag = "intermediates" if intermediates is True else intermediates
+    inline = target.jax_derivatives if inline is None else inline
     if not tag or not is_captured(tag) or (inline and target.jax_function is not None):
         return _call(target, inputs, options, inline=inline)
     opened = open_target(target, tag)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
@@ -39,6 +40,7 @@ class ComponentTarget(Target):
         self.batching = getattr(component, "batching", None)
         self.batched_endpoints = _batched_endpoints(component)
         self.jax_function = getattr(component, "jax_function", None)
+        self.jax_derivatives = getattr(component, "jax_derivatives", True)
         self.runs_jax = self.jax_function is not None
         self.is_remote = not _is_local(component)
         self.max_concurrency = _concurrency(component, self.is_remote)
@@ -57,9 +59,9 @@ class ComponentTarget(Target):
 
     def complete_inputs(self, inputs: Any) -> tuple[Any, DimensionTable]:
         """What the schema makes of the inputs; only asked of components in this process."""
-        schemas, sizes = self._component._schemas, {}
-        context = {"dims": sizes}
-        model = schemas.read_abstract_inputs(_write_types(inputs), "abstract_eval", context)
+        schemas = self._component._schemas
+        sizes: DimensionTable = {}
+        model = schemas.read_abstract_inputs(_write_types(inputs), "abstract_eval", {"dims": sizes})
         completed = _read_types(to_plain(model))
         return with_defaults(completed, inputs, schemas.input_schema), sizes
 
@@ -173,6 +175,15 @@ class ComponentTarget(Target):
         """Name → tree of types of every tagged value, for inputs with an `ArrayType` at every array."""
         answer = self._component.tagged_intermediates(_write_types(inputs), tag, abstract=True)
         return {name: _read_types(entry["primal"]) for name, entry in sorted(answer.items())}
+
+    def with_tracers(self) -> Target:
+        """The same component behind the functions of its author themselves."""
+        from chainrule.bridge._traceable import TraceableEndpoints  # imports JAX; torch does without
+
+        twin = copy.copy(self)
+        twin._component = endpoints = TraceableEndpoints(self._component)
+        twin.endpoints = endpoints.names
+        return twin
 
     def is_differentiable_input(self, path: str) -> bool:
         """Whether the schema says so."""

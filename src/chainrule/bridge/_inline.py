@@ -21,9 +21,9 @@ from chainrule.bridge._target import Target
 from chainrule.bridge._types import ArrayType, dtype_to_send
 from chainrule.runtime._schema._dimensions import DimensionTable
 
-__all__ = ["NotTraceableError", "call_inline"]
+__all__ = ["NOT_TRACEABLE", "NotTraceableError", "call_inline"]
 
-_NOT_TRACEABLE = (
+NOT_TRACEABLE = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
@@ -56,7 +56,7 @@ def call_inline(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> An
     try:
         with component_scope(target.name):
             outputs = target.jax_function(completed.build(cast))
-    except _NOT_TRACEABLE as error:
+    except NOT_TRACEABLE as error:
         raise NotTraceableError from error
     output_skeleton, results = take_apart(outputs, lambda path, leaf: is_arraylike(leaf))
     pairs = zip(output_skeleton.paths, results, strict=True)

@@ -10,11 +10,12 @@ slot and the result, batching adds an axis. What a request means to a component 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
-from jax.interpreters import ad, batching
+from jax.interpreters import ad, batching, mlir
 
 from chainrule._errors import CapabilityError
 from chainrule._jaxpr import restore_errors
@@ -33,11 +34,13 @@ from chainrule.bridge._batching import batching_rule
 from chainrule.bridge._differentiate import jvp_rule, transpose_rule
 from chainrule.bridge._failures import find_failure
 from chainrule.bridge._host import Batch, Call, host_call
+from chainrule.bridge._inline import NotTraceableError
 from chainrule.bridge._operands import hand_out
 from chainrule.bridge._overlap import overlapping_pair
 from chainrule.bridge._requests import apply_request
 from chainrule.bridge._site import Site
 from chainrule.bridge._target import Target
+from chainrule.bridge._traced import trace_call
 
 __all__ = ["call_site", "check_nans"]
 
@@ -72,27 +75,37 @@ def _evaluate_abstractly(*operands: Any, call: Call) -> tuple[list[Any], set[Any
 
 
 def _lower(ctx: Any, *operands: Any, call: Call) -> Sequence[Any]:
-    _check_callable_from_xla(ctx, call.site.target)
-    function = host_call(call)
-    if call.site.target.is_remote and not _is_ordered(call) and uses_ffi(ctx):
-        return lower_overlapping(ctx, *operands, **overlapping_pair(function))
-    return lower_host_call(ctx, *operands, function=function, ordered=_is_ordered(call))
-
-
-def _check_callable_from_xla(ctx: Any, target: Target) -> None:
+    target = call.site.target
+    if target.runs_jax:
+        return _lower_traced(ctx, *operands, call=call)
     if is_exporting(ctx):
         raise CapabilityError(
             f"{target.name} is called on this host and cannot be part of an exported program. Only "
             "components written in JAX that run in this process can: they become part of the program.",
             code="not_exportable",
         )
-    if target.runs_jax:
+    function = host_call(call)
+    if target.is_remote and not _is_ordered(call) and uses_ffi(ctx):
+        return lower_overlapping(ctx, *operands, **overlapping_pair(function))
+    return lower_host_call(ctx, *operands, function=function, ordered=_is_ordered(call))
+
+
+def _lower_traced(ctx: Any, *operands: Any, call: Call) -> Sequence[Any]:
+    """The call of a component that is written in JAX, as part of the program."""
+    target = call.site.target
+    try:
+        if target.jax_function is None or _is_ordered(call):
+            raise NotTraceableError
+        return mlir.lower_fun(partial(trace_call, call), multiple_results=True)(ctx, *operands)
+    except NotTraceableError as error:
         raise CapabilityError(
-            f"{target.name} is written in JAX and would run inside a compiled program's call of the host, "
-            "where JAX can deadlock. Let it be inlined (`inline=True`, a traceable function), or give "
-            "it a process of its own: `chainrule.client.Component.from_source`, or serve it.",
+            f"{call!r} runs JAX and would do so inside a compiled program's call of the host, where JAX can "
+            "deadlock; part of the program it cannot be, for it needs the numbers themselves or has side "
+            "effects. Make it traceable, let JAX differentiate the component's function (`inline=True`), or "
+            "give it a process of its own: `chainrule.client.Component.from_source`, or "
+            "serve it.",
             code="jax_in_host_call",
-        )
+        ) from error
 
 
 def _is_ordered(call: Call) -> bool:

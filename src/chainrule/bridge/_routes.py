@@ -23,7 +23,14 @@ from chainrule.bridge._types import ArrayType
 from chainrule.runtime import SparseArray
 from chainrule.runtime._derivatives import JACOBIAN, JVP, VJP, DerivativeKind, product_from_jacobian
 
-__all__ = ["answer", "answer_batch", "check_possible", "takes_batch"]
+__all__ = [
+    "answer",
+    "answer_batch",
+    "check_possible",
+    "find_route",
+    "split_operands",
+    "takes_batch",
+]
 
 Vectors = Sequence[Sequence[np.ndarray]]
 Route = Callable[[Site, Request, Any, Vectors], Mapping[str, Any]]
@@ -38,7 +45,7 @@ def answer(site: Site, request: Request, operands: Sequence[np.ndarray]) -> list
     inputs = site.build_inputs(primals)
     if request.columns is not None:
         return _jacobian(site, request, inputs)
-    by_path = _route(site, request)(site, request, inputs, vectors)
+    by_path = find_route(site, request)(site, request, inputs, vectors)
     ports = request.result.ports(site)
     return _checked(site, request, ports, [by_path[port.path] for port in ports])
 
@@ -82,7 +89,7 @@ def check_possible(site: Site, request: Request) -> None:
         CapabilityError: says which endpoint would help.
     """
     if request.slots:
-        _route(site, request)
+        find_route(site, request)
 
 
 def split_operands(
@@ -99,7 +106,12 @@ def split_operands(
     return primals, vectors
 
 
-def _route(site: Site, request: Request) -> Route:
+def find_route(site: Site, request: Request) -> Route:
+    """The first route to an answer that the target has.
+
+    Raises:
+        CapabilityError: none; says which endpoint would help.
+    """
     routes = _ROUTES.get(request.name, ())
     for endpoint, route in routes:
         if endpoint in site.target.endpoints:
@@ -165,7 +177,7 @@ def _transpose_by_basis(
 ) -> Mapping[str, Any]:
     """A product with A from products with Aᵀ: entry i of A v is Re⟨Aᵀ eᵢ, v⟩."""
     flipped = request.transposed(0, request.result)
-    route = _route(site, flipped)
+    route = find_route(site, flipped)
     along = _by_path(site, request.slots[0], vectors[0])
 
     def entry(unit: list[np.ndarray]) -> Any:

@@ -40,6 +40,7 @@ class Target(ABC):
         max_concurrency: how many calls may run at the same time; 1 when it is not safe or does not pay.
         is_remote: whether a call mostly waits, so that independent calls should overlap.
         jax_function: the same function, traceable by JAX, or `None`.
+        jax_derivatives: whether its derivatives by JAX are those of the endpoints.
         runs_jax: whether a call runs JAX in this process, which a host call must not do.
     """
 
@@ -50,6 +51,7 @@ class Target(ABC):
     max_concurrency: int = 1
     is_remote: bool = False
     jax_function: Callable[[Any], Any] | None = None
+    jax_derivatives: bool = True
     runs_jax: bool = False
 
     @cached_property
@@ -114,6 +116,10 @@ class Target(ABC):
             sizes: of the named dimensions so far; those of the output are added.
         """
         return type_
+
+    def with_tracers(self) -> Target:
+        """The same target with derivatives that take tracers; asked only if it has a `jax_function`."""
+        raise NotImplementedError
 
     def is_differentiable_input(self, path: str) -> bool:
         """Whether the target declares derivatives with respect to this input."""

@@ -30,6 +30,8 @@ class Definition:
         function: the author's own function, callable in Python as it was written.
         content_hash: changes when the component's code or schemas do.
         jax_function: the traceable function from nested inputs to nested outputs, when there is one.
+        jax_derivatives: whether the derivative endpoints give what JAX makes of `jax_function`, rather than
+            something that the author thought of.
         batching: `elementwise` when any extra leading axes may be added to all arrays, `leading` when
             the first axis of every array is a batch of independent cases, `None` when nobody says.
         merge_up_to: how many concurrent single calls a server may merge into one, if it batches; 0 for none.
@@ -44,6 +46,7 @@ class Definition:
     function: Callable[..., Any]
     content_hash: str
     jax_function: Callable[[Any], Any] | None = None
+    jax_derivatives: bool = True
     batching: Batching | None = None
     merge_up_to: int = 0
 

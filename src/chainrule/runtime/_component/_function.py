@@ -96,6 +96,7 @@ def component(
             function=function,
             content_hash=hash_function(inspect.unwrap(function)),
             jax_function=jax_function,
+            jax_derivatives=derivatives is None,
             batching=batching,
             merge_up_to=merge_up_to,
         )

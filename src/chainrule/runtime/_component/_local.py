@@ -52,7 +52,7 @@ class LocalComponent:
         self._definition = definition
         self._schemas = Schemas(definition.input_schema, definition.output_schema)
         given = handing_on_residuals(definition.implementations, self._residual_store)
-        implementations = _complete(given, self._schemas, self.config)
+        self._implementations = implementations = _complete(given, self._schemas, self.config)
         self._endpoints: dict[str, Endpoint] = {
             name: _make_endpoint(name, implementations[name].function, self._schemas, self.config)
             for name in ENDPOINTS
@@ -115,6 +115,11 @@ class LocalComponent:
     def jax_function(self) -> Any:
         """The traceable function of nested inputs, for inlining into a JAX program; `None` if none."""
         return self._definition.jax_function
+
+    @property
+    def jax_derivatives(self) -> bool:
+        """Whether the derivative endpoints give what JAX makes of `jax_function`."""
+        return self._definition.jax_derivatives
 
     @property
     def batching(self) -> Batching | None:

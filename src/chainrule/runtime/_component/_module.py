@@ -9,11 +9,16 @@ from typing import Any
 
 from chainrule._errors import DefinitionError
 from chainrule.runtime._component._author import is_jitted
-from chainrule.runtime._component._capabilities import ENDPOINTS, Implementation
+from chainrule.runtime._component._capabilities import (
+    DERIVATIVE_ENDPOINTS,
+    ENDPOINTS,
+    Implementation,
+)
 from chainrule.runtime._component._definition import Definition
 from chainrule.runtime._component._hashing import hash_files, hash_parts
 from chainrule.runtime._component._isolation import loaded_sources
 from chainrule.runtime._component._project_file import read_project_file
+from chainrule.runtime._derivatives._kinds import FIRST_ORDER
 
 __all__ = ["define_from_file", "define_from_module"]
 
@@ -60,16 +65,24 @@ def _define(module: Any, **facts: Any) -> Definition:
         name: Implementation(getattr(module, name)) for name in ENDPOINTS if hasattr(module, name)
     }
     jax_function = _find_jax_function(module)
+    own: list[str] = []
     if jax_function is not None:
         from chainrule.runtime._component._frameworks import recipe_implementations
+        from chainrule.runtime._component._jax_derivatives import own_derivatives
 
-        implementations = recipe_implementations("jax", jax_function) | implementations
+        own = own_derivatives(module, jax_function)
+        free = recipe_implementations("jax", jax_function)
+        if set(own) & {kind.endpoint for kind in FIRST_ORDER}:
+            # What is missing has to follow from what the author thought of.
+            free = {name: free[name] for name in free if name not in DERIVATIVE_ENDPOINTS}
+        implementations = free | implementations
     return Definition(
         input_schema=module.InputSchema,
         output_schema=module.OutputSchema,
         implementations=implementations,
         function=module.apply,
         jax_function=jax_function,
+        jax_derivatives=not own,
         batching=getattr(module, "batching", None),
         merge_up_to=getattr(module, "merge_up_to", 0),
         **facts,
