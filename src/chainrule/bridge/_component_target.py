@@ -178,7 +178,8 @@ class ComponentTarget(Target):
 
     def with_tracers(self) -> Target:
         """The same component behind the functions of its author themselves."""
-        from chainrule.bridge._traceable import TraceableEndpoints  # imports JAX; torch does without
+        # Imported here because it imports JAX, which torch does without.
+        from chainrule.bridge._traceable import TraceableEndpoints
 
         twin = copy.copy(self)
         twin._component = endpoints = TraceableEndpoints(self._component)
