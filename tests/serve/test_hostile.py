@@ -6,7 +6,9 @@ import contextlib
 import gzip
 import json
 import random
+import resource
 import socket
+from typing import NamedTuple
 
 import lz4.frame
 import numpy as np
@@ -16,6 +18,7 @@ import pytest
 import zstandard
 
 from chainrule.runtime._codec import encode_frames
+from chainrule.serve._crowd import enough_descriptors, longest_waiting
 
 JSON = {"Content-Type": "application/json"}
 BODY = b'{"inputs": {"x": [1.0, 2.0]}}'
@@ -376,10 +379,51 @@ def test_more_bodies_than_the_server_may_hold(start_server, wait_until):
         answer = converse(limited, head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
         assert answer.startswith(b"HTTP/1.1 " + status)
     assert slow.result().status == 200
-    with contextlib.ExitStack() as idle:  # and more connections than it may have
-        for _ in range(10):
-            idle.enter_context(socket.create_connection(limited.netloc.split(":")))
-        answer = limited.get("/health")
+    for sent in b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n":
+        with holding(limited, 60, sent):  # connections without a request, new ones and used ones
+            answers = [limited.get("/health"), limited.get("/ready"), limited.apply()]
+        assert [answer.status for answer in answers] == [200] * 3
+    with holding(limited, 10, head):  # requests whose bodies do not come
+        wait_until(lambda: limited.apply().status == 503)
+        answer = limited.apply()
+        assert limited.get("/health").status == limited.get("/ready").status == 200
     assert (answer.status, answer.problem["code"]) == (503, "connections_full")
     assert answer.headers["retry-after"] == "1"
+    wait_until(lambda: limited.apply().status == 200)
     limited.stop()
+
+
+@contextlib.contextmanager
+def holding(served, count: int, data: bytes):
+    """So many connections, over each of which the same was sent."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            connection = stack.enter_context(socket.create_connection(served.netloc.split(":")))
+            connection.sendall(data)
+        yield
+
+
+class Waiting(NamedTuple):
+    address: str
+    waits_since: float | None
+
+
+def test_whoever_holds_most_connections_gives_way_first():
+    crowd = [Waiting("many", float(k)) for k in range(10, 40)]
+    others = [Waiting("one", 0.0), Waiting("two", 1.0), Waiting("two", 2.0), Waiting("busy", None)]
+    assert longest_waiting({*crowd, *others}, 5) == crowd[:5]
+    left = {*crowd[-2:], *others}
+    assert longest_waiting(left, 3) == [others[1], crowd[-2], others[0]]
+
+
+def test_descriptors_for_every_connection():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, before[1]))
+    try:
+        with enough_descriptors(400) as limit:
+            assert (limit, resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 400) == (400, True)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 300
+        with enough_descriptors(10**9) as limit:
+            assert 0 < limit < before[1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -117,7 +117,10 @@ _FLAGS: dict[str, tuple[str, dict[str, Any]]] = {
         _number(float, _D.startup_timeout_s, "for loading a component", _S),
     ),
     "max_queue": ("--max-queue", _number(int, _D.max_queue, "calls that may wait", _N)),
-    "max_connections": ("--max-connections", _number(int, _D.max_connections, "at a time", _N)),
+    "max_connections": (
+        "--max-connections",
+        _number(int, _D.max_connections, "with a request under way at a time", _N),
+    ),
     "max_inflight_bytes": (
         "--max-inflight-bytes",
         _number(int, _D.max_inflight_bytes, "bodies of all calls under way together", _B),

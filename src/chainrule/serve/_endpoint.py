@@ -264,8 +264,8 @@ async def send_reply(send: Send, reply: Reply, *, close: bool = False) -> None:
 
 
 async def turn_away(scope: Any, receive: Any, send: Any) -> None:
-    """Answer a request on a connection beyond the limit; an ASGI application."""
-    error = unavailable("The server has as many connections as it may have.", "connections_full")
+    """Answer a request beyond the limit; an ASGI application."""
+    error = unavailable("As many requests are under way as may be.", "connections_full")
     await send_reply(send, problem_reply(error), close=True)
 
 

@@ -42,7 +42,8 @@ class ServeOptions:
         timeout_s: how long one call may run before its worker is replaced; `None` for ever.
         grace_s: how long calls under way may go on after SIGTERM.
         max_queue: calls per component that may wait for a free worker; beyond it callers get 503.
-        max_connections: connections at a time; beyond it callers get 503.
+        max_connections: connections with a request under way at a time; beyond it callers get 503, except
+            for `/health` and `/ready`. Those without a request are closed when there are more.
         max_inflight_bytes: bodies of all calls under way together; beyond it callers get 503.
         token_file: file with the bearer token that callers must send.
         insecure: allow a bind beyond loopback without a token.

@@ -12,8 +12,10 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from chainrule.serve._calls import Reply
+from chainrule.serve._crowd import Crowd
 from chainrule.serve._endpoint import reply_headers, turn_away
 from chainrule.serve._express import BEGUN, Begun, ExpressLane, Ticket
+from chainrule.serve._security import is_probe
 
 __all__ = ["TimedHttpProtocol"]
 
@@ -46,6 +48,7 @@ class TimedHttpProtocol(HttpToolsProtocol):
 
     read_timeout_s = 30.0
     express_lane = ExpressLane()
+    crowd = Crowd(1024)
     _timer: asyncio.TimerHandle | None = None
     _reading: asyncio.TimerHandle | None = None
     _is_timed = True
@@ -62,15 +65,34 @@ class TimedHttpProtocol(HttpToolsProtocol):
     _begun: Begun | None = None
 
     @classmethod
-    def configured(cls, timeout_s: float, express_lane: ExpressLane) -> type[TimedHttpProtocol]:
-        """The same protocol with another bound and lane."""
-        settings = {"read_timeout_s": timeout_s, "express_lane": express_lane}
+    def configured(
+        cls, timeout_s: float, express_lane: ExpressLane, crowd: Crowd
+    ) -> type[TimedHttpProtocol]:
+        """The same protocol with other bounds and another lane."""
+        settings = {"read_timeout_s": timeout_s, "express_lane": express_lane, "crowd": crowd}
         return type("TimedHttpProtocol", (cls,), settings)
 
     def connection_made(self, transport: Any) -> None:
         self._gathering = _GatheringTransport(transport, self.loop)
         super().connection_made(self._gathering)  # type: ignore[arg-type]
         self._begin_timing()
+        self.crowd.thin_out(self.connections)  # type: ignore[arg-type]
+
+    @property
+    def address(self) -> str:
+        """Of the caller."""
+        return self.client[0] if self.client else ""
+
+    @property
+    def waits_since(self) -> float | None:
+        """Since when no request has been under way; one that is not here yet is none."""
+        is_asked = self.cycle is not None and not self.cycle.response_complete
+        is_under_way = is_asked and self._express is None
+        return None if is_under_way else max(self._idle_since, self._timed_since)
+
+    def give_way(self) -> None:
+        """Close the connection at once."""
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if self._known is None or not self._is_known(data, *self._known):
@@ -155,7 +177,7 @@ class TimedHttpProtocol(HttpToolsProtocol):
         if begun is not None:
             self._go_on(cycle, begun)
             return
-        if app is not self.app:  # what uvicorn answers beyond the limit of connections
+        if self.crowd.is_full(len(self.tasks)) and not is_probe(cycle.scope):
             super()._start_asgi_task(cycle, turn_away)
             return
         ticket = None
@@ -205,6 +227,7 @@ class TimedHttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self._gathering.flush()
+        self._idle_since = self.loop.time()
         super().on_response_complete()
         if (
             self.pipeline
@@ -240,6 +263,7 @@ class TimedHttpProtocol(HttpToolsProtocol):
 
     def _check_reader(self, unread: int) -> None:
         if self.transport.get_write_buffer_size() < unread:
+            self._idle_since = self.loop.time()
             self._watch_reader()
         else:
             self._reading = None

@@ -16,6 +16,7 @@ import uvicorn
 from chainrule._errors import InputError, TransportError
 from chainrule.runtime._config import ComponentConfig
 from chainrule.serve._app import MakePool, Server
+from chainrule.serve._crowd import Crowd, enough_descriptors
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._protocol import TimedHttpProtocol
 from chainrule.serve._security import LocalCallers
@@ -47,7 +48,11 @@ def serve(
     """
     options = ServeOptions(**settings)
     server = Server(components, options=options, config=config, make_pool=make_pool)
-    runner = _Runner(server, options, on_ready)
+    with enough_descriptors(options.max_connections) as max_connections:
+        _run(server, _Runner(server, options, Crowd(max_connections), on_ready))
+
+
+def _run(server: Server, runner: _Runner) -> None:
     try:
         runner.run()
     except SystemExit:  # how uvicorn ends when it could not start; the reasons are raised below
@@ -62,16 +67,21 @@ def serve(
         raise server.startup_error
     if not runner.started:
         raise TransportError(
-            f"Cannot listen on {options.host}:{options.port}; the address is taken or not allowed.",
+            f"Cannot listen on {runner.config.host}:{runner.config.port}; the address is taken or not "
+            "allowed.",
             code="address_in_use",
         )
 
 
 class _Runner(uvicorn.Server):
     def __init__(
-        self, server: Server, options: ServeOptions, on_ready: Callable[[str], None] | None
+        self,
+        server: Server,
+        options: ServeOptions,
+        crowd: Crowd,
+        on_ready: Callable[[str], None] | None,
     ) -> None:
-        protocol = TimedHttpProtocol.configured(options.read_timeout_s, server.express_lane)
+        protocol = TimedHttpProtocol.configured(options.read_timeout_s, server.express_lane, crowd)
         app = server.app
         if options.token_file is None and not options.insecure:
             app = LocalCallers(app)
@@ -86,7 +96,8 @@ class _Runner(uvicorn.Server):
             lifespan="on",
             access_log=False,
             log_level="warning",
-            limit_concurrency=options.max_connections,
+            # As many as are accepted in one turn of the event loop, which others wait for.
+            backlog=256,
             timeout_keep_alive=60,
             # Our own drain comes first; this is for callers that do not read their answers.
             timeout_graceful_shutdown=int(options.grace_s) + 5,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,10 +14,9 @@ from chainrule.serve._options import is_loopback
 from chainrule.serve._page import is_page
 from chainrule.serve._problems import problem_reply
 
-__all__ = ["BearerToken", "LocalCallers"]
+__all__ = ["BearerToken", "LocalCallers", "is_probe"]
 
-# Probes of an orchestrator carry no token, and learn nothing here.
-_OPEN_PATHS = frozenset(("/health", "/ready"))
+_PROBES = frozenset(("/health", "/ready"))
 
 
 class UnauthorizedError(ChainruleError):
@@ -122,5 +121,10 @@ def _is_loopback_name(name: str) -> bool:
     return host is not None and is_loopback(host)
 
 
+def is_probe(scope: Mapping[str, Any]) -> bool:
+    """Whether a request asks how the server is, as orchestrators do: with no token, at any load."""
+    return scope["path"] in _PROBES
+
+
 def _is_open(scope: MutableMapping[str, Any]) -> bool:
-    return scope["path"] in _OPEN_PATHS or is_page(scope)
+    return is_probe(scope) or is_page(scope)
