@@ -25,7 +25,7 @@ def guarded(start_server, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "header", [None, "", "Bearer", f"Bearer {TOKEN}x", f"Basic {TOKEN}", TOKEN, f"bearer {TOKEN}"]
+    "header", [None, "", "Bearer", f"Bearer {TOKEN}x", f"Basic {TOKEN}", TOKEN, f"Bearer{TOKEN}"]
 )
 def test_without_the_token(guarded, header):
     headers = {} if header is None else {"Authorization": header}
@@ -33,6 +33,7 @@ def test_without_the_token(guarded, header):
         assert guarded.get(path, headers).status == 401
     answer = guarded.apply(headers=headers)
     assert (answer.status, answer.problem["code"]) == (401, "unauthorized")
+    assert answer.headers["www-authenticate"] == "Bearer"
 
 
 FOREIGN = [
@@ -66,8 +67,9 @@ def test_who_says_insecure_checks_elsewhere(start_server):
     assert served.apply(headers={"Host": "behind.example"}).status == 200
 
 
-def test_with_the_token(guarded):
-    headers = {"Authorization": f"Bearer {TOKEN}"}
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "bEaReR "])
+def test_with_the_token(guarded, scheme):
+    headers = {"Authorization": f"{scheme} {TOKEN}"}
     assert guarded.apply(headers=headers).status == 200
     assert guarded.get("/openapi.json", headers).status == 200
 

@@ -43,7 +43,7 @@ class BearerToken:
         on_refused: Callable[[MutableMapping[str, Any], int], None] = lambda scope, status: None,
     ) -> None:
         self._app = app
-        self._expected = b"Bearer " + token
+        self._token = token
         self._on_refused = on_refused
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
@@ -58,7 +58,9 @@ class BearerToken:
     def allows(self, scope: MutableMapping[str, Any]) -> bool:
         """Whether a request has the token."""
         given = dict(scope["headers"]).get(b"authorization", b"")
-        return hmac.compare_digest(given, self._expected)
+        scheme, _, token = given.partition(b" ")
+        # Names of schemes have no case (RFC 7235, 2.1); only the token is a secret.
+        return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token)
 
 
 class ForeignOriginError(ChainruleError):
