@@ -93,7 +93,6 @@ def _no_op_rows(stack: ExitStack, component: Any) -> list[Row]:
         Row("no-op apply over HTTP, --workers 1", seconds["process"], echo, "Starlette echo", 2.5),
         Row("no-op apply over HTTP, --workers 1", seconds["process"], seconds["peer"],
             "tesseract-core", note=f"the peer takes {seconds['peer'] / echo:.1f} × the echo"),
-        *_unix_rows(stack, ports),
         *_array_rows(stack, ports, folder, 1_000_000, "8 MB"),
         *_array_rows(stack, ports, folder, 10_000_000, "80 MB"),
         *_many_rows(ports),
@@ -101,27 +100,19 @@ def _no_op_rows(stack: ExitStack, component: Any) -> list[Row]:
     ]  # fmt: skip
 
 
-def _unix_rows(stack: ExitStack, ports: dict[str, int]) -> list[Row]:
-    bare = stack.enter_context(_servers.unix_echo())
+def _unix_rows(component: Any, workers: int) -> list[Row]:
+    """Alone on the machine: who waits for a call takes a processor for a moment, and there may be two."""
+    with ExitStack() as stack:
+        bare = stack.enter_context(_servers.unix_echo())
+        us = _SameHost(stack.enter_context(_servers.ours(component, workers)))
 
-    def echo() -> None:
-        bare.send(_SMALL)
-        bare.recv(65536)
+        def echo() -> None:
+            bare.send(_SMALL)
+            bare.recv(65536)
 
-    thread, process = _SameHost(ports["thread"]), _SameHost(ports["process"])
-    seconds = _in_turns(
-        {
-            "echo": echo,
-            "thread": lambda: thread.small(_SMALL),
-            "process": lambda: process.small(_SMALL),
-        }
-    )
-    return [
-        Row("no-op apply over a Unix socket, --workers 0", seconds["thread"], seconds["echo"],
-            "Unix socket echo", 6.0),
-        Row("no-op apply over a Unix socket, --workers 1", seconds["process"], seconds["echo"],
-            "Unix socket echo", 6.0),
-    ]  # fmt: skip
+        seconds = _in_turns({"echo": echo, "us": lambda: us.small(_SMALL)})
+    claim = f"no-op apply over a Unix socket, --workers {workers}"
+    return [Row(claim, seconds["us"], seconds["echo"], "Unix socket echo", 6.0)]
 
 
 def _in_turns(contestants: dict[str, Callable[[], object]]) -> dict[str, float]:
@@ -300,7 +291,8 @@ class _RawCaller:
 def run() -> list[Row]:
     with contextlib.ExitStack() as stack:
         component = stack.enter_context(_servers.component_file())
-        return _no_op_rows(stack, component)
+        unix = [row for workers in (0, 1) for row in _unix_rows(component, workers)]
+        return _no_op_rows(stack, component) + unix
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Looking before sleeping: while it finds something always, in vain ever more rarely, alone never."""
+"""Looking before sleeping: while it finds something always, in vain ever more rarely, alone never.
+
+And on a processor of its own: who finds others on its processor again and again steps aside.
+"""
 
 import os
 import select
@@ -58,3 +61,51 @@ def test_in_vain_it_is_tried_ever_more_rarely_and_again(pipe, monkeypatch):
 def test_one_processor_is_left_to_the_other_side(pipe, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     assert wait(Patience(), CountedPoll(pipe[0]), 10) == 0
+
+
+@pytest.fixture
+def steps(pipe, monkeypatch):
+    """Counts steps aside; every wait sees one look in vain before something comes."""
+    monkeypatch.setattr(_patience, "_MOMENT_S", 60)
+    taken = []
+    monkeypatch.setattr(_patience, "_leave_processor", lambda: taken.append(True))
+    monkeypatch.setattr(os, "sched_yield", lambda: os.write(pipe[1], b"x"))
+    return taken
+
+
+def converse(patience, pipe, times):
+    poll = CountedPoll(pipe[0])
+    for _ in range(times):
+        patience.look(poll)
+        patience.end()
+        os.read(pipe[0], 1)
+
+
+def test_a_processor_with_others_on_it_is_left_ever_more_rarely(pipe, steps, monkeypatch):
+    monkeypatch.setattr(_patience, "_TURN_S", -1.0)  # whatever the turn, it was longer
+    monkeypatch.setattr(_patience, "_SETTLED_S", 60)
+    patience = Patience(steps_aside=True)
+    converse(patience, pipe, 100)
+    assert len(steps) == 5  # after 4, 8, 16, 32 and 64 waits
+
+
+def test_a_step_that_helped_for_a_while_may_follow_at_once(pipe, steps, monkeypatch):
+    monkeypatch.setattr(_patience, "_TURN_S", -1.0)
+    monkeypatch.setattr(_patience, "_SETTLED_S", -1.0)  # however short ago, it was longer
+    converse(Patience(steps_aside=True), pipe, 100)
+    assert len(steps) == 25
+
+
+@pytest.mark.parametrize(("turn_s", "steps_aside"), [(60.0, True), (-1.0, False)])
+def test_who_is_alone_there_or_was_not_asked_to_stays(
+    pipe, steps, monkeypatch, turn_s, steps_aside
+):
+    monkeypatch.setattr(_patience, "_TURN_S", turn_s)
+    converse(Patience(steps_aside=steps_aside), pipe, 100)
+    assert steps == []
+
+
+def test_leaving_a_processor_keeps_the_choice_of_all():
+    before = os.sched_getaffinity(0)
+    _patience._leave_processor()
+    assert os.sched_getaffinity(0) == before

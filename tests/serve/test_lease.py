@@ -23,6 +23,8 @@ from chainrule.runtime._samehost import (
     send_message,
 )
 from chainrule.serve._calls import CallError
+from chainrule.serve._desk import Desk
+from chainrule.serve._direct import DirectClients
 from chainrule.serve._lease import Lease
 from chainrule.serve._pool import Counters
 from chainrule.serve._traffic import Traffic
@@ -391,6 +393,22 @@ class FakeClient:
 
     def fail(self, number, error):
         self.failures.append(number)
+
+
+def test_a_worker_whose_last_client_has_left_sleeps_until_the_server_speaks():
+    hears, speaks = os.pipe()
+    slot = CallSlot()
+    direct = DirectClients(Desk("t"), None, slot, hears, max_body_bytes=1, tell=None)
+    waiting = threading.Thread(target=direct.wait, daemon=True)
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    os.write(speaks, b"come back")
+    waiting.join(30)
+    assert not waiting.is_alive()
+    slot.close()
+    os.close(hears)
+    os.close(speaks)
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ class DirectClients:
         self._said_call = Call("", b"")
         self._tally: list[Row] = []
         self._told_at = 0.0
-        self._patience = Patience()
+        self._patience = Patience(steps_aside=True)
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
 
@@ -119,7 +119,7 @@ class DirectClients:
 
     def wait(self) -> None:
         """Answer clients until the server has something to say."""
-        while self._clients:
+        while True:
             ready = self._patience.look(self._poll) or self._poll.poll()
             self._patience.end()
             if any(descriptor == self._control for descriptor, _ in ready):
