@@ -391,12 +391,42 @@ def test_several_devices_one_call_or_one_per_shard():
         except ValueError as error:
             print("replication" in str(error))  # of a sum that differs from device to device
 
+        explicit = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Explicit,))
+        scaled = from_callable(
+            lambda x, w: w * np.sin(x), abstract=lambda x, w: x,
+            vjp=lambda p, u: (p[1] * np.cos(p[0]) * u, np.sum(np.sin(p[0]) * u)),
+        )
+
+        def transformed(f, x, w):  # `x` is divided in its type
+            def inner(x, w):
+                return (x * f(x, w)).sum()
+
+            return {
+                "grad": jax.grad(inner, argnums=(0, 1))(x, w),
+                "grad of vmap": jax.grad(lambda x: jax.vmap(f, (0, None))(x, w).sum())(x),
+                "vmap of grad": jax.vmap(jax.grad(inner, argnums=(0, 1)), (0, None))(x, w),
+                "jvp": jax.jvp(lambda x: f(x, w), (x,), (x,)),
+                "jacrev": jax.jacrev(f)(x, w),
+            }
+
+        with jax.set_mesh(explicit):
+            x = jax.device_put(jnp.arange(8.0), NamedSharding(explicit, P("i")))
+            w = jnp.float32(2)
+            wanted = transformed(lambda x, w: w * jnp.sin(x), x, w)
+            for jit in (lambda f: f, lambda f: jax.jit(f, static_argnums=0)):
+                found = jit(transformed)(scaled, x, w)
+                jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-5), found, wanted)
+                print([jax.typeof(g).sharding.spec for g in found["vmap of grad"] + found["grad"][:1]])
+
         other = jax.device_put(jnp.arange(3.0), jax.devices()[1])
         print({d.id for y in (g(other), jax.grad(lambda x: g(x).sum())(other)) for d in y.devices()})
         """,
         XLA_FLAGS="--xla_force_host_platform_device_count=4",
     )
-    assert output.splitlines() == ["[(8,)]", "[(2,), (2,), (2,), (2,)]", "True", "{1}"]
+    specs = "[P('i',), P('i',), P('i',)]"
+    assert output.splitlines() == [
+        "[(8,)]", "[(2,), (2,), (2,), (2,)]", "True", specs, specs, "{1}"
+    ]  # fmt: skip
 
 
 def test_programs_are_in_the_persistent_compilation_cache(tmp_path):

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax._src import core as _core
 
-__all__ = ["array_aval", "as_type", "varies", "vary_alike"]
+__all__ = ["array_aval", "as_type", "divided_alike", "has_mesh_in_type", "varies", "vary_alike"]
 
 # Named after what it does with an argument that varies less than the others, until JAX 0.8.
 _insert_casts: Any = getattr(_core, "auto_insert_reshard", None) or _core.standard_insert_pvary  # type: ignore[attr-defined]
@@ -22,14 +22,14 @@ _insert_casts: Any = getattr(_core, "auto_insert_reshard", None) or _core.standa
 def array_aval(shape: Sequence[int], dtype: Any, operands: Sequence[Any] = ()) -> Any:
     """The abstract value of an array that is computed from operands with these abstract values."""
     axes = frozenset[Any]().union(*map(_varying_axes, operands))
-    aval = _core.ShapedArray(tuple(shape), np.dtype(dtype))
+    # Whole on every device, of a mesh where there is one: nothing else can be combined with its arrays.
+    whole = _core.get_cur_mesh_sharding(jax.P(*(None for _ in shape)))
+    aval = _core.ShapedArray(tuple(shape), np.dtype(dtype), sharding=whole)
     if not axes:
         return aval
     if not hasattr(_core, "ManualAxisType"):
         return aval.update(vma=axes)
-    manual = _core.ManualAxisType(varying=axes)
-    sharding = _core.get_cur_mesh_sharding(jax.P(*(None for _ in shape)))
-    return aval.update(sharding=sharding, manual_axis_type=manual)
+    return aval.update(manual_axis_type=_core.ManualAxisType(varying=axes))
 
 
 def _varying_axes(aval: Any) -> frozenset[Any]:
@@ -44,6 +44,25 @@ def varies(aval: Any) -> bool:
 def vary_alike(operands: Sequence[Any]) -> Sequence[Any]:
     """Operands that vary over the same axes, as those of one operation have to."""
     return _insert_casts(*operands) if operands else operands
+
+
+def has_mesh_in_type(array: Any) -> bool:
+    """Whether axes of a mesh are part of an array's type."""
+    sharding = getattr(jax.typeof(array), "sharding", None)
+    return sharding is not None and jax.sharding.AxisType.Explicit in (
+        sharding.mesh.axis_types or ()
+    )
+
+
+def divided_alike(results: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+    """Results whose first axis is divided as that of an operand is, as `vmap` over such an axis expects."""
+    axes = (jax.typeof(each).sharding.spec[0] for each in operands if has_mesh_in_type(each))
+    axis = next((axis for axis in axes if axis is not None), None)
+    if axis is None:
+        return list(results)
+    return [
+        jax.sharding.reshard(each, jax.P(axis, *(None for _ in each.shape[1:]))) for each in results
+    ]
 
 
 def as_type(value: Any, aval: Any) -> Any:

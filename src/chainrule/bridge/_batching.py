@@ -21,6 +21,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from chainrule._errors import CapabilityError
+from chainrule._jaxpr._varying import divided_alike
 from chainrule.bridge._ask import bind_call
 from chainrule.bridge._host import Batch, Call
 from chainrule.bridge._materialize import jacobian_pays, multiply_jacobian
@@ -51,7 +52,8 @@ def batching_rule(operands: Any, axes: Any, *, call: Call) -> tuple[list[Any], l
         results = multiply_jacobian(call, fronted, mapped, size)
     else:
         results = _native(call, fronted, mapped, size) or _host_loop(call, fronted, mapped, size)
-    return results, [0] * len(results)
+    batched = [operand for operand, has in zip(fronted, mapped, strict=True) if has]
+    return divided_alike(results, batched), [0] * len(results)
 
 
 def _host_loop(call: Call, operands: list[Any], mapped: list[bool], size: int) -> list[Any]:

@@ -11,7 +11,7 @@ from chainrule._errors import InputError
 from chainrule._trees import get_at_path, is_arraylike, iterate_leaves, join_path, set_at_path
 from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._target import Target
-from chainrule.runtime._schema import describe_array
+from chainrule.runtime._schema import describe_array, describe_value
 
 __all__ = ["take_inputs_apart"]
 
@@ -85,7 +85,7 @@ def _check_has_names(target: Target, inputs: Any) -> None:
     is_bare = inputs is None or is_arraylike(inputs) or isinstance(inputs, (Sequence, Number))
     if names and is_bare:
         raise InputError(
-            f"The inputs of {target.name} are a dictionary by name; found a {type(inputs).__name__}. Pass "
+            f"The inputs of {target.name} are a dictionary by name; found {describe_value(inputs)}. Pass "
             f"{{{', '.join(f'{name!r}: …' for name in names)}}}.",
             code="invalid_input",
         )
@@ -102,8 +102,8 @@ def _converted(target: Target, path: str, value: Any, to_array: Callable[[Any], 
         ) from error
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"`{path}` of {target.name} is an array in its schema; found a {type(value).__name__} that is "
-            "none. Pass an array, a number, or nested lists of numbers of equal lengths.",
+            f"`{path}` of {target.name} is an array in its schema; found {describe_value(value)} that "
+            "is none. Pass an array, a number, or nested lists of numbers of equal lengths.",
             code="not_an_array",
             path=path,
         ) from error

@@ -8,8 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, Sharding
 
 from chainrule._errors import InputError
+from chainrule._jaxpr._varying import has_mesh_in_type
 from chainrule.bridge._skeleton import Skeleton
 from chainrule.bridge._target import Target
 
@@ -82,11 +84,19 @@ def _hides_tracer(leaf: Any) -> bool:
 
 
 def hand_out(results: Sequence[np.ndarray], operands: Sequence[Any]) -> list[jax.Array]:
-    """Results of a call outside of `jit`, which nobody else writes to, on the device of the operands."""
-    device = next((operand.sharding for operand in operands if _is_placed(operand)), None)
-    return [jax.device_put(result, device) for result in results]
+    """Results of a call outside of `jit`, which nobody else writes to, where the operands are.
+
+    That is on one device if an operand was put there, and whole on all devices of a mesh whose axes are part
+    of an operand's type: such an operand can be combined with nothing else.
+    """
+    places = (_place_of(operand) for operand in operands if isinstance(operand, jax.Array))
+    place = next((place for place in places if place is not None), None)
+    return [jax.device_put(result, place) for result in results]
 
 
-def _is_placed(operand: Any) -> bool:
-    """Whether somebody has put it on one device on purpose."""
-    return isinstance(operand, jax.Array) and operand.committed and len(operand.devices()) == 1
+def _place_of(operand: jax.Array) -> Sharding | None:
+    if operand.committed and len(operand.devices()) == 1:
+        return operand.sharding
+    if isinstance(operand.sharding, NamedSharding) and has_mesh_in_type(operand):
+        return NamedSharding(operand.sharding.mesh, jax.P())
+    return None
