@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.serialize_executable import serialize
 
 from chainrule import apply_component, from_callable
 from chainrule._errors import CapabilityError, ComponentError
@@ -427,6 +428,13 @@ def test_several_devices_one_call_or_one_per_shard():
     assert output.splitlines() == [
         "[(8,)]", "[(2,), (2,), (2,), (2,)]", "True", specs, specs, "{1}"
     ]  # fmt: skip
+
+
+def test_a_compiled_program_cannot_be_serialised_and_says_so():
+    program = jax.jit(from_callable(np.sin, abstract=lambda x: x)).lower(np.ones(3)).compile()
+    with pytest.raises(CapabilityError, match=r"HostCall\(apply of sin\)") as caught:
+        serialize(program)
+    assert caught.value.code == "not_serializable"
 
 
 def test_programs_are_in_the_persistent_compilation_cache(tmp_path):

@@ -33,6 +33,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from chainrule._errors import CapabilityError
 from chainrule._jaxpr._runtime_error import restore_in_caller
 
 __all__ = [
@@ -115,6 +116,16 @@ class HostTarget:
         self.function = function
         self.operands = [View(aval) for aval in operands]
         self.results = [View(aval) for aval in results]
+
+    def __reduce__(self) -> Any:
+        """Refuse to be pickled: the number means nothing, or something else, in another process."""
+        raise CapabilityError(
+            f"This compiled program calls this host ({self.function!r}) and cannot be serialised. Compile it "
+            "again where it is to run; with `jax_compilation_cache_dir` JAX keeps what XLA made of it. Only "
+            "programs whose components are written in JAX and run in this process can be serialised or "
+            "exported.",
+            code="not_serializable",
+        )
 
 
 _Word = ctypes.c_uint64 * 1
