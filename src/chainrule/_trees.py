@@ -46,7 +46,13 @@ __all__ = [
     "set_at_path",
     "split_path",
     "unescape_dict_key",
+    "with_article",
 ]
+
+
+def with_article(noun: str) -> str:
+    """`a list`, `an int`: how messages call what they found."""
+    return f"{'an' if noun[:1].lower() in 'aeio' else 'a'} {noun}"
 
 
 def is_arraylike(value: Any) -> bool:
@@ -160,7 +166,7 @@ def _no_such_path(path: str, node: Any, followed: tuple[Segment, ...]) -> PathEr
     children = _children(node)
     where = join_path(*followed[:-1]) or "the root"
     if children is None:
-        found = f"{where} is a {type(node).__name__} and has no parts"
+        found = f"{where} is {with_article(type(node).__name__)} and has no parts"
     else:
         names = [render_segment(segment) for segment, _ in children]
         shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
@@ -249,8 +255,8 @@ def _with_parts(node: Any, parts: dict[Segment, Any]) -> Any:
     if isinstance(node, (list, tuple)) and all(isinstance(segment, int) for segment in parts):
         return type(node)(parts.get(index, part) for index, part in enumerate(node))
     raise PathError(
-        f"Cannot set {', '.join(map(render_segment, parts))} of a {type(node).__name__}: only "
-        "mappings, models, lists and tuples can be rebuilt with a new part.",
+        f"Cannot set {', '.join(map(render_segment, parts))} of {with_article(type(node).__name__)}: "
+        "only mappings, models, lists and tuples can be rebuilt with a new part.",
         path=render_segment(next(iter(parts))),
     )
 

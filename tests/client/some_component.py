@@ -26,6 +26,8 @@ def apply(inputs: InputSchema) -> OutputSchema:
         raise ValueError("mesh is empty")
     if inputs.action == "exit":
         os._exit(3)
+    if inputs.action == "mask":
+        return {"y": np.ma.masked_less(inputs.x, 2.0), "total": 0.0}
     if inputs.action.startswith("sleep"):
         time.sleep(float(inputs.action.removeprefix("sleep")))
     note = str(os.getpid()) if inputs.action == "pid" else inputs.action

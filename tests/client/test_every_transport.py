@@ -188,6 +188,26 @@ def test_regression_tests(component, test):
     assert result.passed, result.message
 
 
+def test_masked_arrays_are_refused_and_never_lose_their_mask(component):
+    masked = np.ma.masked_equal([1.0, 2.0], 2.0)
+    cotangent = {"y": masked}
+    for call in (
+        lambda: component.apply({"x": masked}),
+        lambda: component.apply({"x": [1.0, np.ma.masked]}),
+        lambda: component.vector_jacobian_product({"x": [1.0, 2.0]}, ["x"], ["y"], cotangent),
+        lambda: component.submit("apply", {"x": masked}).result(),
+    ):
+        with pytest.raises(InputError, match=r"masked array.*array\.filled\(value\)") as caught:
+            call()
+        assert caught.value.code == "array_masked"
+        assert caught.value.path.split(".")[-1] in ("x", "{y}", "y", "[1]")
+    with pytest.raises(ComponentError, match=r"'y': .*array\.filled\(value\)") as caught:
+        component.apply({"x": X, "action": "mask"})
+    assert caught.value.code == "bad_output"
+    unmasked = component.apply({"x": np.ma.masked_array([1.0, 2.0])})
+    assert unmasked["y"].tolist() == [2.0, 8.0]
+
+
 @pytest.mark.parametrize("bare", [np.ones(3), [1.0, 2.0], 1.0, None], ids=str)
 def test_inputs_without_names_are_told_the_names(component, bare):
     with pytest.raises(InputError, match=r"by name; found .*\{'x': …, .*\}") as caught:

@@ -12,6 +12,7 @@ import orjson
 from chainrule._errors import DecodeError, InputError, LimitError
 from chainrule._trees import Segment, split_path
 from chainrule.runtime._codec import FRAMES_MEDIA_TYPE, Grants, Limits, decode_body
+from chainrule.runtime._schema import describe_value
 
 __all__ = ["read_payload"]
 
@@ -130,6 +131,6 @@ def _item(node: Any, segment: Segment) -> Any:
     if isinstance(node, list) and isinstance(segment, int) and segment < len(node):
         return node[segment]
     raise InputError(
-        f"--set cannot reach {segment!r}: there is a {type(node).__name__} in the payload.",
+        f"--set cannot reach {segment!r}: there is {describe_value(node)} in the payload.",
         code="bad_assignment",
     )

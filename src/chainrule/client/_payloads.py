@@ -80,7 +80,8 @@ def as_body(payload: Mapping[str, Any], body_format: str) -> list[Any]:
 
 def _unfit(error: DefinitionError) -> InputError:
     """For the codec what cannot be encoded is the author's mistake; of a request it is the caller's."""
-    return InputError(error.message, code=error.code, path=error.path)
+    place = f"At {error.path!r}: " if error.path else ""
+    return InputError(f"{place}{error.message}", code=error.code, path=error.path)
 
 
 def takes_batches(document: Mapping[str, Any], endpoint: str) -> bool:

@@ -19,6 +19,7 @@ from chainrule.runtime._codec import (
 )
 from chainrule.runtime._component import LocalComponent
 from chainrule.runtime._runs import Run
+from chainrule.runtime._schema import describe_value
 from chainrule.runtime._tracing import is_traced, span
 from chainrule.serve._calls import Call, Facts, Reply
 from chainrule.serve._checking import CHECK_GRADIENTS, can_check, run_check
@@ -126,7 +127,7 @@ class Answerer:
         )
         if not isinstance(payload, dict):
             raise InputError(
-                f"Expected an object as body; found {type(payload).__name__}.", code="invalid_input"
+                f"Expected an object as body; found {describe_value(payload)}.", code="invalid_input"
             )
         return payload
 

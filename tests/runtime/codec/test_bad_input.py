@@ -255,6 +255,7 @@ def nested(depth, wrap):
     [
         ({"a b": [1, object()]}, "x.{a b}.[1]", "type object"),
         ([np.array(["text"])], "x.[0]", "dtype str"),
+        ([np.ma.masked_equal([1.0, 2.0], 2.0)], "x.[0]", "filled"),
         ({"a": "half of a pair: \ud83d"}, "x.a", "surrogate"),
         ({"\ud83d": 1}, r"x.{\ud83d}", "surrogate"),
         ({(1, 2): 3}, None, "key of type tuple"),
@@ -266,7 +267,7 @@ def nested(depth, wrap):
 def test_what_cannot_be_encoded_is_named_and_found(format, value, path, reason):
     with pytest.raises(DefinitionError, match=reason) as caught:
         encode_body({"x": value}, format=format)
-    assert caught.value.code in ("not_encodable", "array_invalid_dtype")
+    assert caught.value.code in ("not_encodable", "array_invalid_dtype", "array_masked")
     assert caught.value.path == path
 
 

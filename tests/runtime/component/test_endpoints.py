@@ -489,7 +489,7 @@ def test_encoded_tangents_and_broadcasting():
 @pytest.mark.parametrize(
     ("result", "fragment"),
     [
-        (None, "NoneType"),
+        (None, "returned nothing"),
         ({}, "missing ['y']"),
         ({"y": {"x": np.eye(2)}, "z": {}}, "unexpected ['z']"),
         ({"y": np.eye(2)}, "expected a dict"),

@@ -1,5 +1,6 @@
 """What an array field accepts, what comes out, and the reason when it is refused."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
@@ -22,6 +23,7 @@ from chainrule.runtime._schema import (
     UInt16,
     UInt32,
     UInt64,
+    describe_value,
 )
 
 
@@ -298,13 +300,19 @@ def test_an_empty_list_has_no_dtype():
         ({"shape": [1], "dtype": "float64"}, "key data"),
         (object(), "object"),
         (np.array(["2020-01-01"], "datetime64[D]"), "datetime64"),
-        (np.ma.masked_array([1.0, 2.0], [True, False]), "masked"),
     ],
 )
 def test_what_is_not_numbers_says_what_it_is(value, reason):
     error = refuse(Array[..., Float64], value)
     assert error["type"] == "array_non_numeric"
     assert reason in error["msg"]
+
+
+@pytest.mark.parametrize("nest", [lambda a: a, lambda a: [a], lambda a: [[0.0, 0.0], a]])
+def test_masked_entries_have_no_value(nest):
+    error = refuse(Array[..., Float64], nest(np.ma.masked_array([1.0, 2.0], [True, False])))
+    assert error["type"] == "array_masked"
+    assert "array.filled(value)" in error["msg"]
 
 
 def test_lists_nested_a_thousand_deep():
@@ -447,3 +455,29 @@ def test_ten_thousand_fields():
     with pytest.raises(ValidationError) as caught:
         model(x=values)
     assert caught.value.errors()[0]["loc"] == ("x", "naïve 77")
+
+
+class Tensor:
+    """Looks like one of torch, whose import takes seconds."""
+
+    __module__ = "torch"
+    shape, dtype = (3,), "torch.float32"
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (None, "nothing"),
+        (1, "an int"),
+        ([], "a list"),
+        (np.ones((2, 3)), "a NumPy array f64[2,3]"),
+        (np.float32(1), "a NumPy array f32[]"),
+        (jnp.ones(3, jnp.float32), "a JAX array f32[3]"),
+        (Tensor(), "a torch tensor f32[3]"),
+        (ValueError("data"), "a ValueError"),
+        (OSError("data"), "an OSError"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_people_call_a_value(value, words):
+    assert describe_value(value) == words

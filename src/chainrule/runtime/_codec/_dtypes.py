@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from chainrule._errors import DecodeError, DefinitionError
+from chainrule.runtime._codec._masked import MASKED, WHY_MASKED, has_masked
 
 __all__ = [
     "DTYPE_NAMES",
@@ -122,7 +123,15 @@ def expected_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
 
 
 def to_wire(array: Any) -> np.ndarray[Any, Any]:
-    """An array as C-contiguous, little-endian ndarray; the very object when it already is one."""
+    """An array as C-contiguous, little-endian ndarray; the very object when it already is one.
+
+    Raises:
+        DefinitionError: entries are masked (`array_masked`).
+    """
+    if type(array) is not np.ndarray and has_masked(array):
+        raise DefinitionError(f"Expected an array of numbers, found {WHY_MASKED}.", code=MASKED)
+    if type(array) is np.ndarray and array.flags.c_contiguous and array.dtype in NATIVE_NAMES:
+        return array
     result = np.asarray(array, order="C")
     if NATIVE_IS_WIRE and result.dtype.isnative:
         return result

@@ -17,7 +17,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from chainrule._errors import DefinitionError
 from chainrule._trees import iterate_leaves, join_path
-from chainrule.runtime._codec._dtypes import dtype_name
+from chainrule.runtime._codec._dtypes import dtype_name, to_wire
 from chainrule.runtime._codec._tables import MANY
 
 __all__ = ["Writer", "is_array", "lower", "to_plain", "write_json"]
@@ -78,7 +78,7 @@ def _first(tree: Any, is_bad: Callable[[Any], bool]) -> str | None:
 
 def _is_unfit(leaf: Any) -> bool:
     try:
-        dtype_name(np.asarray(leaf).dtype) if is_array(leaf) else to_plain(leaf)
+        dtype_name(to_wire(leaf).dtype) if is_array(leaf) else to_plain(leaf)
     except DefinitionError:
         return True
     return False

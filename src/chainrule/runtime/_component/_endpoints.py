@@ -15,6 +15,7 @@ from chainrule._errors import InputError
 from chainrule.runtime._component._author import call_author, check_signature
 from chainrule.runtime._component._plain import to_plain
 from chainrule.runtime._component._schemas import Context, Schemas
+from chainrule.runtime._schema import describe_value
 
 __all__ = ["Endpoint", "Evaluation", "Payload", "check_fields", "evaluation_endpoint"]
 
@@ -83,7 +84,7 @@ def check_fields(
     if not isinstance(payload, Mapping):
         raise InputError(
             f"{endpoint}: expected an object with {', '.join(expected)}; "
-            f"found {type(payload).__name__}.",
+            f"found {describe_value(payload)}.",
             code="invalid_input",
             details={"problems": [_problem("dict_type", [], "Expected an object")], "count": 1},
         )

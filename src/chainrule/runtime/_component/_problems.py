@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from chainrule._errors import ChainruleError, ComponentError, InputError
 from chainrule._trees import Key, join_path
+from chainrule.runtime._schema import describe_value
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -67,8 +68,10 @@ def _is_bare(value: Any, names: Collection[str]) -> bool:
 def _told_the_names(value: Any, names: Collection[str]) -> str:
     shown = ", ".join(f"{name!r}: …" for name in islice(names, _NAMED))
     more = ", …" if len(names) > _NAMED else ""
-    found = "nothing" if value is None else f"a {type(value).__name__}"
-    return f"the inputs are a dictionary by name; found {found}. Pass {{{shown}{more}}}."
+    return (
+        f"the inputs are a dictionary by name; found {describe_value(value)}. "
+        f"Pass {{{shown}{more}}}."
+    )
 
 
 def bad_output(error: ValidationError, value: Any, *, endpoint: str) -> ComponentError:

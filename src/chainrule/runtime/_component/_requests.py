@@ -15,7 +15,7 @@ from chainrule._errors import InputError, PathError
 from chainrule._trees import get_at_path, is_arraylike, matches_pattern, path_to_pattern
 from chainrule.runtime._component._schemas import Context, Schemas
 from chainrule.runtime._derivatives._kinds import BATCHED, DerivativeKind, Side, Vector
-from chainrule.runtime._schema import ArraySpec, build_validator
+from chainrule.runtime._schema import ArraySpec, build_validator, describe_value
 
 __all__ = [
     "Blocks",
@@ -135,7 +135,7 @@ def _exact(inputs: BaseModel, path: str, spec: ArraySpec, argument: str) -> Arra
         )
     if not is_arraylike(value):
         raise PathError(
-            f"{argument}: {path!r} is a {type(value).__name__} in these inputs, not an array, so nothing "
+            f"{argument}: {path!r} is {describe_value(value)} in these inputs, not an array, so nothing "
             "can be differentiated with respect to it. Leave the path out.",
             code="path_not_differentiable",
             path=path,
@@ -154,7 +154,7 @@ def read_batched(kind: DerivativeKind, payload: Mapping[str, Any]) -> bool:
     value = payload.get(BATCHED, False)
     if not isinstance(value, bool):
         raise InputError(
-            f"{kind.endpoint}: {BATCHED} is true or false; found {type(value).__name__}.",
+            f"{kind.endpoint}: {BATCHED} is true or false; found {describe_value(value)}.",
             code="bad_batched",
             path=BATCHED,
         )

@@ -14,7 +14,7 @@ from chainrule.runtime._component._plain import to_plain
 from chainrule.runtime._component._requests import Blocks, fit_array
 from chainrule.runtime._component._schemas import Context, Schemas
 from chainrule.runtime._derivatives._kinds import DerivativeKind
-from chainrule.runtime._schema import ArraySpec
+from chainrule.runtime._schema import ArraySpec, describe_value
 
 __all__ = ["read_derivative", "read_value"]
 
@@ -47,7 +47,7 @@ def read_value(
         result = (result["outputs"], result["gradient"])
     if not isinstance(result, tuple) or len(result) != 2:
         raise _bad(
-            f"{kind.endpoint} returned {type(result).__name__}, expected a pair (outputs, gradient)"
+            f"{kind.endpoint} returned {describe_value(result)}, expected a pair (outputs, gradient)"
         )
     outputs, derivative = result
     return to_plain(schemas.read_outputs(outputs, kind.endpoint, context)), derivative
@@ -65,7 +65,7 @@ def _read_level(
     where = "".join(f"[{path!r}]" for path, _ in outer)
     if not isinstance(result, Mapping):
         raise _bad(
-            f"{endpoint} returned {type(result).__name__}{where}, expected a dict keyed by path"
+            f"{endpoint} returned {describe_value(result)}{where}, expected a dict keyed by path"
         )
     if result.keys() != specs.keys():
         missing = sorted(specs.keys() - result.keys())

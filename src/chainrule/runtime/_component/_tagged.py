@@ -17,6 +17,7 @@ from chainrule.runtime._component._plain import to_plain
 from chainrule.runtime._component._requests import read_free_vector
 from chainrule.runtime._component._schemas import Context, Schemas
 from chainrule.runtime._derivatives._kinds import COTANGENT, TANGENT
+from chainrule.runtime._schema import describe_value
 
 __all__ = ["TAGGED", "Tagged", "tagged_endpoint"]
 
@@ -81,7 +82,7 @@ def _read_tag(payload: Payload) -> str:
     tag = payload.get("tag", "intermediates")
     if not isinstance(tag, str):
         raise InputError(
-            f"tag: expected the text that values are tagged with; found {type(tag).__name__}.",
+            f"tag: expected the text that values are tagged with; found {describe_value(tag)}.",
             code="bad_tag",
             path="tag",
         )
@@ -92,7 +93,7 @@ def _checked(result: Any) -> Any:
     if isinstance(result, Mapping) and all(isinstance(entry, Mapping) for entry in result.values()):
         return result
     raise ComponentError(
-        f"{TAGGED} returned {type(result).__name__}, expected "
+        f"{TAGGED} returned {describe_value(result)}, expected "
         '{name: {"primal": value, "tangent" or "cotangent": value}}.',
         code="bad_output",
     )

@@ -22,7 +22,12 @@ from chainrule.runtime._schema._array import (
     is_array_type,
     is_differentiable,
 )
-from chainrule.runtime._schema._dtypes import describe_array, number_kind, rounding_unit
+from chainrule.runtime._schema._dtypes import (
+    describe_array,
+    describe_value,
+    number_kind,
+    rounding_unit,
+)
 from chainrule.runtime._schema._leaves import array_leaves, differentiable_leaves
 from chainrule.runtime._schema._shape_dtype import ShapeDType
 from chainrule.runtime._schema._spec import ArraySpec
@@ -52,6 +57,7 @@ __all__ = [
     "array_type",
     "build_validator",
     "describe_array",
+    "describe_value",
     "differentiable_leaves",
     "is_array_type",
     "is_differentiable",

@@ -10,8 +10,14 @@ import numpy as np
 
 from chainrule._errors import ChainruleError
 from chainrule.runtime._codec import DEFAULT_LIMITS, BinrefArray, decode_array
+from chainrule.runtime._codec._masked import WHY_MASKED, has_masked
 from chainrule.runtime._schema import _problems
-from chainrule.runtime._schema._dtypes import ALL_DTYPES, canonical_dtype, generality
+from chainrule.runtime._schema._dtypes import (
+    ALL_DTYPES,
+    canonical_dtype,
+    describe_value,
+    generality,
+)
 
 __all__ = ["Coerced", "coerce", "decode", "is_kept_in_place", "is_tracer"]
 
@@ -30,13 +36,11 @@ def coerce(value: Any) -> Coerced:
     """A NumPy array of numbers from nested lists, numbers and objects that NumPy can read.
 
     Raises:
-        PydanticCustomError: `array_non_numeric` or `array_value_out_of_range`.
+        PydanticCustomError: `array_non_numeric`, `array_masked` or `array_value_out_of_range`.
     """
     literal = isinstance(value, _LITERALS)
-    # Looked up in `sys.modules`: whoever has a masked array has imported `numpy.ma`, nobody else should.
-    masked = sys.modules.get("numpy.ma")
-    if masked is not None and masked.isMaskedArray(value) and masked.is_masked(value):
-        raise _problems.non_numeric("a masked array whose masked entries have no value")
+    if has_masked(value):
+        raise _problems.masked(WHY_MASKED)
     try:
         array = np.asarray(value)
     except Exception as error:
@@ -66,7 +70,7 @@ def _why_unreadable(value: Any, error: Exception) -> str:
         return "nested lists of unequal lengths"
     if isinstance(value, list | tuple) and "maximum number of dimension" in str(error):
         return "lists nested deeper than an array can be"
-    return f"a {type(value).__name__} that NumPy cannot read ({type(error).__name__}: {error})"
+    return f"{describe_value(value)} that NumPy cannot read ({type(error).__name__}: {error})"
 
 
 def _why_not_numbers(value: Any, array: np.ndarray[Any, Any]) -> Exception:

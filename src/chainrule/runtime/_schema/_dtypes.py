@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from chainrule._trees import is_arraylike, with_article
 from chainrule.runtime._codec import dtype_from_name
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "castable_dtypes",
     "describe_array",
     "describe_type",
+    "describe_value",
     "generality",
     "mantissa_bits",
     "number_kind",
@@ -35,6 +37,14 @@ PEER_DTYPES = (
 BFLOAT16 = "bfloat16"
 ALL_DTYPES = (*PEER_DTYPES, BFLOAT16)
 
+# Package in which a class of arrays is defined → what people call its values.
+_ARRAYS = {
+    "numpy": "a NumPy array",
+    "jax": "a JAX array",
+    "jaxlib": "a JAX array",
+    "torch": "a torch tensor",
+    "cupy": "a CuPy array",
+}
 _SHORT = {"bool": "bool", "bfloat16": "bf16"}
 _SHORT_KINDS = {"float": "f", "int": "i", "uint": "u", "complex": "c"}
 _GENERALITY_OF_KIND = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
@@ -119,3 +129,14 @@ def describe_array(x: Any) -> str:
     if shape is None or dtype is None:
         return type(x).__name__
     return describe_type(tuple(shape), getattr(dtype, "name", dtype))
+
+
+def describe_value(x: Any) -> str:
+    """What a value is, for people: `a JAX array f32[3]`, `a list`, `an int`, `nothing`."""
+    if x is None:
+        return "nothing"
+    kind = type(x)
+    noun = _ARRAYS.get(kind.__module__.partition(".")[0])
+    if noun is None or not is_arraylike(x):
+        return with_article(kind.__name__)
+    return f"{noun} {describe_type(tuple(x.shape), str(x.dtype).removeprefix('torch.'))}"

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic_core import PydanticCustomError
 
 from chainrule._errors import ChainruleError
+from chainrule.runtime._codec._masked import MASKED
 from chainrule.runtime._schema._dtypes import ALL_DTYPES, describe_type
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "dtype_mismatch",
     "integer_too_long",
     "invalid_dtype",
+    "masked",
     "non_numeric",
     "rank_mismatch",
     "shape_mismatch",
@@ -113,6 +115,11 @@ def invalid_dtype(actual: Any) -> PydanticCustomError:
 def non_numeric(why: str) -> PydanticCustomError:
     """Not an array of numbers at all."""
     return _problem("array_non_numeric", f"Expected an array of numbers, found {why}.", error=why)
+
+
+def masked(why: str) -> PydanticCustomError:
+    """Entries without a value."""
+    return _problem(MASKED, f"Expected an array of numbers, found {why}.", error=why)
 
 
 def decode_failed(encoding: Any, error: ChainruleError) -> PydanticCustomError:
