@@ -127,7 +127,8 @@ class Answerer:
         )
         if not isinstance(payload, dict):
             raise InputError(
-                f"Expected an object as body; found {describe_value(payload)}.", code="invalid_input"
+                f"Expected an object as body; found {describe_value(payload)}.",
+                code="invalid_input",
             )
         return payload
 
