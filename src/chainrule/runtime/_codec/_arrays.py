@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -91,13 +92,13 @@ def decode_array_within(
     encoded: Mapping[str, Any], grants: Grants, budget: Budget
 ) -> np.ndarray[Any, Any]:
     """`decode_array` for one of several arrays that share a budget."""
-    sizes, name, data = _members(encoded, ("shape", "dtype", "data"), "object_type")
+    sizes, name, data = _ARRAY.of(encoded)
     if encoded.get("object_type", "array") != "array":
         raise _malformed("object_type 'array'", "another object_type")
     shape, dtype = check_shape(sizes), dtype_from_name(name)
     if not _is_mapping(data):
         raise _malformed("data as an object with buffer and encoding", type(data).__name__)
-    encoding, buffer = _members(data, ("encoding", "buffer"), "compression")
+    encoding, buffer = _DATA.of(data)
     budget.take(expected_bytes(shape, dtype))
     array = _decode_data(encoding, buffer, data.get("compression"), shape, dtype, grants)
     array.flags.writeable = False
@@ -173,7 +174,7 @@ def encode_array(
     return ArrayEncoder(encoding, compression, writer)(array)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: making one would take as long as encoding a small array
 class ArrayEncoder:
     """`encode_array` with its choices made; a body's encoder swaps the two functions for faster ones."""
 
@@ -228,16 +229,28 @@ def _is_mapping(obj: Any) -> bool:
     return type(obj) is dict or isinstance(obj, Mapping)
 
 
-def _members(mapping: Mapping[str, Any], names: tuple[str, ...], optional: str) -> list[Any]:
-    """The values of the keys that must be there; the optional one may be, others may not."""
-    try:
-        values = [mapping[name] for name in names]
-    except KeyError as missing:
-        raise _malformed(f"the key {missing} in an encoded array", "none") from None
-    if len(mapping) > len(names) + (optional in mapping):
-        extra = next(key for key in mapping if key not in names and key != optional)
-        raise _malformed(f"only the keys {[*names, optional]}", repr(extra)[:60])
-    return values
+class _Members:
+    """The keys that a mapping must have, and one that it may have; others it may not."""
+
+    def __init__(self, *names: str, optional: str) -> None:
+        self._names, self._optional = names, optional
+        self._values = itemgetter(*names)
+
+    def of(self, mapping: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The values of the keys that must be there."""
+        try:
+            values: tuple[Any, ...] = self._values(mapping)
+        except KeyError as missing:
+            raise _malformed(f"the key {missing} in an encoded array", "none") from None
+        if len(mapping) > len(values) + (self._optional in mapping):
+            allowed = [*self._names, self._optional]
+            extra = next(key for key in mapping if key not in allowed)
+            raise _malformed(f"only the keys {allowed}", repr(extra)[:60])
+        return values
+
+
+_ARRAY = _Members("shape", "dtype", "data", optional="object_type")
+_DATA = _Members("encoding", "buffer", optional="compression")
 
 
 def _malformed(expected: str, found: str) -> DecodeError:

@@ -116,6 +116,8 @@ class _JsonEncoder:
         return pieces
 
     def leaf(self, value: Any) -> Any:
+        if type(value) is np.ndarray:
+            return self._encode_array(value)
         if isinstance(value, SparseArray):
             return (
                 self._encode_sparse(value) if self._sparse else self._encode_array(to_dense(value))

@@ -45,13 +45,11 @@ def raise_tree(node: Any, reader: Reader, budget: Budget, depth: int = 0) -> Any
     """
     if type(node) is dict:
         found = reader.special(node, depth)
-        return _raise_mapping(node, reader, budget, depth) if found is NOT_SPECIAL else found
+        if found is not NOT_SPECIAL:
+            return found
+        budget.enter(len(node), depth)
+        return raise_mapping_items(node, reader, budget, depth)
     return _raise_list(node, reader, budget, depth) if type(node) is list else node
-
-
-def _raise_mapping(node: dict[str, Any], reader: Reader, budget: Budget, depth: int) -> Any:
-    budget.enter(len(node), depth)
-    return raise_mapping_items(node, reader, budget, depth)
 
 
 def raise_mapping_items(
@@ -90,7 +88,8 @@ def _raise_items(
             if kind is dict:
                 found = special(value, depth)
                 if found is NOT_SPECIAL:
-                    _raise_mapping(value, reader, budget, depth)
+                    budget.enter(len(value), depth)
+                    raise_mapping_items(value, reader, budget, depth)
                 else:
                     node[key] = found
             elif kind is list:

@@ -32,7 +32,7 @@ def to_plain(node: Any) -> Any:
         return node
     if is_model(kind):  # type: ignore[arg-type]
         return _model_to_plain(node)
-    if isinstance(node, Mapping):
+    if kind is dict or isinstance(node, Mapping):
         return {str(key): to_plain(value) for key, value in node.items()}
     if isinstance(node, (list, tuple, set, frozenset)):
         return [to_plain(item) for item in node]

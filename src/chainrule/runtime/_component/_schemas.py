@@ -113,7 +113,8 @@ def _opened(value: Any) -> Any:
         return value
     if kind.__pydantic_root_model__:
         return _opened(value.root)
-    fields = {**value.__dict__, **(value.__pydantic_extra__ or {})}
+    extra = value.__pydantic_extra__
+    fields = {**value.__dict__, **extra} if extra else value.__dict__
     return {name: _opened(field) for name, field in fields.items()}
 
 
