@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from chainrule._errors import CapabilityError, ComponentError, InputError, PathError
 from chainrule.client import Component
+from chainrule.client._mapping import Outcome, results_of
 from chainrule.runtime.testing import run_test
 
 X = np.array([1.0, 2.0, 3.0])
@@ -269,6 +270,7 @@ def test_jobs(component):
     with pytest.raises(ComponentError):
         failing.result(timeout=30)
     assert failing.status == "failed"
+    assert (job.fraction, failing.fraction) == (1.0, None)
     vjp = component.submit("vector_jacobian_product", {"x": X}, ["x"], ["y"], {"y": X})
     np.testing.assert_allclose(vjp.result()["x"], 4 * X * X)
     shapes = component.submit("abstract_eval", {"x": X, "scale": 1.0}).result()
@@ -276,6 +278,31 @@ def test_jobs(component):
     for wrong in (("apply",), ("jacobian", {"x": X}), ("apply", {}, {})):
         with pytest.raises(TypeError, match="takes"):
             component.submit(*wrong)
+
+
+def test_progress_ends_where_the_call_ends(component, capsys):
+    reports = []
+
+    def report(*progress):
+        reports.append(progress)
+
+    inputs = {"x": X}  # the author says nothing of progress
+    component.submit("apply", inputs).result(progress=report)
+    assert reports == [(1.0, "")]
+    component.submit("apply", inputs).result(progress=True)
+    assert list(component.map((i for i in [inputs] * 3), progress=True))
+    assert capsys.readouterr().err.count("100%") == 2
+    failing = {"x": X, "action": "raise"}
+    for call in (
+        lambda: component.submit("apply", failing).result(progress=report),
+        lambda: component.submit("apply", failing).result(progress=True),
+        lambda: list(component.map([inputs, failing], progress=True)),
+    ):
+        with pytest.raises(ComponentError):
+            call()
+    assert len(reports) == 1
+    shown = capsys.readouterr().err
+    assert (shown.count("failed"), shown.count("100%"), shown.count("50%")) == (2, 0, 1)
 
 
 def test_async_twins(component):
@@ -323,6 +350,24 @@ def test_map_keeps_the_order_and_takes_inputs_when_there_is_room(component, caps
     for wrong in (0, -1, 2.5):
         with pytest.raises(InputError, match="max_in_flight"):
             component.map([], max_in_flight=wrong)
+
+
+def test_the_first_failure_of_many_ends_what_is_under_way():
+    ended = []
+
+    def outcomes():
+        try:
+            yield Outcome(0, 1.0)
+            yield Outcome(1, error=ComponentError("no"))
+        finally:
+            ended.append("now")
+
+    results = results_of(outcomes())
+    assert next(results) == 1.0
+    with pytest.raises(ComponentError, match="no") as caught:
+        next(results)
+    assert ended == ["now"]  # though the error, which is still here, keeps every frame
+    assert caught.value.__traceback__ is not None
 
 
 def test_map_stops_at_the_first_failure(component):

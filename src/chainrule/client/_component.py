@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from types import TracebackType
@@ -14,7 +14,7 @@ from chainrule._errors import CapabilityError, ChainruleError, TransportError
 from chainrule.client._addresses import check_count
 from chainrule.client._async_twins import AsyncTwins
 from chainrule.client._jobs import CallJob, Job
-from chainrule.client._mapping import Outcome, stream_outcomes
+from chainrule.client._mapping import Outcome, results_of, stream_outcomes
 from chainrule.client._payloads import make_payload, send_one_by_one, takes_batches
 from chainrule.client._places import Places
 from chainrule.client._transport import Ticket, Transport
@@ -350,7 +350,7 @@ class Component(Places, AsyncTwins):
         outcomes = self.map_outcomes(
             inputs, max_in_flight=max_in_flight, ordered=ordered, progress=progress
         )
-        return (outcome.unwrap() for outcome in outcomes)
+        return results_of(outcomes)
 
     def map_outcomes(
         self,
@@ -359,7 +359,7 @@ class Component(Places, AsyncTwins):
         max_in_flight: int | None = None,
         ordered: bool = False,
         progress: bool = False,
-    ) -> Iterator[Outcome]:
+    ) -> Generator[Outcome, None, None]:
         """`apply` over many inputs, one outcome for each: an input that fails costs only its own result.
 
         Args:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor, Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from chainrule._errors import TransportError
@@ -40,7 +40,7 @@ class Job(ABC):
     @property
     @abstractmethod
     def fraction(self) -> float | None:
-        """How far along it is, between 0 and 1, if the component says so with `progress`."""
+        """How far along it is, between 0 and 1, if the component says so with `progress`; 1 when done."""
 
     @property
     @abstractmethod
@@ -112,7 +112,9 @@ class CallJob(Job):
 
     @property
     def fraction(self) -> float | None:
-        """How far along it is; known for components in this process."""
+        """How far along it is; known for components in this process, and of every call that is done."""
+        if self.status == "done":
+            return 1.0
         return None if self._progress is None else self._progress[0]
 
     @property
@@ -122,10 +124,14 @@ class CallJob(Job):
 
     def result(self, timeout: float | None = None, *, progress: Show = False) -> Any:
         """The answer of the call, waited for; see `Job.result`."""
-        with showing(progress, self.label) as self._show:
-            if self._progress is not None and self._show is not None:
-                self._show(*self._progress)
-            return self._future.result(timeout)
+        with showing(progress, self.label) as show:
+            self._show = show
+            try:
+                if self._progress is not None:
+                    show(*self._progress)
+                return self._future.result(timeout)
+            finally:
+                self._show = None
 
     def cancel(self) -> None:
         """Give the call up. A server stops the work when it notices that nobody waits any more."""
@@ -156,10 +162,27 @@ class CallJob(Job):
             show(fraction, message)
 
 
-def showing(
-    progress: Show, label: str
-) -> AbstractContextManager[Callable[[float, str], Any] | None]:
-    """What to call with the progress of a job, while somebody wants to see it."""
-    if callable(progress):
-        return nullcontext(progress)
-    return progress_bar(label) if progress else nullcontext(None)
+@contextmanager
+def showing(progress: Show, label: str) -> Iterator[Callable[[float, str], Any]]:
+    """What to call with the progress of a job, for whoever wants to see it.
+
+    A job that is done is shown as done, whatever its author has said, or not said, of its progress.
+    """
+    if not callable(progress):
+        with progress_bar(label) if progress else nullcontext() as bar:
+            yield _ignore if bar is None else bar.move_to
+        return
+    last = (0.0, "")
+
+    def show(fraction: float, message: str) -> None:
+        nonlocal last
+        last = fraction, message
+        progress(fraction, message)
+
+    yield show
+    if last[0] != 1.0:
+        progress(1.0, last[1])
+
+
+def _ignore(fraction: float, message: str) -> None:
+    """Nobody looks."""

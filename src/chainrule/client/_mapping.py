@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Executor, Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from queue import SimpleQueue
 from typing import Any
 
 from chainrule._errors import ChainruleError
+from chainrule.client._progress_bar import Bar, progress_bar
 from chainrule.client._transport import Ticket
 
-__all__ = ["Outcome", "SendMany", "stream_outcomes"]
+__all__ = ["Outcome", "SendMany", "results_of", "stream_outcomes"]
 
 # The calls compete with each other for places in a queue, and perhaps with those of other programs.
 _PATIENCE_S = 60.0
@@ -57,7 +58,7 @@ def stream_outcomes(
     ordered: bool,
     progress: bool,
     label: str,
-) -> Iterator[Outcome]:
+) -> Generator[Outcome, None, None]:
     """Outcomes as they come, or in the order of the inputs.
 
     The next input is taken when there is room for it: inputs whose outcome has not been asked for yet count
@@ -65,7 +66,7 @@ def stream_outcomes(
     """
     stream = _Stream(send_many, executor)
     items = enumerate(inputs)
-    with _progress_bar(inputs, progress, label) as advance:
+    with _shown(inputs, progress, label) as bar:
         try:
             taken = given = 0
             early: dict[int, Outcome] = {}
@@ -83,8 +84,9 @@ def stream_outcomes(
                 while early and (not ordered or given in early):
                     outcome = early.pop(given if ordered else next(iter(early)))
                     given += 1
-                    advance()
                     yield outcome
+                    if bar is not None:
+                        bar.advance()
         finally:
             stream.give_up()
 
@@ -125,15 +127,16 @@ class _Stream:
             ticket.cancel()
 
 
-@contextmanager
-def _progress_bar(inputs: Iterable[Any], shown: bool, label: str) -> Iterator[Callable[[], Any]]:
-    if not shown:
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
+def results_of(outcomes: Generator[Outcome, None, None]) -> Iterator[Any]:
+    """Results; the first failure is raised, and what is under way is given up, as when nobody asks on."""
+    with closing(outcomes):
+        for outcome in outcomes:
+            if outcome.error is not None:
+                outcomes.throw(outcome.error)
+            yield outcome.result
 
-    total = len(inputs) if isinstance(inputs, Sized) else None
-    with Progress(transient=True, console=Console(stderr=True)) as bar:
-        task = bar.add_task(label, total=total)
-        yield lambda: bar.advance(task)
+
+def _shown(inputs: Iterable[Any], progress: bool, label: str) -> AbstractContextManager[Bar | None]:
+    if not progress:
+        return nullcontext()
+    return progress_bar(label, len(inputs) if isinstance(inputs, Sized) else None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from chainrule._errors import ChainruleError, TransportError
@@ -63,7 +63,7 @@ class ServerJob(Job):
 
     @property
     def fraction(self) -> float | None:
-        """How far along it is, between 0 and 1, if the component says so with `progress`."""
+        """How far along it is, between 0 and 1, if the component says so with `progress`; 1 when done."""
         return self.info.fraction
 
     @property
@@ -86,9 +86,9 @@ class ServerJob(Job):
         with showing(progress, self.label) as show:
             while not self._info.is_final:
                 self._follow(deadline, show)
-        if self._info.state == "cancelled":
-            raise self._cancelled()
-        return read_answer(self._server.result(self.id, self._accept))
+            if self._info.state == "cancelled":
+                raise self._cancelled()
+            return read_answer(self._server.result(self.id, self._accept))
 
     def cancel(self) -> None:
         """Give the call up. Its worker is free when this returns."""
@@ -101,13 +101,13 @@ class ServerJob(Job):
             await asyncio.to_thread(self.cancel)
             raise
 
-    def _follow(self, deadline: float | None, show: Any) -> None:
+    def _follow(self, deadline: float | None, show: Callable[[float, str], Any]) -> None:
         """Learn what happens until the job is over, the connection breaks, or time is up."""
         try:
             for event in self._server.events(self.id, timeout_s=_left(deadline)):
                 if event.job is not None:
                     self._info = event.job
-                    if show is not None and event.job.fraction is not None:
+                    if event.job.fraction is not None:
                         show(event.job.fraction, event.job.message or "")
                 _left(deadline)
         except LostConnectionError:

@@ -28,7 +28,7 @@ class JobRecord:
         idempotency_key: by which a caller asks again for the same job.
         body_digest: tells whether a second request with the key is the same request.
         state: where it stands. It moves forward only.
-        fraction, message: what the component last said of its progress.
+        fraction, message: what the component last said of its progress; what has succeeded is at 1.
         submitted_at, started_at, finished_at: seconds since the epoch.
         error_code, error_message: why it failed.
         result_status, result_type: of the stored answer.

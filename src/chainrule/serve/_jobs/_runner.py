@@ -316,7 +316,7 @@ class Jobs:
             if state == "failed":
                 code, message = _error_of(pieces)
                 record = replace(record, error_code=code, error_message=message)
-            elif record.fraction is not None:
+            else:
                 record = replace(record, fraction=1.0)
         try:
             await asyncio.shield(self._in_thread(self._store.finish, record, pieces))
