@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from chainrule.elimination._rules._branches import BRANCH_RULES
 from chainrule.elimination._rules._calls import CALL_RULES
+from chainrule.elimination._rules._convolution import CONVOLUTION_RULES
 from chainrule.elimination._rules._elementwise import ELEMENTWISE_RULES
 from chainrule.elimination._rules._fallback import fallback
 from chainrule.elimination._rules._moving import MOVING_RULES
@@ -42,6 +43,7 @@ _RULES: dict[str, Rule] = {
     **MOVING_RULES,
     **PLACING_RULES,
     **SUMMING_RULES,
+    **CONVOLUTION_RULES,
     **CALL_RULES,
     **BRANCH_RULES,
 }
