@@ -8,6 +8,8 @@ from pydantic import BaseModel
 
 from chainrule.runtime import Array, Differentiable, Float64
 
+OwnError = type("KeyError", (RuntimeError,), {"__module__": __name__})  # has a builtin's name
+
 
 class InputSchema(BaseModel):
     x: Differentiable[Array[("n",), Float64]]
@@ -26,6 +28,8 @@ def apply(inputs: InputSchema) -> OutputSchema:
         raise ValueError("mesh is empty")
     if inputs.action == "exit":
         os._exit(3)
+    if inputs.action == "raise_own":
+        raise OwnError("mine")
     if inputs.action == "mask":
         return {"y": np.ma.masked_less(inputs.x, 2.0), "total": 0.0}
     if inputs.action.startswith("sleep"):

@@ -245,6 +245,43 @@ def test_the_authors_exception_arrives_with_type_message_and_traceback(component
         assert error.remote_traceback is None  # the server was not told to let it out
 
 
+@pytest.mark.parametrize(
+    ("name", "is_meant"),
+    [
+        ("KeyError", False),
+        ("LookupError", False),
+        ("RuntimeError", True),
+        ("some_component.KeyError", True),
+        ("elsewhere.KeyError", False),
+    ],
+)
+def test_exceptions_with_the_name_of_a_builtin_are_told_apart(component, name, is_meant):
+    payload = {"inputs": {"x": X, "action": "raise_own"}}
+    test = {"endpoint": "apply", "payload": payload, "expected_exception": name}
+    assert run_test(component, test).passed == is_meant
+    with pytest.raises(ComponentError) as caught:
+        component.call("apply", payload)
+    assert caught.value.details["exception"] == "KeyError"
+    assert caught.value.details["exception_classes"] == [
+        "some_component.KeyError",
+        "builtins.RuntimeError",
+        "builtins.Exception",
+    ]
+
+
+def test_what_a_component_refuses_is_the_mistake_of_the_component_that_called_it(component):
+    def call_wrongly(x: float) -> float:
+        return component.apply({"x": "nonsense"})["total"]
+
+    def call_nothing(x: float) -> float:
+        return component.call("hessian", {"inputs": {"x": X}})
+
+    for outer in (call_wrongly, call_nothing):
+        with pytest.raises(ComponentError) as caught:
+            Component.from_api(outer).apply({"x": 1.0})
+        assert caught.value.code == "inner_call_refused"
+
+
 def test_an_endpoint_that_is_not_there(component):
     with pytest.raises(CapabilityError) as caught:
         component.submit("hessian", {"x": X})

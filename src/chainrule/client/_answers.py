@@ -28,6 +28,9 @@ __all__ = ["Answer", "read_answer", "with_numpy_scalars"]
 # Members of enumerations take long to look up.
 _OK, _UNAVAILABLE = HTTPStatus.OK.value, HTTPStatus.SERVICE_UNAVAILABLE.value
 
+_FACTS = (
+    "exception", "exception_message", "exception_classes", "count", "signal", "exit_code",
+)  # fmt: skip
 _CLASS_OF_STATUS: dict[int, type[ChainruleError]] = {
     401: NotGrantedError,
     403: NotGrantedError,
@@ -146,11 +149,7 @@ def _class_of(status: int, code: str) -> type[ChainruleError]:
 
 
 def _details(problem: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {
-        name: problem[name]
-        for name in ("exception", "exception_message", "count", "signal", "exit_code")
-        if name in problem
-    }
+    kept = {name: problem[name] for name in _FACTS if name in problem}
     if isinstance(problem.get("detail"), list):
         kept["problems"] = [_without_data(entry) for entry in problem["detail"]]
     return kept

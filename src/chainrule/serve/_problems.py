@@ -20,6 +20,9 @@ PROBLEM = "application/problem+json"
 
 _MAX_BYTES = 16_000
 _MAX_TEXT = 600
+_FACTS = (
+    "exception", "exception_message", "exception_classes", "count", "signal", "exit_code",
+)  # fmt: skip
 _STATUS = {
     "duplicate_key": 400,
     "bad_content_encoding": 400,
@@ -45,10 +48,9 @@ def problem_reply(error: ChainruleError, *, debug: bool = False) -> Reply:
     }
     if error.path:
         content["path"] = _clip(error.path)
-    for name in ("exception", "exception_message", "count", "signal", "exit_code"):
+    for name in _FACTS:
         if name in error.details:
-            value = error.details[name]
-            content[name] = _clip(value) if isinstance(value, str) else value
+            content[name] = _clipped(error.details[name])
     if debug:
         text = "".join(traceback.format_exception(error))
         content["traceback"] = text[-8000:]
@@ -84,6 +86,12 @@ def _location(path: str | None) -> list[str | int]:
 
 def _clip(text: str) -> str:
     return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
+
+
+def _clipped(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_clipped(item) for item in value]
+    return _clip(value) if isinstance(value, str) else value
 
 
 def _dump(content: dict[str, Any]) -> bytes:

@@ -192,6 +192,17 @@ def test_recorded_tests_pass_again(tmp_path):
     assert run_test(Doubler(), file).passed
 
 
+def test_recorded_exceptions_of_a_loaded_file_are_found_again(tmp_path):
+    file = tmp_path / "meshes.py"
+    file.write_text(
+        "from chainrule.runtime import component\nclass MeshError(Exception):\n    pass\n"
+        "@component\ndef solve(x: float) -> float:\n    raise MeshError('empty')\n"
+    )
+    made = record(load_component(f"{file}:solve"), "apply", {"inputs": {"x": 1.0}})
+    assert made["expected_exception"] == "meshes.MeshError"
+    assert run_test(load_component(f"{file}:solve"), made).passed
+
+
 def test_recorded_exceptions(tmp_path):
     made = record(Doubler(), "apply", NEGATIVE)
     assert made["expected_exception"] == "ValueError"

@@ -8,25 +8,35 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from chainrule._errors import ChainruleError, ComponentError, DefinitionError, InputError
+from chainrule._errors import (
+    CapabilityError,
+    ChainruleError,
+    ComponentError,
+    DefinitionError,
+    InputError,
+)
+from chainrule.runtime._component._isolation import without_package
 from chainrule.runtime._component._problems import bad_output
 
-__all__ = ["call_author", "check_signature", "is_jitted"]
+__all__ = ["call_author", "check_signature", "class_name", "is_jitted"]
+
+_MAX_CLASSES = 10
 
 
 def call_author(function: Callable[..., Any], endpoint: str, /, *args: Any, **kwargs: Any) -> Any:
     """Call the author's function.
 
     Errors of Chainrule pass: an author raises `InputError` to say that the caller is at fault. Everything
-    else, an exit included, becomes a `ComponentError` with the author's exception as its cause; so does the
-    `InputError` of another component that the author called, for that is not the caller's mistake.
+    else, an exit included, becomes a `ComponentError` with the author's exception as its cause; so does what
+    another component that the author called refused, for that is not the caller's mistake.
     """
     try:
         return function(*args, **kwargs)
     except ChainruleError as error:
-        if isinstance(error, InputError) and "refused_by" in error.details:
+        if _is_of_another_component(error):
+            called = error.details.get("refused_by", "another component")
             raise ComponentError(
-                f"{endpoint} called {error.details['refused_by']}, which refused: {error.message}",
+                f"{endpoint} called {called}, which refused: {error.message}",
                 code="inner_call_refused",
             ) from error
         raise
@@ -41,8 +51,31 @@ def call_author(function: Callable[..., Any], endpoint: str, /, *args: Any, **kw
     except Exception as error:
         raise ComponentError(
             f"{endpoint} raised {type(error).__name__}: {error}",
-            details={"exception": type(error).__name__, "exception_message": str(error)},
+            details={
+                "exception": type(error).__name__,
+                "exception_message": str(error),
+                "exception_classes": _class_names(type(error)),
+            },
         ) from error
+
+
+def _is_of_another_component(error: ChainruleError) -> bool:
+    """Whether a refusal comes from a component that the author called; from elsewhere it has a status."""
+    is_refusal = isinstance(error, (InputError, CapabilityError))
+    return is_refusal and (
+        not {"refused_by", "status"}.isdisjoint(error.details) or error.code == "endpoint_missing"
+    )
+
+
+def _class_names(cls: type[BaseException]) -> list[str]:
+    """A class and its bases by their full names, by which it is told from others of the same short name."""
+    bases = cls.__mro__[: cls.__mro__.index(BaseException)]
+    return [class_name(base) for base in bases[:_MAX_CLASSES]]
+
+
+def class_name(cls: type) -> str:
+    """The full name of a class, for people and for test files."""
+    return without_package(f"{cls.__module__}.{cls.__qualname__}")
 
 
 def check_signature(function: Any, name: str, arguments: tuple[str, ...] | int) -> None:

@@ -31,7 +31,7 @@ from typing import Any
 from chainrule._errors import DefinitionError
 from chainrule.runtime._component._peer_names import resolve_peer_module
 
-__all__ = ["load_module", "loaded_sources"]
+__all__ = ["load_module", "loaded_sources", "without_package"]
 
 _PREFIX = "_chainrule_component_"
 _numbers = itertools.count()
@@ -79,6 +79,11 @@ def loaded_sources(module: ModuleType) -> dict[str, Path]:
         for name, loaded in loaded_modules.items()
         if name.startswith(f"{package}.") and (file := getattr(loaded, "__file__", None))
     }
+
+
+def without_package(name: str) -> str:
+    """A full name as the author knows it: that of the private package, another every time, left out."""
+    return name.partition(".")[2] if name.startswith(_PREFIX) else name
 
 
 def _execute(name: str, path: Path) -> ModuleType:
