@@ -73,6 +73,11 @@ def steps(pipe, monkeypatch):
     return taken
 
 
+def every_wait_ends_with_a_turn(monkeypatch):
+    monkeypatch.setattr(_patience, "_SHORTEST_TURN_S", -1.0)
+    monkeypatch.setattr(_patience, "_LONGEST_TURN_S", 60.0)
+
+
 def converse(patience, pipe, times):
     poll = CountedPoll(pipe[0])
     for _ in range(times):
@@ -82,7 +87,7 @@ def converse(patience, pipe, times):
 
 
 def test_a_processor_with_others_on_it_is_left_ever_more_rarely(pipe, steps, monkeypatch):
-    monkeypatch.setattr(_patience, "_TURN_S", -1.0)  # whatever the turn, it was longer
+    every_wait_ends_with_a_turn(monkeypatch)
     monkeypatch.setattr(_patience, "_SETTLED_S", 60)
     patience = Patience(steps_aside=True)
     converse(patience, pipe, 100)
@@ -90,17 +95,20 @@ def test_a_processor_with_others_on_it_is_left_ever_more_rarely(pipe, steps, mon
 
 
 def test_a_step_that_helped_for_a_while_may_follow_at_once(pipe, steps, monkeypatch):
-    monkeypatch.setattr(_patience, "_TURN_S", -1.0)
+    every_wait_ends_with_a_turn(monkeypatch)
     monkeypatch.setattr(_patience, "_SETTLED_S", -1.0)  # however short ago, it was longer
     converse(Patience(steps_aside=True), pipe, 100)
     assert len(steps) == 25
 
 
-@pytest.mark.parametrize(("turn_s", "steps_aside"), [(60.0, True), (-1.0, False)])
-def test_who_is_alone_there_or_was_not_asked_to_stays(
-    pipe, steps, monkeypatch, turn_s, steps_aside
-):
-    monkeypatch.setattr(_patience, "_TURN_S", turn_s)
+@pytest.mark.parametrize(
+    ("shortest", "longest", "steps_aside"),
+    [(60.0, 90.0, True), (-2.0, -1.0, True), (-1.0, 60.0, False)],
+    ids=["alone", "long turns", "not asked to"],
+)
+def test_who_has_no_reason_to_leave_stays(pipe, steps, monkeypatch, shortest, longest, steps_aside):
+    monkeypatch.setattr(_patience, "_SHORTEST_TURN_S", shortest)
+    monkeypatch.setattr(_patience, "_LONGEST_TURN_S", longest)
     converse(Patience(steps_aside=steps_aside), pipe, 100)
     assert steps == []
 

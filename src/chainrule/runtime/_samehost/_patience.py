@@ -13,8 +13,8 @@ __all__ = ["Patience"]
 # As long as copying a body of some megabytes takes.
 _MOMENT_S = 0.001
 _LONGEST_PAUSE = 64
-# Ten times what it takes to look twice when nobody else runs in between.
-_TURN_S = 5e-6
+# A turn of somebody else between two looks: ten times what these take alone, and no more than a small call.
+_SHORTEST_TURN_S, _LONGEST_TURN_S = 5e-6, 1e-4
 _FEW_TURNS = 4
 _SETTLED_S = 1.0
 
@@ -28,9 +28,9 @@ class Patience:
     one processor never looks.
 
     Args:
-        steps_aside: leave a processor on which others run between our looks. Linux wakes who is sent
-            something where the sender runs, and leaves both there while neither sleeps: side by side they
-            are twice as fast.
+        steps_aside: leave a processor on which others have short turns between our looks. Linux wakes who
+            is sent something where the sender runs, and leaves both there while neither sleeps: with small
+            calls they are twice as fast side by side. With large ones, which take long turns, they are not.
     """
 
     def __init__(self, *, steps_aside: bool = False) -> None:
@@ -53,7 +53,7 @@ class Patience:
                 os.sched_yield()
                 before, now = now, time.perf_counter()
             if self._steps_aside:
-                self._watch_turns(now, others_ran=now - before > _TURN_S)
+                self._watch_turns(now, _SHORTEST_TURN_S < now - before < _LONGEST_TURN_S)
         return ready
 
     def end(self) -> None:
@@ -66,9 +66,9 @@ class Patience:
             self._to_sleep_through = self._pause
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
-    def _watch_turns(self, now: float, *, others_ran: bool) -> None:
+    def _watch_turns(self, now: float, was_turn: bool) -> None:
         """Step aside when several waits in a row have ended with a turn of somebody else."""
-        self._turns = self._turns + 1 if others_ran else 0
+        self._turns = self._turns + 1 if was_turn else 0
         if self._turns < self._turns_to_bear:
             return
         # Where all processors are taken it does not help, and is tried ever more rarely.
