@@ -1,6 +1,10 @@
 """Native kernels give what XLA gives, for every operation, batch size and layout."""
 
 import importlib.util
+import os
+import subprocess
+import sys
+import textwrap
 
 import jax
 import jax.numpy as jnp
@@ -326,3 +330,38 @@ def test_gpu_kernel_is_made_of_scalars():
     program = jax.make_jaxpr(lambda x: [x * 2])(jnp.ones(3))
     with pytest.raises(NativeUnavailableError, match="arrays"):
         batched_kernel(scalarise(program))
+
+
+def test_every_device_computes_its_part_of_a_batch():
+    """Also where a mesh is part of types, over two batch axes, and with an operand that all share."""
+    source = """
+        import jax, jax.numpy as jnp, numpy as np
+        from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+        from chainrule.elimination import jacobian
+
+        def f(x, a):
+            return jnp.stack([jnp.sin(x[0]) * x[1], x[0] * jnp.exp(a * x[1]), x[0] / x[1]])
+
+        def several(method):
+            once = jax.vmap(method, (0, None))
+            return jax.jit(once), jax.jit(jax.vmap(once, (1, None), 1))
+
+        x = np.random.default_rng(0).uniform(0.5, 1, (8, 3, 2)).astype("float32")
+        native, plain = several(jacobian(f, backend="native")), several(jax.jacfwd(f))
+        for kind in (AxisType.Auto, AxisType.Explicit):
+            mesh = jax.make_mesh((4,), ("i",), axis_types=(kind,))
+            with jax.set_mesh(mesh):
+                a = jnp.float32(2)
+                for found, wanted, x_ in zip(native, plain, (x[:, 0], x)):
+                    operand = jax.device_put(x_, NamedSharding(mesh, P("i")))
+                    result, reference = found(operand, a), wanted(operand, a)
+                    np.testing.assert_allclose(result, reference, rtol=1e-5)
+                    assert result.sharding.is_equivalent_to(reference.sharding, result.ndim)
+                    text = found.lower(operand, a).compile().as_text()
+                    assert "chainrule_native" in text and "all-gather" not in text
+                whole = jax.device_put(x, NamedSharding(mesh, P(None, None, None)))
+                assert native[1](whole, a).sharding.is_fully_replicated
+    """
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    code = textwrap.dedent(source)
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)

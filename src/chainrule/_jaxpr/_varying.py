@@ -54,14 +54,21 @@ def has_mesh_in_type(array: Any) -> bool:
     )
 
 
-def divided_alike(results: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
-    """Results whose first axis is divided as that of an operand is, as `vmap` over such an axis expects."""
-    axes = (jax.typeof(each).sharding.spec[0] for each in operands if has_mesh_in_type(each))
-    axis = next((axis for axis in axes if axis is not None), None)
-    if axis is None:
+def divided_alike(results: Sequence[Any], operands: Sequence[Any], rank: int = 1) -> list[Any]:
+    """Results whose first axes are divided as those of an operand are, as `vmap` over such axes expects.
+
+    Args:
+        results: with `rank` batch axes in front.
+        operands: with the same.
+        rank: the number of batch axes.
+    """
+    specs = (jax.typeof(each).sharding.spec[:rank] for each in operands if has_mesh_in_type(each))
+    batch = next((spec for spec in specs if any(axis is not None for axis in spec)), None)
+    if batch is None:
         return list(results)
     return [
-        jax.sharding.reshard(each, jax.P(axis, *(None for _ in each.shape[1:]))) for each in results
+        jax.sharding.reshard(each, jax.P(*batch, *(None for _ in each.shape[rank:])))
+        for each in results
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import threading
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from chainrule._jaxpr import ClosedJaxpr, evaluate
+from chainrule._jaxpr._divided import divided_over_batch
 from chainrule._jaxpr._varying import varies
 from chainrule.elimination._native._gpu import batched_kernel
 from chainrule.elimination._native._scalarise import has_scalar_form, scalarise
@@ -91,13 +93,22 @@ def _ways(program: ClosedJaxpr, scalars: ScalarProgram, through_xla: Way) -> dic
 
 def _cpu_way(program: ClosedJaxpr, scalars: ScalarProgram, through_xla: Way) -> Way:
     target = _register(program, scalars)
-    out_types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.out_avals]
 
-    def through_kernel(*operands: Any) -> list[jax.Array]:
-        call = jax.ffi.ffi_call(target, out_types, vmap_method="broadcast_all")
-        return list(call(*operands))
+    def through_kernel(batch: tuple[int, ...], *operands: Any) -> list[jax.Array]:
+        out_types = [
+            jax.ShapeDtypeStruct((*batch, *aval.shape), aval.dtype) for aval in program.out_avals
+        ]
+        return list(jax.ffi.ffi_call(target, out_types)(*operands))
 
-    return through_kernel
+    @cache
+    def with_batch_axes(rank: int) -> Way:
+        def single(*operands: Any) -> list[jax.Array]:
+            return through_kernel(operands[0].shape[:rank], *operands)
+
+        kernel = divided_over_batch(single, rank) if rank else single
+        return on_batches(lambda *operands: with_batch_axes(rank + 1)(*operands), kernel)
+
+    return with_batch_axes(0)
 
 
 def _gpu_way(program: ClosedJaxpr, scalars: ScalarProgram, through_xla: Way) -> Way:
