@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
+import socket
 import ssl
 import subprocess
 
+import psutil
 import pytest
 
 from chainrule._errors import DefinitionError, InputError, StorageError
@@ -143,14 +145,20 @@ def test_tls(start_server, tmp_path):
         subprocess.run(command, check=True, capture_output=True, timeout=60)
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("no openssl command that makes certificates")
-    served = start_server(workers=0, tls_certificate=str(certificate), tls_key=str(key))
+    files = {"tls_certificate": str(certificate), "tls_key": str(key)}
+    served = start_server(workers=0, max_connections=4, **files)
     assert served.url.startswith("https://")
     context = ssl.create_default_context(cafile=str(certificate))
-    connection = http.client.HTTPSConnection(served.netloc, context=context, timeout=30)
-    with contextlib.closing(connection):
-        connection.request("GET", "/health")
-        assert connection.getresponse().read() == b'{"status":"ok"}'
-    served.stop()
+    with contextlib.ExitStack() as silent:
+        for _ in range(60):  # callers that never begin the handshake give way
+            silent.enter_context(socket.create_connection(served.netloc.split(":")))
+        connection = http.client.HTTPSConnection(served.netloc, context=context, timeout=30)
+        with contextlib.closing(connection):
+            for _ in range(2):
+                connection.request("GET", "/health")
+                assert connection.getresponse().read() == b'{"status":"ok"}'
+        assert len(psutil.Process(served.process.pid).net_connections()) <= 4 + 16 + 1
+        served.stop()
 
 
 def test_components_that_no_worker_can_be_given():

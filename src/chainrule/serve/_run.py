@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import logging
 import signal
+import ssl
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -20,6 +22,7 @@ from chainrule.serve._crowd import Crowd, enough_descriptors
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._protocol import TimedHttpProtocol
 from chainrule.serve._security import LocalCallers
+from chainrule.serve._tls_door import TlsDoor
 
 __all__ = ["serve"]
 
@@ -73,6 +76,10 @@ def _run(server: Server, runner: _Runner) -> None:
         )
 
 
+def _make_door(protocol: type[TimedHttpProtocol], context: ssl.SSLContext, **state: Any) -> TlsDoor:
+    return TlsDoor(protocol(**state), context)
+
+
 class _Runner(uvicorn.Server):
     def __init__(
         self,
@@ -113,6 +120,9 @@ class _Runner(uvicorn.Server):
                 f"The TLS certificate and key cannot be used: {error.strerror or error}.",
                 code="bad_option",
             ) from error
+        if config.ssl is not None:
+            make_door = partial(_make_door, protocol, config.ssl)
+            config.http_protocol_class, config.ssl = make_door, None  # type: ignore[assignment]
         super().__init__(config)
         # What keeps a server from starting is raised by `serve`; uvicorn would print its traceback too.
         logging.getLogger("uvicorn.error").addFilter(lambda _: server.startup_error is None)
