@@ -114,20 +114,21 @@ def _size(residuals: Any) -> int:
 
 
 def handing_on_residuals(
-    given: Mapping[str, Implementation], store: Callable[[], ResidualStore]
+    given: Mapping[str, Implementation], *, max_bytes: int, folder: Path | None
 ) -> Mapping[str, Implementation]:
     """Implementations between which residuals are handed on; the same ones if no derivative takes any.
 
     Args:
         given: endpoint → the author's function.
-        store: makes the store, if there is a use for one.
+        max_bytes, folder: of the store.
     """
     takers = [
         name for name in DERIVATIVE_ENDPOINTS if name in given and _takes(given[name].function)
     ]
     if not takers:
         return given
-    forward = _Forward(given["apply"].function, store())
+    store = ResidualStore(max_bytes=max_bytes, folder=folder)
+    forward = _Forward(given["apply"].function, store)
     found = {**given, "apply": replace(given["apply"], function=forward.apply)}
     for name in takers:
         found[name] = replace(given[name], function=_given(given[name].function, forward))

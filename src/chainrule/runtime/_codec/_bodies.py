@@ -186,8 +186,8 @@ def decode_body(
         return decode_frames(buffer, limits=limits)
     if subtype not in _ENCODINGS:
         raise DecodeError(
-            f"Bodies of type {media_type[:80]!r} are not understood; send application/json or "
-            f"{FRAMES_MEDIA_TYPE}.",
+            f"Bodies of {f'type {media_type[:80]!r}' if media_type else 'unknown type'} are not understood; "
+            f"send Content-Type: application/json or {FRAMES_MEDIA_TYPE}.",
             code="unsupported_media_type",
         )
     limits.check_body(memoryview(buffer).nbytes)

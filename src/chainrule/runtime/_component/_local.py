@@ -23,7 +23,6 @@ from chainrule.runtime._component._plain import to_plain
 from chainrule.runtime._component._schema_shapes import with_abstract_eval
 from chainrule.runtime._component._schemas import Schemas
 from chainrule.runtime._config import ComponentConfig
-from chainrule.runtime._residuals import ResidualStore, handing_on_residuals
 from chainrule.runtime._runs import Run, current_run
 from chainrule.runtime._schema import ArraySpec
 
@@ -51,8 +50,9 @@ class LocalComponent:
         self.config = ComponentConfig.make(config)
         self._definition = definition
         self._schemas = Schemas(definition.input_schema, definition.output_schema)
-        given = handing_on_residuals(definition.implementations, self._residual_store)
-        self._implementations = implementations = _complete(given, self._schemas, self.config)
+        self._implementations = implementations = _complete(
+            definition.implementations, self._schemas, self.config
+        )
         self._endpoints: dict[str, Endpoint] = {
             name: _make_endpoint(name, implementations[name].function, self._schemas, self.config)
             for name in ENDPOINTS
@@ -61,10 +61,6 @@ class LocalComponent:
         self.capabilities: Mapping[str, Capability] = {
             name: self._capability(name, implementations.get(name)) for name in ENDPOINTS
         }
-
-    def _residual_store(self) -> ResidualStore:
-        folder = self.config.residual_folder
-        return ResidualStore(max_bytes=self.config.max_residual_bytes, folder=folder)
 
     @property
     def name(self) -> str:
@@ -332,8 +328,12 @@ def _complete(
     if not any(name in given for name in DERIVATIVE_ENDPOINTS):
         return with_abstract_eval(given, schemas)
     from chainrule.runtime._component._derive import with_derivatives
+    from chainrule.runtime._residuals import handing_on_residuals
 
-    completed = with_derivatives(given, schemas, derive_hvp=config.derive_hvp)
+    handing_on = handing_on_residuals(
+        given, max_bytes=config.max_residual_bytes, folder=config.residual_folder
+    )
+    completed = with_derivatives(handing_on, schemas, derive_hvp=config.derive_hvp)
     return with_abstract_eval(completed, schemas)
 
 

@@ -18,7 +18,6 @@ from chainrule.runtime._component._definition import Definition
 from chainrule.runtime._component._hashing import hash_files, hash_parts
 from chainrule.runtime._component._isolation import loaded_sources
 from chainrule.runtime._component._project_file import read_project_file
-from chainrule.runtime._derivatives._kinds import FIRST_ORDER
 
 __all__ = ["define_from_file", "define_from_module"]
 
@@ -69,6 +68,7 @@ def _define(module: Any, **facts: Any) -> Definition:
     if jax_function is not None:
         from chainrule.runtime._component._frameworks import recipe_implementations
         from chainrule.runtime._component._jax_derivatives import own_derivatives
+        from chainrule.runtime._derivatives import FIRST_ORDER
 
         own = own_derivatives(module, jax_function)
         free = recipe_implementations("jax", jax_function)
