@@ -13,8 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from chainrule import ChainruleError
+from chainrule._errors import CapabilityError
 from chainrule.elimination import (
     Order,
     _choose,
@@ -22,6 +24,7 @@ from chainrule.elimination import (
     explain_jacobian,
     find_order,
     jacobian,
+    jacve,
 )
 from chainrule.elimination._calibration import DEFAULT_PRICES, Prices, _read, calibrate
 from chainrule.elimination._choose import choose_order
@@ -356,3 +359,42 @@ def test_large_dense_partials_are_said_in_the_log(caplog):
     traced(lambda x: jax.lax.cumsum(x), np.ones(1001))
     assert "cumsum" in caplog.text
     assert "1002001 entries" in caplog.text
+
+
+def _with_rule(pull):
+    function = jax.custom_vjp(jnp.sin)
+    function.defvjp(lambda x: (jnp.sin(x), x), lambda x, u: (pull(x, u),))
+    return lambda x: function(2 * x) * x
+
+
+@pytest.mark.parametrize(
+    "pull",
+    [
+        lambda x, u: jnp.clip(u, -0.1, 0.1) * jnp.cos(x),
+        lambda x, u: u / jnp.linalg.norm(u),
+        lambda x, u: lax.cond(x[0] > 0, lambda u: jnp.maximum(u, 0.0), lambda u: u, u),
+    ],
+    ids=["clipped", "normalised", "in a branch"],
+)
+def test_rules_that_are_not_linear_are_left_to_jacrev(pull):
+    f, x = _with_rule(pull), np.array([0.3, -0.7])
+    np.testing.assert_allclose(jacobian(f)(x), jax.jacrev(f)(x), rtol=1e-6)
+    for refused in (jacve(f, order="reverse"), jacobian(f, sparse=True)):
+        with pytest.raises(CapabilityError, match="not linear") as caught:
+            refused(x)
+        assert caught.value.code == "nonlinear_rule"
+
+
+def test_rules_that_are_linear_are_eliminated():
+    rules = [
+        lambda x, u: jnp.where(x > 0, u, 3 * u / x),
+        lambda x, u: jax.nn.softmax(x) * (u - (u * x).sum()),
+        lambda x, u: jnp.outer(x, x) @ u,
+        lambda x, u: jnp.cumsum(u[::-1])[::-1] * x + lax.scan(lambda c, t: (c + t, c), 0.0, u)[1],
+    ]
+    x = np.array([0.3, -0.7, 0.2])
+    both = jax.jit(
+        lambda x: [(jacve(f, order="reverse")(x), jax.jacrev(f)(x)) for f in map(_with_rule, rules)]
+    )
+    for found, wanted in both(x):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)

@@ -32,7 +32,7 @@ from chainrule.elimination._blocks import sum_structure
 from chainrule.elimination._rules import LocalJacobian, Site, has_rule, local_jacobian
 from chainrule.elimination._structure import Structure
 
-__all__ = ["Edges", "Graph", "build_graph", "check_rules", "whole_graph"]
+__all__ = ["Edges", "Graph", "build_graph", "check_linear", "check_rules", "whole_graph"]
 
 _log = logging.getLogger(__name__)
 
@@ -83,6 +83,11 @@ class Graph:
     def ends(self, number: int) -> tuple[Var, ...]:
         """The variables that a vertex defines; of 0, -1, -2, …, the first, second, third input."""
         return self.nodes(number) if number > 0 else (self.inputs[-number],)
+
+    @cached_property
+    def nonlinear(self) -> tuple[int, ...]:
+        """The vertices with a rule of the user's that is not linear, so that there is no Jacobian."""
+        return tuple(vertex for vertex, local in self.partials.items() if not local.is_linear)
 
     @property
     def size(self) -> int:
@@ -246,6 +251,23 @@ class _Known:
             with jax.ensure_compile_time_eval():
                 results = bind_equation(eqn, operands)
         self._values.update(zip(eqn.outvars, results, strict=True))
+
+
+def check_linear(graph: Graph) -> None:
+    """Refuse a graph with a rule of the user's that no matrix stands for.
+
+    Raises:
+        CapabilityError: with the user's source lines.
+    """
+    if graph.nonlinear:
+        named = ", ".join(graph.describe(vertex) for vertex in graph.nonlinear[:6])
+        raise CapabilityError(
+            f"The rule of a `custom_vjp` function is not linear in the cotangent, as one that clips or "
+            f"normalises gradients: {named}. It has no Jacobian that could be multiplied with others. Use "
+            "method='jacrev', which pulls unit cotangents back through the whole program.",
+            code="nonlinear_rule",
+            details={"vertices": list(graph.nonlinear)},
+        )
 
 
 def check_rules(graph: Graph) -> None:

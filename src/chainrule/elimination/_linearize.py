@@ -19,7 +19,7 @@ from chainrule.elimination._axes import Axis
 from chainrule.elimination._blocks import Block, multiply
 from chainrule.elimination._counting import OperationCounts, count_operations
 from chainrule.elimination._eliminate import Step
-from chainrule.elimination._graph import Graph, build_graph
+from chainrule.elimination._graph import Graph, build_graph, check_linear
 from chainrule.elimination._prepare import flatten
 from chainrule.elimination._result import StructuredJacobian
 from chainrule.elimination._rules import term_structure
@@ -204,6 +204,7 @@ def is_structured(node: Any) -> bool:
 
 def linearize_traced(traced: Traced, order: Sequence[Step]) -> Linearization:
     """Evaluate a traced function and its Jacobian by elimination in the given order."""
+    check_linear(traced.graph)
     outputs, found = accumulate(traced.graph, order, traced.operands)
     outputs = [jnp.asarray(value) for value in outputs]
     n_targets = traced.out_tree.num_leaves

@@ -95,6 +95,8 @@ def candidates(
         if _can_sweep(graph, reverse=reverse):
             work = sweep_work(graph, directions, reverse=reverse)
             found.append(offer.candidate(method, work, sweeps=directions))
+    if graph.nonlinear and len(found) > 1:
+        found = [candidate for candidate in found if candidate.method != "elimination"]
     found.sort(key=lambda candidate: candidate.estimated_s)
     if detect or found[0].estimated_s > _WORTH_DETECTING_S:
         found += offer.compressed(graph)

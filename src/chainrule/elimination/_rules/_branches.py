@@ -39,7 +39,9 @@ def _cond(site: Site) -> LocalJacobian:
         values = lax.switch(operands[0], runs, *operands[1:])
         return {edge: (value,) for edge, value in zip(targets, values, strict=True)}
 
-    return LocalJacobian({edge: structure_of([term]) for edge, term in targets.items()}, evaluate)
+    structures = {edge: structure_of([term]) for edge, term in targets.items()}
+    is_linear = all(branch.is_linear for branch in branches)
+    return LocalJacobian(structures, evaluate, is_linear)
 
 
 def _common_term(structures: Sequence[Structure]) -> Term:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from chainrule._jaxpr import as_function, trace_avals
+from chainrule._jaxpr import CALLS, ClosedJaxpr, Literal, as_function, inline_calls, trace_avals
 from chainrule.elimination._rules._fallback import fallback
 from chainrule.elimination._rules._inner import InnerJacobian
 from chainrule.elimination._rules._site import Edge, LocalJacobian, Rule, Site
@@ -60,7 +60,7 @@ def _custom_vjp(site: Site) -> LocalJacobian:
             for (r, c), values in found.items()
         }
 
-    return LocalJacobian(structures, evaluate)
+    return LocalJacobian(structures, evaluate, inner.is_linear)
 
 
 def _is_real(site: Site) -> bool:
@@ -89,13 +89,35 @@ class _Linear:
         self._directions = [var.aval for var in directions]
         avals = [*(atom.aval for atom in site.eqn.invars), *self._directions]
         program = trace_avals(lambda *v: function(v[:count], v[count:]), avals)
+        self._avals = avals
         self._inner = InnerJacobian(program, range(count, len(avals)))
         self.structures = self._inner.structures
 
+    @property
+    def is_linear(self) -> bool:
+        """Whether the Jacobian is the same at all directions, as far as can be told."""
+        if not self._inner.has_all_rules:
+            return True
+        program = trace_avals(lambda *v: jax.tree.leaves(self._values(v)), self._avals)
+        program = inline_calls(program, CALLS)
+        directions = program.jaxpr.invars[-len(self._directions) :]
+        return _needed(program).isdisjoint(directions)
+
     def evaluate(self, operands: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:
         at = [jnp.zeros(aval.shape, aval.dtype) for aval in self._directions]
-        blocks = self._inner.evaluate([*operands, *at])
-        return {place: block.values for place, block in blocks.items()}
+        return self._values([*operands, *at])
+
+    def _values(self, inputs: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:
+        return {place: block.values for place, block in self._inner.evaluate(inputs).items()}
+
+
+def _needed(program: ClosedJaxpr) -> set[Any]:
+    """The variables that the results of a program depend on."""
+    needed = {atom for atom in program.jaxpr.outvars if not isinstance(atom, Literal)}
+    for eqn in reversed(program.jaxpr.eqns):
+        if not needed.isdisjoint(eqn.outvars):
+            needed.update(atom for atom in eqn.invars if not isinstance(atom, Literal))
+    return needed
 
 
 def _transposed(structure: Structure) -> Structure:

@@ -17,6 +17,8 @@ class InnerJacobian:
 
     Attributes:
         structures: (output, position in `inputs`) → structure, for the blocks that are not zero.
+        is_linear: whether all rules inside are derivatives; see `LocalJacobian`.
+        has_all_rules: whether there is a rule for every equation, so that its partials are known exactly.
     """
 
     def __init__(self, program: ClosedJaxpr, inputs: Sequence[int]) -> None:
@@ -26,6 +28,8 @@ class InnerJacobian:
         from chainrule.elimination._prepare import flatten
 
         self._graph = build_graph(flatten(program), inputs)
+        self.is_linear = not self._graph.nonlinear
+        self.has_all_rules = not self._graph.without_rule
         self._order = tuple(reversed(self._graph.required))
         self._accumulate = _accumulate.accumulate
         found = _accumulate.result_structures(self._graph, self._order)

@@ -80,10 +80,13 @@ class LocalJacobian:
         structures: the structure of every edge.
         evaluate: from the values of operands and results, the values of the edges' terms. It may leave
             out edges whose terms have no values.
+        is_linear: `False` where a rule of the user's is no derivative of anything: it changes cotangents
+            in a way that is not linear.
     """
 
     structures: Mapping[Edge, Structure]
     evaluate: Callable[[Sequence[Any], Sequence[Any]], Mapping[Edge, tuple[Any, ...]]]
+    is_linear: bool = True
 
 
 Rule = Callable[[Site], LocalJacobian]
