@@ -24,7 +24,6 @@ from chainrule.elimination import (
     explain_jacobian,
     find_order,
     jacobian,
-    jacve,
 )
 from chainrule.elimination._calibration import DEFAULT_PRICES, Prices, _read, calibrate
 from chainrule.elimination._choose import choose_order
@@ -379,7 +378,7 @@ def _with_rule(pull):
 def test_rules_that_are_not_linear_are_left_to_jacrev(pull):
     f, x = _with_rule(pull), np.array([0.3, -0.7])
     np.testing.assert_allclose(jacobian(f)(x), jax.jacrev(f)(x), rtol=1e-6)
-    for refused in (jacve(f, order="reverse"), jacobian(f, sparse=True)):
+    for refused in (jacobian(f, order="reverse"), jacobian(f, sparse=True)):
         with pytest.raises(CapabilityError, match="not linear") as caught:
             refused(x)
         assert caught.value.code == "nonlinear_rule"
