@@ -2,6 +2,7 @@
 
 import asyncio
 
+import jax
 import numpy as np
 import pytest
 from pydantic import BaseModel
@@ -389,6 +390,28 @@ def test_map_keeps_the_order_and_takes_inputs_when_there_is_room(component, caps
             component.map([], max_in_flight=wrong)
 
 
+def test_one_set_of_inputs_is_not_many(component):
+    for wrong in ({"x": X}, "x", 3):
+        with pytest.raises(InputError, match=r"found an? .*call apply\(inputs\)"):
+            component.map(wrong)
+
+
+def test_a_job_that_is_not_done_yet(component):
+    job = component.submit("apply", {"x": X, "action": "sleep0.3"})
+    with pytest.raises(TimeoutError, match="not done yet; it goes on"):
+        job.result(timeout=0.01)
+    assert job.result()["total"] == 6.0
+
+
+def test_traced_values_are_told_where_they_belong(component):
+    if component.local is not None:
+        pytest.skip("the author's code may be JAX's too")
+    for call in (component.apply, lambda inputs: component.submit("apply", inputs).result()):
+        with pytest.raises(InputError, match=r"'inputs\.x': JAX is tracing.*apply_") as caught:
+            jax.jit(lambda x, call=call: call({"x": x})["y"])(X)
+        assert caught.value.code == "traced_value"
+
+
 def test_the_first_failure_of_many_ends_what_is_under_way():
     ended = []
 
@@ -413,6 +436,12 @@ def test_map_stops_at_the_first_failure(component):
     assert next(results)["total"] == 6.0
     with pytest.raises(ComponentError):
         next(results)
+
+
+def test_the_address_of_a_server_is_no_file():
+    for make in (Component.from_api, Component.from_source):
+        with pytest.raises(TypeError, match=r"Component\.from_url\('http://localhost:8000'\)"):
+            make("http://localhost:8000")
 
 
 def test_a_closed_component_says_so():

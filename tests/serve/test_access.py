@@ -12,7 +12,7 @@ import subprocess
 import psutil
 import pytest
 
-from chainrule._errors import DefinitionError, InputError, StorageError
+from chainrule._errors import DefinitionError, InputError, StorageError, TransportError
 from chainrule.runtime._config import ComponentConfig
 from chainrule.serve import ServeOptions, create_app, serve
 
@@ -134,6 +134,19 @@ def test_safe_settings(tmp_path):
             ServeOptions(host="0.0.0.0", token_file=tmp_path / "token").read_token()
     with pytest.raises(DefinitionError):
         ServeOptions(token_file=tmp_path / "absent").read_token()
+
+
+def test_addresses_that_cannot_be_listened_on(component_path, caplog):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(TransportError, match=r"Address already in use.*--port 0") as caught:
+            serve(component_path, workers=0, port=port)
+    assert caught.value.code == "address_in_use"
+    for host in ("192.0.2.1", "there-is-no-such.invalid"):
+        with pytest.raises(TransportError, match=f"Cannot listen on {host}:1: [A-Z]") as caught:
+            serve(component_path, workers=0, host=host, port=1, insecure=True)
+        assert caught.value.code == "bad_address"
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
 
 
 def test_tls(start_server, tmp_path):

@@ -253,12 +253,15 @@ def test_methods(served, method):
     answer = served.request(method, "/apply")
     assert answer.status == 405
     assert answer.headers["allow"] == "POST"
+    if method != "HEAD":
+        assert answer.problem["message"] == f"/apply takes POST, not {method}."
 
 
 def test_unknown_places(served):
     for path in ("/nowhere", "/c/x/apply", "/../etc/passwd", "/redoc"):
         answer = served.get(path)
         assert (answer.status, answer.problem["detail"]) == (404, "Not Found")
+        assert answer.problem["message"].startswith(f"There is nothing at {path};")
 
 
 @pytest.mark.parametrize(

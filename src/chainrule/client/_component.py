@@ -14,8 +14,13 @@ from chainrule._errors import CapabilityError, ChainruleError, TransportError
 from chainrule.client._addresses import check_count
 from chainrule.client._async_twins import AsyncTwins
 from chainrule.client._jobs import CallJob, Job
-from chainrule.client._mapping import Outcome, results_of, stream_outcomes
-from chainrule.client._payloads import make_payload, send_one_by_one, takes_batches
+from chainrule.client._mapping import Outcome, check_many, results_of, stream_outcomes
+from chainrule.client._payloads import (
+    explained,
+    make_payload,
+    send_one_by_one,
+    takes_batches,
+)
 from chainrule.client._places import Places
 from chainrule.client._transport import Ticket, Transport
 from chainrule.runtime import ArraySpec, Capability, LocalComponent
@@ -304,7 +309,10 @@ class Component(Places, AsyncTwins):
             arguments = {name: value for name, value in kwargs.items() if name != "run_id"}
             payload = make_payload(endpoint, *args, **arguments)
             if not payload.get("batched") or takes_batches(self.openapi_schema, endpoint):
-                job = self.transport.submit(endpoint, payload, run_id=run_id)
+                try:
+                    job = self.transport.submit(endpoint, payload, run_id=run_id)
+                except TypeError as error:
+                    raise explained(error, payload) from error.__cause__
                 if job is not None:
                     return job
         return self._in_background(endpoint, *args, **kwargs)
@@ -375,6 +383,7 @@ class Component(Places, AsyncTwins):
             >>> [outcome.error.code if outcome.error else outcome.result for outcome in found]
             [{'result': 2.0}, 'component_failed']
         """
+        check_many(inputs)
         if max_in_flight is not None:
             check_count("max_in_flight", max_in_flight, least=1)
         self._check_endpoint("apply")
@@ -434,7 +443,10 @@ class Component(Places, AsyncTwins):
         ticket: Ticket | None = None,
     ) -> Any:
         def send(payload: Mapping[str, Any]) -> Any:
-            return self.transport.call(endpoint, payload, run_id=run_id, ticket=ticket)
+            try:
+                return self.transport.call(endpoint, payload, run_id=run_id, ticket=ticket)
+            except TypeError as error:
+                raise explained(error, payload) from error.__cause__
 
         if payload.get("batched") and not takes_batches(self.openapi_schema, endpoint):
             return send_one_by_one(send, endpoint, payload)

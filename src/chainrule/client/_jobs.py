@@ -14,7 +14,7 @@ from chainrule.client._progress_bar import progress_bar
 from chainrule.client._transport import Ticket
 from chainrule.runtime._progress import listening
 
-__all__ = ["CallJob", "Job", "Show", "showing"]
+__all__ = ["CallJob", "Job", "Show", "not_done_yet", "showing"]
 
 Show = bool | Callable[[float, str], Any]
 """Whether a progress bar is shown, or what is called with fraction and message in its place."""
@@ -130,6 +130,10 @@ class CallJob(Job):
                 if self._progress is not None:
                     show(*self._progress)
                 return self._future.result(timeout)
+            except TimeoutError:
+                if self._future.done():
+                    raise  # it was the author's
+                raise not_done_yet() from None
             finally:
                 self._show = None
 
@@ -160,6 +164,11 @@ class CallJob(Job):
         show = self._show
         if show is not None:
             show(fraction, message)
+
+
+def not_done_yet() -> TimeoutError:
+    """Whoever waits has waited long enough."""
+    return TimeoutError("The job is not done yet; it goes on.")
 
 
 @contextmanager

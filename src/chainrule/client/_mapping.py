@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
@@ -10,11 +10,12 @@ from itertools import islice
 from queue import SimpleQueue
 from typing import Any
 
-from chainrule._errors import ChainruleError
+from chainrule._errors import ChainruleError, InputError
 from chainrule.client._progress_bar import Bar, progress_bar
 from chainrule.client._transport import Ticket
+from chainrule.runtime._schema import describe_value
 
-__all__ = ["Outcome", "SendMany", "results_of", "stream_outcomes"]
+__all__ = ["Outcome", "SendMany", "check_many", "results_of", "stream_outcomes"]
 
 # The calls compete with each other for places in a queue, and perhaps with those of other programs.
 _PATIENCE_S = 60.0
@@ -46,6 +47,20 @@ class Outcome:
         if self.error is not None:
             raise self.error
         return self.result
+
+
+def check_many(inputs: Any) -> None:
+    """Refuse one set of inputs where many are expected.
+
+    Raises:
+        InputError: a dictionary, or nothing that can be gone through (`invalid_input`).
+    """
+    if isinstance(inputs, (Mapping, str)) or not isinstance(inputs, Iterable):
+        raise InputError(
+            f"map takes many inputs, one dictionary after the other; found {describe_value(inputs)}. "
+            "Pass [inputs, …], or call apply(inputs).",
+            code="invalid_input",
+        )
 
 
 def stream_outcomes(

@@ -8,12 +8,13 @@ from typing import Any
 from pydantic import BaseModel
 
 from chainrule._errors import DefinitionError, InputError
-from chainrule._trees import is_arraylike
+from chainrule._trees import is_arraylike, iterate_leaves, join_path
 from chainrule.runtime._codec import Frames, encode_body, encode_frames
 from chainrule.runtime._derivatives._batching import batched_product
 from chainrule.runtime._derivatives._kinds import BATCHED, DERIVATIVES
+from chainrule.runtime._schema._coerce import is_tracer
 
-__all__ = ["as_body", "as_frames", "make_payload", "send_one_by_one", "takes_batches"]
+__all__ = ["as_body", "as_frames", "explained", "make_payload", "send_one_by_one", "takes_batches"]
 
 _KINDS = {kind.endpoint: kind for kind in DERIVATIVES}
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
@@ -43,7 +44,8 @@ def make_payload(endpoint: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
     optional = {n: kwargs.pop(n) for n in _OPTIONAL.get(endpoint, ()) if n in kwargs}
     given = dict(zip(names, args, strict=False)) | kwargs
     if len(args) + len(kwargs) != len(names) or given.keys() != set(names):
-        raise TypeError(f"{endpoint} takes {', '.join(names)}; found {len(args)} and {[*kwargs]}")
+        found = ", ".join([*("…" for _ in args), *(f"{name}=…" for name in kwargs)])
+        raise TypeError(f"{endpoint} takes {', '.join(names)}; found ({found})")
     if endpoint == "abstract_eval":
         return {"inputs": _to_abstract(given["abstract_inputs"])}
     if optional.get("abstract"):
@@ -82,6 +84,20 @@ def _unfit(error: DefinitionError) -> InputError:
     """For the codec what cannot be encoded is the author's mistake; of a request it is the caller's."""
     place = f"At {error.path!r}: " if error.path else ""
     return InputError(f"{place}{error.message}", code=error.code, path=error.path)
+
+
+def explained(error: TypeError, payload: Mapping[str, Any]) -> Exception:
+    """What to raise when something of a request was not what it looked like: JAX may be tracing it."""
+    for segments, leaf in iterate_leaves(payload):
+        if is_tracer(leaf):
+            path = join_path(*segments)
+            return InputError(
+                f"At {path!r}: JAX is tracing this value (under jit, grad or vmap), so there is nothing to "
+                "send yet. Call chainrule.apply_component(component, inputs) inside of JAX programs.",
+                code="traced_value",
+                path=path,
+            )
+    return error
 
 
 def takes_batches(document: Mapping[str, Any], endpoint: str) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
 
+from chainrule._errors import DefinitionError
 from chainrule.client._addresses import Verify
 from chainrule.client._constructors import transport_of
 from chainrule.client._transport import Transport
@@ -45,6 +46,7 @@ class Places:
         from chainrule.client._in_process import InProcessTransport
         from chainrule.runtime import load_component
 
+        _check_no_url(source)
         component = load_component(source, config=config)
         return cls(InProcessTransport(component, source))
 
@@ -119,6 +121,7 @@ class Places:
         from chainrule.client._environment import ensure_environment
         from chainrule.client._subprocess import SubprocessTransport
 
+        _check_no_url(path)
         source = Path(path).resolve()
         if environment:
             folder = None if environment is True else Path(environment)
@@ -214,4 +217,12 @@ class Places:
                 startup_timeout=startup_timeout,
                 timeout=timeout,
             )
+        )
+
+
+def _check_no_url(source: Any) -> None:
+    if isinstance(source, str) and source.startswith(("http://", "https://")):
+        raise DefinitionError(
+            f"{source} is the address of a server, not of a file: Component.from_url({source!r}).",
+            code="bad_source",
         )

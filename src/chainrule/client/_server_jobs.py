@@ -10,7 +10,7 @@ from typing import Any
 from chainrule._errors import ChainruleError, TransportError
 from chainrule.client._answers import read_answer
 from chainrule.client._connections import LostConnectionError
-from chainrule.client._jobs import Job, Show, showing
+from chainrule.client._jobs import Job, Show, not_done_yet, showing
 from chainrule.client._server import JobEvent, JobInfo, Server
 
 __all__ = ["ServerJob"]
@@ -136,5 +136,5 @@ def _left(deadline: float | None) -> float | None:
         return None
     left = deadline - time.monotonic()
     if left <= 0:
-        raise TimeoutError("The job is not done yet; it goes on.")
+        raise not_done_yet()
     return left

@@ -141,7 +141,11 @@ class Transport(ABC):
         Raises:
             CapabilityError: there is no such job, or there are no jobs here.
         """
-        raise CapabilityError(f"There are no jobs {self.place}.", code="job_unknown")
+        raise CapabilityError(
+            f"Only a server of Chainrule keeps jobs, see Component.from_url; this component is "
+            f"{self.place}.",
+            code="job_unknown",
+        )
 
     @abstractmethod
     def health(self) -> dict[str, Any]:

@@ -47,6 +47,8 @@ __all__ = ["MakePool", "Server", "create_app"]
 
 _log = logging.getLogger(__name__)
 
+_MAX_SHOWN = 100  # characters of a path
+
 MakePool = Callable[[Any, ComponentConfig, ServeOptions], Pool]
 """Makes what answers the calls of a component, from its source and settings."""
 
@@ -315,12 +317,17 @@ async def _health(request: Request) -> Response:
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+    path = request.url.path[:_MAX_SHOWN]
+    messages = {
+        404: f"There is nothing at {path}; /docs and /openapi.json tell what there is.",
+        405: f"{path} takes {(error.headers or {}).get('Allow', 'other methods')}, not {request.method}.",
+    }
     content = {
         "type": f"urn:chainrule:error:{code}",
         "status": error.status_code,
         "code": code,
-        "message": error.detail,
-        "detail": error.detail,
+        "message": messages.get(error.status_code, error.detail),
+        "detail": error.detail,  # as the peer has it
     }
     return JSONResponse(
         content, status_code=error.status_code, headers=error.headers, media_type=PROBLEM

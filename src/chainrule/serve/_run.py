@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
+import os
 import signal
 import ssl
 import threading
@@ -57,7 +59,8 @@ def serve(
 
 def _run(server: Server, runner: _Runner) -> None:
     try:
-        runner.run()
+        with _reasons_kept(server) as reasons:
+            runner.run()
     except SystemExit:  # how uvicorn ends when it could not start; the reasons are raised below
         if runner.started:
             raise
@@ -69,11 +72,38 @@ def _run(server: Server, runner: _Runner) -> None:
     if server.startup_error is not None:
         raise server.startup_error
     if not runner.started:
-        raise TransportError(
-            f"Cannot listen on {runner.config.host}:{runner.config.port}; the address is taken or not "
-            "allowed.",
-            code="address_in_use",
-        )
+        raise _no_address(runner.config.host, runner.config.port, reasons)
+
+
+@contextlib.contextmanager
+def _reasons_kept(server: Server) -> Iterator[list[OSError]]:
+    """What keeps a server from starting is raised by `serve`; uvicorn would print it too."""
+    reasons: list[OSError] = []
+
+    def is_news(record: logging.LogRecord) -> bool:
+        if isinstance(record.msg, OSError):
+            reasons.append(record.msg)
+            return False
+        return server.startup_error is None
+
+    log = logging.getLogger("uvicorn.error")
+    log.addFilter(is_news)
+    try:
+        yield reasons
+    finally:
+        log.removeFilter(is_news)
+
+
+def _no_address(host: str, port: int, reasons: list[OSError]) -> TransportError:
+    reason = reasons[0] if reasons else OSError(errno.EADDRINUSE, "")
+    number = reason.errno or 0
+    is_taken = number == errno.EADDRINUSE
+    why = os.strerror(number) if number > 0 else reason.strerror  # below are those of name servers
+    help = " Another server listens there; --port 0 picks a free one." if is_taken else ""
+    return TransportError(
+        f"Cannot listen on {host}:{port}: {why}.{help}",
+        code="address_in_use" if is_taken else "bad_address",
+    )
 
 
 def _make_door(protocol: type[TimedHttpProtocol], context: ssl.SSLContext, **state: Any) -> TlsDoor:
@@ -124,8 +154,6 @@ class _Runner(uvicorn.Server):
             make_door = partial(_make_door, protocol, config.ssl)
             config.http_protocol_class, config.ssl = make_door, None  # type: ignore[assignment]
         super().__init__(config)
-        # What keeps a server from starting is raised by `serve`; uvicorn would print its traceback too.
-        logging.getLogger("uvicorn.error").addFilter(lambda _: server.startup_error is None)
         self._server = server
         self._options = options
         self._on_ready = on_ready
