@@ -393,7 +393,9 @@ def test_rules_that_are_linear_are_eliminated():
     ]
     x = np.array([0.3, -0.7, 0.2])
     both = jax.jit(
-        lambda x: [(jacve(f, order="reverse")(x), jax.jacrev(f)(x)) for f in map(_with_rule, rules)]
+        lambda x: [
+            (jacobian(f, order="reverse")(x), jax.jacrev(f)(x)) for f in map(_with_rule, rules)
+        ]
     )
     for found, wanted in both(x):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
