@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from chainrule import apply_component, component, from_callable
-from chainrule._errors import InputError
+from chainrule._errors import CapabilityError, DefinitionError, InputError
 from chainrule.bridge import PrecisionWarning
 from chainrule.runtime import (
     Array,
@@ -189,7 +189,7 @@ def test_inputs_without_names_are_told_the_names(bare):
     def total(profile: Array[("n",), Float64]) -> Float64:
         return np.sum(profile)
 
-    with pytest.raises(InputError, match=r"by name; found a .*\{'profile': …\}") as caught:
+    with pytest.raises(InputError, match=r"by name; found (a|nothing).*\{'profile': …\}") as caught:
         apply_component(total, bare)
     assert caught.value.code == "invalid_input"
 
@@ -364,3 +364,27 @@ def test_without_x64_large_integers_are_refused_rather_than_wrapped(large):
             with pytest.raises(InputError, match="`count`") as caught:
                 call(x)
             assert caught.value.code == "array_value_out_of_range"
+
+
+def test_arguments_of_a_callable_may_be_passed_by_name():
+    def scale(x, factor, *, power=1):
+        return factor * x**power
+
+    f = from_callable(scale, abstract=lambda x, factor: x)
+    np.testing.assert_allclose(jax.jit(lambda x: f(factor=2.0, x=x))(X), 2 * X)
+    np.testing.assert_allclose(f(X, factor=2.0), 2 * X)
+    with pytest.raises(InputError, match="`power` by name only"):
+        f(X, 2.0, power=2)
+    with pytest.raises(InputError, match=r"scale cannot be called so: .* 'facto'"):
+        f(X, 2.0, facto=2.0)
+
+
+def test_how_a_result_may_be_described():
+    for described in ({"shape": (3,), "dtype": "float64"}, X, jax.ShapeDtypeStruct((3,), float)):
+        for abstract in (described, lambda x, d=described: d):
+            found = jax.eval_shape(from_callable(np.sin, abstract=abstract), X)
+            assert (found.shape, found.dtype) == ((3,), np.float64)
+    with pytest.raises(DefinitionError, match="look like a shape"):
+        jax.eval_shape(from_callable(np.sin, abstract=lambda x: x.shape), X)
+    with pytest.raises(CapabilityError, match='`abstract="evaluate"` of a callable'):
+        jax.eval_shape(from_callable(np.sin), X)

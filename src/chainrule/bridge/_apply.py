@@ -12,7 +12,7 @@ import numpy as np
 
 from chainrule._jaxpr import is_staging
 from chainrule._trees import is_arraylike, map_with_paths
-from chainrule.bridge._callable import CallableTarget
+from chainrule.bridge._callable import CallableTarget, positional_arguments
 from chainrule.bridge._component_target import as_target
 from chainrule.bridge._inline import NotTraceableError, call_inline
 from chainrule.bridge._inputs import take_inputs_apart
@@ -134,8 +134,9 @@ def from_callable(
     not call JAX.
 
     Args:
-        function: of positional arguments, arrays or nested data; returns arrays or nested data. Floats and
-            complex numbers among the arguments are operands; integers, booleans and text are static.
+        function: of positional arguments, which may be passed by name, arrays or nested data; returns arrays
+            or nested data. Floats and complex numbers among the arguments are operands; integers, booleans
+            and text are static.
         jvp: `jvp(primals, tangents) -> tangents of the result`. One of `jvp` and `vjp` is enough: the other
             product is then made of several of it.
         vjp: `vjp(primals, cotangents of the result) -> one cotangent per argument, as a tuple`.
@@ -175,7 +176,9 @@ def from_callable(
     )
 
     @functools.wraps(function)
-    def call(*arguments: Any) -> Any:
+    def call(*arguments: Any, **named: Any) -> Any:
+        if named:
+            arguments = positional_arguments(function, target.name, arguments, named)
         return _call(target, map_with_paths(_float_as_array, arguments), options, inline=False)
 
     return call

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from chainrule._errors import ComponentError
+from chainrule._errors import ComponentError, DefinitionError, InputError
 from chainrule._trees import flatten_with_paths, map_with_paths
 from chainrule.bridge._options import check_choice, check_count
 from chainrule.bridge._site import types_of
 from chainrule.bridge._skeleton import take_apart
 from chainrule.bridge._target import HESSIAN_VECTOR_PRODUCT, Batching, Target
-from chainrule.bridge._types import ArrayType, as_array_type
+from chainrule.bridge._types import ArrayType, as_array_type, read_types
 from chainrule.runtime._derivatives import JVP, VJP, DerivativeKind
 
-__all__ = ["CallableTarget"]
+__all__ = ["CallableTarget", "positional_arguments"]
 
 
 class CallableTarget(Target):
@@ -63,7 +64,13 @@ class CallableTarget(Target):
     def abstract_eval(self, inputs: tuple[Any, ...]) -> Any:
         """What the author's description says about the result."""
         described = self._abstract(*inputs) if callable(self._abstract) else self._abstract
-        return types_of(_with_arrays(described))
+        if _is_shape(described):
+            raise DefinitionError(
+                f"`abstract` of {self.name} describes its result by the integers {described!r}, which look "
+                "like a shape. Give shape and dtype: `jax.ShapeDtypeStruct(shape, dtype)`, or an array.",
+                code="bad_abstract",
+            )
+        return types_of(_with_arrays(read_types(described)))
 
     def derivative(
         self,
@@ -109,6 +116,32 @@ class CallableTarget(Target):
         if "abstract_eval" in self.endpoints:
             return self.abstract_eval(types_of(inputs))
         return types_of(self.apply(inputs))
+
+
+def positional_arguments(
+    function: Callable[..., Any], name: str, arguments: Sequence[Any], named: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """Arguments in the order of a function's parameters, where some were given by name.
+
+    Raises:
+        InputError: they are not its positional parameters.
+    """
+    try:
+        bound = inspect.signature(function).bind(*arguments, **named)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} cannot be called so: {error}.", code="invalid_input") from error
+    if bound.kwargs:
+        listed = ", ".join(f"`{key}`" for key in bound.kwargs)
+        raise InputError(
+            f"{name} takes {listed} by name only, and `jvp`, `vjp` and `abstract` get arguments by position. "
+            "Bind such options first: `functools.partial`.",
+            code="invalid_input",
+        )
+    return bound.args
+
+
+def _is_shape(described: Any) -> bool:
+    return isinstance(described, tuple) and all(type(size) is int for size in described)
 
 
 def _with_arrays(tree: Any) -> Any:

@@ -17,7 +17,7 @@ from chainrule.bridge._defaults import with_defaults
 from chainrule.bridge._patterns import Patterns, array_patterns_of_document
 from chainrule.bridge._skeleton import take_apart
 from chainrule.bridge._target import Target
-from chainrule.bridge._types import ArrayType, as_array_type, fit_type
+from chainrule.bridge._types import ArrayType, fit_type, read_types
 from chainrule.runtime import LocalComponent
 from chainrule.runtime._component._plain import to_plain
 from chainrule.runtime._derivatives import DerivativeKind
@@ -55,14 +55,14 @@ class ComponentTarget(Target):
 
     def abstract_eval(self, inputs: Any) -> Any:
         """Ask `abstract_eval`."""
-        return _read_types(self._component.abstract_eval(_write_types(inputs)))
+        return read_types(self._component.abstract_eval(_write_types(inputs)))
 
     def complete_inputs(self, inputs: Any) -> tuple[Any, DimensionTable]:
         """What the schema makes of the inputs; only asked of components in this process."""
         schemas = self._component._schemas
         sizes: DimensionTable = {}
         model = schemas.read_abstract_inputs(_write_types(inputs), "abstract_eval", {"dims": sizes})
-        completed = _read_types(to_plain(model))
+        completed = read_types(to_plain(model))
         return with_defaults(completed, inputs, schemas.input_schema), sizes
 
     def fit_output(self, path: str, type_: ArrayType, sizes: DimensionTable) -> ArrayType:
@@ -174,7 +174,7 @@ class ComponentTarget(Target):
     def tagged_types(self, inputs: Any, tag: str) -> dict[str, Any]:
         """Name → tree of types of every tagged value, for inputs with an `ArrayType` at every array."""
         answer = self._component.tagged_intermediates(_write_types(inputs), tag, abstract=True)
-        return {name: _read_types(entry["primal"]) for name, entry in sorted(answer.items())}
+        return {name: read_types(entry["primal"]) for name, entry in sorted(answer.items())}
 
     def with_tracers(self) -> Target:
         """The same component behind the functions of its author themselves."""
@@ -302,17 +302,6 @@ def _write_types(tree: Any) -> Any:
     """An array is `{"shape": …, "dtype": …}` in requests for abstract evaluation."""
     skeleton, types = take_apart(tree, lambda path, leaf: isinstance(leaf, ArrayType))
     return skeleton.build([{"shape": list(t.shape), "dtype": t.dtype.name} for t in types])
-
-
-def _read_types(tree: Any) -> Any:
-    """The inverse: such a dict, which a tree walk would take apart, becomes a type."""
-    if isinstance(tree, Mapping) and set(tree) == {"shape", "dtype"}:
-        return as_array_type(tree)
-    if isinstance(tree, Mapping):
-        return {key: _read_types(value) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return [_read_types(value) for value in tree]
-    return tree
 
 
 def _rename(answer: Any, levels: Sequence[Mapping[str, str]]) -> Any:

@@ -154,7 +154,8 @@ def _evaluate_abstractly(
     raise CapabilityError(
         f"{target.name} has no `abstract_eval`, so the shapes of its outputs for {listed} are not known "
         "before it runs, and a transformation has to know them. Add `abstract_eval` to the component "
-        "(`abstract=` to a callable), or allow one real evaluation with `infer_by_evaluation=True`.",
+        "(`abstract=` to a callable), or allow one real evaluation with `infer_by_evaluation=True` "
+        '(`abstract="evaluate"` of a callable).',
         code="no_abstract_eval",
     )
 

@@ -14,7 +14,7 @@ from chainrule.runtime._schema._dtypes import numpy_dtype
 from chainrule.runtime._schema._problems import dtype_mismatch
 from chainrule.runtime._schema._validate import check_shape
 
-__all__ = ["ArrayType", "as_array_type", "dtype_to_send", "fit_type", "is_inexact"]
+__all__ = ["ArrayType", "as_array_type", "dtype_to_send", "fit_type", "is_inexact", "read_types"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,17 @@ def as_array_type(leaf: Any) -> ArrayType | None:
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return ArrayType(tuple(leaf.shape), np.dtype(leaf.dtype))
     return None
+
+
+def read_types(tree: Any) -> Any:
+    """A tree in which `{"shape": …, "dtype": …}`, which a tree walk would take apart, became types."""
+    if isinstance(tree, Mapping) and set(tree) == {"shape", "dtype"}:
+        return as_array_type(tree)
+    if isinstance(tree, Mapping):
+        return {key: read_types(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [read_types(value) for value in tree]
+    return tree
 
 
 def fit_type(spec: ArraySpec, found: ArrayType) -> ArrayType:
