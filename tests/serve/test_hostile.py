@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import json
@@ -18,6 +19,7 @@ import pytest
 import zstandard
 
 from chainrule.runtime._codec import encode_frames
+from chainrule.serve._bodies import SlowCallerError, read_body
 from chainrule.serve._crowd import enough_descriptors, longest_waiting
 
 JSON = {"Content-Type": "application/json"}
@@ -262,6 +264,26 @@ def test_unknown_places(served):
         answer = served.get(path)
         assert (answer.status, answer.problem["detail"]) == (404, "Not Found")
         assert answer.problem["message"].startswith(f"There is nothing at {path};")
+
+
+def test_a_body_that_comes_byte_by_byte_is_not_waited_for():
+    received = 0
+
+    async def receive():
+        nonlocal received
+        received += 1
+        await asyncio.sleep(0.01)
+        return {"type": "http.request", "body": b" ", "more_body": received < 500}
+
+    async def read(timeout_s):
+        limits = {"max_bytes": 1000, "segments": None, "forget": None}
+        return await read_body(receive, 500, timeout_s=timeout_s, **limits)
+
+    with pytest.raises(SlowCallerError, match="too slowly"):
+        asyncio.run(read(0.05))
+    assert received < 50
+    with pytest.raises(SlowCallerError, match="next part"):
+        asyncio.run(read(0.001))
 
 
 @pytest.mark.parametrize(

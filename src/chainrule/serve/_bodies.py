@@ -32,6 +32,10 @@ class Disconnected(Exception):  # noqa: N818 - an event, not an error
     """The caller went away before its request was complete."""
 
 
+# Bytes per second of a body, beyond what comes within one pause; modems were faster.
+_MIN_PACE = 1000
+
+
 class SlowCallerError(ChainruleError):
     """The next part of a request did not come in time: HTTP 408."""
 
@@ -123,14 +127,15 @@ async def read_body(
         receive: of the ASGI connection.
         nbytes: the declared length, if there is one.
         max_bytes: a longer body is refused while it is read.
-        timeout_s: how long the caller may pause.
+        timeout_s: how long the caller may pause; the whole may take so long, and as long as its bytes need at
+            the slowest pace that is allowed.
         segments: memory that workers can map; `None` to gather bytes.
         forget: called with the key of a segment that will not be used again.
         grow: makes room for what has come.
 
     Raises:
         LimitError: too large (`body_too_large`).
-        SlowCallerError: the caller paused too long.
+        SlowCallerError: the caller paused too long, or is too slow.
         Disconnected: the caller went away.
     """
     reader = _Reader(receive, timeout_s, max_bytes, grow)
@@ -149,6 +154,8 @@ class _Reader:
         self._grow = grow
         self._timeout_s = timeout_s
         self._max_bytes = max_bytes
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
         self._total = 0
         self._is_complete = False
 
@@ -162,13 +169,14 @@ class _Reader:
         """The next chunk, or `None` after the last."""
         if self._is_complete:
             return None
+        # One byte now and then would hold a connection, and the memory that the body needs, for days.
+        next_by = self._loop.time() + self._timeout_s
+        all_by = self._began + self._timeout_s + self._total / _MIN_PACE
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout_at(min(next_by, all_by)):
                 message = await self._receive()
         except TimeoutError:
-            raise SlowCallerError(
-                f"The next part of the body did not come within {self._timeout_s:g} s."
-            ) from None
+            raise self._too_slow(is_paused=not self._total or next_by <= all_by) from None
         if message["type"] == "http.disconnect":
             raise Disconnected
         chunk: bytes = message.get("body", b"")
@@ -178,6 +186,14 @@ class _Reader:
         self._grow(len(chunk))
         self._is_complete = not message.get("more_body", False)
         return chunk
+
+    def _too_slow(self, *, is_paused: bool) -> SlowCallerError:
+        if is_paused:
+            why = f"The next part of the body did not come within {self._timeout_s:g} s."
+        else:
+            seconds = self._loop.time() - self._began
+            why = f"The body comes too slowly: {self._total} bytes in {seconds:.0f} s."
+        return SlowCallerError(why)
 
 
 def place_body(
