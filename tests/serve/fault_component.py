@@ -11,6 +11,7 @@ import time
 import numpy as np
 from pydantic import BaseModel, Field
 
+from chainrule import InputError
 from chainrule.runtime import Array, Differentiable, Float64
 from chainrule.runtime._codec import SparseArray
 
@@ -27,6 +28,11 @@ class OutputSchema(BaseModel):
 
 
 _KEPT = []
+
+
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("has no text")
 
 
 def apply(inputs: InputSchema) -> OutputSchema:
@@ -50,6 +56,14 @@ def apply(inputs: InputSchema) -> OutputSchema:
             os.kill(os.getpid(), 40)
         case "odd":
             raise BaseException("neither an error nor an exit")
+        case "interrupt":
+            raise KeyboardInterrupt
+        case "no_text":
+            raise UnspeakableError
+        case "half_a_pair":
+            raise FileNotFoundError(os.fsdecode(b"mesh\xff.vtk"))
+        case "strange_error":
+            raise InputError("x is wrong", path="[", details={"problems": [object()]})
         case "raise":
             raise ValueError("mesh is empty")
         case "exit_politely":

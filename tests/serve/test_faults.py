@@ -21,6 +21,24 @@ from chainrule.serve._inline import ThreadPool
 from chainrule.serve._pool import ProcessPool
 
 
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        ("odd", "raised BaseException: neither an error nor an exit"),
+        ("interrupt", "raised KeyboardInterrupt"),
+        ("no_text", "raised UnspeakableError: (its text cannot be made: RuntimeError)"),
+        ("half_a_pair", r"raised FileNotFoundError: mesh\udcff.vtk"),
+        ("strange_error", "raised InputError with parts that cannot be sent"),
+    ],
+)
+def test_whatever_an_author_raises_is_an_answer_and_costs_no_worker(any_served, action, said):
+    before = any_served.apply().tree["pid"]
+    answer = any_served.apply(action)
+    assert (answer.status, answer.problem["code"]) == (500, "component_failed")
+    assert said in answer.problem["message"]
+    assert any_served.apply().tree["pid"] == before
+
+
 @pytest.fixture(scope="module")
 def single(start_server):
     """One worker, one place in the queue, calls of at most four seconds."""
@@ -54,7 +72,6 @@ def test_callers_queue_up_and_are_then_turned_away(single, wait_until):
         ("segfault", {"signal": "SIGSEGV"}),
         ("signal_without_a_name", {"signal": "signal 40"}),
         ("exit", {"exit_code": 3}),
-        ("odd", {"exit_code": 1}),
     ],
 )
 def test_a_crash_costs_one_answer(single, action, fact, wait_until):

@@ -18,10 +18,11 @@ from chainrule.runtime._codec import (
     negotiate,
 )
 from chainrule.runtime._component import LocalComponent
+from chainrule.runtime._component._author import failure_of
 from chainrule.runtime._runs import Run
 from chainrule.runtime._schema import describe_value
 from chainrule.runtime._tracing import is_traced, span
-from chainrule.serve._calls import Call, Facts, Reply
+from chainrule.serve._calls import Call, Cancelled, Facts, Reply
 from chainrule.serve._checking import CHECK_GRADIENTS, can_check, run_check
 from chainrule.serve._merged import MergedCalls
 from chainrule.serve._parts import pack_replies, unpack_calls
@@ -84,7 +85,13 @@ class Answerer:
             return reply
 
     def _answer_merged(self, call: Call) -> Reply:
-        replies = self._merged.answer(unpack_calls(call.endpoint, call.body))
+        calls = unpack_calls(call.endpoint, call.body)
+        try:
+            replies = self._merged.answer(calls)
+        except Cancelled:
+            raise
+        except BaseException:  # one by one they say what is wrong
+            replies = [self._reply(call) for call in calls]
         return Reply(200, "application/octet-stream", pack_replies(replies))
 
     def _encoded(self, call: Call, result: Any) -> Reply:
@@ -104,6 +111,12 @@ class Answerer:
             )
             hidden.__cause__ = error
             return problem_reply(hidden, debug=self._config.debug)
+        except Cancelled:
+            raise
+        except (
+            BaseException
+        ) as error:  # such as a KeyboardInterrupt: Ctrl-C is not for this process
+            return problem_reply(failure_of(call.endpoint, error), debug=self._config.debug)
 
     def _answer(self, call: Call) -> Reply:
         form = self._form(call)

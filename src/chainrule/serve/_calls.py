@@ -12,6 +12,7 @@ from chainrule.runtime._samehost import Segment
 __all__ = [
     "Call",
     "CallError",
+    "Cancelled",
     "Facts",
     "Reply",
     "StoredBody",
@@ -189,6 +190,10 @@ class CallError(TransportError):
         super().__init__(message, **facts)
         self.http_status = status  # type: ignore[misc]
         self.retry_after_s = retry_after_s
+
+
+class Cancelled(BaseException):
+    """Raised on the worker's thread when nobody wants the answer any more."""
 
 
 def unavailable(message: str, code: str, retry_after_s: int = 1) -> CallError:

@@ -8,14 +8,10 @@ from typing import Any, NamedTuple
 from chainrule._errors import ChainruleError, DecodeError
 from chainrule.runtime._samehost import INLINE_BYTES, Message, SegmentCache, SegmentPool
 from chainrule.serve._answering import Answerer
-from chainrule.serve._calls import Call, Reply
+from chainrule.serve._calls import Call, Cancelled, Reply
 from chainrule.serve._problems import problem_reply
 
-__all__ = ["Desk", "StoredReply"]
-
-
-class Cancelled(BaseException):
-    """Raised on the worker's thread when nobody wants the answer any more."""
+__all__ = ["Cancelled", "Desk", "StoredReply"]
 
 
 class StoredReply(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from chainrule._errors import ChainruleError
+from chainrule._errors import ChainruleError, ComponentError
 from chainrule._trees import split_path
 from chainrule.serve._calls import Reply
 
@@ -38,6 +38,18 @@ def status_of(error: ChainruleError) -> int:
 
 def problem_reply(error: ChainruleError, *, debug: bool = False) -> Reply:
     """The answer for an error."""
+    try:
+        return _problem_reply(error, debug)
+    except Exception as reason:  # authors raise our errors too, and may put anything into them
+        plain = ComponentError(
+            f"The component raised {type(error).__name__} with parts that cannot be sent "
+            f"({type(reason).__name__})."
+        )
+        plain.__cause__ = error
+        return _problem_reply(plain, debug)
+
+
+def _problem_reply(error: ChainruleError, debug: bool) -> Reply:
     status = status_of(error)
     content: dict[str, Any] = {
         "type": f"urn:chainrule:error:{error.code}",
@@ -53,7 +65,7 @@ def problem_reply(error: ChainruleError, *, debug: bool = False) -> Reply:
             content[name] = _clipped(error.details[name])
     if debug:
         text = "".join(traceback.format_exception(error))
-        content["traceback"] = text[-8000:]
+        content["traceback"] = _sound(text[-8000:])
     retry_after_s = getattr(error, "retry_after_s", None)
     return Reply(status, PROBLEM, [_dump(content)], retry_after_s)
 
@@ -85,7 +97,12 @@ def _location(path: str | None) -> list[str | int]:
 
 
 def _clip(text: str) -> str:
-    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
+    return _sound(text) if len(text) <= _MAX_TEXT else f"{_sound(text[:_MAX_TEXT])}…"
+
+
+def _sound(text: str) -> str:
+    """Text that JSON can carry: names of files may have halves of surrogate pairs."""
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def _clipped(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import queue
 import threading
@@ -18,6 +19,8 @@ from chainrule.serve._direct import DirectClients
 from chainrule.serve._lease import Client, Lease
 
 __all__ = ["WorkerThread"]
+
+_log = logging.getLogger(__name__)
 
 Task = Callable[[], None]
 
@@ -78,7 +81,10 @@ class WorkerThread:
         except BaseException as error:
             self._loading.set_exception(error)
         while (task := self._next_task()) is not None:
-            task()
+            try:
+                task()
+            except BaseException:  # without this thread nobody would ever be answered again
+                _log.exception("a call was lost")
             del task  # it holds a request and its reply
         self.slot.close()
         os.close(self._wake)

@@ -18,7 +18,7 @@ from chainrule._errors import (
 from chainrule.runtime._component._isolation import without_package
 from chainrule.runtime._component._problems import bad_output
 
-__all__ = ["call_author", "check_signature", "class_name", "is_jitted"]
+__all__ = ["call_author", "check_signature", "class_name", "failure_of", "is_jitted"]
 
 _MAX_CLASSES = 10
 
@@ -49,14 +49,26 @@ def call_author(function: Callable[..., Any], endpoint: str, /, *args: Any, **kw
             code="component_exited",
         ) from error
     except Exception as error:
-        raise ComponentError(
-            f"{endpoint} raised {type(error).__name__}: {error}",
-            details={
-                "exception": type(error).__name__,
-                "exception_message": str(error),
-                "exception_classes": _class_names(type(error)),
-            },
-        ) from error
+        raise failure_of(endpoint, error) from error
+
+
+def failure_of(endpoint: str, error: BaseException) -> ComponentError:
+    """What stands for an exception of the author's, whatever that is."""
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception as reason:
+        text = f"(its text cannot be made: {type(reason).__name__})"
+    failure = ComponentError(
+        f"{endpoint} raised {name}: {text}",
+        details={
+            "exception": name,
+            "exception_message": text,
+            "exception_classes": _class_names(type(error)),
+        },
+    )
+    failure.__cause__ = error
+    return failure
 
 
 def _is_of_another_component(error: ChainruleError) -> bool:
@@ -69,7 +81,7 @@ def _is_of_another_component(error: ChainruleError) -> bool:
 
 def _class_names(cls: type[BaseException]) -> list[str]:
     """A class and its bases by their full names, by which it is told from others of the same short name."""
-    bases = cls.__mro__[: cls.__mro__.index(BaseException)]
+    bases = [base for base in cls.__mro__ if base not in (BaseException, object)]
     return [class_name(base) for base in bases[:_MAX_CLASSES]]
 
 
