@@ -53,6 +53,8 @@ def _show(event: JobEvent, as_json: bool) -> None:
     elif event.line is not None:
         sys.stdout.write(f"{event.line}\n")
     elif event.job is not None:
-        share = "" if event.job.fraction is None else f" {100 * event.job.fraction:.0f} %"
-        sys.stderr.write(f"[{event.job.state}{share}] {event.job.message or ''}\n")
+        job = event.job
+        share = "" if job.fraction is None else f" {100 * job.fraction:.0f} %"
+        note = job.error["message"] if job.error else job.message or ""
+        sys.stderr.write(f"[{job.state}{share}] {note}\n")
     sys.stdout.flush()

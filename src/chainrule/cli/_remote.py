@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from textwrap import shorten
 
 from chainrule._errors import InputError
 from chainrule.cli._arguments import add_token
@@ -12,6 +13,8 @@ from chainrule.client._http import HttpTransport
 from chainrule.client._server import JobInfo, Server
 
 __all__ = ["add_job", "add_server", "job_row", "open_served", "open_server"]
+
+_MAX_NOTE = 120  # characters in a table; `chainrule logs` shows all
 
 
 def add_server(parser: ArgumentParser) -> None:
@@ -62,7 +65,7 @@ def job_row(job: JobInfo) -> tuple[str, ...]:
     share = "" if job.fraction is None else f"{100 * job.fraction:.0f} %"
     if job.queue_position is not None:
         share = f"{job.queue_position} before it"
-    note = job.error["message"] if job.error else job.message or ""
+    note = shorten(job.error["message"] if job.error else job.message or "", _MAX_NOTE)
     return (
         job.id,
         f"{job.component}/{job.endpoint}",

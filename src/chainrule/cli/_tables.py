@@ -8,6 +8,8 @@ from typing import Any
 
 __all__ = ["make_table", "renderable_text", "table_text"]
 
+_MAX_FIRST = 32  # characters that the first column takes from the others, if it must
+
 
 def table_text(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table as text."""
@@ -15,11 +17,20 @@ def table_text(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
 
 
 def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Any:
-    """A table that rich can show."""
+    """A table that rich can show. Nothing is cut, and the first column, which people copy, not broken."""
     from rich.markup import escape
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table(*columns, title=escape(title), title_justify="left", show_header=any(columns))
+    rows = list(rows)
+    widest = max((len(row[0]) for row in rows), default=0)
+    first, *others = columns
+    table = Table(
+        Column(first, overflow="fold", min_width=min(widest, _MAX_FIRST)),
+        *(Column(name, overflow="fold") for name in others),
+        title=escape(title),
+        title_justify="left",
+        show_header=any(columns),
+    )
     for row in rows:
         table.add_row(*map(escape, row))
     return table
