@@ -384,3 +384,14 @@ def test_a_search_passes_over_what_cancels(objective):
     found = jacobian(function, (0, 1), order=order)(1.3, V)
     wanted = jax.jacrev(function, (0, 1))(1.3, V)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), found, wanted)
+
+
+def test_jaxs_messages_name_the_users_function():
+    def energy(positions, charge):
+        return positions * charge if positions[0] > 0 else positions
+
+    with pytest.raises(
+        jax.errors.TracerBoolConversionError, match=r"function energy at .*test_"
+    ) as caught:
+        jacobian(energy, (1, 0))(jnp.ones(2), jnp.float32(2))
+    assert "differentiated[1]" in str(caught.value)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any
 
 import jax
@@ -63,6 +64,9 @@ class Traced:
     aux_tree: Any = None
 
 
+_LEAVES = inspect.Signature([inspect.Parameter("differentiated", inspect.Parameter.VAR_POSITIONAL)])
+
+
 def trace_function(
     fun: Callable[..., Any],
     argnums: int | Sequence[int],
@@ -79,13 +83,16 @@ def trace_function(
     leaves, in_tree = jax.tree.flatten(chosen[0] if single else chosen)
     operands = tuple(_checked_leaf(leaf, k, in_tree) for k, leaf in enumerate(leaves))
 
-    def of_chosen(*flat: Any) -> Any:
-        restored = jax.tree.unflatten(in_tree, flat)
+    @wraps(fun)
+    def of_chosen(*differentiated: Any) -> Any:
+        restored = jax.tree.unflatten(in_tree, differentiated)
         full = list(args)
         for p, value in zip(positions, (restored,) if single else restored, strict=True):
             full[p] = value
         return fun(*full, **kwargs)
 
+    # JAX's messages name the user's function, and not by its own names what it is called with here.
+    of_chosen.__signature__ = _LEAVES  # type: ignore[attr-defined]
     token = _is_tracing.set(True)
     try:
         program, _, out_tree = trace(of_chosen, *operands)
