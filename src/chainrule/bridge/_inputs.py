@@ -32,10 +32,13 @@ def take_inputs_apart(
         InputError: inputs without names, a traced value where the target declares a plain one, or
             something that is no array where it declares an array.
     """
-    inputs = _opened(target, inputs)
+    leaves = list(iterate_leaves(inputs, _is_record))
+    if any(_is_record(leaf) for _, leaf in leaves):
+        inputs = _opened(target, inputs)
+        leaves = list(iterate_leaves(inputs))
     _check_has_names(target, inputs)
     updates: dict[str, Any] = {}
-    for segments, leaf in iterate_leaves(inputs):
+    for segments, leaf in leaves:
         path = join_path(*segments)
         if target.is_array_input(path):
             if leaf is not None and not is_arraylike(leaf):
@@ -65,9 +68,10 @@ def _opened(target: Target, inputs: Any, at: tuple[Any, ...] = ()) -> Any:
 
 
 def _is_record(node: Any) -> bool:
-    if isinstance(node, tuple):
-        return hasattr(node, "_asdict")
-    return hasattr(node, "__dataclass_fields__") and not isinstance(node, type)
+    kind = type(node)
+    return hasattr(kind, "__dataclass_fields__") or (
+        issubclass(kind, tuple) and hasattr(kind, "_asdict")
+    )
 
 
 def _parts(record: Any) -> Iterator[dict[str, Any] | tuple[Any, ...]]:
