@@ -21,6 +21,7 @@ import zstandard
 from chainrule.runtime._codec import encode_frames
 from chainrule.serve._bodies import SlowCallerError, read_body
 from chainrule.serve._crowd import enough_descriptors, longest_waiting
+from chainrule.serve._protocol import GatheringTransport
 
 JSON = {"Content-Type": "application/json"}
 BODY = b'{"inputs": {"x": [1.0, 2.0]}}'
@@ -363,6 +364,30 @@ def test_a_caller_that_does_not_read_its_answer(served, wait_until):
 def connections(served):
     found = psutil.Process(served.process.pid).net_connections("tcp")
     return sum(each.status == "ESTABLISHED" for each in found)
+
+
+class LeftTransport:
+    """As uvloop has it when the caller has left."""
+
+    def is_closing(self):
+        return True
+
+    def write(self, data):
+        raise RuntimeError("unable to perform operation; the handler is closed")
+
+    writelines = write
+
+
+def test_answers_that_nobody_waits_for_are_not_written():
+    """uvicorn would log a traceback for each: a caller that sends and leaves could fill the disk."""
+
+    async def answer():
+        transport = GatheringTransport(LeftTransport(), asyncio.get_running_loop())
+        transport.write(b"HTTP/1.1 200 OK")
+        transport.write(b"body")
+        transport.flush()
+
+    asyncio.run(answer())
 
 
 def test_a_parameter_that_is_given_twice(served):

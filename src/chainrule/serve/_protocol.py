@@ -17,7 +17,7 @@ from chainrule.serve._endpoint import reply_headers, turn_away
 from chainrule.serve._express import BEGUN, Begun, ExpressLane, Ticket
 from chainrule.serve._security import is_probe
 
-__all__ = ["TimedHttpProtocol"]
+__all__ = ["GatheringTransport", "TimedHttpProtocol"]
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -73,7 +73,7 @@ class TimedHttpProtocol(HttpToolsProtocol):
         return type("TimedHttpProtocol", (cls,), settings)
 
     def connection_made(self, transport: Any) -> None:
-        self._gathering = _GatheringTransport(transport, self.loop)
+        self._gathering = GatheringTransport(transport, self.loop)
         super().connection_made(self._gathering)  # type: ignore[arg-type]
         self._begin_timing()
         self.crowd.thin_out(self.connections)  # type: ignore[arg-type]
@@ -234,6 +234,9 @@ class TimedHttpProtocol(HttpToolsProtocol):
         ):  # uvicorn would read on, and keep what it has read, faster than we can answer
             self.flow.pause_reading()
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Callers may ask for other protocols and get this one; the operator need not hear of it."""
+
     def shutdown(self) -> None:
         if self._waits_for_body and self._known is not None:
             self._waits_for_body = False
@@ -305,7 +308,7 @@ class TimedHttpProtocol(HttpToolsProtocol):
             super().timeout_keep_alive_handler()
 
 
-class _GatheringTransport:
+class GatheringTransport:
     """A transport that writes what it is given during one turn of the event loop at once.
 
     uvicorn writes the head of an answer and its body one after the other; on its way through the system a
@@ -336,11 +339,13 @@ class _GatheringTransport:
             self._end_of_turn = self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Write what was gathered."""
+        """Write what was gathered; when the caller has left, nobody reads it."""
         if self._end_of_turn is not None:
             self._end_of_turn.cancel()
             self._end_of_turn = None
         gathered, self._gathered, self._nbytes = self._gathered, [], 0
+        if self._transport.is_closing():
+            return
         if len(gathered) == 1:
             self._transport.write(gathered[0])
         elif gathered:
