@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from chainrule.cli._remote import open_server
-from chainrule.client._server import JobEvent
+from chainrule.client._server import JobEvent, JobInfo
 
 __all__ = ["add_arguments", "run"]
 
@@ -53,8 +53,11 @@ def _show(event: JobEvent, as_json: bool) -> None:
     elif event.line is not None:
         sys.stdout.write(f"{event.line}\n")
     elif event.job is not None:
-        job = event.job
-        share = "" if job.fraction is None else f" {100 * job.fraction:.0f} %"
-        note = job.error["message"] if job.error else job.message or ""
-        sys.stderr.write(f"[{job.state}{share}] {note}\n")
+        sys.stderr.write(f"{_standing(event.job)}\n")
     sys.stdout.flush()
+
+
+def _standing(job: JobInfo) -> str:
+    share = "" if job.fraction is None else f" {100 * job.fraction:.0f} %"
+    note = job.error["message"] if job.error else job.message or ""
+    return f"[{job.state}{share}] {note}"
