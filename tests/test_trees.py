@@ -183,7 +183,7 @@ def test_nfc_and_nfd_keys_are_two_keys():
     ("path", "said"),
     [
         ("m.other", "m has: inner, several, by_name"),
-        ("m.inner.v.x", "m.inner.v is a int and has no parts"),
+        ("m.inner.v.x", "m.inner.v is an int and has no parts"),
         ("m.several.[1]", "m.several has: [0]"),
         ("m.model_fields", "m has: inner"),
         ("m.{inner}", "m has: inner"),
