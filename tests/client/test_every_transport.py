@@ -446,10 +446,13 @@ def test_the_address_of_a_server_is_no_file():
 
 def test_a_closed_component_says_so():
     component = Component.from_api(lambda_component())
+    results = component.map([{"x": 1.0}] * 9, max_in_flight=1)
+    assert next(results) == {"result": 2.0}
     component.close()
-    with pytest.raises(ConnectionError) as caught:
-        component.apply({"x": 1.0})
-    assert caught.value.code == "closed"
+    for call in (lambda: component.apply({"x": 1.0}), lambda: next(results)):
+        with pytest.raises(ConnectionError) as caught:
+            call()
+        assert caught.value.code == "closed"
 
 
 def lambda_component():

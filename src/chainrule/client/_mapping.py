@@ -10,7 +10,7 @@ from itertools import islice
 from queue import SimpleQueue
 from typing import Any
 
-from chainrule._errors import ChainruleError, InputError
+from chainrule._errors import ChainruleError, InputError, TransportError
 from chainrule.client._progress_bar import Bar, progress_bar
 from chainrule.client._transport import Ticket
 from chainrule.runtime._schema import describe_value
@@ -117,7 +117,10 @@ class _Stream:
 
     def start(self, group: list[tuple[int, Any]]) -> None:
         ticket = Ticket(_PATIENCE_S)
-        future = self._executor.submit(self._run, group, ticket)
+        try:
+            future = self._executor.submit(self._run, group, ticket)
+        except RuntimeError:  # shut down meanwhile
+            raise TransportError("This component has been closed.", code="closed") from None
         self._tickets[future] = ticket
         future.add_done_callback(self._done.put)
 
