@@ -310,6 +310,13 @@ def test_encrypted_connections(fake, certificate):
     assert caught.value.code == "unreachable"
 
 
+def test_https_where_there_is_http(server):
+    url = server.replace("http://", "https://")
+    with pytest.raises(TransportError, match=r"as a server with TLS.*speak http://") as caught:
+        Component.from_url(url, retries=0).health()
+    assert caught.value.code == "unreachable"
+
+
 # What is sent
 
 

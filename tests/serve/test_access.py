@@ -36,6 +36,10 @@ def test_without_the_token(guarded, header):
     answer = guarded.apply(headers=headers)
     assert (answer.status, answer.problem["code"]) == (401, "unauthorized")
     assert answer.headers["www-authenticate"] == "Bearer"
+    said = (
+        "Component.from_url(url, token=…)" if header is None else "The token that was sent is not"
+    )
+    assert said in answer.problem["message"]
 
 
 FOREIGN = [

@@ -165,6 +165,13 @@ class ConnectionPool:
                 was_sent=False,
                 code="unreachable",
             ) from error
+        except ssl.SSLError as error:
+            raise LostConnectionError(
+                f"{origin} does not answer as a server with TLS does ({error.reason}). Does it speak http:// "
+                "there?",
+                was_sent=False,
+                code="unreachable",
+            ) from error
         except (OSError, UnicodeError) as error:  # the latter for a name that no server can have
             raise LostConnectionError(
                 f"Cannot connect to {origin}: {error}. Is the component being served there?",

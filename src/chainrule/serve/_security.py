@@ -51,7 +51,7 @@ class BearerToken:
         if scope["type"] != "http" or _is_open(scope) or self.allows(scope):
             await self._app(scope, receive, send)
             return
-        error = UnauthorizedError("This server asks for a token: Authorization: Bearer <token>.")
+        error = _unauthorized(scope)
         self._on_refused(scope, error.http_status)
         await send_reply(send, problem_reply(error), close=True)
 
@@ -61,6 +61,17 @@ class BearerToken:
         scheme, _, token = given.partition(b" ")
         # Names of schemes have no case (RFC 7235, 2.1); only the token is a secret.
         return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token)
+
+
+def _unauthorized(scope: Mapping[str, Any]) -> UnauthorizedError:
+    if b"authorization" in dict(scope["headers"]):
+        return UnauthorizedError(
+            "The token that was sent is not the one that this server asks for."
+        )
+    return UnauthorizedError(
+        "This server asks for a token: Authorization: Bearer <token>. Pass it to Component.from_url(url, "
+        "token=…), or its file to commands: --token-file."
+    )
 
 
 class ForeignOriginError(ChainruleError):
