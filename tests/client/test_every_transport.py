@@ -252,6 +252,7 @@ def test_the_authors_exception_arrives_with_type_message_and_traceback(component
         ("KeyError", False),
         ("LookupError", False),
         ("RuntimeError", True),
+        ("BaseException", True),
         ("some_component.KeyError", True),
         ("elsewhere.KeyError", False),
     ],
@@ -267,6 +268,7 @@ def test_exceptions_with_the_name_of_a_builtin_are_told_apart(component, name, i
         "some_component.KeyError",
         "builtins.RuntimeError",
         "builtins.Exception",
+        "builtins.BaseException",
     ]
 
 

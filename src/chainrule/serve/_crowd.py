@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import logging
+import math
 import resource
 import time
 from collections import Counter
@@ -55,7 +56,7 @@ class Crowd:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._spare = spare_of(limit)
-        self._warned_at = -_WARN_EVERY_S
+        self._warned_at: dict[str, float] = {}
 
     def is_full(self, under_way: int) -> bool:
         """Whether requests are to be turned away."""
@@ -79,8 +80,8 @@ class Crowd:
 
     def _warn(self, message: str) -> None:
         now = time.monotonic()
-        if now - self._warned_at >= _WARN_EVERY_S:
-            self._warned_at = now
+        if now - self._warned_at.get(message, -math.inf) >= _WARN_EVERY_S:
+            self._warned_at[message] = now
             _log.warning(message, self._limit)
 
 

@@ -81,8 +81,7 @@ def _is_of_another_component(error: ChainruleError) -> bool:
 
 def _class_names(cls: type[BaseException]) -> list[str]:
     """A class and its bases by their full names, by which it is told from others of the same short name."""
-    bases = [base for base in cls.__mro__ if base not in (BaseException, object)]
-    return [class_name(base) for base in bases[:_MAX_CLASSES]]
+    return [class_name(base) for base in cls.__mro__[:-1][:_MAX_CLASSES]]
 
 
 def class_name(cls: type) -> str:
