@@ -433,6 +433,11 @@ def test_more_bodies_than_the_server_may_hold(start_server, wait_until):
         with holding(limited, 60, sent):  # connections without a request, new ones and used ones
             answers = [limited.get("/health"), limited.get("/ready"), limited.apply()]
         assert [answer.status for answer in answers] == [200] * 3
+    body = json.dumps({"inputs": {"x": [1.0], "action": "sleep", "seconds": 0.7}})
+    job = limited.request("POST", "/apply?wait=false", body, JSON).headers["location"]
+    follow = f"GET {job}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    with holding(limited, 60, follow):  # callers who follow a job
+        assert [limited.get("/status").status, limited.apply().status] == [200, 200]
     with holding(limited, 10, head):  # requests whose bodies do not come
         wait_until(lambda: limited.apply().status == 503)
         answer = limited.apply()

@@ -4,7 +4,7 @@ A connection costs its holder nothing, so the number of open ones says nothing a
 is how many have a request under way. Others are kept as long as there is room; when there is none, those that
 have waited the longest are closed, of the address with the most connections first. So a caller that holds
 thousands of idle connections takes them from itself, and nobody who asks for something is turned away because
-of them.
+of them. Whoever follows the events of a job waits too: those who are closed find the job again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from typing import Protocol
 
-__all__ = ["Connection", "Crowd", "enough_descriptors"]
+__all__ = ["FOLLOWS", "Connection", "Crowd", "enough_descriptors"]
+
+FOLLOWS = "chainrule.follows"
+"""In the ASGI scope of a request that is answered, but whose answer goes on as things happen."""
 
 _log = logging.getLogger(__name__)
 
@@ -58,9 +61,16 @@ class Crowd:
         self._spare = spare_of(limit)
         self._warned_at: dict[str, float] = {}
 
-    def is_full(self, under_way: int) -> bool:
-        """Whether requests are to be turned away."""
-        if under_way < self._limit:
+    def is_full(self, running: int, connections: set[Connection]) -> bool:
+        """Whether requests are to be turned away.
+
+        Args:
+            running: how many are being answered, of those who follow something too.
+            connections: all of them, looked at only if that may be too many.
+        """
+        if running < self._limit:
+            return False
+        if sum(connection.waits_since is None for connection in connections) <= self._limit:
             return False
         self._warn("%d requests are under way; more are turned away (--max-connections).")
         return True

@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from chainrule.serve._calls import Reply
-from chainrule.serve._crowd import Crowd
+from chainrule.serve._crowd import FOLLOWS, Crowd
 from chainrule.serve._endpoint import reply_headers, turn_away
 from chainrule.serve._express import BEGUN, Begun, ExpressLane, Ticket
 from chainrule.serve._security import is_probe
@@ -86,7 +86,8 @@ class TimedHttpProtocol(HttpToolsProtocol):
     @property
     def waits_since(self) -> float | None:
         """Since when no request has been under way; one that is not here yet is none."""
-        is_asked = self.cycle is not None and not self.cycle.response_complete
+        cycle = self.cycle
+        is_asked = cycle is not None and not cycle.response_complete and FOLLOWS not in cycle.scope
         is_under_way = is_asked and self._express is None
         return None if is_under_way else max(self._idle_since, self._timed_since)
 
@@ -177,7 +178,8 @@ class TimedHttpProtocol(HttpToolsProtocol):
         if begun is not None:
             self._go_on(cycle, begun)
             return
-        if self.crowd.is_full(len(self.tasks)) and not is_probe(cycle.scope):
+        is_full = self.crowd.is_full(len(self.tasks), self.connections)  # type: ignore[arg-type]
+        if is_full and not is_probe(cycle.scope):
             super()._start_asgi_task(cycle, turn_away)
             return
         ticket = None

@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from chainrule._errors import ChainruleError, InputError
 from chainrule.serve._calls import Reply
+from chainrule.serve._crowd import FOLLOWS
 from chainrule.serve._endpoint import send_reply
 from chainrule.serve._jobs._front import JobFront
 from chainrule.serve._jobs._record import STATES, JobRecord
@@ -77,6 +78,7 @@ class _Routes:
 
     async def events(self, request: Request) -> Response:
         record = await self._find(request)
+        request.scope[FOLLOWS] = True
         headers = {**_NOT_STORED, "X-Accel-Buffering": "no"}
         return StreamingResponse(
             self._stream(record), media_type="text/event-stream", headers=headers
