@@ -123,6 +123,31 @@ def test_it_is_the_same_in_a_process_of_its_own(tmp_path, monkeypatch):
             np.testing.assert_allclose(call(X), wanted, err_msg=name)
 
 
+SMOOTH = """
+@jax.jit
+def smooth(inputs):
+    return {"y": inputs["scale"] * jnp.tanh(inputs["x"])}
+
+def vector_jacobian_product(inputs, vjp_inputs, vjp_outputs, cotangent_vector):
+    return jax_vjp(smooth, inputs, vjp_inputs, vjp_outputs, cotangent_vector)
+"""
+SCALED = RECIPES.replace(
+    "return jax_vjp(apply_jit, inputs, vjp_inputs, vjp_outputs, cotangent_vector)",
+    "u = {path: 2 * value for path, value in cotangent_vector.items()}\n"
+    "    return jax_vjp(apply_jit, inputs, vjp_inputs, vjp_outputs, u)",
+)
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "function", "wanted"),
+    [(SMOOTH, "jnp.sign", SLOPE), (SCALED, "jnp.sin", 2 * np.cos(X))],
+    ids=["of another function", "scaled"],
+)
+def test_recipes_with_something_else_in_them_count(endpoints, function, wanted, tmp_path):
+    f = calls(load_component(source(tmp_path, endpoints, function=function)))
+    np.testing.assert_allclose(jax.jit(jax.grad(lambda x: f(x).sum()))(X), wanted)
+
+
 def test_jax_differentiates_the_function_if_told_to(tmp_path):
     f = calls(load_component(source(tmp_path, VJP)), inline=True)
     np.testing.assert_array_equal(jax.jit(jax.grad(lambda x: f(x).sum()))(X), 0 * X)

@@ -26,9 +26,8 @@ _TRANSFORMATIONS = {"jacfwd", "jacobian", "jacrev", "jit", "jvp", "linearize", "
 _HELPERS = ("jax_recipes", "_trees", "tree_transforms")
 _CONTAINERS = {"dict", "frozenset", "list", "set", "sorted", "tuple"}
 _HANDING_ON = (
-    ast.arguments, ast.arg, ast.Assign, ast.Attribute, ast.Call, ast.Constant, ast.Dict, ast.Expr,
-    ast.FunctionDef, ast.keyword, ast.List, ast.Load, ast.Name, ast.Return, ast.Starred, ast.Store,
-    ast.Subscript, ast.Tuple,
+    ast.Assign, ast.Attribute, ast.Call, ast.Constant, ast.Expr, ast.keyword, ast.List, ast.Load, ast.Name,
+    ast.Return, ast.Starred, ast.Store, ast.Subscript, ast.Tuple,
 )  # fmt: skip
 
 
@@ -50,10 +49,11 @@ def _hands_on(candidate: Any, names: dict[str, Any], function: Any) -> bool:
     used = {node.id for node in body if isinstance(node, ast.Name)} - local
     return (
         all(isinstance(node, _HANDING_ON) for node in body)
+        and all(_is_place(node) for node in body if isinstance(node, ast.Subscript))
         and all(
             _is_known_attribute(node, names) for node in body if isinstance(node, ast.Attribute)
         )
-        and all(_is_known(name, names, function) for name in used - {definition.name})
+        and all(_is_known(name, names, function) for name in used)
     )
 
 
@@ -70,6 +70,11 @@ def _is_stored(node: ast.Name) -> bool:
     return isinstance(node.ctx, ast.Store)
 
 
+def _is_place(node: ast.Subscript) -> bool:
+    """`jax.jvp(…)[1]`, but not an output by name."""
+    return isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, int)
+
+
 def _is_known_attribute(node: ast.Attribute, names: dict[str, Any]) -> bool:
     """`inputs.model_dump`, and `jax.vjp`, but not a field of the inputs."""
     if isinstance(node.value, ast.Name) and isinstance(names.get(node.value.id), ModuleType):
@@ -83,7 +88,8 @@ def _is_known(name: str, names: dict[str, Any], function: Any) -> bool:
         return name in _CONTAINERS and hasattr(builtins, name)
     if value is function or isinstance(value, ModuleType) or _is_helper(value):
         return True
-    return _hands_on(value, names, function)
+    others = {other: each for other, each in names.items() if other != name}
+    return _hands_on(value, others, function)
 
 
 def _is_helper(value: Any) -> bool:
