@@ -35,7 +35,7 @@ def own_derivatives(module: Any, function: Callable[[Any], Any]) -> list[str]:
     """The derivative endpoints of a module that may give something else than JAX's of a function."""
     defined = [name for name in DERIVATIVE_ENDPOINTS if hasattr(module, name)]
     names = vars(module)
-    return [name for name in defined if not _hands_on(names[name], names, function)]
+    return [name for name in defined if not _hands_on(getattr(module, name), names, function)]
 
 
 def _hands_on(candidate: Any, names: dict[str, Any], function: Any) -> bool:
