@@ -1,6 +1,7 @@
 """`chainrule serve` starts a server that answers, and stops when asked."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -48,8 +49,12 @@ def test_serve_and_stop(tmp_path):
 def test_unsafe_binds_are_refused(tmp_path):
     (tmp_path / "component.py").write_text("")
     command = [sys.executable, "-m", "chainrule", "serve", "component.py", "--host", "0.0.0.0"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    environment = os.environ | {"XDG_STATE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode != 0
+    assert list(tmp_path.glob("chainrule/jobs/*")) == []  # nothing is kept for what never ran
     assert "unsafe_bind" in done.stderr
     assert "Traceback" not in done.stderr
 

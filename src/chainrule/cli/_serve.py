@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -176,7 +177,18 @@ def run(options: Namespace) -> int:
     for component in options.components:
         if not component.startswith("pool:"):
             check_exists(component)
-    options.jobs_folder = options.jobs_folder or _usual_jobs_folder(options)
+    if options.jobs_folder is not None:
+        _serve(options)
+        return 0
+    options.jobs_folder = _usual_jobs_folder(options)
+    try:
+        _serve(options)
+    finally:
+        _leave(options.jobs_folder)
+    return 0
+
+
+def _serve(options: Namespace) -> None:
     serve(
         options.components,
         config=ComponentConfig(
@@ -192,7 +204,6 @@ def run(options: Namespace) -> int:
         make_pool=_make_pool(options),
         **{setting: getattr(options, setting) for setting in _FLAGS},
     )
-    return 0
 
 
 def _usual_jobs_folder(options: Namespace) -> Path | None:
@@ -207,6 +218,13 @@ def _usual_jobs_folder(options: Namespace) -> Path | None:
         logging.warning("Jobs will not outlive this server: %s: %s", folder, error.strerror)
         return None
     return folder
+
+
+def _leave(folder: Path | None) -> None:
+    """Leave no folder behind for a server that did not start, and kept nothing in it."""
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def _make_pool(options: Namespace) -> Any:
