@@ -2,7 +2,7 @@
 chooses well.
 
 Not part of `make bench`, which runs on a CPU: `python -m benchmarks.device_elimination` on a machine with
-one; about four minutes. The byte floor reads every input once and writes every entry of the Jacobian once at
+one; about two minutes. The byte floor reads every input once and writes every entry of the Jacobian once at
 the memory bandwidth given with `--bandwidth` (4.3 TB/s for an H200). Times are per call of ten in flight,
 which is how a solver uses them; a single call that is waited for costs a quarter of a millisecond more.
 Contestants take turns; the median of their turns counts. Set-up is what `auto` takes once: search, trace,
@@ -12,7 +12,6 @@ compile.
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -22,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks._harness import interleaved
 from chainrule.elimination import examples, find_order, jacobian
 from chainrule.elimination._calibration import calibrate
 
@@ -33,7 +33,7 @@ _TASKS: dict[str, tuple[tuple[float, ...], float]] = {
 }
 _BATCHES = (8 * 10**6, 10**6)
 """The bars of speed-up and floor are for the first; `auto` has to choose well at both."""
-_ROUNDS, _IN_FLIGHT = 9, 10
+_ROUNDS, _IN_FLIGHT = 61, 10
 
 
 def _contestants(name: str, point: tuple[float, ...]) -> dict[str, Callable[..., Any]]:
@@ -59,16 +59,19 @@ def _milliseconds(
         compiled[label] = jax.jit(jax.vmap(contestant)).lower(*vectors).compile()
         setup_s = time.perf_counter() - start
         jax.block_until_ready(compiled[label](*vectors))
-    turns: dict[str, list[float]] = {label: [] for label in compiled}
-    for _ in range(_ROUNDS):
-        for label, function in compiled.items():
-            start = time.perf_counter()
-            for _ in range(_IN_FLIGHT):
-                result = function(*vectors)
-            jax.block_until_ready(result)
-            turns[label].append((time.perf_counter() - start) / _IN_FLIGHT * 1e3)
-    medians = {label: statistics.median(taken) for label, taken in turns.items()}
-    return {**medians, "setup_s": setup_s}
+    calls = {label: _in_flight(function, vectors) for label, function in compiled.items()}
+    seconds = interleaved(calls, rounds=_ROUNDS, min_round_s=0.0)
+    times = {label: taken / _IN_FLIGHT * 1e3 for label, taken in seconds.items()}
+    return {**times, "setup_s": setup_s}
+
+
+def _in_flight(function: Callable[..., Any], vectors: list[Any]) -> Callable[[], Any]:
+    def call() -> None:
+        for _ in range(_IN_FLIGHT):
+            result = function(*vectors)
+        jax.block_until_ready(result)
+
+    return call
 
 
 def _measure(name: str, point: tuple[float, ...], batch: int, bandwidth: float) -> dict[str, float]:
