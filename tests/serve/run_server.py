@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 
 from chainrule.runtime._codec import Limits
@@ -10,6 +11,9 @@ from chainrule.runtime._config import ComponentConfig
 from chainrule.serve import serve
 
 if __name__ == "__main__":
+    signal.signal(
+        signal.SIGHUP, signal.SIG_DFL
+    )  # whoever runs the tests may ignore it, as nohup does
     settings = json.loads(sys.argv[1])
     config = settings.pop("config", {})
     if "limits" in config:

@@ -166,3 +166,17 @@ def test_off_by_default():
     x = {"x": np.ones(4, np.float32), "b": np.float32(1), "i": np.arange(2), "mode": "m"}
     jax_apply(apply, x)
     assert len(current_residual_cache()) == 0
+
+
+def test_programs_that_are_traced_keep_and_look_for_nothing(inputs):
+    apply, _ = make_apply()
+    u = np.linspace(1.0, 2.0, 4, dtype=np.float32)
+
+    @jax.jit
+    def gradient(x):
+        traced = inputs | {"x": x}
+        jax_apply(apply, traced)
+        return jax_vjp(apply, traced, {"x"}, {"y"}, {"y": u})["x"]
+
+    np.testing.assert_allclose(gradient(inputs["x"]), expected(inputs, u)["x"], rtol=1e-6)
+    np.testing.assert_allclose(gradient(-inputs["x"]), expected(inputs, u)["x"], rtol=1e-6)

@@ -40,7 +40,8 @@ def take_out(node: Any, references: list[Any]) -> Any:
         return {key: take_out(value, references) for key, value in node.items()}
     if isinstance(node, (list, tuple)):
         return [take_out(item, references) for item in node]
-    return np.asarray(node) if is_arraylike(node) else node
+    # Arrays of NumPy's other classes stay what they are: a masked one is refused where it arrives.
+    return np.asarray(node) if is_arraylike(node) and not isinstance(node, np.ndarray) else node
 
 
 def fill_in(node: Any, values: tuple[Any, ...]) -> Any:

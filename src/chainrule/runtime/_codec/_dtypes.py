@@ -128,10 +128,11 @@ def to_wire(array: Any) -> np.ndarray[Any, Any]:
     Raises:
         DefinitionError: entries are masked (`array_masked`).
     """
-    if type(array) is not np.ndarray and has_masked(array):
+    if type(array) is np.ndarray:
+        if array.flags.c_contiguous and array.dtype in NATIVE_NAMES:
+            return array
+    elif has_masked(array):
         raise DefinitionError(f"Expected an array of numbers, found {WHY_MASKED}.", code=MASKED)
-    if type(array) is np.ndarray and array.flags.c_contiguous and array.dtype in NATIVE_NAMES:
-        return array
     result = np.asarray(array, order="C")
     if NATIVE_IS_WIRE and result.dtype.isnative:
         return result

@@ -41,7 +41,7 @@ def jax_apply(apply_jit: Callable[[Any], Any], inputs: Any) -> Any:
     frame, arrays = split(inputs)
     cache = current_residual_cache()
     program = Selection(apply_jit, frame)
-    if cache.max_entries and _keeps_residuals(cache, program, arrays):
+    if cache.max_entries and _are_known(arrays) and _keeps_residuals(cache, program, arrays):
         return _apply_and_keep(cache, program, arrays)
     return apply_jit(frame.join(arrays))
 
@@ -60,9 +60,7 @@ def reuse_residuals(
 ) -> dict[str, jax.Array] | None:
     """The VJP from kept residuals; `None` when there are none for these inputs."""
     cache = current_residual_cache()
-    if not cache.max_entries:
-        return None
-    if not _all_arrays(selection, arrays):
+    if not cache.max_entries or not _are_known(arrays) or not _all_arrays(selection, arrays):
         return None
     program = Selection(selection.apply_jit, selection.frame)
     found = cache.find(program, arrays) or find_shared(cache, _forward, program, arrays)
@@ -70,6 +68,11 @@ def reuse_residuals(
         return None
     template, pull = found
     return _backward(selection, template, batched, arrays, pull, cotangents)
+
+
+def _are_known(arrays: tuple[Any, ...]) -> bool:
+    """Whether there are numbers to know inputs by: not while a program is traced."""
+    return not any(isinstance(array, jax.core.Tracer) for array in arrays)
 
 
 def _all_arrays(selection: Selection, arrays: tuple[Any, ...]) -> bool:
