@@ -183,7 +183,7 @@ def _processor() -> str:
 
 
 def _kept_sections() -> str:
-    """What was measured on other machines and written by hand: everything from "On a GPU" on."""
+    """What is written by hand: everything from "On a GPU" on."""
     before = PAGE.read_text() if PAGE.exists() else ""
     _, heading, rest = before.partition("\n## On a GPU\n")
     return heading + rest
