@@ -39,7 +39,8 @@ def response(status, body, content_type="application/json", **headers):
 class FakeServer:
     """Answers `/openapi.json`, and every other request with the next entry of a script.
 
-    An entry is the bytes to send, or a function of the connection; after `None` the connection is closed.
+    An entry is the bytes to send, or a function of the connection; after `None`, and after the last one, the
+    connection is closed: a stranger may look for somebody else at this port.
     """
 
     def __init__(self, *script, tls=None):
@@ -75,7 +76,7 @@ class FakeServer:
                     connection.sendall(response(200, self.document))
                     continue
                 self.requests.append(request)
-                entry = self.script.pop(0)
+                entry = self.script.pop(0) if self.script else None
                 if entry is None:
                     return
                 if callable(entry):
@@ -84,6 +85,8 @@ class FakeServer:
                     connection.sendall(entry)
 
     def close(self):
+        # Closed alone, it would go on listening until `accept` returns.
+        self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
 
