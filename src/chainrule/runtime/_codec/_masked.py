@@ -7,6 +7,7 @@ arrays come in: the one test and the one text are here.
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import Any
 
 __all__ = ["MASKED", "WHY_MASKED", "has_masked"]
@@ -36,9 +37,8 @@ def _has_masked(value: Any, numpy_ma: Any, max_depth: int) -> bool:
     if not value or not max_depth:
         return False
     if type(value[0]) in _NUMBERS:
-        # A sum with a masked term is masked, and adding is faster than looking at every number.
-        try:
+        # A sum with a masked term is masked, and adding is faster than looking at every number. Where something
+        # else is among the numbers they have to be looked at.
+        with suppress(ArithmeticError, TypeError, ValueError, Warning):
             return _has_masked(sum(value), numpy_ma, 0)
-        except (ArithmeticError, TypeError, ValueError, Warning):
-            pass  # something else is among the numbers
     return any(_has_masked(item, numpy_ma, max_depth - 1) for item in value)
