@@ -37,8 +37,8 @@ def _has_masked(value: Any, numpy_ma: Any, max_depth: int) -> bool:
     if not value or not max_depth:
         return False
     if type(value[0]) in _NUMBERS:
-        # A sum with a masked term is masked, and adding is faster than looking at every number. Where something
-        # else is among the numbers they have to be looked at.
+        # A sum with a masked term is masked, and adding is faster than looking at every number. These are
+        # looked at where something else is among them.
         with suppress(ArithmeticError, TypeError, ValueError, Warning):
             return _has_masked(sum(value), numpy_ma, 0)
     return any(_has_masked(item, numpy_ma, max_depth - 1) for item in value)
