@@ -407,7 +407,7 @@ def test_a_job_that_is_not_done_yet(component):
 
 def test_traced_values_are_told_where_they_belong(component):
     if component.local is not None:
-        pytest.skip("the author's code may be JAX's too")
+        pytest.skip("in this process the author's code may be JAX's, and take what is traced")
     for call in (component.apply, lambda inputs: component.submit("apply", inputs).result()):
         with pytest.raises(InputError, match=r"'inputs\.x': JAX is tracing.*apply_") as caught:
             jax.jit(lambda x, call=call: call({"x": x})["y"])(X)
