@@ -4,8 +4,8 @@
     vjp    the VJP endpoint, else the Jacobian transposed times the cotangent, else one JVP per input element
     hvp    the hessian_vector_product endpoint
 
-Which route it will be is decided when a program is traced, so that a missing derivative is an error there,
-not in the middle of a run.
+Here with NumPy, on the host; `_traced` contracts and transposes in JAX. Which route it will be is decided
+when a program is traced, so that a missing derivative is an error there, not in the middle of a run.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ __all__ = [
     "answer_batch",
     "check_possible",
     "find_route",
+    "routes_to",
     "split_operands",
     "takes_batch",
 ]
 
 Vectors = Sequence[Sequence[np.ndarray]]
 Route = Callable[[Site, Request, Any, Vectors], Mapping[str, Any]]
+Routes = Mapping[str, tuple[tuple[str, Route], ...]]
 
 
 def answer(site: Site, request: Request, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -106,17 +108,17 @@ def split_operands(
     return primals, vectors
 
 
-def find_route(site: Site, request: Request) -> Route:
-    """The first route to an answer that the target has.
+def find_route(site: Site, request: Request, routes: Routes | None = None) -> Route:
+    """The first route to an answer that the target has; on the host, where no others are given.
 
     Raises:
         CapabilityError: none; says which endpoint would help.
     """
-    routes = _ROUTES.get(request.name, ())
-    for endpoint, route in routes:
+    candidates = (routes or _ON_HOST).get(request.name, ())
+    for endpoint, route in candidates:
         if endpoint in site.target.endpoints:
             return route
-    raise _no_route(site, request, [endpoint for endpoint, _ in routes])
+    raise _no_route(site, request, [endpoint for endpoint, _ in candidates])
 
 
 _ADVICE = {
@@ -152,24 +154,22 @@ def _sides(site: Site, request: Request) -> tuple[tuple[str, ...], tuple[str, ..
     return (wanted, given) if request.result.side == "inputs" else (given, wanted)
 
 
-def _ask(kind: DerivativeKind) -> Route:
-    def route(site: Site, request: Request, inputs: Any, vectors: Vectors) -> Mapping[str, Any]:
-        vector = _by_path(site, request.slots[0], vectors[0])
-        return site.target.derivative(kind, inputs, *_sides(site, request), vector)
-
-    return route
+def _ask(site: Site, request: Request, inputs: Any, vectors: Vectors) -> Mapping[str, Any]:
+    vector = _by_path(site, request.slots[0], vectors[0])
+    return site.target.derivative(_PRODUCTS[request.name], inputs, *_sides(site, request), vector)
 
 
-def _contract_jacobian(kind: DerivativeKind) -> Route:
-    def route(site: Site, request: Request, inputs: Any, vectors: Vectors) -> Mapping[str, Any]:
-        def jacobian(_: Any, input_paths: Any, output_paths: Any) -> Mapping[str, Any]:
-            paths = sorted(input_paths), sorted(output_paths)
-            return site.target.derivative(JACOBIAN, inputs, *paths, None)
+def _contract_jacobian(
+    site: Site, request: Request, inputs: Any, vectors: Vectors
+) -> Mapping[str, Any]:
+    def jacobian(_: Any, input_paths: Any, output_paths: Any) -> Mapping[str, Any]:
+        paths = sorted(input_paths), sorted(output_paths)
+        return site.target.derivative(JACOBIAN, inputs, *paths, None)
 
-        vector = _by_path(site, request.slots[0], vectors[0])
-        return product_from_jacobian(kind, jacobian, inputs, *_sides(site, request), vector)
-
-    return route
+    vector = _by_path(site, request.slots[0], vectors[0])
+    return product_from_jacobian(
+        _PRODUCTS[request.name], jacobian, inputs, *_sides(site, request), vector
+    )
 
 
 def _transpose_by_basis(
@@ -181,18 +181,7 @@ def _transpose_by_basis(
     along = _by_path(site, request.slots[0], vectors[0])
 
     def entry(unit: list[np.ndarray]) -> Any:
-        return _pairing(route(site, flipped, inputs, [unit]), along)
-
-    return _entries(site, request.result, entry)
-
-
-def _second_jvp(site: Site, request: Request, inputs: Any, vectors: Vectors) -> Mapping[str, Any]:
-    """Entry i of H[v, w] is Re⟨Hᵀ[eᵢ, w], v⟩."""
-    flipped = request.transposed(0, request.result)
-    along = _by_path(site, request.slots[0], vectors[0])
-
-    def entry(unit: list[np.ndarray]) -> Any:
-        return _pairing(_hessian_vector_product(site, flipped, inputs, [unit, vectors[1]]), along)
+        return _pairing(route(site, flipped, inputs, [unit, *vectors[1:]]), along)
 
     return _entries(site, request.result, entry)
 
@@ -267,17 +256,21 @@ def _dense(block: Any) -> Any:
 
 
 _PRODUCTS: dict[str, DerivativeKind] = {"jvp": JVP, "vjp": VJP}
-_ROUTES: dict[str, tuple[tuple[str, Route], ...]] = {
-    "jvp": (
-        (JVP.endpoint, _ask(JVP)),
-        (JACOBIAN.endpoint, _contract_jacobian(JVP)),
-        (VJP.endpoint, _transpose_by_basis),
-    ),
-    "vjp": (
-        (VJP.endpoint, _ask(VJP)),
-        (JACOBIAN.endpoint, _contract_jacobian(VJP)),
-        (JVP.endpoint, _transpose_by_basis),
-    ),
-    "hvp": ((HESSIAN_VECTOR_PRODUCT, _hessian_vector_product),),
-    "second_jvp": ((HESSIAN_VECTOR_PRODUCT, _second_jvp),),
-}
+
+
+def routes_to(contract: Route, transpose: Route) -> Routes:
+    """The routes to every product, best first, each with the endpoint that it needs.
+
+    Args:
+        contract: a product from the Jacobian.
+        transpose: a product from products with the transpose, in the first slot.
+    """
+    return {
+        "jvp": ((JVP.endpoint, _ask), (JACOBIAN.endpoint, contract), (VJP.endpoint, transpose)),
+        "vjp": ((VJP.endpoint, _ask), (JACOBIAN.endpoint, contract), (JVP.endpoint, transpose)),
+        "hvp": ((HESSIAN_VECTOR_PRODUCT, _hessian_vector_product),),
+        "second_jvp": ((HESSIAN_VECTOR_PRODUCT, transpose),),
+    }
+
+
+_ON_HOST = routes_to(_contract_jacobian, _transpose_by_basis)

@@ -19,16 +19,14 @@ import numpy as np
 from chainrule.bridge._host import Call
 from chainrule.bridge._inline import NOT_TRACEABLE, NotTraceableError, call_inline
 from chainrule.bridge._requests import Request, Space
-from chainrule.bridge._routes import find_route, split_operands
+from chainrule.bridge._routes import find_route, routes_to, split_operands
 from chainrule.bridge._site import Port, Site, check_result
-from chainrule.bridge._target import HESSIAN_VECTOR_PRODUCT
 from chainrule.bridge._types import ArrayType
-from chainrule.runtime._derivatives import JACOBIAN, JVP, VJP
+from chainrule.runtime._derivatives import JACOBIAN, VJP
 
 __all__ = ["trace_call"]
 
 Vectors = Sequence[Sequence[Any]]
-_ENDPOINTS = {"jvp": JVP.endpoint, "vjp": VJP.endpoint, "hvp": HESSIAN_VECTOR_PRODUCT}
 
 
 def trace_call(call: Call, *operands: Any) -> list[Any]:
@@ -85,17 +83,11 @@ def _with_tracers(site: Site) -> Site:
 
 
 def _product(site: Site, request: Request, inputs: Any, vectors: Vectors) -> Mapping[str, Any]:
-    """A product by the endpoint itself, by the Jacobian, or by unit vectors; cf. `_routes`."""
-    endpoints = site.target.endpoints
-    if _ENDPOINTS.get(request.name) in endpoints:
-        return find_route(site, request)(site, request, inputs, vectors)
-    if JACOBIAN.endpoint in endpoints and len(request.slots) == 1:
-        return _contract_jacobian(site, request, inputs, vectors[0])
-    return _transpose(site, request, inputs, vectors)
+    return find_route(site, request, _IN_PROGRAM)(site, request, inputs, vectors)
 
 
 def _contract_jacobian(
-    site: Site, request: Request, inputs: Any, vector: Sequence[Any]
+    site: Site, request: Request, inputs: Any, vectors: Vectors
 ) -> Mapping[str, Any]:
     given, wanted = request.slots[0].paths(site), request.result.paths(site)
     is_jvp = request.name == "jvp"
@@ -107,15 +99,13 @@ def _contract_jacobian(
             return jnp.tensordot(blocks[path][other], along, along.ndim)
         return jnp.tensordot(along, blocks[other][path], along.ndim)
 
-    pairs = list(zip(given, vector, strict=True))
+    pairs = list(zip(given, vectors[0], strict=True))
     return {path: sum(term(path, other, along) for other, along in pairs) for path in wanted}
 
 
 def _transpose(site: Site, request: Request, inputs: Any, vectors: Vectors) -> Mapping[str, Any]:
     """A form linear in u, from one that is linear in v: Re⟨A v, u⟩ = Re⟨Aᵀ u, v⟩ for all unit vectors u."""
     flipped = request.transposed(0, request.result)
-    if _ENDPOINTS.get(flipped.name) not in site.target.endpoints:
-        raise NotTraceableError
     along = dict(zip(request.slots[0].paths(site), vectors[0], strict=True))
     types = request.result.types(site)
 
@@ -134,6 +124,9 @@ def _transpose(site: Site, request: Request, inputs: Any, vectors: Vectors) -> M
 
     found = [entries(position, type_) for position, type_ in enumerate(types)]
     return dict(zip(request.result.paths(site), found, strict=True))
+
+
+_IN_PROGRAM = routes_to(_contract_jacobian, _transpose)
 
 
 def _jacobian(site: Site, rows: Space, columns: Space, inputs: Any) -> list[Any]:
