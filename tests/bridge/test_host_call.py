@@ -312,6 +312,19 @@ def test_the_first_of_several_calls_is_started_early_too():
         np.testing.assert_allclose(both(X, 2 * X), (X + 1) @ (2 * X + 1))
 
 
+def test_starting_calls_early_leaves_others_alone():
+    """A ticket is a constant at the end of a call's operands, and so may be what another call takes."""
+    scale = from_callable(lambda x, factor: x * factor, abstract=lambda x, factor: x)
+    remotes = [Remote(threading.Barrier(1)) for _ in range(2)]
+
+    @jax.jit
+    def program(x):
+        asked = [apply_component(remote, {"x": x})["y"] for remote in remotes]
+        return sum(asked, scale(x, 5.0) + scale(x, np.int32(7)))
+
+    np.testing.assert_allclose(program(X), 12 * X + 2 * (X + 1))
+
+
 def test_the_only_call_of_a_program_is_one_call():
     remote = Remote(threading.Barrier(1))
     one = jax.jit(lambda x: apply_component(remote, {"x": x})["y"])

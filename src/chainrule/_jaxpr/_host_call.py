@@ -106,25 +106,26 @@ def lower_overlapping(
     The only call of a program has nothing to overlap with: its ticket is `NOT_STARTED`, and `finish` does it
     all. If another call follows, the first one gets its start then.
     """
+    taken = (*ctx.avals_in, _TICKET)
     starter = register_function(start, ctx.avals_in, [_TICKET])
-    ctx.module_context.add_keepalive(starter)
+    finisher = register_function(finish, taken, ctx.avals_out)
     earlier = [each for each in ctx.module_context.keepalives if isinstance(each, _Lowered)]
-    ctx.module_context.add_keepalive(_Lowered(starter, tuple(ctx.avals_in)))
+    ctx.module_context.add_keepalive(_Lowered(starter, finisher, tuple(ctx.avals_in)))
     if not earlier and _is_in_main():
         ticket = mlir.ir_constant(np.int32(NOT_STARTED))
     else:
         for each in earlier[:1]:
             _start_early(ctx, each)
         ticket = _emit(ctx.replace(avals_out=[_TICKET]), operands, starter)[0]
-    ctx = ctx.replace(avals_in=[*ctx.avals_in, _TICKET])
-    return _ffi_call(ctx, [*operands, ticket], finish)
+    return _emit(ctx.replace(avals_in=taken), [*operands, ticket], finisher)
 
 
 @dataclass(frozen=True)
 class _Lowered:
-    """A call that a module has: how it is started, and what it takes."""
+    """A call that a module has: how it is started and finished, and what it takes."""
 
     starter: HostTarget
+    finisher: HostTarget
     avals_in: tuple[Any, ...]
 
 
@@ -141,7 +142,7 @@ def _start_early(ctx: Any, lowered: _Lowered) -> None:
     alone = []
 
     def visit(operation: Any) -> Any:
-        if _is_unstarted(operation):
+        if _is_unstarted(operation, lowered.finisher):
             alone.append(operation)
         return mlir.ir.WalkResult.ADVANCE
 
@@ -153,12 +154,20 @@ def _start_early(ctx: Any, lowered: _Lowered) -> None:
             operation.operands[len(operands)] = _emit(started, operands, lowered.starter)[0]
 
 
-def _is_unstarted(operation: Any) -> bool:
-    if operation.name != "stablehlo.custom_call" or not len(operation.operands):
+def _is_unstarted(operation: Any, finisher: HostTarget) -> bool:
+    """Whether this is the call that finishes, and its ticket, the last operand, is `NOT_STARTED`."""
+    if operation.name != "stablehlo.custom_call" or _number_of(operation) != finisher.number:
         return False
-    target = mlir.ir.StringAttr(operation.attributes["call_target_name"]).value
     ticket = operation.operands[len(operation.operands) - 1].owner
-    return target == TARGET and getattr(ticket, "name", None) == "stablehlo.constant"
+    return getattr(ticket, "name", None) == "stablehlo.constant"
+
+
+def _number_of(operation: Any) -> int | None:
+    """Which host function a custom call calls, if it is one of ours."""
+    if mlir.ir.StringAttr(operation.attributes["call_target_name"]).value != TARGET:
+        return None
+    attributes = mlir.ir.DictAttr(operation.attributes["mhlo.backend_config"])
+    return mlir.ir.IntegerAttr(attributes["number"]).value
 
 
 def _ffi_call(ctx: Any, operands: Sequence[Any], function: HostFunction) -> Sequence[Any]:
