@@ -215,6 +215,11 @@ def vmap_of_jacrev(f):
 
 
 @first_order
+def jit_of_vmap_of_jacfwd(f):
+    return jax.jit(jax.vmap(jax.jacfwd(f, argnums=(0, 1))))(*batch())
+
+
+@first_order
 def vmap_over_cotangents(f):
     _, pull = jax.vjp(_y(f), *point())
     return jax.vmap(pull)(jnp.eye(2, 3))

@@ -107,7 +107,7 @@ def test_a_jax_component_on_the_host_outside_of_jit(name):
     check(matrix.FIRST_ORDER[name](_from_component(component("jax_component"), inline=False)), name)
 
 
-@pytest.mark.parametrize("name", ["jit", "jit_of_grad", "scan", "cond"])
+@pytest.mark.parametrize("name", ["jit", "jit_of_grad", "jit_of_vmap_of_jacfwd", "scan", "cond"])
 def test_a_jax_component_is_never_run_inside_a_host_call(name):
     """It deadlocks there, so its endpoints are traced; see `docs/how-to/compose-in-jax.md`."""
     f = _from_component(component("jax_component"), inline=False)

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax._src import callback as _callback
 from jax._src import checkify as _checkify
+from jax._src import dispatch as _dispatch
 from jax._src import sharding_impls as _sharding_impls
 from jax._src.interpreters import mlir as _mlir
 from jax.extend.core import Primitive
@@ -78,7 +79,11 @@ def uses_ffi(ctx: Any) -> bool:
 
 
 def register_call(primitive: Primitive, rule: Callable[..., Sequence[Any]]) -> None:
-    """Register a lowering that uses `lower_overlapping`: it has to see every call, also equal ones."""
+    """Register a lowering that uses `lower_overlapping`: it has to see every call, also equal ones.
+
+    It knows the devices, as those of JAX's callbacks do: what it makes part of the program may need them.
+    """
+    _dispatch.prim_requires_devices_during_lowering.add(primitive)
     knows = signature(mlir.register_lowering).parameters
     # Where JAX cannot do without its cache, calls are lowered outside of the program, and all get a start.
     options: dict[str, Any] = {"cacheable": False} if "cacheable" in knows else {}
