@@ -125,6 +125,14 @@ def test_orders_are_values():
     np.testing.assert_allclose(jacobian(residual, order=order)(V), jax.jacrev(residual)(V))
 
 
+def test_an_order_found_in_a_batch_job_fits_in_a_notebook(monkeypatch):
+    """JAX prints programs in colours on a terminal and in a notebook."""
+    order = find_order(residual, V, budget_s=0.05)
+    monkeypatch.setattr("jax._src.pretty_printer.CAN_USE_COLOR", True)
+    assert "\x1b" in str(jax.make_jaxpr(residual)(V))
+    np.testing.assert_allclose(jacobian(residual, order=order)(V), jax.jacrev(residual)(V))
+
+
 def test_orders_made_by_hand_are_values_too():
     order = Order([1, [2, 3], np.int64(4)], "a" * 32)
     assert order.vertices == (1, (2, 3), 4)

@@ -1,12 +1,12 @@
-"""Where in the user's source an equation comes from."""
+"""A program as text, and where in the user's source an equation comes from."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chainrule._jaxpr._names import JaxprEqn, user_frame_of
+from chainrule._jaxpr._names import Jaxpr, JaxprEqn, user_frame_of
 
-__all__ = ["SourceLocation", "locate"]
+__all__ = ["SourceLocation", "locate", "plain_text"]
 
 
 @dataclass(frozen=True)
@@ -27,3 +27,8 @@ def locate(eqn: JaxprEqn) -> SourceLocation | None:
     if frame is None:
         return None
     return SourceLocation(frame.file_name, frame.start_line, frame.function_name)
+
+
+def plain_text(jaxpr: Jaxpr) -> str:
+    """A program as JAX prints it, never in colours: `str` writes those on a terminal and in a notebook."""
+    return jaxpr.pretty_print(use_color=False)

@@ -19,7 +19,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from chainrule._errors import CapabilityError
-from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, Rewriter, bind_equation, evaluate, walk
+from chainrule._jaxpr import (
+    ClosedJaxpr,
+    JaxprEqn,
+    Rewriter,
+    bind_equation,
+    evaluate,
+    plain_text,
+    walk,
+)
 from chainrule._trees import LRUCache
 from chainrule.elimination._graph import Graph
 from chainrule.elimination._rules import as_real, real_shape
@@ -125,7 +133,7 @@ def _with_its_rule(
 
 def _identity(program: ClosedJaxpr) -> str | None:
     """A name for everything that decides a pattern, values of constants included; `None` if there is none."""
-    digest = hashlib.sha256(str(program.jaxpr).encode())
+    digest = hashlib.sha256(plain_text(program.jaxpr).encode())
     for const in program.consts:
         try:
             array = np.asarray(const)

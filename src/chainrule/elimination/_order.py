@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from chainrule._errors import InputError
+from chainrule._jaxpr import plain_text
 from chainrule.elimination._eliminate import Step
 from chainrule.elimination._graph import Graph
 from chainrule.elimination._html import order_html
@@ -31,7 +32,7 @@ def fingerprint(graph: Graph) -> str:
     jaxpr = graph.program.jaxpr
     places = {var: k for k, var in enumerate((*jaxpr.constvars, *jaxpr.invars))}
     wanted = [places[var] for var in graph.inputs]
-    text = _ADDRESS.sub("", str(jaxpr))
+    text = _ADDRESS.sub("", plain_text(jaxpr))
     content = json.dumps([COST_MODEL, text, wanted, len(graph.targets)])
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 

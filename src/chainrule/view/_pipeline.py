@@ -13,7 +13,7 @@ from typing import Any, Literal
 import jax
 from rich.table import Table
 
-from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, Var, evaluate, locate, trace
+from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, Var, evaluate, locate, plain_text, trace
 from chainrule._jaxpr import Literal as Constant
 from chainrule.elimination._work import program_work
 from chainrule.runtime._schema import describe_array
@@ -287,7 +287,7 @@ def _details(part: Part) -> str:
     """The equations of a part; only as many as somebody might read."""
     if part.operations is None:
         return ""
-    lines = str(part.program.jaxpr).splitlines()
+    lines = plain_text(part.program.jaxpr).splitlines()
     shown = "\n".join(lines[:_MOST_LINES])
     more = f"\n… {len(lines) - _MOST_LINES} more lines" if len(lines) > _MOST_LINES else ""
     title = escape(f"{part.name}, {part.detail}: {part.cost}")
