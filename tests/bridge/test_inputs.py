@@ -1,5 +1,6 @@
 """What can be handed to a component: the columns of the test matrix that are about data."""
 
+import copy
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
@@ -388,3 +389,33 @@ def test_how_a_result_may_be_described():
         jax.eval_shape(from_callable(np.sin, abstract=lambda x: x.shape), X)
     with pytest.raises(CapabilityError, match='`abstract="evaluate"` of a callable'):
         jax.eval_shape(from_callable(np.sin), X)
+
+
+class Described:
+    """A component that is known by its document, as a served one is; tuples are spelled as the peer does."""
+
+    server_capabilities = object()
+
+    def __init__(self, component):
+        self.available_endpoints = component.available_endpoints
+        self.openapi_schema = copy.deepcopy(component.openapi_schema)
+        model = self.openapi_schema["components"]["schemas"]["ApplyInputSchema"]
+        arrays = model["differentiable_arrays"]
+        model["differentiable_arrays"] = {"moving.[]": arrays["moving.[0]"]}
+        self.apply, self.abstract_eval = component.apply, component.abstract_eval
+
+
+def test_tuples_of_an_array_and_a_number_are_read_from_the_document():
+    @component
+    def weighted(
+        fixed: tuple[Array[("n",), Float64], int],
+        moving: tuple[Differentiable[Array[("n",), Float64]], int],
+    ) -> Vector:
+        return fixed[0] * fixed[1] + moving[0] * moving[1]
+
+    def f(x, y):
+        return apply_component(described, {"fixed": (x, 2), "moving": (y, 3)})["result"]
+
+    described = Described(weighted)
+    for call in (f, jax.jit(f)):
+        np.testing.assert_allclose(call(X, np.float32(X)), 5 * X, rtol=1e-6)

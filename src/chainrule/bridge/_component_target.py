@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
@@ -28,6 +29,7 @@ from chainrule.runtime._schema._dtypes import numpy_dtype
 __all__ = ["ComponentTarget", "as_target"]
 
 _REMOTE_CONCURRENCY = 32
+_INDEX = re.compile(r"\[\d+\]")
 
 
 class ComponentTarget(Target):
@@ -291,7 +293,11 @@ def _array_inputs(component: Any) -> dict[str, str | None]:
         return {path: spec.dtype for path, spec in array_leaves(component.input_schema).items()}
     arrays = array_patterns_of_document(component.openapi_schema, "Apply_InputSchema")
     dtypes = {path: _dtype_of(spec) for path, spec in _differentiable(component, "inputs").items()}
-    return {**arrays, **dtypes}
+    # The peer calls all places of a tuple `[]`; its document knows which of them hold arrays.
+    peers = {path: _INDEX.sub("[]", path) for path in arrays}
+    tuples = {path for place, path in peers.items() if place != path}
+    told = {path: dtype for path, dtype in dtypes.items() if path not in tuples}
+    return {path: dtypes.get(spelled) for path, spelled in peers.items()} | told
 
 
 def _dtype_of(spec: Any) -> str | None:

@@ -86,6 +86,8 @@ def _walk(
         return
     for name, part in properties.items():
         yield from _walk(part, _join(prefix, name), schemas, parents)
+    for number, part in enumerate(schema.get("prefixItems", ())):
+        yield from _walk(part, _join(prefix, f"[{number}]"), schemas, parents)
     for key, segment in (("items", "[]"), ("additionalProperties", "{}")):
         if isinstance(schema.get(key), Mapping):
             yield from _walk(schema[key], _join(prefix, segment), schemas, parents)
