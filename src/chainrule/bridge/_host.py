@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from chainrule._errors import ComponentError
+from chainrule.bridge._copying import copy_into
 from chainrule.bridge._failures import report_failure
 from chainrule.bridge._native_batching import BY_DECLARATION, check_first_example
 from chainrule.bridge._requests import Request
@@ -147,7 +148,7 @@ def _compute_at_once(
 def _store(values: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
     for value, result in zip(values, results, strict=True):
         # An example of a batch has one axis more (see `compute`); shapes are checked before.
-        result[...] = value if value.shape == result.shape else value.reshape(result.shape)
+        copy_into(result, value if value.shape == result.shape else value.reshape(result.shape))
 
 
 def _concurrency(site: Site) -> int:

@@ -18,6 +18,7 @@ import numpy as np
 
 from chainrule._jaxpr._host_call import NOT_STARTED
 from chainrule._trees import LRUCache
+from chainrule.bridge._copying import copy_into
 from chainrule.bridge._failures import report_failure
 from chainrule.bridge._host import HostCall, compute
 
@@ -60,7 +61,7 @@ class _Work:
                 compute(self._call.call, self._operands, results)
             else:
                 for value, result in zip(future.result(), results, strict=True):
-                    result[...] = value
+                    copy_into(result, value)
         finally:
             self._operands.clear()  # an exception keeps the frames, and they keep this
 
