@@ -322,6 +322,19 @@ def test_without_x64_narrowed_results_are_told_outside_of_jit_too():
     assert y.dtype == np.float32
 
 
+@pytest.mark.parametrize(
+    "transform", [lambda f: f, jax.jit, jax.grad], ids=["eager", "jit", "grad"]
+)
+def test_without_x64_the_warning_points_to_the_callers_line(transform):
+    wide = from_callable(
+        np.float64, jvp=lambda x, v: v[0], abstract=jax.ShapeDtypeStruct((), np.float64)
+    )
+    for call in (wide, lambda x: scaled(x=x[None])["y"].sum()):
+        with jax.enable_x64(False), pytest.warns(PrecisionWarning) as caught:
+            transform(lambda x, call=call: call(x))(np.ones((), "float32"))
+        assert {each.filename for each in caught} == {__file__}
+
+
 def test_shapes_may_be_given_as_an_array():
     f = from_callable(lambda x: x[:2], abstract=np.zeros(2))
     np.testing.assert_array_equal(jax.jit(f)(X), X[:2])

@@ -6,6 +6,7 @@ JAX is configured to hold, and derivatives have the dtype of what they are deriv
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -33,5 +34,17 @@ def warn_if_narrowed(target: Target, dtypes: Mapping[str, np.dtype[Any]]) -> Non
             f"{target.name} declares 64 bits and JAX holds 32: {', '.join(narrowed)}. Call "
             '`jax.config.update("jax_enable_x64", True)` at the start of your program to keep all digits.',
             PrecisionWarning,
-            stacklevel=5,
+            stacklevel=_callers_level(),
         )
+
+
+def _callers_level() -> int:
+    """The `stacklevel`, for whoever calls this, of the code that called this library."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and _is_ours(frame.f_globals):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _is_ours(names: Mapping[str, Any]) -> bool:
+    return names.get("__name__", "").partition(".")[0] == __package__.partition(".")[0]
