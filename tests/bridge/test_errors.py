@@ -7,6 +7,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -196,10 +197,11 @@ def test_keyboard_interrupt_does_not_become_a_number():
 
 
 def test_nans_are_reported_with_their_component():
-    f = from_callable(lambda x: x * np.nan, abstract=lambda x: x, name="broken solver")
+    f = from_callable(lambda x: x * x.dtype.type("nan"), abstract=lambda x: x, name="broken solver")
     with jax.debug_nans(True):
-        with pytest.raises(FloatingPointError, match="broken solver"):
-            f(X)
+        for dtype in (float, "float16", "bfloat16"):
+            with pytest.raises(FloatingPointError, match="broken solver returned NaN"):
+                f(jnp.asarray(X, dtype))
         with pytest.raises(FloatingPointError):
             jax.jit(f)(X)
     from jax.experimental import checkify

@@ -163,6 +163,11 @@ def test_export_with_fixed_and_symbolic_shapes():
         jax.ShapeDtypeStruct((n,), np.float64)
     )
     np.testing.assert_allclose(symbolic.call(np.ones(5)), 2 * np.ones(5))
+    with pytest.raises(CapabilityError, match="exported") as caught:
+        jax.export.export(
+            jax.jit(lambda x: apply_component(power, {"x": x, "scale": 2.0}, inline=False))
+        )(symbolic.in_avals[0])
+    assert caught.value.code == "not_exportable"
 
 
 def test_without_x64_there_is_a_rule_and_a_warning():

@@ -14,12 +14,12 @@ from chainrule._jaxpr import is_staging
 from chainrule._trees import is_arraylike, map_with_paths
 from chainrule.bridge._callable import CallableTarget, positional_arguments
 from chainrule.bridge._component_target import as_target
-from chainrule.bridge._inline import NotTraceableError, call_inline
+from chainrule.bridge._inline import NotTraceableError, call_inline, has_symbolic_size
 from chainrule.bridge._inputs import take_inputs_apart
 from chainrule.bridge._operands import as_operand, check_statics, hand_out
 from chainrule.bridge._options import Effects, Options, VmapMethod
 from chainrule.bridge._precision import warn_if_narrowed
-from chainrule.bridge._primitive import call_site, check_nans
+from chainrule.bridge._primitive import call_site, check_nans, not_exportable
 from chainrule.bridge._site import find_site
 from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._tagged import is_captured, open_target, sow_cotangents, sow_values
@@ -200,6 +200,8 @@ def _call(target: Target, inputs: Any, options: Options, *, inline: bool) -> Any
             return call_inline(target, skeleton, arrays)
         except NotTraceableError:
             pass
+    if any(map(has_symbolic_size, arrays)):
+        raise not_exportable(target)
     types = [ArrayType(array.shape, array.dtype) for array in arrays]
     site = find_site(target, options, skeleton, types, jax.dtypes.canonicalize_dtype)
     warn_if_narrowed(target, {p.path: p.wire_dtype or p.type.dtype for p in site.outputs})

@@ -21,7 +21,7 @@ from chainrule.bridge._target import Target
 from chainrule.bridge._types import ArrayType, dtype_to_send
 from chainrule.runtime._schema._dimensions import DimensionTable
 
-__all__ = ["NOT_TRACEABLE", "NotTraceableError", "call_inline"]
+__all__ = ["NOT_TRACEABLE", "NotTraceableError", "call_inline", "has_symbolic_size"]
 
 NOT_TRACEABLE = (
     jax.errors.ConcretizationTypeError,
@@ -68,7 +68,7 @@ def call_inline(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> An
 
 def _fit(target: Target, path: str, result: Any, sizes: DimensionTable) -> Any:
     """A result as the schema declares it, which its endpoint would make of it."""
-    if _has_symbolic_size(result):
+    if has_symbolic_size(result):
         return result
     found = ArrayType(tuple(result.shape), np.dtype(result.dtype))
     wanted = target.fit_output(path, found, sizes)
@@ -76,7 +76,7 @@ def _fit(target: Target, path: str, result: Any, sizes: DimensionTable) -> Any:
     return _cast(shaped, wanted.dtype)
 
 
-def _has_symbolic_size(array: Any) -> bool:
+def has_symbolic_size(array: Any) -> bool:
     """Sizes of `jax.export`, which no schema knows."""
     return any(not isinstance(size, int) for size in array.shape)
 
@@ -95,7 +95,7 @@ def _complete(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> Comp
         ArrayType(tuple(array.shape), dtype_to_send(array.dtype, target.input_dtype(path)))
         for path, array in zip(skeleton.paths, arrays, strict=True)
     )
-    if any(map(_has_symbolic_size, arrays)):
+    if any(map(has_symbolic_size, arrays)):
         return skeleton, list(types), {}
     known: LRUCache[Hashable, Completed] = target.memory("completed")
     key = skeleton.signature(types)

@@ -41,8 +41,9 @@ from chainrule.bridge._requests import apply_request
 from chainrule.bridge._site import Site
 from chainrule.bridge._target import Target
 from chainrule.bridge._traced import trace_call
+from chainrule.bridge._types import is_inexact
 
-__all__ = ["call_site", "check_nans"]
+__all__ = ["call_site", "check_nans", "not_exportable"]
 
 
 def call_site(site: Site, arrays: Sequence[Any]) -> list[Any]:
@@ -63,10 +64,9 @@ def check_nans(target: Target, paths: Sequence[str], results: Sequence[Any]) -> 
         return
     for path, result in zip(paths, results, strict=False):
         array = np.asarray(result)
-        if array.dtype.kind in "fc" and np.isnan(array).any():
-            raise FloatingPointError(
-                f"{target.name} returned NaN at `{path}` (jax_debug_nans is on)."
-            )
+        if is_inexact(array.dtype) and np.isnan(array).any():
+            where = f" at `{path}`" if path else ""
+            raise FloatingPointError(f"{target.name} returned NaN{where} (jax_debug_nans is on).")
 
 
 def _evaluate_abstractly(*operands: Any, call: Call) -> tuple[list[Any], set[Any]]:
@@ -79,15 +79,20 @@ def _lower(ctx: Any, *operands: Any, call: Call) -> Sequence[Any]:
     if target.runs_jax:
         return _lower_traced(ctx, *operands, call=call)
     if is_exporting(ctx):
-        raise CapabilityError(
-            f"{target.name} is called on this host and cannot be part of an exported program. Only "
-            "components written in JAX that run in this process can: they become part of the program.",
-            code="not_exportable",
-        )
+        raise not_exportable(target)
     function = host_call(call)
     if target.is_remote and not _is_ordered(call) and uses_ffi(ctx):
         return lower_overlapping(ctx, *operands, **overlapping_pair(function))
     return lower_host_call(ctx, *operands, function=function, ordered=_is_ordered(call))
+
+
+def not_exportable(target: Target) -> CapabilityError:
+    """What to raise where `jax.export`, or a symbolic shape, which only `jax.export` has, meets a call."""
+    return CapabilityError(
+        f"{target.name} is called on this host and cannot be part of an exported program. Only "
+        "components written in JAX that run in this process can: they become part of the program.",
+        code="not_exportable",
+    )
 
 
 def _lower_traced(ctx: Any, *operands: Any, call: Call) -> Sequence[Any]:
