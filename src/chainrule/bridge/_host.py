@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from chainrule._errors import ComponentError
-from chainrule.bridge._copying import copy_into
 from chainrule.bridge._failures import report_failure
 from chainrule.bridge._native_batching import BY_DECLARATION, check_first_example
 from chainrule.bridge._requests import Request
 from chainrule.bridge._routes import answer, answer_batch, takes_batch
 from chainrule.bridge._site import Site
 from chainrule.bridge._types import ArrayType
+from chainrule.runtime._copying import copy_into
 
 __all__ = ["Batch", "Call", "HostCall", "compute", "host_call"]
 

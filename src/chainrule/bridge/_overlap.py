@@ -18,9 +18,9 @@ import numpy as np
 
 from chainrule._jaxpr._host_call import NOT_STARTED
 from chainrule._trees import LRUCache
-from chainrule.bridge._copying import copy_into
 from chainrule.bridge._failures import report_failure
 from chainrule.bridge._host import HostCall, compute
+from chainrule.runtime._copying import copy_into
 
 __all__ = ["FinishCall", "StartCall", "overlapping_pair"]
 

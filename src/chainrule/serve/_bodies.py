@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from chainrule._errors import ChainruleError, DecodeError, LimitError, StorageError
+from chainrule.runtime._copying import write_pieces
 from chainrule.runtime._samehost import INLINE_BYTES, Segment, SegmentPool
 from chainrule.serve._calls import unavailable
 from chainrule.serve._process import SegmentBody
@@ -203,7 +204,7 @@ def place_body(
     if segments is None or len(content) <= INLINE_BYTES:
         return content
     segment, done = _take(len(content), segments, forget)
-    segment.array(len(content)).data[:] = content
+    write_pieces(segment.array(len(content)), [content])
     return SegmentBody(segment, len(content), done)
 
 

@@ -6,6 +6,7 @@ import weakref
 from typing import Any, NamedTuple
 
 from chainrule._errors import ChainruleError, DecodeError
+from chainrule.runtime._copying import write_pieces
 from chainrule.runtime._samehost import INLINE_BYTES, Message, SegmentCache, SegmentPool
 from chainrule.serve._answering import Answerer
 from chainrule.serve._calls import Call, Cancelled, Reply
@@ -107,9 +108,6 @@ class Desk:
         if nbytes <= INLINE_BYTES:
             return StoredReply(header, b"".join(reply.pieces), ())
         segment = self.own.take(nbytes)
-        target, position = segment.array(nbytes).data, 0
-        for piece in reply.pieces:
-            target[position : position + len(piece)] = piece
-            position += len(piece)
+        write_pieces(segment.array(nbytes), reply.pieces)
         header["segment"] = [segment.key, nbytes]
         return StoredReply(header, b"", (segment.descriptor,))

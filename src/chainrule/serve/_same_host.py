@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 from chainrule._errors import CapabilityError, ChainruleError, DecodeError, LimitError
+from chainrule.runtime._copying import write_pieces
 from chainrule.runtime._samehost import (
     INLINE_BYTES,
     Message,
@@ -251,10 +252,7 @@ class _Connection:
             body = [b"".join(reply.pieces)]
             return Reply(reply.status, reply.content_type, body, reply.retry_after_s)
         segment = self._own.take(nbytes)
-        target, position = segment.array(nbytes).data, 0
-        for piece in reply.pieces:
-            target[position : position + len(piece)] = piece
-            position += len(piece)
+        write_pieces(segment.array(nbytes), reply.pieces)
         key = segment.key
         stored = StoredBody(key, segment, nbytes, lambda: self._own.give_back(key))
         return Reply(reply.status, reply.content_type, [], stored=stored)

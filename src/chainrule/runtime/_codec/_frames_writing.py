@@ -22,6 +22,7 @@ from chainrule.runtime._codec._frames_layout import (
 from chainrule.runtime._codec._lowering import is_array, lower, to_plain, write_json
 from chainrule.runtime._codec._sparse import SparseArray, to_dense
 from chainrule.runtime._codec._tables import table_of
+from chainrule.runtime._copying import write_pieces
 
 __all__ = ["Frames", "encode_frames"]
 
@@ -48,11 +49,7 @@ class Frames:
         Returns:
             The number of bytes written, `nbytes`.
         """
-        view, position = memoryview(target), 0
-        for piece in self.pieces:
-            view[position : position + len(piece)] = piece
-            position += len(piece)
-        return position
+        return write_pieces(target, self.pieces)
 
     def __bytes__(self) -> bytes:
         return b"".join(self.pieces)

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chainrule import from_callable
-from chainrule.bridge import _copying
-from chainrule.bridge._copying import copy_into
+from chainrule.runtime import _copy_team, _copying
+from chainrule.runtime._copying import copy_into, write_pieces
 
 
 @pytest.fixture(autouse=True)
 def team(monkeypatch):
     """Three helpers, however few processors there are, for arrays of any size."""
-    team = _copying._Team(3)
+    team = _copy_team.Team(3)
     monkeypatch.setattr(_copying, "_team", lambda: team)
     monkeypatch.setattr(_copying, "_LARGE_BYTES", 0)
     return team
@@ -55,6 +55,14 @@ def test_a_large_result_of_a_host_call_is_whole(monkeypatch):
     np.testing.assert_array_equal(jax.jit(double)(x), 2 * x)
 
 
+def test_pieces_of_any_size_are_written_one_after_the_other(monkeypatch):
+    monkeypatch.setattr(_copying, "_LARGE_BYTES", 50)
+    pieces = [b"head", memoryview(bytes(range(200))), b"", np.arange(100, dtype=np.uint8).data]
+    target = np.full(400, 255, np.uint8)
+    assert write_pieces(target, pieces) == 304
+    assert bytes(target) == b"".join(pieces) + b"\xff" * 96
+
+
 def test_callers_at_the_same_time_do_not_wait_for_each_other(team):
     with team._busy:
         target = np.zeros(100)
@@ -64,20 +72,20 @@ def test_callers_at_the_same_time_do_not_wait_for_each_other(team):
 
 def test_an_interrupted_copy_leaves_nobody_writing(team, monkeypatch):
     """However often somebody presses Ctrl-C: what was lent is not written once the call is over."""
-    wait_for, presses = _copying._wait_for, iter([True, True, False])
+    wait_for, presses = _copy_team._wait_for, iter([True, True, False])
 
     def interrupted(parts):
         if next(presses):
             raise KeyboardInterrupt
         wait_for(parts)
 
-    monkeypatch.setattr(_copying, "_wait_for", interrupted)
+    monkeypatch.setattr(_copy_team, "_wait_for", interrupted)
     target = np.zeros(100)
     with pytest.raises(KeyboardInterrupt):
         copy_into(target, np.ones(100))
     assert next(presses, None) is None
     target[:] = 5
-    monkeypatch.setattr(_copying, "_wait_for", wait_for)
+    monkeypatch.setattr(_copy_team, "_wait_for", wait_for)
     copy_into(np.zeros(100), np.ones(100))  # every helper has had another turn since
     assert (target == 5).all()
 
@@ -94,7 +102,7 @@ def test_a_forked_child_has_helpers_of_its_own():
     program = """
         import os, sys
         import numpy as np
-        from chainrule.bridge import _copying
+        from chainrule.runtime import _copying
         _copying._LARGE_BYTES = 0
         os.sched_getaffinity = lambda pid: range(4)
         def copies():

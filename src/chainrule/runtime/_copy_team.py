@@ -1,40 +1,19 @@
-"""Large results, copied by several threads.
-
-XLA owns the memory of a program's results, so what a component returns is copied there, and for a large array
-the call is that copy. One core does not use the memory bus of a machine with many: on 16 cores of a Xeon four
-threads copy 4 MB in a third of the time of one. On two cores waking the other one costs what it saves.
-"""
+"""Threads that copy large arrays together; see `_copying`."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import threading
 from collections.abc import Sequence
-from functools import cache
 from queue import SimpleQueue
 
 import numpy as np
 
-__all__ = ["copy_into"]
-
-_LARGE_BYTES = 1 << 21
-_THREADS = 4
+__all__ = ["Team"]
 
 
-def copy_into(target: np.ndarray, source: np.ndarray) -> None:
-    """`target[...] = source` for arrays of one shape, by several threads where that is faster."""
-    plain = (
-        target.nbytes < _LARGE_BYTES
-        or target.dtype != source.dtype  # a conversion warns, or not, as the calling thread says
-        or not (target.flags.c_contiguous and source.flags.c_contiguous)
-    )
-    if plain or not _team().copy(target.reshape(-1), source.reshape(-1)):
-        target[...] = source
-
-
-class _Team:
+class Team:
     """Threads that each copy a part, for one caller at a time."""
 
     def __init__(self, size: int) -> None:
@@ -103,15 +82,3 @@ def _abandon(tasks: Sequence[tuple[_Helper, _Part]]) -> None:
                 part.is_wanted = False
                 helper.parts.put(part)  # it may not have come so far
             _wait_for(parts)
-
-
-@cache
-def _team() -> _Team:
-    processors = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    )
-    return _Team(_THREADS - 1 if (processors or 1) >= _THREADS else 0)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_team.cache_clear)  # threads stay behind
