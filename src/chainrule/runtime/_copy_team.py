@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 import threading
 from collections.abc import Sequence
 from queue import SimpleQueue
@@ -22,7 +23,8 @@ class Team:
 
     def copy(self, target: np.ndarray, source: np.ndarray) -> bool:
         """Copy a vector; `False`, and nothing is done, if there is nobody to help."""
-        if not self._helpers or not self._busy.acquire(blocking=False):
+        # When Python ends, other threads no longer run.
+        if not self._helpers or sys.is_finalizing() or not self._busy.acquire(blocking=False):
             return False
         count = len(self._helpers) + 1
         first, *cuts = (target.size * part // count for part in range(1, count + 1))
