@@ -144,9 +144,14 @@ def test_an_undifferentiable_output_is_constant_forward_and_an_error_backward(un
     tangent = jax.jvp(f, (X,), (X,))[1]
     np.testing.assert_array_equal(tangent["norm"], 0.0)
     np.testing.assert_allclose(jax.jit(jax.grad(lambda x: f(x)["y"].sum()))(X), np.full(3, A))
-    with pytest.raises(CapabilityError, match="`norm`") as caught:
-        jax.grad(lambda x: f(x)["norm"])(X)
-    assert caught.value.code == "output_not_differentiable"
+    push = jax.vmap(jax.linearize(f, X)[1])
+    for gradient in (
+        jax.grad(lambda x: f(x)["norm"]),
+        lambda x: jax.grad(lambda v: push(v)["norm"].sum())(x[None]),
+    ):
+        with pytest.raises(CapabilityError, match="`norm`") as caught:
+            gradient(X)
+        assert caught.value.code == "output_not_differentiable"
     ignored = jax.grad(lambda x: f(x)["y"].sum() + jax.lax.stop_gradient(f(x)["norm"]))(X)
     np.testing.assert_allclose(ignored, np.full(3, A))
 

@@ -2,11 +2,22 @@
 
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
+from pydantic import BaseModel
 
 from chainrule._errors import CapabilityError, InputError
-from chainrule.runtime import Array, Complex128, Differentiable, Float64, component, load_component
+from chainrule.bridge import PrecisionWarning
+from chainrule.runtime import (
+    Array,
+    Complex128,
+    Differentiable,
+    Float64,
+    Int64,
+    component,
+    load_component,
+)
 
 torch = pytest.importorskip("torch")
 func = torch.func
@@ -173,6 +184,53 @@ def test_what_is_not_differentiable():
     assert caught.value.code == "input_not_differentiable"
     apply(scale, x=x, weight=weight.detach())["result"].sum().backward()
     torch.testing.assert_close(x.grad, torch.full((3,), float(A), dtype=torch.float64))
+
+
+class Outputs(BaseModel):
+    y: Differentiable[Array[("n",), Float64]]
+    error: Array[(), Float64]
+    steps: Array[(), Int64]
+
+
+def test_an_output_that_is_not_differentiable_is_constant_forward_and_an_error_backward():
+    @component(derivatives="finite")
+    def solve(x: Differentiable[Array[("n",), Float64]]) -> Outputs:
+        return Outputs(y=x**2, error=x.sum(), steps=3)
+
+    x = X.clone().requires_grad_()
+    out = apply(solve, x=x)
+    (out["y"].sum() + out["error"].detach() + out["steps"]).backward()
+    torch.testing.assert_close(x.grad, 2 * X)
+    for loss in (lambda o: o["error"], lambda o: o["y"].sum() + o["error"]):
+        with pytest.raises(CapabilityError, match=r"`error` f64\[\].*detach") as caught:
+            func.grad(lambda x, loss=loss: loss(apply(solve, x=x)))(X)
+        assert (caught.value.code, caught.value.path) == ("output_not_differentiable", "error")
+    _, tangents = func.jvp(lambda x: apply(solve, x=x), (X,), (X,))
+    torch.testing.assert_close(tangents["y"], 2 * X * X)
+    assert (tangents["error"], tangents["steps"]) == (0, 0)
+
+
+def test_batching_that_torch_keeps_to_itself_is_told_so(ours):
+    for strategy in ("reverse-mode", "forward-mode"):
+        with pytest.raises(CapabilityError, match=r"torch\.func\.jacrev") as caught:
+            torch.autograd.functional.jacobian(
+                lambda x: ours(x, A)["y"], X, vectorize=True, strategy=strategy
+            )
+        assert caught.value.code == "not_batchable"
+
+
+def test_without_x64_a_component_in_jax_is_said_to_compute_in_32_bits():
+    @component(framework="jax")
+    def square(
+        x: Differentiable[Array[("n",), Float64]],
+    ) -> Differentiable[Array[("n",), Float64]]:
+        return x * x
+
+    with jax.enable_x64(False), pytest.warns(PrecisionWarning, match="64 bits") as caught:
+        apply(square, x=X)
+    assert caught[0].filename == __file__
+    with jax.enable_x64(True):
+        apply(square, x=X)
 
 
 def test_numpy_inputs_and_static_fields():

@@ -11,17 +11,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chainrule._errors import InputError
+from chainrule._errors import CapabilityError, InputError
 from chainrule.bridge._host import Batch, Call
 from chainrule.bridge._requests import Request, Space
 from chainrule.bridge._routes import check_possible, split_operands
-from chainrule.bridge._site import Site
+from chainrule.bridge._site import Port, Site
 
 __all__ = [
     "Vectors",
     "check_inputs",
     "differentiable",
     "make_call",
+    "not_differentiable",
     "open_call",
     "pushed_forward",
 ]
@@ -129,3 +130,14 @@ def check_inputs(site: Site, moving: Space) -> None:
             code="input_not_differentiable",
             path=fixed[0].path,
         )
+
+
+def not_differentiable(name: str, port: Port) -> CapabilityError:
+    """What to raise where the gradient of an output is asked for that has none: no silent zero."""
+    return CapabilityError(
+        f"The gradient of `{port.path}` {port.type} of {name} was asked for, which is not marked "
+        "`Differentiable`. Mark it in the component's OutputSchema, or stop the gradient after the call "
+        "(`jax.lax.stop_gradient`, `Tensor.detach`).",
+        code="output_not_differentiable",
+        path=port.path,
+    )

@@ -17,13 +17,15 @@ from chainrule.bridge._calculus import (
     Vectors,
     check_inputs,
     differentiable,
+    not_differentiable,
     open_call,
     pushed_forward,
 )
 from chainrule.bridge._host import Call
 from chainrule.bridge._native_batching import broadcast_site
 from chainrule.bridge._requests import Space
-from chainrule.bridge._types import is_inexact
+from chainrule.bridge._site import Port
+from chainrule.bridge._types import ArrayType, is_inexact
 
 __all__ = ["jvp_rule", "transpose_rule"]
 
@@ -109,8 +111,8 @@ def _place(call: Call, results: list[Any], tangents: list[Any], moving: list[Any
         if position in by_position:
             placed.append(by_position[position])
         elif is_inexact(type_.dtype):
-            where = f"`{port.path}` {port.type} of {call.site.target.name}"
-            placed.append(_constant_p.bind(*vary_alike(moving), type_=type_, where=where))
+            whose = {"port": port, "name": call.site.target.name}
+            placed.append(_constant_p.bind(*vary_alike(moving), type_=type_, **whose))
         else:
             placed.append(ad.Zero(jax.typeof(result).to_tangent_aval()))
     return placed
@@ -158,29 +160,29 @@ def _jacobian_by_rows(call: Call, primals: Vectors) -> list[Any]:
 _constant_p = Primitive("undifferentiable_output")
 
 
-def _transpose_constant(cotangent: Any, *tangents: Any, type_: Any, where: str) -> Any:
-    raise CapabilityError(
-        f"The gradient of {where} was asked for, which is not marked `Differentiable`. Mark it in the "
-        "component's OutputSchema, or wrap it in `jax.lax.stop_gradient`.",
-        code="output_not_differentiable",
-    )
+def _transpose_constant(cotangent: Any, *tangents: Any, type_: Any, port: Port, name: str) -> Any:
+    raise not_differentiable(name, port)
 
 
-def _batch_constant(tangents: Any, dims: Any, *, type_: Any, where: str) -> tuple[Any, None]:
-    return jnp.zeros(type_.shape, type_.dtype), None
+def _batch_constant(tangents: Any, dims: Any, *, type_: ArrayType, **whose: Any) -> tuple[Any, int]:
+    pairs = zip(tangents, dims, strict=True)
+    size = next(tangent.shape[dim] for tangent, dim in pairs if dim is not None)
+    return _constant_p.bind(*tangents, type_=type_.with_leading(size), **whose), 0
 
 
-def _zeros(*tangents: Any, type_: Any, where: str) -> Any:
+def _zeros(*tangents: Any, type_: ArrayType, **whose: Any) -> Any:
     return jnp.zeros(type_.shape, type_.dtype)
 
 
-def _constant_jvp(operands: Any, tangents: Any, *, type_: Any, where: str) -> tuple[Any, Any]:
+def _constant_jvp(
+    operands: Any, tangents: Any, *, type_: ArrayType, **whose: Any
+) -> tuple[Any, Any]:
     moving = [tangent for tangent in tangents if _is_nonzero(tangent)]
-    return _zeros(type_=type_, where=where), _constant_p.bind(*moving, type_=type_, where=where)
+    return _zeros(type_=type_), _constant_p.bind(*moving, type_=type_, **whose)
 
 
 _constant_p.def_abstract_eval(
-    lambda *tangents, type_, where: array_aval(type_.shape, type_.dtype, tangents)
+    lambda *tangents, type_, **whose: array_aval(type_.shape, type_.dtype, tangents)
 )
 _constant_p.def_impl(_zeros)
 ad.primitive_jvps[_constant_p] = _constant_jvp

@@ -68,13 +68,19 @@ def apply_component(
         max_concurrency=max_concurrency,
         infer_by_evaluation=infer_by_evaluation,
     )
-    skeleton, leaves = take_inputs_apart(as_target(component), inputs, torch.as_tensor)
+    target = as_target(component)
+    skeleton, leaves = take_inputs_apart(target, inputs, torch.as_tensor)
     tensors = [_as_tensor(leaf) for leaf in leaves]
     types = [
         ArrayType(tuple(tensor.shape), _numpy_dtype(tensor.dtype, path))
         for path, tensor in zip(skeleton.paths, tensors, strict=True)
     ]
-    site = find_site(as_target(component), options, skeleton, types, _held_by_torch)
+    site = find_site(target, options, skeleton, types, _held_by_torch)
+    if target.runs_jax:
+        # Imported here because it imports JAX, which such a component does, too.
+        from chainrule.bridge._precision import warn_if_narrowed
+
+        warn_if_narrowed(target, {port.path: port.type.dtype for port in site.outputs})
     call = Call(site, apply_request(site), Batch.none(len(tensors)))
     return site.output_skeleton.build(list(HostFunction.apply(call, *tensors)))
 

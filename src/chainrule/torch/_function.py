@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from chainrule._errors import CapabilityError
@@ -19,10 +20,12 @@ from chainrule.bridge._calculus import (
     check_inputs,
     differentiable,
     make_call,
+    not_differentiable,
     open_call,
     pushed_forward,
 )
 from chainrule.bridge._host import Call, host_call
+from chainrule.bridge._types import ArrayType, is_inexact
 
 __all__ = ["HostFunction"]
 
@@ -34,6 +37,7 @@ class HostFunction(torch.autograd.Function):
     def forward(call: Call, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run the call on the host."""
         _check_not_recorded(call)
+        _check_not_batched_the_old_way(call, operands)
         device = operands[0].device if operands else torch.device("cpu")
         arrays = [o.detach().cpu().resolve_conj().resolve_neg().numpy() for o in operands]
         results = host_call(call).evaluate(arrays)
@@ -41,14 +45,14 @@ class HostFunction(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-        """Keep the operands; say which results are constants."""
+        """Keep the operands; say which results are integers."""
         ctx.call, *operands = inputs
         ctx.save_for_backward(*operands)
         ctx.save_for_forward(*operands)
         ctx.set_materialize_grads(False)
-        ports = ctx.call.request.result.ports(ctx.call.site)
-        constant = [o for o, port in zip(output, ports, strict=True) if not port.differentiable]
-        ctx.mark_non_differentiable(*constant)
+        ctx.mark_non_differentiable(
+            *(o for o in output if not o.dtype.is_floating_point and not o.dtype.is_complex)
+        )
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
@@ -62,6 +66,9 @@ class HostFunction(torch.autograd.Function):
         needed = ctx.needs_input_grad[1:]
         if not given.values or not any(needed):
             return (None, *(None for _ in operands))
+        for port in given.space.ports(call.site):
+            if not port.differentiable:
+                raise not_differentiable(call.site.target.name, port)
         return (None, *_pull_back(call, operands, given, needed))
 
     @staticmethod
@@ -77,7 +84,12 @@ class HostFunction(torch.autograd.Function):
         total = [torch.stack(parts).sum(0) for parts in zip(*terms, strict=True)]
         moving = differentiable(call.site, call.request.result).positions
         by_position = dict(zip(moving, total, strict=False))
-        return tuple(by_position.get(position) for position in call.request.result.positions)
+        pairs = zip(call.request.result.positions, call.result_types, strict=True)
+        device = ctx.saved_tensors[0].device
+        return tuple(
+            by_position[position] if position in by_position else _zeros(type_, device)
+            for position, type_ in pairs
+        )
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, call: Call, *operands: torch.Tensor) -> tuple[Any, Any]:
@@ -97,6 +109,13 @@ class HostFunction(torch.autograd.Function):
         return results, (0,) * len(results)
 
 
+def _zeros(type_: ArrayType, device: torch.device) -> torch.Tensor | None:
+    """The tangent of a constant; integers have none."""
+    if not is_inexact(type_.dtype):
+        return None
+    return torch.from_numpy(np.zeros(type_.shape, type_.dtype)).to(device)
+
+
 def _check_not_recorded(call: Call) -> None:
     """Refuse to become a constant of a program that torch records to run it again with other numbers."""
     recorder = sys.modules.get("torch.fx.experimental.proxy_tensor")
@@ -107,6 +126,17 @@ def _check_not_recorded(call: Call) -> None:
             f"{call!r} is not one of them: its result would be a constant of the recorded program. Use "
             "`torch.func.jvp` or `torch.func.vjp`.",
             code="not_recordable",
+        )
+
+
+def _check_not_batched_the_old_way(call: Call, operands: Sequence[torch.Tensor]) -> None:
+    """Refuse tensors of the `vmap` before `torch.func`, which knows no rules of autograd functions."""
+    if any(map(torch._C._functorch.is_legacy_batchedtensor, operands)):
+        raise CapabilityError(
+            f"torch batches {call!r} in a way (`is_grads_batched`, `vectorize`, `check_batched_grad`) that "
+            "only its own operations know. Use `torch.func.jacrev`, `torch.func.jacfwd` or "
+            "`torch.func.vmap`.",
+            code="not_batchable",
         )
 
 
