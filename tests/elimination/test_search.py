@@ -2,7 +2,11 @@
 
 import dataclasses
 import itertools
+import math
+import os
 import random
+import signal
+import threading
 import time
 
 import pytest
@@ -258,17 +262,23 @@ def test_more_structures_than_tables_hold_are_evaluated_in_python():
 
 
 @pytest.mark.skipif(load_library() is None, reason="no compiler")
-def test_a_new_order_is_walked_once_to_learn_its_products(monkeypatch):
-    """In C the walk would begin anew after every product that is not known yet."""
+def test_products_are_learnt_on_the_way():
+    """Nothing begins anew after a product that is not known: the first time is no more work than the second."""
     dims = [2 + k % 7 for k in range(60)]
     edges = tuple((v, v + 1, v) for v in range(59))
     problem = dataclasses.replace(chain(58, MatrixChain(dims)), edges=edges)
-    engine, calls = NativeEngine(problem, load_library()), []
-    tried = engine._try
-    monkeypatch.setattr(engine, "_try", lambda *call: calls.append(call) or tried(*call))
-    costs = [engine.costs(problem.eliminable) for _ in range(2)]
-    assert costs[0] == costs[1] == PythonEngine(problem).costs(problem.eliminable)
-    assert len(calls) == 2
+    order = list(problem.eliminable)
+    for work in (
+        lambda engine: engine.costs(order),
+        lambda engine: engine.greedy(0.5, 0.1, 3),
+        lambda engine: engine.anneal(order, [9.0, 1.0], 5, 2, 7),
+        lambda engine: engine.windows(order, 4),
+    ):
+        engine = NativeEngine(problem, load_library())
+        found = work(engine)
+        eliminations = engine.evaluations
+        assert work(engine) == found
+        assert engine.evaluations == 2 * eliminations
 
 
 @pytest.mark.skipif(load_library() is None, reason="no compiler")
@@ -285,19 +295,42 @@ def test_a_damaged_engine_is_built_again(tmp_path, monkeypatch):
     assert damaged.read_bytes() == library.read_bytes()
 
 
-def test_an_engine_in_python_keeps_its_time():
-    engine = PythonEngine(chain(30, Growing()))
-    order = list(engine.problem.eliminable)
-    engine.costs(order)
-    engine.costs(order[::-1])
-    engine.deadline = 0.0
-    for improve in (
-        lambda: engine.greedy(0.5, 0.0, 0),
-        lambda: engine.anneal(order, [1.0], 5, 2, 0),
-        lambda: engine.windows(order, 3),
-    ):
-        with pytest.raises(OutOfBudgetError):
-            improve()
+def test_engines_keep_their_time():
+    """Also where every product is known: on thousands of vertices a greedy pass takes seconds."""
+    order = list(range(1, 31))
+    for engine in engines(Problem.scalar(32, [(v, v + 1) for v in range(31)], order)):
+        for improve in (
+            lambda engine: engine.greedy(0.5, 0.0, 0),
+            lambda engine: engine.anneal(order, [1.0], 5, 2, 0),
+            lambda engine: engine.windows(order, 3),
+        ):
+            engine.deadline = math.inf
+            improve(engine)
+            engine.deadline = 0.0
+            with pytest.raises(OutOfBudgetError):
+                improve(engine)
+
+
+@pytest.mark.skipif(load_library() is None, reason="no compiler")
+def test_an_interrupt_reaches_the_engine_in_c():
+    """It is raised where Python code begins to run: when a product is asked for, or whether to go on."""
+
+    class Interrupted(Growing):
+        def product(self, out_edge, in_edge):
+            raise KeyboardInterrupt
+
+    engine = NativeEngine(chain(5, Interrupted()), load_library())
+    with pytest.raises(KeyboardInterrupt):
+        engine.greedy(0.5, 0.0, 0)
+    order = list(range(1, 31))
+    engine = NativeEngine(
+        Problem.scalar(32, [(v, v + 1) for v in range(31)], order), load_library()
+    )
+    interrupt = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        engine.anneal(order, [1.0] * 1_000_000, 5, 2, 0)  # half a minute
+    interrupt.join()
 
 
 def test_a_bound_that_takes_too_long_is_that_of_fewer_vertices():
@@ -363,6 +396,15 @@ def test_interrupt_returns_the_best_so_far():
     found = search(layered(1), budget_s=60, on_progress=interrupt)
     assert found.seconds < 60
     assert found.cost >= found.bound
+
+
+def test_an_interrupt_while_the_bound_is_computed_keeps_the_first_order(monkeypatch):
+    def interrupt(problem, until):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("chainrule.elimination._search._portfolio.lower_bound", interrupt)
+    found = search(layered(1), budget_s=60)
+    assert (found.method, found.bound, found.is_interrupted) == ("forward", None, True)
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -187,11 +187,10 @@ def _steps_of(
 
 
 def _cost(graph: Graph, vertices: Sequence[Step], objective: str, counted: int) -> int:
-    """Recounted by the counter, which does not share code with the search."""
-    counts = count_operations(graph, vertices)
-    if objective == "multiplications":
-        return counts.multiplications
-    return counts.nontrivial if objective == "nontrivial" else counted
+    """Recounted by the counter, where it knows the objective: it does not share code with the search."""
+    if objective not in ("multiplications", "nontrivial"):
+        return counted
+    return getattr(count_operations(graph, vertices), objective)
 
 
 def vertices_of(graph: Graph, nodes: Sequence[Var]) -> tuple[int, ...]:

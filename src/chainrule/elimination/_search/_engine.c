@@ -1,8 +1,8 @@
 /* Evaluating elimination orders, fast. The twin of _python_engine.py, which says what everything means.
  *
  * Neighbourhoods are rows of bits. Edges carry structure numbers; products and sums of structures are
- * looked up in square tables that Python fills. A pair that is not in the table yet stops the call with
- * MISS and is named in the problem; Python fills it in and calls again.
+ * looked up in square tables that Python fills: a pair that is not in its table yet is asked for. Python is
+ * also asked, every few positions of an order, whether to go on; a call that it stops returns STOPPED.
  *
  * A change can be taken back: every write goes through a journal while one is being kept.
  */
@@ -11,7 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { UNKNOWN = -2, ZERO = -1, MISS = -1, NO_MEMORY = -2 };
+enum { UNKNOWN = -2, ZERO = -1, STOPPED = -1, NO_MEMORY = -2 };
+enum { GO_ON = 0, PRODUCT = 1, SUM = 2 };
 enum { MAX_WINDOW = 12 };
 
 typedef struct {
@@ -21,9 +22,10 @@ typedef struct {
     const int32_t *edges;                      /* size × size, row = source */
     const int32_t *product_structure, *sum_structure; /* capacity × capacity */
     const int64_t *product_cost, *sum_cost;
-    int32_t missing_kind, missing_first, missing_second; /* out: 1 product, 2 sum */
-    int32_t chosen;                                      /* out: vertices a greedy pass has chosen */
-    int64_t evaluations;                                 /* out: eliminations tried */
+    void (*ask)(int32_t kind);
+    int32_t first, second, goes_on; /* what is asked for; out: set by Python for an answer */
+    int32_t chosen;      /* out: vertices a greedy pass has chosen */
+    int64_t evaluations; /* out: eliminations tried */
 } Problem;
 
 typedef struct { uint64_t *bits; int32_t *edge; uint64_t old; } Write;
@@ -117,27 +119,36 @@ static int members(const uint64_t *row, int words, int32_t *out) {
     return count;
 }
 
-static int miss(Graph *g, int kind, int32_t first, int32_t second) {
-    g->problem->missing_kind = kind;
-    g->problem->missing_first = first;
-    g->problem->missing_second = second;
-    return 0;
+/* Have Python fill in a pair, or only say whether to go on; 0 to stop. The tables may be others afterwards. */
+__attribute__((noinline, cold)) static int ask(Problem *p, int32_t kind, int32_t first, int32_t second) {
+    p->first = first;
+    p->second = second;
+    p->goes_on = 0;
+    p->ask(kind);
+    return p->goes_on;
 }
+
+static int goes_on(const Graph *g) { return ask(g->problem, GO_ON, 0, 0); }
 
 /* Cost and resulting structure of one product, the sum with a present edge included. */
 static int combine(Graph *g, int32_t source, int32_t vertex, int32_t target, int32_t *made, int64_t *cost) {
-    const Problem *p = g->problem;
+    Problem *p = g->problem;
     int32_t out_edge = g->edges[vertex * p->size + target], in_edge = g->edges[source * p->size + vertex];
     size_t at = (size_t)out_edge * p->capacity + in_edge;
-    *made = p->product_structure[at];
-    if (*made == UNKNOWN) return miss(g, 1, out_edge, in_edge);
+    while ((*made = p->product_structure[at]) == UNKNOWN) {
+        if (!ask(p, PRODUCT, out_edge, in_edge)) return 0;
+        at = (size_t)out_edge * p->capacity + in_edge;
+    }
     *cost = p->product_cost[at];
     if (*made != ZERO && has_bit(g->successors + source * p->words, target)) {
-        int32_t present = g->edges[source * p->size + target];
+        int32_t present = g->edges[source * p->size + target], sum;
         at = (size_t)present * p->capacity + *made;
-        if (p->sum_structure[at] == UNKNOWN) return miss(g, 2, present, *made);
+        while ((sum = p->sum_structure[at]) == UNKNOWN) {
+            if (!ask(p, SUM, present, *made)) return 0;
+            at = (size_t)present * p->capacity + *made;
+        }
         *cost += p->sum_cost[at];
-        *made = p->sum_structure[at];
+        *made = sum;
     }
     return 1;
 }
@@ -150,7 +161,7 @@ static int64_t cost_of(Graph *g, int32_t vertex) {
     int32_t made;
     for (int k = 0; k < n_after; k++)
         for (int i = 0; i < n_before; i++) {
-            if (!combine(g, g->before[i], vertex, g->after[k], &made, &cost)) return MISS;
+            if (!combine(g, g->before[i], vertex, g->after[k], &made, &cost)) return STOPPED;
             total += cost;
         }
     return total;
@@ -168,7 +179,7 @@ static int64_t eliminate(Graph *g, int32_t vertex) {
         int32_t target = g->after[k];
         for (int i = 0; i < n_before; i++) {
             int32_t source = g->before[i], *edge = g->edges + source * n + target;
-            if (!combine(g, source, vertex, target, &made, &cost)) return MISS;
+            if (!combine(g, source, vertex, target, &made, &cost)) return STOPPED;
             total += cost;
             if (made == ZERO) continue;
             if (*edge != made) { remember(g, NULL, edge); *edge = made; }
@@ -192,7 +203,7 @@ static int64_t run(Graph *g, const int32_t *order, int32_t length, int64_t *cost
     int64_t total = 0;
     for (int32_t i = 0; i < length; i++) {
         costs[i] = eliminate(g, order[i]);
-        if (costs[i] == MISS) return MISS;
+        if (costs[i] == STOPPED) return STOPPED;
         total += costs[i];
     }
     return total;
@@ -210,7 +221,7 @@ int64_t chainrule_costs(Problem *p, const int32_t *order, int32_t length, int64_
 static int score(Graph *g, int32_t vertex, double look_ahead, int32_t *near, double *result) {
     const Problem *p = g->problem;
     int64_t cost = cost_of(g, vertex), change = 0;
-    if (cost == MISS) return 0;
+    if (cost == STOPPED) return 0;
     *result = (double)cost;
     if (look_ahead == 0) return 1;
     int count = members(g->predecessors + vertex * p->words, p->words, near);
@@ -219,12 +230,12 @@ static int score(Graph *g, int32_t vertex, double look_ahead, int32_t *near, dou
         for (int i = 0; i < count; i++) {
             if (!p->eliminable[near[i]]) continue;
             int64_t of_neighbour = cost_of(g, near[i]);
-            if (of_neighbour == MISS) return 0;
+            if (of_neighbour == STOPPED) return 0;
             change += sign * of_neighbour;
         }
         if (sign < 0) {
             g->keeping = 1;
-            if (eliminate(g, vertex) == MISS) return 0;
+            if (eliminate(g, vertex) == STOPPED) return 0;
         }
     }
     take_back(g, 0);
@@ -243,9 +254,13 @@ int64_t chainrule_greedy(Problem *p, int32_t *order, int32_t length, double look
         int32_t best = done;
         double lowest = INFINITY, lowest_tie = 0;
         p->chosen = done;
+        if (!goes_on(&g)) { total = STOPPED; break; }
         for (int32_t i = done; i < length; i++) {
             double value, tie;
-            if (!score(&g, order[i], look_ahead, near, &value)) { total = MISS; break; }
+            if (!score(&g, order[i], look_ahead, near, &value)) {
+                total = g.failed ? NO_MEMORY : STOPPED;
+                break;
+            }
             value *= 1 + noise * uniform(&seed);
             tie = uniform(&seed);
             if (value < lowest || (value == lowest && tie < lowest_tie)) {
@@ -257,7 +272,7 @@ int64_t chainrule_greedy(Problem *p, int32_t *order, int32_t length, double look
         order[best] = order[done];
         order[done] = vertex;
         int64_t cost = eliminate(&g, vertex);
-        total = cost == MISS ? MISS : total + cost;
+        total = cost == STOPPED ? STOPPED : total + cost;
     }
     free(near);
     close_graph(&g);
@@ -287,6 +302,7 @@ int64_t chainrule_anneal(Problem *p, int32_t *order, int32_t length, const doubl
     for (int32_t pass = 0; total >= 0 && pass < passes; pass++) {
         reset(&g);
         for (int32_t at = 0; total >= 0 && at < length - 1; at++) {
+            if (at % 64 == 0 && !goes_on(&g)) { total = STOPPED; break; }
             for (int32_t attempt = 0; attempt < tries; attempt++) {
                 int32_t last = at + 1 + (int32_t)(next_random(&seed) % (uint64_t)window);
                 if (last > length - 1) last = length - 1;
@@ -297,7 +313,7 @@ int64_t chainrule_anneal(Problem *p, int32_t *order, int32_t length, const doubl
                 g.keeping = 1;
                 for (int32_t i = 0; i <= span; i++) {
                     fresh[i] = eliminate(&g, order[at + i]);
-                    if (fresh[i] == MISS) { total = MISS; break; }
+                    if (fresh[i] == STOPPED) { total = STOPPED; break; }
                     change += fresh[i] - costs[at + i];
                 }
                 if (g.failed) total = NO_MEMORY;
@@ -312,7 +328,7 @@ int64_t chainrule_anneal(Problem *p, int32_t *order, int32_t length, const doubl
                     rotate(order + at, span, !forward);
                 }
             }
-            if (total >= 0 && eliminate(&g, order[at]) == MISS) total = MISS;
+            if (total >= 0 && eliminate(&g, order[at]) == STOPPED) total = STOPPED;
         }
         if (total >= 0 && total < lowest) {
             lowest = total;
@@ -329,12 +345,12 @@ static int explore(Graph *g, const int32_t *segment, int width, int next, unsign
     for (int v = 0; v < width; v++)
         if (!(chosen >> v & 1)) {
             int64_t cost = cost_of(g, segment[v]);
-            if (cost == MISS) return 0;
+            if (cost == STOPPED) return 0;
             costs[chosen * MAX_WINDOW + v] = cost;
         }
     for (int v = next; v < width; v++) {
         size_t mark = g->written;
-        if (eliminate(g, segment[v]) == MISS || g->failed) return 0;
+        if (eliminate(g, segment[v]) == STOPPED || g->failed) return 0;
         if (!explore(g, segment, width, v + 1, chosen | 1u << v, costs)) return 0;
         take_back(g, mark);
     }
@@ -376,13 +392,14 @@ int64_t chainrule_windows(Problem *p, int32_t *order, int32_t length, int32_t wi
     if (!costs || !totals || !last) result = NO_MEMORY;
     for (int32_t at = 0; result >= 0 && at < length; at++) {
         int here = length - at < width ? length - at : width;
+        if (!goes_on(&g)) { result = STOPPED; break; }
         g.keeping = 1;
-        if (!explore(&g, order + at, here, 0, 0, costs)) { result = g.failed ? NO_MEMORY : MISS; break; }
+        if (!explore(&g, order + at, here, 0, 0, costs)) { result = g.failed ? NO_MEMORY : STOPPED; break; }
         g.keeping = 0;
         g.written = 0;
         best_segment(order + at, here, costs, totals, last);
         int64_t cost = eliminate(&g, order[at]);
-        result = cost == MISS ? MISS : result + cost;
+        result = cost == STOPPED ? STOPPED : result + cost;
     }
     free(costs); free(totals); free(last);
     close_graph(&g);

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,14 @@ from chainrule.elimination._search._python_engine import PythonEngine
 
 __all__ = ["MOST_STRUCTURES", "NativeEngine"]
 
-_UNKNOWN, _MISS = -2, -1
+_UNKNOWN, _STOPPED = -2, -1
+_GO_ON, _PRODUCT = 0, 1
 
 MOST_STRUCTURES = 4096
 """The tables are square: 200 MB each at this size."""
+
+
+_Ask = ctypes.CFUNCTYPE(None, ctypes.c_int32)
 
 
 class _CProblem(ctypes.Structure):
@@ -38,12 +41,17 @@ class _CProblem(ctypes.Structure):
         ("sum_structure", ctypes.c_void_p),
         ("product_cost", ctypes.c_void_p),
         ("sum_cost", ctypes.c_void_p),
-        ("missing_kind", ctypes.c_int32),
-        ("missing_first", ctypes.c_int32),
-        ("missing_second", ctypes.c_int32),
+        ("ask", _Ask),
+        ("first", ctypes.c_int32),
+        ("second", ctypes.c_int32),
+        ("goes_on", ctypes.c_int32),
         ("chosen", ctypes.c_int32),
         ("evaluations", ctypes.c_int64),
     )
+
+
+class _NoRoomError(OutOfBudgetError):
+    """There are more structures than the tables have room for."""
 
 
 class _Table:
@@ -65,29 +73,21 @@ class _Table:
         self.structure = np.full((capacity, capacity), _UNKNOWN, np.int32)
         self.cost = np.zeros((capacity, capacity), np.int64)
 
-    def ask(self, first: int, second: int) -> tuple[int, int]:
-        """Structure and cost of a pair, kept for the engine in C as long as there is room for it."""
+    def fill(self, first: int, second: int) -> None:
+        """Ask for structure and cost of a pair."""
         structure, cost = self._question(first, second)
-        largest = max(first, second, structure)
-        if largest < MOST_STRUCTURES:
-            if largest >= len(self.structure):
-                self._make_room(largest)
-            self.structure[first, second] = structure
-            self.cost[first, second] = cost
-        return structure, cost
+        if structure >= MOST_STRUCTURES:
+            raise _NoRoomError
+        if structure >= len(self.structure):
+            self._make_room(structure)
+        self.structure[first, second] = structure
+        self.cost[first, second] = cost
 
     def grow(self, capacity: int) -> None:
         extra = capacity - len(self.structure)
         margins = ((0, extra), (0, extra))
         self.structure = np.pad(self.structure, margins, constant_values=_UNKNOWN)
         self.cost = np.pad(self.cost, margins)
-
-
-class _Tables:
-    """An algebra whose answers are kept in tables."""
-
-    def __init__(self, products: _Table, sums: _Table) -> None:
-        self.product, self.sum = products.ask, sums.ask
 
 
 class NativeEngine:
@@ -104,10 +104,13 @@ class NativeEngine:
         self._capacity = 2 ** (most + 1).bit_length()
         self._products = _Table(problem.algebra.product, self._capacity, self._make_room)
         self._sums = _Table(problem.algebra.sum, self._capacity, self._make_room)
-        kept = _Tables(self._products, self._sums)
-        self._walker = PythonEngine(replace(problem, algebra=kept))
+        self._walker = PythonEngine(problem)
         self._arrays = _arrays(problem)
-        self._c = _CProblem(size=problem.size, words=self._arrays["successors"].shape[1])
+        words = self._arrays["successors"].shape[1]
+        answers = self._answers()
+        next(answers)
+        self._c = _CProblem(size=problem.size, words=words, ask=_Ask(answers.send))
+        self._stopped: BaseException | None = None
         for name, array in self._arrays.items():
             setattr(self._c, name, array.ctypes.data)
         self._point_at_tables()
@@ -120,24 +123,19 @@ class NativeEngine:
     def costs(self, order: Sequence[int]) -> list[int]:
         """What every step of an order costs."""
         vertices, costs = _vertices(order), np.zeros(len(order), np.int64)
-        if self._try("chainrule_costs", _at(vertices), len(order), _at(costs)):
-            return costs.tolist()
-        # In C the walk would begin anew after every question, of which the first orders have thousands.
-        self._walker.deadline = self.deadline
-        return self._walker.costs(order)
+        try:
+            self._call("chainrule_costs", _at(vertices), len(order), _at(costs))
+        except _NoRoomError:
+            self._walker.deadline = self.deadline
+            return self._walker.costs(order)
+        return costs.tolist()
 
     def greedy(self, look_ahead: float, noise: float, seed: int) -> list[int]:
         """An order by repeatedly taking the vertex with the smallest score."""
-        start = _vertices(self.problem.eliminable)
-        order = start.copy()
-
-        def arguments() -> tuple[Any, ...]:
-            order[:] = start
-            weights = ctypes.c_double(look_ahead), ctypes.c_double(noise)
-            return _at(order), len(order), *weights, ctypes.c_uint64(seed)
-
+        order = _vertices(self.problem.eliminable)
+        weights = ctypes.c_double(look_ahead), ctypes.c_double(noise)
         try:
-            self._call("chainrule_greedy", arguments)
+            self._call("chainrule_greedy", _at(order), len(order), *weights, ctypes.c_uint64(seed))
         except OutOfBudgetError:
             raise OutOfBudgetError(order[: self._c.chosen].tolist()) from None
         return order.tolist()
@@ -153,44 +151,47 @@ class NativeEngine:
         """One pass per temperature: the order after the last, and the best after any."""
         current, best = _vertices(order), _vertices(order)
         heat = np.asarray(temperatures, np.float64)
-
-        def arguments() -> tuple[Any, ...]:
-            current[:] = order
-            schedule = _at(heat), len(heat), window, tries
-            return _at(current), len(current), *schedule, ctypes.c_uint64(seed), _at(best)
-
-        self._call("chainrule_anneal", arguments)
+        schedule = _at(heat), len(heat), window, tries, ctypes.c_uint64(seed)
+        self._call("chainrule_anneal", _at(current), len(current), *schedule, _at(best))
         return current.tolist(), best.tolist()
 
     def windows(self, order: Sequence[int], width: int) -> list[int]:
         """Every window of an order put into its best order."""
         result = _vertices(order)
-
-        def arguments() -> tuple[Any, ...]:
-            result[:] = order
-            return _at(result), len(result), width
-
-        self._call("chainrule_windows", arguments)
+        self._call("chainrule_windows", _at(result), len(result), width)
         return result.tolist()
 
-    def _call(self, name: str, arguments: Callable[[], tuple[Any, ...]]) -> None:
-        """Call into C until every product and sum it needs is in the tables."""
-        while not self._try(name, *arguments()):
-            if time.perf_counter() > self.deadline:
-                raise OutOfBudgetError
-            table = self._products if self._c.missing_kind == 1 else self._sums
-            structure, _ = table.ask(self._c.missing_first, self._c.missing_second)
-            if structure >= MOST_STRUCTURES:
-                raise OutOfBudgetError
-
-    def _try(self, name: str, *arguments: Any) -> bool:
-        """Call into C; whether all products and sums it needs were in the tables."""
+    def _call(self, name: str, *arguments: Any) -> None:
+        """Call into C, and raise what stopped it."""
         function = getattr(self._library, name)
         function.restype = ctypes.c_int64
         status = function(ctypes.byref(self._c), *arguments)
-        if status < _MISS:
+        if status == _STOPPED:
+            stopped, self._stopped = self._stopped, None
+            raise stopped or KeyboardInterrupt  # a second interrupt, while the first was kept
+        if status < _STOPPED:
             raise MemoryError("the order search ran out of memory")
-        return status != _MISS
+
+    def _answers(self) -> Generator[None, int, None]:
+        """Answer the questions of C: for an entry of a table or, now and then, only whether to go on.
+
+        A generator, because it waits inside of `try`. Exceptions do not pass through C, and an interrupt
+        is raised as soon as Python runs: in a function that would be before its first line.
+        """
+        while True:
+            try:
+                while True:
+                    kind = yield
+                    if time.perf_counter() > self.deadline:
+                        raise OutOfBudgetError
+                    if kind != _GO_ON:
+                        table = self._products if kind == _PRODUCT else self._sums
+                        table.fill(self._c.first, self._c.second)
+                    self._c.goes_on = 1
+            except GeneratorExit:
+                return
+            except BaseException as error:
+                self._stopped = error
 
     def _make_room(self, structure: int) -> None:
         self._capacity = 2 ** (structure + 1).bit_length()

@@ -35,7 +35,7 @@ _SHARE = 0.15
 
 
 _BOUND_S = 0.3
-"""How long the bound may take, beside the budget: enough for half a thousand vertices."""
+"""How long the bound may take beside the budget: enough for half a thousand vertices."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class _Run:
         on_progress: Callable[[Found, float], None] | None,
     ) -> None:  # fmt: skip
         self.problem, self.engine, self.budget_s = problem, engine, budget_s
-        self.bound = lower_bound(problem, until=time.perf_counter() + max(_BOUND_S, budget_s / 10))
+        self.bound: int | None = None
         self.best: Found | None = None
         self._seed = seed
         self._began = time.perf_counter()
@@ -148,14 +148,15 @@ class _Run:
     def construct(self, starts: Sequence[Sequence[int]], *, reverse_first: bool) -> None:
         """Orders that need no search."""
         forward = list(self.problem.eliminable)
-        pure = [("forward", forward), ("reverse", forward[::-1])]
+        pure = [(forward, "forward"), (forward[::-1], "reverse")]
         if reverse_first:
             pure.reverse()
-        for name, order in pure:
-            self.offer(order, name)
-            # On large blocks the other direction, and every greedy pass, may take for ever.
-            self.engine.deadline = self._began + self.budget_s
-            self._patience = self._patience or self.elapsed
+        self.offer(*pure[0])
+        self._patience = self.elapsed
+        self._find_bound()
+        # On large blocks the other direction, and every greedy pass, may take for ever.
+        self.engine.deadline = self._began + self.budget_s
+        self.offer(*pure[1])
         for start in starts:
             self.offer(start, "given")
         for look_ahead in _LOOK_AHEADS:
@@ -164,10 +165,18 @@ class _Run:
             try:
                 self.offer(self.engine.greedy(look_ahead, 0.0, self.next_seed()), "greedy")
             except OutOfBudgetError as stopped:
-                self._complete(stopped.partial, pure[0][1])
+                self._complete(stopped.partial, pure[0][0])
                 raise
         self._try(relative_markowitz, "relative Markowitz")
         self._try(lambda engine: beam(engine, _BEAM), "beam")
+
+    def _find_bound(self) -> None:
+        """The bound, of as many vertices as there is time for; a moment of it is not charged."""
+        assert self.best is not None
+        start = time.perf_counter()
+        self.bound = lower_bound(self.problem, until=start + max(_BOUND_S, self.budget_s / 10))
+        self.best = replace(self.best, bound=self.bound)
+        self._began += min(_BOUND_S, time.perf_counter() - start)
 
     def _complete(self, partial: Sequence[int], order: Sequence[int]) -> None:
         """Offer a greedy order that was cut short, the rest in a given order, if that is soon evaluated."""
