@@ -418,7 +418,7 @@ class Described:
         self.apply, self.abstract_eval = component.apply, component.abstract_eval
 
 
-def test_tuples_of_an_array_and_a_number_are_read_from_the_document():
+def test_names_and_tuples_of_arrays_and_numbers_are_read_from_the_document():
     @component
     def weighted(
         fixed: tuple[Array[("n",), Float64], int],
@@ -432,3 +432,6 @@ def test_tuples_of_an_array_and_a_number_are_read_from_the_document():
     described = Described(weighted)
     for call in (f, jax.jit(f)):
         np.testing.assert_allclose(call(X, np.float32(X)), 5 * X, rtol=1e-6)
+    with pytest.raises(InputError, match="it has fixed, moving") as caught:
+        jax.jit(lambda x: apply_component(described, {"movign": x}))(X)
+    assert (caught.value.code, caught.value.path) == ("unknown_field", "movign")

@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 from chainrule._errors import ComponentError, DefinitionError
 from chainrule._trees import LRUCache
 from chainrule.bridge._defaults import with_defaults
-from chainrule.bridge._patterns import Patterns, array_patterns_of_document
+from chainrule.bridge._patterns import Patterns, array_patterns_of_document, fields_of_document
 from chainrule.bridge._skeleton import take_apart
 from chainrule.bridge._target import Target
 from chainrule.bridge._types import ArrayType, fit_type, read_types
@@ -208,15 +208,13 @@ class ComponentTarget(Target):
         """Whether the schema, if it tells its arrays at all, declares something else there."""
         return self._tells_arrays and path not in self._arrays
 
-    @property
+    @cached_property
     def input_names(self) -> Collection[str] | None:
-        """The fields of a component in this process whose model has no others."""
-        schema = getattr(self._component, "input_schema", None)
-        if (
-            schema is None
-            or schema.model_config.get("extra") == "allow"
-            or "root" in schema.model_fields
-        ):
+        """The fields of the inputs' model, if it is one that has no others."""
+        if not isinstance(self._component, LocalComponent):
+            return fields_of_document(self._component.openapi_schema, "Apply_InputSchema")
+        schema = self._component.input_schema
+        if schema.model_config.get("extra") == "allow" or "root" in schema.model_fields:
             return None
         return schema.model_fields.keys()
 

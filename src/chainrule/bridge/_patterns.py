@@ -11,7 +11,7 @@ from typing import Any
 
 from chainrule._trees import Key, join_path, split_path
 
-__all__ = ["Patterns", "array_patterns_of_document"]
+__all__ = ["Patterns", "array_patterns_of_document", "fields_of_document"]
 
 
 class Patterns:
@@ -69,6 +69,14 @@ def array_patterns_of_document(document: Mapping[str, Any], model: str) -> dict[
     if model not in schemas:
         return {}
     return dict.fromkeys(_walk(schemas[model], "", schemas, frozenset()))
+
+
+def fields_of_document(document: Mapping[str, Any], model: str) -> Collection[str] | None:
+    """The fields of one model of an OpenAPI document; `None` if it takes others, or does not say."""
+    schema = document["components"]["schemas"].get(model, {})
+    if schema.get("additionalProperties") is not False:
+        return None
+    return schema.get("properties", {}).keys()
 
 
 def _walk(
