@@ -47,6 +47,7 @@ BINARY = {
     "atan2": (jnp.arctan2, V, P),
     "max_min": (lambda a, b: jnp.maximum(a, b) * jnp.minimum(a, 0.4), V, P),
     "ties": (lambda a, b: jnp.maximum(a, b) + jnp.minimum(a, b), P, P.copy()),
+    "kinks": (lambda v: jnp.abs(v) + jnp.hypot(v, 0.0), jnp.array([-1.0, 0.0, -0.0, 2.0])),
     "rem": (lambda a, b: a % b, V, P),
     "broadcast_scalar": (lambda a, b: a * b + b, V, np.array(0.7)),
     "broadcast_axes": (lambda a, b: a * b - a / (b + 2), M, V),

@@ -263,7 +263,7 @@ def test_more_structures_than_tables_hold_are_evaluated_in_python():
 
 @pytest.mark.skipif(load_library() is None, reason="no compiler")
 def test_products_are_learnt_on_the_way():
-    """Nothing begins anew after a product that is not known: the first time is no more work than the second."""
+    """Nothing begins anew after a product that is not known: the first time is as much work as the second."""
     dims = [2 + k % 7 for k in range(60)]
     edges = tuple((v, v + 1, v) for v in range(59))
     problem = dataclasses.replace(chain(58, MatrixChain(dims)), edges=edges)

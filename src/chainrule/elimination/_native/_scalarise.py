@@ -91,8 +91,9 @@ def has_scalar_form(program: ClosedJaxpr) -> bool:
 def _rule_of(eqn: JaxprEqn) -> Rule:
     rule = RULES.get(eqn.primitive.name)
     if rule is None:
+        where = locate(eqn)
         raise NativeUnavailableError(
-            f"No native form of the primitive {eqn.primitive.name!r} ({locate(eqn)}); "
+            f"No native form of the primitive {eqn.primitive.name!r}{f' ({where})' if where else ''}; "
             "use backend='xla'."
         )
     return rule

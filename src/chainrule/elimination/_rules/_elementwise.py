@@ -63,7 +63,6 @@ UNARY: dict[str, Partial] = {
     "log1p": lambda x, z: 1 / (x + 1),
     "logistic": lambda x, z: z * (1 - z),
     "sqrt": lambda x, z: 0.5 / z,
-    "abs": lambda x, z: lax.sign(x),
     "square": lambda x, z: 2 * x,
 }
 
@@ -81,7 +80,7 @@ BINARY: dict[str, tuple[Partial, Partial]] = {
 
 # Differentiated by JAX in the direction of ones.
 BY_JVP = (
-    "acos", "acosh", "asin", "atanh", "bessel_i0e", "bessel_i1e", "cbrt", "clamp", "digamma", "erf",
+    "abs", "acos", "acosh", "asin", "atanh", "bessel_i0e", "bessel_i1e", "cbrt", "clamp", "digamma", "erf",
     "erf_inv", "erfc", "exp2", "igamma", "igammac", "lgamma", "nextafter", "polygamma", "polynomial", "pow",
     "regularized_incomplete_beta", "rem", "rsqrt", "tan_pi", "zeta",
 )  # fmt: skip
