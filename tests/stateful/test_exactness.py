@@ -292,3 +292,54 @@ def test_shared_modules_are_one_object_inside():
     model = Twice()
     f(model=model, again=a)
     assert a.w.get().tolist() == [2, 2]
+
+
+PLAIN = {
+    "jit": lambda f: jax.jit(f)(X[0]),
+    "grad": lambda f: jax.grad(f)(X[0]),
+    "vmap": lambda f: jax.vmap(f)(X),
+}
+
+
+@pytest.mark.parametrize("plain", PLAIN)
+def test_a_jitted_function_puts_no_tracer_of_plain_jax_into_a_parameter(plain):
+    net, key = Net(), cs.RKG.key.get()
+
+    @cs.jit
+    def scale(x, *, net):
+        net.parts[0] += (
+            1  # not traced under grad and vmap, and yet not kept when the next one is refused
+        )
+        net.w *= x
+        return jnp.sum(net.w) + jax.random.normal(cs.RKG())
+
+    scale(X[0], net=net)
+    before = snapshot(net)
+    cs.RKG.key.set(key)
+    with pytest.raises(TrackingError, match=r"plain `jax\.\*` transformation"):
+        PLAIN[plain](lambda x: scale(x, net=net))
+    assert_untouched(net, before)
+    np.testing.assert_array_equal(cs.RKG.key.get(), key)
+
+
+def test_a_parameter_made_inside_is_guarded_from_plain_jax_too():
+    @cs.jit
+    def leak(x):
+        last = cs.Param(jnp.zeros(()))
+        jax.vmap(last.set)(x)
+        return last.get()
+
+    with pytest.raises(TrackingError, match=r"plain `jax\.\*` transformation"):
+        leak(X)
+
+
+def test_injecting_sets_all_or_nothing():
+    net = Net()
+
+    @cs.jit
+    def inject(x, *, net):
+        with pytest.raises(TrackingError, match=r"net\.tied"):
+            cs.tree_inject([net.parts[0], net.w], [x, jnp.zeros(5)])
+        return net.parts[0].get()
+
+    np.testing.assert_array_equal(inject(X, net=net), jnp.zeros(2))

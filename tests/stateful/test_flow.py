@@ -110,3 +110,28 @@ def test_generator_counts():
     keys = jax.random.split(jax.random.key(3), 5)
     drawn = cs.RandomKeyGenerator(3)(4)
     assert (jax.random.key_data(drawn) == jax.random.key_data(keys[1:])).all()
+
+
+def test_arguments_by_name_as_in_jax():
+    scale, xs = cs.Param(2.0), jnp.arange(1.0, 4.0)
+    body = lambda c, x, *, scale: (c + scale * x, c)  # noqa: E731
+    expected = jax.lax.scan(lambda c, x: (c + 2 * x, c), init=0.0, xs=xs)
+    for ours in (cs.scan(body, init=0.0, xs=xs, scale=scale), cs.scan(body, 0.0, xs=xs, scale=scale),
+                 cs.scan(body)(0.0, xs=xs, scale=scale)):  # fmt: skip
+        np.testing.assert_allclose(ours[0], expected[0])
+        np.testing.assert_allclose(ours[1], expected[1])
+    count = cs.while_loop(lambda n: n < 3, lambda n: n + 1, init_val=0)
+    assert int(count) == 3
+
+
+def test_a_parameter_can_choose_the_branch():
+    is_on = cs.Param(jnp.array(True))
+    assert float(cs.cond(is_on, lambda x: x + 1, lambda x: x - 1, 1.0)) == 2.0
+    assert float(cs.switch(cs.Param(1), [lambda x: x + 1, lambda x: x - 1], 1.0)) == 0.0
+
+
+def test_a_generator_nobody_drew_from_is_copied_with_its_seed():
+    expected = cs.RandomKeyGenerator(3)()
+    draw = lambda generator: generator()  # noqa: E731
+    for function in (cs.jit(draw), jax.jit(draw), lambda g: draw(jax.tree.map(jnp.array, g))):
+        assert function(cs.RandomKeyGenerator(3)) == expected

@@ -213,3 +213,18 @@ def test_eval_shape_changes_nothing():
     out = cs.eval_shape(loss, X, net=net)
     assert (out.shape, out.dtype) == ((), jnp.float32)
     assert int(net.calls) == 0
+
+
+def test_a_shared_parameter_is_selected_by_any_keyword_that_holds_it():
+    net, other = Net(), Net()
+    other.w = net.w
+    loss = lambda *, a, b: jnp.sum(a.w * b.w)  # noqa: E731
+    (gradients,) = cs.grad(loss, kwargs_mask={"b": M().at("w")})(a=net, b=other).values()
+    np.testing.assert_allclose(gradients["w"], 2 * W)
+    assert cs.grad(loss, kwargs_mask=True)(a=net, b=other)["a"].keys() >= {"tied"}
+
+
+def test_options_by_position_as_in_jax():
+    function = lambda x, y: x * y**2  # noqa: E731
+    assert float(cs.grad(function, 1)(2.0, 3.0)) == float(jax.grad(function, 1)(2.0, 3.0))
+    np.testing.assert_allclose(cs.vmap(function, (0, None), 0)(X, 3.0), 9 * X)

@@ -340,3 +340,25 @@ def test_import_and_generator_start_no_backend():
 def test_matches_plain_jax_on_values():
     x = np.linspace(0, 1, 5)
     np.testing.assert_allclose(cs.jit(jnp.sin)(x), jax.jit(jnp.sin)(x))
+
+
+def test_static_arguments_by_position_or_name():
+    function = lambda x, n: x * sum(range(n))  # noqa: E731
+    for jitted in (cs.jit(function, static_argnums=1), cs.jit(function, static_argnums=-1),
+                   cs.jit(function, static_argnames="n")):  # fmt: skip
+        assert float(jitted(2.0, 4)) == float(jitted(2.0, n=4)) == 12.0
+
+
+def test_static_arguments_of_methods():
+    class Sum(cs.Module):
+        def __init__(self):
+            self.calls = cs.Param(0)
+
+        @cs.jit(static_argnames="n")
+        def __call__(self, x, n):
+            self.calls += 1
+            return x * sum(range(n))
+
+    module = Sum()
+    assert float(module(2.0, 4)) == float(module(2.0, n=4)) == 12.0
+    assert int(module.calls) == 2

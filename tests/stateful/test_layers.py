@@ -90,3 +90,17 @@ def test_equinox_inference_flags_follow_the_mode():
     assert (layer(x, key=jax.random.key(0)) == 0).any()
     layer.eval()
     np.testing.assert_array_equal(layer(x), x)
+
+
+def test_methods_of_an_equinox_module_see_the_parameters():
+    class Affine(eqx.Module):
+        weight: jax.Array
+        power: int
+
+        def encode(self, x):
+            return self.weight * x**self.power
+
+    layer = L.Layer(Affine(jnp.ones(2), 2))
+    layer.weight.set(jnp.array([2.0, 3.0]))
+    np.testing.assert_array_equal(layer.encode(3.0), [18.0, 27.0])
+    assert layer.power == 2

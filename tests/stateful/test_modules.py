@@ -137,3 +137,27 @@ def test_summary_counts_shared_parameters_once():
     assert row.aliases == ("tied",)
     assert "shared with" in str(table)
     assert "<table>" in table._repr_html_()
+
+
+def test_stacked_transformations_of_a_method_all_track_the_module():
+    class Net(cs.Module):
+        def __init__(self):
+            self.w, self.calls = cs.Param(jnp.full(2, 3.0)), cs.Param(0)
+
+        @cs.jit
+        @cs.value_and_grad(kwargs_mask=True)
+        def loss(self, x):
+            self.calls += 1
+            return jnp.sum(x * self.w**2)
+
+        @cs.jit
+        @cs.vmap
+        def scale(self, x):
+            return x * self.w
+
+    net = Net()
+    value, gradients = net.loss(2.0)
+    assert float(value) == 36.0
+    np.testing.assert_array_equal(gradients["self"]["w"], jnp.full(2, 12.0))
+    assert int(net.calls) == 1
+    np.testing.assert_array_equal(net.scale(jnp.arange(2.0)), [[0.0, 0.0], [3.0, 3.0]])

@@ -144,3 +144,22 @@ def test_extra_arguments_reach_the_optimiser():
     for _ in range(4):
         value = step(net=net, optim=optim)
     assert float(value) < 1e-6
+
+
+def test_an_optimiser_may_be_part_of_what_it_trains():
+    class Trainer(cs.Module):
+        def __init__(self):
+            self.w, self.optim = cs.Param(jnp.ones(2)), Optim(optax.sgd(0.1, momentum=0.9))
+
+        @cs.jit
+        def step(self):
+            gradients = cs.grad(lambda *, t: jnp.sum(t.w**2), kwargs_mask=True)(t=self)
+            return self.optim.step(self, gradients["t"])
+
+    trainer, expected = Trainer(), 1.0
+    velocity = 0.0
+    for _ in range(3):
+        assert trainer.step().keys() == {"w"}
+        velocity = 0.9 * velocity + 2 * expected
+        expected -= 0.1 * velocity
+    np.testing.assert_allclose(trainer.w, expected, rtol=1e-6)

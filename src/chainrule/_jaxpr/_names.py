@@ -84,7 +84,8 @@ def aval_of(value: Any) -> Any:
 
 def is_transforming() -> bool:
     """Whether any JAX transformation is going on around this call."""
-    return not _core.trace_state_clean()
+    # Written out, because every jitted call asks: `trace_state_clean` takes twice as long.
+    return _core.trace_ctx.trace is not _core.eval_trace
 
 
 def is_staging() -> bool:

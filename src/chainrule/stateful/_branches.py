@@ -11,6 +11,8 @@ from typing import Any
 import jax
 
 from chainrule.stateful._call import Call
+from chainrule.stateful._operators import unwrap
+from chainrule.stateful._params import BaseParam
 from chainrule.stateful._transformation import Transformation
 
 __all__ = ["Cond", "Switch", "cond", "switch"]
@@ -26,7 +28,7 @@ class Switch(Transformation):
     def __call__(self, index: Any, /, *operands: Any, **kwargs: Any) -> Any:
         call = Call(kwargs)
         branches = [call.pure(branch, within="a branch") for branch in self._branches]
-        result, values = self._choose(index, branches, call.values, *operands)
+        result, values = self._choose(unwrap(index), branches, call.values, *operands)
         return call.finish(result, values)
 
     def _choose(self, index: Any, branches: list[Any], *operands: Any) -> Any:
@@ -54,7 +56,7 @@ def cond(pred: Any, /, *functions_and_operands: Any, **tracked: Any) -> Any:
         *functions_and_operands: `true_fun`, `false_fun`, and their positional arguments.
         **tracked: their keyword arguments.
     """
-    if callable(pred):
+    if callable(pred) and not isinstance(pred, BaseParam):
         return Cond(pred, *functions_and_operands)
     true_fun, false_fun, *operands = functions_and_operands
     return Cond(true_fun, false_fun)(pred, *operands, **tracked)

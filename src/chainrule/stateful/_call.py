@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 
 from chainrule.stateful._errors import TrackingError
-from chainrule.stateful._frames import Frame, enter, write
+from chainrule.stateful._frames import Frame, enter, write_all
 from chainrule.stateful._plan import Plan
 from chainrule.stateful._statics import same
 
@@ -95,8 +95,7 @@ class Call:
     def finish(self, result: Any, values: Sequence[Any], *, is_loop: bool = False) -> Any:
         """Commit what was written, and put the caller's own objects back into a result."""
         static_writes = self._agreed_static_writes(is_loop)
-        for index in sorted(self.written):
-            write(self.plan.params[index], values[index])
+        write_all((self.plan.params[slot], values[slot]) for slot in sorted(self.written))
         self.plan.commit_statics(static_writes)
         return self.attach(result)
 

@@ -107,8 +107,8 @@ def _each(kind: type, change: Callable[[Any], Any], tree: Any) -> Any:
 
 def custom_vjp(
     fun: Callable[..., Any] | None = None,
-    *,
     nondiff_argnums: Sequence[int] = (),
+    *,
     kwargs_mask: Any = None,
 ) -> Any:
     """Give a function its own backward pass.

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,7 +34,7 @@ from chainrule.stateful._values import conform, describe, same_type
 
 __all__ = [
     "Frame", "birth", "enter", "epoch", "guard_edit", "local",
-    "read", "read_static", "restructured", "write", "write_static",
+    "read", "read_static", "restructured", "write", "write_all", "write_static",
 ]  # fmt: skip
 
 
@@ -148,20 +148,30 @@ def read(param: Any, stack: tuple[Frame, ...]) -> Any:
 
 def write(param: Any, value: Any) -> None:
     """Set a parameter in the innermost frame, or in its own storage when there is none."""
+    write_all([(param, value)])
+
+
+def write_all(pairs: Iterable[tuple[Any, Any]]) -> None:
+    """Set several parameters, or none of them when one must not be set so."""
     stack = local.stack
-    if not stack:
-        _guard_trace(param, value, param._trace)
-        param._value = value
-        return
-    frame, key = stack[-1], id(param)
-    if key in frame.values:
+    frame = stack[-1] if stack else None
+    for param, value in [(param, _admitted(param, value, frame)) for param, value in pairs]:
+        if frame is not None and id(param) in frame.values:
+            frame.values[id(param)] = value
+            frame.written.add(id(param))
+        else:
+            param._value = value
+
+
+def _admitted(param: Any, value: Any, frame: Frame | None) -> Any:
+    """The value as it may be stored; raises where it may not."""
+    if frame is not None and id(param) in frame.values:
         _guard_trace(param, value, frame.trace)
-        frame.values[key] = _fit(param, frame, value)
-        frame.written.add(key)
-    elif param._birth >= frame.serial:
-        param._value = value
-    else:
+        return _fit(param, frame, value)
+    if frame is not None and param._birth < frame.serial:
         raise _untracked_write(param, frame)
+    _guard_trace(param, value, param._trace)
+    return value
 
 
 def _fit(param: Any, frame: Frame, value: Any) -> Any:
@@ -178,8 +188,9 @@ def _fit(param: Any, frame: Frame, value: Any) -> Any:
 
 def _guard_trace(node: Any, value: Any, trace: Any) -> None:
     """A plain `jax.*` transformation has no frame: a write under it would leak its tracer."""
-    holds_tracer = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
-    if holds_tracer and trace != current_trace():
+    if trace == current_trace():
+        return
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):
         raise TrackingError(
             f"A {type(node).__name__} that lives outside was changed inside a plain `jax.*` transformation, "
             "which cannot track it. Use the transformation of the same name from `chainrule.stateful` and "

@@ -111,9 +111,9 @@ class Hessian(_Derivative):
 def _make(cls: type[_Derivative], summary: str, example: str = "") -> Any:
     def derivative(
         fun: Callable[..., Any] | None = None,
-        *,
         argnums: int | Sequence[int] | None = None,
         has_aux: bool = False,
+        *,
         kwargs_mask: Any = None,
         **jax_options: Any,
     ) -> Any:

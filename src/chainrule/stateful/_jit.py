@@ -24,7 +24,8 @@ from typing import Any
 import jax
 
 from chainrule._errors import InputError
-from chainrule.stateful._frames import epoch, local, write
+from chainrule._jaxpr import is_transforming
+from chainrule.stateful._frames import epoch, local, write_all
 from chainrule.stateful._nodes import is_node
 from chainrule.stateful._plan import Plan, keyword_of, plain_values
 from chainrule.stateful._program import Notes, Program, as_tuple
@@ -72,16 +73,21 @@ class _Bound:
         return self.program.arrange(values + plain_values(self.plain, kwargs))
 
 
-def _positions(fun: Callable[..., Any], names: tuple[str, ...]) -> tuple[int, ...]:
-    """Where named arguments stand when they are passed by position."""
-    if not names:
-        return ()
+def _static_arguments(
+    fun: Callable[..., Any], nums: tuple[int, ...], names: tuple[str, ...]
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The positions and the names of static arguments, which may be passed either way."""
+    if not (nums or names):
+        return (), ()
     try:
         parameters = list(inspect.signature(fun).parameters.values())
     except (TypeError, ValueError):
-        return ()
-    positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    return tuple(positional.index(name) for name in names if name in positional)
+        return nums, names
+    positional = [p for p in parameters if p.kind <= p.POSITIONAL_OR_KEYWORD]
+    places = {p.name: i for i, p in enumerate(positional) if p.kind is p.POSITIONAL_OR_KEYWORD}
+    chosen = {num + len(positional) if num < 0 else num for num in nums}
+    named = [name for name, place in places.items() if place in chosen]
+    return (*nums, *(places[name] for name in names if name in places)), (*names, *named)
 
 
 def _heed(notes: Notes, plan: Plan, result: Any) -> Any:
@@ -132,8 +138,9 @@ class Jit(Transformation):
     def __init__(self, fun: Callable[..., Any], **options: Any) -> None:
         super().__init__(fun, **options)
         self.fun = fun
-        self._static_names = as_tuple(options["static_argnames"])
-        nums = (*as_tuple(options["static_argnums"]), *_positions(fun, self._static_names))
+        nums, self._static_names = _static_arguments(
+            fun, as_tuple(options["static_argnums"]), as_tuple(options["static_argnames"])
+        )
         self.options = {**options, "static_argnums": nums}
         # Options that say something about single arguments need programs per number of arguments.
         special = ("static_argnums", "donate_argnums", "in_shardings")
@@ -144,8 +151,10 @@ class Jit(Transformation):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         bound = self._last
-        if bound is None or local.stack or bound.epoch != epoch.now or len(kwargs) != bound.count:
+        if bound is None or bound.epoch != epoch.now or len(kwargs) != bound.count:
             return self._call_any(args, kwargs)
+        if local.stack or is_transforming():
+            return self._call_nested(args, kwargs)
         for name, identity in bound.identities:
             if id(kwargs.get(name)) != identity:
                 return self._call_any(args, kwargs)
@@ -165,7 +174,7 @@ class Jit(Transformation):
         return result if notes is None else _heed(notes, self.plan(kwargs), result)
 
     def _call_any(self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Any = None) -> Any:
-        if local.stack:
+        if local.stack or is_transforming():
             return self._call_nested(args, kwargs)
         bound = self._find(args, kwargs)
         inputs = bound.inputs(kwargs)
@@ -175,12 +184,14 @@ class Jit(Transformation):
         return result if notes is None else _heed(notes, self.plan(kwargs), result)
 
     def _call_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Inside another transformed function: values come from frames and go back into them."""
+        """Inside another transformed function: values come from frames and go back into them.
+
+        A plain `jax.*` function has no frame; what would put its tracer into a parameter is refused.
+        """
         plan = self.plan(kwargs)
         program = self._program(plan, args, kwargs, may_donate=False)
         result, writes, notes = _calling(kwargs, program.call, plan.read(kwargs), *args)
-        for slot, value in writes.items():
-            write(plan.params[slot], value)
+        write_all((plan.params[slot], value) for slot, value in writes.items())
         return result if notes is None else _heed(notes, plan, result)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:

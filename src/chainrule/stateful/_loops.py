@@ -18,6 +18,8 @@ from chainrule.stateful._transformation import Transformation, decorator
 
 __all__ = ["Scan", "WhileLoop", "scan", "while_loop"]
 
+_NOT_GIVEN = object()
+
 
 class Scan(Transformation):
     """A loop over the leading axis; see `scan`."""
@@ -36,7 +38,7 @@ class Scan(Transformation):
         self._mask = kwargs_mask
         self._loop = loop
 
-    def __call__(self, init: Any, xs: Any = None, /, **kwargs: Any) -> tuple[Any, Any]:
+    def __call__(self, /, init: Any, xs: Any = None, **kwargs: Any) -> tuple[Any, Any]:
         call = Call(kwargs)
         axes = resolve_mask(self._mask, call.plan, None)
         sliced = [slot for slot, axis in enumerate(axes) if axis is not None]
@@ -74,10 +76,12 @@ def _move_axis(value: Any, source: int, target: int) -> Any:
 def scan(
     f: Callable[..., Any] | None = None,
     /,
-    *operands: Any,
+    init: Any = _NOT_GIVEN,
+    xs: Any = None,
     length: int | None = None,
     reverse: bool = False,
     unroll: int | bool = 1,
+    *,
     kwargs_mask: Any = None,
     **tracked: Any,
 ) -> Any:
@@ -88,7 +92,8 @@ def scan(
 
     Args:
         f: the body, `f(carry, x, **tracked) -> (carry, y)`.
-        *operands: `init` and `xs`.
+        init: the first carry.
+        xs: arrays whose leading axis the loop goes along.
         length: as in `jax.lax.scan`.
         reverse: as in `jax.lax.scan`.
         unroll: as in `jax.lax.scan`.
@@ -113,7 +118,7 @@ def scan(
     looped = decorator(
         Scan, f, length=length, reverse=reverse, unroll=unroll, kwargs_mask=kwargs_mask
     )
-    return looped(*operands, **tracked) if operands else looped
+    return looped if init is _NOT_GIVEN else looped(init, xs, **tracked)
 
 
 class WhileLoop(Transformation):
@@ -123,7 +128,7 @@ class WhileLoop(Transformation):
         super().__init__(body_fun)
         self._cond = cond_fun
 
-    def __call__(self, init_val: Any, /, **kwargs: Any) -> Any:
+    def __call__(self, /, init_val: Any, **kwargs: Any) -> Any:
         call = Call(kwargs)
         condition = call.pure(self._cond, within="the condition of a while_loop")
         step = call.pure(self._fun, within="the body of a while_loop")
@@ -145,7 +150,10 @@ class WhileLoop(Transformation):
 
 
 def while_loop(
-    cond_fun: Callable[..., Any], body_fun: Callable[..., Any], /, *init_val: Any, **tracked: Any
+    cond_fun: Callable[..., Any],
+    body_fun: Callable[..., Any],
+    init_val: Any = _NOT_GIVEN,
+    **tracked: Any,
 ) -> Any:
     """Repeat a function while a condition holds, carrying every tracked parameter.
 
@@ -155,8 +163,8 @@ def while_loop(
     Args:
         cond_fun: `cond_fun(value, **tracked) -> bool`; what it writes and draws is kept.
         body_fun: `body_fun(value, **tracked) -> value`.
-        *init_val: the first value.
+        init_val: the first value.
         **tracked: keyword arguments of both.
     """
     loop = WhileLoop(cond_fun, body_fun)
-    return loop(*init_val, **tracked) if init_val else loop
+    return loop if init_val is _NOT_GIVEN else loop(init_val, **tracked)

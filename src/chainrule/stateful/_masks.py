@@ -25,7 +25,7 @@ from chainrule.stateful._statics import same
 from chainrule.stateful._values import is_inexact
 from chainrule.stateful._walk import Structure, join, named_pairs, replicate
 
-__all__ = ["TRAINABLE", "M", "Mask", "resolve_mask", "select"]
+__all__ = ["TRAINABLE", "M", "Mask", "resolve_mask", "resolve_places", "select"]
 
 Predicate = Callable[[Any, tuple[str, ...]], bool]
 
@@ -212,18 +212,29 @@ def resolve_mask(mask: Any, plan: Plan, off: Any) -> list[Any]:
         plan: the tracked keyword arguments.
         off: the value of what is not selected.
     """
+    return [value for value, _ in resolve_places(mask, plan, off)]
+
+
+def resolve_places(mask: Any, plan: Plan, off: Any) -> list[tuple[Any, str]]:
+    """As `resolve_mask`, with the path under which every slot was selected.
+
+    A parameter that several keywords share belongs to the first of them that selects it.
+    """
     choosers = {name: _chooser(entry, off) for name, entry in _per_keyword(mask, plan).items()}
-    values = []
-    for slot, path in enumerate(plan.paths):
+
+    def choose(slot: int, path: str) -> tuple[Any, str]:
         param = plan.params[slot] if slot < len(plan.params) else None
-        # A shared parameter belongs to the keyword it was met in first; there it may have more paths.
-        name = keyword_of(path)
-        paths = [p for p in plan.structure.paths_of(path) if keyword_of(p) == name]
-        if param is RKG.key or name not in choosers:
-            values.append(off)
-        else:
-            values.append(choosers[name](param, *(p[len(name) + 1 :] for p in paths)))
-    return values
+        by_keyword: dict[str, list[str]] = {}
+        for place in plan.structure.paths_of(path):
+            by_keyword.setdefault(keyword_of(place), []).append(place)
+        for name, places in by_keyword.items():
+            if name in choosers and param is not RKG.key:
+                value = choosers[name](param, *(place[len(name) + 1 :] for place in places))
+                if not same(value, off):
+                    return value, places[0]
+        return off, path
+
+    return [choose(slot, path) for slot, path in enumerate(plan.paths)]
 
 
 def _per_keyword(mask: Any, plan: Plan) -> dict[str, Any]:

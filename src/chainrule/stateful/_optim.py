@@ -21,9 +21,13 @@ __all__ = ["Optim", "OptimState"]
 
 
 class OptimState(Param):
-    """The state of an optimiser: `None` until the first step, then optax's own pytree."""
+    """The state of an optimiser: `None` until the first step, then optax's own pytree.
+
+    Frozen, so that nobody trains it: an optimiser may be part of the very tree it trains.
+    """
 
     __slots__ = ()
+    frozen = True
     keeps_type: ClassVar[bool] = False
 
 

@@ -176,15 +176,19 @@ class DynamicParam(BaseParam):
         self.__dict__.update(metadata)
 
     def _flatten(self) -> tuple[tuple[Any, ...], Any]:
-        return (DynamicParam.get(self),), self.metadata
+        return (self._whole(),), self.metadata
 
     @classmethod
     def _unflatten(cls, aux: Static, children: Any) -> BaseParam:
         return cls._restore(children[0], aux.value)
 
-    def get(self) -> Any:
+    def _whole(self) -> Any:
+        """The value; `get` of a subclass may answer with a part of it."""
         stack = local.stack
         return read(self, stack) if stack else self._value
+
+    def get(self) -> Any:
+        return self._whole()
 
     def set(self, value: Any) -> Any:
         """Replace the value (a parameter is unwrapped) and return this parameter.
@@ -199,7 +203,7 @@ class DynamicParam(BaseParam):
     @property
     def value(self) -> Any:
         """The value; assigning to it is `set`."""
-        return DynamicParam.get(self)
+        return self._whole()
 
     @value.setter
     def value(self, value: Any) -> None:
@@ -265,7 +269,7 @@ class ParamDict(DynamicParam):
 
     def get(self, key: str | None = None, default: Any = None) -> Any:
         """The whole dictionary (`None` when cleared); with a key, its value or the default."""
-        return super().get() if key is None else self._items().get(key, default)
+        return self._whole() if key is None else self._items().get(key, default)
 
     def _items(self) -> dict[str, Any]:
         return self.value or {}

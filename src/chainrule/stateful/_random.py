@@ -31,12 +31,12 @@ class RKGState(DynamicParam):
         super().__init__(None)
         self.__dict__["_seed"] = seed
 
-    def get(self) -> Any:
+    def _whole(self) -> Any:
         if self._value is None and "_seed" in self.__dict__:
             # The first read may happen inside a trace; the state itself never belongs to one.
             with jax.ensure_compile_time_eval():
                 self._value = jax.random.PRNGKey(self.__dict__["_seed"])
-        return super().get()
+        return super()._whole()
 
     @property
     def metadata(self) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from chainrule.stateful._call import Call
-from chainrule.stateful._masks import TRAINABLE, resolve_mask
+from chainrule.stateful._masks import TRAINABLE, resolve_places
 from chainrule.stateful._plan import keyword_of
 from chainrule.stateful._values import is_inexact
 
@@ -32,17 +32,20 @@ class Selection:
     def __init__(self, call: Call, mask: Any) -> None:
         self.is_given = mask is not None
         self._call = call
-        chosen = resolve_mask(_with_default(mask), call.plan, False)
-        self._slots = [i for i, on in enumerate(chosen) if on and is_inexact(call.values[i])]
+        chosen = resolve_places(_with_default(mask), call.plan, False)
+        self._paths = {
+            slot: path
+            for slot, (is_on, path) in enumerate(chosen)
+            if is_on and is_inexact(call.values[slot])
+        }
 
     def tree(self, values: Sequence[Any]) -> Tree:
         """Flat values of all slots → `{keyword: {path: value}}` of the selected ones.
 
         A parameter that is a keyword argument itself has no path: `{keyword: value}`.
         """
-        tree: Tree = {name: {} for name in self._call.plan.names} if self._slots else {}
-        for slot in self._slots:
-            path = self._call.plan.paths[slot]
+        tree: Tree = {name: {} for name in self._call.plan.names} if self._paths else {}
+        for slot, path in self._paths.items():
             name = keyword_of(path)
             if path == name:
                 tree[name] = values[slot]
@@ -53,8 +56,7 @@ class Selection:
     def merge(self, tree: Tree, others: Sequence[Any] | None = None) -> list[Any]:
         """The values of all slots: the selected ones from a tree, the others as given or as they are."""
         values = list(self._call.values if others is None else others)
-        for slot in self._slots:
-            path = self._call.plan.paths[slot]
+        for slot, path in self._paths.items():
             name = keyword_of(path)
             values[slot] = tree[name] if path == name else tree[name][path[len(name) + 1 :]]
         return values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -33,8 +34,16 @@ class Transformation:
 
         @functools.wraps(fun)
         def method(*args: Any, **kwargs: Any) -> Any:
-            return fun(kwargs.pop("self"), *args, **kwargs)
+            module = kwargs.pop("self")
+            if isinstance(fun, Transformation):  # tracks the module in its turn
+                return fun.__get__(module)(*args, **kwargs)
+            return fun(module, *args, **kwargs)
 
+        signature = inspect.signature(fun)
+        # Positions count what is passed by position, and the module is not.
+        method.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*signature.parameters.values()][1:]
+        )
         return type(self)(method, **self._options)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:

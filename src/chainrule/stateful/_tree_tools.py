@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from chainrule._errors import InputError
-from chainrule.stateful._frames import write
+from chainrule.stateful._frames import write_all
 from chainrule.stateful._masks import Mask, select
 from chainrule.stateful._operators import unwrap
 from chainrule.stateful._params import BaseParam, DynamicParam, StaticParam
@@ -96,8 +96,7 @@ def tree_inject(tree: T, values: Iterable[Any], mask: Any = None) -> T:
             f"Expected {len(params)} values, one per parameter, found {len(new)}; nothing was set.",
             code="wrong_count",
         )
-    for param, value in zip(params, new, strict=True):
-        write(param, value)
+    write_all(zip(params, new, strict=True))
     return tree
 
 

@@ -108,26 +108,26 @@ class Vmap(Transformation):
 
 def vmap(
     fun: Callable[..., Any] | None = None,
-    *,
-    kwargs_mask: Any = None,
     in_axes: int | Sequence[Any] | None = 0,
     out_axes: Any = 0,
     axis_name: Hashable | None = None,
     axis_size: int | None = None,
     spmd_axis_name: Any = None,
+    *,
+    kwargs_mask: Any = None,
 ) -> Any:
     """Vectorise a function; parameters in keyword arguments are mapped or shared, and tracked.
 
     Args:
         fun: the function. Without it, a decorator is returned.
-        kwargs_mask: the axis of every parameter, `None` for one value shared by all lanes (the default).
-            A mask with `.to((None, 0))`, or a dictionary per keyword. What is written to a shared
-            parameter must be the same in all lanes, for example a `jax.lax.pmean`.
         in_axes: as in `jax.vmap`, for positional arguments.
         out_axes: as in `jax.vmap`.
         axis_name: as in `jax.vmap`.
         axis_size: as in `jax.vmap`.
         spmd_axis_name: as in `jax.vmap`.
+        kwargs_mask: the axis of every parameter, `None` for one value shared by all lanes (the default).
+            A mask with `.to((None, 0))`, or a dictionary per keyword. What is written to a shared
+            parameter must be the same in all lanes, for example a `jax.lax.pmean`.
 
     Random generators that are not mapped give every lane its own keys.
 

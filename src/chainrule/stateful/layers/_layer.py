@@ -84,7 +84,7 @@ class Layer(Module):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return getattr(self._rest.value, name)
+        return getattr(self.build(), name)
 
 
 def _has_flag(part: Any) -> bool:
