@@ -111,3 +111,83 @@ def test_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk"):
         cs.save(path, cs.Param(jnp.zeros(2)))
     assert [f.name for f in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_file_is_readable_for_those_the_umask_says(tmp_path):
+    reference = tmp_path / "reference"
+    reference.touch()
+    cs.save(tmp_path / "model", Net())
+    assert (tmp_path / "model").stat().st_mode == reference.stat().st_mode
+
+
+@pytest.mark.parametrize("format", ["safetensors", "orbax"])
+def test_loading_keeps_the_dtype_and_the_devices_of_the_model(tmp_path, format):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), "d")
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+    wide, plain = cs.Param(jnp.arange(2.0)), cs.Param(jnp.zeros(2))
+    cs.save(tmp_path / "model", wide, format=format)
+    wide.set(jax.device_put(jnp.zeros(2), sharding))
+    cs.load(tmp_path / "model", wide)
+    assert wide.get().sharding == sharding
+    np.testing.assert_array_equal(wide, [0.0, 1.0])
+    cs.save(tmp_path / "model", wide, format=format)  # divided
+    cs.load(tmp_path / "model", plain)
+    assert not plain.get().committed
+    with jax.enable_x64(True):
+        cs.save(tmp_path / "double", cs.Param(jnp.ones(2, jnp.float64)), format=format)
+    with pytest.raises(CheckpointError, match=r"f32\[2\] in the model and f64\[2\] in the file"):
+        cs.load(tmp_path / "double", plain)
+
+
+def test_an_orbax_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
+    import orbax.checkpoint as ocp
+
+    cs.save(tmp_path / "model", Net(7.0), format="orbax")
+
+    def fail(*args, **kwargs):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(ocp.CompositeCheckpointHandler, "save", fail)
+    with pytest.raises(OSError, match="disk full"):
+        cs.save(tmp_path / "model", Net(1.0), format="orbax")
+    other = Net(0.0)
+    cs.load(tmp_path / "model", other)
+    assert equal(other, Net(7.0))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("damage", [lambda p: p.write_bytes(b"abc"), lambda p: p.mkdir()])
+def test_what_is_no_checkpoint_is_said_so(tmp_path, damage):
+    damage(tmp_path / "model")
+    with pytest.raises(ChainruleError, match="damaged") as caught:
+        cs.load(tmp_path / "model", Net())
+    assert caught.value.code == "file_damaged"
+
+
+def test_dtypes_and_formats_that_cannot_be_written(tmp_path):
+    small = cs.Param(jnp.ones(2, jnp.float8_e4m3fn))
+    with pytest.raises(ChainruleError, match='format="orbax"'):
+        cs.save(tmp_path / "small", small)
+    cs.save(tmp_path / "small", small, format="orbax")
+    cs.load(tmp_path / "small", small)
+    with pytest.raises(ChainruleError, match="'npz'"):
+        cs.save(tmp_path / "model", small, format="npz")
+
+
+def test_state_without_arrays_and_state_not_yet_made(tmp_path):
+    w = cs.Param(jnp.ones(2))
+    plain, adam = cs.Optim(optax.sgd(0.1)), cs.Optim(optax.adam(0.1))
+    plain.init(w)
+    adam.init(w)
+    cs.save(tmp_path / "plain", plain)
+    cs.load(tmp_path / "plain", plain)
+    cs.save(tmp_path / "adam", adam)
+    with pytest.raises(CheckpointError, match=r"optim\.init\(model\)"):
+        cs.load(tmp_path / "adam", cs.Optim(optax.adam(0.1)))
+
+
+def test_a_generator_nobody_drew_from_is_saved(tmp_path):
+    generator, other = cs.RandomKeyGenerator(7), cs.RandomKeyGenerator(8)
+    cs.save(tmp_path / "generator", generator)
+    cs.load(tmp_path / "generator", other)
+    assert generator() == other()

@@ -2,25 +2,25 @@
 
 A checkpoint is flat: `{path: array}`, where a parameter that holds a pytree has one entry per leaf. Shared
 parameters are written once, under their first path, with their other paths in a table, so a model that shares
-differently can still be loaded. Two formats: one safetensors file (default), or an orbax folder.
+differently can still be loaded. The formats are those of `_checkpoint_files`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from chainrule._errors import StorageError
+from chainrule.stateful._checkpoint_files import Format, read_arrays, write_arrays
 from chainrule.stateful._errors import CheckpointError
+from chainrule.stateful._frames import write_all
 from chainrule.stateful._masks import Mask
 from chainrule.stateful._params import DynamicParam, ParamCache
 from chainrule.stateful._values import describe
@@ -28,7 +28,6 @@ from chainrule.stateful._walk import Structure, join, key_path
 
 __all__ = ["LoadReport", "load", "save"]
 
-Format = Literal["safetensors", "orbax"]
 Mapped = Mapping[str, str] | Callable[[str], str | None] | None
 _ALIASES = "chainrule.aliases"
 _KEYS = "chainrule.keys"
@@ -62,7 +61,7 @@ def save(
         path: a file (safetensors) or a folder (orbax).
         tree: a model, an optimiser, or a dictionary of them.
         mask: which parameters; by default all but caches. Those that are `None` have nothing to write.
-        format: `"safetensors"` or `"orbax"`.
+        format: `"safetensors"` or `"orbax"`, which takes every dtype.
     """
     structure = Structure().visit(tree)
     arrays: dict[str, Any] = {}
@@ -72,9 +71,9 @@ def save(
             if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
                 keys[leaf_path] = str(jax.random.key_impl(leaf))
                 leaf = jax.random.key_data(leaf)
-            arrays[leaf_path] = leaf
+            arrays[leaf_path] = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
     facts = {_ALIASES: json.dumps(structure.aliases), _KEYS: json.dumps(keys)}
-    _WRITERS[format](Path(path), arrays, facts)
+    write_arrays(Path(path), arrays, facts, format)
 
 
 def load(
@@ -86,6 +85,10 @@ def load(
     mapping: Mapped = None,
 ) -> LoadReport:
     """Set the parameters of a tree from a checkpoint, all or none.
+
+    Arrays go where those they replace are: a model that is divided over devices stays so, whatever the
+    checkpoint was saved from. A parameter that holds a pytree has places for entries only when it is filled:
+    call `optim.init(model)` before loading an optimiser's state.
 
     Args:
         path: a file or folder that `save` has written.
@@ -102,16 +105,17 @@ def load(
     Raises:
         CheckpointError: entries are missing, unexpected, or of another shape or dtype. The message
             lists all of them, and no parameter has changed.
-        StorageError: there is no checkpoint at `path`.
+        StorageError: there is no checkpoint at `path`, or it cannot be read.
     """
     entries, optional = _entries(Path(path), mapping)
     targets = dict(_chosen(Structure().visit(tree), mask))
     fit = _fit(targets, entries)
     unexpected = [name for name in entries if name not in fit.used and name not in optional]
     if fit.different or (strict and (fit.missing or unexpected)):
-        raise _mismatch(path, fit.missing, unexpected, fit.different)
-    for name, value in fit.values.items():
-        targets[name].set(value)
+        raise _mismatch(path, fit, unexpected)
+    write_all(
+        (targets[name], _placed(targets[name].value, value)) for name, value in fit.values.items()
+    )
     return LoadReport(tuple(fit.values), tuple(fit.missing), tuple(unexpected))
 
 
@@ -123,20 +127,24 @@ class _Fit:
     missing: list[str]
     different: list[str]
     used: set[str]
+    empty: list[str]
 
 
 def _fit(targets: Mapping[str, DynamicParam], entries: Mapping[str, Any]) -> _Fit:
-    fit = _Fit({}, [], [], set())
+    fit = _Fit({}, [], [], set(), [])
     for name, param in targets.items():
         template = param.value
         # A parameter that holds nothing yet takes an entry of its own name, if there is one.
-        names = [leaf_path for leaf_path, _ in _leaves(name, template)] or [name]
+        leaves = [leaf_path for leaf_path, _ in _leaves(name, template)]
+        names = [name] if template is None else leaves
         absent = [leaf_path for leaf_path in names if leaf_path not in entries]
         fit.used.update(names)
         if not absent:
             fit.values[name] = _filled(name, template, entries)
             fit.different += _differences(name, template, fit.values[name])
-        elif template is not None:
+        elif template is None:
+            fit.empty.append(name)
+        else:
             fit.missing += absent
     return fit
 
@@ -146,7 +154,8 @@ def _entries(path: Path, mapping: Mapped) -> tuple[dict[str, Any], set[str]]:
 
     Any path of a shared parameter will do: a model may share less, or in another order.
     """
-    stored, aliases, keys = _read(path)
+    stored, facts = read_arrays(path)
+    aliases, keys = (json.loads(facts.get(fact, "{}")) for fact in (_ALIASES, _KEYS))
     typed = {name: _typed(leaf, keys.get(name)) for name, leaf in stored.items()}
     entries: dict[str, Any] = {}
     optional: set[str] = set()
@@ -184,9 +193,23 @@ def _filled(name: str, template: Any, leaves: Mapping[str, Any]) -> Any:
     return jax.tree.unflatten(jax.tree.structure(template), order)
 
 
+def _placed(template: Any, new: Any) -> Any:
+    """Loaded arrays where those they replace are."""
+    if template is None:
+        return jax.tree.map(jnp.asarray, new)
+    return jax.tree.map(_placed_leaf, template, new)
+
+
+def _placed_leaf(old: Any, new: Any) -> Any:
+    if isinstance(old, np.ndarray):
+        return new
+    is_placed = isinstance(old, jax.Array) and not isinstance(old, jax.core.Tracer)
+    return jax.device_put(new, old.sharding) if is_placed and old.committed else jnp.asarray(new)
+
+
 def _typed(leaf: Any, key_implementation: str | None) -> Any:
     if key_implementation is None:
-        return jnp.asarray(leaf)
+        return leaf
     return jax.random.wrap_key_data(jnp.asarray(leaf), impl=key_implementation)
 
 
@@ -212,76 +235,30 @@ def _rename(name: str, mapping: Mapped) -> str | None:
     return name
 
 
-def _mismatch(path: Any, missing: Any, unexpected: Any, wrong: Any) -> CheckpointError:
+def _mismatch(path: Any, fit: _Fit, unexpected: list[str]) -> CheckpointError:
     parts = []
-    if missing:
-        parts.append(f"no entry for {', '.join(f'`{name}`' for name in missing)}")
+    if fit.missing:
+        parts.append(f"no entry for {_listed(fit.missing)}")
     if unexpected:
-        parts.append(f"no parameter for the entries {', '.join(f'`{n}`' for n in unexpected)}")
-    parts += wrong
+        parts.append(f"no parameter for the entries {_listed(unexpected)}")
+    parts += fit.different
+    empty = [name for name in fit.empty if any(e.startswith(f"{name}.") for e in unexpected)]
+    hint = (
+        f" {_listed(empty)} holds nothing yet, so its entries have no places: fill it first, an optimiser "
+        "with `optim.init(model)`."
+        if empty
+        else ""
+    )
     return CheckpointError(
-        f"The checkpoint {os.fspath(path)!r} does not fit the model: {'; '.join(parts)}. Rename entries "
-        "with `mapping=`, or load what fits with `strict=False`. Nothing was changed.",
+        f"The checkpoint {os.fspath(path)!r} does not fit the model: {'; '.join(parts)}.{hint} Rename "
+        "entries with `mapping=`, or load what fits with `strict=False`. Nothing was changed.",
         details={
-            "missing": list(missing),
-            "unexpected": list(unexpected),
-            "different": list(wrong),
+            "missing": fit.missing,
+            "unexpected": unexpected,
+            "different": fit.different,
         },
     )
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
-    if not path.exists():
-        raise StorageError(f"There is no checkpoint at {str(path)!r}.", code="file_missing")
-    arrays, facts = _read_orbax(path) if path.is_dir() else _read_safetensors(path)
-    return arrays, json.loads(facts.get(_ALIASES, "{}")), json.loads(facts.get(_KEYS, "{}"))
-
-
-def _write_safetensors(path: Path, arrays: Mapping[str, Any], facts: dict[str, str]) -> None:
-    from safetensors.numpy import save as serialise
-
-    # safetensors takes memory as it lies: arrays must be contiguous and in C order.
-    content = {name: np.asarray(leaf, order="C") for name, leaf in arrays.items()}
-    data = serialise(content, metadata=facts)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="numpy") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-
-
-def _write_orbax(path: Path, arrays: Mapping[str, Any], facts: dict[str, str]) -> None:
-    import orbax.checkpoint as ocp
-
-    args = ocp.args.Composite(
-        arrays=ocp.args.StandardSave({name: jnp.asarray(leaf) for name, leaf in arrays.items()}),
-        facts=ocp.args.JsonSave(facts),
-    )
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-        checkpointer.save(path.absolute(), args, force=True)
-
-
-def _read_orbax(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    import orbax.checkpoint as ocp
-
-    args = ocp.args.Composite(arrays=ocp.args.StandardRestore(), facts=ocp.args.JsonRestore())
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-        content = checkpointer.restore(path.absolute(), args)
-    return dict(content["arrays"]), dict(content["facts"])
-
-
-_WRITERS: dict[Format, Callable[[Path, Mapping[str, Any], dict[str, str]], None]] = {
-    "safetensors": _write_safetensors,
-    "orbax": _write_orbax,
-}
+def _listed(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

@@ -319,7 +319,8 @@ def jit(
     Args:
         fun: the function. Without it, a decorator is returned.
         donate: let the program reuse the buffers of parameters it writes: `True`, or the keywords whose
-            parameters may be donated. Arrays taken out of them before a call are dead after it.
+            parameters may be donated. Arrays taken out of them before a call are dead after it, and so are
+            the parameters when the compiled program itself fails (a host callback that raises).
         static_argnums: as in `jax.jit`; positions count the positional arguments.
         static_argnames: as in `jax.jit`. What is not an array or number is static without being named.
         donate_argnums: as in `jax.jit`, for positional arguments.
