@@ -1,10 +1,12 @@
 """`chainrule order`: the order as JSON on standard output, the summary beside it, clear refusals."""
 
 import json
+import os
 
 import pytest
 
 from chainrule.cli import main
+from chainrule.cli._streams import ResultStream
 from chainrule.elimination import Order
 
 FUNCTION = """
@@ -42,6 +44,15 @@ def test_order_is_printed_and_proved(file, capfd):
     # Griewank's smallest example: six multiplications, and no order needs fewer.
     assert (order.cost, order.optimal) == (6, True)
     assert "optimal" in err
+
+
+def test_a_result_that_nobody_reads_is_no_failure():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with pytest.raises(SystemExit) as left:
+        ResultStream(writer).write([b"a result"])
+    os.close(writer)
+    assert left.value.code == 141
 
 
 def test_arguments_that_are_not_differentiated(file, capfd):

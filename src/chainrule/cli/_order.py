@@ -30,7 +30,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="0,1,…",
         help="which arguments are differentiated; all by default. The others are passed as they are",
     )
-    parser.add_argument("--objective", default="multiplications", help="what is made small")
+    parser.add_argument(
+        "--objective", default="multiplications",
+        help="what is made small: multiplications (the default), nontrivial, operations, time or memory",
+    )  # fmt: skip
     parser.add_argument("--budget", type=float, default=5.0, metavar="SECONDS", help="how long")
     parser.add_argument("--seed", type=int, default=0, help="of all random choices")
     parser.add_argument("--edges", action="store_true", help="eliminate single edges, too")

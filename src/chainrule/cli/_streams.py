@@ -7,6 +7,7 @@ code or the libraries below it print cannot mix with the result, not even from C
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -21,10 +22,13 @@ class ResultStream:
         self._descriptor = descriptor
 
     def write(self, pieces: Iterable[bytes | memoryview]) -> None:
-        """Write the result."""
-        with open(self._descriptor, "wb", closefd=False) as stream:
-            for piece in pieces:
-                stream.write(piece)
+        """Write the result; leave quietly, as other commands do, where its reader has left already."""
+        try:
+            with open(self._descriptor, "wb", closefd=False) as stream:
+                for piece in pieces:
+                    stream.write(piece)
+        except BrokenPipeError:
+            raise SystemExit(128 + signal.SIGPIPE) from None
 
 
 @contextmanager

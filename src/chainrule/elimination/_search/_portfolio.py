@@ -137,8 +137,9 @@ class _Run:
         """Keep an order if it is the best so far; its cost."""
         cost = sum(self.engine.costs(order))
         if self.best is None or cost < self.best.cost:
+            bound = self.bound if cost else 0  # nothing costs less than nothing
             self.best = Found(
-                tuple(order), cost, self.bound, method, self.elapsed, self.engine.evaluations
+                tuple(order), cost, bound, method, self.elapsed, self.engine.evaluations
             )
         if self._on_progress is not None and self.elapsed - self._reported > 0.1:
             self._reported = self.elapsed
@@ -173,8 +174,12 @@ class _Run:
     def _find_bound(self) -> None:
         """The bound, of as many vertices as there is time for; a moment of it is not charged."""
         assert self.best is not None
+        if self.best.is_optimal:
+            return
         start = time.perf_counter()
         self.bound = lower_bound(self.problem, until=start + max(_BOUND_S, self.budget_s / 10))
+        if len(self.problem.eliminable) < 2:
+            self.bound = self.best.cost  # there is no other order
         self.best = replace(self.best, bound=self.bound)
         self._began += min(_BOUND_S, time.perf_counter() - start)
 
