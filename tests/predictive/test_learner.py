@@ -1,6 +1,7 @@
 """Inference and learning, against backpropagation, closed forms and plain JAX."""
 
 import itertools
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -368,3 +369,26 @@ def test_one_precision_throughout(dtype):
 def test_values_are_per_sample_parameters():
     assert cs.tree_extract(Net((3, 4, 2)), VodeParam) != ()
     assert [type(p) for p in cs.tree_extract(Net((3, 2)), WEIGHTS)] == [cs.layers.LayerParam] * 2
+
+
+def test_a_data_class_whose_weights_are_one_pytree():
+    @dataclass
+    class Line(EnergyModule):
+        weights: cs.Param
+        node: Vode
+
+        def __call__(self, x, y=None):
+            weights = self.weights.get()
+            u = self.node(weights["slope"] * x + weights["offset"], output="u")
+            if y is not None:
+                self.node.set("h", y)
+            return u
+
+    line = Line(cs.Param({"slope": jnp.ones(1), "offset": jnp.zeros(1)}), Vode(frozen=True))
+    x, y = data(4, 1), data(4, 1, seed=1)
+    Learner(optax.sgd(0.1), optax.sgd(0.5), inference_learning(1))(x, y, model=line)
+    error = x - y  # the gradient of mean((x - y)² / 2), by hand
+    np.testing.assert_allclose(
+        line.weights.get()["slope"], 1 - 0.5 * jnp.mean(error * x), rtol=1e-5
+    )
+    np.testing.assert_allclose(line.weights.get()["offset"], -0.5 * jnp.mean(error), rtol=1e-5)

@@ -182,3 +182,12 @@ def test_a_network_runs_under_jit_and_its_structure_stays():
     assert node.h.get().tolist() == [1.0, 1.0]
     assert node.cache.get() is None
     assert jax.tree.structure(node.set("h", None)) == before
+
+
+@pytest.mark.parametrize("energy_fn", [se_energy, ce_energy])
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
+def test_value_and_prediction_are_compared_element_by_element(energy_fn, shape):
+    node = node_with(jnp.zeros(shape), jnp.zeros(3), energy_fn=energy_fn)
+    with pytest.raises(InputError, match="element by element") as caught:
+        node.energy()
+    assert caught.value.code == "slot_shapes"

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import jax.numpy as jnp
-
 from chainrule.stateful import M, Param, ParamCache, ParamDict, tree_extract
+from chainrule.stateful._masks import TRAINABLE
 
 __all__ = ["FREE", "STATES", "WEIGHTS", "VodeCache", "VodeParam", "clear"]
 
@@ -29,23 +28,14 @@ class VodeParam(Param):
     Cache: ClassVar[type[VodeCache]] = VodeCache
 
 
-def _is_weight(param: Any) -> bool:
-    return (
-        isinstance(param, Param)
-        and not isinstance(param, (VodeParam, ParamCache))
-        and not param.frozen
-        and jnp.issubdtype(getattr(param, "dtype", jnp.int32), jnp.inexact)
-    )
-
-
 STATES = M((VodeParam, VodeCache))
 """What exists once per sample: values and caches. `STATES.to((None, 0))` is the mask for `vmap`."""
 
 FREE = M(VodeParam).hasnot(frozen=True)
 """The values that inference may change."""
 
-WEIGHTS = M(_is_weight)
-"""What learning may change: every trainable array that is not a value of a node."""
+WEIGHTS = TRAINABLE - M(VodeParam)
+"""What learning may change: every trainable parameter that is not a value of a node."""
 
 
 def clear(tree: Any, select: Any) -> None:

@@ -134,6 +134,8 @@ _found: weakref.WeakKeyDictionary[Any, tuple[int, Mask, Sequence[Any]]] = (
 
 def _values(model: Any, mask: Mask) -> Sequence[Any]:
     """The values of a network's nodes; looked up anew only when its structure has changed."""
+    if type(model).__hash__ is None:  # a data class, whose equality would be that of its parts
+        return tree_extract(model, mask)
     now, known, values = _found.get(model, (None, None, ()))
     if now != epoch.now or known is not mask:
         values = tree_extract(model, mask)
@@ -201,7 +203,10 @@ def _update(
     gradients = by_keyword.get("model", {})
     if phase.states:
         learner.states.step(model, gradients)
-    arrived = {path: gradients[path] / count for path in select(model, weights)}
+    arrived = {
+        path: jax.tree.map(lambda leaf: leaf / count, gradients[path])
+        for path in select(model, weights)
+    }
     return energy / count, _learn({**waiting, **arrived}, model, learner)
 
 
