@@ -315,6 +315,13 @@ def test_auto_takes_the_best_order_that_was_found():
     assert choose_order(graph, "auto") == found.vertices
 
 
+@pytest.mark.parametrize("vertices", [(99, 1, 2), (1,), ((1, 77), 1, 2)])
+def test_a_stored_order_that_does_not_fit_is_searched_again(vertices):
+    graph = traced(lambda x: jnp.sin(jnp.exp(x) * 2), 0.5).graph
+    _choose.shared_cache().put(Order(vertices, fingerprint(graph), "nontrivial", cost=0))
+    assert sorted(choose_order(graph, "auto")) == [1, 2]
+
+
 def test_a_search_without_time_gives_the_safer_direction():
     def function(x):
         return jnp.tanh(jnp.cumsum(jnp.sin(x)) * x).sum()

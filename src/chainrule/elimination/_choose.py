@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 from chainrule.elimination._eliminate import Step
@@ -30,14 +31,15 @@ def _searched(graph: Graph) -> tuple[Step, ...]:
     """The order with the fewest nontrivial multiplications, remembered between calls and processes."""
     if not _is_worth_a_search(graph):
         return _narrow_side_first(graph)
-    name = fingerprint(graph)
-    order = shared_cache().get(name, "nontrivial")
-    if order is None or not set(graph.required) <= set(order.vertices):
-        # Nobody asked for a search: Ctrl-C is meant for the program.
-        order = find_order_of_graph(
-            graph, objective="nontrivial", budget_s=AUTO_BUDGET_S, keeps_interrupts=False
-        )
-        shared_cache().put(order)
+    known = shared_cache().get(fingerprint(graph), "nontrivial")
+    if known is not None:
+        with contextlib.suppress(OrderError):  # somebody has changed the file
+            return check_order(graph, known.vertices)
+    # Nobody asked for a search: Ctrl-C is meant for the program.
+    order = find_order_of_graph(
+        graph, objective="nontrivial", budget_s=AUTO_BUDGET_S, keeps_interrupts=False
+    )
+    shared_cache().put(order)
     return order.vertices
 
 

@@ -115,6 +115,9 @@ def explain_jacobian(
     return Explanation(tuple(candidate for candidate in measured if candidate is not None))
 
 
+_MEASURED_S, _MEASURED_CALLS = 0.03, 7
+
+
 def _measured(traced: Traced, order: tuple[Step, ...], candidate: Candidate) -> Candidate | None:
     """The candidate with the fastest of a few compiled calls.
 
@@ -135,13 +138,23 @@ def _measured(traced: Traced, order: tuple[Step, ...], candidate: Candidate) -> 
     except (TypeError, ValueError, NotImplementedError):
         return candidate
     setup_s = time.perf_counter() - start
-    jax.block_until_ready(compiled(*traced.operands))
-    times = []
-    for _ in range(7):
+    seconds = _fastest(lambda: jax.block_until_ready(compiled(*traced.operands)))
+    return replace(candidate, seconds=seconds, setup_s=setup_s, peak_bytes=_peak_bytes(compiled))
+
+
+def _fastest(call: Callable[[], Any]) -> float:
+    """The time of the fastest of some calls: a few long ones, or as many as there are in a moment.
+
+    The first calls after a compilation are slow, by a factor of ten where they take microseconds.
+    """
+    times: list[float] = []
+    call()
+    until = time.perf_counter() + _MEASURED_S
+    while len(times) < _MEASURED_CALLS or time.perf_counter() < until:
         start = time.perf_counter()
-        jax.block_until_ready(compiled(*traced.operands))
+        call()
         times.append(time.perf_counter() - start)
-    return replace(candidate, seconds=min(times), setup_s=setup_s, peak_bytes=_peak_bytes(compiled))
+    return min(times)
 
 
 def _peak_bytes(compiled: Any) -> int | None:
