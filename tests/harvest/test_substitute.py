@@ -138,3 +138,11 @@ def test_other_names_may_be_sown_twice():
     assert plant(g, {"twice": 0.0})(1.0) == 0.0
     with pytest.raises(ValueError, match="twice"):
         grad_wrt(g, "twice")(1.0)
+
+
+@pytest.mark.parametrize(("sown", "given"), [(jnp.array(1), 2.7), (jnp.array(1.0), 1j)])
+def test_a_planted_value_loses_nothing(sown, given):
+    with pytest.raises(InputError, match="dtype") as raised:
+        plant(lambda x: sow(x, "h") + 0, {"h": given})(sown)
+    assert raised.value.code == "planted_dtype"
+    assert plant(lambda x: sow(x, "h") + 0, {"h": True})(sown) == 1

@@ -113,13 +113,16 @@ def helper(x):
 
 def test_a_duplicate_name_shows_both_places():
     def f(x):
-        return helper(x) + helper(x + 1)
+        first = helper(x)
+        return first + helper(x + 1)
 
     with pytest.raises(DuplicateNameError) as raised:
         save_intermediates(f)(1.0)
     assert isinstance(raised.value, ValueError)
-    line = helper.__code__.co_firstlineno + 1
+    line, start = helper.__code__.co_firstlineno + 1, f.__code__.co_firstlineno
     assert str(raised.value).count(f"{__file__}:{line} (helper)") == 2
+    for call in (start + 1, start + 2):
+        assert f", called at {__file__}:{call} " in str(raised.value)
     assert raised.value.code == "duplicate_name"
     assert save_intermediates(f, mode="last")(1.0)[1] == {"twice": {"primal": 4.0}}
 

@@ -50,7 +50,7 @@ from chainrule._jaxpr._programs import Role, SubProgram, subprograms
 from chainrule._jaxpr._rewrite import Claim, Rewriter
 from chainrule._jaxpr._runtime_error import restore_errors
 from chainrule._jaxpr._scopes import component_of, component_scope
-from chainrule._jaxpr._source import SourceLocation, locate, plain_text
+from chainrule._jaxpr._source import SourceLocation, call_sites, locate, plain_text
 from chainrule._jaxpr._walk import Site, walk
 
 __all__ = [
@@ -76,6 +76,7 @@ __all__ = [
     "as_function",
     "aval_of",
     "bind_equation",
+    "call_sites",
     "close_program",
     "component_of",
     "component_scope",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -27,14 +26,12 @@ from chainrule._jaxpr._ffi import (
     supports,
     target_is_registered,
 )
-from chainrule._jaxpr._varying import array_aval
 
 __all__ = [
-    "NOT_STARTED",
     "ORDERED_EFFECT",
+    "emit_call",
     "is_exporting",
     "lower_host_call",
-    "lower_overlapping",
     "register_call",
     "see_nans",
     "uses_ffi",
@@ -44,10 +41,6 @@ ORDERED_EFFECT = _callback._OrderedIOEffect
 """Calls with this effect happen in program order, among themselves and with `io_callback(ordered=True)`."""
 
 
-NOT_STARTED = -1
-"""The ticket of work that has not been started."""
-
-_TICKET = array_aval((), np.int32)
 _SAYS_RETURNS_TOKEN = "returns_token" in signature(mlir.emit_python_callback).parameters
 
 
@@ -79,7 +72,7 @@ def uses_ffi(ctx: Any) -> bool:
 
 
 def register_call(primitive: Primitive, rule: Callable[..., Sequence[Any]]) -> None:
-    """Register a lowering that uses `lower_overlapping`: it has to see every call, also equal ones.
+    """Register a lowering that has to see every call, also equal ones, as `lower_overlapping` has.
 
     It knows the devices, as those of JAX's callbacks do: what it makes part of the program may need them.
     """
@@ -99,89 +92,14 @@ def lower_host_call(
     return _ffi_call(ctx, operands, function)
 
 
-def lower_overlapping(
-    ctx: Any, *operands: Any, start: HostFunction, finish: HostFunction
-) -> Sequence[Any]:
-    """A call whose work may be started earlier than its results are waited for.
-
-    XLA's CPU backend runs calls one after the other. `start` begins the work and returns a ticket, `finish`
-    takes the operands and the ticket and fills the results. Where XLA's schedule has several starts before
-    the first finish, which it usually has for independent calls, the work overlaps.
-
-    The only call of a program has nothing to overlap with: its ticket is `NOT_STARTED`, and `finish` does it
-    all. If another call follows, the first one gets its start then.
-    """
-    taken = (*ctx.avals_in, _TICKET)
-    starter = register_function(start, ctx.avals_in, [_TICKET])
-    finisher = register_function(finish, taken, ctx.avals_out)
-    earlier = [each for each in ctx.module_context.keepalives if isinstance(each, _Lowered)]
-    ctx.module_context.add_keepalive(_Lowered(starter, finisher, tuple(ctx.avals_in)))
-    if not earlier and _is_in_main():
-        ticket = mlir.ir_constant(np.int32(NOT_STARTED))
-    else:
-        for each in earlier[:1]:
-            _start_early(ctx, each)
-        ticket = _emit(ctx.replace(avals_out=[_TICKET]), operands, starter)[0]
-    return _emit(ctx.replace(avals_in=taken), [*operands, ticket], finisher)
-
-
-@dataclass(frozen=True)
-class _Lowered:
-    """A call that a module has: how it is started and finished, and what it takes."""
-
-    starter: HostTarget
-    finisher: HostTarget
-    avals_in: tuple[Any, ...]
-
-
-def _is_in_main() -> bool:
-    """Whether code is being added to a program's entry; other functions may be called several times."""
-    owner = mlir.ir.InsertionPoint.current.block.owner.operation
-    while owner.name != "func.func":
-        owner = owner.parent.operation
-    return mlir.ir.StringAttr(owner.attributes["sym_name"]).value == "main"
-
-
-def _start_early(ctx: Any, lowered: _Lowered) -> None:
-    """Give the one call so far, which is finished without having been started, its start."""
-    alone = []
-
-    def visit(operation: Any) -> Any:
-        if _is_unstarted(operation, lowered.finisher):
-            alone.append(operation)
-        return mlir.ir.WalkResult.ADVANCE
-
-    ctx.module_context.module.operation.walk(visit)
-    for operation in alone:
-        with mlir.ir.InsertionPoint(operation), operation.location:
-            *operands, _ = operation.operands
-            started = ctx.replace(avals_in=lowered.avals_in, avals_out=[_TICKET])
-            operation.operands[len(operands)] = _emit(started, operands, lowered.starter)[0]
-
-
-def _is_unstarted(operation: Any, finisher: HostTarget) -> bool:
-    """Whether this is the call that finishes, and its ticket, the last operand, is `NOT_STARTED`."""
-    if operation.name != "stablehlo.custom_call" or _number_of(operation) != finisher.number:
-        return False
-    ticket = operation.operands[len(operation.operands) - 1].owner
-    return getattr(ticket, "name", None) == "stablehlo.constant"
-
-
-def _number_of(operation: Any) -> int | None:
-    """Which host function a custom call calls, if it is one of ours."""
-    if mlir.ir.StringAttr(operation.attributes["call_target_name"]).value != TARGET:
-        return None
-    attributes = mlir.ir.DictAttr(operation.attributes["mhlo.backend_config"])
-    return mlir.ir.IntegerAttr(attributes["number"]).value
-
-
 def _ffi_call(ctx: Any, operands: Sequence[Any], function: HostFunction) -> Sequence[Any]:
     target = register_function(function, ctx.avals_in, ctx.avals_out)
     ctx.module_context.add_keepalive(target)
-    return _emit(ctx, operands, target)
+    return emit_call(ctx, operands, target)
 
 
-def _emit(ctx: Any, operands: Sequence[Any], target: HostTarget) -> Sequence[Any]:
+def emit_call(ctx: Any, operands: Sequence[Any], target: HostTarget) -> Sequence[Any]:
+    """Add a call of the FFI handler to the program."""
     lower = jax.ffi.build_ffi_lowering_function(TARGET)
     return lower(ctx, *operands, number=np.int64(target.number)).results
 

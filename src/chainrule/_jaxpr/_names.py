@@ -6,7 +6,7 @@ with its name and not somewhere deep inside a gradient.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -49,7 +49,7 @@ __all__ = [
     "replace_equation",
     "scan_layout",
     "trace_flat",
-    "user_frame_of",
+    "user_frames_of",
 ]
 
 # Lines of this package are never "the user's line" of an equation.
@@ -231,9 +231,9 @@ def trace_flat(function: Any, avals: Sequence[Any], *, debug_info: Any = None) -
     return ClosedJaxpr(jaxpr, list(consts))
 
 
-def user_frame_of(eqn: JaxprEqn) -> Any:
-    """The innermost frame outside JAX of the line that made an equation, or `None`."""
-    return source_info_util.user_frame(eqn.source_info.traceback)
+def user_frames_of(eqn: JaxprEqn) -> Iterator[Any]:
+    """The frames outside JAX of the line that made an equation and of its callers, innermost first."""
+    return iter(source_info_util.user_frames(eqn.source_info.traceback))
 
 
 def name_stack_of(eqn: JaxprEqn) -> str:

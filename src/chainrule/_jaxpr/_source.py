@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
-from chainrule._jaxpr._names import Jaxpr, JaxprEqn, user_frame_of
+from chainrule._jaxpr._names import Jaxpr, JaxprEqn, user_frames_of
 
-__all__ = ["SourceLocation", "locate", "plain_text"]
+__all__ = ["SourceLocation", "call_sites", "locate", "plain_text"]
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,15 @@ class SourceLocation:
 
 def locate(eqn: JaxprEqn) -> SourceLocation | None:
     """The user's line that made an equation; `None` when JAX kept no traceback."""
-    frame = user_frame_of(eqn)
-    if frame is None:
-        return None
-    return SourceLocation(frame.file_name, frame.start_line, frame.function_name)
+    return next(iter(call_sites(eqn, 1)), None)
+
+
+def call_sites(eqn: JaxprEqn, count: int) -> tuple[SourceLocation, ...]:
+    """The user's line that made an equation and the calls that led there, innermost first."""
+    return tuple(
+        SourceLocation(frame.file_name, frame.start_line, frame.function_name)
+        for frame in itertools.islice(user_frames_of(eqn), count)
+    )
 
 
 def plain_text(jaxpr: Jaxpr) -> str:

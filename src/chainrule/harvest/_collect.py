@@ -39,16 +39,28 @@ def collect(
 def _check_single(name: str, primals: list[Extra]) -> None:
     """One value may have several cotangents (backward passes), but a name has one value."""
     if len(primals) > 1:
-        raise _duplicate(name, [tap.label.where for tap in primals])
+        raise _duplicate(name, _places([tap.label.call_sites for tap in primals]))
 
 
-def _duplicate(name: str, places: list[SourceLocation | None]) -> DuplicateNameError:
-    shown = "\n".join(f"  {place or 'an unknown line'}" for place in places)
+def _places(stacks: list[tuple[SourceLocation, ...]]) -> list[str]:
+    """The line of each sow; where a helper was called several times, the calls that tell them apart."""
+    levels = enumerate(zip(*stacks, strict=False))
+    parting = next((level for level, sites in levels if len(set(sites)) > 1), 0)
+    lines = [str(stack[0]) if stack else "an unknown line" for stack in stacks]
+    if not parting:
+        return lines
+    return [
+        f"{line}, called at {stack[parting]}" for line, stack in zip(lines, stacks, strict=True)
+    ]
+
+
+def _duplicate(name: str, places: list[str]) -> DuplicateNameError:
+    shown = "\n".join(f"  {place}" for place in places)
     return DuplicateNameError(
         f"The name {name!r} was sown {len(places)} times in one captured function:\n{shown}\n"
         'Give each its own name, or capture with mode="append" (a list, in execution order) or '
         'mode="last".',
-        details={"name": name, "places": list(map(str, places))},
+        details={"name": name, "places": places},
     )
 
 

@@ -26,8 +26,8 @@ from chainrule._jaxpr import (
     JaxprEqn,
     Primitive,
     SourceLocation,
+    call_sites,
     is_transforming,
-    locate,
     loop_input,
     permit_effect,
 )
@@ -48,6 +48,7 @@ __all__ = [
 
 Part = Literal["whole", "forward", "backward"]
 Reduce = Literal["stack", "last", "sum", "mean", "max"]
+_MAX_CALLS = 16
 _REDUCTIONS: tuple[Reduce, ...] = get_args(Reduce)
 
 capturing = jax.make_user_context(frozenset())
@@ -71,7 +72,8 @@ class Sowing:
             equations that only use constants of a `scan` out of it when it differentiates.
         part: which modes it stands for. A value inside a component that is called on the host is sown
             twice, where it comes out (it and its tangents) and where its cotangents come out.
-        where: the user's line, for messages; two sowings may be equal without it.
+        call_sites: the user's line and the calls that led there, for messages; two sowings may be equal
+            without them.
     """
 
     name: str
@@ -84,7 +86,12 @@ class Sowing:
     shared: tuple[int, ...] = ()
     is_anchored: bool = False
     part: Part = "whole"
-    where: SourceLocation | None = field(default=None, compare=False)
+    call_sites: tuple[SourceLocation, ...] = field(default=(), compare=False)
+
+    @property
+    def where(self) -> SourceLocation | str:
+        """The user's line."""
+        return self.call_sites[0] if self.call_sites else "an unknown line"
 
     @property
     def is_reported(self) -> bool:
@@ -190,7 +197,7 @@ def is_sow(eqn: JaxprEqn, tag: str) -> bool:
 
 def sowing_of(eqn: JaxprEqn) -> Sowing:
     """What a sow equation says, with the user's line."""
-    return replace(eqn.params["sowing"], where=locate(eqn))
+    return replace(eqn.params["sowing"], call_sites=call_sites(eqn, _MAX_CALLS))
 
 
 # --- the primitive and its rules -----------------------------------------------------------------

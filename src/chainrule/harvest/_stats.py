@@ -106,8 +106,8 @@ class _Measured:
         return self.sowing.name
 
     @property
-    def where(self) -> SourceLocation | None:
-        return self.sowing.where
+    def call_sites(self) -> tuple[SourceLocation, ...]:
+        return self.sowing.call_sites
 
     @property
     def mode(self) -> Mode:

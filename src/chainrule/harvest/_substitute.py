@@ -47,7 +47,7 @@ def plant(
 
     Raises:
         PathError: (when called) a name is not sown in `fn`.
-        InputError: (when called) a value does not fit the sown one.
+        InputError: (when called) a value does not fit the structure, shape or dtype of the sown one.
 
     Example:
         >>> from chainrule.harvest import plant, sow
@@ -144,15 +144,29 @@ def _zero_like(aval: Any) -> Any:
     return jnp.zeros(aval.shape, aval.dtype) if jnp.issubdtype(aval.dtype, jnp.inexact) else None
 
 
-Change = Callable[[Any, Any], Any]
-"""The sown leaf and the given one, to the leaf that is used."""
+Change = Callable[[Sowing, Any, Any], Any]
+"""The sow, its leaf and the given one, to the leaf that is used."""
 
 
-def _replace(sown: Any, given: Any) -> Any:
+def _replace(sowing: Sowing, sown: Any, given: Any) -> Any:
+    found = jnp.result_type(given)
+    if _rank(found) > _rank(sown.dtype):
+        raise InputError(
+            f"Expected a value of dtype {sown.dtype} for {sowing.name!r}, sown at {sowing.where}; found "
+            f"{found}, which would lose what makes it one. Cast the value, or what is sown.",
+            code="planted_dtype",
+            details={"name": sowing.name},
+        )
     return jnp.asarray(given, sown.dtype)
 
 
-def _add(sown: Any, given: Any) -> Any:
+def _rank(dtype: Any) -> int:
+    """Truth values, integers, real, complex numbers: each can stand for the ones before it."""
+    kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+    return next((rank for rank, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), 0)
+
+
+def _add(sowing: Sowing, sown: Any, given: Any) -> Any:
     return sown if given is None else sown + given
 
 
@@ -176,7 +190,7 @@ def _substitute(
         sown = operands[: len(eqn.outvars)]
         given = _leaves_for(sowing, values[sowing.name])
         changed = [
-            old if new is None else change(old, _at_iteration(sowing, old, new, loops))
+            old if new is None else change(sowing, old, _at_iteration(sowing, old, new, loops))
             for old, new in zip(sown, given, strict=True)
         ]
         return changed, []
