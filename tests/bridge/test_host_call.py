@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 from jax.experimental.serialize_executable import serialize
 
 from chainrule import apply_component, from_callable
@@ -287,6 +288,16 @@ class Remote:
         return {"y": inputs["x"]}
 
 
+class CountingRemote(Remote):
+    def __init__(self):
+        super().__init__(threading.Barrier(1))
+        self.calls = 0
+
+    def apply(self, inputs):
+        self.calls += 1
+        return super().apply(inputs)
+
+
 def test_independent_calls_of_remote_components_overlap():
     """Each call waits until the other has begun: one after the other they would never end."""
     barrier = threading.Barrier(2, timeout=20)
@@ -310,6 +321,80 @@ def test_the_first_of_several_calls_is_started_early_too():
     for each in (ask, jax.jit(ask)):
         both = jax.jit(lambda x, y, each=each: each(x) @ each(y))
         np.testing.assert_allclose(both(X, 2 * X), (X + 1) @ (2 * X + 1))
+
+
+def test_independent_calls_overlap_wherever_their_operands_come_from():
+    """Also where XLA would rather finish one before it computes the operands of the other."""
+    barrier = threading.Barrier(3, timeout=20)
+    remote = Remote(barrier)
+
+    def ask(x):
+        return apply_component(remote, {"x": x})["y"]
+
+    @jax.jit
+    def program(x):
+        left = ask(x)
+        doubled = 2 * left
+        right = ask(jnp.sin(x) + 1)
+        third = jax.lax.cond(x[0] > 2, lambda: left, lambda: right) * ask(jnp.cumsum(x))
+        return doubled + right + third
+
+    sine = np.sin(X) + 2
+    np.testing.assert_allclose(program(X), 2 * (X + 1) + sine + sine * (np.cumsum(X) + 1))
+
+
+def test_calls_that_wait_for_others_are_merged_all_the_same():
+    remote, other = CountingRemote(), CountingRemote()
+
+    def ask(x, remote=remote):
+        return apply_component(remote, {"x": x})["y"]
+
+    @jax.jit
+    def program(x):
+        first, second = ask(jnp.sin(x)), ask(jnp.sin(x))
+        return first + second + ask(first, other) + ask(x, other)
+
+    sine = np.sin(X)
+    np.testing.assert_allclose(program(X), 2 * (sine + 1) + (sine + 2) + (X + 1))
+    assert (remote.calls, other.calls) == (1, 2)
+
+
+def test_calls_with_operands_that_differ_in_a_detail_are_not_merged():
+    remote = CountingRemote()
+
+    @jax.jit
+    def program(x):
+        ways = [
+            x.astype("float16").astype("float64"),
+            x.astype("float32").astype("float64"),
+            x.astype("float16").astype("float64"),
+            jnp.roll(x, 1),
+            jnp.roll(x, 2),
+            x * 2,
+            x * 3,
+        ]
+        return jnp.stack([apply_component(remote, {"x": way})["y"] for way in ways])
+
+    x = X / 3
+    half, single = x.astype("float16"), x.astype("float32")
+    wanted = [half, single, half, np.roll(x, 1), np.roll(x, 2), x * 2, x * 3]
+    np.testing.assert_allclose(
+        program(x), np.stack([np.float64(each) for each in wanted]) + 1, rtol=1e-14
+    )
+    assert remote.calls == 6
+
+
+def test_calls_with_what_is_another_number_each_time_are_not_merged():
+    remote, numbers = CountingRemote(), iter([1.0, 2.0])
+
+    def draw():
+        return np.float64(next(numbers))
+
+    def ask():
+        x = io_callback(draw, jax.ShapeDtypeStruct((), np.float64))
+        return apply_component(remote, {"x": x})["y"]
+
+    assert float(jax.jit(lambda: ask() * ask())()) == (1 + 1) * (2 + 1)
 
 
 def test_starting_calls_early_leaves_others_alone():

@@ -16,7 +16,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from chainrule._jaxpr._host_call import NOT_STARTED
+from chainrule._jaxpr._overlapping import NOT_STARTED
 from chainrule._trees import LRUCache
 from chainrule.bridge._failures import report_failure
 from chainrule.bridge._host import HostCall, compute

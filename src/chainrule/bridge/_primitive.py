@@ -23,11 +23,11 @@ from chainrule._jaxpr._host_call import (
     ORDERED_EFFECT,
     is_exporting,
     lower_host_call,
-    lower_overlapping,
     register_call,
     see_nans,
     uses_ffi,
 )
+from chainrule._jaxpr._overlapping import lower_overlapping
 from chainrule._jaxpr._varying import array_aval
 from chainrule.bridge._ask import bind_call, host_call_p
 from chainrule.bridge._batching import batching_rule
