@@ -77,7 +77,8 @@ def find_order(
             multiplications and additions), `"time"` (picoseconds of products and sums by the cost model,
             at prices that are measured once per machine), or `"memory"` (entries that products write).
         budget_s: seconds to search; proven optima end it sooner. Interrupting keeps the best so far.
-        seed: of all random choices.
+        seed: of all random choices. The clock decides how far a search gets: give it time to spare for the
+            same order on every machine.
         progress: show a bar with the best cost so far, on a terminal, once the search has taken two seconds.
         edges: also eliminate single edges ahead of their vertices where that is cheaper, which can beat
             every order of vertices. Takes up to as long again; bounds are those of vertex orders.

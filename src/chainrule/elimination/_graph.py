@@ -165,9 +165,9 @@ def _warn_of_dense_partials(eqn: JaxprEqn, local: LocalJacobian) -> None:
     entries = max((s.entries for s in local.structures.values()), default=0)
     if entries > _LARGE:
         _log.warning(
-            "The primitive %s (%s) has no structured rule: its local Jacobian is dense, %d entries. Give its "
-            "partials with `register_partials`, or pass method='jacrev', 'jacfwd' or 'compressed'.",
-            eqn.primitive.name, locate(eqn), entries,
+            "The primitive %s at %s has no structured rule: its local Jacobian is dense, %d entries. Give "
+            "its partials with `register_partials`, or pass method='jacrev', 'jacfwd' or 'compressed'.",
+            eqn.primitive.name, locate(eqn) or "an unknown line", entries,
         )  # fmt: skip
 
 

@@ -91,9 +91,8 @@ def has_scalar_form(program: ClosedJaxpr) -> bool:
 def _rule_of(eqn: JaxprEqn) -> Rule:
     rule = RULES.get(eqn.primitive.name)
     if rule is None:
-        where = locate(eqn)
         raise NativeUnavailableError(
-            f"No native form of the primitive {eqn.primitive.name!r}{f' ({where})' if where else ''}; "
+            f"No native form of the primitive {eqn.primitive.name!r} at {locate(eqn) or 'an unknown line'}; "
             "use backend='xla'."
         )
     return rule
