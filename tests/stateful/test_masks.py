@@ -135,3 +135,26 @@ def test_shared_copies_share_what_is_selected():
     assert half.bias is not net.bias
     net.weight.set(jnp.zeros((2, 2)))
     np.testing.assert_allclose(twin(jnp.ones(2)), net.bias.get())
+
+
+def test_places_in_a_mask_are_known_and_may_hold_masks():
+    class Net(cs.Module):
+        def __init__(self):
+            self.a, self.c = A(jnp.ones(2)), C(jnp.ones(2))
+            self.activation = jnp.tanh
+
+    net = {"first": Net(), "second": Net()}
+    loss = lambda *, net: sum(jnp.sum(part.a * part.c) for part in net.values())  # noqa: E731
+
+    def selected(mask):
+        gradients = cs.grad(loss, kwargs_mask={"net": mask})(net=net)
+        return set(gradients.get("net", ()))
+
+    assert selected({"first": M(A)}) == {"first.a"}
+    assert selected({"first": A, "second.c": True}) == {"first.a", "second.c"}
+    assert selected({"second": M(C)(net["second"])}) == {"second.c"}
+    assert selected({"first": {"a": True, "b": None}}) == {"first.a"}
+    with pytest.raises(
+        InputError, match=r"`net.first.b`, but `net` has the parameters `net.first.a`"
+    ):
+        selected({"first": {"a": True, "b": True}})

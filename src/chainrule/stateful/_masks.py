@@ -220,7 +220,9 @@ def resolve_places(mask: Any, plan: Plan, off: Any) -> list[tuple[Any, str]]:
 
     A parameter that several keywords share belongs to the first of them that selects it.
     """
-    choosers = {name: _chooser(entry, off) for name, entry in _per_keyword(mask, plan).items()}
+    entries = _per_keyword(mask, plan)
+    _check_places(entries, plan)
+    choosers = {name: _chooser(entry, off) for name, entry in entries.items()}
 
     def choose(slot: int, path: str) -> tuple[Any, str]:
         param = plan.params[slot] if slot < len(plan.params) else None
@@ -266,10 +268,31 @@ def _chooser(entry: Any, off: Any) -> Callable[..., Any]:
         return lambda param, *paths: off if param is None else entry.value(param, *paths)
     if isinstance(entry, (Module, Container, dict, list, tuple)) and not _is_spec(entry):
         places = dict(_places(entry))
-        return lambda param, *paths: next(
-            (value for path in paths if (value := _nearest(places, path)) is not None), off
-        )
+
+        def choose(param: Any, *paths: str) -> Any:
+            values = (_nearest(places, path) for path in paths)
+            value = next((value for value in values if value is not None), off)
+            is_mask = isinstance(value, (Mask, type, types.UnionType))
+            return _chooser(value, off)(param, *paths) if is_mask else value
+
+        return choose
     return lambda param, *paths: entry
+
+
+def _check_places(entries: Mapping[str, Any], plan: Plan) -> None:
+    """A misspelled place in a mask would select nothing, silently."""
+    known = [*plan.paths, *plan.structure.aliases]
+    for name, entry in entries.items():
+        for place in _named_places(entry):
+            path = join(name, place)
+            if not any(each == path or each.startswith(f"{path}.") for each in known):
+                shown = [f"`{each}`" for each in known if keyword_of(each) == name]
+                raise InputError(
+                    f"kwargs_mask names `{path}`, but `{name}` has the parameters "
+                    f"{', '.join(shown[:8]) or 'none'}{', …' if len(shown) > 8 else ''}.",
+                    code="bad_mask",
+                    path=path,
+                )
 
 
 def _nearest(places: Mapping[str, Any], path: str) -> Any:
@@ -283,6 +306,15 @@ def _nearest(places: Mapping[str, Any], path: str) -> Any:
 def _is_spec(entry: Any) -> bool:
     """A PartitionSpec is a tuple in some versions of JAX, and always a value."""
     return type(entry).__name__ == "PartitionSpec"
+
+
+def _named_places(entry: Any, path: str = "") -> Iterator[str]:
+    """The places that a user's own containers name and do not switch off."""
+    if isinstance(entry, dict) and not isinstance(entry, Container):
+        for key, value in entry.items():
+            yield from _named_places(value, join(path, str(key)))
+    elif path and entry is not None and entry is not False:
+        yield path
 
 
 def _places(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
