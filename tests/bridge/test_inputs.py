@@ -435,3 +435,45 @@ def test_names_and_tuples_of_arrays_and_numbers_are_read_from_the_document():
     with pytest.raises(InputError, match="it has fixed, moving") as caught:
         jax.jit(lambda x: apply_component(described, {"movign": x}))(X)
     assert (caught.value.code, caught.value.path) == ("unknown_field", "movign")
+
+
+def test_results_have_the_same_containers_inside_and_outside_of_jit():
+    class Pair(NamedTuple):
+        left: Any
+        right: Any
+
+    swap = from_callable(
+        lambda pair: (Pair(pair.right, 2 * pair.left), [pair.left]),
+        abstract=lambda pair: (pair, [pair.left]),
+        vjp=lambda primals, u: (Pair(2 * u[0].right + u[1][0], u[0].left),),
+    )
+    start = Pair(X, X + 1)
+    jax.tree.map(np.testing.assert_array_equal, jax.jit(swap)(start), swap(start))
+    end, _ = jax.lax.scan(lambda pair, _: swap(pair), start, None, length=2)
+    jax.tree.map(np.testing.assert_array_equal, end, Pair(2 * X, 2 * X + 2))
+    gradient = jax.grad(lambda pair: sum(swap(pair)[0]).sum())(start)
+    jax.tree.map(np.testing.assert_array_equal, gradient, Pair(np.full(3, 2.0), np.ones(3)))
+
+
+class Containers(BaseModel):
+    pair: tuple[Vector, Vector]
+    by_number: dict[int, Vector]
+
+
+@pytest.mark.parametrize("framework", ["jax", None])
+def test_outputs_have_the_same_containers_inside_and_outside_of_jit(framework):
+    @component(framework=framework)
+    def split(x: Vector) -> Containers:
+        return {"pair": (x, 2 * x), "by_number": {7: x}}
+
+    def f(x):
+        return apply_component(split, {"x": x}, infer_by_evaluation=True)
+
+    assert jax.tree.structure(jax.jit(f)(X)) == jax.tree.structure(f(X))
+
+
+def test_keys_that_read_alike_are_refused_where_derivatives_could_mix_them_up():
+    f = from_callable(lambda d: d[1] + 2 * d["1"], abstract=lambda d: d[1], jvp=lambda p, t: t[0])
+    with pytest.raises(InputError, match="Two of the inputs") as caught:
+        jax.jit(lambda x: f({1: x, "1": x}))(X)
+    assert (caught.value.code, caught.value.path) == ("ambiguous_path", "[0].{1}")

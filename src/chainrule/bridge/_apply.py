@@ -62,7 +62,7 @@ def apply_component(
             `None`: it does, unless the author wrote a derivative by hand. `True` passes such a derivative
             over.
         effects: `"ordered"` for a component with side effects: calls happen in program order, exactly
-            once each, and are not merged.
+            once each, and are not merged. One that is inlined has the effects that JAX sees in it.
         materialize_jacobian: whether a batch of derivative products is answered by one Jacobian. `None`:
             when it has an endpoint for it and the batch is at least as large as the Jacobian's smaller
             side.

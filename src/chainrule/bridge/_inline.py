@@ -6,7 +6,7 @@ across the border. What the schema would check on values is checked once per sig
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -55,7 +55,7 @@ def call_inline(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> An
     ]
     try:
         with component_scope(target.name):
-            outputs = target.jax_function(completed.build(cast))
+            outputs = _plain(target.jax_function(completed.build(cast)))
     except NOT_TRACEABLE as error:
         raise NotTraceableError from error
     output_skeleton, results = take_apart(outputs, lambda path, leaf: is_arraylike(leaf))
@@ -64,6 +64,13 @@ def call_inline(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> An
     return output_skeleton.build(
         [_fit(target, path, jnp.asarray(result), sizes) for path, result in pairs]
     )
+
+
+def _plain(node: Any) -> Any:
+    """The containers that an endpoint would make of those that a function returns."""
+    if isinstance(node, Mapping):
+        return {str(key): _plain(value) for key, value in node.items()}
+    return [_plain(item) for item in node] if isinstance(node, (list, tuple)) else node
 
 
 def _fit(target: Target, path: str, result: Any, sizes: DimensionTable) -> Any:

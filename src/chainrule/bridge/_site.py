@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from chainrule._errors import CapabilityError, ComponentError
+from chainrule._errors import CapabilityError, ComponentError, InputError
 from chainrule._trees import LRUCache
 from chainrule.bridge._options import Options
 from chainrule.bridge._skeleton import Skeleton, take_apart
@@ -110,16 +110,30 @@ def make_site(
     canonicalize: Canonicalize,
 ) -> Site:
     """A new site; asks the target for the types of its outputs."""
+    _check_distinct(target, "inputs", skeleton)
     pairs = zip(skeleton.paths, types, strict=True)
     inputs = tuple(_input_port(target, path, type_) for path, type_ in pairs)
     wanted = [ArrayType(p.type.shape, p.wire_dtype or p.type.dtype) for p in inputs]
     outcome = _evaluate_abstractly(target, options, skeleton, wanted)
     output_skeleton, leaves = take_apart(outcome, lambda path, leaf: _flows(leaf))
+    _check_distinct(target, "outputs", output_skeleton)
     outputs = tuple(
         _output_port(target, path, leaf, canonicalize)
         for path, leaf in zip(output_skeleton.paths, leaves, strict=True)
     )
     return Site(target, options, skeleton, output_skeleton, inputs, outputs, canonicalize)
+
+
+def _check_distinct(target: Target, side: str, skeleton: Skeleton) -> None:
+    """Check that no two arrays have one path, by which derivatives name them: keys are texts there."""
+    for path in skeleton.paths if len(set(skeleton.paths)) < len(skeleton.paths) else ():
+        if skeleton.paths.count(path) > 1:
+            raise InputError(
+                f"Two of the {side} of {target.name} are at `{path}`: a dictionary has a key that is a text "
+                "and another one that reads like it. Rename one of them.",
+                code="ambiguous_path",
+                path=path,
+            )
 
 
 def _input_port(target: Target, path: str, type_: ArrayType) -> Port:

@@ -57,7 +57,8 @@ def read_types(tree: Any) -> Any:
     if isinstance(tree, Mapping):
         return {key: read_types(value) for key, value in tree.items()}
     if isinstance(tree, (list, tuple)):
-        return [read_types(value) for value in tree]
+        make = tree._make if hasattr(tree, "_make") else type(tree)
+        return make([read_types(value) for value in tree])
     return tree
 
 
