@@ -1,6 +1,8 @@
 import gc
 import threading
 import weakref
+from collections import OrderedDict
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -362,3 +364,36 @@ def test_static_arguments_of_methods():
     module = Sum()
     assert float(module(2.0, 4)) == float(module(2.0, n=4)) == 12.0
     assert int(module.calls) == 2
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Pair:
+    a: cs.Param
+    b: cs.Param
+
+
+def test_edits_of_containers_that_are_not_ours_are_noticed():
+    class Net(cs.Module):
+        def __init__(self):
+            self.pair = Pair(cs.Param(jnp.ones(())), cs.Param(jnp.ones(())))
+            self.more = OrderedDict(c=cs.Param(jnp.ones(())))
+
+    @cs.jit
+    def double(*, net):
+        net.pair.a *= 2
+        return sum(param.get() for param in cs.tree_extract(net))
+
+    net = Net()
+    assert [float(double(net=net)) for _ in range(2)] == [4.0, 6.0]
+    net.pair.a = cs.Param(jnp.full((), 10.0))
+    net.more["d"] = cs.Param(jnp.full((), 100.0))
+    assert float(double(net=net)) == 122.0
+    assert float(net.pair.a) == 20.0
+
+    @cs.jit
+    def replace(*, net):
+        net.pair.a = cs.Param(net.pair.a * 2)
+
+    with pytest.raises(cs.TrackingError, match="was edited"):
+        replace(net=net)

@@ -46,6 +46,7 @@ def execute(
         copies = jax.tree.unflatten(treedef, leaves)
         result = function(*copies, **plan.live_kwargs(values[count:]))
         result, returns_live = plan.detach(result)
+    plan.check_unedited()
     return Outcome(result, frame, returns_live)
 
 

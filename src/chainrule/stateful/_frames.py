@@ -34,7 +34,7 @@ from chainrule.stateful._values import conform, describe, same_type
 
 __all__ = [
     "Frame", "birth", "enter", "epoch", "guard_edit", "local",
-    "read", "read_static", "restructured", "write", "write_all", "write_static",
+    "read", "read_static", "restructured", "structure_edited", "write", "write_all", "write_static",
 ]  # fmt: skip
 
 
@@ -194,7 +194,7 @@ def _guard_trace(node: Any, value: Any, trace: Any) -> None:
         raise TrackingError(
             f"A {type(node).__name__} that lives outside was changed inside a plain `jax.*` transformation, "
             "which cannot track it. Use the transformation of the same name from `chainrule.stateful` and "
-            "pass what changes as a keyword argument.",
+            "pass what changes as a keyword argument; or pass its module by position, where it is a copy.",
             code="untracked_write",
         )
 
@@ -237,12 +237,17 @@ def guard_edit(node: Any, what: str, new: Any = None) -> None:
     if not stack:
         _guard_trace(node, new, node._trace)
     elif node._birth < stack[-1].serial:
-        raise TrackingError(
-            f"{what} inside a transformed function: the structure of a model is fixed there, because the "
-            "change would be lost when compiled code runs again. Set values with `param.set(...)`, keep "
-            "changeable options in `static(...)`, and add or remove attributes outside.",
-            code="structure_changed",
-        )
+        raise structure_edited(what)
+
+
+def structure_edited(what: str) -> TrackingError:
+    """The error for a change of structure inside a transformed function."""
+    return TrackingError(
+        f"{what} inside a transformed function: the structure of a model is fixed there, because the "
+        "change would be lost when compiled code runs again. Set values with `param.set(...)`, keep "
+        "changeable options in `static(...)`, and add or remove attributes outside.",
+        code="structure_changed",
+    )
 
 
 def restructured(node: Any) -> None:

@@ -45,7 +45,7 @@ class _Bound:
     Attributes:
         cells: the storage of the parameters, in the order of the program's slots.
         plain: positions of plain arrays among the leaves of the keyword arguments.
-        epoch: of the structure when this was made.
+        epoch: of the structure when this was made; none where edits of the structure go unnoticed.
         identities: of the keyword arguments; `count` says how many.
         roots: weak references that remove this entry when a keyword argument dies.
     """
@@ -62,7 +62,7 @@ class _Bound:
         self.program = program
         self.call = program.call
         self.donates = bool(program.donated)
-        self.epoch = epoch.now
+        self.epoch = None if plan.structure.has_foreign else epoch.now
         self.identities = [(name, id(value)) for name, value in kwargs.items()]
         self.count = len(kwargs)
         self.roots = roots

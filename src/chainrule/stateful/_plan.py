@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 
+from chainrule.stateful._frames import structure_edited
 from chainrule.stateful._nodes import is_node
 from chainrule.stateful._params import BaseParam, DynamicParam, StaticParam
 from chainrule.stateful._random import RKG
@@ -113,6 +114,20 @@ class Plan:
     def tracks_static(self, param: StaticParam) -> bool:
         """Whether a static parameter is among the tracked ones."""
         return id(param) in self.structure.statics
+
+    def check_unedited(self) -> None:
+        """Refuse what our own modules and containers refuse at once: another structure than before.
+
+        Raises:
+            TrackingError: a foreign container inside a module holds other parameters now.
+        """
+        if not self.structure.has_foreign:
+            return
+        now = Structure()
+        for node in self.structure.nodes:
+            now.visit(node)
+        if [*map(id, now.nodes)] != [*map(id, self.structure.nodes)]:
+            raise structure_edited("A container that a module holds was edited")
 
     def slots_of(self, params: set[int]) -> Iterator[int]:
         """The slots of parameters given by identity."""

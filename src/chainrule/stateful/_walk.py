@@ -59,17 +59,20 @@ class Structure:
         aliases: further path → first path, of shared parameters.
         statics: identity → static parameter.
         nodes: every node, in the order of the walk.
+        has_foreign: whether parameters sit in mutable pytrees that are not ours (an ordered dictionary, a
+            registered data class), whose edits nobody notices.
         signature: everything but the values of parameters, comparable and hashable: two trees with
             equal signatures can run the same compiled code.
     """
 
-    __slots__ = ("_seen", "_signature", "aliases", "nodes", "params", "statics")
+    __slots__ = ("_seen", "_signature", "aliases", "has_foreign", "nodes", "params", "statics")
 
     def __init__(self) -> None:
         self.params: dict[str, DynamicParam] = {}
         self.aliases: dict[str, str] = {}
         self.statics: dict[int, StaticParam] = {}
         self.nodes: list[Node] = []
+        self.has_foreign = False
         self._seen: dict[int, tuple[int, str]] = {}
         self._signature: list[Any] = []
 
@@ -88,6 +91,8 @@ class Structure:
         elif has_leaves(tree):
             pairs, treedef = flatten(tree)
             self._signature.append(treedef)
+            is_one_leaf = jax.tree_util.treedef_is_leaf(treedef)
+            self.has_foreign |= not (is_one_leaf or isinstance(tree, tuple))
             for inner, leaf in pairs:
                 if is_node(leaf):
                     self._visit_node(leaf, join(path, inner))
