@@ -61,6 +61,13 @@ def test_complex_results_in_single_precision_and_in_a_batch():
     np.testing.assert_allclose(found, jax.vmap(jax.jacfwd(turned))(batch), rtol=1e-5)
 
 
+@pytest.mark.parametrize("method", ["elimination", "jacrev", "jacfwd"])
+def test_complex_results_where_promotion_is_strict(method):
+    with jax.numpy_dtype_promotion("strict"):
+        found = jacobian(jnp.fft.fft, method=method)(V)
+    np.testing.assert_allclose(found, jax.jacfwd(jnp.fft.fft)(V), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("backend", ["auto", "native", "xla"])
 def test_random_keys_and_integers_stay_what_they_are(backend):
     def noisy(x, key):

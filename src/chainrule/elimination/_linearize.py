@@ -23,7 +23,7 @@ from chainrule.elimination._eliminate import Step
 from chainrule.elimination._graph import Graph, build_graph, check_linear
 from chainrule.elimination._prepare import flatten
 from chainrule.elimination._result import StructuredJacobian
-from chainrule.elimination._rules import term_structure
+from chainrule.elimination._rules import complex_dtype, term_structure
 from chainrule.elimination._structure import zero_structure
 
 __all__ = [
@@ -236,7 +236,7 @@ def linearize_traced(traced: Traced, order: Sequence[Step]) -> Linearization:
 def _structured(block: Block, output: Any, dtype: Any) -> StructuredJacobian:
     """A block as a result. That of a complex output is about pairs of real numbers so far."""
     if jnp.iscomplexobj(output):
-        dtype = jnp.promote_types(dtype, jnp.complex64)
+        dtype = complex_dtype(dtype)
         block = multiply(_complex_of_pairs(output.shape, dtype), block)
     return StructuredJacobian(block.structure, block.values, dtype)
 

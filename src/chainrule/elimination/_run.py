@@ -16,7 +16,7 @@ from chainrule.elimination._compressed import compressed_jacobian
 from chainrule.elimination._eliminate import Step
 from chainrule.elimination._linearize import Traced, linearize_traced
 from chainrule.elimination._native import NativeUnavailableError, native_function
-from chainrule.elimination._rules import as_real
+from chainrule.elimination._rules import as_real, complex_dtype
 
 __all__ = ["Backend", "Method", "check_backend", "check_method", "run_method", "run_native"]
 
@@ -106,7 +106,7 @@ def _complex_again(output: Any, block: Any) -> Any:
     if not jnp.iscomplexobj(output):
         return block
     parts = jnp.moveaxis(block, jnp.ndim(output), 0)
-    dtype = jnp.finfo(jnp.promote_types(block.dtype, jnp.complex64)).dtype
+    dtype = jnp.finfo(complex_dtype(block.dtype)).dtype
     return jax.lax.complex(parts[0].astype(dtype), parts[1].astype(dtype))
 
 

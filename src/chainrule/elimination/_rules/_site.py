@@ -20,6 +20,7 @@ __all__ = [
     "Rule",
     "Site",
     "as_real",
+    "complex_dtype",
     "constant",
     "is_complex",
     "real_shape",
@@ -113,6 +114,11 @@ def as_real(value: Any) -> Any:
     if jnp.iscomplexobj(value):
         return jnp.stack([value.real, value.imag], axis=-1)
     return value
+
+
+def complex_dtype(real: Any) -> Any:
+    """The complex dtype with the precision of a real one, whatever promotion is allowed."""
+    return jnp.complex128 if real == jnp.float64 else jnp.complex64
 
 
 def term_structure(
