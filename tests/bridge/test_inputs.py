@@ -457,6 +457,7 @@ def test_results_have_the_same_containers_inside_and_outside_of_jit():
 
 class Containers(BaseModel):
     pair: tuple[Vector, Vector]
+    scale: Array[(), Float64]
     by_number: dict[int, Vector]
 
 
@@ -464,12 +465,13 @@ class Containers(BaseModel):
 def test_outputs_have_the_same_containers_inside_and_outside_of_jit(framework):
     @component(framework=framework)
     def split(x: Vector) -> Containers:
-        return {"pair": (x, 2 * x), "by_number": {7: x}}
+        return {"pair": (x, 2 * x), "scale": 2.0, "by_number": {7: x}}
 
     def f(x):
         return apply_component(split, {"x": x}, infer_by_evaluation=True)
 
     assert jax.tree.structure(jax.jit(f)(X)) == jax.tree.structure(f(X))
+    assert jax.jit(lambda x: f(x)["scale"].astype(int))(X) == 2
 
 
 def test_keys_that_read_alike_are_refused_where_derivatives_could_mix_them_up():

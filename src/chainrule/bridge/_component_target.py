@@ -200,6 +200,10 @@ class ComponentTarget(Target):
         """Whether the schema declares an array there."""
         return path in self._arrays
 
+    def is_array_output(self, path: str) -> bool:
+        """Whether the schema declares an array there; only asked of components in this process."""
+        return path in self._output_arrays
+
     def has_arrays_in(self, path: str, names: Collection[str | int]) -> bool:
         """Whether the schema, if it tells its arrays at all, declares some in parts of these names."""
         return not self._tells_arrays or self._arrays.has_below(path, names)

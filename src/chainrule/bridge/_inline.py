@@ -7,6 +7,8 @@ across the border. What the schema would check on values is checked once per sig
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
+from numbers import Number
 from typing import Any
 
 import jax
@@ -58,12 +60,17 @@ def call_inline(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> An
             outputs = _plain(target.jax_function(completed.build(cast)))
     except NOT_TRACEABLE as error:
         raise NotTraceableError from error
-    output_skeleton, results = take_apart(outputs, lambda path, leaf: is_arraylike(leaf))
+    output_skeleton, results = take_apart(outputs, partial(_is_result, target))
     pairs = zip(output_skeleton.paths, results, strict=True)
     sizes = dict(sizes)
     return output_skeleton.build(
         [_fit(target, path, jnp.asarray(result), sizes) for path, result in pairs]
     )
+
+
+def _is_result(target: Target, path: str, leaf: Any) -> bool:
+    """An array, or a number that stands for one."""
+    return is_arraylike(leaf) or (isinstance(leaf, Number) and target.is_array_output(path))
 
 
 def _plain(node: Any) -> Any:

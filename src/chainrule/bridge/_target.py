@@ -133,6 +133,10 @@ class Target(ABC):
         """Whether the target declares an array there, so that a plain number or list stands for one."""
         return False
 
+    def is_array_output(self, path: str) -> bool:
+        """The same for an output."""
+        return False
+
     def has_arrays_in(self, path: str, names: Collection[str | int]) -> bool:
         """Whether the target declares arrays in parts of these names, or inside of them."""
         return False
