@@ -26,7 +26,7 @@ class Engine(Protocol):
     """The widest window that is put into its best order in less than a second or so."""
 
     deadline: float
-    """When to raise `OutOfBudgetError` rather than ask the algebra for another product, which may be slow."""
+    """When to raise `OutOfBudgetError` rather than go on, or ask for another product, which may be slow."""
 
     @property
     def evaluations(self) -> int:
