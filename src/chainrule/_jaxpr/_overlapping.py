@@ -2,7 +2,8 @@
 
 XLA's CPU backend runs calls one after the other, so each is lowered to two: `start` begins the work and
 returns a ticket, `finish` takes the operands and the ticket and fills the results. A `finish` waits for every
-later `start` in its block that does not depend on it: XLA would order them as it likes.
+later `start` in its block that does not depend on it: XLA would order them as it likes, and does so in
+programs with very many calls.
 
 The only call of a program has nothing to overlap with: its ticket is `NOT_STARTED`, and `finish` does it all.
 If another call follows, the first one gets its start then.
@@ -28,7 +29,7 @@ NOT_STARTED = -1
 """The ticket of work that has not been started; those of other work are not negative."""
 
 _TICKET = array_aval((), np.int32)
-_MAX_WAITING = 32  # XLA takes its time over calls that all wait for each other
+_MAX_ARRANGED = 32  # calls of a program; the time to compile it grows with their square
 _IMPURE = frozenset(f"stablehlo.{name}" for name in ("custom_call", "infeed", "recv", "rng"))
 
 
@@ -49,7 +50,8 @@ def lower_overlapping(
     starter = register_function(start, ctx.avals_in, [_TICKET])
     finisher = register_function(finish, taken, ctx.avals_out)
     earlier = [each for each in ctx.module_context.keepalives if isinstance(each, _Lowered)]
-    equal = _equal_call(finisher, operands) if earlier else None
+    is_arranged = 0 < len(earlier) < _MAX_ARRANGED
+    equal = _equal_call(finisher, operands) if is_arranged else None
     if equal is not None:
         return list(equal.results)
     ctx.module_context.add_keepalive(_Lowered(starter, finisher, tuple(ctx.avals_in)))
@@ -59,7 +61,8 @@ def lower_overlapping(
         for each in earlier[:1]:
             _start_early(ctx, each)
         ticket = emit_call(ctx.replace(avals_out=[_TICKET]), operands, starter)[0]
-        _hold_back(ticket, {each.finisher.number for each in earlier})
+        if is_arranged:
+            _hold_back(ticket, {each.finisher.number for each in earlier})
     return emit_call(ctx.replace(avals_in=taken), [*operands, ticket], finisher)
 
 
@@ -172,7 +175,7 @@ def _hold_back(ticket: Any, finishers: set[int]) -> None:
         if _number_of(operation) in finishers and operation not in needed
     ]
     waiting, behind = [], set()
-    for operation in independent[-_MAX_WAITING:]:
+    for operation in independent:
         if operation not in behind:  # what depends on a call that waits does so without further ado
             waiting.append(operation)
             behind |= _reached(operation, block, _users)
