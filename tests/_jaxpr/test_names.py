@@ -142,6 +142,15 @@ def test_is_transforming():
     assert seen == [True, True]
 
 
+@pytest.mark.parametrize("older", [False, True])
+def test_trace_state(older):
+    state = names._TraceState() if older else names.trace_state
+    assert state.value is names.NO_TRACE
+    seen = []
+    jax.vmap(lambda x: seen.append(state.value is names.NO_TRACE) or x)(jnp.ones(2))
+    assert seen == [False]
+
+
 def test_is_staging():
     assert not names.is_staging()
     seen = []

@@ -23,6 +23,7 @@ from chainrule._jaxpr._extras import Extra
 from chainrule._jaxpr._folds import FOLDS, Fold, ring
 from chainrule._jaxpr._inline import CALLS, inline_calls
 from chainrule._jaxpr._names import (
+    NO_TRACE,
     Atom,
     ClosedJaxpr,
     DropVar,
@@ -45,6 +46,7 @@ from chainrule._jaxpr._names import (
     permit_effect,
     replace_equation,
     scan_layout,
+    trace_state,
 )
 from chainrule._jaxpr._programs import Role, SubProgram, subprograms
 from chainrule._jaxpr._rewrite import Claim, Rewriter
@@ -56,6 +58,7 @@ from chainrule._jaxpr._walk import Site, walk
 __all__ = [
     "CALLS",
     "FOLDS",
+    "NO_TRACE",
     "Atom",
     "Claim",
     "ClosedJaxpr",
@@ -100,5 +103,6 @@ __all__ = [
     "subprograms",
     "trace",
     "trace_avals",
+    "trace_state",
     "walk",
 ]

@@ -24,7 +24,7 @@ from typing import Any
 import jax
 
 from chainrule._errors import InputError
-from chainrule._jaxpr import is_transforming
+from chainrule._jaxpr import NO_TRACE, is_transforming, trace_state
 from chainrule.stateful._frames import epoch, local, write_all
 from chainrule.stateful._nodes import is_node
 from chainrule.stateful._plan import Plan, keyword_of, plain_values
@@ -153,7 +153,7 @@ class Jit(Transformation):
         bound = self._last
         if bound is None or bound.epoch != epoch.now or len(kwargs) != bound.count:
             return self._call_any(args, kwargs)
-        if local.stack or is_transforming():
+        if local.stack or trace_state.value is not NO_TRACE:
             return self._call_nested(args, kwargs)
         for name, identity in bound.identities:
             if id(kwargs.get(name)) != identity:
