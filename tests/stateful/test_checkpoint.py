@@ -1,3 +1,5 @@
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -154,6 +156,25 @@ def test_an_orbax_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypa
     cs.load(tmp_path / "model", other)
     assert equal(other, Net(7.0))
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+
+
+def test_an_orbax_folder_that_cannot_be_put_in_place_leaves_the_old_one(tmp_path, monkeypatch):
+    path, rename = tmp_path / "model", os.rename
+    cs.save(path, Net(7.0), format="orbax")
+
+    def fails_for_the_new(source, target):
+        if str(source).endswith("new"):
+            raise OSError("no room")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", fails_for_the_new)
+    with pytest.raises(OSError, match="no room"):
+        cs.save(path, Net(1.0), format="orbax")
+    monkeypatch.undo()
+    loaded = Net()
+    cs.load(path, loaded)
+    assert equal(loaded, Net(7.0))
+    assert [each.name for each in tmp_path.iterdir()] == ["model"]
 
 
 @pytest.mark.parametrize("damage", [lambda p: p.write_bytes(b"abc"), lambda p: p.mkdir()])

@@ -115,13 +115,24 @@ def _write_orbax(path: Path, arrays: Arrays, facts: Facts) -> None:
         with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
             checkpointer.save(folder / "new", args, force=True)
         if jax.process_index() == 0:
-            if path.exists():
-                os.rename(path, folder / "old")
-            os.rename(folder / "new", path)
+            _take_the_place_of(path, folder)
         ocp.multihost.sync_global_processes("chainrule.stateful.save")
     finally:
         if jax.process_index() == 0:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _take_the_place_of(path: Path, folder: Path) -> None:
+    """Put the new checkpoint of a folder where an old one may be, or leave that one there."""
+    old = folder / "old"
+    try:
+        if path.exists():
+            os.rename(path, old)
+        os.rename(folder / "new", path)
+    except BaseException:
+        if old.exists() and not path.exists():
+            os.rename(old, path)
+        raise
 
 
 def _read_orbax(path: Path) -> tuple[Arrays, Facts]:
