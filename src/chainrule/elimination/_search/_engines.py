@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from chainrule.elimination._search._build import load_library
-from chainrule.elimination._search._native_engine import MOST_STRUCTURES, NativeEngine
+from chainrule.elimination._search._native_engine import MOST_STRUCTURES, NativeEngine, load_engine
 from chainrule.elimination._search._problem import Problem
 from chainrule.elimination._search._python_engine import PythonEngine
 
@@ -59,7 +58,7 @@ class Engine(Protocol):
 
 def make_engine(problem: Problem) -> Engine:
     """The engine in C where it can be built and has room, the one in Python otherwise."""
-    library = load_library()
+    library = load_engine()
     most = max((structure for *_, structure in problem.edges), default=0)
     if library is None or problem.size > _MOST_VERTICES or most >= MOST_STRUCTURES:
         return PythonEngine(problem)

@@ -6,20 +6,27 @@ import ctypes
 import math
 import time
 from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from chainrule._c_library import load_c_library
 from chainrule.elimination._search._problem import OutOfBudgetError, Problem
 from chainrule.elimination._search._python_engine import PythonEngine
 
-__all__ = ["MOST_STRUCTURES", "NativeEngine"]
+__all__ = ["MOST_STRUCTURES", "NativeEngine", "load_engine"]
 
 _UNKNOWN, _STOPPED = -2, -1
 _GO_ON, _PRODUCT = 0, 1
 
 MOST_STRUCTURES = 4096
 """The tables are square: 200 MB each at this size."""
+
+
+def load_engine() -> ctypes.CDLL | None:
+    """The functions of the engine; `None` where it cannot be built."""
+    return load_c_library(Path(__file__).with_name("_engine.c"))
 
 
 _Ask = ctypes.CFUNCTYPE(None, ctypes.c_int32)
