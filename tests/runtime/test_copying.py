@@ -71,7 +71,7 @@ def test_a_large_result_of_a_host_call_is_whole(monkeypatch):
 
 
 def test_pieces_of_any_size_are_written_one_after_the_other(monkeypatch):
-    monkeypatch.setattr(_copying, "_LARGE_BYTES", 50)
+    monkeypatch.setattr(_copying, "_LARGE_BYTES_FOR_OTHERS", 50)
     pieces = [b"head", memoryview(bytes(range(200))), b"", np.arange(100, dtype=np.uint8).data]
     target = np.full(400, 255, np.uint8)
     assert write_pieces(target, pieces) == 304

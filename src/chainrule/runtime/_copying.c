@@ -4,8 +4,9 @@
    so that copies of the same memory, one after the other, find each part in the same cache. The caller
    never waits for a helper to wake up: one that comes late finds less to do, or nothing.
 
-   Helpers know nothing of Python. They sleep, but for a moment after each copy: to wake a thread takes as long as
-   to copy a megabyte, and large results often come one after the other. */
+   Helpers know nothing of Python. They sleep, but for a moment after each copy. To wake one takes 20 µs where
+   something has just run, but hundreds on a machine that was idle, more than it saves: so they are woken
+   soon after another copy, and for what is very large. */
 
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -16,7 +17,8 @@
 #include <string.h>
 #include <time.h>
 
-enum { PIECE = 1 << 17, AWAKE_NS = 100000, TURNS_BETWEEN_LOOKS = 64, TURNS_BEFORE_YIELD = 4096 };
+enum { PIECE = 1 << 17, VERY_LARGE = 1 << 24, RECENT_NS = 300000 };
+enum { AWAKE_NS = 100000, TURNS_BETWEEN_LOOKS = 64, TURNS_BEFORE_YIELD = 4096 };
 
 static struct {
     pthread_mutex_t mutex;
@@ -27,6 +29,7 @@ static struct {
     atomic_int inside;    /* helpers that may touch the memory of the caller */
     atomic_size_t taken;  /* pieces, from either end; may be more than there are */
     atomic_size_t taken_by_helpers;
+    long long end; /* of the last copy */
     size_t pieces, size;
     char *target;
     const char *source;
@@ -57,20 +60,25 @@ static int is_new(unsigned copy, unsigned last) { return copy % 2 && copy != las
 
 /* Wait for a copy that may be joined, other than the last one: awake for a moment, then asleep. */
 static unsigned wait_for_copy(unsigned last) {
-    unsigned copy;
-    long long end = now() + AWAKE_NS;
-    for (unsigned turn = 1; turn % TURNS_BETWEEN_LOOKS || now() < end; turn++) {
-        copy = atomic_load(&team.copy);
-        if (is_new(copy, last)) return copy;
-        rest();
+    for (;;) {
+        long long end = now() + AWAKE_NS;
+        for (unsigned turn = 1; turn % TURNS_BETWEEN_LOOKS || now() < end; turn++) {
+            unsigned copy = atomic_load(&team.copy);
+            if (is_new(copy, last)) return copy;
+            rest();
+        }
+        pthread_mutex_lock(&team.mutex);
+        atomic_fetch_add(&team.sleeping, 1); /* before the look: a caller begins a copy, then looks at this */
+        if (!is_new(atomic_load(&team.copy), last)) pthread_cond_wait(&team.bell, &team.mutex);
+        atomic_fetch_sub(&team.sleeping, 1);
+        pthread_mutex_unlock(&team.mutex);
     }
+}
+
+static void wake_helpers(void) {
     pthread_mutex_lock(&team.mutex);
-    atomic_fetch_add(&team.sleeping, 1); /* before the look: a caller begins a copy, then looks at this */
-    while (copy = atomic_load(&team.copy), !is_new(copy, last))
-        pthread_cond_wait(&team.bell, &team.mutex);
-    atomic_fetch_sub(&team.sleeping, 1);
+    pthread_cond_broadcast(&team.bell);
     pthread_mutex_unlock(&team.mutex);
-    return copy;
 }
 
 static void *help(void *nothing) {
@@ -112,6 +120,7 @@ void chainrule_copy(char *target, const char *source, size_t size) {
         memcpy(target, source, size);
         return;
     }
+    long long start = now();
     team.target = target;
     team.source = source;
     team.size = size;
@@ -119,16 +128,14 @@ void chainrule_copy(char *target, const char *source, size_t size) {
     atomic_store(&team.taken, 0);
     atomic_store(&team.taken_by_helpers, 0);
     atomic_fetch_add(&team.copy, 1);
-    if (atomic_load(&team.sleeping)) {
-        pthread_mutex_lock(&team.mutex);
-        pthread_cond_broadcast(&team.bell);
-        pthread_mutex_unlock(&team.mutex);
-    }
+    int are_worth_waking = size >= VERY_LARGE || start - team.end < RECENT_NS;
+    if (are_worth_waking && atomic_load(&team.sleeping)) wake_helpers();
     for (size_t number = 0; take_piece(); number++) copy_piece(number);
     atomic_fetch_add(&team.copy, 1);
     for (unsigned turn = 1; atomic_load(&team.inside); turn++) {
         rest();
         if (turn % TURNS_BEFORE_YIELD == 0) sched_yield(); /* a helper may need this processor */
     }
+    team.end = now();
     atomic_flag_clear(&team.is_taken);
 }

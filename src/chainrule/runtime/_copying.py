@@ -23,6 +23,8 @@ __all__ = ["SOURCE", "copy_into", "write_pieces"]
 SOURCE = Path(__file__).with_suffix(".c")
 
 _LARGE_BYTES = 1 << 21
+# A helper that stays awake takes the processor that the other process needs to go on.
+_LARGE_BYTES_FOR_OTHERS = 1 << 24
 _HELPERS = 3
 
 
@@ -38,11 +40,11 @@ def copy_into(target: np.ndarray, source: np.ndarray) -> None:
 
 
 def write_pieces(target: Any, pieces: Iterable[bytes | memoryview]) -> int:
-    """Write bytes, piece after piece, at the start of a writable buffer; the number of bytes."""
+    """Write bytes, piece after piece, at the start of a buffer for another process; the number of bytes."""
     view, position = memoryview(target), 0
     for piece in pieces:
         end = position + len(piece)
-        if len(piece) < _LARGE_BYTES:
+        if len(piece) < _LARGE_BYTES_FOR_OTHERS:
             view[position:end] = piece
         else:
             copy_into(np.frombuffer(view[position:end], np.uint8), np.frombuffer(piece, np.uint8))
