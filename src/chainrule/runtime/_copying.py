@@ -95,8 +95,26 @@ def _processors() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
+class _ArrayInterface(ctypes.Structure):
+    """What NumPy's array interface has behind `__array_struct__`."""
+
+    _fields_ = (
+        *((name, ctypes.c_int) for name in ("two", "ndim")),
+        ("kind", ctypes.c_char),
+        *((name, ctypes.c_int) for name in ("itemsize", "flags")),
+        *((name, ctypes.c_void_p) for name in ("shape", "strides", "data")),
+    )
+
+
+_pointer_in = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
 def _address(array: np.ndarray) -> int:
-    return array.__array_interface__["data"][0]
+    # `__array_interface__` makes several objects to say the same: 3 µs for two arrays after a large copy.
+    capsule = array.__array_struct__
+    return _ArrayInterface.from_address(_pointer_in(capsule, None)).data
 
 
 _team = _Team()
