@@ -11,10 +11,10 @@ import os
 import platform
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 from chainrule._folders import cache_folder
+from chainrule._whole_files import whole_file
 
 __all__ = ["load_c_library"]
 
@@ -45,8 +45,6 @@ def load_c_library(source: Path) -> ctypes.CDLL | None:
 
 def _compile(compiler: str, source: Path, library: Path) -> None:
     library.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        target = Path(folder) / library.name
+    with whole_file(library) as target:
         command = [compiler, *_FLAGS, str(source), "-o", str(target), "-lm"]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
-        os.replace(target, library)

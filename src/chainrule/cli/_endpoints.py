@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from argparse import ArgumentParser, Namespace
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from chainrule._errors import InputError, StorageError
+from chainrule._whole_files import write_whole
 from chainrule.cli._arguments import add_component_or_url, add_derive_hvp, add_folders, add_payload
 from chainrule.cli._payload import read_payload
 from chainrule.cli._source import check_source, is_url, open_component
@@ -116,12 +116,8 @@ def _write_file(folder: Path, name: str, pieces: list[bytes | memoryview]) -> No
             f"--output-file has to stay inside the output path; found {name!r}.",
             code="path_not_granted",
         )
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as stream:
-            stream.writelines(pieces)
-        os.replace(partial, target)
+        write_whole(target, pieces)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise StorageError(f"Cannot write {target}: {error.strerror}.") from error

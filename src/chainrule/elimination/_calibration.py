@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from chainrule.elimination._files import cache_folder, write_atomically
+from chainrule.elimination._files import cache_folder, write_to_cache
 from chainrule.elimination._work import Work
 
 __all__ = ["DEFAULT_PRICES", "Prices", "calibrate", "prices"]
@@ -89,7 +89,7 @@ def prices() -> Prices:
             _log.warning("Prices of %s could not be measured: %s", device.device_kind, error)
             return DEFAULT_PRICES
         if path is not None:
-            write_atomically(path, json.dumps(asdict(found)).encode())
+            write_to_cache(path, json.dumps(asdict(found)).encode())
     return found
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import tempfile
 from pathlib import Path
 
 from chainrule import _folders
+from chainrule._whole_files import write_whole
 
-__all__ = ["cache_folder", "keep_newest", "write_atomically"]
+__all__ = ["cache_folder", "keep_newest", "write_to_cache"]
 
 _log = logging.getLogger(__name__)
 
@@ -45,22 +45,15 @@ def _age(path: Path) -> float:
         return 0.0
 
 
-def write_atomically(path: Path, content: bytes) -> bool:
-    """Write beside the file and rename, so that no reader sees a part; whether that could be done.
+def write_to_cache(path: Path, content: bytes) -> bool:
+    """Write a file so that no reader sees a part; whether that could be done.
 
     A cache that cannot be written is no error: it is only not there the next time.
     """
-    temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
+        write_whole(path, [content])
     except OSError as error:
         _log.debug("%s could not be written: %s", path, error)
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
         return False
     return True

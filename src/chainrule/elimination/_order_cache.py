@@ -12,7 +12,7 @@ from pathlib import Path
 
 from chainrule._errors import InputError
 from chainrule._trees import LRUCache
-from chainrule.elimination._files import cache_folder, keep_newest, write_atomically
+from chainrule.elimination._files import cache_folder, keep_newest, write_to_cache
 from chainrule.elimination._order import Order
 
 __all__ = ["OrderCache", "shared_cache"]
@@ -45,7 +45,7 @@ class OrderCache:
         """Store an order."""
         name = f"{order.fingerprint}-{order.objective}"
         self._recent.put(name, order)
-        if self._folder is not None and write_atomically(
+        if self._folder is not None and write_to_cache(
             self._folder / f"{name}.json", order.to_json().encode()
         ):
             keep_newest(self._folder, "*.json", self._max_files)

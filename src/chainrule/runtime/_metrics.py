@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shutil
 import threading
 from collections import Counter
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from chainrule._errors import InputError, StorageError
+from chainrule._whole_files import whole_file, write_whole
 from chainrule.runtime._runs import Run, current_run
 
 __all__ = ["LocalLog", "RunLog", "log_artifact", "log_metric", "log_parameter", "open_log"]
@@ -87,25 +87,20 @@ class LocalLog:
             self._parameters[key] = value
             text = json.dumps(self._parameters, indent=2, default=str)
             file = self._folder() / "parameters.json"
-            partial = file.with_name(f".{file.name}.partial")
             try:
-                partial.write_text(text, encoding="utf-8")
-                os.replace(partial, file)
+                write_whole(file, [text.encode()])
             except OSError as error:
-                partial.unlink(missing_ok=True)
                 raise _unwritable(file, error) from error
 
     def log_artifact(self, path: Path) -> None:
         """Copy a file into `artifacts/` under its own name."""
         with self._lock:
             target = self._folder() / "artifacts" / path.name
-            partial = target.with_name(f".{target.name}.partial")
             try:
                 target.parent.mkdir(exist_ok=True)
-                shutil.copy2(path, partial)
-                os.replace(partial, target)
+                with whole_file(target) as temporary:
+                    shutil.copy2(path, temporary)
             except OSError as error:
-                partial.unlink(missing_ok=True)
                 raise _unwritable(target, error) from error
 
     def close(self, *, failed: bool = False) -> None:

@@ -1,15 +1,16 @@
 """Named pieces of bytes in a folder that several processes use at once, bounded in size.
 
-A piece is there completely or not at all: it is written beside its place and moved there. Whoever writes
-makes room first, by removing what has not been used for longest.
+A piece is there whole or not at all. Whoever writes makes room first, by removing what has not been used for
+longest.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from pathlib import Path
+
+from chainrule._whole_files import write_whole
 
 __all__ = ["SharedFolder"]
 
@@ -48,9 +49,7 @@ class SharedFolder:
             if self._unseen > self._max_bytes // 16:
                 self._make_room(self._max_bytes - len(content))
                 self._unseen = 0
-            with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".", delete=False) as file:
-                file.write(content)
-            os.replace(file.name, self._folder / name)
+            write_whole(self._folder / name, [content])
 
     def _make_room(self, max_bytes: int) -> None:
         found = []

@@ -8,7 +8,6 @@ written: the model decides on which devices they go.
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ import jax
 import numpy as np
 
 from chainrule._errors import InputError, StorageError
+from chainrule._whole_files import write_whole
 
 __all__ = ["Format", "read_arrays", "write_arrays"]
 
@@ -64,11 +64,6 @@ def read_arrays(path: Path) -> tuple[Arrays, Facts]:
         ) from error
 
 
-def _beside(path: Path) -> Path:
-    """A name for what is being written, on the same file system."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-
-
 def _write_safetensors(path: Path, arrays: Arrays, facts: Facts) -> None:
     from safetensors.numpy import save as serialise
 
@@ -82,17 +77,7 @@ def _write_safetensors(path: Path, arrays: Arrays, facts: Facts) -> None:
             )
     # safetensors takes memory as it lies: arrays must be contiguous and in C order.
     content = {name: np.asarray(leaf, order="C") for name, leaf in arrays.items()}
-    data = serialise(content, metadata=facts)
-    temporary = _beside(path)
-    try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_whole(path, [serialise(content, metadata=facts)], durable=True)
 
 
 def _read_safetensors(path: Path) -> tuple[Arrays, Facts]:

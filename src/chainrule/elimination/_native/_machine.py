@@ -11,7 +11,7 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from chainrule._folders import cache_folder
-from chainrule.elimination._files import keep_newest, write_atomically
+from chainrule.elimination._files import keep_newest, write_to_cache
 from chainrule.elimination._native._handler import emit_handler
 from chainrule.elimination._native._lower import Counts, Kernel, VectorMath
 from chainrule.elimination._native._scalars import NativeUnavailableError, ScalarProgram
@@ -138,5 +138,5 @@ def _write_cache(fingerprint: str, code: bytes) -> None:
     """Keep machine code, whole or not at all; a cache that cannot be written is no error."""
     folder = _cache_folder()
     content = code + hashlib.sha256(code).digest()
-    if folder is not None and write_atomically(folder / fingerprint, content):
+    if folder is not None and write_to_cache(folder / fingerprint, content):
         keep_newest(folder, "?" * len(fingerprint), _MOST_KERNELS)

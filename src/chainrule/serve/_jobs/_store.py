@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from chainrule._errors import DefinitionError, StorageError
+from chainrule._whole_files import write_whole
 from chainrule.serve._jobs._record import STATES, JobRecord
 
 __all__ = ["JobStore"]
@@ -256,16 +257,9 @@ def _locked(path: Path) -> int:
 
 
 def _write(path: Path, pieces: list[Any]) -> None:
-    """Write a file so that it is there completely, and for good, or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        with open(partial, "wb") as file:
-            file.writelines(pieces)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        write_whole(path, pieces, durable=True)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise StorageError(f"A job cannot be kept: {error.strerror}.") from error
 
 

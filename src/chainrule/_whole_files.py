@@ -1,0 +1,36 @@
+"""Files that are there whole, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = ["whole_file", "write_whole"]
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Where to write a file that takes its place when the block ends, or of which nothing is left.
+
+    That is beside it: hidden, and with an ending by which what a killed process leaves can be found.
+    """
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):  # the folder is gone, or cannot be written any more
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_whole(path: Path, pieces: Iterable[Any], *, durable: bool = False) -> None:
+    """Write bytes, piece after piece, as a whole file; `durable` ones survive a loss of power."""
+    with whole_file(path) as temporary, open(temporary, "xb") as file:
+        file.writelines(pieces)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
