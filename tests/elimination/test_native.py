@@ -226,6 +226,30 @@ def test_results_that_are_one_number_everywhere():
             np.testing.assert_array_equal(np.signbit(ours), np.signbit(expected))
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_loops_of_any_length(dtype, is_shared, monkeypatch):
+    """Long ones are shared by several threads, in pieces that need not be equal."""
+    from chainrule.elimination._native import _machine
+
+    if is_shared and not _machine._can_share():
+        pytest.skip("nobody helps: one processor, or no compiler")
+    monkeypatch.setattr(_machine, "_can_share", lambda: is_shared)
+
+    def function(x, y):
+        return [x * y + 1, jnp.stack([x, -y, x - y]), jnp.full(3, 4, x.dtype), jnp.zeros_like(x)]
+
+    with jax.enable_x64(True):
+        kernel = jax.jit(jax.vmap(native(function, *samples((), dtype))))
+        for size in (0, 1, 7, 1000, 65_536, 300_007):
+            x, y = samples(size, dtype)
+            for _ in range(3):
+                results = kernel(x, y)
+            expected = jax.vmap(function)(x, y)
+            for ours, theirs in zip(results, expected, strict=True):
+                np.testing.assert_allclose(ours, theirs, rtol=4 * np.finfo(dtype).eps)
+
+
 def test_kernel_can_be_differentiated():
     x, y = samples(())
 

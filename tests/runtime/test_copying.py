@@ -1,11 +1,6 @@
 """Results that several threads copy."""
 
-import ctypes
-import os
-import shutil
-import subprocess
 import sys
-import textwrap
 import threading
 
 import jax
@@ -15,29 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chainrule import from_callable
-from chainrule._c_library import load_c_library
+from chainrule._team import Team
 from chainrule.runtime import _copying
 from chainrule.runtime._copying import copy_into, write_pieces
 
 
-@pytest.fixture(scope="module")
-def helpers(tmp_path_factory):
-    """Three helpers, however few processors there are, of a library that nobody else has loaded."""
-    library = load_c_library(_copying.SOURCE)
-    if library is None:
-        pytest.skip("no compiler")
-    own = shutil.copy(library._name, tmp_path_factory.mktemp("library"))
-    team = _copying._Team()
-    team.start(ctypes.CDLL(own), 3)
-    return team
-
-
 @pytest.fixture(autouse=True)
-def team(helpers, monkeypatch):
-    """They help with arrays of any size."""
-    monkeypatch.setattr(_copying, "_team", helpers)
+def _helpers_for_any_size(own_team, monkeypatch):
+    monkeypatch.setattr(_copying, "TEAM", own_team)
     monkeypatch.setattr(_copying, "_LARGE_BYTES", 0)
-    return helpers
 
 
 LAYOUTS = {
@@ -110,41 +91,12 @@ def test_callers_at_the_same_time_do_not_disturb_each_other():
     assert not wrong
 
 
-def test_a_call_does_not_wait_for_a_compiler(monkeypatch):
-    """Who is first calls the helpers, and copies alone; they come when their library is there."""
-    may_go_on = threading.Event()
-    library = ctypes.CDLL(None)  # has no such functions, and is not asked for them
-
-    def slow(source):
-        may_go_on.wait()
-        return library
-
-    monkeypatch.setattr("chainrule._c_library.load_c_library", slow)
-    monkeypatch.setattr(_copying, "_processors", lambda: 2)
-    team, started = _copying._Team(), threading.Event()
-    monkeypatch.setattr(team, "start", lambda *given: (given == (library, 1)) and started.set())
-    assert not team.copy(np.zeros(1), np.ones(1))
-    assert not team.copy(np.zeros(1), np.ones(1))
-    assert not started.is_set()
-    may_go_on.set()
-    assert started.wait(60)
-
-
-@pytest.mark.parametrize("reason", ["no compiler", "one processor", "no threads"])
-def test_without_help_a_copy_is_a_copy(reason, monkeypatch):
-    def no_threads(thread):
-        raise RuntimeError("can't start new thread")
-
-    if reason == "no compiler":
-        monkeypatch.setattr("chainrule._c_library.load_c_library", lambda source: None)
-    if reason == "no threads":
-        monkeypatch.setattr(threading.Thread, "start", no_threads)
-    monkeypatch.setattr(_copying, "_processors", lambda: 1 if reason == "one processor" else 2)
-    monkeypatch.setattr(_copying, "_team", _copying._Team())
-    for _ in range(2):
-        target = np.zeros(100)
-        copy_into(target, np.ones(100))
-        assert target.all()
+def test_without_help_a_copy_is_a_copy(monkeypatch):
+    monkeypatch.setattr("chainrule._team._processors", lambda: 1)
+    monkeypatch.setattr(_copying, "TEAM", Team())
+    target = np.zeros(100)
+    copy_into(target, np.ones(100))
+    assert target.all()
 
 
 def test_references_to_what_was_lent_are_gone():
@@ -152,37 +104,3 @@ def test_references_to_what_was_lent_are_gone():
     before = sys.getrefcount(target), sys.getrefcount(source)
     copy_into(target, source)
     assert (sys.getrefcount(target), sys.getrefcount(source)) == before
-
-
-@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="not Linux")
-def test_a_forked_child_has_helpers_of_its_own():
-    program = """
-        import os, sys, threading, time
-        from pathlib import Path
-        import numpy as np
-        from chainrule.runtime import _copying
-        _copying._LARGE_BYTES = 0
-        _copying._processors = lambda: 4
-        def helpers():
-            names = (task.read_text() for task in Path("/proc/self/task").glob("*/comm"))
-            return sum(name.strip() == "chainrule-copy" for name in names)
-        def copies():
-            source = np.arange(1_000_000)
-            _copying.copy_into(np.zeros_like(source), source)
-            for thread in threading.enumerate():
-                if thread.name == "chainrule-build":
-                    thread.join()
-            while helpers() < 3:
-                time.sleep(0.01)
-            for _ in range(20):
-                target = np.zeros_like(source)
-                assert _copying._team.copy(target, source)
-                assert (target == source).all()
-        copies()
-        if not (child := os.fork()):
-            assert helpers() == 0
-            copies()
-            os._exit(0)
-        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=60)

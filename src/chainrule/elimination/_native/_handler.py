@@ -7,6 +7,7 @@ memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,15 @@ from chainrule._jaxpr._ffi import ffi_version
 from chainrule.elimination._native._lower import Kernel
 from chainrule.elimination._native._vectors import I1, I8, I32, I64, POINTER, byte_size, literal
 
-__all__ = ["emit_handler"]
+__all__ = ["SHARE", "emit_handler"]
+
+SHARE = "chainrule_share"
+"""The function of `chainrule/_team.c` that shares work."""
+
+# A piece is worth handing over; a loop is worth sharing if it is some pieces longer than to look who helps.
+_PIECE_NS, _WORTH_SHARING_NS = 5_000, 30_000
+_CONTEXT = ir.LiteralStructType([I64, POINTER, POINTER, I64])
+"""What a piece has to know: blocks in all, tables of arguments and of results, blocks in a piece."""
 
 # Byte offsets in the structures of the interface.
 _FRAME_EXTENSION, _FRAME_STAGE, _FRAME_ARGS, _FRAME_RETS = 8, 32, 40 + 32, 80 + 32
@@ -27,8 +36,14 @@ _BUFFER_DATA, _BUFFER_RANK, _BUFFER_DIMS = 24, 32, 40
 _STAGE_EXECUTE, _METADATA_EXTENSION = 3, 1
 
 
-def emit_handler(module: ir.Module, kernel: Kernel) -> None:
-    """Add the function `handler`, which XLA calls, to a module."""
+def emit_handler(module: ir.Module, kernel: Kernel, *, is_shared: bool) -> None:
+    """Add the function `handler`, which XLA calls, to a module.
+
+    Args:
+        module: where to.
+        kernel: of the same module.
+        is_shared: whether long loops are shared by the threads of `chainrule._team`.
+    """
     handler = ir.Function(module, ir.FunctionType(POINTER, [POINTER]), "handler")
     frame = handler.args[0]
     builder = ir.IRBuilder(handler.append_basic_block())
@@ -57,13 +72,12 @@ def emit_handler(module: ir.Module, kernel: Kernel) -> None:
     size = _element_count(builder, handler, builder.load(result_buffers, typ=POINTER))
     batch = builder.sdiv(size, ir.Constant(I64, kernel.counts[1][0]))
     blocks = builder.sdiv(batch, ir.Constant(I64, kernel.lanes))
-    for output, value in kernel.constants.items():
-        count = builder.mul(batch, ir.Constant(I64, kernel.counts[1][output]))
-        _fill(module, builder, results[output], kernel.out_types[output], value, count)
     function = kernel.emit()
-    builder.call(function, [blocks, _table(builder, arguments), _table(builder, results)])
+    tables = _table(builder, arguments), _table(builder, results)
+    _emit_blocks(builder, kernel, function, (blocks, *tables), is_shared=is_shared)
     done = builder.mul(blocks, ir.Constant(I64, kernel.lanes))
     with builder.if_then(builder.icmp_signed("<", done, batch)):
+        _fill_constants(builder, kernel, results, done, batch)
         rest = _Rest(builder, done, builder.sub(batch, done), kernel)
         inputs = [
             rest.copy_in(*item)
@@ -72,13 +86,87 @@ def emit_handler(module: ir.Module, kernel: Kernel) -> None:
         outputs = [
             rest.room(*item) for item in zip(kernel.counts[1], kernel.out_types, strict=True)
         ]
-        one = ir.Constant(I64, 1)
-        builder.call(function, [one, _table(builder, inputs), _table(builder, outputs)])
+        block = [ir.Constant(I64, 0), ir.Constant(I64, 1)]
+        builder.call(function, [*block, _table(builder, inputs), _table(builder, outputs)])
         for output, room in enumerate(outputs):
             if output not in kernel.constants:
                 count, element = kernel.counts[1][output], kernel.out_types[output]
                 rest.copy_out(room, results[output], count, element)
     builder.ret(null)
+
+
+def _emit_blocks(
+    builder: ir.IRBuilder, kernel: Kernel, function: ir.Function, what: Any, *, is_shared: bool
+) -> None:
+    """Compute all full blocks: in pieces that several threads take, where that pays."""
+    blocks, *_ = what
+    context = _reserve(builder, _CONTEXT)
+    step = blocks
+    if is_shared:
+        # In rows per 1024 nanoseconds, or nanoseconds per 1024 rows: integers either way.
+        rows = builder.mul(blocks, ir.Constant(I64, kernel.lanes))
+        expected = builder.mul(rows, ir.Constant(I64, math.ceil(kernel.row_ns * 1024)))
+        expected = builder.ashr(expected, ir.Constant(I64, 10))
+        is_long = builder.icmp_signed(">=", expected, ir.Constant(I64, _WORTH_SHARING_NS))
+        in_piece = max(1, round(_PIECE_NS / kernel.row_ns / kernel.lanes))
+        step = builder.select(is_long, ir.Constant(I64, in_piece), blocks)
+    for position, value in enumerate((*what, step)):
+        builder.store(value, _slot(builder, context, position))
+    part = _emit_part(kernel, function)
+    if not is_shared:
+        builder.call(part, [context, ir.Constant(I64, 0)])
+        return
+    with builder.if_else(is_long) as (shared, alone):
+        with shared:
+            above = builder.add(blocks, builder.sub(step, ir.Constant(I64, 1)))
+            arguments = [part, context, builder.sdiv(above, step), expected]
+            kernel.call(builder, SHARE, ir.VoidType(), arguments)
+        with alone:
+            builder.call(part, [context, ir.Constant(I64, 0)])
+
+
+def _reserve(builder: ir.IRBuilder, type_: ir.Type) -> Any:
+    """Room on the stack."""
+    # By way of an integer, which forgets what it points at: functions are declared once for all pointers.
+    return builder.inttoptr(builder.ptrtoint(builder.alloca(type_), I64), POINTER)
+
+
+def _slot(builder: ir.IRBuilder, context: Any, position: int) -> Any:
+    indices = [ir.Constant(I32, 0), ir.Constant(I32, position)]
+    return builder.gep(context, indices, source_etype=_CONTEXT)
+
+
+def _emit_part(kernel: Kernel, function: ir.Function) -> ir.Function:
+    """`part(context, number)`: one of the pieces."""
+    signature = ir.FunctionType(ir.VoidType(), [POINTER, I64])
+    part = ir.Function(kernel.module, signature, "part")
+    part.linkage = "internal"
+    context, number = part.args
+    builder = ir.IRBuilder(part.append_basic_block())
+    blocks, arguments, results, step = (
+        builder.load(_slot(builder, context, position), typ=type_)
+        for position, type_ in enumerate(_CONTEXT.elements)
+    )
+    first = builder.mul(number, step)
+    end = builder.add(first, step)
+    end = builder.select(builder.icmp_signed("<", end, blocks), end, blocks)
+    outputs = kernel.read_table(builder, results, len(kernel.counts[1]))
+    rows = (builder.mul(block, ir.Constant(I64, kernel.lanes)) for block in (first, end))
+    _fill_constants(builder, kernel, outputs, *rows)
+    builder.call(function, [first, end, arguments, results])
+    builder.ret_void()
+    return part
+
+
+def _fill_constants(
+    builder: ir.IRBuilder, kernel: Kernel, results: Sequence[Any], first: Any, end: Any
+) -> None:
+    """Write the results that are one number everywhere, for some rows."""
+    for output, value in kernel.constants.items():
+        element, count = kernel.out_types[output], ir.Constant(I64, kernel.counts[1][output])
+        start = builder.gep(results[output], [builder.mul(first, count)], source_etype=element)
+        size = builder.mul(builder.sub(end, first), count)
+        _fill(kernel.module, builder, start, element, value, size)
 
 
 def _fill(
@@ -156,9 +244,7 @@ class _Rest:
     def room(self, count: int, element: ir.Type) -> Any:
         """Scratch memory for one block, zeroed so that unused lanes hold numbers."""
         size = self.kernel.lanes * count
-        scratch = self.builder.alloca(ir.ArrayType(element, size))
-        # By way of an integer, which forgets what it points at: memcpy is declared once for all.
-        room = self.builder.inttoptr(self.builder.ptrtoint(scratch, I64), POINTER)
+        room = _reserve(self.builder, ir.ArrayType(element, size))
         # Not a store of that many zeros: LLVM would take minutes to cut a large one into pieces.
         length = ir.Constant(I64, size * byte_size(element))
         zeros = [room, ir.Constant(I8, 0), length, ir.Constant(I1, 0)]

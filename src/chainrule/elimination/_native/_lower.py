@@ -34,6 +34,10 @@ from chainrule.elimination._native._vectors import (
 
 __all__ = ["Kernel", "VectorMath"]
 
+# One vector of each, to the nearest half order.
+_SIMPLE_NS, _FUNCTION_NS, _BYTE_NS = 0.3, 10.0, 0.03
+_FEW_RESULTS = 4
+
 Counts = tuple[tuple[int, ...], tuple[int, ...]]
 """Elements per batch element of every argument and of every result."""
 
@@ -64,7 +68,7 @@ class _Run:
 
 
 class Kernel:
-    """`kernel(blocks, argument pointers, result pointers)`: the loop over full blocks of lanes."""
+    """`kernel(first, end, argument pointers, result pointers)`: the loop over some full blocks of lanes."""
 
     def __init__(
         self, module: ir.Module, program: ScalarProgram, counts: Counts, math: VectorMath
@@ -110,20 +114,20 @@ class Kernel:
 
     def emit(self) -> ir.Function:
         """The function, once."""
-        signature = ir.FunctionType(ir.VoidType(), [I64, POINTER, POINTER])
+        signature = ir.FunctionType(ir.VoidType(), [I64, I64, POINTER, POINTER])
         function = ir.Function(self.module, signature, "kernel")
         function.linkage = "internal"
-        blocks, in_table, out_table = function.args
+        first, end, in_table, out_table = function.args
         builder = ir.IRBuilder(function.append_basic_block("entry"))
-        inputs = self._read_table(builder, in_table, len(self.counts[0]))
-        outputs = self._read_table(builder, out_table, len(self.counts[1]))
+        inputs = self.read_table(builder, in_table, len(self.counts[0]))
+        outputs = self.read_table(builder, out_table, len(self.counts[1]))
         entry = builder.block
         head, body, done = (function.append_basic_block(n) for n in ("blocks", "block", "done"))
         builder.branch(head)
         builder.position_at_end(head)
         block = builder.phi(I64)
-        block.add_incoming(ir.Constant(I64, 0), entry)
-        builder.cbranch(builder.icmp_signed("<", block, blocks), body, done)
+        block.add_incoming(first, entry)
+        builder.cbranch(builder.icmp_signed("<", block, end), body, done)
         builder.position_at_end(body)
         self._block(builder, builder.mul(block, ir.Constant(I64, self.lanes)), inputs, outputs)
         block.add_incoming(builder.add(block, ir.Constant(I64, 1)), builder.block)
@@ -132,7 +136,36 @@ class Kernel:
         builder.ret_void()
         return function
 
-    def _read_table(self, builder: ir.IRBuilder, table: Any, count: int) -> list[Any]:
+    @property
+    def row_ns(self) -> float:
+        """Roughly the time that one element of the batch takes."""
+        return self._computing_ns + self._writing_ns
+
+    @property
+    def gains_by_sharing(self) -> bool:
+        """Whether several threads are faster than one on a long loop.
+
+        Not where most of it is writing many results: JAX puts them somewhere else each time, so that every
+        thread writes to memory that is in the cache of another.
+        """
+        return self._computing_ns > self._writing_ns or len(self.out_types) <= _FEW_RESULTS
+
+    @property
+    def _computing_ns(self) -> float:
+        kinds = [node.operation for node in self.program.nodes]
+        simple = sum(kind in INSTRUCTIONS for kind in kinds)
+        other = sum(
+            kind not in INSTRUCTIONS and kind not in ("input", "constant") for kind in kinds
+        )
+        return (simple * _SIMPLE_NS + other * _FUNCTION_NS) / self.lanes
+
+    @property
+    def _writing_ns(self) -> float:
+        sizes = zip(self.counts[1], self.out_types, strict=True)
+        return sum(count * byte_size(type_) for count, type_ in sizes) * _BYTE_NS
+
+    def read_table(self, builder: ir.IRBuilder, table: Any, count: int) -> list[Any]:
+        """The pointers of a table."""
         slots = [
             builder.gep(table, [ir.Constant(I64, index)], source_etype=POINTER)
             for index in range(count)

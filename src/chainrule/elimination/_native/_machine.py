@@ -11,8 +11,9 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from chainrule._folders import cache_folder
+from chainrule._team import TEAM
 from chainrule.elimination._files import keep_newest, write_to_cache
-from chainrule.elimination._native._handler import emit_handler
+from chainrule.elimination._native._handler import SHARE, emit_handler
 from chainrule.elimination._native._lower import Counts, Kernel, VectorMath
 from chainrule.elimination._native._scalars import NativeUnavailableError, ScalarProgram
 
@@ -47,7 +48,8 @@ def _target_machine() -> llvm.TargetMachine:
 def lower(program: ScalarProgram, counts: Counts) -> str:
     """The LLVM assembly of a program for this machine, with one exported function, `handler`."""
     module = ir.Module(name="chainrule_native")
-    emit_handler(module, Kernel(module, program, counts, _vector_math()))
+    kernel = Kernel(module, program, counts, _vector_math())
+    emit_handler(module, kernel, is_shared=kernel.gains_by_sharing and _can_share())
     return str(module)
 
 
@@ -74,6 +76,17 @@ def _vector_math() -> VectorMath:
         and hasattr(library, f"_ZGV{prefix}N{bits // 64}{'v' * arity}_{name}")
     }
     return VectorMath(prefix, bits, frozenset(present))
+
+
+@functools.cache
+def _can_share() -> bool:
+    """Whether there are threads that share the loops of kernels; makes their function known to LLVM."""
+    library = TEAM.wait_for_library()
+    if library is None:
+        return False
+    address = ctypes.cast(getattr(library, SHARE), ctypes.c_void_p).value
+    llvm.add_symbol(SHARE, address)
+    return True
 
 
 class CompiledModule:
