@@ -28,20 +28,21 @@ def test_every_piece_is_done_once(own_team, pieces, expected_ns):
     assert sorted(done) == [(7, piece) for piece in range(pieces) for _ in range(10)]
 
 
-def test_helpers_take_pieces_from_the_back(own_team):
-    """Woken for long work, one of them takes the last piece while the caller has the first."""
-    threads, first_waits = {}, threading.Event()
+def test_the_caller_takes_pieces_from_the_front_and_helpers_from_the_back(own_team):
+    """Who has the first piece waits for the last one, so that somebody has to come."""
+    threads, last_is_done = {}, threading.Event()
 
     def function(context, piece):
         threads[piece] = threading.get_native_id()
         if piece == 0:
-            assert first_waits.wait(60)
+            assert last_is_done.wait(60)
         elif piece == 99:
-            first_waits.set()
+            last_is_done.set()
 
     share(own_team.library(), function, 100, 1_000_000)
-    assert len(threads) == 100
-    assert threads[0] == threading.get_native_id() != threads[99]
+    mine = sorted(piece for piece, thread in threads.items() if thread == threading.get_native_id())
+    assert mine == list(range(len(mine)))
+    assert len(mine) < len(threads) == 100
 
 
 def test_work_within_work_and_beside_it_is_done_alone(own_team):
