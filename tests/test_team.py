@@ -65,7 +65,7 @@ def test_a_call_does_not_wait_for_a_compiler(monkeypatch):
         return library
 
     monkeypatch.setattr("chainrule._c_library.load_c_library", slow)
-    monkeypatch.setattr("chainrule._team._processors", lambda: 2)
+    monkeypatch.setattr("chainrule._team.processors", lambda: 2)
     team, started = Team(), threading.Event()
     monkeypatch.setattr(team, "start", lambda *given: (given == (library, 1)) and started.set())
     assert team.library() is None
@@ -88,7 +88,7 @@ def test_nobody_comes(reason, first, monkeypatch):
         monkeypatch.setattr(threading.Thread, "start", no_threads)
         monkeypatch.setattr(Team, "start", lambda *given: None)
     processors = 1 if reason == "one processor" else 2
-    monkeypatch.setattr("chainrule._team._processors", lambda: processors)
+    monkeypatch.setattr("chainrule._team.processors", lambda: processors)
     team = Team()
     assert getattr(team, first)() is None
     assert team.wait_for_library() is None
@@ -103,7 +103,7 @@ def test_a_forked_child_has_helpers_of_its_own():
         import numpy as np
         from chainrule import _team
         from chainrule.runtime._copying import _copy_together
-        _team._processors = lambda: 4
+        _team.processors = lambda: 4
         def helpers():
             names = (task.read_text() for task in Path("/proc/self/task").glob("*/comm"))
             return sum(name.strip() == "chainrule-team" for name in names)

@@ -5,8 +5,8 @@
    waits for a helper to wake up: one that comes late finds less to do, or nothing.
 
    Helpers know nothing of Python. They sleep, but for a moment after each turn. To wake one takes 20 µs where
-   something has just run, but hundreds on a machine that was idle, more than it saves: so they are woken
-   soon after other work, and for what takes long. */
+   something has just run, but hundreds on a machine that was idle, more than a single one saves: on two
+   processors it is woken soon after other work, and for what takes long. */
 
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -18,7 +18,7 @@
 #include <time.h>
 
 enum { LONG_NS = 400000, RECENT_NS = 300000, AWAKE_NS = 100000 };
-enum { TURNS_BETWEEN_LOOKS = 64, TURNS_BEFORE_YIELD = 4096 };
+enum { TURNS_BETWEEN_YIELDS = 64, TURNS_BEFORE_YIELD = 4096 };
 
 typedef void piece_function(void *context, size_t piece);
 
@@ -32,6 +32,7 @@ static struct {
     atomic_size_t taken;  /* pieces, from either end; may be more than there are */
     atomic_size_t taken_by_helpers;
     long long end; /* of the last work */
+    int helpers;
     piece_function *function;
     void *context;
     size_t pieces;
@@ -59,10 +60,13 @@ static int is_new(unsigned work, unsigned last) { return work % 2 && work != las
 static unsigned wait_for_work(unsigned last) {
     for (;;) {
         long long end = now() + AWAKE_NS;
-        for (unsigned turn = 1; turn % TURNS_BETWEEN_LOOKS || now() < end; turn++) {
+        for (unsigned turn = 1; turn % TURNS_BETWEEN_YIELDS || now() < end; turn++) {
             unsigned work = atomic_load(&team.work);
             if (is_new(work, last)) return work;
-            rest();
+            if (turn % TURNS_BETWEEN_YIELDS)
+                rest();
+            else
+                sched_yield(); /* whoever else has work goes first */
         }
         pthread_mutex_lock(&team.mutex);
         atomic_fetch_add(&team.sleeping, 1); /* before the look: a caller begins, then looks at this */
@@ -115,6 +119,7 @@ int chainrule_start(int helpers) {
         pthread_detach(thread);
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    team.helpers = started;
     return started;
 }
 
@@ -131,7 +136,7 @@ void chainrule_share(piece_function *function, void *context, size_t pieces, lon
     atomic_store(&team.taken, 0);
     atomic_store(&team.taken_by_helpers, 0);
     atomic_fetch_add(&team.work, 1);
-    int are_worth_waking = expected_ns >= LONG_NS || start - team.end < RECENT_NS;
+    int are_worth_waking = team.helpers > 1 || expected_ns >= LONG_NS || start - team.end < RECENT_NS;
     if (are_worth_waking && atomic_load(&team.sleeping)) wake_helpers();
     for (size_t piece = 0; take_piece(); piece++) function(context, piece);
     atomic_fetch_add(&team.work, 1);

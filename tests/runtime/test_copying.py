@@ -52,7 +52,7 @@ def test_a_large_result_of_a_host_call_is_whole(monkeypatch):
 
 
 def test_pieces_of_any_size_are_written_one_after_the_other(monkeypatch):
-    monkeypatch.setattr(_copying, "_LARGE_BYTES_FOR_OTHERS", 50)
+    monkeypatch.setattr(_copying, "_VERY_LARGE_BYTES", 50)
     pieces = [b"head", memoryview(bytes(range(200))), b"", np.arange(100, dtype=np.uint8).data]
     target = np.full(400, 255, np.uint8)
     assert write_pieces(target, pieces) == 304
@@ -92,7 +92,7 @@ def test_callers_at_the_same_time_do_not_disturb_each_other():
 
 
 def test_without_help_a_copy_is_a_copy(monkeypatch):
-    monkeypatch.setattr("chainrule._team._processors", lambda: 1)
+    monkeypatch.setattr("chainrule._team.processors", lambda: 1)
     monkeypatch.setattr(_copying, "TEAM", Team())
     target = np.zeros(100)
     copy_into(target, np.ones(100))

@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from chainrule._team import TEAM
+from chainrule._team import TEAM, processors
 
 __all__ = ["copy_into", "write_pieces"]
 
 _LARGE_BYTES = 1 << 21
-# A helper that stays awake takes the processor that the other process needs to go on.
-_LARGE_BYTES_FOR_OTHERS = 1 << 24
+_VERY_LARGE_BYTES = 1 << 24
 
 
 def copy_into(target: np.ndarray, source: np.ndarray) -> None:
@@ -37,12 +36,17 @@ def write_pieces(target: Any, pieces: Iterable[bytes | memoryview]) -> int:
     view, position = memoryview(target), 0
     for piece in pieces:
         end = position + len(piece)
-        if len(piece) < _LARGE_BYTES_FOR_OTHERS:
-            view[position:end] = piece
-        else:
+        if _is_large_for_others(len(piece)):
             copy_into(np.frombuffer(view[position:end], np.uint8), np.frombuffer(piece, np.uint8))
+        else:
+            view[position:end] = piece
         position = end
     return position
+
+
+def _is_large_for_others(nbytes: int) -> bool:
+    # Of two processors the other process needs one to go on, which a helper that stays awake would take.
+    return nbytes >= _VERY_LARGE_BYTES or (nbytes >= _LARGE_BYTES and processors() > 2)
 
 
 def _copy_together(target: np.ndarray, source: np.ndarray) -> bool:

@@ -23,8 +23,8 @@ __all__ = ["SHARE", "emit_handler"]
 SHARE = "chainrule_share"
 """The function of `chainrule/_team.c` that shares work."""
 
-# A piece is worth handing over; a loop is worth sharing if it is some pieces longer than to look who helps.
-_PIECE_NS, _WORTH_SHARING_NS = 5_000, 30_000
+_PIECE_NS = 5_000
+"""The least that is worth handing over."""
 _CONTEXT = ir.LiteralStructType([I64, POINTER, POINTER, I64])
 """What a piece has to know: blocks in all, tables of arguments and of results, blocks in a piece."""
 
@@ -107,7 +107,7 @@ def _emit_blocks(
         rows = builder.mul(blocks, ir.Constant(I64, kernel.lanes))
         expected = builder.mul(rows, ir.Constant(I64, math.ceil(kernel.row_ns * 1024)))
         expected = builder.ashr(expected, ir.Constant(I64, 10))
-        is_long = builder.icmp_signed(">=", expected, ir.Constant(I64, _WORTH_SHARING_NS))
+        is_long = builder.icmp_signed(">=", expected, ir.Constant(I64, kernel.worth_sharing_ns))
         in_piece = max(1, round(_PIECE_NS / kernel.row_ns / kernel.lanes))
         step = builder.select(is_long, ir.Constant(I64, in_piece), blocks)
     for position, value in enumerate((*what, step)):

@@ -142,13 +142,14 @@ class Kernel:
         return self._computing_ns + self._writing_ns
 
     @property
-    def gains_by_sharing(self) -> bool:
-        """Whether several threads are faster than one on a long loop.
+    def worth_sharing_ns(self) -> int:
+        """How long a loop has to be that several threads are faster than one.
 
-        Not where most of it is writing many results: JAX puts them somewhere else each time, so that every
-        thread writes to memory that is in the cache of another.
+        Longer where most of it is writing many results: JAX puts them somewhere else each time, so that every
+        thread writes to memory that is in the cache of another, until they are too large for caches.
         """
-        return self._computing_ns > self._writing_ns or len(self.out_types) <= _FEW_RESULTS
+        is_writing = self._writing_ns > self._computing_ns and len(self.out_types) > _FEW_RESULTS
+        return 1_000_000 if is_writing else 30_000
 
     @property
     def _computing_ns(self) -> float:

@@ -48,8 +48,7 @@ def _target_machine() -> llvm.TargetMachine:
 def lower(program: ScalarProgram, counts: Counts) -> str:
     """The LLVM assembly of a program for this machine, with one exported function, `handler`."""
     module = ir.Module(name="chainrule_native")
-    kernel = Kernel(module, program, counts, _vector_math())
-    emit_handler(module, kernel, is_shared=kernel.gains_by_sharing and _can_share())
+    emit_handler(module, Kernel(module, program, counts, _vector_math()), is_shared=_can_share())
     return str(module)
 
 
