@@ -117,6 +117,9 @@ REDUCTIONS = {
     "prod_second": (lambda m: jax.jacrev(lambda r: r.prod(1))(m), M[:, :3]),
     "cumprod_second": (lambda v: jax.jacfwd(jnp.cumprod)(v), V),
     "cumsum": (lambda m: jnp.cumsum(m, axis=1) * m, M),
+    "cumsum_reverse": (lambda m: lax.cumsum(jnp.sin(m), axis=0, reverse=True), M),
+    "cumsum_of_one": (lambda m: jnp.cumsum(jnp.exp(m)[:, None, :], axis=1), M),
+    "cumsum_within": (lambda m: jnp.cumsum(m[None] * m.T[:, None, :1], axis=1), M),
     "cumprod": (lambda m: jnp.cumprod(m, axis=0), M),
     "cummax": (lambda v: lax.cummax(v) * lax.cummin(v), V),
     "cumlogsumexp": (lambda v: lax.cumlogsumexp(v), V),
@@ -240,6 +243,15 @@ def test_stacks_and_tiles_keep_their_structure():
     found = linearization(function)(V)
     assert not found.graph.without_rule
     assert [block.nse for block in found.blocks] == [6 * 4, 4]
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_cumulative_sums_are_one_triangle_for_all_rows(axis):
+    x = np.ones((30, 20))
+    found = linearization(lambda x: jnp.cumsum(x, axis=axis))(x)
+    assert not found.graph.without_rule
+    (value,) = found.blocks.values
+    assert value.size == x.shape[axis] ** 2
 
 
 def test_polynomials_keep_their_structure():

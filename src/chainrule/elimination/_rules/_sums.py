@@ -57,6 +57,26 @@ def _reduce_extremum(site: Site) -> LocalJacobian:
     return LocalJacobian({(0, 0): structure}, evaluate)
 
 
+def _cumsum(site: Site) -> LocalJacobian:
+    """z[b, i] = Σ_j t[i, j] · x[b, j] with a triangle t of ones: the same one along every other axis."""
+    shape, axis = site.operand_shape(0), site.eqn.params["axis"]
+    rank, length = len(shape), shape[axis]
+    out_axes = [Axis.of(d) for d in range(rank)]
+    in_axes = [Axis.of(rank if d == axis else d) for d in range(rank)]
+    found = term_structure(shape, shape, [*shape, length], out_axes, in_axes, stored=[axis, rank])
+    if found is None:
+        return NOTHING
+    structure, order = found
+
+    def evaluate(operands: Sequence[Any], results: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:
+        triangle = jnp.tri(length, dtype=results[0].dtype)
+        is_upper = site.eqn.params["reverse"] ^ (order != (axis, rank))
+        value = triangle.T if is_upper else triangle
+        return {(0, 0): (value.reshape(structure.terms[0].stored_shape),)}
+
+    return LocalJacobian({(0, 0): structure}, evaluate)
+
+
 def _dot_general(site: Site) -> LocalJacobian:
     """z[b, m, n] = Σ_k x[b, m, k] · y[b, k, n]; ∂z/∂x is y, repeated along a diagonal in m."""
     structures: dict[Edge, Structure] = {}
@@ -119,5 +139,6 @@ SUMMING_RULES: dict[str, Rule] = {
     "reduce_sum": _reduce_sum,
     "reduce_max": _reduce_extremum,
     "reduce_min": _reduce_extremum,
+    "cumsum": _cumsum,
     "dot_general": _dot_general,
 }
