@@ -133,11 +133,11 @@ def _against(
     """Us against the floor, then us against the peer: whoever comes after the peer pays for its caches."""
     ours = functions["us"]
     # Inlined, the compiled program is that of plain JAX but for names. With large arrays one and the same
-    # program takes 3.3 or 4.1 ms, as they happen to lie, and goes on so: hence several times, all anew, and
-    # for everybody the time in which they lay best.
+    # program takes anything from 3.2 to 4.3 ms, as they happen to lie, and goes on so: hence many times, all
+    # anew, and for everybody the time in which they lay best.
     several = [
-        _timed({"us": ours, floor: functions[floor]}, n, rounds=61, min_round_s=0.003)
-        for _ in range(5)
+        _timed({"us": ours, floor: functions[floor]}, n, rounds=21, min_round_s=0.003)
+        for _ in range(15)
     ]
     seconds = {name: min(each[name] for each in several) for name in ("us", floor)}
     yield Row(claim, seconds["us"], seconds[floor], floor, bar, note=note)
