@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from chainrule import _team
 from chainrule._team import Team
 
 PIECE_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)
@@ -93,6 +94,18 @@ def test_nobody_comes(reason, first, monkeypatch):
     assert getattr(team, first)() is None
     assert team.wait_for_library() is None
     assert team.library() is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "count"),
+    [("max 100000", 8), ("150000 100000", 1), ("50000 100000", 1), ("400000 100000", 4), (None, 8)],
+)
+def test_a_container_may_have_less_than_the_machine(limit, count, tmp_path, monkeypatch):
+    if limit is not None:
+        (tmp_path / "cpu.max").write_text(limit + "\n")
+    monkeypatch.setattr(_team, "_CPU_LIMIT", tmp_path / "cpu.max")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    assert _team.processors.__wrapped__() == count
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="not Linux")

@@ -8,13 +8,16 @@ cache. 16 cores copy 40 MB in a tenth.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import threading
+from functools import cache
 from pathlib import Path
 
 __all__ = ["TEAM", "Team", "processors"]
 
 _MOST_HELPERS = 15
+_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
 
 class Team:
@@ -65,10 +68,21 @@ class Team:
             self._library = library
 
 
+@cache
 def processors() -> int:
-    """How many this process may use."""
+    """How many this process may use, by its affinity and by the share of its container."""
     affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+    count = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, min(count, math.floor(_share_of_container())))
+
+
+def _share_of_container() -> float:
+    # More threads than that only make the system stop all of them until the next period.
+    try:
+        quota, period = _CPU_LIMIT.read_text().split()
+        return int(quota) / int(period)
+    except (OSError, ValueError):  # no container, or one without a limit
+        return 1 << 20
 
 
 TEAM = Team()
