@@ -54,6 +54,7 @@ def test_where_nothing_can_be_built_there_is_none(tmp_path, monkeypatch, caplog)
     assert SOURCES[0].name in caplog.text
     assert not list(tmp_path.rglob("*.so"))
     assert not list(tmp_path.rglob("tmp*"))
+    assert build(tmp_path / "missing.c") is None
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC")
     assert build(SOURCES[0]) is None

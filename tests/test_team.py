@@ -109,7 +109,7 @@ def test_a_container_may_have_less_than_the_machine(limit, count, tmp_path, monk
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="not Linux")
-def test_a_forked_child_has_helpers_of_its_own():
+def test_a_forked_child_has_helpers_of_its_own(own_team):  # skipped where there are none
     program = """
         import os, sys, time
         from pathlib import Path

@@ -31,8 +31,8 @@ def load_c_library(source: Path) -> ctypes.CDLL | None:
     if compiler is None:
         return None
     facts = " ".join((*_FLAGS, platform.machine()))  # a home may be shared by different machines
-    identity = hashlib.sha256(source.read_bytes() + facts.encode()).hexdigest()[:24]
     try:
+        identity = hashlib.sha256(source.read_bytes() + facts.encode()).hexdigest()[:24]
         library = cache_folder("engines", f"{identity}.so")
         with contextlib.suppress(OSError):  # not there, or damaged
             return ctypes.CDLL(str(library))

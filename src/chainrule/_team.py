@@ -7,8 +7,8 @@ cache. 16 cores copy 40 MB in a tenth.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import math
 import os
 import threading
 from functools import cache
@@ -73,16 +73,11 @@ def processors() -> int:
     """How many this process may use, by its affinity and by the share of its container."""
     affinity = getattr(os, "sched_getaffinity", None)
     count = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return max(1, min(count, math.floor(_share_of_container())))
-
-
-def _share_of_container() -> float:
-    # More threads than that only make the system stop all of them until the next period.
-    try:
-        quota, period = _CPU_LIMIT.read_text().split()
-        return int(quota) / int(period)
-    except (OSError, ValueError):  # no container, or one without a limit
-        return 1 << 20
+    # More threads than a container's share only make the system stop them all until the next period.
+    with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit
+        quota, period = map(int, _CPU_LIMIT.read_text().split())
+        count = min(count, quota // period)
+    return max(1, count)
 
 
 TEAM = Team()

@@ -15,9 +15,15 @@ from chainrule.runtime import _copying
 from chainrule.runtime._copying import copy_into, write_pieces
 
 
-@pytest.fixture(autouse=True)
-def _helpers_for_any_size(own_team, monkeypatch):
-    monkeypatch.setattr(_copying, "TEAM", own_team)
+@pytest.fixture(autouse=True, params=["alone", "together"])
+def _any_size(request, monkeypatch):
+    """Arrays of any size are large; with and without helpers."""
+    if request.param == "together":
+        team = request.getfixturevalue("own_team")
+    else:
+        monkeypatch.setattr("chainrule._team.processors", lambda: 1)
+        team = Team()
+    monkeypatch.setattr(_copying, "TEAM", team)
     monkeypatch.setattr(_copying, "_LARGE_BYTES", 0)
 
 
@@ -89,14 +95,6 @@ def test_callers_at_the_same_time_do_not_disturb_each_other():
     for caller in callers:
         caller.join()
     assert not wrong
-
-
-def test_without_help_a_copy_is_a_copy(monkeypatch):
-    monkeypatch.setattr("chainrule._team.processors", lambda: 1)
-    monkeypatch.setattr(_copying, "TEAM", Team())
-    target = np.zeros(100)
-    copy_into(target, np.ones(100))
-    assert target.all()
 
 
 def test_references_to_what_was_lent_are_gone():

@@ -103,7 +103,7 @@ def _emit_blocks(
     context = _reserve(builder, _CONTEXT)
     step = blocks
     if is_shared:
-        # In rows per 1024 nanoseconds, or nanoseconds per 1024 rows: integers either way.
+        # Counted in units of 1/1024 ns, in which the time of a row is a whole number.
         rows = builder.mul(blocks, ir.Constant(I64, kernel.lanes))
         expected = builder.mul(rows, ir.Constant(I64, math.ceil(kernel.row_ns * 1024)))
         expected = builder.ashr(expected, ir.Constant(I64, 10))
