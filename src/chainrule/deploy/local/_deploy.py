@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from chainrule._errors import DefinitionError
+from chainrule._team import processors
 from chainrule.client import Component
 from chainrule.client._subprocess import SubprocessTransport
 from chainrule.deploy._pool._autoscale import check_size
@@ -34,7 +34,7 @@ def deploy(
 
     Args:
         component: path of the module file or its folder, or a function that can be pickled.
-        replicas: how many processes; one per core when not given.
+        replicas: how many processes; one per processor that may be used when not given.
         autoscale: least and greatest number of processes instead; more are started while calls wait.
         config: settings of the component.
         timeout: seconds that a call may take; a call that takes longer ends its process.
@@ -50,7 +50,7 @@ def deploy(
         DefinitionError: the component cannot be loaded.
         InputError: a pool cannot have this size, or a component not these settings.
     """
-    size = (os.cpu_count() or 1) if replicas is None else replicas
+    size = processors() if replicas is None else replicas
     minimum, maximum = check_size(size, autoscale)
     settings = ComponentConfig.make(config)
     source = str(Path(component).resolve()) if isinstance(component, (str, Path)) else component

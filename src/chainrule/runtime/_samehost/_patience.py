@@ -8,6 +8,8 @@ import os
 import select
 import time
 
+from chainrule._team import processors
+
 __all__ = ["Patience"]
 
 # As long as copying a body of some megabytes takes.
@@ -34,7 +36,7 @@ class Patience:
     """
 
     def __init__(self, *, steps_aside: bool = False) -> None:
-        self._may_look = len(os.sched_getaffinity(0)) > 1
+        self._may_look = processors() > 1
         self._to_sleep_through = 0
         self._pause = 1
         self._start = 0.0
