@@ -1,6 +1,7 @@
 """`chainrule …`: results on standard output, everything else on standard error, documented exit codes."""
 
 import json
+import socket
 import subprocess
 import sys
 import textwrap
@@ -528,3 +529,51 @@ def test_record_and_test(run, component, tmp_path):
     assert "bad_test_case" in err
     case.unlink()
     assert run("test", component)[0] == 2
+
+
+def test_a_failing_call_is_recorded_only_on_request(run, component, tmp_path):
+    misspelled = '{"inputs": {"xx": [1.0]}}'
+    code, out, err = run("record", component, "apply", misspelled, "--output", "case.json")
+    assert (code, out) == (2, b"")
+    assert "'xx'" in err
+    assert not (tmp_path / "case.json").exists()
+    code, *_ = run(
+        "record", component, "apply", misspelled, "--output", "case.json", "--expect-error"
+    )
+    assert code == 0
+    assert run("test", component, "case.json")[0] == 0
+    code, *_ = run("record", component, "apply", PAYLOAD, "--output", "new.json", "--expect-error")
+    assert code == 2
+    assert not (tmp_path / "new.json").exists()
+
+
+def test_a_file_name_without_its_at_sign(run, component, tmp_path):
+    (tmp_path / "p.json").write_text(PAYLOAD)
+    code, _, err = run("apply", component, "p.json")
+    assert code == 2
+    assert "'@p.json'" in err
+
+
+def test_settings_may_be_numbers_that_json_has_not(run, component):
+    code, out, err = run("apply", component, "--set", "x=[NaN, Infinity, -Infinity, 1]")
+    assert code == 0, err
+    assert np.array_equal(decode_body(out)["y"], [np.nan, np.inf, -np.inf, 1.0], equal_nan=True)
+
+
+def test_a_document_that_is_not_there(run, component):
+    code, _, err = run("diff", component, "missing.json")
+    assert code == 2
+    assert "component_missing" in err
+
+
+def test_a_dashboard_on_a_port_that_is_taken(run):
+    pytest.importorskip("uvicorn")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, _, err = run("dashboard", "http://127.0.0.1:1", "--port", port)
+    assert code != 0
+    assert "address_in_use" in err
+    assert "--port 0" in err
+    code, _, err = run("dashboard", "http://127.0.0.1:1", "--port", 70000)
+    assert code != 0
+    assert "bad_address" in err

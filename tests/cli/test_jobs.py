@@ -4,10 +4,11 @@ import json
 import signal
 import subprocess
 import sys
+import urllib.request
 
 import pytest
 
-from chainrule._errors import LimitError
+from chainrule._errors import LimitError, TransportError
 from chainrule.cli import main
 from chainrule.client import Component
 
@@ -116,8 +117,8 @@ def test_regression_tests_of_what_is_served(url, capfd, tmp_path, monkeypatch):
     file = tmp_path / "slow.py"
     file.write_text(COMPONENT)
     for place in (url, str(file)):
-        for x in ("1.5", "-1.0"):
-            assert run(capfd, "record", place, "apply", "--set", f"x={x}")[0] == 0
+        for x, *options in (("1.5",), ("-1.0", "--expect-error")):
+            assert run(capfd, "record", place, "apply", "--set", f"x={x}", *options)[0] == 0
     assert len(list(tmp_path.glob("test_cases/test_apply_*.json"))) == 4
     for place in (url, str(file)):
         code, out, _ = run(capfd, "test", place, "--json")
@@ -186,3 +187,29 @@ def test_what_goes_wrong(url, capsys, arguments, code):
     assert status != 0
     assert out == ""
     assert f"[{code}]" in err
+
+
+def test_two_problems_of_inputs_are_listed_for_a_served_component(url, capsys):
+    code, _, err = run(capsys, "apply", url, '{"inputs": {"x": "a", "seconds": [1], "z": 1}}')
+    assert code == 2
+    assert "- seconds:" in err
+    assert "- z:" in err
+
+
+def test_the_address_of_a_dashboard_for_machines(url):
+    command = [sys.executable, "-m", "chainrule", "dashboard", url, "--port", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as dashboard:
+        address = json.loads(dashboard.stdout.readline())["url"]
+        with urllib.request.urlopen(f"{address}/servers") as answer:
+            assert json.load(answer)["servers"][0]["url"] == url
+        dashboard.send_signal(signal.SIGINT)
+
+
+def test_a_component_that_is_not_served_is_told_what_is(url):
+    with pytest.raises(TransportError, match="/c/slow"):
+        Component.from_url(f"{url}/c/fast").apply({"x": 1.0})
+
+
+def test_a_body_that_is_too_large_is_told_the_option(component):
+    with pytest.raises(LimitError, match="--max-body-bytes"):
+        component.call("apply", {"inputs": {"x": 1.0, "padding": "a" * 600_000}})

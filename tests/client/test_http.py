@@ -449,7 +449,7 @@ def test_a_tesseracts_validation_errors_keep_their_list_and_lose_their_data():
     ]
     with pytest.raises(InputError, match="Field required") as caught:
         read_answer(Answer(422, "application/json", json.dumps({"detail": detail}).encode()))
-    expected = {"type": "missing", "loc": ["inputs", "x"], "msg": "Field required"}
+    expected = {"type": "missing", "loc": ["inputs", "x"], "msg": "Field required", "path": "x"}
     assert caught.value.details["problems"] == [expected]
 
 

@@ -483,3 +483,20 @@ def test_a_base_image_that_cannot_be_had(tmp_path):
         images.build_image(plan, engine=engine)
     assert caught.value.code == "base_missing"
     assert "--base" in caught.value.message
+
+
+def test_a_context_inside_the_component_is_no_part_of_it(tmp_path, monkeypatch):
+    folder = component(tmp_path / "heat")
+    monkeypatch.chdir(folder)
+    with pytest.raises(SystemExit) as done:
+        main(["build", ".", "--generate-only"])
+    assert done.value.code == 0
+    (first,) = (path for path in folder.iterdir() if path.name.endswith("-image"))
+    copied = sorted(path.name for path in (first / "component").iterdir())
+    assert copied == sorted(path.name for path in folder.iterdir() if path != first)
+    with pytest.raises(SystemExit) as done:
+        main(["build", ".", "--generate-only", "--build-dir", "deep/below/out"])
+    assert done.value.code == 0
+    second = folder / "deep" / "below" / "out" / "component"
+    assert {path.name for path in second.iterdir()} == {*copied, "deep"}
+    assert not list(second.rglob("Containerfile"))

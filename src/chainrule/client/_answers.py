@@ -21,6 +21,7 @@ from chainrule._errors import (
     StorageError,
     TransportError,
 )
+from chainrule._paths import loc_to_path
 from chainrule.runtime._codec import TRUSTING_LIMITS, decode_body
 
 __all__ = ["Answer", "read_answer", "with_numpy_scalars"]
@@ -29,7 +30,7 @@ __all__ = ["Answer", "read_answer", "with_numpy_scalars"]
 _OK, _UNAVAILABLE = HTTPStatus.OK.value, HTTPStatus.SERVICE_UNAVAILABLE.value
 
 _FACTS = (
-    "exception", "exception_message", "exception_classes", "count", "signal", "exit_code",
+    "exception", "exception_message", "exception_classes", "count", "signal", "exit_code", "stderr",
 )  # fmt: skip
 _CLASS_OF_STATUS: dict[int, type[ChainruleError]] = {
     401: NotGrantedError,
@@ -161,9 +162,22 @@ def _without_data(entry: Any) -> Any:
         return entry
     kept = {key: value for key, value in entry.items() if key not in ("input", "url")}
     loc = kept.get("loc")
-    if isinstance(loc, list) and loc[:1] == ["body"]:
-        kept["loc"] = loc[1:]
+    if isinstance(loc, list):
+        loc = loc[1:] if loc[:1] == ["body"] else loc
+        kept["loc"] = loc
+        kept["path"] = _path_of(loc)
     return kept
+
+
+def _path_of(loc: list[str | int]) -> str:
+    """The path that a location in a request stands for.
+
+    The first part is a field of the request. Below `inputs` the parts are names and indices; below the
+    other fields (`tangent_vector`, …) there is one part, which is a path already.
+    """
+    if loc[:1] == ["inputs"] and len(loc) > 1:
+        return loc_to_path(loc[1:])
+    return ".".join(map(str, loc[1:] or loc))
 
 
 def _peer_error(status: int, problem: dict[str, Any]) -> ChainruleError:

@@ -126,9 +126,14 @@ class HttpTransport(Transport):
         try:
             return self._get("/openapi.json")
         except CapabilityError as error:
+            reason = error.message
+            if error.code != "not_found":  # not a server of ours
+                reason = (
+                    f"the server has no {self._base}/openapi.json. Name the server, such as "
+                    "http://host:8000, or one of its components, http://host:8000/c/name."
+                )
             raise TransportError(
-                f"There is no component at {self.place}: the server has no {self._base}/openapi.json. Name "
-                "the server, such as http://host:8000, or one of its components, http://host:8000/c/name.",
+                f"There is no component at {self.place}: {reason}",
                 code="not_a_component",
             ) from error
 

@@ -195,7 +195,11 @@ def _expand(body: Any, encoding: str, max_bytes: int) -> Any:
             code="unsupported_content_encoding",
         )
     if len(content) > max_bytes:
-        raise LimitError(f"The body expands to more than {max_bytes} bytes.", code="body_too_large")
+        raise LimitError(
+            f"The body expands to more than {max_bytes} bytes. The operator of the server can raise the "
+            "limit with --max-body-bytes.",
+            code="body_too_large",
+        )
     return content
 
 

@@ -48,6 +48,7 @@ __all__ = ["MakePool", "Server", "create_app"]
 _log = logging.getLogger(__name__)
 
 _MAX_SHOWN = 100  # characters of a path
+_COMPONENT = re.compile(r"/c/([^/]+)")
 
 MakePool = Callable[[Any, ComponentConfig, ServeOptions], Pool]
 """Makes what answers the calls of a component, from its source and settings."""
@@ -113,7 +114,7 @@ class Server:
         self._starting: asyncio.Task[None] | None = None
         self._same_host: SameHostListener | None = None
         self._starlette = Starlette(
-            lifespan=self._lifespan, exception_handlers={HTTPException: _on_http_exception}
+            lifespan=self._lifespan, exception_handlers={HTTPException: self._on_http_exception}
         )
         token = options.read_token()
         self._dispatcher = Dispatcher(self._starlette)
@@ -241,6 +242,32 @@ class Server:
             raise HTTPException(404)
         return JSONResponse(self._same_host.offer, headers={"Cache-Control": "no-store"})
 
+    async def _on_http_exception(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+        path = request.url.path[:_MAX_SHOWN]
+        messages = {
+            404: self._not_found(request.url.path, path),
+            405: f"{path} takes {(error.headers or {}).get('Allow', 'other methods')}, not {request.method}.",
+        }
+        content = {
+            "type": f"urn:chainrule:error:{code}",
+            "status": error.status_code,
+            "code": code,
+            "message": messages.get(error.status_code, error.detail),
+            "detail": error.detail,  # as the peer has it
+        }
+        return JSONResponse(
+            content, status_code=error.status_code, headers=error.headers, media_type=PROBLEM
+        )
+
+    def _not_found(self, path: str, shown: str) -> str:
+        named = _COMPONENT.match(path)
+        if named is not None and named[1] not in self.services:
+            served = ", ".join(f"/c/{name}" for name in self.services)
+            return f"This server has no component at {shown}; it serves {served}."
+        return f"There is nothing at {shown}; /docs and /openapi.json list what this server offers."
+
     def _component_routes(self, prefix: str, service: Service) -> list[Any]:
         facts = service.facts
         # Routes of the server are below its root, not below every component.
@@ -312,23 +339,3 @@ def _url_name(name: str) -> str:
 
 async def _health(request: Request) -> Response:
     return JSONResponse({"status": "ok"})
-
-
-async def _on_http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
-    path = request.url.path[:_MAX_SHOWN]
-    messages = {
-        404: f"There is nothing at {path}; /docs and /openapi.json tell what there is.",
-        405: f"{path} takes {(error.headers or {}).get('Allow', 'other methods')}, not {request.method}.",
-    }
-    content = {
-        "type": f"urn:chainrule:error:{code}",
-        "status": error.status_code,
-        "code": code,
-        "message": messages.get(error.status_code, error.detail),
-        "detail": error.detail,  # as the peer has it
-    }
-    return JSONResponse(
-        content, status_code=error.status_code, headers=error.headers, media_type=PROBLEM
-    )

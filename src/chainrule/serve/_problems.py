@@ -66,6 +66,8 @@ def _problem_reply(error: ChainruleError, debug: bool) -> Reply:
     if debug:
         text = "".join(traceback.format_exception(error))
         content["traceback"] = _sound(text[-8000:])
+        if "stderr" in error.details:
+            content["stderr"] = _clipped(error.details["stderr"])
     retry_after_s = getattr(error, "retry_after_s", None)
     return Reply(status, PROBLEM, [_dump(content)], retry_after_s)
 

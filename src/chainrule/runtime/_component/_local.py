@@ -18,6 +18,7 @@ from chainrule.runtime._component._capabilities import (
     Implementation,
 )
 from chainrule.runtime._component._definition import Batching, Definition
+from chainrule.runtime._component._document import full_name
 from chainrule.runtime._component._endpoints import Endpoint, check_fields, evaluation_endpoint
 from chainrule.runtime._component._plain import to_plain
 from chainrule.runtime._component._schema_shapes import with_abstract_eval
@@ -136,7 +137,7 @@ class LocalComponent:
 
     def __repr__(self) -> str:
         endpoints = ", ".join(self._endpoints)
-        return f"<LocalComponent {self.name} {self.version}: {endpoints}>"
+        return f"<LocalComponent {full_name(self.name, self.version)}: {endpoints}>"
 
     def _repr_html_(self) -> str:
         from chainrule.runtime._component._summary import summary_html

@@ -6,20 +6,20 @@ The error names the first problem in full (code, path, reason) and carries the f
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
 from chainrule._errors import ChainruleError, ComponentError, InputError
-from chainrule._trees import Key, join_path
+from chainrule._paths import loc_to_path
 from chainrule.runtime._schema import describe_value
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-__all__ = ["bad_input", "bad_output", "loc_to_path"]
+__all__ = ["bad_input", "bad_output"]
 
 _SHOWN = 20
 _NAMED = 8
@@ -147,12 +147,6 @@ def _plain_context(context: dict[str, Any]) -> dict[str, Any]:
         key: str(value) if isinstance(value, BaseException) else value
         for key, value in context.items()
     }
-
-
-def loc_to_path(loc: Iterable[str | int]) -> str:
-    """A pydantic location as a path."""
-    segments = [part if isinstance(part, int) or part.isidentifier() else Key(part) for part in loc]
-    return join_path(*segments)
 
 
 def _first_cause(error: ValidationError) -> ChainruleError | None:
