@@ -66,20 +66,22 @@ def run(capsys, *arguments):
 
 def test_jobs_and_logs(url, component, capsys):
     job, failing = component.submit("apply", {"x": 1.0}), component.submit("apply", {"x": -1.0})
-    code, out, err = run(capsys, "logs", url, job.id, "--follow")
+    code, out, err = run(capsys, "job", "logs", url, job.id, "--follow")
     assert (code, out) == (0, "working on it\n")
     assert "half of it" in err
     assert "[succeeded 100 %]" in err
-    code, _, err = run(capsys, "logs", url, failing.id, "-f")
+    code, _, err = run(capsys, "job", "logs", url, failing.id, "-f")
     assert (code, err.splitlines()[-1]) == (1, "[failed 50 %] apply raised ValueError: negative")
-    assert run(capsys, "logs", url, job.id)[:2] == (0, "working on it\n")
-    code, out, _ = run(capsys, "jobs", url, "--json", "--limit", "2")
+    assert run(capsys, "job", "logs", url, job.id)[:2] == (0, "working on it\n")
+    code, out, _ = run(capsys, "job", "list", url, "--json", "--limit", "2")
     assert [entry["id"] for entry in json.loads(out)] == [failing.id, job.id]
-    code, out, _ = run(capsys, "jobs", url, "--state", "failed")
+    code, out, _ = run(capsys, "job", "list", url, "--state", "failed")
     assert code == 0
-    assert failing.id in out  # whole, however narrow the terminal is: `chainrule logs` asks for it
+    assert (
+        failing.id in out
+    )  # whole, however narrow the terminal is: `chainrule job logs` asks for it
     assert job.id not in out
-    code, out, _ = run(capsys, "logs", url, job.id, "--follow", "--json")
+    code, out, _ = run(capsys, "job", "logs", url, job.id, "--follow", "--json")
     assert {"event": "log", "job": None, "line": "working on it"} in map(
         json.loads, out.splitlines()
     )
@@ -128,12 +130,12 @@ def test_regression_tests_of_what_is_served(url, capfd, tmp_path, monkeypatch):
 
 def test_cancel(url, component, capsys):
     job = component.submit("apply", {"x": 1.0, "seconds": 3600.0})
-    code, out, _ = run(capsys, "cancel", url, job.id)
+    code, out, _ = run(capsys, "job", "cancel", url, job.id)
     assert (code, out) == (0, f"{job.id} cancelled\n")
     assert job.status == "cancelled"
     done = component.submit("apply", {"x": 1.0})
     assert done.result(60) == {"result": 2.0}
-    assert run(capsys, "cancel", url, done.id)[0] == 1
+    assert run(capsys, "job", "cancel", url, done.id)[0] == 1
 
 
 def test_top(url, component, capsys):
@@ -172,14 +174,14 @@ def test_top_is_live_in_a_terminal(url, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (["logs", "{url}", "nothing"], "job_unknown"),
-        (["logs", "{url}", "nothing", "--follow"], "job_unknown"),
-        (["cancel", "{url}", "nothing"], "job_unknown"),
+        (["job", "logs", "{url}", "nothing"], "job_unknown"),
+        (["job", "logs", "{url}", "nothing", "--follow"], "job_unknown"),
+        (["job", "cancel", "{url}", "nothing"], "job_unknown"),
         (["inspect", "http://127.0.0.1:1"], "unreachable"),
-        (["jobs", "ftp://nowhere"], "bad_url"),
+        (["job", "list", "ftp://nowhere"], "bad_url"),
         (["top", "http://127.0.0.1:1"], "unreachable"),
-        (["jobs", "{url}", "--token-file", "/nowhere"], "bad_token_file"),
-        (["jobs", "{url}", "--token-file", sys.executable], "bad_token_file"),
+        (["job", "list", "{url}", "--token-file", "/nowhere"], "bad_token_file"),
+        (["job", "list", "{url}", "--token-file", sys.executable], "bad_token_file"),
     ],
 )
 def test_what_goes_wrong(url, capsys, arguments, code):

@@ -1,4 +1,4 @@
-"""`chainrule cancel`."""
+"""`chainrule job cancel`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`chainrule jobs`."""
+"""`chainrule job list`."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ class Places:
         """A component in a container, on a free port of loopback; gone with this object or this process.
 
         Args:
-            image: built by `chainrule build` or by tesseract-core.
+            image: built by `chainrule image build` or by tesseract-core.
             gpus: `"all"`, or numbers or names of NVIDIA devices.
             memory: the most it may use, such as `"2g"`.
             volumes: `{folder here: folder there}`, or `"here:there[:ro|rw]"`s; read-only unless `:rw` is

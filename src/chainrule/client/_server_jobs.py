@@ -45,7 +45,7 @@ class ServerJob(Job):
 
     @property
     def id(self) -> str:
-        """By which it is found again: `component.job(id)`, `chainrule jobs`."""
+        """By which it is found again: `component.job(id)`, `chainrule job list`."""
         return self._info.id
 
     @property

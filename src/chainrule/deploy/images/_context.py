@@ -32,8 +32,8 @@ _RECIPES = ("Containerfile", "component.def")
 def _left_out(folder: str, names: list[str]) -> set[str]:
     """What of a folder stays out of an image: hidden files, caches, and build contexts.
 
-    `chainrule build . --generate-only` writes a context into the component's own folder; that context, or
-    one of an earlier build, must not become a part of the component.
+    `chainrule image build . --generate-only` writes a context into the component's own folder; that
+    context, or one of an earlier build, must not become a part of the component.
     """
     contexts = {name for name in names if _is_context(Path(folder, name))}
     return set(_IGNORED_NAMES(folder, names)) | contexts
