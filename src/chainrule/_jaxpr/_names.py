@@ -42,6 +42,7 @@ __all__ = [
     "equation_context",
     "fresh_variable",
     "hidden_batch_size",
+    "is_reference",
     "is_staging",
     "is_transforming",
     "loop_input",
@@ -97,6 +98,11 @@ def permit_effect(effect: type[Effect]) -> None:
 def aval_of(value: Any) -> Any:
     """The exact abstract value of an array, tracer or scalar."""
     return _core.typeof(value)
+
+
+def is_reference(aval: Any) -> bool:
+    """Whether an abstract value is that of a mutable array (`jax.new_ref`)."""
+    return hasattr(aval, "inner_aval")
 
 
 def is_transforming() -> bool:

@@ -41,8 +41,8 @@ def _cond(site: Site) -> LocalJacobian:
         return {edge: (value,) for edge, value in zip(targets, values, strict=True)}
 
     structures = {edge: structure_of([term]) for edge, term in targets.items()}
-    is_linear = all(branch.is_linear for branch in branches)
-    return LocalJacobian(structures, evaluate, is_linear)
+    reasons = [branch.not_linear for branch in branches if branch.not_linear is not None]
+    return LocalJacobian(structures, evaluate, reasons[0] if reasons else None)
 
 
 def _common_term(structures: Sequence[Structure]) -> Term:

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from chainrule._jaxpr import JaxprEqn, as_function
 from chainrule.elimination._axes import Axis
 from chainrule.elimination._rules._batch import batch_axes
+from chainrule.elimination._rules._linear import why_no_matrix
 from chainrule.elimination._rules._site import (
     Edge,
     LocalJacobian,
@@ -48,7 +49,7 @@ def fallback(site: Site) -> LocalJacobian:
     def evaluate(operands: Sequence[Any], results: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:
         return _evaluate(site, structures, layouts, operands)
 
-    local = LocalJacobian(structures, evaluate)
+    local = LocalJacobian(structures, evaluate, why_no_matrix(site.eqn))
     return selecting(local) if site.eqn.primitive.name in _MOVING else local
 
 

@@ -83,13 +83,13 @@ class LocalJacobian:
         structures: the structure of every edge.
         evaluate: from the values of operands and results, the values of the edges' terms. It may leave
             out edges whose terms have no values.
-        is_linear: `False` where a rule of the user's is no derivative of anything: it changes cotangents
-            in a way that is not linear.
+        not_linear: where a rule of the user's is no derivative of anything, because it changes tangents or
+            cotangents in a way that is not linear: what in it is not. Else `None`.
     """
 
     structures: Mapping[Edge, Structure]
     evaluate: Callable[[Sequence[Any], Sequence[Any]], Mapping[Edge, tuple[Any, ...]]]
-    is_linear: bool = True
+    not_linear: str | None = None
 
 
 Rule = Callable[[Site], LocalJacobian]
