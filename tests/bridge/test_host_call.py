@@ -25,7 +25,6 @@ from chainrule._trees import LRUCache
 from chainrule.bridge import _overlap
 
 X = np.arange(3.0)
-LARGE = np.arange(10_000.0)
 
 
 def identity(function=lambda x: x, **options):
