@@ -14,5 +14,5 @@ def test_pieces_lie_one_after_the_other(sizes):
 
 
 def test_a_buffer_that_is_too_small_is_an_error():
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="memoryview"):
         write_pieces(bytearray(3), [b"four"])

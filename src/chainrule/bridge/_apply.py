@@ -130,8 +130,8 @@ def from_callable(
 ) -> Callable[..., Any]:
     """Give NumPy, SciPy or C code the treatment of a component, without writing one.
 
-    The function is called on the host with NumPy arrays of its own: it may overwrite, keep and return them. It
-    must not call JAX.
+    The function is called on the host with NumPy arrays of its own: it may overwrite, keep and return them.
+    It must not call JAX.
 
     Args:
         function: of positional arguments, which may be passed by name, arrays or nested data; returns arrays

@@ -141,7 +141,9 @@ class ComponentTarget(Target):
         """Call an endpoint so that the author's code gets arrays of its own."""
         if isinstance(self._component, LocalComponent):
             return self._component.call(name, arguments, copy_results=False)
-        if not self.is_remote:  # a peer's component in this process, which may get our arrays as they are
+        if (
+            not self.is_remote
+        ):  # a peer's component in this process, which may get our arrays as they are
             arguments = own_copy(arguments)
         return getattr(self._component, name)(**arguments)
 

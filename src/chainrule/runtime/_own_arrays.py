@@ -1,10 +1,10 @@
 """Arrays that belong to one side only.
 
 Memory has one user: an author gets copies of what the caller passed, and the caller gets copies of what the
-author returned. Both may then keep, overwrite and share their arrays, and the other never sees a change. An array
-is copied once, where it crosses from one to the other: inputs while they are validated (`_schema._validate`),
-results at the end of `LocalComponent.call`. Code that calls an author's function several times with the same
-inputs (`_derivatives`, the bridge's loops) makes a copy for every call.
+author returned. Both may then keep, overwrite and share their arrays, and the other never sees a change. An
+array is copied once, where it crosses from one to the other: inputs while they are validated
+(`_schema._validate`), results at the end of `LocalComponent.call`. Code that calls an author's function
+several times with the same inputs (`_derivatives`) makes a copy for every call.
 """
 
 from __future__ import annotations

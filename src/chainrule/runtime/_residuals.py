@@ -11,9 +11,9 @@ A derivative that takes `residuals` is given what `apply` returned for the same 
 the content of the inputs, in memory and, where several processes answer for one component, in a folder they
 share; when they are not there any more, `apply` is run again. So the author never has to look.
 
-Arrays in dictionaries, lists, tuples, models and dataclasses are copied when they are kept and again when they are
-handed out: `apply` may use its buffers again, and a derivative may overwrite what it gets. Other objects (a
-factorisation, say) are shared by all calls that use them.
+Arrays in dictionaries, lists, tuples, models and dataclasses are copied when they are kept and again when
+they are handed out: `apply` may use its buffers again, and a derivative may overwrite what it gets. Other
+objects (a factorisation, say) are shared by all calls that use them.
 """
 
 from __future__ import annotations

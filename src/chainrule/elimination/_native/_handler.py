@@ -97,8 +97,8 @@ def _emit_blocks(
 ) -> None:
     """Compute all full blocks, in parts of equal size: one on this thread, others on threads made for them.
 
-    There are as many parts as are long enough to be worth a thread. A part whose thread cannot be started is computed
-    here.
+    There are as many parts as are long enough to be worth a thread. A part whose thread cannot be started is
+    computed here.
     """
     blocks, *tables = what
     part = _emit_part(kernel, function)

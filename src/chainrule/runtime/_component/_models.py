@@ -229,8 +229,8 @@ def contains(annotation: Any, predicate: Callable[[Any], bool]) -> bool:
 def shows_caller(model: type[BaseModel]) -> bool:
     """Whether the author's code may see arrays that no validator of ours has copied.
 
-    They are in fields that do not declare them (`Any`, `dict`, extra fields), or the author has a validator that
-    runs before ours. Where this is hard to tell the answer is yes.
+    They are in fields that do not declare them (`Any`, `dict`, extra fields), or the author has a validator
+    that runs before ours. Where this is hard to tell the answer is yes.
     """
     decorators = model.__pydantic_decorators__
     written = (*decorators.field_validators.values(), *decorators.model_validators.values())
