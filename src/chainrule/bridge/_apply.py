@@ -84,8 +84,8 @@ def apply_component(
         InputError: the inputs do not fit the component's schema, or a derivative was asked with respect to an
             input that is not differentiable.
         CapabilityError: the component cannot do what a transformation needs.
-        ComponentError: the component failed. Out of a compiled program it comes when JAX hands over the
-            results; it is a `JaxRuntimeError` as well then, and its cause is the exception itself.
+        ComponentError: the component failed. A compiled program raises an error of JAX in its place, whose
+            text describes it; `component_errors` gives the exception itself.
 
     Example:
         >>> import jax, numpy as np

@@ -194,7 +194,7 @@ class HostCall:
         try:
             compute(self.call, operands, results)
         except BaseException as error:
-            return report_failure(error, repr(self), operands, results)
+            return report_failure(error, repr(self.call), operands, results)
         return None
 
     def evaluate(self, operands: Sequence[np.ndarray]) -> list[np.ndarray]:

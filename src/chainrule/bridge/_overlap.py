@@ -126,7 +126,7 @@ class FinishCall:
                 _move_latest_to_thread()
             work.fill(results)
         except BaseException as error:
-            return report_failure(error, repr(self._call), operands, results)
+            return report_failure(error, repr(self._call.call), operands, results)
         return None
 
 
