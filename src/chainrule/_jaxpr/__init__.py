@@ -51,7 +51,6 @@ from chainrule._jaxpr._names import (
 )
 from chainrule._jaxpr._programs import Role, SubProgram, subprograms
 from chainrule._jaxpr._rewrite import Claim, Rewriter
-from chainrule._jaxpr._runtime_error import restore_errors
 from chainrule._jaxpr._scopes import component_of, component_scope
 from chainrule._jaxpr._source import SourceLocation, call_sites, locate, plain_text
 from chainrule._jaxpr._walk import Site, walk
@@ -99,7 +98,6 @@ __all__ = [
     "permit_effect",
     "plain_text",
     "replace_equation",
-    "restore_errors",
     "ring",
     "scan_layout",
     "subprograms",

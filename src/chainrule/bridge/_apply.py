@@ -84,8 +84,8 @@ def apply_component(
         InputError: the inputs do not fit the component's schema, or a derivative was asked with respect to an
             input that is not differentiable.
         CapabilityError: the component cannot do what a transformation needs.
-        ComponentError: the component failed. Out of a compiled program it comes when JAX hands over the
-            results; it is a `JaxRuntimeError` as well then, and its cause is the exception itself.
+        ComponentError: the component failed. A compiled program raises an error of JAX in its place, whose
+            text describes it; `component_errors` gives the exception itself.
 
     Example:
         >>> import jax, numpy as np
@@ -130,8 +130,8 @@ def from_callable(
 ) -> Callable[..., Any]:
     """Give NumPy, SciPy or C code the treatment of a component, without writing one.
 
-    The function is called on the host with NumPy arrays (read-only, and valid during the call only). It must
-    not call JAX.
+    The function is called on the host with NumPy arrays of its own: it may overwrite, keep and return them.
+    It must not call JAX.
 
     Args:
         function: of positional arguments, which may be passed by name, arrays or nested data; returns arrays

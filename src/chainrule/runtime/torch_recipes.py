@@ -327,7 +327,7 @@ def _to_tensor(leaf: Any) -> Any:
 
 def _tensor(value: Any) -> torch.Tensor:
     array = np.asarray(value)
-    # Copied: an endpoint's arrays are read-only views, which torch would warn about.
+    # Copied: this function may be called several times with one array, and torch code may overwrite it.
     own = np.array(array, array.dtype.newbyteorder("="), order="C")
     if own.dtype.name != "bfloat16":
         return torch.as_tensor(own)

@@ -40,6 +40,7 @@ from chainrule.runtime._derivatives._kinds import (
     VJP,
     DerivativeKind,
 )
+from chainrule.runtime._own_arrays import own_copy
 from chainrule.runtime._progress import unheard
 
 __all__ = ["with_derivatives"]
@@ -138,7 +139,7 @@ def _cheaper_jacobian(
 ) -> Any:
     """One JVP per input element, or one VJP per output element: whichever is less."""
     with unheard():
-        outputs = apply(inputs)
+        outputs = apply(own_copy(inputs))
     if _count(inputs, jac_inputs) <= _count(outputs, jac_outputs):
         return jacobian_from_jvp(jvp, inputs, jac_inputs, jac_outputs)
     return jacobian_from_vjp(vjp, lambda _: outputs, inputs, jac_inputs, jac_outputs)

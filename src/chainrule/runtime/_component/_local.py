@@ -22,8 +22,9 @@ from chainrule.runtime._component._document import full_name
 from chainrule.runtime._component._endpoints import Endpoint, check_fields, evaluation_endpoint
 from chainrule.runtime._component._plain import to_plain
 from chainrule.runtime._component._schema_shapes import with_abstract_eval
-from chainrule.runtime._component._schemas import Schemas
+from chainrule.runtime._component._schemas import Context, Schemas
 from chainrule.runtime._config import ComponentConfig
+from chainrule.runtime._own_arrays import own_copy
 from chainrule.runtime._runs import Run, current_run
 from chainrule.runtime._schema import ArraySpec
 
@@ -262,13 +263,24 @@ class LocalComponent:
         }
         return self.call("tagged_intermediates", payload)
 
-    def call(self, endpoint: str, payload: Mapping[str, Any], *, run: Run | None = None) -> Any:
+    def call(
+        self,
+        endpoint: str,
+        payload: Mapping[str, Any],
+        *,
+        run: Run | None = None,
+        copy_results: bool = True,
+    ) -> Any:
         """Answer a request: validate, run the author's function, validate, return a plain tree.
+
+        The author gets copies of the caller's arrays, and the caller gets copies of the author's.
 
         Args:
             endpoint: one of `available_endpoints`.
             payload: the whole body of the request, arrays decoded or encoded.
             run: where files of this call go and under which id; a fresh run when not given.
+            copy_results: `False` for a caller that copies the result itself before the component is called
+                again: until then its arrays may be the author's own.
 
         Raises:
             CapabilityError: the component does not have this endpoint.
@@ -279,14 +291,14 @@ class LocalComponent:
         if answer is None:
             return self._without_endpoint(endpoint)
         config = self.config
-        context: dict[str, Any] = {"grants": config.grants, "limits": config.limits, "dims": {}}
+        context = self._context
         run = run or Run(config)
         token = current_run.set(run)
         failed = True
         try:
             result = answer(payload, context)
             failed = False
-            return result
+            return own_copy(result) if copy_results else result
         except InputError as error:
             if isinstance(token.old_value, Run):
                 error.details["refused_by"] = self.name
@@ -302,8 +314,13 @@ class LocalComponent:
             InputError: the caller is at fault.
         """
         check_fields(payload, ("inputs",), "apply")
-        context = {"grants": self.config.grants, "limits": self.config.limits, "dims": {}}
-        return to_plain(self._schemas.read_inputs(payload["inputs"], "apply", context))
+        return to_plain(self._schemas.read_inputs(payload["inputs"], "apply", self._context))
+
+    @property
+    def _context(self) -> Context:
+        """What the validators of one request know."""
+        config = self.config
+        return {"grants": config.grants, "limits": config.limits, "dims": {}, "own": True}
 
     def _capability(self, name: str, implementation: Implementation | None) -> Capability:
         if implementation is None:

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from chainrule._errors import InputError
-from chainrule._trees import flatten_with_paths, set_at_path
+from chainrule._trees import set_at_path
 from chainrule.runtime._derivatives._layout import Layout, read_arrays
+from chainrule.runtime._own_arrays import own_copy
 from chainrule.runtime._schema import describe_array, number_kind
 
 __all__ = ["Program", "evaluate_all"]
@@ -64,15 +65,6 @@ class Program:
         return self.inputs.model_dump() if _is_model(self.inputs) else self.inputs
 
     @cached_property
-    def _changeable(self) -> dict[str, np.ndarray]:
-        """The arrays besides the varying ones that the program could write into."""
-        return {
-            path: leaf
-            for path, leaf in flatten_with_paths(self.inputs).items()
-            if isinstance(leaf, np.ndarray) and leaf.flags.writeable and path not in self.base
-        }
-
-    @cached_property
     def _kept(self) -> dict[str, np.dtype]:
         """The dtype that the schema makes of a float64 value at each path."""
         if self._keep_precision:
@@ -82,7 +74,9 @@ class Program:
 
     def _validate(self, values: Mapping[str, np.ndarray]) -> Any:
         tree = set_at_path(self._dumped, values)
-        return type(self.inputs).model_validate(tree) if _is_model(self.inputs) else tree
+        if not _is_model(self.inputs):
+            return own_copy(tree)
+        return type(self.inputs).model_validate(own_copy(tree), context={"own": True})
 
     def round(self, point: np.ndarray) -> np.ndarray:
         """The nearest point that the input schema can hold, in float64."""
@@ -97,13 +91,12 @@ class Program:
 
         Every call gets arrays of its own, so a program that works in place cannot spoil the next one.
         """
-        others = {path: array.copy() for path, array in self._changeable.items()}
         values = self.layout.split(point)
         if np.iscomplexobj(point):
             # No schema of real numbers lets a complex one pass: the author's code gets it directly.
-            return set_at_path(self.inputs, others | {p: v.copy() for p, v in values.items()})
+            return own_copy(set_at_path(self.inputs, values))
         kept = {path: value.astype(self._kept[path]) for path, value in values.items()}
-        return self._validate(others | kept)
+        return self._validate(kept)
 
 
 def _is_model(tree: Any) -> bool:

@@ -8,7 +8,7 @@ import os
 import select
 import time
 
-from chainrule._team import processors
+from chainrule._processors import processors
 
 __all__ = ["Patience"]
 
