@@ -216,8 +216,7 @@ def test_calls_that_take_too_long():
         def answers():
             try:
                 return component.apply(point(1))["y"] == value(1)
-            except TransportError as error:  # of a machine that is busy
-                assert error.code == "call_timeout"
+            except TransportError:  # the machine is busy, and this call took too long as well
                 return False
 
         until(answers, "an answer of the process that was started again")

@@ -254,8 +254,9 @@ def test_a_call_that_waits_costs_the_same_however_many_wait():
     assert looks_per_waiting_call(size=300, waiting=4) <= 1.5 * few
 
 
-def test_whatever_happens_no_call_is_lost_and_no_replica_has_too_many(depth=2):
+def test_whatever_happens_no_call_is_lost_and_no_replica_has_too_many():
     """Threads that lease, want a home, want to be alone or give up, while replicas die and come back."""
+    depth = 2
     dispatcher = Dispatcher(depth=depth, patience_s=HANG_S)
     slots = [Slot(FakeReplica(str(number))) for number in range(4)]
     for slot in slots:

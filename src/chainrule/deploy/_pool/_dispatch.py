@@ -7,8 +7,8 @@ A call costs the same however many replicas there are and however many calls wai
 - A call that must wait stands in one queue: that of its replica if it wants that one, or that of all. A
   replica that has room again is handed to the call that waited longest, and only that call wakes up.
 
-Two invariants make one look enough. While a call waits for any replica, every replica that takes calls is full.
-While a call waits for its replica, that replica takes calls and is full.
+Two invariants make one look enough. While a call waits for any replica, every replica that takes calls is
+full. While a call waits for its replica, that replica takes calls and is full.
 """
 
 from __future__ import annotations
