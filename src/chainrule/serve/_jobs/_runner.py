@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -33,7 +32,7 @@ from chainrule.serve._jobs._store import JobStore, body_digest
 from chainrule.serve._jobs._watcher import JobWatcher
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._problems import problem_reply
-from chainrule.serve._scratch import make_scratch
+from chainrule.serve._scratch import Scratch
 from chainrule.serve._service import Service
 
 __all__ = ["Jobs"]
@@ -64,7 +63,7 @@ class Jobs:
         self._options = options
         self._place = place
         self._pass_on = pass_on
-        self._temporary: Path | None = None
+        self._temporary: Scratch | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="chainrule-jobs")
         self._live: dict[str, LiveJob] = {}
         self._lanes: dict[str, Lane] = {}
@@ -91,7 +90,8 @@ class Jobs:
     def _open(self) -> JobStore:
         folder = self._options.jobs_folder
         if folder is None:
-            folder = self._temporary = make_scratch("jobs")
+            self._temporary = Scratch("jobs")
+            folder = self._temporary.path
         return JobStore(
             folder,
             retention_s=self._options.job_retention_s,
@@ -398,7 +398,7 @@ class Jobs:
             await self._in_thread(self._store.close)
         self._thread.shutdown()
         if self._temporary is not None:
-            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary.remove()
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
