@@ -1,5 +1,6 @@
 """What happens between the client and a server: retries, losses, time limits, tokens."""
 
+import asyncio
 import fcntl
 import json
 import pickle
@@ -268,14 +269,23 @@ def test_giving_up_closes_the_connection(fake):
 
 
 def test_giving_up_before_it_began(fake):
-    server = fake(lambda connection: time.sleep(0.2) or connection.sendall(OK))
+    gate = threading.Event()
+    server = fake(lambda connection: gate.wait(300) and connection.sendall(OK))
     component = Component.from_url(server.url)
     component.transport.max_concurrency = 1
     first, second = component.submit("apply", {}), component.submit("apply", {})
     second.cancel()
-    assert first.result(10) == {"y": 1}
-    with pytest.raises(TransportError):
-        second.result(10)
+
+    async def wait():
+        return await second
+
+    for ask in (lambda: second.result(300), lambda: asyncio.run(wait())):  # at once, and every time
+        with pytest.raises(TransportError) as caught:
+            ask()
+        assert caught.value.code == "cancelled"
+    assert second.done
+    gate.set()
+    assert first.result(300) == {"y": 1}
     assert len(server.requests) == 1
     component.close()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from chainrule._errors import DefinitionError
+from chainrule._errors import DefinitionError, StorageError
 from chainrule.runtime._component import LocalComponent
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._samehost import SegmentPool, is_supported
@@ -37,7 +36,7 @@ from chainrule.serve._page import page_routes
 from chainrule.serve._pool import ProcessPool
 from chainrule.serve._problems import PROBLEM
 from chainrule.serve._same_host import SameHostListener
-from chainrule.serve._scratch import make_scratch
+from chainrule.serve._scratch import Scratch
 from chainrule.serve._security import BearerToken
 from chainrule.serve._server_routes import with_server_routes
 from chainrule.serve._service import Pool, Service
@@ -98,7 +97,7 @@ class Server:
         self._options = options
         self._config = _as_served(config or ComponentConfig(), options)
         self._log = None if options.log_file is None else OutputLog(options.log_file)
-        self._folders: list[Path] = []
+        self._scratches: list[Scratch] = []
         make_pool = make_pool or self._make_pool
         self._pools = [
             make_pool(source, self._config_of(source), options)
@@ -135,8 +134,7 @@ class Server:
         if options.workers == 0:
             return ThreadPool(source, config, **limits)
         if options.workers > 1 and config.residual_folder is None:
-            self._folders.append(make_scratch("residuals", in_memory=True))
-            config = config.replace(residual_folder=self._folders[-1])
+            config = config.replace(residual_folder=self._shared_folder())
         return ProcessPool(
             source,
             config,
@@ -144,6 +142,16 @@ class Server:
             log=self._log,
             **limits,
         )
+
+    def _shared_folder(self) -> Path | None:
+        """Where workers find each other's residuals; without a place for it each has its own only."""
+        try:
+            scratch = Scratch("residuals", in_memory=True)
+        except StorageError as error:
+            _log.warning("Workers do not share residuals: %s", error.message)
+            return None
+        self._scratches.append(scratch)
+        return scratch.path
 
     def _config_of(self, source: Any) -> ComponentConfig:
         if isinstance(source, LocalComponent):
@@ -312,8 +320,8 @@ class Server:
         for pool in self._pools:
             await pool.stop()
         await self._jobs.stop()
-        for folder in self._folders:
-            shutil.rmtree(folder, ignore_errors=True)
+        while self._scratches:
+            self._scratches.pop().remove()
 
 
 def _as_served(config: ComponentConfig, options: ServeOptions) -> ComponentConfig:

@@ -10,6 +10,7 @@ import time
 from functools import partial
 from typing import Any
 
+from chainrule._errors import ChainruleError
 from chainrule.runtime._component import load_component
 from chainrule.serve._answering import Answerer
 from chainrule.serve._calls import Call, Facts, Reply, not_loaded, stopping, too_slow, unavailable
@@ -19,6 +20,7 @@ from chainrule.serve._lease import Client
 from chainrule.serve._lending import Lending
 from chainrule.serve._pool import Counters, WorkerState
 from chainrule.serve._preparing import prepare
+from chainrule.serve._problems import problem_reply
 from chainrule.serve._thread import WorkerThread
 from chainrule.serve._traffic import Traffic
 
@@ -129,7 +131,10 @@ class ThreadPool:
     def _run(self, begun: _Begun) -> None:
         if begun.is_wanted:
             start = time.perf_counter()
-            reply = self._reply(begun.call)
+            try:
+                reply = self._reply(begun.call)
+            except ChainruleError as error:  # a job cannot be noted as running
+                reply = problem_reply(error)
             self._is_quick = time.perf_counter() - start < MOMENT_S
             begun.resolve(reply, self._loop)
 

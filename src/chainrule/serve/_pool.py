@@ -16,7 +16,16 @@ from typing import Any, NamedTuple
 
 from chainrule._errors import ChainruleError, DefinitionError
 from chainrule.runtime._samehost import is_supported
-from chainrule.serve._calls import Call, CallError, Facts, Reply, not_loaded, stopping, unavailable
+from chainrule.serve._calls import (
+    Call,
+    CallError,
+    Facts,
+    Reply,
+    Watcher,
+    not_loaded,
+    stopping,
+    unavailable,
+)
 from chainrule.serve._lease import Client
 from chainrule.serve._lending import Lending
 from chainrule.serve._output import OutputLog
@@ -59,6 +68,12 @@ class WorkerState(NamedTuple):
     pid: int | None
     state: str
     restarts: int
+
+
+def _give_back(call: Call) -> None:
+    """The memory of a body that no worker has seen."""
+    if isinstance(call.body, SegmentBody):
+        call.body.on_done(True)
 
 
 class ProcessPool:
@@ -171,13 +186,12 @@ class ProcessPool:
         try:
             worker = await self._acquire()
         except BaseException:
-            if isinstance(call.body, SegmentBody):
-                call.body.on_done(True)
+            _give_back(call)
             raise
         self.counters.running += 1
         try:
             if call.watcher is not None:
-                await call.watcher.on_start()
+                await self._announce(call, call.watcher)
             reply = await worker.call(call, timeout_s=call.timeout_s(self._timeout_s))
             self.counters.answered += 1
             self._failures_in_a_row = 0
@@ -193,6 +207,13 @@ class ProcessPool:
         finally:
             self.counters.running -= 1
             self._release(worker)
+
+    async def _announce(self, call: Call, watcher: Watcher) -> None:
+        try:
+            await watcher.on_start()
+        except BaseException:
+            _give_back(call)
+            raise
 
     def _count(self, error: CallError) -> None:
         if error.code == "call_timeout":
