@@ -85,4 +85,3 @@ def test_examples_in_docstrings(name):
     module = importlib.import_module(f"{package.__name__}.{name}")
     assert doctest.testmod(module).failed == 0
     assert module.__doc__
-    assert all(hasattr(module, public) for public in module.__all__)

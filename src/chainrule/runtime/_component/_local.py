@@ -21,6 +21,7 @@ from chainrule.runtime._component._definition import Batching, Definition
 from chainrule.runtime._component._document import full_name
 from chainrule.runtime._component._endpoints import Endpoint, check_fields, evaluation_endpoint
 from chainrule.runtime._component._plain import to_plain
+from chainrule.runtime._component._precision import declares_64_bits, in_double_precision
 from chainrule.runtime._component._schema_shapes import with_abstract_eval
 from chainrule.runtime._component._schemas import Context, Schemas
 from chainrule.runtime._config import ComponentConfig
@@ -42,6 +43,9 @@ class LocalComponent:
         definition: what the author gave.
         config: settings of this component, none of which are shared with any other.
 
+    Attributes:
+        declares_64_bits: whether an array of its schemas has 64 bits; JAX then computes in 64 bits, too.
+
     Raises:
         DefinitionError: the definition contradicts itself.
     """
@@ -52,11 +56,12 @@ class LocalComponent:
         self.config = ComponentConfig.make(config)
         self._definition = definition
         self._schemas = Schemas(definition.input_schema, definition.output_schema)
+        self.declares_64_bits = declares_64_bits(definition.input_schema, definition.output_schema)
         self._implementations = implementations = _complete(
             definition.implementations, self._schemas, self.config
         )
         self._endpoints: dict[str, Endpoint] = {
-            name: _make_endpoint(name, implementations[name].function, self._schemas, self.config)
+            name: self._make_endpoint(name, implementations[name].function)
             for name in ENDPOINTS
             if name in implementations
         }
@@ -321,6 +326,10 @@ class LocalComponent:
         """What the validators of one request know."""
         config = self.config
         return {"grants": config.grants, "limits": config.limits, "dims": {}, "own": True}
+
+    def _make_endpoint(self, name: str, function: Any) -> Endpoint:
+        endpoint = _make_endpoint(name, function, self._schemas, self.config)
+        return in_double_precision(endpoint) if self.declares_64_bits else endpoint
 
     def _capability(self, name: str, implementation: Implementation | None) -> Capability:
         if implementation is None:

@@ -15,14 +15,13 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from chainrule._errors import InputError
 from chainrule._trees import set_at_path
 from chainrule.runtime._derivatives._layout import Layout, read_arrays
 from chainrule.runtime._own_arrays import own_copy
 from chainrule.runtime._schema import describe_array, number_kind
-
-__all__ = ["Program", "evaluate_all"]
 
 IN_FLIGHT = 64
 """Points handed to an executor and not yet answered; each holds a copy of the perturbed leaves."""
@@ -38,6 +37,8 @@ class Program:
         output_paths: the leaves that are looked at, in canonical order.
         keep_precision: offer points in each leaf's own dtype instead of float64; for inputs whose
             schema is out of sight, in a component that would round them by itself.
+        validate: raises `InputError` for inputs that the program refuses; for inputs that are not a model,
+            which validates itself.
     """
 
     def __init__(
@@ -48,8 +49,10 @@ class Program:
         output_paths: tuple[str, ...],
         *,
         keep_precision: bool = False,
+        validate: Callable[[Any], Any] | None = None,
     ) -> None:
         self._keep_precision = keep_precision
+        self._validate_plain = validate
         self.apply_fn = apply_fn
         self.inputs = inputs
         self.output_paths = output_paths
@@ -59,6 +62,7 @@ class Program:
         self.precision = {path: array.dtype for path, array in given.items()}
         self.base = {path: array.astype(np.float64) for path, array in given.items()}
         self.layout = Layout.of(self.base)
+        self.origin = self.layout.join(self.base)
 
     @cached_property
     def _dumped(self) -> Any:
@@ -85,6 +89,18 @@ class Program:
         parts = self.layout.split(point)
         rounded = {path: part.astype(self._kept[path]) for path, part in parts.items()}
         return self.layout.join(rounded)
+
+    def allows(self, point: np.ndarray) -> bool:
+        """Whether the input schema accepts a point; plain inputs without a schema may be anything."""
+        if self._validate_plain is None and not _is_model(self.inputs):
+            return True
+        try:
+            inputs = self.inputs_at(point)
+            if self._validate_plain is not None:
+                self._validate_plain(inputs)
+        except (ValidationError, InputError):
+            return False
+        return True
 
     def inputs_at(self, point: np.ndarray) -> Any:
         """The inputs with a point (real, or complex for the complex step) at the varying leaves.
