@@ -36,6 +36,7 @@ __all__ = [
     "aval_of",
     "bind_parameters",
     "close_program",
+    "constants_first",
     "current_trace",
     "enable_x64",
     "equation_context",
@@ -197,6 +198,13 @@ def close_program(
         list(constvars), list(invars), list(outvars), list(eqns), effects, debug_info=debug_info
     )
     return ClosedJaxpr(jaxpr, list(consts))
+
+
+def constants_first(jaxpr: Jaxpr) -> ClosedJaxpr:
+    """A program without constants: those of the given one are its first inputs."""
+    if not jaxpr.constvars:
+        return ClosedJaxpr(jaxpr, ())
+    return close_program([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns, like=jaxpr)
 
 
 def replace_equation(
