@@ -208,6 +208,6 @@ def test_associative_scan_needs_append():
 
     with pytest.raises(ValueError, match="append"):
         save_intermediates(f)(TIMES)
-    result, found = save_intermediates(f, mode="append")(TIMES)
+    result, found = save_intermediates(f, duplicates="append")(TIMES)
     np.testing.assert_array_equal(result, [1.0, 3.0, 6.0])
     assert isinstance(found["sums"]["primal"], list)

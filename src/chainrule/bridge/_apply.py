@@ -22,9 +22,10 @@ from chainrule.bridge._precision import warn_if_narrowed
 from chainrule.bridge._primitive import call_site, check_nans, not_exportable
 from chainrule.bridge._site import find_site
 from chainrule.bridge._skeleton import Skeleton, take_apart
-from chainrule.bridge._tagged import is_captured, open_target, sow_cotangents, sow_values
+from chainrule.bridge._tagged import open_target, sow_cotangents, sow_values
 from chainrule.bridge._target import Batching, Target
 from chainrule.bridge._types import ArrayType, dtype_to_send
+from chainrule.harvest.internal import is_captured
 
 __all__ = ["apply_component", "from_callable"]
 

@@ -9,8 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 
-__all__ = ["NOTHING", "Slot", "fill", "is_array"]
-
 
 @dataclass(frozen=True, eq=False)
 class Slot:

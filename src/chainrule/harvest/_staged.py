@@ -13,8 +13,6 @@ import jax
 
 from chainrule.harvest._static import has_static_leaves, protect, unprotect
 
-__all__ = ["Rewrite", "compile_capture", "compile_rewrite"]
-
 Rewrite = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Traces a function at arguments and runs what it makes of it."""
 
