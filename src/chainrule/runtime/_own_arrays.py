@@ -47,11 +47,11 @@ def _own_copy_of_rare(tree: Any) -> Any:
             clone[key] = own_copy(value)
         return clone
     if is_dataclass(tree) and not isinstance(tree, type):
-        clone = copy.copy(tree)
+        twin = copy.copy(tree)
         for field in fields(tree):
             # Past `__setattr__`, which frozen classes forbid.
-            object.__setattr__(clone, field.name, own_copy(getattr(tree, field.name)))
-        return clone
+            object.__setattr__(twin, field.name, own_copy(getattr(tree, field.name)))
+        return twin
     return own_copy_of_array(tree)
 
 

@@ -233,9 +233,10 @@ def shows_caller(model: type[BaseModel]) -> bool:
     that runs before ours. Where this is hard to tell the answer is yes.
     """
     decorators = model.__pydantic_decorators__
-    written = (*decorators.field_validators.values(), *decorators.model_validators.values())
+    modes = {each.info.mode for each in decorators.field_validators.values()}
+    modes |= {each.info.mode for each in decorators.model_validators.values()}
     return (
-        any(each.info.mode != "after" for each in written)
+        bool(modes - {"after"})
         or bool(decorators.validators or decorators.root_validators)
         or model.model_config.get("extra") == "allow"
         or any(
