@@ -315,7 +315,7 @@ def test_a_thread_that_hangs_turns_callers_away(start_server, wait_until):
 
 
 def test_a_forked_child_does_not_answer(any_served):
-    """`os.fork` returns twice; the child's answer was taken for its parent's, or for that to the next call."""
+    """`os.fork` returns twice; the child's answer was taken for its parent's, or for the next one."""
     for _ in range(3):
         for action, y in (("fork", [2.0, 4.0]), ("fork_raise", [1.0]), ("double", [2.0, 4.0])):
             np.testing.assert_array_equal(any_served.apply(action).tree["y"], y)

@@ -2,8 +2,8 @@
 
 `os.fork` returns twice. A child that comes back from the author's function holds the same connection as its
 parent: its answer would be taken for the parent's, and its parent's for the answer to the next call. So the
-child ends where it leaves the author's code. `os._exit` runs no handlers and flushes no buffers, which are its
-parent's.
+child ends where it leaves the author's code. `os._exit` runs no handlers and flushes no buffers: they belong
+to its parent.
 """
 
 from __future__ import annotations
