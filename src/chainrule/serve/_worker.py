@@ -57,8 +57,8 @@ class Worker:
         signal.signal(signal.SIGUSR1, self._on_cancel)
 
     def _on_cancel(self, *_: Any) -> None:
-        # Others send this signal, too: a batch system, or the author. The server sends a message before it. For
-        # a call of a direct client, which may have ended since the server looked, the slot says it.
+        # Others send this signal, too: a batch system, or the author. The server sends a message before it.
+        # For a call of a direct client, which may have ended since the server looked, the slot says it.
         if self._slot is not None and self._slot.current is not None:
             is_asked = self._slot.is_cancelled
         else:
