@@ -87,9 +87,7 @@ def _snapshot(value: Any, above: tuple[int, ...]) -> Any:
         entries = {key: _snapshot(item, above) for key, item in value.items()}
         return _Snapshot(type(value), {"items": entries})
     if isinstance(value, Set):
-        return (
-            value if isinstance(value, frozenset) else _Snapshot(set, {"items": frozenset(value)})
-        )
+        return value if isinstance(value, frozenset) else _Snapshot(set, {"items": frozenset(value)})
     if isinstance(value, np.ndarray) or type(value).__hash__ not in (None, object.__hash__):
         return value
     attributes = {
@@ -107,9 +105,7 @@ def _attributes(value: Any) -> dict[str, Any]:
         names = [field.name for field in dataclasses.fields(value)]
     else:
         slots = [getattr(cls, "__slots__", ()) for cls in type(value).__mro__]
-        declared = [
-            name for names in slots for name in ((names,) if isinstance(names, str) else names)
-        ]
+        declared = [name for names in slots for name in ((names,) if isinstance(names, str) else names)]
         names = [name for name in (*getattr(value, "__dict__", ()), *declared) if name[0] != "_"]
     return {name: getattr(value, name) for name in names if hasattr(value, name)}
 
