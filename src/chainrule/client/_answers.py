@@ -23,6 +23,7 @@ from chainrule._errors import (
     TransportError,
 )
 from chainrule._paths import loc_to_path
+from chainrule._visible import visible
 from chainrule.runtime._codec import TRUSTING_LIMITS, Limits, decode_body
 
 __all__ = ["Answer", "answer_limits", "read_answer", "with_numpy_scalars"]
@@ -151,14 +152,14 @@ def _chainrule_error(status: int, problem: dict[str, Any]) -> ChainruleError:
         "path": problem.get("path"),
         "details": _details(problem) | {"status": status},
     }
-    message = str(problem.get("message", code))
+    message = visible(str(problem.get("message", code)))
     trace = problem.get("traceback")
     cls = _class_of(status, code)
     if cls is ComponentError:
         facts["remote_traceback"] = trace
     error = cls(message, **facts)
     if trace:
-        error.add_note(f"Traceback of the component:\n{trace}")
+        error.add_note(f"Traceback of the component:\n{visible(str(trace))}")
     return error
 
 
@@ -216,10 +217,10 @@ def _peer_error(status: int, problem: dict[str, Any]) -> ChainruleError:
     cls = _class_of(status, "")
     summary = detail if isinstance(detail, str) else str(detail)
     last_line = summary.splitlines()[-1] if summary else "nothing more"
-    message = f"The server answered {status}: {last_line}"
+    message = f"The server answered {status}: {visible(last_line)}"
     if cls is not ComponentError:
         return cls(message, details=details)
     error = ComponentError(message, remote_traceback=text or None, details=details)
     if text:
-        error.add_note(f"What the component sent:\n{text}")
+        error.add_note(f"What the component sent:\n{visible(text)}")
     return error
