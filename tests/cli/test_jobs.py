@@ -8,7 +8,7 @@ import urllib.request
 
 import pytest
 
-from chainrule._errors import LimitError, TransportError
+from chainrule._errors import ComponentError, LimitError, TransportError
 from chainrule.cli import main
 from chainrule.client import Component
 
@@ -23,6 +23,11 @@ from chainrule.runtime import progress
 def slow(x: float, seconds: float = 0.0) -> float:
     print("working on it")
     progress(0.5, "half of it")
+    if x == 13:
+        print("log \\x1b[31mred\\x1b[0m")
+        progress(0.75, "\\x1b]0;owned\\x07 title")
+    if x == -13:
+        raise ValueError("\\x1b[2J gone")
     if x < 0:
         raise ValueError("negative")
     time.sleep(seconds)
@@ -215,3 +220,44 @@ def test_a_component_that_is_not_served_is_told_what_is(url):
 def test_a_body_that_is_too_large_is_told_the_option(component):
     with pytest.raises(LimitError, match="--max-body-bytes"):
         component.call("apply", {"inputs": {"x": 1.0, "padding": "a" * 600_000}})
+
+
+def test_a_component_cannot_command_the_terminal(url, component, capfd):
+    """Escape sequences in messages, logs and errors are shown, not obeyed."""
+    good, bad = component.submit("apply", {"x": 13.0}), component.submit("apply", {"x": -13.0})
+    assert good.result(300)["result"] == 26.0
+    with pytest.raises(ComponentError) as caught:
+        bad.result(300)
+    assert "\x1b" not in str(caught.value)
+    commands = [
+        ["job", "list", url],
+        ["job", "show", url, good.id],
+        ["job", "show", url, bad.id],
+        ["job", "logs", url, good.id],
+        ["job", "logs", url, bad.id, "--follow"],
+        ["top", url, "--once"],
+        ["apply", url, "--set", "x=-13.0"],
+        ["inspect", url],
+    ]
+    for command in commands:
+        for options in ([], ["--json"]):
+            with pytest.raises(SystemExit):
+                main([*command, *options])
+            shown = "".join(capfd.readouterr())
+            assert not {"\x1b", "\x07"} & set(shown), (command, shown)
+            assert shown
+
+
+@pytest.mark.parametrize("command", ["job list", "top --once", "inspect", "apply --set x=1.0"])
+def test_an_output_that_cannot_be_written(url, command):
+    """`>&-` closes standard output; `/dev/full` has no room."""
+    name, *rest = command.split(" -", 1)
+    words = [*name.split(), url, *(f"-{rest[0]}".split() if rest else [])]
+    line = " ".join([sys.executable, "-m", "chainrule", *words])
+    for end, code in ((">&-", "output_closed"), (">/dev/full", "output_failed")):
+        done = subprocess.run(["sh", "-c", f"{line} {end}"], stderr=subprocess.PIPE, text=True)
+        assert "Traceback" not in done.stderr
+        assert f"[{code}]" in done.stderr
+        assert done.returncode in (1, 2)
+    done = subprocess.run(["sh", "-c", f"{line} 2>&- | head -c 0"], stderr=subprocess.PIPE)
+    assert done.stderr == b""

@@ -79,6 +79,12 @@ def test_a_huge_body_without_a_length_is_refused_on_the_way(served):
     [
         (encoded(shape=[2**60]), 413, "array_too_large"),
         (encoded(shape=[2**40, 2**40]), 413, "array_too_large"),
+        (encoded(shape=[0, 2**62]), 422, "array_shape_too_large"),
+        (
+            encoded(shape=[0, 2**62], data={"encoding": "json", "buffer": []}),
+            422,
+            "array_shape_too_large",
+        ),
         (
             encoded(
                 data={

@@ -32,7 +32,7 @@ def run(options: Namespace) -> int:
     """Compare two components; 1 when something breaks."""
     with result_stream() as stdout:
         changes = compare(*(_document(source, options) for source in (options.old, options.new)))
-        stdout.write([_text(changes, options.json).encode()])
+        stdout.write_text(_text(changes, options.json))
     return int(any(change.breaks for change in changes))
 
 

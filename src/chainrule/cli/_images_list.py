@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import Any
 
 from chainrule._errors import InputError
+from chainrule.cli._streams import write_text
 from chainrule.cli._tables import table_text
 from chainrule.deploy.images import (
     ComponentImage,
@@ -41,7 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """List, show or stop."""
     engine = find_engine(options.engine)
-    sys.stdout.write(_COMMANDS[options.command](engine, options))
+    write_text(_COMMANDS[options.command](engine, options))
     return 0
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 
 from chainrule.cli._remote import add_job, open_server
+from chainrule.cli._streams import write_text
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -19,9 +19,9 @@ def run(options: Namespace) -> int:
     """Print the facts of a job, one in a line."""
     facts = asdict(open_server(options).job(options.job))
     if options.json:
-        sys.stdout.write(json.dumps(facts) + "\n")
+        write_text(json.dumps(facts) + "\n")
         return 0
     known = {name: value for name, value in facts.items() if value is not None}
     width = max(map(len, known))
-    sys.stdout.writelines(f"{name:<{width}}  {value}\n" for name, value in known.items())
+    write_text("".join(f"{name:<{width}}  {value}\n" for name, value in known.items()))
     return 0

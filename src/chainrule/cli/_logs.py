@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 
 from chainrule.cli._remote import add_job, open_server
+from chainrule.cli._streams import write_error, write_text
 from chainrule.client._server import JobEvent, JobInfo
 
 __all__ = ["add_arguments", "run"]
@@ -24,7 +24,7 @@ def run(options: Namespace) -> int:
     server = open_server(options)
     if not options.follow:
         server.job(options.job)  # a job without output and no job at all look the same below
-        sys.stdout.write(server.log(options.job))
+        write_text(server.log(options.job))
         return 0
     state = ""
     for event in server.events(options.job):
@@ -38,12 +38,11 @@ def _show(event: JobEvent, as_json: bool) -> None:
     """Lines of the log are the output; where the job stands goes beside it."""
     if as_json:
         job = None if event.job is None else asdict(event.job)
-        sys.stdout.write(json.dumps({"event": event.kind, "job": job, "line": event.line}) + "\n")
+        write_text(json.dumps({"event": event.kind, "job": job, "line": event.line}) + "\n")
     elif event.line is not None:
-        sys.stdout.write(f"{event.line}\n")
+        write_text(f"{event.line}\n")
     elif event.job is not None:
-        sys.stderr.write(f"{_standing(event.job)}\n")
-    sys.stdout.flush()
+        write_error(f"{_standing(event.job)}\n")
 
 
 def _standing(job: JobInfo) -> str:

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from chainrule.cli._streams import reserve_streams, write_text
+
 if TYPE_CHECKING:
     from argparse import ArgumentParser
 
@@ -80,15 +82,10 @@ _OLD_NAMES = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `chainrule` command; always leaves by `SystemExit`."""
+    reserve_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given and given[0] in ("-h", "--help"):
-        sys.stdout.write(_overview())
-        raise SystemExit(0)
-    if given and given[0] == "--version":
-        from chainrule import __version__
-
-        sys.stdout.write(f"{__version__}\n")
-        raise SystemExit(0)
+    if given and given[0] in ("-h", "--help", "--version"):
+        raise SystemExit(_print_about(given[0]))
     if not given:
         sys.stderr.write(_overview())
         raise SystemExit(2)
@@ -96,6 +93,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if found is None:
         raise SystemExit(_explain_unknown(given))
     raise SystemExit(_run(*found))
+
+
+def _print_about(option: str) -> int:
+    from chainrule import __version__
+    from chainrule.cli._failures import failures
+
+    with failures():
+        write_text(f"{__version__}\n" if option == "--version" else _overview())
+    return 0
 
 
 def find_command(words: Sequence[str]) -> tuple[str, list[str]] | None:

@@ -50,7 +50,7 @@ def run(options: Namespace) -> int:
             raise InputError(f"{file} exists already; nothing was written.", code="file_exists")
         record(component, endpoint, payload, path=file, expect_exception=options.expect_error)
         text = json.dumps({"written": str(file)}) if options.json else str(file)
-        stdout.write([f"{text}\n".encode()])
+        stdout.write_text(f"{text}\n")
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -22,9 +23,10 @@ from chainrule._errors import (
     TransportError,
 )
 from chainrule._paths import loc_to_path
-from chainrule.runtime._codec import TRUSTING_LIMITS, decode_body
+from chainrule._visible import visible
+from chainrule.runtime._codec import TRUSTING_LIMITS, Limits, decode_body
 
-__all__ = ["Answer", "read_answer", "with_numpy_scalars"]
+__all__ = ["Answer", "answer_limits", "read_answer", "with_numpy_scalars"]
 
 # Members of enumerations take long to look up.
 _OK, _UNAVAILABLE = HTTPStatus.OK.value, HTTPStatus.SERVICE_UNAVAILABLE.value
@@ -78,16 +80,38 @@ class Answer(NamedTuple):
         return self.status == _UNAVAILABLE and self.retry_after_s is not None
 
 
-def read_answer(answer: Answer) -> Any:
+def read_answer(answer: Answer, limits: Limits = TRUSTING_LIMITS) -> Any:
     """The result that an answer carries, as a plain tree with read-only arrays.
 
     Raises:
         ChainruleError: the exception that the answer stands for.
     """
     if answer.status == _OK:
-        tree = decode_body(answer.body, media_type=answer.content_type, limits=TRUSTING_LIMITS)
+        tree = _decoded(answer, limits)
         return with_numpy_scalars(tree)
     raise _error_of(answer)
+
+
+def _decoded(answer: Answer, limits: Limits) -> Any:
+    try:
+        return decode_body(answer.body, media_type=answer.content_type, limits=limits)
+    except LimitError as error:  # of the answer: the request is not at fault
+        raise TransportError(
+            f"The answer declares more data than is read: {error.message} Pass a larger max_answer_bytes if "
+            "the server is to be trusted.",
+            code="answer_too_large",
+            details=error.details,
+        ) from error
+
+
+def answer_limits(max_bytes: int) -> Limits:
+    """Bounds of an answer: what it declares may not be larger than what would be read."""
+    return replace(
+        TRUSTING_LIMITS,
+        max_body_bytes=max_bytes,
+        max_array_bytes=max_bytes,
+        max_total_bytes=max_bytes,
+    )
 
 
 def with_numpy_scalars(tree: Any) -> Any:
@@ -128,14 +152,14 @@ def _chainrule_error(status: int, problem: dict[str, Any]) -> ChainruleError:
         "path": problem.get("path"),
         "details": _details(problem) | {"status": status},
     }
-    message = str(problem.get("message", code))
+    message = visible(str(problem.get("message", code)))
     trace = problem.get("traceback")
     cls = _class_of(status, code)
     if cls is ComponentError:
         facts["remote_traceback"] = trace
     error = cls(message, **facts)
     if trace:
-        error.add_note(f"Traceback of the component:\n{trace}")
+        error.add_note(f"Traceback of the component:\n{visible(str(trace))}")
     return error
 
 
@@ -193,10 +217,10 @@ def _peer_error(status: int, problem: dict[str, Any]) -> ChainruleError:
     cls = _class_of(status, "")
     summary = detail if isinstance(detail, str) else str(detail)
     last_line = summary.splitlines()[-1] if summary else "nothing more"
-    message = f"The server answered {status}: {last_line}"
+    message = f"The server answered {status}: {visible(last_line)}"
     if cls is not ComponentError:
         return cls(message, details=details)
     error = ComponentError(message, remote_traceback=text or None, details=details)
     if text:
-        error.add_note(f"What the component sent:\n{text}")
+        error.add_note(f"What the component sent:\n{visible(text)}")
     return error

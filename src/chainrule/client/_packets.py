@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import select
 import socket
@@ -14,6 +15,7 @@ from chainrule.client._answers import Answer
 from chainrule.client._connections import LostConnectionError
 from chainrule.runtime._codec import Frames
 from chainrule.runtime._samehost import (
+    CANCEL,
     INLINE_BYTES,
     Message,
     Patience,
@@ -65,6 +67,11 @@ class PacketConnection:
             self._body(message),
             message.header.get("retry_after"),
         )
+
+    def send_cancel(self) -> None:
+        """Say that the call under way in another thread is to be broken off; a signal has to follow."""
+        with contextlib.suppress(OSError):  # it has ended, and the call with it
+            send_message(self._connection, CANCEL)
 
     def break_off(self) -> None:
         """Make a call that is under way in another thread fail; the connection is lost."""

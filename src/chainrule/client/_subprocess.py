@@ -180,10 +180,10 @@ class SubprocessTransport(Transport):
             self._stop()
             self._start()
         assert self._process is not None
-        process, is_over = self._process, threading.Event()
-        ticket.when_cancelled(lambda: _interrupt(process, is_over))
+        process, connection, is_over = self._process, self._connection, threading.Event()
+        ticket.when_cancelled(lambda: _interrupt(process, connection, is_over))
         try:
-            return self._connection.exchange(header, body)
+            return connection.exchange(header, body)
         except LostConnectionError as error:
             self._stop()
             if ticket.is_cancelled:
@@ -228,7 +228,9 @@ class SubprocessTransport(Transport):
         )
 
 
-def _interrupt(process: subprocess.Popen[bytes], is_over: threading.Event) -> None:
+def _interrupt(
+    process: subprocess.Popen[bytes], connection: PacketConnection, is_over: threading.Event
+) -> None:
     """Break off a call; where the author's code does not come back to Python for it, end the process."""
 
     def end_if_busy() -> None:
@@ -237,6 +239,7 @@ def _interrupt(process: subprocess.Popen[bytes], is_over: threading.Event) -> No
 
     if is_over.is_set():
         return
+    connection.send_cancel()
     process.send_signal(signal.SIGUSR1)
     threading.Thread(target=end_if_busy, name="chainrule-interrupt", daemon=True).start()
 

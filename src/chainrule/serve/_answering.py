@@ -24,6 +24,7 @@ from chainrule.runtime._schema import describe_value
 from chainrule.runtime._tracing import is_traced, span
 from chainrule.serve._calls import Call, Cancelled, Facts, Reply
 from chainrule.serve._checking import CHECK_GRADIENTS, can_check, run_check
+from chainrule.serve._forked import only_here
 from chainrule.serve._merged import MergedCalls
 from chainrule.serve._parts import pack_replies, unpack_calls
 from chainrule.serve._problems import problem_reply
@@ -87,7 +88,7 @@ class Answerer:
     def _answer_merged(self, call: Call) -> Reply:
         calls = unpack_calls(call.endpoint, call.body)
         try:
-            replies = self._merged.answer(calls)
+            replies = only_here(lambda: self._merged.answer(calls))
         except Cancelled:
             raise
         except BaseException:  # one by one they say what is wrong
@@ -121,7 +122,8 @@ class Answerer:
     def _answer(self, call: Call) -> Reply:
         form = self._form(call)
         run = Run(self._config, run_id=call.run_id)
-        result = self._result(call.endpoint, self._payload(call), run)
+        payload = self._payload(call)
+        result = only_here(lambda: self._result(call.endpoint, payload, run))
         return Reply(200, form.media_type, self._encode(result, form, run))
 
     def _form(self, call: Call) -> Negotiated:

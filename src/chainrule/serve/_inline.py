@@ -16,6 +16,7 @@ from chainrule.serve._answering import Answerer
 from chainrule.serve._calls import Call, Facts, Reply, not_loaded, stopping, too_slow, unavailable
 from chainrule.serve._express import MOMENT_S
 from chainrule.serve._following import following_in_thread
+from chainrule.serve._forked import only_here
 from chainrule.serve._lease import Client
 from chainrule.serve._lending import Lending
 from chainrule.serve._pool import Counters, WorkerState
@@ -124,7 +125,7 @@ class ThreadPool:
         return self._answerer.facts
 
     def _load(self) -> Answerer:
-        component = load_component(self._source, config=self._config)
+        component = only_here(lambda: load_component(self._source, config=self._config))
         prepare(component)
         return Answerer(component)
 

@@ -17,6 +17,7 @@ import orjson
 
 from chainrule._errors import ChainruleError, DefinitionError
 from chainrule.runtime._samehost import (
+    CANCEL,
     INLINE_BYTES,
     CallSlot,
     Message,
@@ -243,6 +244,7 @@ class WorkerProcess:
         answer = self._loop.create_future()
         self._answer = answer
         try:
+            send_message(self._connection, CANCEL)
             os.kill(self.pid, signal.SIGUSR1)
             message = await asyncio.wait_for(answer, _CANCEL_GRACE_S)
             stored = self._to_reply(message).stored

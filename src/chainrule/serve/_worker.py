@@ -24,12 +24,19 @@ import orjson
 
 from chainrule._errors import ChainruleError, ComponentError
 from chainrule.runtime._component import load_component
-from chainrule.runtime._samehost import CallSlot, Message, receive_message, send_message
+from chainrule.runtime._samehost import (
+    CallSlot,
+    Message,
+    has_message,
+    receive_message,
+    send_message,
+)
 from chainrule.serve._answering import Answerer
 from chainrule.serve._calls import Call, Reply
 from chainrule.serve._desk import Desk, StoredReply
 from chainrule.serve._direct import DirectClients
 from chainrule.serve._following import following
+from chainrule.serve._forked import only_here
 from chainrule.serve._preparing import prepare, show_log
 from chainrule.serve._problems import problem_reply
 
@@ -50,8 +57,13 @@ class Worker:
         signal.signal(signal.SIGUSR1, self._on_cancel)
 
     def _on_cancel(self, *_: Any) -> None:
-        # A call of a direct client may have ended, and another begun, since the server looked.
-        if self._slot is None or self._slot.current is None or self._slot.is_cancelled:
+        # Others send this signal, too: a batch system, or the author. The server sends a message before it.
+        # For a call of a direct client, which may have ended since the server looked, the slot says it.
+        if self._slot is not None and self._slot.current is not None:
+            is_asked = self._slot.is_cancelled
+        else:
+            is_asked = has_message(self._connection)
+        if is_asked:
             self._desk.cancel()
 
     def load(self) -> Answerer | None:
@@ -131,7 +143,7 @@ def _load(setup: bytes) -> tuple[Answerer | None, Reply]:
     try:
         source, config = pickle.loads(setup)
         show_log(config)
-        component = load_component(source, config=config)
+        component = only_here(lambda: load_component(source, config=config))
         prepare(component)
         answerer = Answerer(component)
         return answerer, Reply(200, "application/json", [orjson.dumps(asdict(answerer.facts))])

@@ -29,9 +29,11 @@ imports a web framework.
 
 from chainrule.runtime._samehost._endings import ending_facts, ending_words
 from chainrule.runtime._samehost._messages import (
+    CANCEL,
     INLINE_BYTES,
     Message,
     connect,
+    has_message,
     is_well_formed,
     limit_waiting,
     listen,
@@ -46,6 +48,7 @@ from chainrule.runtime._samehost._slots import CallSlot, CurrentCall
 from chainrule.runtime._samehost._worker_memory import with_memory_settings
 
 __all__ = [
+    "CANCEL",
     "INLINE_BYTES",
     "CallSlot",
     "CurrentCall",
@@ -57,6 +60,7 @@ __all__ = [
     "connect",
     "ending_facts",
     "ending_words",
+    "has_message",
     "is_supported",
     "is_well_formed",
     "limit_waiting",

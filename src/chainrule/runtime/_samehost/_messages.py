@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import os
+import select
 import socket
 import struct
 from collections.abc import Mapping, Sequence
@@ -14,9 +15,11 @@ import orjson
 from chainrule._errors import DecodeError
 
 __all__ = [
+    "CANCEL",
     "INLINE_BYTES",
     "Message",
     "connect",
+    "has_message",
     "is_well_formed",
     "limit_waiting",
     "listen",
@@ -27,6 +30,9 @@ __all__ = [
 
 INLINE_BYTES = 32 * 1024
 """Bodies up to this size travel inside the message."""
+
+CANCEL: Mapping[str, Any] = {"cancel": True}
+"""Sent to a worker before the signal that breaks off its call: others may send that signal, too."""
 
 _LENGTH = struct.Struct("<I")
 _TIMEVAL = struct.Struct("@ll")
@@ -144,6 +150,13 @@ def receive_message(connection: socket.socket) -> Message | None:
             "Expected a packet with a JSON header; found another one.", code="bad_message"
         ) from None
     return Message(header, packet[_LENGTH.size + length :], descriptors)
+
+
+def has_message(connection: socket.socket) -> bool:
+    """Whether a message can be received at once, or the other side has closed."""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def is_well_formed(message: Message) -> bool:

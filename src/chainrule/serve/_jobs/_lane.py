@@ -17,7 +17,7 @@ class Lane:
     """Jobs of one component, first come first served.
 
     Each has the number of its arrival, and the queue is in order of these numbers. So a place in the queue is
-    found by bisection, also after jobs in the middle were cancelled. A list of 1000 jobs asks for 1000 places.
+    found by bisection, also after jobs in the middle were cancelled: a list of jobs asks for many places.
 
     Attributes:
         service: the component.
