@@ -35,7 +35,7 @@ def jax_jvp(
         inputs: the endpoint's inputs, a model or nested mappings.
         jvp_inputs: paths of the inputs.
         jvp_outputs: paths of the outputs.
-        tangent_vector: `{input path: array}`, broadcast and cast to the input.
+        tangent_vector: `{input path: array}` in the shape of the input, cast to its dtype.
         batched: whether tangents carry a leading batch axis; all are pushed forward in one call, and the
             result has that axis too.
 
@@ -63,7 +63,7 @@ def jax_vjp(
     """The vector-Jacobian product of a JAX function.
 
     Args:
-        cotangent_vector: `{output path: array}`, broadcast and cast to the output.
+        cotangent_vector: `{output path: array}` in the shape of the output, cast to its dtype.
 
     The other arguments are those of `jax_jvp`. With `set_jax_vjp_cache_size` on, a call after a
     `jax_apply` of the same inputs starts from what that call kept and skips the forward pass.
