@@ -163,8 +163,8 @@ def test_a_numpy_function_has_no_derivatives_unless_asked():
     )
 
 
-def inverse(I: Number) -> Number:
-    return 1.0 / I
+def inverse(current: Number) -> Number:
+    return 1.0 / current
 
 
 OPTIONS = [
@@ -175,7 +175,7 @@ OPTIONS = [
     {"algorithm": "richardson"},
     {"algorithm": "complex_step"},
     {"seed": 3, "show_progress": False},
-    {"eps": {"I": "auto"}},
+    {"eps": {"current": "auto"}},
 ]
 
 
@@ -183,11 +183,11 @@ OPTIONS = [
 def test_the_step_is_automatic_whatever_else_is_chosen(derivatives):
     # A step of 1e-4 would go from 8e-6 to the other side of the pole.
     finite = component(derivatives=derivatives)(inverse)
-    at, paths = {"I": 8e-6}, (["I"], ["result"])
+    at, paths = {"current": 8e-6}, (["current"], ["result"])
     expected = pytest.approx(-1 / 8e-6**2, rel=1e-4)
-    assert finite.jacobian(at, *paths)["result"]["I"] == expected
-    assert finite.vector_jacobian_product(at, *paths, {"result": 1.0})["I"] == expected
-    assert finite.jacobian_vector_product(at, *paths, {"I": 1.0})["result"] == expected
+    assert finite.jacobian(at, *paths)["result"]["current"] == expected
+    assert finite.vector_jacobian_product(at, *paths, {"result": 1.0})["current"] == expected
+    assert finite.jacobian_vector_product(at, *paths, {"current": 1.0})["result"] == expected
 
 
 def test_options_that_only_some_endpoints_have():
@@ -249,7 +249,7 @@ def test_a_step_for_some_paths():
         ({"algorithm": 3}, "one of central, forward"),
         ({"eps": "small"}, 'a positive number, .*or "auto"'),
         ({"eps": -1.0}, "positive number"),
-        ({"eps": {"z": 1.0}}, "differentiable inputs are I"),
+        ({"eps": {"z": 1.0}}, "differentiable inputs are current"),
         ({"num_samples": 0}, "1 or more"),
         ({"seed": "x"}, "an integer or None"),
         ({"sparsity": "find"}, '"detect" or a pattern'),

@@ -14,7 +14,6 @@ import pytest
 import chainrule
 from chainrule.bridge import PrecisionWarning
 from chainrule.client import Component
-from chainrule.runtime._codec import decode_array
 from chainrule.runtime import (
     Array,
     Differentiable,
@@ -24,6 +23,7 @@ from chainrule.runtime import (
     component,
     load_component,
 )
+from chainrule.runtime._codec import decode_array
 from chainrule.runtime.testing import check_gradients
 
 SCHEMAS = """

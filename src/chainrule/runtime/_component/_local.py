@@ -61,9 +61,7 @@ class LocalComponent:
             definition.implementations, self._schemas, self.config
         )
         self._endpoints: dict[str, Endpoint] = {
-            name: self._make_endpoint(name, implementations[name].function)
-            for name in ENDPOINTS
-            if name in implementations
+            name: self._make_endpoint(name) for name in ENDPOINTS if name in implementations
         }
         self.capabilities: Mapping[str, Capability] = {
             name: self._capability(name, implementations.get(name)) for name in ENDPOINTS
@@ -327,8 +325,8 @@ class LocalComponent:
         config = self.config
         return {"grants": config.grants, "limits": config.limits, "dims": {}, "own": True}
 
-    def _make_endpoint(self, name: str, function: Any) -> Endpoint:
-        endpoint = _make_endpoint(name, function, self._schemas, self.config)
+    def _make_endpoint(self, name: str) -> Endpoint:
+        endpoint = _make_endpoint(name, self._implementations, self._schemas, self.config)
         return in_double_precision(endpoint) if self.declares_64_bits else endpoint
 
     def _capability(self, name: str, implementation: Implementation | None) -> Capability:
@@ -364,12 +362,23 @@ def _complete(
     return with_abstract_eval(completed, schemas)
 
 
-def _make_endpoint(name: str, function: Any, schemas: Schemas, config: ComponentConfig) -> Endpoint:
+def _make_endpoint(
+    name: str,
+    implementations: Mapping[str, Implementation],
+    schemas: Schemas,
+    config: ComponentConfig,
+) -> Endpoint:
+    function = implementations[name].function
     endpoint: Endpoint
     if name in DERIVATIVE_ENDPOINTS:
         from chainrule.runtime._component._derivative import derivative_endpoint
+        from chainrule.runtime._component._output_shapes import OutputShapes
 
-        endpoint = derivative_endpoint(name, schemas, function)
+        # A recipe holds vectors to their shapes by itself; its abstract evaluation is not native.
+        told = implementations.get("abstract_eval")
+        is_native = told is not None and told.capability.status == "native"
+        shapes = OutputShapes(schemas, told.function if told and is_native else None)
+        endpoint = derivative_endpoint(name, schemas, function, shapes)
     elif name == "tagged_intermediates":
         from chainrule.runtime._component._tagged import tagged_endpoint
 

@@ -76,4 +76,3 @@ def _values_in(module: ModuleType, jax: Any) -> Iterator[Any]:
             for value in list(vars(each).values()):
                 if not isinstance(value, (type, ModuleType, BaseModel)):
                     yield from jax.tree_util.tree_leaves(value)
-

@@ -31,7 +31,8 @@ __all__ = [
 class Blocks:
     """The selected paths of one derivative request, each with what is known of its array.
 
-    Inputs are there, so their shapes are exact; of outputs only the declaration is known.
+    Inputs are there, so their shapes are exact; of outputs the declaration is known, and the sizes of
+    named dimensions that the inputs have, too.
     """
 
     inputs: Mapping[str, ArraySpec]
@@ -210,7 +211,7 @@ def _read_vector(vector: Vector, blocks: Blocks, value: Any, context: Context) -
 
 def _vector_entry(vector: str, path: str, value: Any, spec: ArraySpec, context: Context) -> Any:
     try:
-        return fit_array(value, spec, context)
+        return fit_array(value, spec, {**context, "strict_shapes": True})
     except PydanticCustomError as error:
         raise InputError(
             f"{vector} at {path!r}: {error.message()}",
