@@ -290,8 +290,7 @@ def test_keeps_no_model_alive():
     del net
     gc.collect()
     assert alive() is None
-    assert not step._bound
-    assert not step._last
+    assert not step._bindings
 
 
 def test_weak_types_do_not_compile_twice():

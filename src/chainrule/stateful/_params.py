@@ -65,7 +65,7 @@ class BaseParam(Node):
     functions compile again), kept by copies, visible to masks.
     """
 
-    __slots__ = ("__dict__", "__weakref__", "_birth", "_cell", "_seen", "_trace")
+    __slots__ = ("__dict__", "__weakref__", "_birth", "_cell", "_trace", "_watches")
 
     _cell: Cell
 
@@ -73,7 +73,7 @@ class BaseParam(Node):
         self = object.__new__(cls)
         set_slot = object.__setattr__
         set_slot(self, "_birth", birth())
-        set_slot(self, "_seen", False)
+        set_slot(self, "_watches", ())
         set_slot(self, "_trace", current_trace())
         set_slot(self, "_cell", Cell())
         return self
