@@ -282,7 +282,8 @@ class _Binding:
         self._cells = [param._cell for param in plan.params]
         self._plain = plan.plain
         self._statics = [weakref.ref(static) for static in plan.statics]
-        self._editable = structure.editable
+        held = [static for static in plan.static_values() if static.is_editable]
+        self._editable = [*structure.editable, *held]
         self._watch = Watch(filter(has_identity, structure.nodes))
         # Edits of containers that are not ours go unnoticed: a binding of such objects serves one call.
         self._watch.is_stale = structure.has_foreign
