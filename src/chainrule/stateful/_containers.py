@@ -83,11 +83,11 @@ class Container(Node):
 class List(Container, list):
     """A list inside a module."""
 
-    __slots__ = ("__weakref__", "_birth", "_seen", "_trace")
+    __slots__ = ("__weakref__", "_birth", "_trace", "_watches")
 
     def __init__(self, items: Iterable[Any] = ()) -> None:
         self._birth = birth()
-        self._seen = False
+        self._watches = ()
         self._trace = current_trace()
         list.__init__(self, items)
         self._adopt_items()
@@ -109,11 +109,11 @@ class List(Container, list):
 class Dict(Container, dict):
     """A dictionary inside a module. The order of its keys is kept: a model may loop over them."""
 
-    __slots__ = ("__weakref__", "_birth", "_seen", "_trace")
+    __slots__ = ("__weakref__", "_birth", "_trace", "_watches")
 
     def __init__(self, items: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = ()) -> None:
         self._birth = birth()
-        self._seen = False
+        self._watches = ()
         self._trace = current_trace()
         dict.__init__(self, items)
         self._adopt_items()
@@ -141,7 +141,7 @@ class Tuple(Container, tuple):
 
     __slots__ = ()
     _birth = 0
-    _seen = True
+    _watches = ()
 
     def __new__(cls, items: Iterable[Any] = ()) -> Tuple:
         return tuple.__new__(cls, [adopt(item, f"[{i}]") for i, item in enumerate(items)])

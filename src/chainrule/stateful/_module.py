@@ -55,7 +55,7 @@ class Module(Node):
         2
     """
 
-    __slots__ = ("__dict__", "__weakref__", "_birth", "_seen", "_trace")
+    __slots__ = ("__dict__", "__weakref__", "_birth", "_trace", "_watches")
 
     _mode: StaticParam
 
@@ -68,7 +68,7 @@ class Module(Node):
     def _blank(cls: type[M]) -> M:
         self = object.__new__(cls)
         object.__setattr__(self, "_birth", birth())
-        object.__setattr__(self, "_seen", False)
+        object.__setattr__(self, "_watches", ())
         object.__setattr__(self, "_trace", current_trace())
         return self
 

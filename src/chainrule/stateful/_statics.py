@@ -46,6 +46,16 @@ class Static:
         self.value = value
         self.snapshot = take_snapshot(value)
 
+    @property
+    def is_editable(self) -> bool:
+        """Whether the object can be edited in place."""
+        return self.snapshot is not self.value
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the object still is what it was when it was boxed."""
+        return same(self.snapshot, take_snapshot(self.value))
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Static) and same(self.snapshot, other.snapshot)
 
@@ -56,7 +66,7 @@ class Static:
         return type(self), (self.value,)
 
     def __deepcopy__(self, memo: Any) -> Static:
-        return self if self.snapshot is self.value else type(self)(copy.deepcopy(self.value, memo))
+        return type(self)(copy.deepcopy(self.value, memo)) if self.is_editable else self
 
     def __repr__(self) -> str:
         return f"Static({self.value!r})"
