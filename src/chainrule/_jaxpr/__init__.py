@@ -20,6 +20,7 @@ from chainrule._jaxpr._evaluate import (
     trace_avals,
 )
 from chainrule._jaxpr._extras import Extra
+from chainrule._jaxpr._fence import fence
 from chainrule._jaxpr._folds import FOLDS, Fold, ring
 from chainrule._jaxpr._inline import CALLS, inline_calls
 from chainrule._jaxpr._names import (
@@ -86,6 +87,7 @@ __all__ = [
     "current_trace",
     "enable_x64",
     "evaluate",
+    "fence",
     "fresh_variable",
     "hidden_batch_size",
     "inline_calls",

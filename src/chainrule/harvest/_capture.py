@@ -18,6 +18,7 @@ from chainrule._jaxpr import (
     JaxprEqn,
     Rewriter,
     aval_of,
+    fence,
     ring,
     trace_avals,
     walk,
@@ -150,6 +151,7 @@ def run_with_taps(traced: Traced, tag: str, tap: Tap) -> tuple[list[Any], list[E
         values = operands[: len(eqn.outvars)]
         if not sowing.is_reported:
             return values, []
+        values = fence(values)
         return values, [tap(_without(sowing, directions), values)]
 
     rewriter = Rewriter(claim, is_claimed=functools.partial(is_sow, tag=tag))

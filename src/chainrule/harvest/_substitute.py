@@ -213,7 +213,8 @@ def _differ_by_example(
         if _is_named(site.equation, tag, values):
             sowing = sowing_of(site.equation)
             given = _leaves_for(sowing, values[sowing.name])
-            own = [len(var.aval.shape) - sowing.n_axes for var in site.equation.outvars]
+            results: Sequence[Any] = site.equation.outvars
+            own = [var.aval.ndim - sowing.n_axes for var in results]
             has_more = any(jnp.ndim(new) > n for new, n in zip(given, own, strict=True))
             if has_more and any(size is not None for size in sowing.axes):
                 found.add((tag, sowing.name))
