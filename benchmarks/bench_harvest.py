@@ -87,7 +87,7 @@ def problem(width: int) -> tuple[dict[str, Any], Any]:
 def compare(
     claim: str, ours: Callable[..., Any], reference: Callable[..., Any], against: str, *args: Any
 ) -> Row:
-    """One pair at a time: a slow contestant would cool the caches of whoever comes next."""
+    """One pair at a time: a slow contestant would cool the caches of the next one."""
     given = args if against != "Tesseract-JAX" else (args[0]["a"], args[0]["b"], args[1])
     times = interleaved(
         {

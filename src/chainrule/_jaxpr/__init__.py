@@ -1,4 +1,4 @@
-"""Walking and rewriting jaxprs: one view of JAX programs for every room.
+"""Walking and rewriting jaxprs: one view of JAX programs for every package.
 
 Vocabulary
     program      a `ClosedJaxpr`: equations, inputs, outputs, captured constants.
