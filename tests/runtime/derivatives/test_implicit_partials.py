@@ -163,7 +163,9 @@ def test_several_equations_unknowns_and_inputs():
 
 
 def test_a_matrix_of_another_shape_is_named():
-    function = ImplicitFunction(solve, residual, by_inputs=lambda x, y: SOURCE[:, :3], by_outputs=SPARSE["by_outputs"])  # fmt: skip
+    function = ImplicitFunction(
+        solve, residual, by_inputs=lambda x, y: SOURCE[:, :3], by_outputs=SPARSE["by_outputs"]
+    )
     with pytest.raises(ComponentError, match=r"\[81, 3\], expected \[81, 128\]") as caught:
         function.vector_jacobian_product(INPUTS, *PATHS, {"u": U})
     assert caught.value.code == "bad_output"
