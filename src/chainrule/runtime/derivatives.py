@@ -6,6 +6,7 @@ Each function has the shape of an endpoint, so that an author's endpoint is one 
 
 from chainrule.runtime._derivatives import (
     ImplicitFunction,
+    Products,
     batched_product,
     finite_difference_jacobian,
     finite_difference_jvp,
@@ -20,6 +21,7 @@ from chainrule.runtime._derivatives import (
 
 __all__ = [
     "ImplicitFunction",
+    "Products",
     "batched_product",
     "finite_difference_jacobian",
     "finite_difference_jvp",

@@ -70,7 +70,7 @@ def test_the_decorated_function_still_is_the_function():
     assert add.description == "Add two numbers."
     assert add.input_schema.model_fields["a"].description == "one of them, on two lines."
     assert add.input_schema.model_fields["b"].description == "the other."
-    assert repr(add) == "<LocalComponent add unknown: apply>"
+    assert repr(add) == "<LocalComponent add: apply>"
 
 
 @pytest.mark.parametrize("kind", [Pair, Report, Record, Model])

@@ -75,7 +75,7 @@ def _with_sizes(spec: ArraySpec, table: Mapping[str, tuple[int, str]]) -> ArrayS
     if not spec.dimension_names or spec.shape is None:
         return spec
     sizes = tuple(
-        table[name][0] if name in table else size
+        table[name][0] if name is not None and name in table else size
         for size, name in zip(spec.shape, spec.dimension_names, strict=True)
     )
     return replace(spec, shape=sizes)

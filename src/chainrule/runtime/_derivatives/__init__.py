@@ -18,7 +18,7 @@ from chainrule.runtime._derivatives._differences import (
     finite_difference_jvp,
     finite_difference_vjp,
 )
-from chainrule.runtime._derivatives._implicit import ImplicitFunction
+from chainrule.runtime._derivatives._implicit import ImplicitFunction, Products
 from chainrule.runtime._derivatives._kinds import (
     DERIVATIVES,
     FIRST_ORDER,
@@ -42,6 +42,7 @@ __all__ = [
     "VJP",
     "DerivativeKind",
     "ImplicitFunction",
+    "Products",
     "batched_product",
     "finite_difference_jacobian",
     "finite_difference_jvp",

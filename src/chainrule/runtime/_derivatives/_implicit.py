@@ -6,8 +6,9 @@ and B = ∂r/∂x at the solution,
     A ẏ = −B ẋ              one linear solve for a tangent,
     Aᵀ λ = ȳ,  x̄ = −Bᵀ λ    one transposed solve for a cotangent,
 
-so no iteration of the solver is differentiated or stored. Here the partial derivatives of r are finite
-differences (r is cheap beside the solve); `jax_recipes.jax_implicit` takes them exactly.
+so no iteration of the solver is differentiated or stored. The author gives A and B as matrices or as
+products, and the solves; what he does not give is taken by finite differences of r, with two evaluations
+per unknown for A and per input element for B. `jax_recipes.jax_implicit` takes them exactly.
 """
 
 from __future__ import annotations
@@ -26,15 +27,35 @@ from chainrule.runtime._derivatives._differences import (
     finite_difference_jvp,
     finite_difference_vjp,
 )
-from chainrule.runtime._derivatives._layout import Layout, canonical, check_keys, read_arrays
+from chainrule.runtime._derivatives._layout import (
+    Layout,
+    answered,
+    canonical,
+    check_keys,
+    read_arrays,
+)
 from chainrule.runtime._derivatives._residuals import ResidualCache, own
 from chainrule.runtime._derivatives._stencils import Algorithm
 from chainrule.runtime._own_arrays import own_copy
 from chainrule.runtime._schema import number_kind
 
-__all__ = ["ImplicitFunction"]
-
 Solve = Callable[[Any, Any, dict[str, np.ndarray]], Mapping[str, Any]]
+GMRES_TOLERANCE = 1e-12
+
+
+@dataclass(frozen=True)
+class Products:
+    """A partial derivative M of the residual, known by its products only.
+
+    Attributes:
+        push: `push(inputs, outputs, vector)` is M · vector. The vector is named like what is moved, the
+            result like the residual.
+        pull: `pull(inputs, outputs, vector)` is Mᵀ · vector, the other way round. It may name more paths
+            than are asked for.
+    """
+
+    push: Solve
+    pull: Solve
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +71,12 @@ class ImplicitFunction:
             the residual, z like the unknowns. A dense (or, with `sparsity`, sparse) direct solve
             otherwise.
         solve_transpose: the same for Aᵀ; `right` is named like the unknowns, z like the residual.
+        by_inputs: B = ∂r/∂inputs, as a function of `(inputs, outputs)` that returns
+            `{residual path: {input path: block}}` (or the block alone where there is one of each), or as
+            `Products`. A block is an array of residual shape + input shape, the same as a matrix, or a
+            SciPy sparse matrix.
+        by_outputs: A = ∂r/∂outputs, in the same way with paths of unknowns. A matrix is factorised; with
+            `Products` the systems are solved by GMRES.
         algorithm: how the residual is differenced; `"complex_step"` is exact where it is supported.
         sparsity: of A, as `{residual path: {unknown path: block}}` or one block.
 
@@ -68,6 +95,8 @@ class ImplicitFunction:
     unknowns: Collection[str] | None = None
     solve_linear: Solve | None = None
     solve_transpose: Solve | None = None
+    by_inputs: Callable[[Any, Any], Any] | Products | None = None
+    by_outputs: Callable[[Any, Any], Any] | Products | None = None
     algorithm: Algorithm = "central"
     sparsity: Any = None
     _solutions: ResidualCache = field(
@@ -167,6 +196,8 @@ class _Point:
         wanted: Layout,
         transposed: bool,
     ) -> np.ndarray:
+        if user_solve is None and isinstance(self._function.by_outputs, Products):
+            return self._solve_by_products(self._function.by_outputs, right, transposed)
         if user_solve is None:
             return _direct_solve(self._state_matrix(), right, transposed)
         columns = [
@@ -175,8 +206,43 @@ class _Point:
         ]
         return np.array(columns).T.reshape(right.shape)
 
-    def push(self, tangent: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    def _solve_by_products(
+        self, products: Products, right: np.ndarray, transposed: bool
+    ) -> np.ndarray:
+        from scipy.sparse.linalg import LinearOperator, gmres
+
+        product = products.pull if transposed else products.push
+        given, answer = (self.equations, self.state) if transposed else (self.state, self.equations)
+
+        def matvec(vector: np.ndarray) -> np.ndarray:
+            return answer.join(product(*self._arguments, own_copy(given.split(vector.ravel()))))
+
+        size = self.state.size
+        operator = LinearOperator((size, size), matvec=matvec, dtype=float)
+        columns = []
+        for column in np.atleast_2d(right.T):
+            found, info = gmres(
+                operator, column, rtol=GMRES_TOLERANCE, restart=min(size, 200), maxiter=20
+            )
+            if info:
+                raise ComponentError(
+                    f"GMRES did not solve the linear system of {size} unknowns with the products "
+                    "by_outputs. Give solve_linear and solve_transpose, or a matrix.",
+                    code="residual_singular",
+                )
+            columns.append(found)
+        return np.array(columns).T.reshape(right.shape)
+
+    def push(self, tangent: Mapping[str, Any]) -> Mapping[str, Any]:
         """B ẋ."""
+        given = self._function.by_inputs
+        columns = Layout.of(read_arrays(self._inputs, canonical(tangent)))
+        if isinstance(given, Products):
+            vector = columns.split(columns.join(tangent))
+            return given.push(*self._arguments, own_copy(vector))
+        if given is not None:
+            product = self._given_matrix(given, columns) @ columns.join(tangent)
+            return self.equations.split(np.asarray(product))
         names = {f"inputs.{path}": vector for path, vector in tangent.items()}
         return finite_difference_jvp(
             self._residual_of_both, self._both, names, self.equations.paths, names, **self._options
@@ -186,6 +252,14 @@ class _Point:
         self, paths: tuple[str, ...], multipliers: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
         """Bᵀ λ."""
+        given = self._function.by_inputs
+        if isinstance(given, Products):
+            pulled = given.pull(*self._arguments, own_copy(dict(multipliers)))
+            return {path: np.asarray(answered(pulled, path, "by_inputs.pull")) for path in paths}
+        if given is not None:
+            columns = Layout.of(read_arrays(self._inputs, paths))
+            matrix = self._given_matrix(given, columns)
+            return columns.split(np.asarray(matrix.T @ self.equations.join(multipliers)))
         names = [f"inputs.{path}" for path in paths]
         gradient = finite_difference_vjp(
             self._residual_of_both,
@@ -199,10 +273,37 @@ class _Point:
 
     def input_matrix(self, paths: tuple[str, ...]) -> np.ndarray:
         """B."""
-        return self._matrix([f"inputs.{path}" for path in paths], None)
+        given = self._function.by_inputs
+        if given is None:
+            return self._matrix([f"inputs.{path}" for path in paths], None)
+        columns = Layout.of(read_arrays(self._inputs, paths))
+        if not isinstance(given, Products):
+            matrix = self._given_matrix(given, columns)
+            return matrix if isinstance(matrix, np.ndarray) else matrix.toarray()
+        units = (columns.split(unit) for unit in np.eye(columns.size))
+        pushed = [self.equations.join(given.push(*self._arguments, unit)) for unit in units]
+        return np.array(pushed).T.reshape(self.equations.size, columns.size)
+
+    def _given_matrix(self, given: Callable[[Any, Any], Any], columns: Layout) -> Any:
+        """The author's partial derivative over some columns, dense or as a SciPy sparse matrix."""
+        blocks = given(*self._arguments)
+        if not isinstance(blocks, Mapping):
+            blocks = {self.equations.paths[0]: {columns.paths[0]: blocks}}
+        heights, widths = _sizes(self.equations), _sizes(columns)
+        rows = [
+            [
+                _given_block(blocks, row, path, (heights[row], widths[path]))
+                for path in columns.paths
+            ]
+            for row in self.equations.paths
+        ]
+        return _joined(rows)
 
     def _state_matrix(self) -> Any:
         """A, dense or as a SciPy sparse matrix."""
+        given = self._function.by_outputs
+        if given is not None and not isinstance(given, Products):
+            return self._given_matrix(given, self.state)
         names = [f"state.{path}" for path in self.state.paths]
         sparsity = self._function.sparsity
         if isinstance(sparsity, Mapping):
@@ -224,11 +325,7 @@ class _Point:
         rows = [
             [_as_matrix(row[name], self._both, name) for name in names] for row in blocks.values()
         ]
-        if sparsity is None:
-            return np.block(rows)
-        from scipy.sparse import block_array
-
-        return block_array(rows, format="csc")
+        return _joined(rows)
 
     @property
     def _arguments(self) -> tuple[Any, Any]:
@@ -250,6 +347,37 @@ class _Point:
 def _floating(outputs: Any) -> tuple[str, ...]:
     leaves = flatten_with_paths(outputs)
     return canonical(p for p, leaf in leaves.items() if number_kind(np.asarray(leaf).dtype) == "f")
+
+
+def _sizes(layout: Layout) -> dict[str, int]:
+    return {path: part.stop - part.start for path, part in layout.slices().items()}
+
+
+def _given_block(blocks: Any, row: str, path: str, shape: tuple[int, int]) -> Any:
+    """One block of an author's partial derivative as a matrix."""
+    block = answered(answered(blocks, row, "derivative of the residual"), path, f"block {row!r}")
+    is_sparse = hasattr(block, "tocsc")
+    matrix = block if is_sparse else np.asarray(block, float)
+    if int(np.prod(matrix.shape, dtype=np.int64)) != shape[0] * shape[1] or (
+        is_sparse and tuple(matrix.shape) != shape
+    ):
+        raise ComponentError(
+            f"The derivative of the residual {row!r} with respect to {path!r} has shape "
+            f"{list(matrix.shape)}, expected {list(shape)}: one row per equation, one column per element.",
+            code="bad_output",
+            path=path,
+        )
+    return matrix if is_sparse else matrix.reshape(shape)
+
+
+def _joined(rows: list[list[Any]]) -> Any:
+    """One matrix of blocks: sparse where a block is."""
+    if not any(hasattr(block, "tocsc") for row in rows for block in row):
+        return np.block(rows)
+    from scipy.sparse import block_array, coo_array
+
+    sparse = [[b if hasattr(b, "tocsc") else coo_array(b) for b in row] for row in rows]
+    return block_array(sparse, format="csc")
 
 
 def _as_matrix(block: Any, tree: Any, column_path: str) -> Any:

@@ -210,7 +210,8 @@ def _push_by_rows(narrowed: Narrowed, tangent: dict[str, Any]) -> dict[str, jax.
             seed = jnp.zeros(output.size, output.dtype).at[index].set(unit).reshape(output.shape)
             others = {p: jnp.zeros_like(out) for p, out in outputs.items() if p != path}
             (gradient,) = pull({path: seed, **others})
-            return sum(jnp.sum(gradient[p] * v).real for p, v in tangent.items())
+            products = [jnp.sum(gradient[p] * v).real for p, v in tangent.items()]
+            return jnp.sum(jnp.stack(products)) if products else jnp.zeros(())
 
         def element(index: jax.Array) -> jax.Array:
             if not jnp.iscomplexobj(output):
