@@ -139,12 +139,12 @@ def test_cancel(url, component, capsys):
     assert (code, out) == (0, f"{job.id} cancelled\n")
     assert job.status == "cancelled"
     done = component.submit("apply", {"x": 1.0})
-    assert done.result(60) == {"result": 2.0}
+    assert done.result(300) == {"result": 2.0}
     assert run(capsys, "job", "cancel", url, done.id)[0] == 1
 
 
 def test_top(url, component, capsys):
-    component.submit("apply", {"x": 1.0}).result(60)
+    component.submit("apply", {"x": 1.0}).result(300)
     code, out, _ = run(capsys, "top", url)
     assert code == 0
     for word in ("slow", "requests", "latency", "queue", "workers", "jobs", "succeeded"):

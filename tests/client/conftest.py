@@ -36,7 +36,7 @@ def served(*, workers: int = 0, same_host: bool = False, token_file: str = "") -
         yield process.stdout.readline().strip()
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(300)
         process.stdout.close()
 
 
@@ -75,6 +75,6 @@ def component(request: pytest.FixtureRequest) -> Iterator[Component]:
         shared = request.param == "same_host"
         # The first component of a server is also served at the root.
         url = f"{url}/c/some_component" if shared else url
-        made = Component.from_url(url, share_memory=shared, timeout=60)
+        made = Component.from_url(url, share_memory=shared, timeout=300)
     with made:
         yield made

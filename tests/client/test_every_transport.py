@@ -69,7 +69,7 @@ def test_second_derivatives(component):
     found = component.hessian_vector_product({"x": X}, *arguments)
     np.testing.assert_allclose(found["x"], 4 * u * v + 2 * u * X * w)
     np.testing.assert_allclose(found["scale"], np.sum(2 * u * X * v))
-    later = component.submit("hessian_vector_product", {"x": X}, *arguments).result(timeout=30)
+    later = component.submit("hessian_vector_product", {"x": X}, *arguments).result(timeout=300)
     np.testing.assert_array_equal(later["x"], found["x"])
 
 
@@ -97,7 +97,7 @@ def test_batches_of_vectors(component):
     job = component.submit(
         "vector_jacobian_product", inputs, ["x"], ["y"], {"y": batch}, batched=True
     )
-    np.testing.assert_allclose(job.result(timeout=30)["x"], 6 * X * batch)
+    np.testing.assert_allclose(job.result(timeout=300)["x"], 6 * X * batch)
 
 
 @pytest.mark.parametrize(
@@ -314,13 +314,13 @@ def test_a_bad_run_id(component):
 
 def test_jobs(component):
     job = component.submit("apply", {"x": X})
-    assert job.result(timeout=30)["total"] == 6.0
+    assert job.result(timeout=300)["total"] == 6.0
     assert job.done
     assert job.status == "done"
     assert repr(job) == "<Job apply: done>"
     failing = component.submit("apply", inputs={"x": X, "action": "raise"})
     with pytest.raises(ComponentError):
-        failing.result(timeout=30)
+        failing.result(timeout=300)
     assert failing.status == "failed"
     assert (job.fraction, failing.fraction) == (1.0, None)
     vjp = component.submit("vector_jacobian_product", {"x": X}, ["x"], ["y"], {"y": X})

@@ -60,7 +60,7 @@ def test_a_forgotten_handle_leaves_no_process():
     component = Component.from_source(SOURCE)
     pid = pid_of(component)
     del component
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 300
     while psutil.pid_exists(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not psutil.pid_exists(pid)
@@ -90,7 +90,7 @@ def test_giving_up_interrupts_the_work_and_keeps_the_process():
         job = component.submit("apply", {"x": [1.0], "action": "sleep30"})
         threading.Timer(0.3, job.cancel).start()
         with pytest.raises(TransportError) as caught:
-            job.result(10)
+            job.result(300)
         assert caught.value.code == "cancelled"
         assert pid_of(component) == pid
 

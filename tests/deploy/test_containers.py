@@ -114,7 +114,7 @@ def test_a_container_ends_with_its_owner_however_that_ends(engine, square):
     for how, owner in owners.items():
         name = owner.communicate(timeout=180)[0].strip()
         assert (owner.returncode, bool(name)) == (ENDS[how][1], True), how
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while engine.succeeds("container", "inspect", name):
             assert time.monotonic() < deadline, f"the container is still there after {how}"
             time.sleep(0.1)

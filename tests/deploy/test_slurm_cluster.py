@@ -103,7 +103,7 @@ def _start(folder, stack):
             pytest.skip(f"{command[0]} cannot be started here: {started.stderr[-200:]}")
         name = "munge" if command[0] == "munged" else command[0]
         stack.callback(_end, folder / f"{name}.pid")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 600
     while tool("sinfo", "--noheader", "--format=%T", check=False).stdout.strip() != "idle":
         if time.monotonic() > deadline:
             pytest.skip(f"the node does not come up: {(folder / 'slurmd.log').read_text()[-300:]}")
@@ -119,7 +119,7 @@ def _free_ports():
 
 def _end(pid_file):
     """End a daemon and see it gone: until then it writes into its folder."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 600
     with contextlib.suppress(OSError, ValueError):  # no such process (any more)
         daemon = int(pid_file.read_text())
         os.kill(daemon, signal.SIGTERM)
@@ -137,7 +137,7 @@ def submit(folder, script):
 
 def end_of(job):
     """How a job ended."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while True:
         facts = dict(
             word.partition("=")[::2] for word in tool("scontrol", "show", "job", job).stdout.split()

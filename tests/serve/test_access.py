@@ -171,7 +171,7 @@ def test_tls(start_server, tmp_path):
                "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key),
                "-out", str(certificate)]  # fmt: skip
     try:
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        subprocess.run(command, check=True, capture_output=True, timeout=300)
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("no openssl command that makes certificates")
     files = {"tls_certificate": str(certificate), "tls_key": str(key)}
@@ -181,7 +181,7 @@ def test_tls(start_server, tmp_path):
     with contextlib.ExitStack() as silent:
         for _ in range(60):  # callers that never begin the handshake give way
             silent.enter_context(socket.create_connection(served.netloc.split(":")))
-        connection = http.client.HTTPSConnection(served.netloc, context=context, timeout=30)
+        connection = http.client.HTTPSConnection(served.netloc, context=context, timeout=300)
         with contextlib.closing(connection):
             for _ in range(2):
                 connection.request("GET", "/health")

@@ -72,7 +72,7 @@ def test_how_a_component_looks_that_is_closed_to_us():
 def test_a_job_is_found_again_by_another_process(served, component):
     job = component.submit("apply", {"x": [3.0]})
     with Component.from_url(served.url) as other:
-        np.testing.assert_array_equal(other.job(job.id).result(60)["y"], [6.0])
+        np.testing.assert_array_equal(other.job(job.id).result(300)["y"], [6.0])
         with pytest.raises(CapabilityError) as caught:
             other.job("nothing")
     assert caught.value.code == "job_unknown"
@@ -80,14 +80,14 @@ def test_a_job_is_found_again_by_another_process(served, component):
 
 def test_errors_are_those_of_the_call(component):
     with pytest.raises(ComponentError, match="mesh is empty"):
-        component.submit("apply", {"x": [1.0], "action": "raise"}).result(60)
+        component.submit("apply", {"x": [1.0], "action": "raise"}).result(300)
     refused = component.submit("apply", {"x": "text"})
     with pytest.raises(InputError):
-        refused.result(60)
+        refused.result(300)
     assert refused.status == "failed"
     died = component.submit("apply", {"x": [1.0], "action": "exit"})
     with pytest.raises(TransportError) as caught:
-        died.result(60)
+        died.result(300)
     assert caught.value.code == "worker_crashed"
     assert "about to fall" in died.log
 
@@ -98,12 +98,12 @@ def test_timeouts_and_cancelling(component, tmp_path):
     with pytest.raises(TimeoutError):
         job.result(0.05)
     told.touch()
-    np.testing.assert_array_equal(job.result(60)["y"], [2.0])
+    np.testing.assert_array_equal(job.result(300)["y"], [2.0])
     stuck = component.submit("apply", {"x": [1.0], "action": "stuck"})
     stuck.cancel()
     assert stuck.status == "cancelled"
     with pytest.raises(TransportError) as caught:
-        stuck.result(60)
+        stuck.result(300)
     assert caught.value.code == "cancelled"
 
 
@@ -139,9 +139,9 @@ def test_waiting_outlasts_a_restart_of_the_server(start_server, tmp_path):
         first.process.kill()
         first.process.wait()
         start_server(**settings, port=port)
-        np.testing.assert_array_equal(waiting.result(60)["y"], [10.0])
+        np.testing.assert_array_equal(waiting.result(300)["y"], [10.0])
         with pytest.raises(TransportError) as caught:
-            blocker.result(60)
+            blocker.result(300)
         assert caught.value.code == "server_stopped"
 
 

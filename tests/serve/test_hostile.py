@@ -39,7 +39,7 @@ def encoded(**changes):
 def converse(served, data: bytes, *, close=False) -> bytes:
     """Send raw bytes and read until the server closes."""
     host, port = served.netloc.split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with socket.create_connection((host, int(port)), timeout=300) as connection:
         connection.sendall(data)
         if close:
             connection.shutdown(socket.SHUT_WR)

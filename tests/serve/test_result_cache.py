@@ -89,5 +89,5 @@ def test_processes_never_see_half_a_piece(tmp_path):
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(300)
     assert [process.exitcode for process in processes] == [0, 0]

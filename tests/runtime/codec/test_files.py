@@ -203,7 +203,7 @@ def test_killed_while_writing_leaves_no_final_name(tmp_path):
         "writer.write(np.zeros(1000))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=60)
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=300)
     assert [file.suffix for file in tmp_path.iterdir()] == [".part"]
 
 
@@ -234,13 +234,13 @@ def broken_folder(request, tmp_path):
     options = "size=64k" if request.param == "full" else "ro"
     command = ["mount", "-t", "tmpfs", "-o", options, "none", str(target)]
     try:
-        mounted = subprocess.run(command, capture_output=True, check=False, timeout=20)
+        mounted = subprocess.run(command, capture_output=True, check=False, timeout=300)
     except OSError:
         pytest.skip("no mount command")
     if mounted.returncode:
         pytest.skip("mounting a tmpfs is not allowed here")
     yield request.param, target
-    subprocess.run(["umount", str(target)], check=True, timeout=20)
+    subprocess.run(["umount", str(target)], check=True, timeout=300)
 
 
 def test_full_and_read_only_folders(broken_folder):

@@ -269,7 +269,7 @@ def test_no_lock_is_held_while_author_code_runs(tmp_path):
         FILE.format(factor=1)
         + """
 import threading
-barrier = threading.Barrier(2, timeout=20)
+barrier = threading.Barrier(2, timeout=300)
 
 def apply(inputs):
     barrier.wait()  # passes only when two calls are inside at the same time
@@ -281,7 +281,7 @@ def apply(inputs):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(300)
     assert not component._definition.function.__globals__["barrier"].broken
 
 

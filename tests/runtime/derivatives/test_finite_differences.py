@@ -291,7 +291,7 @@ def test_evaluations_in_other_processes():
 
 
 def test_threads_overlap():
-    barrier = threading.Barrier(2, timeout=20)
+    barrier = threading.Barrier(2, timeout=300)
 
     def apply(inputs):
         barrier.wait()

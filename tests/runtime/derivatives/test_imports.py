@@ -9,4 +9,4 @@ def test_derivatives_and_checks_import_no_framework():
         "found = {'jax', 'torch', 'equinox', 'scipy'} & set(sys.modules)\n"
         "assert not found, found\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
