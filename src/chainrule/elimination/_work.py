@@ -2,7 +2,7 @@
 
 The kinds are those whose price differs by orders of magnitude between machines: arithmetic in a fused loop,
 transcendental functions, multiply-adds in a matrix product, kernels that are launched, components that are
-asked. `_calibration` knows what each of them costs here.
+asked. `_prices` says what each of them costs.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from chainrule.elimination._sums import plan_sum
 __all__ = [
     "Work",
     "elimination_work",
+    "partials_work",
     "product_work",
     "program_work",
     "sum_work",
@@ -163,17 +164,7 @@ def sweep_work(graph: Graph, directions: int, *, reverse: bool) -> Work:
 
 def elimination_work(graph: Graph, order: tuple[Step, ...]) -> Work:
     """The primal, the local Jacobians, and the products and sums of an order."""
-    total = [work_of_program(graph.program)]
-    for vertex, local in graph.partials.items():
-        eqn = graph.equation(vertex)
-        held = Work(entries=sum(s.entries for s in local.structures.values()))
-        if vertex in graph.without_rule:
-            total.append(_fallback_work(graph, vertex) + held)
-        else:
-            once = _equation_work(eqn)
-            written = sum(_size(var.aval) for var in graph.nodes(vertex))
-            # A partial takes about one operation per entry, of the same kind as the function itself.
-            total.append(Work(written, once.transcendental) + held)
+    total = [partials_work(graph)]
 
     def multiply(outer: Structure, inner: Structure) -> Structure:
         total.append(product_work(outer, inner))
@@ -185,6 +176,22 @@ def elimination_work(graph: Graph, order: tuple[Step, ...]) -> Work:
 
     algebra = Algebra(multiply, add, lambda structure: structure.is_zero)
     eliminate(graph, graph.structures, order, algebra)
+    return sum(total, Work())
+
+
+def partials_work(graph: Graph) -> Work:
+    """The primal and the local Jacobians, which every order needs."""
+    total = [work_of_program(graph.program)]
+    for vertex, local in graph.partials.items():
+        eqn = graph.equation(vertex)
+        held = Work(entries=sum(s.entries for s in local.structures.values()))
+        if vertex in graph.without_rule:
+            total.append(_fallback_work(graph, vertex) + held)
+        else:
+            once = _equation_work(eqn)
+            written = sum(_size(var.aval) for var in graph.nodes(vertex))
+            # A partial takes about one operation per entry, of the same kind as the function itself.
+            total.append(Work(written, once.transcendental) + held)
     return sum(total, Work())
 
 
