@@ -181,7 +181,7 @@ def test_searches_that_make_no_sense(settings, code):
     assert caught.value.code == code
 
 
-def test_an_interrupt_ends_a_search_that_was_asked_for_and_a_program_that_was_not(monkeypatch):
+def test_an_interrupt_ends_the_search_only(monkeypatch):
     def interrupted(run):
         raise KeyboardInterrupt
 
@@ -189,8 +189,6 @@ def test_an_interrupt_ends_a_search_that_was_asked_for_and_a_program_that_was_no
     # At once, also where edges would be looked at next.
     monkeypatch.setattr(_find_order, "split_edges", None)
     assert find_order(roe_flux_1d, *POINT, budget_s=5, edges=True).cost < 400
-    with pytest.raises(KeyboardInterrupt):
-        linearization(roe_flux_1d)(*POINT)
 
 
 def test_an_order_refuses_another_program():
