@@ -273,7 +273,10 @@ def test_callbacks_are_told_by_name():
 @pytest.mark.skipif(not hasattr(jax, "new_ref"), reason="this JAX has no mutable references")
 def test_references_are_told_from_arrays():
     made, *_ = equations(lambda x: jax.new_ref(x)[...], 1.0)
-    assert [names.is_reference(atom.aval) for atom in (*made.invars, *made.outvars)] == [False, True]
+    assert [names.is_reference(atom.aval) for atom in (*made.invars, *made.outvars)] == [
+        False,
+        True,
+    ]
 
 
 def test_double_precision_for_a_while():
