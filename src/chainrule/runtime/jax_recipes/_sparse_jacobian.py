@@ -46,7 +46,7 @@ def jax_sparse_jacobian(
             `finite_difference_jacobian`.
 
     Returns:
-        `{output path: {input path: SparseArray}}`.
+        `{output path: {input path: SparseArray of output shape + input shape}}`.
 
     Raises:
         CapabilityError: the pattern cannot be proved (`no_pattern`); give it, or use `jax_jacobian`.
