@@ -142,6 +142,8 @@ STAGES = {
     "graph": (_linearize, "build_graph", "elimination"),
     "search": (_methods, "choose_order", "elimination"),
     "estimate": (_methods, "elimination_work", "elimination"),
+    "estimate of a sweep": (_methods, "sweep_work", "elimination"),
+    "looking for obstacles": (_methods, "why_no_sweep", "compressed"),
 }
 
 

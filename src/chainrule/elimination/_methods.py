@@ -114,12 +114,27 @@ def make_plan(traced: Traced, *, compiled: bool, thorough: bool = False) -> Plan
         thorough: price every way that there is, also where it cannot be the best.
     """
     planner = _Planner(traced, compiled=compiled, thorough=thorough)
-    planner.sweep()
-    if thorough or not planner.is_one_sweep():
-        planner.eliminate()
-        planner.compress()
-        planner.leave_out_what_holds_too_much()
+    try:
+        planner.sweep()
+        if thorough or not planner.is_one_sweep():
+            planner.eliminate()
+            planner.compress()
+            planner.leave_out_what_holds_too_much()
+    except Exception as error:
+        _log.warning("The ways of a Jacobian could not be priced; JAX sweeps.", exc_info=True)
+        return _plan_without_prices(traced, f"it could not be priced: {describe_error(error)}")
     return Plan(tuple(planner.candidates), planner.left_out, planner.order)
+
+
+def _plan_without_prices(traced: Traced, reason: str) -> Plan:
+    """JAX's sweeps, the one with fewer products first."""
+    offer = _Offer.of(traced)
+    sweeps = [
+        Candidate(method, "xla", math.inf, math.inf, math.inf, sweeps=directions)
+        for method, directions in (("jacrev", offer.rows), ("jacfwd", offer.columns))
+    ]
+    sweeps.sort(key=lambda candidate: candidate.sweeps or 0)
+    return Plan(tuple(sweeps), dict.fromkeys(("elimination", "compressed"), reason))
 
 
 class _Planner:
@@ -171,7 +186,7 @@ class _Planner:
         except Exception as error:
             if not self.candidates:
                 raise
-            _log.warning("An elimination could not be planned; JAX sweeps instead.", exc_info=True)
+            _log.warning("An elimination could not be planned; JAX sweeps.", exc_info=True)
             self.left_out["elimination"] = f"it could not be planned: {describe_error(error)}"
             return
         self._add(self._offer.candidate("elimination", eliminated, multiplications=muls))
