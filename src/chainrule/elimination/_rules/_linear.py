@@ -12,8 +12,8 @@ Every variable is one of
 
 and a table says in which operands a primitive is linear. An equation that the table does not cover, applied
 to something linear, ends the proof. The proof is about values; elimination needs derivatives. For the
-primitives of the table these agree. They do not for `stop_gradient`, nor for a function with a rule of its own
-inside of a loop, so these end the proof, too. (Outside of loops `traced_rule` inlines such a function.)
+primitives of the table these agree. They do not for `stop_gradient`, nor for a function with a rule of its
+own inside of a loop, so these end the proof, too. (Outside of loops `traced_rule` inlines such a function.)
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def traced_rule(eqn: JaxprEqn, wanted: Sequence[int]) -> tuple[ClosedJaxpr, rang
 
     Its inputs are the operands of the equation, then tangents of the wanted operands (`custom_jvp`) or
     cotangents of the inexact results (`custom_vjp`); its outputs are tangents of these results, or cotangents
-    of these operands. The rule is a function that is run, not differentiated. So what it calls is inlined, and
-    a rule of what it calls (or its own: a rule may apply the function to the tangent) does not matter.
+    of these operands. The rule is a function that is run, not differentiated. So what it calls is inlined,
+    and a rule of what it calls (or its own: a rule may apply the function to the tangent) does not matter.
     """
     count = len(eqn.invars)
     results = [k for k, var in enumerate(eqn.outvars) if _is_inexact(var.aval)]
