@@ -112,6 +112,9 @@ def trace_function(
     except Exception as error:
         if needs_graph:
             raise
+        # A rule of the user's that failed half-way can leave its `custom_vjp` equation unusable. Tracing the
+        # same function again would give the same program: JAX remembers it.
+        program, _, _ = trace(lambda *leaves: of_chosen(*leaves), *operands)
         targets = tuple(program.jaxpr.outvars[: out_tree.num_leaves])
         graph, obstacle = Graph(program, tuple(program.jaxpr.invars), targets, {}, ()), error
     return Traced(graph, operands, in_tree, out_tree, aux_tree, obstacle)

@@ -44,13 +44,15 @@ from chainrule.elimination._prepare import flatten
 _WITH_RULES = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
 
 
-def why_no_matrix(eqn: JaxprEqn) -> str | None:
+def why_no_matrix(eqn: JaxprEqn, wanted: Sequence[int] | None = None) -> str | None:
     """What keeps the derivative of an equation from being linear: a user's rule, at any depth inside.
 
-    `None` where every rule is linear, or where there are none.
+    `None` where every rule is linear, or where there are none. A rule may refuse a derivative with respect to
+    some operands, so it is asked about the wanted ones only, where these are known.
     """
     if eqn.primitive.name in _WITH_RULES:
-        wanted = [k for k, atom in enumerate(eqn.invars) if _is_inexact(atom.aval)]
+        if wanted is None:
+            wanted = [k for k, atom in enumerate(eqn.invars) if _is_inexact(atom.aval)]
         program, directions = traced_rule(eqn, wanted)
         return why_not_linear(program, directions)
     for sub in subprograms(eqn):
