@@ -327,7 +327,9 @@ def test_jobs(component):
     np.testing.assert_allclose(vjp.result()["x"], 4 * X * X)
     shapes = component.submit("abstract_eval", {"x": X, "scale": 1.0}).result()
     assert list(shapes["y"]["shape"]) == [3]
-    for wrong in (("apply",), ("jacobian", {"x": X}), ("apply", {}, {})):
+    jacobian = component.submit("jacobian", {"x": X}).result()
+    assert jacobian["y"].keys() == {"x", "scale"}
+    for wrong in (("apply",), ("vector_jacobian_product", {"x": X}), ("apply", {}, {})):
         with pytest.raises(TypeError, match="takes"):
             component.submit(*wrong)
 

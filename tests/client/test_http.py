@@ -350,6 +350,7 @@ def test_a_tesseract_gets_base64_in_a_body_that_calls_itself_json(fake):
     "url",
     [
         "ftp://host", "http://", "http://host:port", "http://host:99999", "http://host:0", "http://[::1",
+        "http://[::1].evil.example", "http://[::1]x:80",
         "http://user:word@host", None,
     ],
 )  # fmt: skip

@@ -250,6 +250,21 @@ def test_threads_do_not_disturb_each_other():
     assert results == {n: (n, {"h": {"primal": n}}) for n in range(4)}
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="XLA fuses by cost elsewhere")
+@pytest.mark.parametrize("capture", [save_intermediates, lambda f: jax.jit(save_intermediates(f))])
+def test_the_compiled_program_grows_with_the_number_of_values(capture):
+    """Each step is computed once, though it is a result and leads to all later ones."""
+
+    def chain(x, n):
+        for i in range(n):
+            x = sow(jnp.sin(x), f"h{i}")
+        return jnp.sum(x)
+
+    for n in (4, 12):
+        compiled = jax.jit(capture(lambda x, n=n: chain(x, n))).lower(jnp.ones(8)).compile()
+        assert compiled.as_text().count(" sine(") == n
+
+
 @pytest.mark.parametrize("capture", [save_intermediates, intermediate_stats])
 def test_refuses_an_unknown_choice_for_duplicates(capture):
     with pytest.raises(InputError, match="'error', 'append', 'last'") as raised:

@@ -211,6 +211,14 @@ def test_shard_map_and_pmap_on_four_devices():
         _, found = save_intermediates(jax.jit(jax.grad(lambda x: f(x, 3.0).sum())))(x)
         np.testing.assert_allclose(found["h"]["cotangent"], np.cos(blocks), rtol=1e-5)
 
+        # An array that is divided over the devices stays so.
+        place = jax.sharding.NamedSharding(mesh, P("a", "b"))
+        captured = save_intermediates(lambda x: sow(x * 2, "h") + 1)
+        result, found = captured(jax.device_put(x, place))
+        np.testing.assert_allclose(found["h"]["primal"], 2 * x)
+        for array in (result, found["h"]["primal"]):
+            assert array.sharding.is_equivalent_to(place, 2), array.sharding
+
         if jax.__version_info__ < (0, 8):
             jax.config.update("jax_pmap_shmap_merge", True)
         result, found = save_intermediates(jax.pmap(lambda x: sow(x + 1, "h")))(jnp.arange(4.0))

@@ -65,6 +65,10 @@ def apply(inputs: InputSchema) -> OutputSchema:
             raise FileNotFoundError(os.fsdecode(b"mesh\xff.vtk"))
         case "strange_error":
             raise InputError("x is wrong", path="[", details={"problems": [object()]})
+        case "missing_file":
+            np.fromfile(os.path.join(os.path.dirname(__file__), "weights.bin"))
+        case "path_in_words":
+            raise ValueError(f"bad mesh {__file__}: 3 m/s at http://example.org/a/b is wrong")
         case "raise":
             raise ValueError("mesh is empty")
         case "exit_politely":

@@ -270,6 +270,30 @@ def test_the_author_is_heard(served, action, code, text):
     assert "traceback" not in answer.problem
 
 
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        ("missing_file", "No such file or directory: '…/weights.bin'"),
+        (
+            "path_in_words",
+            "bad mesh …/fault_component.py: 3 m/s at http://example.org/a/b is wrong",
+        ),
+    ],
+)
+def test_callers_do_not_learn_where_files_are(any_served, action, said, wait_until):
+    answer = any_served.apply(action)
+    assert said in answer.problem["message"]
+    assert said in answer.problem["exception_message"]
+    assert str(Path(__file__).parent) not in answer.body.decode()
+    inputs = {"x": [1.0], "action": action}
+    job = json.loads(any_served.post("/apply?wait=false", {"inputs": inputs}).body)["id"]
+    wait_until(lambda: json.loads(any_served.get(f"/jobs/{job}").body)["state"] == "failed")
+    for path in ("", "/result"):
+        found = any_served.get(f"/jobs/{job}{path}").body.decode()
+        assert said in found
+        assert str(Path(__file__).parent) not in found
+
+
 def test_debug_shows_tracebacks_and_runs_regression_tests(start_server):
     debugging = start_server(workers=1, debug=True)
     assert "fault_component.py" in debugging.apply("raise").problem["traceback"]

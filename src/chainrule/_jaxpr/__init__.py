@@ -1,4 +1,4 @@
-"""Walking and rewriting jaxprs: one view of JAX programs for every room.
+"""Walking and rewriting jaxprs: one view of JAX programs for every package.
 
 Vocabulary
     program      a `ClosedJaxpr`: equations, inputs, outputs, captured constants.
@@ -21,6 +21,7 @@ from chainrule._jaxpr._evaluate import (
     trace_avals,
 )
 from chainrule._jaxpr._extras import Extra
+from chainrule._jaxpr._fence import fence
 from chainrule._jaxpr._folds import FOLDS, Fold, ring
 from chainrule._jaxpr._inline import CALLS, inline_calls
 from chainrule._jaxpr._names import (
@@ -90,6 +91,7 @@ __all__ = [
     "derivative_pattern",
     "enable_x64",
     "evaluate",
+    "fence",
     "fresh_variable",
     "hidden_batch_size",
     "inline_calls",

@@ -111,6 +111,8 @@ _LIMITS = {
     "max_body_bytes": "of one request, as it is received",
     "max_array_bytes": "of one array, decoded",
     "max_total_bytes": "of all arrays of a request, decoded",
+    "max_expanded_bytes": "of what a request compresses or refers to; never more than a worker's share "
+    "of --max-inflight-bytes",
     "max_fields": "of one request",
     "max_depth": "how deep the data of a request may be nested",
 }

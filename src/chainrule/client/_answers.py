@@ -111,6 +111,7 @@ def answer_limits(max_bytes: int) -> Limits:
         max_body_bytes=max_bytes,
         max_array_bytes=max_bytes,
         max_total_bytes=max_bytes,
+        max_expanded_bytes=max_bytes,
     )
 
 

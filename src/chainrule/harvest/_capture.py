@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from chainrule._errors import InputError
 from chainrule._jaxpr import (
     FOLDS,
     ClosedJaxpr,
@@ -18,6 +20,7 @@ from chainrule._jaxpr import (
     JaxprEqn,
     Rewriter,
     aval_of,
+    fence,
     ring,
     trace_avals,
     walk,
@@ -150,6 +153,7 @@ def run_with_taps(traced: Traced, tag: str, tap: Tap) -> tuple[list[Any], list[E
         values = operands[: len(eqn.outvars)]
         if not sowing.is_reported:
             return values, []
+        values = fence(values)
         return values, [tap(_without(sowing, directions), values)]
 
     rewriter = Rewriter(claim, is_claimed=functools.partial(is_sow, tag=tag))
@@ -190,6 +194,8 @@ def tap_values(reduce: Reduce | None, buffer: int | None) -> Tap:
 
     def tap(sowing: Sowing, values: list[Any]) -> Extra:
         chosen, kept = sowing.reduce or reduce, sowing.buffer or buffer
+        if chosen in ("sum", "mean", "max"):
+            _check_numbers(sowing, values, chosen)
         return Extra(
             tuple(sowing.repeat(values)),
             sowing,
@@ -198,3 +204,15 @@ def tap_values(reduce: Reduce | None, buffer: int | None) -> Tap:
         )
 
     return tap
+
+
+def _check_numbers(sowing: Sowing, values: list[Any], reduce: str) -> None:
+    for value in values:
+        dtype = aval_of(value).dtype
+        if jnp.issubdtype(dtype, jax.dtypes.extended):
+            raise InputError(
+                f"Expected numbers for reduce={reduce!r}; found an array of type {dtype} in "
+                f'{sowing.name!r}, sown at {sowing.where}. Write `sow(…, {sowing.name!r}, reduce="last")`, '
+                'or `reduce="stack"`.',
+                code="sow_reduce",
+            )

@@ -11,7 +11,15 @@ import jax
 import jax.numpy as jnp
 
 from chainrule._errors import InputError, PathError
-from chainrule._jaxpr import ClosedJaxpr, Extra, JaxprEqn, Rewriter, bind_equation, walk
+from chainrule._jaxpr import (
+    ClosedJaxpr,
+    Extra,
+    JaxprEqn,
+    Rewriter,
+    aval_of,
+    bind_equation,
+    walk,
+)
 from chainrule.harvest._capture import Traced, run_with_taps, sowings, stage
 from chainrule.harvest._collect import collect
 from chainrule.harvest._slots import is_array
@@ -156,15 +164,15 @@ Change = Callable[[Sowing, Any, Any], Any]
 
 
 def _replace(sowing: Sowing, sown: Any, given: Any) -> Any:
-    found = jnp.result_type(given)
-    if _rank(found) > _rank(sown.dtype):
+    expected, found = aval_of(sown).dtype, jnp.result_type(given)
+    if _rank(found) > _rank(expected):
         raise InputError(
-            f"Expected a value of dtype {sown.dtype} for {sowing.name!r}, sown at {sowing.where}; found "
+            f"Expected a value of dtype {expected} for {sowing.name!r}, sown at {sowing.where}; found "
             f"{found}, which would lose what makes it one. Cast the value, or what is sown.",
             code="planted_dtype",
             details={"name": sowing.name},
         )
-    return jnp.asarray(given, sown.dtype)
+    return jnp.asarray(given, expected)
 
 
 def _rank(dtype: Any) -> int:
@@ -213,7 +221,8 @@ def _differ_by_example(
         if _is_named(site.equation, tag, values):
             sowing = sowing_of(site.equation)
             given = _leaves_for(sowing, values[sowing.name])
-            own = [len(var.aval.shape) - sowing.n_axes for var in site.equation.outvars]
+            results: Sequence[Any] = site.equation.outvars
+            own = [var.aval.ndim - sowing.n_axes for var in results]
             has_more = any(jnp.ndim(new) > n for new, n in zip(given, own, strict=True))
             if has_more and any(size is not None for size in sowing.axes):
                 found.add((tag, sowing.name))

@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,14 +96,15 @@ class Server:
         make_pool: MakePool | None = None,
     ) -> None:
         self._options = options
-        self._config = _as_served(config or ComponentConfig(), options)
+        sources = _as_sources(components)
+        # Each worker has its share of the memory for bodies: however small the bodies of all workers are,
+        # what they expand to fits into what the operator has set aside.
+        self._share = options.max_inflight_bytes // (len(sources) * max(1, options.workers))
+        self._config = _as_served(config or ComponentConfig(), options, self._share)
         self._log = None if options.log_file is None else OutputLog(options.log_file)
         self._scratches: list[Scratch] = []
         make_pool = make_pool or self._make_pool
-        self._pools = [
-            make_pool(source, self._config_of(source), options)
-            for source in _as_sources(components)
-        ]
+        self._pools = [make_pool(source, self._config_of(source), options) for source in sources]
         self._segments = SegmentPool("s") if is_supported() else None
         self._intake = Intake(options.max_inflight_bytes)
         pass_on = to_standard_error if self._log is None else self._log.write
@@ -155,7 +157,7 @@ class Server:
 
     def _config_of(self, source: Any) -> ComponentConfig:
         if isinstance(source, LocalComponent):
-            return _as_served(source.config, self._options)
+            return _as_served(source.config, self._options, self._share)
         return self._config
 
     @asynccontextmanager
@@ -324,9 +326,11 @@ class Server:
             self._scratches.pop().remove()
 
 
-def _as_served(config: ComponentConfig, options: ServeOptions) -> ComponentConfig:
+def _as_served(config: ComponentConfig, options: ServeOptions, share: int) -> ComponentConfig:
     """A component's settings, with what the server is told about all of them."""
+    expanded = min(config.limits.max_expanded_bytes, share)
     return config.replace(
+        limits=replace(config.limits, max_expanded_bytes=expanded),
         debug=options.debug,
         log_format=options.log_format,
         traces_to=options.traces_to or config.traces_to,

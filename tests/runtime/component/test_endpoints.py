@@ -295,8 +295,8 @@ def test_payloads_have_exactly_their_fields():
         with pytest.raises(InputError) as caught:
             component.call("apply", payload)
         assert caught.value.code == code
-    with pytest.raises(InputError, match="jac_outputs"):
-        component.call("jacobian", {"inputs": {"x": [1.0]}, "jac_inputs": ["x"]})
+    with pytest.raises(InputError, match="vjp_outputs"):
+        component.call("vector_jacobian_product", {"inputs": {"x": [1.0]}, "vjp_inputs": ["x"]})
 
 
 def test_endpoints_that_are_not_there():
@@ -316,7 +316,7 @@ def test_endpoints_that_are_not_there():
         (lambda i: {"y": [1j], "total": 0}, "bad_output", "y"),
         (lambda i: {"y": [1.0], "total": 0, "extra": 1}, "bad_output", "extra"),
         (lambda i: {"total": 0}, "bad_output", "y"),
-        (lambda i: None, "bad_output", "OutputSchema"),
+        (lambda i: None, "bad_output", "returned None"),
         (lambda i: 3, "bad_output", "OutputSchema"),
         (lambda i: OutputSchema(y="no", total=0), "bad_output", "y"),
         (lambda i: OutputSchema.model_construct(y="no", total=0), "bad_output", "y"),
@@ -412,7 +412,6 @@ def test_derivative_requests():
         ("x", InputError, "bad_paths"),
         ([3], InputError, "bad_paths"),
         ([["x"]], InputError, "bad_paths"),
-        (None, InputError, "bad_paths"),
     ],
 )
 def test_bad_paths(paths, error, code):
@@ -502,7 +501,7 @@ def test_encoded_tangents():
 @pytest.mark.parametrize(
     ("result", "fragment"),
     [
-        (None, "returned nothing"),
+        (None, "returned None"),
         ({}, "missing ['y']"),
         ({"y": {"x": np.eye(2)}, "z": {}}, "unexpected ['z']"),
         ({"y": np.eye(2)}, "expected a dict"),

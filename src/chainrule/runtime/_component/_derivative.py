@@ -43,7 +43,7 @@ class Derivative:
     def __call__(self, payload: Payload, context: Context) -> Any:
         """The derivative as a plain tree keyed by paths."""
         kind, schemas = self.kind, self.schemas
-        check_fields(payload, kind.argument_names, kind.endpoint, kind.optional_names)
+        check_fields(payload, kind.required_names, kind.endpoint, kind.optional_names)
         inputs = schemas.read_inputs(payload["inputs"], kind.endpoint, context)
         blocks = self._blocks(inputs, payload, context)
         arguments: dict[str, Any] = {

@@ -69,14 +69,21 @@ def load_module(path: Path, *, redirect_peer: bool = True) -> ModuleType:
     except (Exception, SystemExit) as error:
         _forget(package)
         raise DefinitionError(
-            f"{path.name} failed while it was loaded: {type(error).__name__}: {error}{_advice(error)}",
+            f"{path.name} failed while it was loaded: {type(error).__name__}: {error}"
+            f"{_advice(path, error)}",
             code="module_failed",
             details={"file": str(path), "exception": type(error).__name__},
         ) from error
 
 
-def _advice(error: BaseException) -> str:
-    """What to do about a package that is not installed."""
+def _advice(path: Path, error: BaseException) -> str:
+    """What to do about a file that imports itself, or a package that is not installed."""
+    has_name_of_library = PathFinder.find_spec(path.stem) is not None
+    if has_name_of_library and isinstance(error, (ImportError, AttributeError)):
+        return (
+            f". The file has the name of the library {path.stem!r}, so `import {path.stem}` in it finds "
+            "the file itself: give the file another name."
+        )
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return ""
     return (

@@ -165,9 +165,15 @@ class LocalComponent:
         return self.call("apply", {"inputs": inputs})
 
     def jacobian(
-        self, inputs: Any, jac_inputs: Collection[str], jac_outputs: Collection[str]
+        self,
+        inputs: Any,
+        jac_inputs: Collection[str] | None = None,
+        jac_outputs: Collection[str] | None = None,
     ) -> dict[str, dict[str, Any]]:
-        """`{output path: {input path: block}}`, each block of output shape + input shape."""
+        """`{output path: {input path: block}}`, each block of output shape + input shape.
+
+        Paths that are not given are all differentiable ones.
+        """
         payload = {"inputs": inputs, "jac_inputs": jac_inputs, "jac_outputs": jac_outputs}
         return self.call("jacobian", payload)
 
@@ -334,11 +340,29 @@ class LocalComponent:
             return ABSENT
         return replace(implementation.capability, batches=self._endpoints[name].can_batch)
 
+    def _derivative_hint(self, endpoint: str) -> str:
+        """What an author does to have a derivative endpoint."""
+        if endpoint not in DERIVATIVE_ENDPOINTS:
+            return ""
+        for side in ("inputs", "outputs"):
+            if not self._schemas.differentiable[side]:
+                return (
+                    f" None of its {side} is marked Differentiable: write for example "
+                    "`x: Differentiable[Float64]` in the schema."
+                )
+        if "vector_jacobian_product" in self._endpoints:
+            return ""
+        return (
+            " Its author can define vector_jacobian_product, jacobian_vector_product or jacobian, or "
+            'take differences: `@component(derivatives="finite")`.'
+        )
+
     def _without_endpoint(self, endpoint: str) -> Any:
         if endpoint == "health":
             return self.health()
         raise CapabilityError(
-            f"{self.name} has no endpoint {endpoint!r}; it has {', '.join(self.available_endpoints)}.",
+            f"{self.name} has no endpoint {endpoint!r}; it has {', '.join(self.available_endpoints)}."
+            f"{self._derivative_hint(endpoint)}",
             code="endpoint_missing",
             details={"endpoint": endpoint, "available": self.available_endpoints},
         )
