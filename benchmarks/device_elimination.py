@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks._harness import interleaved
 from chainrule.elimination import examples, find_order, jacobian
-from chainrule.elimination._calibration import calibrate
+from chainrule.elimination._prices import Prices
 
 _TASKS: dict[str, tuple[tuple[float, ...], float]] = {
     "roe_flux_1d": ((0.01, 0.02, 0.02, 0.01, 0.03, 0.03), 2.0),
@@ -83,11 +83,58 @@ def _measure(name: str, point: tuple[float, ...], batch: int, bandwidth: float) 
     return {**_milliseconds(_contestants(name, point), vectors), "floor": floor}
 
 
-def _show_calibration() -> None:
-    start = time.perf_counter()
-    found = calibrate(jax.devices()[0])
-    print(f"calibration, {time.perf_counter() - start:.1f} s; nanoseconds per unit of work:")
-    print("  " + ", ".join(f"{kind} {1e9 * price:.4g}" for kind, price in asdict(found).items()))
+def _measured_prices() -> Prices:
+    """What work costs on this machine, from eight small programs, each dominated by one kind of work."""
+    is_cpu = jax.default_backend() == "cpu"
+    # Large enough to be busy, small enough to stay in a cache where there is one.
+    size, side = (1 << 15, 192) if is_cpu else (1 << 22, 2048)
+    x, scalar = np.full(size, 0.5, np.float32), np.float32(0.5)
+    matrix, small = np.full((side, side), 0.01, np.float32), np.full((4, 4), 0.3, np.float32)
+
+    call = _fastest(lambda x: x + 1, scalar)
+    results = _fastest(lambda x: [x + k for k in range(33)], scalar)
+    launched = _fastest(lambda x: _repeated(lambda y: y @ x, x, 32), small)
+    added = _fastest(lambda x: _repeated(lambda y: y * x + x, x, 64), x)
+    evaluated = _fastest(lambda x: _repeated(jnp.sin, x, 8), x)
+    multiplied = _fastest(lambda a: a @ a, matrix)
+    filled = _fastest(lambda x: jnp.broadcast_to(x, (32, size)) + 1.0, x)
+
+    def price(seconds: float, amount: float) -> float:
+        # A quarter of a call is within the noise: what is cheaper than that is nearly free.
+        return max(seconds - call, call / 4) / amount
+
+    return Prices(
+        call=call,
+        result=price(results, 32),
+        kernel=price(launched, 32),
+        arithmetic=price(added, 128 * size),
+        transcendental=price(evaluated, 8 * size),
+        contraction=price(multiplied, side**3),
+        written=price(filled, 32 * size),
+    )
+
+
+def _repeated(step: Callable[[Any], Any], value: Any, count: int) -> Any:
+    for _ in range(count):
+        value = step(value)
+    return value
+
+
+def _fastest(function: Callable[..., Any], argument: Any) -> float:
+    compiled = jax.jit(function).lower(argument).compile()
+    placed = jax.device_put(argument)
+    taken = []
+    for _ in range(12):
+        start = time.perf_counter()
+        jax.block_until_ready(compiled(placed))
+        taken.append(time.perf_counter() - start)
+    return min(taken[2:])
+
+
+def _show_prices() -> None:
+    found = asdict(_measured_prices())
+    print("prices, nanoseconds per unit of work (those in use: chainrule/elimination/_prices.py):")
+    print("  " + ", ".join(f"{kind} {1e9 * price:.4g}" for kind, price in found.items()))
 
 
 def _show_row(name: str, batch: int, bar: float, ms: dict[str, float]) -> None:
@@ -109,7 +156,7 @@ def main() -> None:
     options = parser.parse_args()
     start = time.perf_counter()
     print(f"{jax.devices()[0].device_kind}, JAX {jax.__version__}, ms per call")
-    _show_calibration()
+    _show_prices()
     print(
         f"{'task':18} {'batch':>8} jacfwd jacrev    xla kernel   auto  floor "
         "| xla's speed-up (bar) | kernel/floor (bar 1.6) | auto/best (bar 1.05) | set-up, s"

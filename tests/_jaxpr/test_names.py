@@ -260,6 +260,25 @@ def test_the_state_of_tracing():
     assert seen[0] == seen[1] != names.current_trace()
 
 
+def test_callbacks_are_told_by_name():
+    def function(x):
+        jax.debug.callback(print)
+        shape = jax.ShapeDtypeStruct((), x.dtype)
+        x = jax.pure_callback(lambda x: x, shape, x)
+        return jax.experimental.io_callback(lambda x: x, shape, x)
+
+    assert {eqn.primitive.name for eqn in equations(function, 1.0)} <= names.CALLBACKS
+
+
+@pytest.mark.skipif(not hasattr(jax, "new_ref"), reason="this JAX has no mutable references")
+def test_references_are_told_from_arrays():
+    made, *_ = equations(lambda x: jax.new_ref(x)[...], 1.0)
+    assert [names.is_reference(atom.aval) for atom in (*made.invars, *made.outvars)] == [
+        False,
+        True,
+    ]
+
+
 def test_double_precision_for_a_while():
     with names.enable_x64(True):
         assert jnp.ones(1).dtype == jnp.float64

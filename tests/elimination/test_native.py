@@ -309,39 +309,6 @@ def test_what_has_no_native_form_says_why(function, argument, reason):
     assert caught.value.code == "native_unavailable"
 
 
-def test_machine_code_is_kept_on_disk_and_a_damaged_copy_is_ignored(tmp_path):
-    from chainrule.elimination._native._kernel import _assemble
-    from chainrule.elimination._native._machine import compile_module, fingerprint_of
-    from chainrule.elimination._native._scalarise import scalarise
-
-    program = jax.make_jaxpr(lambda x: [x * 41.0])(jnp.float32(1.0))
-    assembly = _assemble(program, scalarise(program))
-    compile_module(assembly)
-    (cached,) = (tmp_path / "chainrule" / "kernels").iterdir()
-    assert cached.name == fingerprint_of(assembly)
-    content = cached.read_bytes()
-    cached.write_bytes(content[:-5] + b"wrong")
-    assert compile_module(assembly).handler
-    assert cached.read_bytes() == content
-
-
-def test_machine_code_on_disk_is_bounded_and_needs_no_folder(tmp_path, monkeypatch):
-    from chainrule.elimination._native import _machine
-
-    monkeypatch.setattr(_machine, "_MOST_KERNELS", 3)
-    for k in range(6):
-        _machine._write_cache(f"{k:032d}", b"code")
-    assert len(list((tmp_path / "chainrule" / "kernels").iterdir())) == 3
-    assert _machine._read_cache(f"{5:032d}") == b"code"
-    monkeypatch.setattr(_machine, "_cache_folder", lambda: None)
-    _machine._write_cache("a", b"code")
-    assert _machine._read_cache("a") is None
-    blocked = tmp_path / "chainrule" / "kernels" / f"{5:032d}"
-    monkeypatch.setattr(_machine, "_cache_folder", lambda: blocked)
-    _machine._write_cache("a", b"code")
-    assert _machine._read_cache("a") is None
-
-
 @pytest.mark.parametrize("size", [1, 256, 300])
 def test_gpu_kernel_in_plain_jax(size):
     from chainrule.elimination._native._gpu import batched_kernel

@@ -117,13 +117,6 @@ def test_what_is_no_real_array_is_refused(argument, remedy):
     assert caught.value.code == "not_differentiable"
 
 
-def test_a_pattern_that_cannot_be_read():
-    pytest.importorskip("asdex")
-    with pytest.raises(ChainruleError, match="fft") as caught:
-        jacobian(lambda x: jnp.fft.fft(x).real, method="compressed")(V)
-    assert caught.value.code == "no_pattern"
-
-
 PLACED = {
     "add": lambda x: x.at[0].add(x[1]),
     "set": lambda x: x.at[1:3].set(2 * x[1]),

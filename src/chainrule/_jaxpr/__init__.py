@@ -12,6 +12,7 @@ Invariant: nothing outside this package imports `jax._src` or a name that differ
 (`_names.py` holds them; `tests/_jaxpr/` fails loudly when JAX changes them).
 """
 
+from chainrule._jaxpr._dependence import derivative_pattern
 from chainrule._jaxpr._evaluate import (
     as_function,
     bind_equation,
@@ -24,6 +25,7 @@ from chainrule._jaxpr._fence import fence
 from chainrule._jaxpr._folds import FOLDS, Fold, ring
 from chainrule._jaxpr._inline import CALLS, inline_calls
 from chainrule._jaxpr._names import (
+    CALLBACKS,
     NO_TRACE,
     Atom,
     ClosedJaxpr,
@@ -57,6 +59,7 @@ from chainrule._jaxpr._source import SourceLocation, call_sites, locate, plain_t
 from chainrule._jaxpr._walk import Site, walk
 
 __all__ = [
+    "CALLBACKS",
     "CALLS",
     "FOLDS",
     "NO_TRACE",
@@ -85,6 +88,7 @@ __all__ = [
     "component_of",
     "component_scope",
     "current_trace",
+    "derivative_pattern",
     "enable_x64",
     "evaluate",
     "fence",

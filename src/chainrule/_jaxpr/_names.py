@@ -22,6 +22,7 @@ from jax._src.interpreters import partial_eval as _partial_eval
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
 
 __all__ = [
+    "CALLBACKS",
     "NO_TRACE",
     "UNSPECIFIED",
     "Atom",
@@ -67,6 +68,10 @@ UNSPECIFIED: Any = _named_sharding.UNSPECIFIED
 DropVar = _core.DropVar
 Effect = _effects.Effect
 Atom: TypeAlias = Var | Literal
+
+
+CALLBACKS = frozenset({"pure_callback", "io_callback", "debug_callback", "debug_print"})
+"""Primitives that call a Python function of the user's when the program runs."""
 
 
 class _TraceState:

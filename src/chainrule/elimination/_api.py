@@ -11,8 +11,15 @@ from chainrule._errors import InputError
 from chainrule.elimination._choose import OrderLike, choose_order
 from chainrule.elimination._graph import check_rules
 from chainrule.elimination._linearize import Linearization, linearize_traced, trace_function
-from chainrule.elimination._methods import candidates, is_being_compiled, pays_native
-from chainrule.elimination._run import Backend, Method, check_backend, check_method, run_method
+from chainrule.elimination._methods import is_being_compiled, make_plan, pays_native
+from chainrule.elimination._run import (
+    Backend,
+    Method,
+    check_backend,
+    check_method,
+    run_method,
+    run_plan,
+)
 
 __all__ = ["hessian", "jacobian", "linearization", "value_and_jacobian"]
 
@@ -71,9 +78,9 @@ def jacobian(
         fun: a function of pytrees that JAX can trace.
         argnums: which positional arguments to differentiate with respect to.
         method: `"elimination"`, `"jacrev"`, `"jacfwd"`, `"compressed"` (one product per colour of the
-            sparsity pattern; needs the extra `sparse`), or `"auto"`: the one with the least estimated time
-            on this machine (see `explain_jacobian`). An explicit order, backend, `sparse` or `strict` mean
-            elimination.
+            sparsity pattern), or `"auto"`: the one with the least estimated time (see `explain_jacobian`).
+            `"auto"` works wherever `jax.jacrev` or `jax.jacfwd` does: what the others cannot do is left to
+            these. An explicit order, backend, `sparse` or `strict` mean elimination.
         order: see `linearization`.
         backend: of an elimination. `"native"` makes the eliminated program one kernel where that can be
             done, `"xla"` leaves it to XLA, `"auto"` takes what is estimated to be faster. A program that
@@ -175,8 +182,13 @@ def _compute(
     kwargs: dict[str, Any],
 ) -> tuple[Any, Any, Any]:
     """The value, the auxiliary result and the Jacobian, by the method that was asked for or chosen."""
-    traced = trace_function(fun, argnums, args, kwargs, has_aux=settings.has_aux)
-    wants_value = settings.wants_value
+    has_choice, wants_value = settings.leaves_the_choice, settings.wants_value
+    traced = trace_function(
+        fun, argnums, args, kwargs, has_aux=settings.has_aux, needs_graph=not has_choice
+    )
+    if has_choice:
+        plan = make_plan(traced, compiled=is_being_compiled(traced))
+        return run_plan(traced, plan, wants_value=wants_value)
     if settings.method not in ("auto", "elimination"):
         return run_method(traced, (), settings.method, "xla", wants_value=wants_value)
     if settings.strict:
@@ -185,14 +197,10 @@ def _compute(
     if settings.sparse:
         found = linearize_traced(traced, vertices)
         return found.value, found.aux, found.blocks
-    method: str = "elimination"
     backend: str = settings.backend
-    if settings.leaves_the_choice:
-        best = candidates(traced, vertices, compiled=is_being_compiled(traced))[0]
-        method, backend = best.method, best.backend
-    elif backend == "auto":
+    if backend == "auto":
         backend = "native" if pays_native(traced, vertices) else "xla"
-    return run_method(traced, vertices, method, backend, wants_value=wants_value)
+    return run_method(traced, vertices, "elimination", backend, wants_value=wants_value)
 
 
 def hessian(

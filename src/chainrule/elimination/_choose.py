@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 
+from chainrule._trees import LRUCache
 from chainrule.elimination._eliminate import Step
-from chainrule.elimination._find_order import AUTO_BUDGET_S, find_order_of_graph, is_wide
+from chainrule.elimination._find_order import is_wide, quick_order
 from chainrule.elimination._graph import Graph
 from chainrule.elimination._order import Order, fingerprint
-from chainrule.elimination._order_cache import shared_cache
 from chainrule.elimination._orders import (
     OrderError,
     check_order,
@@ -26,21 +25,19 @@ OrderLike = str | Sequence[Step] | Order
 _MOST_VERTICES = 2000
 """Larger graphs are not searched."""
 
+_searches: LRUCache[str, tuple[Step, ...]] = LRUCache(512)
+
 
 def _searched(graph: Graph) -> tuple[Step, ...]:
-    """The order with the fewest nontrivial multiplications, remembered between calls and processes."""
+    """An order with few nontrivial multiplications: the same one in every process."""
     if not _is_worth_a_search(graph):
         return _narrow_side_first(graph)
-    known = shared_cache().get(fingerprint(graph), "nontrivial")
-    if known is not None:
-        with contextlib.suppress(OrderError):  # somebody has changed the file
-            return check_order(graph, known.vertices)
-    # Nobody asked for a search: Ctrl-C is meant for the program.
-    order = find_order_of_graph(
-        graph, objective="nontrivial", budget_s=AUTO_BUDGET_S, keeps_interrupts=False
-    )
-    shared_cache().put(order)
-    return order.vertices
+    name = fingerprint(graph)
+    known = _searches.get(name)
+    if known is None:
+        known = quick_order(graph)
+        _searches.put(name, known)
+    return known
 
 
 def _is_worth_a_search(graph: Graph) -> bool:

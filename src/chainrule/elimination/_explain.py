@@ -4,37 +4,41 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 
 from chainrule._errors import InputError
-from chainrule.elimination._choose import choose_order
 from chainrule.elimination._eliminate import Step
 from chainrule.elimination._linearize import Traced, as_examples, trace_function
-from chainrule.elimination._methods import Candidate, candidates
+from chainrule.elimination._methods import Candidate, Plan, describe_error, make_plan
 from chainrule.elimination._native import NativeUnavailableError
-from chainrule.elimination._run import run_method, run_native
+from chainrule.elimination._run import is_about_the_way, run_method, run_native
 
 __all__ = ["Explanation", "explain_jacobian"]
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The ways of computing a Jacobian, best estimate first: `method="auto"` takes the first.
+    """The ways of computing a Jacobian, best estimate first.
 
     Attributes:
         candidates: the ways.
+        taken: the name of the one that `method="auto"` takes under `jit`. It is the first one, unless that
+            would cost more to find out than it saves.
+        left_out: method → why it is not among the candidates.
     """
 
     candidates: tuple[Candidate, ...]
+    taken: str
+    left_out: Mapping[str, str]
 
     @property
     def chosen(self) -> str:
         """The method of the candidate that `method="auto"` takes."""
-        return self.candidates[0].method
+        return self.taken.partition(" ")[0]
 
     def __str__(self) -> str:
         from rich.console import Console
@@ -42,9 +46,12 @@ class Explanation:
 
         table = Table(*_COLUMNS)
         for candidate in self.candidates:
-            table.add_row(*_cells(candidate, is_chosen=candidate is self.candidates[0]))
+            table.add_row(*_cells(candidate, is_chosen=candidate.name == self.taken))
         text = io.StringIO()
-        Console(file=text, width=140).print(table)
+        console = Console(file=text, width=140)
+        console.print(table)
+        for method, reason in self.left_out.items():
+            console.print(f"{method}: {reason}", markup=False, highlight=False)
         return text.getvalue()
 
 
@@ -91,6 +98,7 @@ def explain_jacobian(
     Returns:
         An object that prints as a table: estimated time of a compiled call, operations, entries held;
         multiplications of an elimination, products of a sweep; when measured, time, memory and set-up.
+        Below it stands why other ways are not taken.
 
     Raises:
         InputError: times cannot be measured while the arguments are being traced (`not_concrete`).
@@ -100,19 +108,52 @@ def explain_jacobian(
         >>> explain_jacobian(lambda x: jnp.sin(x) * x, jnp.arange(8.0)).chosen
         'elimination'
     """
-    traced = trace_function(fun, argnums, as_examples(args), {})
+    traced = trace_function(fun, argnums, as_examples(args), {}, needs_graph=False)
     if measure and any(isinstance(operand, jax.core.Tracer) for operand in traced.operands):
         raise InputError(
             "Times are measured with values, but the arguments are being traced. Call "
             "`explain_jacobian(…, measure=True)` outside of `jit`, `vmap` and `grad`.",
             code="not_concrete",
         )
-    order = choose_order(traced.graph, "auto")
-    found = candidates(traced, order, compiled=True, detect=True)
-    if not measure:
-        return Explanation(tuple(found))
-    measured = [_measured(traced, order, candidate) for candidate in found]
-    return Explanation(tuple(candidate for candidate in measured if candidate is not None))
+    plan = make_plan(traced, compiled=True, thorough=True)
+    taken, failed = _first_that_works(traced, make_plan(traced, compiled=True))
+    found = tuple(candidate for candidate in plan.candidates if candidate.method not in failed)
+    if measure:
+        measured = [_measured(traced, plan.order, candidate) for candidate in found]
+        found = tuple(candidate for candidate in measured if candidate is not None)
+    return Explanation(found, taken.name, {**plan.left_out, **failed})
+
+
+def _first_that_works(traced: Traced, plan: Plan) -> tuple[Candidate, dict[str, str]]:
+    """The first candidate that can be traced, and why those before it cannot."""
+    failed: dict[str, str] = {}
+    for candidate in plan.candidates:
+        if candidate.method in failed:
+            continue
+        try:
+            jax.eval_shape(
+                _way(traced, plan.order, replace(candidate, backend="xla")), *traced.operands
+            )
+        except Exception as error:
+            if not is_about_the_way(error):
+                raise
+            failed[candidate.method] = describe_error(error)
+            first_error = error
+        else:
+            return candidate, failed
+    raise first_error
+
+
+def _way(traced: Traced, order: tuple[Step, ...], candidate: Candidate) -> Callable[..., Any]:
+    """The Jacobian as a function of the operands, by a candidate."""
+
+    def way(*operands: Any) -> Any:
+        here = replace(traced, operands=operands)
+        if candidate.backend == "native":
+            return run_native(here, order, wants_value=False)[2]
+        return run_method(here, order, candidate.method, candidate.backend, wants_value=False)[2]
+
+    return way
 
 
 _MEASURED_S, _MEASURED_CALLS = 0.03, 7
@@ -124,14 +165,9 @@ def _measured(traced: Traced, order: tuple[Step, ...], candidate: Candidate) -> 
     As it was where JAX refuses the method; `None` for a kernel that, as it turns out, cannot be made.
     """
 
-    def way(*operands: Any) -> Any:
-        here = replace(traced, operands=operands)
-        if candidate.backend == "native":
-            return run_native(here, order, wants_value=False)[2]
-        return run_method(here, order, candidate.method, candidate.backend, wants_value=False)[2]
-
     start = time.perf_counter()
     try:
+        way = _way(traced, order, candidate)
         compiled = jax.jit(way).lower(*traced.operands).compile()
     except NativeUnavailableError:
         return None

@@ -14,7 +14,6 @@ from typing import Any, Literal
 from chainrule._errors import InputError
 from chainrule._jaxpr import Var
 from chainrule.elimination._blocks import product_structure, sum_structure
-from chainrule.elimination._calibration import prices
 from chainrule.elimination._convention import (
     KeptEdge,
     kept_edges,
@@ -28,25 +27,22 @@ from chainrule.elimination._eliminate import Step
 from chainrule.elimination._graph import Edges, Graph
 from chainrule.elimination._linearize import as_examples, trace_function
 from chainrule.elimination._order import Order, fingerprint
-from chainrule.elimination._order_cache import shared_cache
+from chainrule.elimination._prices import prices
 from chainrule.elimination._rules import real_shape
-from chainrule.elimination._search import Found, Problem, search, split_edges
+from chainrule.elimination._search import Found, Problem, quick_search, search, split_edges
 from chainrule.elimination._search._problem import ZERO
 from chainrule.elimination._structure import Structure, structure_of
 from chainrule.elimination._work import Work, product_work, sum_work
 
 __all__ = [
-    "AUTO_BUDGET_S",
     "Objective",
     "as_problem",
     "find_order",
     "find_order_of_graph",
     "is_wide",
+    "quick_order",
     "vertices_of",
 ]
-
-AUTO_BUDGET_S = 0.2
-"""How long `order="auto"` searches, once per function and shapes."""
 
 _PATIENCE_S = 2.0
 """Searches that are over sooner show no progress bar."""
@@ -66,7 +62,8 @@ def find_order(
 ) -> Order:
     """Search for a cheap elimination order of `fun` at arguments of the given shapes.
 
-    The best order by nontrivial multiplications is kept: it is what `order="auto"` takes from then on.
+    The result is a value: pass it as `order`, and keep it as JSON (`Order.to_json`). It is stored nowhere
+    else: `order="auto"` does not know of it.
 
     Args:
         fun: a function of pytrees that JAX can trace.
@@ -74,8 +71,8 @@ def find_order(
         argnums: which of them are differentiated; all by default.
         objective: what is made small: `"multiplications"` by the convention of the literature,
             `"nontrivial"` ones (neither by ±1 nor of two constants), `"operations"` (nontrivial
-            multiplications and additions), `"time"` (picoseconds of products and sums by the cost model,
-            at prices that are measured once per machine), or `"memory"` (entries that products write).
+            multiplications and additions), `"time"` (picoseconds of products and sums by the cost model),
+            or `"memory"` (entries that products write).
         budget_s: seconds to search; proven optima end it sooner. Interrupting keeps the best so far.
         seed: of all random choices. The clock decides how far a search gets: give it time to spare for the
             same order on every machine.
@@ -95,12 +92,9 @@ def find_order(
         argnums = tuple(range(len(example_args)))
     _check_search(budget_s, seed)
     graph = trace_function(fun, argnums, as_examples(example_args), {}).graph
-    order = find_order_of_graph(
+    return find_order_of_graph(
         graph, objective=objective, budget_s=budget_s, seed=seed, progress=progress, edges=edges
     )
-    if objective == "nontrivial" and budget_s >= AUTO_BUDGET_S:
-        shared_cache().put_if_better(order)
-    return order
 
 
 def _check_search(budget_s: Any, seed: Any) -> None:
@@ -120,21 +114,17 @@ def find_order_of_graph(
     seed: int = 0,
     progress: bool = False,
     edges: bool = False,
-    keeps_interrupts: bool = True,
 ) -> Order:
-    """`find_order` for a graph. `keeps_interrupts`: whether Ctrl-C ends the search only."""
+    """`find_order` for a graph."""
     if objective not in _PRICINGS:
         raise InputError(
             f"There is no objective {objective!r}; it is one of {', '.join(map(repr, _PRICINGS))}.",
             code="unknown_objective",
         )
-    if objective == "time":
-        prices()  # Measured once per machine; that is not the search's time.
     problem, nodes = as_problem(graph, objective)
     with _Reporter(progress, budget_s) as report:
         found = search(
-            problem, budget_s=budget_s, seed=seed, reverse_first=is_wide(graph),
-            keeps_interrupts=keeps_interrupts, on_progress=report,
+            problem, budget_s=budget_s, seed=seed, reverse_first=is_wide(graph), on_progress=report
         )  # fmt: skip
     vertices = vertices_of(graph, [nodes[k] for k in found.order])
     order = Order(
@@ -145,6 +135,13 @@ def find_order_of_graph(
     if edges and not found.is_interrupted:
         return _with_edges(graph, order, problem, nodes, found, budget_s)
     return order
+
+
+def quick_order(graph: Graph) -> tuple[int, ...]:
+    """An order with few nontrivial multiplications, soon, and the same one in every process."""
+    problem, nodes = as_problem(graph, "nontrivial")
+    found = quick_search(problem, reverse_first=is_wide(graph))
+    return vertices_of(graph, [nodes[k] for k in found])
 
 
 def is_wide(graph: Graph) -> bool:

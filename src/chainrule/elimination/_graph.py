@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from chainrule._errors import CapabilityError, ChainruleError
 from chainrule._jaxpr import (
+    CALLBACKS,
     ClosedJaxpr,
     JaxprEqn,
     Literal,
@@ -288,8 +289,12 @@ class _Known:
 
 
 def _is_plain(eqn: JaxprEqn) -> bool:
-    """Loops and branches over constants may take long; nothing needs them before the run."""
-    return not eqn.effects and not subprograms(eqn)
+    """Loops and branches over constants may take long; nothing needs them before the run.
+
+    A callback runs when the program runs, as often as the program says.
+    """
+    is_callback = eqn.primitive.name in CALLBACKS
+    return not eqn.effects and not subprograms(eqn) and not is_callback
 
 
 def check_linear(graph: Graph) -> None:

@@ -56,6 +56,7 @@ class Traced:
         in_tree: structure of what is differentiated: one argument, or a tuple of arguments.
         out_tree: structure of the differentiated result.
         aux_tree: structure of the auxiliary result; `None` when the function has none.
+        obstacle: why the graph has no partials, so that only JAX's own sweeps are left; else `None`.
     """
 
     graph: Graph
@@ -63,6 +64,7 @@ class Traced:
     in_tree: Any
     out_tree: Any
     aux_tree: Any = None
+    obstacle: Exception | None = None
 
 
 _LEAVES = inspect.Signature([inspect.Parameter("differentiated", inspect.Parameter.VAR_POSITIONAL)])
@@ -75,8 +77,12 @@ def trace_function(
     kwargs: dict[str, Any],
     *,
     has_aux: bool = False,
+    needs_graph: bool = True,
 ) -> Traced:
-    """Trace a function with respect to some arguments; all others stay as they are, untraced."""
+    """Trace a function with respect to some arguments; all others stay as they are, untraced.
+
+    Unless `needs_graph`, what goes wrong while the graph is built becomes the result's `obstacle`.
+    """
     single = not isinstance(argnums, Sequence)
     named = tuple(argnums) if isinstance(argnums, Sequence) else (argnums,)
     positions = _checked_positions(named, len(args))
@@ -100,8 +106,18 @@ def trace_function(
     finally:
         _is_tracing.reset(token)
     out_tree, aux_tree = _split_aux(out_tree) if has_aux else (out_tree, None)
-    graph = build_graph(flatten(program), range(len(operands)), out_tree.num_leaves)
-    return Traced(graph, operands, in_tree, out_tree, aux_tree)
+    obstacle = None
+    try:
+        graph = build_graph(flatten(program), range(len(operands)), out_tree.num_leaves)
+    except Exception as error:
+        if needs_graph:
+            raise
+        # A rule of the user's that failed half-way can leave its `custom_vjp` equation unusable. Tracing the
+        # same function again would give the same program: JAX remembers it.
+        program, _, _ = trace(lambda *leaves: of_chosen(*leaves), *operands)
+        targets = tuple(program.jaxpr.outvars[: out_tree.num_leaves])
+        graph, obstacle = Graph(program, tuple(program.jaxpr.invars), targets, {}, ()), error
+    return Traced(graph, operands, in_tree, out_tree, aux_tree, obstacle)
 
 
 def as_examples(args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -1,30 +1,38 @@
-"""The ways of computing a Jacobian, and what each is expected to take here.
+"""The ways of computing a Jacobian, and what each is expected to take.
 
-An estimate is the work of a way (`_work`) at the prices of this machine (`_calibration`), times the batch
-that the `vmap`s around the call carry, plus calling, writing and returning the blocks. It is an estimate of
-one compiled call; searching and compiling are paid once and are not in it.
+An estimate is the work of a way (`_work`) at the prices of the backend (`_prices`), times the batch that the
+`vmap`s around the call carry, plus calling, writing and returning the blocks. It is an estimate of one
+compiled call; searching and compiling are paid once and are not in it.
+
+Cheap decisions come first. One product gives a Jacobian with one row, or with one column: no order is
+searched and no pattern is proved for it. What cannot be done, or cannot pay, is left out with the reason;
+JAX's sweeps remain.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import jax
 
 from chainrule._errors import CapabilityError
-from chainrule._jaxpr import hidden_batch_size, walk
-from chainrule.elimination._calibration import Prices, prices
-from chainrule.elimination._compressed import colour, has_asdex
+from chainrule._jaxpr import CALLBACKS, hidden_batch_size, subprograms, walk
+from chainrule.elimination._choose import choose_order
+from chainrule.elimination._compressed import colour
 from chainrule.elimination._counting import count_operations
 from chainrule.elimination._eliminate import Step
 from chainrule.elimination._graph import Graph
 from chainrule.elimination._linearize import Traced, is_being_eliminated
 from chainrule.elimination._native import may_be_native
+from chainrule.elimination._prices import Prices, prices
 from chainrule.elimination._rules import real_shape
-from chainrule.elimination._work import Work, elimination_work, sweep_work
+from chainrule.elimination._sweeps import why_no_sweep
+from chainrule.elimination._work import Work, elimination_work, partials_work, sweep_work
 
-__all__ = ["Candidate", "candidates", "is_being_compiled", "pays_native"]
+_log = logging.getLogger(__name__)
 
 _LANES = 16
 """A kernel on a CPU computes so many batch elements at once, wanted or not."""
@@ -36,7 +44,16 @@ _MOST_KERNEL_ENTRIES = 1000
 """Compiling takes time as the square of what is written: a second for a thousand entries."""
 
 _WORTH_DETECTING_S = 2e-3
-"""Reading a pattern off a program takes a second: only for Jacobians that take longer than this."""
+"""Proving a pattern takes up to a second: only for Jacobians that take longer than this."""
+
+_FEW_SWEEPS = 16
+"""Jacobians with fewer rows, or fewer columns, have little to gain from a pattern."""
+
+_MARGIN = 1.1
+"""An elimination through XLA has to be better than a sweep by this factor."""
+
+_MANY_ENTRIES = 1e8
+"""A way that holds more numbers than this is left out if another one needs a tenth."""
 
 
 @dataclass(frozen=True)
@@ -73,34 +90,177 @@ class Candidate:
         return self.method if self.backend == "xla" else f"{self.method} ({self.backend})"
 
 
-def candidates(
-    traced: Traced, order: tuple[Step, ...], *, compiled: bool, detect: bool = False
-) -> list[Candidate]:
-    """All ways that can be taken, the one with the least expected time first.
+@dataclass(frozen=True)
+class Plan:
+    """The ways of computing one Jacobian.
+
+    Attributes:
+        candidates: what can be done, by expected time; sweeps come first where it is about the same.
+        left_out: method → why it is not among the candidates.
+        order: of the elimination; empty when none was looked for.
+    """
+
+    candidates: tuple[Candidate, ...]
+    left_out: Mapping[str, str]
+    order: tuple[Step, ...] = ()
+
+
+def make_plan(traced: Traced, *, compiled: bool, thorough: bool = False) -> Plan:
+    """Price the ways of computing a Jacobian.
 
     Args:
         traced: the function at a point.
-        order: for elimination.
         compiled: whether what is chosen is compiled once and called often: then a kernel may pay.
-        detect: look for a compressed Jacobian in any case, not only where it may pay.
+        thorough: price every way that there is, also where it cannot be the best.
     """
-    graph, offer = traced.graph, _Offer.of(traced)
-    eliminated = elimination_work(graph, order)
-    muls = count_operations(graph, order).multiplications
-    found = [offer.candidate("elimination", eliminated, multiplications=muls)]
-    if compiled and _fits_a_kernel(traced, eliminated):
-        found.append(offer.candidate("elimination", eliminated, "native", multiplications=muls))
-    for method, directions in (("jacrev", offer.rows), ("jacfwd", offer.columns)):
-        reverse = method == "jacrev"
-        if _can_sweep(graph, reverse=reverse):
-            work = sweep_work(graph, directions, reverse=reverse)
-            found.append(offer.candidate(method, work, sweeps=directions))
-    if graph.nonlinear and len(found) > 1:
-        found = [candidate for candidate in found if candidate.method != "elimination"]
-    found.sort(key=lambda candidate: candidate.estimated_s)
-    if detect or found[0].estimated_s > _WORTH_DETECTING_S:
-        found += offer.compressed(graph)
-    return sorted(found, key=lambda candidate: candidate.estimated_s)
+    planner = _Planner(traced, compiled=compiled, thorough=thorough)
+    try:
+        planner.sweep()
+        if thorough or not planner.is_one_sweep():
+            planner.eliminate()
+            planner.compress()
+            planner.leave_out_what_holds_too_much()
+    except Exception as error:
+        _log.warning("The ways of a Jacobian could not be priced; JAX sweeps.", exc_info=True)
+        return _plan_without_prices(traced, f"it could not be priced: {describe_error(error)}")
+    return Plan(tuple(planner.candidates), planner.left_out, planner.order)
+
+
+def _plan_without_prices(traced: Traced, reason: str) -> Plan:
+    """JAX's sweeps, the one with fewer products first."""
+    offer = _Offer.of(traced)
+    sweeps = [
+        Candidate(method, "xla", math.inf, math.inf, math.inf, sweeps=directions)
+        for method, directions in (("jacrev", offer.rows), ("jacfwd", offer.columns))
+    ]
+    sweeps.sort(key=lambda candidate: candidate.sweeps or 0)
+    return Plan(tuple(sweeps), dict.fromkeys(("elimination", "compressed"), reason))
+
+
+class _Planner:
+    """A plan while it is being made."""
+
+    def __init__(self, traced: Traced, *, compiled: bool, thorough: bool) -> None:
+        self.candidates: list[Candidate] = []
+        self.left_out: dict[str, str] = {}
+        self.order: tuple[Step, ...] = ()
+        self._traced, self._graph = traced, traced.graph
+        self._compiled, self._thorough = compiled, thorough
+        self._offer = _Offer.of(traced)
+
+    def _add(self, candidate: Candidate) -> None:
+        self.candidates.append(candidate)
+        self.candidates.sort(key=_rank)
+
+    def sweep(self) -> None:
+        """JAX's own sweeps."""
+        for method, directions in (("jacrev", self._offer.rows), ("jacfwd", self._offer.columns)):
+            reverse = method == "jacrev"
+            obstacle = why_no_sweep(self._graph, reverse=reverse)
+            if obstacle is None:
+                work = sweep_work(self._graph, directions, reverse=reverse)
+                self._add(self._offer.candidate(method, work, sweeps=directions))
+            else:
+                self.left_out[method] = obstacle
+
+    def is_one_sweep(self) -> bool:
+        """Whether one product gives the whole Jacobian, and a kernel is out of the question."""
+        if not self.candidates or self.candidates[0].sweeps != 1:
+            return False
+        is_short = self.candidates[0].operations <= _MOST_KERNEL_OPERATIONS
+        if self._compiled and is_short and self._traced.obstacle is None:
+            return False
+        self.left_out |= dict.fromkeys(("elimination", "compressed"), "one product gives all of it")
+        return True
+
+    def eliminate(self) -> None:
+        """An elimination, through XLA and as a kernel."""
+        obstacle = self._why_no_elimination()
+        if obstacle is not None:
+            self.left_out["elimination"] = obstacle
+            return
+        try:
+            self.order = choose_order(self._graph, "auto")
+            eliminated = elimination_work(self._graph, self.order)
+            muls = count_operations(self._graph, self.order).multiplications
+        except Exception as error:
+            if not self.candidates:
+                raise
+            _log.warning("An elimination could not be planned; JAX sweeps.", exc_info=True)
+            self.left_out["elimination"] = f"it could not be planned: {describe_error(error)}"
+            return
+        self._add(self._offer.candidate("elimination", eliminated, multiplications=muls))
+        if self._compiled and _fits_a_kernel(self._traced, eliminated):
+            self._add(
+                self._offer.candidate("elimination", eliminated, "native", multiplications=muls)
+            )
+
+    def _why_no_elimination(self) -> str | None:
+        graph = self._graph
+        if self._traced.obstacle is not None:
+            return f"its graph could not be built: {describe_error(self._traced.obstacle)}"
+        if not self.candidates:  # there is nothing else
+            return None
+        if graph.nonlinear:
+            named = ", ".join(map(graph.describe, graph.nonlinear[:3]))
+            return f"a `custom_vjp` rule is not linear in the cotangent: {named}"
+        holder = _holder_of_a_callback(graph)
+        if holder is not None:
+            return f"the callback inside of equation {graph.describe(holder)} would run twice"
+        if not self._thorough:
+            partials = self._offer.candidate("elimination", partials_work(graph))
+            if partials.estimated_s > self.candidates[0].estimated_s:
+                return "its local Jacobians alone take longer than the best sweep"
+        return None
+
+    def compress(self) -> None:
+        """Products of which several columns, or rows, share one."""
+        if self._traced.obstacle is not None:
+            self.left_out["compressed"] = self.left_out["elimination"]
+            return
+        fewest = min((c.sweeps for c in self.candidates if c.sweeps is not None), default=math.inf)
+        is_cheap = bool(self.candidates) and self.candidates[0].estimated_s <= _WORTH_DETECTING_S
+        if not self._thorough and (is_cheap or fewest < _FEW_SWEEPS):
+            self.left_out["compressed"] = "a pattern has little to save here"
+            return
+        try:
+            plan = colour(self._graph)
+        except CapabilityError as error:
+            self.left_out["compressed"] = str(error)
+            return
+        work = sweep_work(self._graph, plan.count, reverse=plan.reverse)
+        gathered = Work(arithmetic=4.0 * len(plan.rows), kernels=2.0)
+        self._add(self._offer.candidate("compressed", work + gathered, sweeps=plan.count))
+
+    def leave_out_what_holds_too_much(self) -> None:
+        """Ways that need far more memory than another one."""
+        least = min((candidate.entries for candidate in self.candidates), default=0.0)
+        for candidate in self.candidates[:]:
+            if candidate.entries > max(_MANY_ENTRIES, 10 * least):
+                self.candidates.remove(candidate)
+                self.left_out[candidate.method] = (
+                    f"it holds {candidate.entries:,.0f} numbers at once, another way {least:,.0f}"
+                )
+
+
+def _rank(candidate: Candidate) -> float:
+    """The estimate. Sweeps need less tracing and compiling than an elimination that is about as fast."""
+    is_plain = candidate.name == "elimination"
+    return _MARGIN * candidate.estimated_s if is_plain else candidate.estimated_s
+
+
+def describe_error(error: BaseException) -> str:
+    """The kind of an error and the first line of its message."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}".rstrip(": ")
+
+
+def _holder_of_a_callback(graph: Graph) -> int | None:
+    """A vertex whose equation holds a callback inside: elimination evaluates such equations twice."""
+    for vertex in graph.partials:
+        for sub in subprograms(graph.equation(vertex)):
+            if any(site.equation.primitive.name in CALLBACKS for site in walk(sub.program)):
+                return vertex
+    return None
 
 
 def pays_native(traced: Traced, order: tuple[Step, ...]) -> bool:
@@ -113,21 +273,6 @@ def pays_native(traced: Traced, order: tuple[Step, ...]) -> bool:
     offer = _Offer.of(traced)
     native = offer.candidate("elimination", work, "native")
     return native.estimated_s < offer.candidate("elimination", work).estimated_s
-
-
-def _can_sweep(graph: Graph, *, reverse: bool) -> bool:
-    """Whether JAX can: it cannot reverse a `while`, nor push through a rule that only pulls back.
-
-    And whether it gives the Jacobian of this device: inside of `shard_map` JAX adds up, over the devices,
-    what it pulls back to a value that they share.
-    """
-    names = {site.equation.primitive.name for site in walk(graph.program)}
-    if not reverse:
-        return not any("custom_vjp" in name for name in names)
-    shared = [
-        v for v, eqn in enumerate(graph.program.jaxpr.eqns, 1) if eqn.primitive.name == "pvary"
-    ]
-    return "while" not in names and graph.partials.keys().isdisjoint(shared)
 
 
 def is_being_compiled(traced: Traced) -> bool:
@@ -198,23 +343,3 @@ class _Offer:
             arithmetic=work.arithmetic * repeats,
             transcendental=work.transcendental * repeats,
         )
-
-    def compressed(self, graph: Graph) -> list[Candidate]:
-        """One candidate, or none where there is no pattern."""
-        if not has_asdex():
-            return []
-        try:
-            plan = colour(graph)
-        except (
-            CapabilityError,
-            NotImplementedError,
-            TypeError,
-            ValueError,
-            jax.errors.JAXTypeError,
-        ):
-            return []
-        if not _can_sweep(graph, reverse=plan.reverse):
-            return []
-        work = sweep_work(graph, plan.count, reverse=plan.reverse)
-        gathered = Work(arithmetic=4.0 * len(plan.rows), kernels=2.0)
-        return [self.candidate("compressed", work + gathered, sweeps=plan.count)]

@@ -30,7 +30,7 @@ _UNROLLED_EQUATIONS = 64
 
 
 def flatten(program: ClosedJaxpr, *, also: Collection[str] = ()) -> ClosedJaxpr:
-    """The program without call-like equations, those of the primitives in `also` included, and short loops."""
+    """The program without short loops and call-like equations, among them the primitives in `also`."""
     program = inline_calls(program, _INLINED.union(also))
     if any(_is_short_loop(eqn) for eqn in program.jaxpr.eqns):
         avals = [var.aval for var in program.jaxpr.invars]

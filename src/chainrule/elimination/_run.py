@@ -10,15 +10,25 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from chainrule._errors import InputError
+from chainrule._errors import CapabilityError, ChainruleError, InputError
 from chainrule._jaxpr import close_program, evaluate, trace_avals
 from chainrule.elimination._compressed import compressed_jacobian
 from chainrule.elimination._eliminate import Step
 from chainrule.elimination._linearize import Traced, linearize_traced
+from chainrule.elimination._methods import Plan, describe_error
 from chainrule.elimination._native import NativeUnavailableError, native_function
 from chainrule.elimination._rules import as_real, complex_dtype
 
-__all__ = ["Backend", "Method", "check_backend", "check_method", "run_method", "run_native"]
+__all__ = [
+    "Backend",
+    "Method",
+    "check_backend",
+    "check_method",
+    "is_about_the_way",
+    "run_method",
+    "run_native",
+    "run_plan",
+]
 
 Method = Literal["auto", "elimination", "jacrev", "jacfwd", "compressed"]
 Backend = Literal["auto", "xla", "native"]
@@ -54,8 +64,7 @@ def run_method(
     if method in _SWEEPS:
         return _sweep(method, traced)
     if method == "compressed":
-        blocks = compressed_jacobian(traced.graph, traced.operands)
-        return _arranged(traced, evaluate(traced.graph.program, traced.operands), blocks)
+        return _arranged(traced, *compressed_jacobian(traced.graph, traced.operands))
     if backend == "native":
         try:
             return run_native(traced, order, wants_value)
@@ -63,6 +72,33 @@ def run_method(
             _log.info("No native kernel for this Jacobian, XLA computes it: %s", error)
     found = linearize_traced(traced, order)
     return found.value, found.aux, found.jacobian
+
+
+def run_plan(traced: Traced, plan: Plan, *, wants_value: bool) -> Outcome:
+    """The first candidate of a plan; if it fails for a reason of ours, JAX's sweeps."""
+    best, *others = plan.candidates
+    ways = [best, *(candidate for candidate in others if candidate.method in _SWEEPS)]
+    while True:
+        way = ways.pop(0)
+        try:
+            return run_method(traced, plan.order, way.method, way.backend, wants_value=wants_value)
+        except Exception as error:
+            if not ways or not is_about_the_way(error):
+                raise
+            _log.warning(
+                "The Jacobian by %s failed, JAX computes it by %s: %s",
+                way.name, ways[0].name, describe_error(error), exc_info=True,
+            )  # fmt: skip
+
+
+def is_about_the_way(error: Exception) -> bool:
+    """Whether another way of computing a Jacobian may succeed where this error occurred.
+
+    Not if the program ran and failed: a callback that raised would run, and raise, again.
+    """
+    if isinstance(error, ChainruleError):
+        return isinstance(error, CapabilityError)
+    return not isinstance(error, jax.errors.JaxRuntimeError)
 
 
 _SWEEPS: dict[str, Callable[..., Any]] = {"jacrev": jax.jacrev, "jacfwd": jax.jacfwd}

@@ -2,7 +2,7 @@
 
 The kinds are those whose price differs by orders of magnitude between machines: arithmetic in a fused loop,
 transcendental functions, multiply-adds in a matrix product, kernels that are launched, components that are
-asked. `_calibration` knows what each of them costs here.
+asked. `_prices` says what each of them costs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
-from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, subprograms
+from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, subprograms, walk
 from chainrule.elimination._blocks import product_structure, sum_structure
 from chainrule.elimination._eliminate import Algebra, Step, eliminate
 from chainrule.elimination._graph import Graph
@@ -26,6 +26,7 @@ from chainrule.elimination._sums import plan_sum
 __all__ = [
     "Work",
     "elimination_work",
+    "partials_work",
     "product_work",
     "program_work",
     "sum_work",
@@ -163,17 +164,7 @@ def sweep_work(graph: Graph, directions: int, *, reverse: bool) -> Work:
 
 def elimination_work(graph: Graph, order: tuple[Step, ...]) -> Work:
     """The primal, the local Jacobians, and the products and sums of an order."""
-    total = [work_of_program(graph.program)]
-    for vertex, local in graph.partials.items():
-        eqn = graph.equation(vertex)
-        held = Work(entries=sum(s.entries for s in local.structures.values()))
-        if vertex in graph.without_rule:
-            total.append(_fallback_work(graph, vertex) + held)
-        else:
-            once = _equation_work(eqn)
-            written = sum(_size(var.aval) for var in graph.nodes(vertex))
-            # A partial takes about one operation per entry, of the same kind as the function itself.
-            total.append(Work(written, once.transcendental) + held)
+    total = [partials_work(graph)]
 
     def multiply(outer: Structure, inner: Structure) -> Structure:
         total.append(product_work(outer, inner))
@@ -188,8 +179,33 @@ def elimination_work(graph: Graph, order: tuple[Step, ...]) -> Work:
     return sum(total, Work())
 
 
+def partials_work(graph: Graph) -> Work:
+    """The primal and the local Jacobians, which every order needs."""
+    total = [work_of_program(graph.program)]
+    for vertex, local in graph.partials.items():
+        eqn = graph.equation(vertex)
+        held = Work(entries=sum(s.entries for s in local.structures.values()))
+        if vertex in graph.without_rule or _holds_a_loop(eqn):
+            total.append(_fallback_work(graph, vertex) + held)
+        else:
+            once = _equation_work(eqn)
+            written = sum(_size(var.aval) for var in graph.nodes(vertex))
+            # A partial takes about one operation per entry, of the same kind as the function itself.
+            total.append(Work(written, once.transcendental) + held)
+    return sum(total, Work())
+
+
+def _holds_a_loop(eqn: JaxprEqn) -> bool:
+    """Whether there is a loop inside of a branch or of a function with a rule: it is swept through, too."""
+    inner = (site for sub in subprograms(eqn) for site in walk(sub.program))
+    return any(site.equation.primitive.name in ("scan", "while") for site in inner)
+
+
 def _fallback_work(graph: Graph, vertex: int) -> Work:
-    """Sweeps through one equation: as many as its smaller side has entries; one call of a component."""
+    """Sweeps through one equation: as many as its smaller side has entries; one call of a component.
+
+    A `custom_vjp` function can only be pulled back through.
+    """
     eqn = graph.equation(vertex)
     operands = {operand for _, operand in graph.partials[vertex].structures}
     columns = sum(math.prod(real_shape(eqn.invars[p].aval)) for p in operands)
@@ -197,7 +213,8 @@ def _fallback_work(graph: Graph, vertex: int) -> Work:
     once = _equation_work(eqn)
     if once.calls:
         return Work(calls=once.calls)
-    swept = once.times(_PER_DIRECTION * min(rows, columns))
+    directions = rows if "custom_vjp" in eqn.primitive.name else min(rows, columns)
+    swept = once.times(_PER_DIRECTION * directions)
     return Work(swept.arithmetic, swept.transcendental, swept.contraction, 2 * once.kernels)
 
 

@@ -5,10 +5,11 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from chainrule._errors import InputError
+from chainrule._patterns import Pattern
 from chainrule.runtime._codec import SparseArray
 from chainrule.runtime._derivatives import finite_difference_jacobian, finite_difference_vjp
 from chainrule.runtime._derivatives._layout import Layout
-from chainrule.runtime._derivatives._sparsity import Pattern, read_pattern
+from chainrule.runtime._derivatives._sparsity import read_pattern
 
 
 @st.composite

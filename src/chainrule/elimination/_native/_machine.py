@@ -1,4 +1,4 @@
-"""What this machine offers a kernel: its processor, a vector mathematics library, a place to keep code."""
+"""What this machine offers a kernel: its processor and a vector mathematics library."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import ctypes
 import functools
 import hashlib
 import sys
-from pathlib import Path
 
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from chainrule._folders import cache_folder
 from chainrule._processors import processors
-from chainrule.elimination._files import keep_newest, write_to_cache
 from chainrule.elimination._native._handler import emit_handler
 from chainrule.elimination._native._lower import Counts, Kernel, VectorMath
 from chainrule.elimination._native._scalars import NativeUnavailableError, ScalarProgram
@@ -21,8 +18,6 @@ from chainrule.elimination._native._scalars import NativeUnavailableError, Scala
 __all__ = ["CompiledModule", "compile_module", "fingerprint_of", "lower"]
 
 _MOST_THREADS = 16
-_MOST_KERNELS = 1000
-"""Kernels kept on disk, of some ten or a hundred kilobytes each."""
 
 _FUNCTIONS = (
     "acos acosh asin asinh atan atanh cbrt cos cosh erf erfc exp exp2 expm1 log log1p sin sinh tan tanh"
@@ -96,52 +91,20 @@ def fingerprint_of(assembly: str) -> str:
 
 
 def compile_module(assembly: str) -> CompiledModule:
-    """Machine code for LLVM assembly, from the cache on disk when it was compiled before.
+    """Machine code for LLVM assembly.
 
     Raises:
         NativeUnavailableError: LLVM refuses the assembly.
     """
-    fingerprint = fingerprint_of(assembly)
     machine = _target_machine()
     try:
         module = llvm.parse_assembly(assembly)
     except RuntimeError as error:
         raise NativeUnavailableError(f"LLVM refuses the kernel: {error}") from error
-    cached = _read_cache(fingerprint)
-    if cached is None:
-        module.verify()
-        options = llvm.create_pipeline_tuning_options(speed_level=3)
-        passes = llvm.create_pass_builder(machine, options)
-        passes.getModulePassManager().run(module, passes)
+    module.verify()
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    passes = llvm.create_pass_builder(machine, options)
+    passes.getModulePassManager().run(module, passes)
     engine = llvm.create_mcjit_compiler(module, machine)
-    engine.set_object_cache(
-        notify_func=lambda _, code: _write_cache(fingerprint, code),
-        getbuffer_func=lambda _: cached,
-    )
     engine.finalize_object()
     return CompiledModule(engine)
-
-
-def _cache_folder() -> Path | None:
-    try:
-        return cache_folder("kernels")
-    except FileNotFoundError:  # a user without a home
-        return None
-
-
-def _read_cache(fingerprint: str) -> bytes | None:
-    folder = _cache_folder()
-    try:
-        content = b"" if folder is None else (folder / fingerprint).read_bytes()
-    except OSError:
-        return None
-    code, digest = content[:-32], content[-32:]
-    return code if hashlib.sha256(code).digest() == digest else None
-
-
-def _write_cache(fingerprint: str, code: bytes) -> None:
-    """Keep machine code, whole or not at all; a cache that cannot be written is no error."""
-    folder = _cache_folder()
-    content = code + hashlib.sha256(code).digest()
-    if folder is not None and write_to_cache(folder / fingerprint, content):
-        keep_newest(folder, "?" * len(fingerprint), _MOST_KERNELS)

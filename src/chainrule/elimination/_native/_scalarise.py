@@ -8,7 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, Literal, bind_equation, inline_calls, locate
+from chainrule._jaxpr import (
+    CALLBACKS,
+    ClosedJaxpr,
+    JaxprEqn,
+    Literal,
+    bind_equation,
+    inline_calls,
+    locate,
+)
 from chainrule.elimination._native._scalar_rules import (
     DTYPES,
     RULES,
@@ -55,7 +63,7 @@ def scalarise(program: ClosedJaxpr) -> ScalarProgram:
 
     for eqn in flat.jaxpr.eqns:
         constants = [read_known(atom) for atom in eqn.invars]
-        if all(constant is not None for constant in constants):
+        if all(constant is not None for constant in constants) and _is_computed_now(eqn):
             results = constants if eqn.primitive.name in TYPE_ONLY else _evaluated(eqn, constants)
             known.update(zip(eqn.outvars, results, strict=True))
         else:
@@ -66,6 +74,11 @@ def scalarise(program: ClosedJaxpr) -> ScalarProgram:
         dtype_name(aval_of(atom).dtype)  # results that are constants may have any dtype
     scalars.outputs = [read(atom) for atom in flat.jaxpr.outvars]
     return scalars
+
+
+def _is_computed_now(eqn: JaxprEqn) -> bool:
+    """Whether an equation on constants may be evaluated already: a callback runs when the program does."""
+    return eqn.primitive.name not in CALLBACKS
 
 
 def _evaluated(eqn: JaxprEqn, constants: list[Any]) -> list[Any]:
@@ -79,7 +92,8 @@ def has_scalar_form(program: ClosedJaxpr) -> bool:
     known = set(flat.jaxpr.constvars)
     made = list(flat.jaxpr.invars)
     for eqn in flat.jaxpr.eqns:
-        if all(isinstance(atom, Literal) or atom in known for atom in eqn.invars):
+        is_known = all(isinstance(atom, Literal) or atom in known for atom in eqn.invars)
+        if is_known and _is_computed_now(eqn):
             known.update(eqn.outvars)
         elif eqn.primitive.name not in RULES:
             return False

@@ -17,8 +17,8 @@ from chainrule._errors import CapabilityError
 
 __all__ = ["NativeUnavailableError", "Node", "ScalarProgram"]
 
-MAX_NODES = 50_000
-"""Beyond this a straight-line kernel takes longer to compile than it will ever save."""
+MAX_NODES = 6_000
+"""Compiling takes time as the square of this: three seconds here, minutes at ten times as many."""
 
 
 class NativeUnavailableError(CapabilityError):

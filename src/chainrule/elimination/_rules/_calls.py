@@ -52,7 +52,7 @@ def _custom_vjp(site: Site) -> LocalJacobian:
 
 
 def _rule_as_jacobian(site: Site) -> InnerJacobian | LocalJacobian:
-    """The Jacobian of the rule in its directions; where that is not the Jacobian of the call, dense partials."""
+    """The Jacobian of the rule in its directions; dense partials where that is not one of the call."""
     if not all(
         jnp.issubdtype(site.result(k).dtype, jnp.floating) for k in range(len(site.eqn.outvars))
     ):

@@ -49,7 +49,7 @@ def fallback(site: Site) -> LocalJacobian:
     def evaluate(operands: Sequence[Any], results: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:
         return _evaluate(site, structures, layouts, operands)
 
-    local = LocalJacobian(structures, evaluate, why_no_matrix(site.eqn))
+    local = LocalJacobian(structures, evaluate, why_no_matrix(site.eqn, site.wanted_operands))
     return selecting(local) if site.eqn.primitive.name in _MOVING else local
 
 

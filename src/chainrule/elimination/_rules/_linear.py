@@ -1,8 +1,8 @@
 """Whether a program is linear in some of its inputs, proved from its equations.
 
-A rule of a `custom_jvp` or `custom_vjp` function maps tangents to tangents, or cotangents to cotangents. JAX runs
-it as it is; only if it is linear is there a matrix that can be multiplied with others. Rules that clip, round,
-normalise or return a constant are legal, and are not linear.
+A rule of a `custom_jvp` or `custom_vjp` function maps tangents to tangents, or cotangents to cotangents.
+JAX runs it as it is; only if it is linear is there a matrix that can be multiplied with others. Rules that
+clip, round, normalise or return a constant are legal, and are not linear.
 
 Every variable is one of
 
@@ -10,10 +10,10 @@ Every variable is one of
     ZERO      it is 0
     LINEAR    it is a linear function of the directions
 
-and a table says in which operands a primitive is linear. An equation that the table does not cover, applied to
-something linear, ends the proof. The proof is about values; elimination needs derivatives. For the primitives of
-the table these agree. They do not for `stop_gradient`, nor for a function with a rule of its own inside of a loop,
-so these end the proof, too. (Outside of loops `traced_rule` inlines such a function.)
+and a table says in which operands a primitive is linear. An equation that the table does not cover, applied
+to something linear, ends the proof. The proof is about values; elimination needs derivatives. For the
+primitives of the table these agree. They do not for `stop_gradient`, nor for a function with a rule of its
+own inside of a loop, so these end the proof, too. (Outside of loops `traced_rule` inlines such a function.)
 """
 
 from __future__ import annotations
@@ -44,13 +44,15 @@ from chainrule.elimination._prepare import flatten
 _WITH_RULES = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
 
 
-def why_no_matrix(eqn: JaxprEqn) -> str | None:
+def why_no_matrix(eqn: JaxprEqn, wanted: Sequence[int] | None = None) -> str | None:
     """What keeps the derivative of an equation from being linear: a user's rule, at any depth inside.
 
-    `None` where every rule is linear, or where there are none.
+    `None` where every rule is linear, or where there are none. A rule may refuse a derivative with respect to
+    some operands, so it is asked about the wanted ones only, where these are known.
     """
     if eqn.primitive.name in _WITH_RULES:
-        wanted = [k for k, atom in enumerate(eqn.invars) if _is_inexact(atom.aval)]
+        if wanted is None:
+            wanted = [k for k, atom in enumerate(eqn.invars) if _is_inexact(atom.aval)]
         program, directions = traced_rule(eqn, wanted)
         return why_not_linear(program, directions)
     for sub in subprograms(eqn):
@@ -64,10 +66,10 @@ def why_no_matrix(eqn: JaxprEqn) -> str | None:
 def traced_rule(eqn: JaxprEqn, wanted: Sequence[int]) -> tuple[ClosedJaxpr, range]:
     """The rule of a function with a derivative of its own, and the positions of the directions in it.
 
-    Its inputs are the operands of the equation, then tangents of the wanted operands (`custom_jvp`) or cotangents
-    of the inexact results (`custom_vjp`); its outputs are tangents of these results, or cotangents of these
-    operands. The rule is a function that is run, not differentiated. So what it calls is inlined, and a rule of
-    what it calls (or its own: a rule may apply the function to the tangent) does not matter.
+    Its inputs are the operands of the equation, then tangents of the wanted operands (`custom_jvp`) or
+    cotangents of the inexact results (`custom_vjp`); its outputs are tangents of these results, or cotangents
+    of these operands. The rule is a function that is run, not differentiated. So what it calls is inlined,
+    and a rule of what it calls (or its own: a rule may apply the function to the tangent) does not matter.
     """
     count = len(eqn.invars)
     results = [k for k, var in enumerate(eqn.outvars) if _is_inexact(var.aval)]
@@ -108,7 +110,7 @@ class _State(enum.Enum):
     LINEAR = "linear"
 
 
-class _NotLinear(Exception):
+class _NotLinearError(Exception):
     """The proof fails here (internal signal)."""
 
 
@@ -118,7 +120,7 @@ def why_not_linear(program: ClosedJaxpr, directions: Collection[int]) -> str | N
     given = [_State.LINEAR if k in directions else _State.FIXED for k in range(count)]
     try:
         states = _run(program, given)
-    except _NotLinear as error:
+    except _NotLinearError as error:
         return str(error)
     for atom, state in zip(program.jaxpr.outvars, states, strict=True):
         if state is _State.FIXED and _is_inexact(atom.aval):
@@ -180,9 +182,9 @@ def _step(eqn: JaxprEqn, operands: list[_State]) -> Sequence[_State]:
     return [state] * len(eqn.outvars)
 
 
-def _fail(eqn: JaxprEqn) -> _NotLinear:
+def _fail(eqn: JaxprEqn) -> _NotLinearError:
     where = locate(eqn)
-    return _NotLinear(f"`{eqn.primitive.name}`{f' at {where}' if where else ''}")
+    return _NotLinearError(f"`{eqn.primitive.name}`{f' at {where}' if where else ''}")
 
 
 def _in_some(eqn: JaxprEqn, operands: list[_State], positions: Sequence[int] | None) -> _State:

@@ -75,7 +75,7 @@ def _landings(site: Site, operand: int, linear: tuple[int, ...]) -> np.ndarray:
 
 
 def _scatter(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A scatter with other operands. Its own equation holds a program for one dtype: how to combine entries."""
+    """A scatter of operands in another dtype; the equation holds a program that adds those of its own."""
 
     def apply(eqn: JaxprEqn, operand: Any, indices: Any, updates: Any) -> Any:
         return function(

@@ -6,10 +6,9 @@ would cost next. They run on the engine in Python, where a partial graph can be 
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
-from chainrule.elimination._search._problem import OutOfBudgetError, Problem
+from chainrule.elimination._search._problem import Problem
 from chainrule.elimination._search._python_engine import PartialGraph, PythonEngine
 
 __all__ = ["PartialOrder", "beam", "relative_markowitz"]
@@ -64,7 +63,7 @@ def relative_markowitz(engine: PythonEngine) -> list[int]:
     inputs, outputs = _reach(engine.problem)
     partial = PartialOrder.empty(engine)
     while partial.costs:
-        _check_time(engine)
+        engine.check_time()
         gains = {v: c - inputs[v] * outputs[v] for v, c in partial.costs.items()}
         partial = partial.extended(min(gains, key=gains.__getitem__))
     return list(partial.order)
@@ -96,15 +95,10 @@ def beam(engine: PythonEngine, width: int) -> list[int]:
         for partial in kept:
             # The cheapest few of each are enough: what is dear now is seldom right next.
             for vertex in sorted(partial.costs, key=partial.costs.__getitem__)[: 2 * width]:
-                _check_time(engine)
+                engine.check_time()
                 candidate = partial.extended(vertex)
                 key = frozenset(candidate.order)
                 if key not in grown or candidate.cost < grown[key].cost:
                     grown[key] = candidate
         kept = sorted(grown.values(), key=lambda partial: partial.outlook)[:width]
     return list(min(kept, key=lambda partial: partial.cost).order)
-
-
-def _check_time(engine: PythonEngine) -> None:
-    if time.perf_counter() > engine.deadline:
-        raise OutOfBudgetError

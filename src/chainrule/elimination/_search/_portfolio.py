@@ -73,12 +73,12 @@ def search(
     seed: int = 0,
     starts: Sequence[Sequence[int]] = (),
     reverse_first: bool = False,
-    keeps_interrupts: bool = True,
     on_progress: Callable[[Found, float], None] | None = None,
 ) -> Found:
     """The cheapest order found within a budget of seconds.
 
     Stops early when the lower bound is met. With the same seed and enough budget the same order is found.
+    A keyboard interrupt ends the search, not the program: the best order so far is returned.
 
     Args:
         problem: the graph.
@@ -86,8 +86,6 @@ def search(
         seed: of all random choices.
         starts: further orders to start from.
         reverse_first: which of forward and reverse runs in any case.
-        keeps_interrupts: a keyboard interrupt ends the search, not the program: the best order so far is
-            returned.
         on_progress: called about ten times a second with the best so far and the time spent.
     """
     run = _Run(problem, make_engine(problem), budget_s, seed, on_progress)
@@ -97,7 +95,7 @@ def search(
     except OutOfBudgetError:
         pass
     except KeyboardInterrupt:
-        if run.best is None or not keeps_interrupts:
+        if run.best is None:
             raise
         return replace(run.best, is_interrupted=True)
     assert run.best is not None

@@ -22,6 +22,13 @@ def _bits(mask: int) -> Iterator[int]:
         mask ^= low
 
 
+_PRODUCT = 40
+"""A product of structures that is not known yet takes as long as so many that are."""
+
+_COPIED = 16
+"""So many edges are copied in the time of one product."""
+
+
 class PartialGraph:
     """The graph while vertices are being eliminated. `copy` is cheap."""
 
@@ -38,6 +45,7 @@ class PartialGraph:
             self.predecessors[target] |= 1 << source
 
     def copy(self) -> PartialGraph:
+        self._engine.work += len(self.edges) // _COPIED
         new = object.__new__(PartialGraph)
         new._engine = self._engine
         new.predecessors = self.predecessors.copy()
@@ -48,8 +56,10 @@ class PartialGraph:
     def cost(self, vertex: int) -> int:
         """What eliminating a vertex would cost now."""
         before, after = self.predecessors[vertex], self.successors[vertex]
+        pairs = before.bit_count() * after.bit_count()
         if self._engine.problem.is_scalar:
-            return before.bit_count() * after.bit_count()
+            return pairs
+        self._engine.work += pairs
         return sum(
             cost
             for target in _bits(after)
@@ -74,6 +84,7 @@ class PartialGraph:
         """Eliminate a vertex; what it cost."""
         self._engine.evaluations += 1
         before, after = self.predecessors[vertex], self.successors[vertex]
+        self._engine.work += 1 + before.bit_count() * after.bit_count()
         total = self._join(before, vertex, after)
         self._disconnect(vertex, before, after)
         return total
@@ -125,6 +136,9 @@ class PythonEngine:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.deadline = math.inf
+        self.most_work = math.inf
+        """As `deadline`, in pairs of edges looked at, which are counted in `work`."""
+        self.work = 0
         self.evaluations = 0
         self._products: dict[tuple[int, int], tuple[int, int]] = {}
         self._sums: dict[tuple[int, int], tuple[int, int]] = {}
@@ -133,7 +147,8 @@ class PythonEngine:
         """The algebra's product, remembered."""
         key = out_edge, in_edge
         if key not in self._products:
-            self._check_time()
+            self.check_time()
+            self.work += _PRODUCT
             self._products[key] = self.problem.algebra.product(out_edge, in_edge)
         return self._products[key]
 
@@ -141,11 +156,13 @@ class PythonEngine:
         """The algebra's sum, remembered."""
         key = first, second
         if key not in self._sums:
+            self.work += _PRODUCT
             self._sums[key] = self.problem.algebra.sum(first, second)
         return self._sums[key]
 
-    def _check_time(self) -> None:
-        if time.perf_counter() > self.deadline:
+    def check_time(self) -> None:
+        """Raise `OutOfBudgetError` when the time is up, or too much was done."""
+        if self.work > self.most_work or time.perf_counter() > self.deadline:
             raise OutOfBudgetError
 
     def graph(self) -> PartialGraph:
@@ -169,7 +186,7 @@ class PythonEngine:
         order: list[int] = []
         while remaining:
             try:
-                self._check_time()
+                self.check_time()
                 scores = {v: self._score(graph, v, look_ahead) for v in sorted(remaining)}
             except OutOfBudgetError:
                 raise OutOfBudgetError(order) from None
@@ -184,7 +201,7 @@ class PythonEngine:
         cost = float(graph.cost(vertex))
         if not look_ahead:
             return cost
-        self._check_time()  # Copying a graph takes as long as its size.
+        self.check_time()  # Copying a graph takes as long as its size.
         near = graph.predecessors[vertex] | graph.successors[vertex]
         neighbours = [v for v in _bits(near) if v in self._eliminable]
         trial = graph.copy()
@@ -225,7 +242,7 @@ class PythonEngine:
         """
         graph = PartialGraph(self)
         for position in range(len(order) - 1):
-            self._check_time()
+            self.check_time()
             for _ in range(tries):
                 last = min(position + 1 + rng.randrange(window), len(order) - 1)
                 segment = order[position : last + 1]
@@ -246,7 +263,7 @@ class PythonEngine:
         order = list(order)
         graph = PartialGraph(self)
         for position in range(len(order) - 1):
-            self._check_time()
+            self.check_time()
             segment = order[position : position + width]
             order[position : position + width] = self._best_segment(graph, segment)
             graph.eliminate(order[position])

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from chainrule._errors import InputError
+from chainrule._patterns import Pattern
 from chainrule.runtime._derivatives._blocks import Entries
 from chainrule.runtime._derivatives._room import find_room
 from chainrule.runtime._derivatives._sampler import Sampler
-from chainrule.runtime._derivatives._sparsity import Pattern
 
 
 def difference_columns(sampler: Sampler, pattern: Pattern | None = None) -> Iterator[Entries]:

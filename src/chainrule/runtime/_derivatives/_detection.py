@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from chainrule._patterns import Pattern, color_groups
 from chainrule.runtime._derivatives._room import find_room
 from chainrule.runtime._derivatives._sampler import Sampler
-from chainrule.runtime._derivatives._sparsity import Pattern, color_groups
 from chainrule.runtime._derivatives._stencils import STENCILS
 
 HOPELESS = 16

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from chainrule._errors import InputError
+from chainrule._patterns import Pattern
 from chainrule.runtime._derivatives._blocks import dense_blocks, sparse_blocks
 from chainrule.runtime._derivatives._columns import difference_columns, random_directions
 from chainrule.runtime._derivatives._detection import detect_pattern
@@ -26,7 +27,7 @@ from chainrule.runtime._derivatives._layout import canonical, check_keys
 from chainrule.runtime._derivatives._program import Program
 from chainrule.runtime._derivatives._room import find_room
 from chainrule.runtime._derivatives._sampler import Sampler
-from chainrule.runtime._derivatives._sparsity import Pattern, read_pattern
+from chainrule.runtime._derivatives._sparsity import read_pattern
 from chainrule.runtime._derivatives._stencils import Algorithm, Eps, find_stencil
 
 SIMILAR = 1000.0

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from chainrule._patterns import Pattern
 from chainrule.runtime._derivatives._blocks import Entries
 from chainrule.runtime._derivatives._layout import Layout, answered
 from chainrule.runtime._derivatives._progress import track
-from chainrule.runtime._derivatives._sparsity import Pattern
 from chainrule.runtime._own_arrays import own_copy
 
 __all__ = ["UnitVectors"]

@@ -1,7 +1,7 @@
 """The Jacobian of a JAX function with few non-zero entries, from a few products.
 
-The sparsity is read off the jaxpr (asdex) or given. Columns (or rows) that cannot overlap share one JVP
-(or VJP), whichever needs fewer; all products run as one batch in one compiled call.
+Where its entries are is proved from the program, or given. Columns (or rows) that cannot overlap share one
+JVP (or VJP), whichever needs fewer; all products run as one batch in one compiled call.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from chainrule._errors import CapabilityError
+from chainrule._jaxpr import derivative_pattern
+from chainrule._patterns import Pattern
 from chainrule.runtime._codec import SparseArray
 from chainrule.runtime._derivatives._blocks import Entries, sparse_blocks
 from chainrule.runtime._derivatives._layout import Layout
-from chainrule.runtime._derivatives._sparsity import Pattern, read_pattern
+from chainrule.runtime._derivatives._sparsity import read_pattern
 from chainrule.runtime.jax_recipes._narrowing import Narrowed, narrow
 from chainrule.runtime.jax_recipes._programs import Selection, prepare
 
@@ -41,14 +42,14 @@ def jax_sparse_jacobian(
         inputs: the endpoint's inputs, a model or nested mappings.
         jac_inputs: paths of the inputs.
         jac_outputs: paths of the outputs.
-        sparsity: `"detect"` derives a pattern that holds for all inputs from the program (needs
-            asdex); otherwise as in `finite_difference_jacobian`.
+        sparsity: `"detect"` proves a pattern from the program, which holds for all inputs; otherwise as in
+            `finite_difference_jacobian`.
 
     Returns:
-        `{output path: {input path: SparseArray}}`.
+        `{output path: {input path: SparseArray of output shape + input shape}}`.
 
     Raises:
-        CapabilityError: detection without asdex.
+        CapabilityError: the pattern cannot be proved (`no_pattern`); give it, or use `jax_jacobian`.
     """
     forward, arrays = prepare(_compressed, apply_jit, inputs, jac_inputs, jac_outputs, False)
     selection = forward.selection
@@ -139,23 +140,15 @@ class _Plan:
 
 @lru_cache(maxsize=64)
 def _detected_plan(selection: Selection, shapes: tuple[tuple[tuple[int, ...], str], ...]) -> _Plan:
-    try:
-        import asdex
-    except ImportError:
-        raise CapabilityError(
-            "Detecting sparsity needs asdex: pip install 'chainrule[sparse]', or give sparsity=.",
-            code="missing_dependency",
-        ) from None
-    arrays = tuple(jnp.zeros(*shape) for shape in shapes)
+    arrays = tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes)
     rows, columns = _sides(selection, arrays)
-    # The arrays are arguments, not constants: a zero among them must not hide an entry.
-    found = asdex.jacobian_sparsity(
-        lambda vector, arrays: _flat_function(narrow(selection, arrays), columns.varying)(vector),
-        jnp.zeros(columns.varying.size),
-        arrays,
-    )
-    shape = (rows.varying.size, columns.varying.size)
-    pattern = Pattern.at(np.asarray(found.rows), np.asarray(found.cols), shape)
+    vector = jax.ShapeDtypeStruct((columns.varying.size,), jnp.result_type(float))
+
+    # The arrays are inputs, not constants: an index among them is not known.
+    def function(vector: Any, *arrays: Any) -> list[Any]:
+        return [_flat_function(narrow(selection, arrays), columns.varying)(vector)]
+
+    pattern = derivative_pattern(function, [vector], arrays)
     return _Plan.of(pattern, rows, columns)
 
 
