@@ -51,6 +51,20 @@ def birth() -> int:
     return stack[-1].serial if stack else 0
 
 
+class TypesChanged(TrackingError):
+    """A loop or a branch changed the type of a parameter.
+
+    Attributes:
+        is_from_none: whether the parameter was `None` before.
+    """
+
+    def __init__(self, error: TrackingError, *, is_from_none: bool) -> None:
+        super().__init__(
+            error.message, code=error.code, path=error.path, details=error.details
+        )
+        self.is_from_none = is_from_none
+
+
 class Frame:
     """The values of the parameters that one run of a transformed function tracks.
 
@@ -91,7 +105,8 @@ class Frame:
         for param in self.plan.params:
             old, new = self.entry[id(param)], self.values[id(param)]
             if id(param) in self.written and not same_type(old, new):
-                raise _changed(self.plan.path_of(param), old, new, "structure_changed", where)
+                error = _changed(self.plan.path_of(param), old, new, "structure_changed", where)
+                raise TypesChanged(error, is_from_none=old is None)
 
 
 def _own(value: Any) -> Any:

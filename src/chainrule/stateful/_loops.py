@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from chainrule.stateful._call import Call
+from chainrule.stateful._frames import TypesChanged
 from chainrule.stateful._masks import resolve_mask
 from chainrule.stateful._transformation import Transformation, decorator
-
-__all__ = ["Scan", "WhileLoop", "scan", "while_loop"]
 
 _NOT_GIVEN = object()
 
@@ -39,28 +38,59 @@ class Scan(Transformation):
         self._loop = loop
 
     def __call__(self, /, init: Any, xs: Any = None, **kwargs: Any) -> tuple[Any, Any]:
-        call = Call(kwargs)
+        try:
+            return self._run(Call(kwargs), init, xs, is_first_apart=False)
+        except TypesChanged as error:
+            # What is `None` at first (the state of an optimiser, the value of a node) gets its type in the first
+            # step. That step then runs by itself, and the loop goes over the others.
+            if not error.is_from_none or _length(xs, self._loop["length"]) in (0, None):
+                raise
+        return self._run(Call(kwargs), init, xs, is_first_apart=True)
+
+    def _run(self, call: Call, init: Any, xs: Any, *, is_first_apart: bool) -> tuple[Any, Any]:
         axes = resolve_mask(self._mask, call.plan, None)
         sliced = [slot for slot, axis in enumerate(axes) if axis is not None]
-        pure = call.pure(self._fun, within="the body of a scan")
 
-        def body(carry: Any, x: Any) -> Any:
+        def step(carry: Any, x: Any, within: str | None = "the body of a scan") -> Any:
             inner, values = carry
             own, slices = x
             merged = list(values)
             for slot, value in zip(sliced, slices, strict=True):
                 merged[slot] = value
-            (inner, y), new = pure(merged, inner, own)
+            (inner, y), new = call.pure(self._fun, within=within)(merged, inner, own)
             new = [*new, *merged[len(new) :]]
             return (inner, _without(new, sliced)), (y, [new[slot] for slot in sliced])
 
         slices = [_move_axis(call.values[slot], axes[slot], 0) for slot in sliced]
-        (carry, values), (ys, stacked) = jax.lax.scan(
-            body, (init, _without(call.values, sliced)), (xs, slices), **self._loop
-        )
+        carry, steps = (init, _without(call.values, sliced)), (xs, slices)
+        if is_first_apart:
+            carry, outs = _first_apart(step, carry, steps, self._loop)
+        else:
+            carry, outs = jax.lax.scan(step, carry, steps, **self._loop)
+        (inner, values), (ys, stacked) = carry, outs
         for slot, value in zip(sliced, stacked, strict=True):
             values[slot] = _move_axis(value, 0, axes[slot])
-        return call.finish((carry, ys), values, is_loop=True)
+        return call.finish((inner, ys), values, is_loop=True)
+
+
+def _first_apart(step: Any, carry: Any, xs: Any, loop: dict[str, Any]) -> tuple[Any, Any]:
+    """A scan whose first step runs before the loop, so that it may change the types in the carry."""
+    is_reverse = loop["reverse"]
+    length = _length(xs, loop["length"])
+    first, rest = (-1, slice(None, -1)) if is_reverse else (0, slice(1, None))
+    carry, out = step(carry, jax.tree.map(lambda leaf: leaf[first], xs), within=None)
+    others = jax.tree.map(lambda leaf: leaf[rest], xs)
+    carry, outs = jax.lax.scan(step, carry, others, **{**loop, "length": length - 1})
+
+    def joined(one: Any, many: Any) -> Any:
+        parts = [jnp.expand_dims(one, 0), many]
+        return jnp.concatenate(parts[::-1] if is_reverse else parts)
+
+    return carry, jax.tree.map(joined, out, outs)
+
+
+def _length(xs: Any, length: int | None) -> Any:
+    return next((jnp.shape(leaf)[0] for leaf in jax.tree.leaves(xs)), length)
 
 
 def _without(values: list[Any], slots: list[int]) -> list[Any]:
@@ -86,6 +116,8 @@ def scan(
     **tracked: Any,
 ) -> Any:
     """Loop over the leading axis of arrays, carrying a value and every tracked parameter.
+
+    A parameter keeps its type in the loop. One that is `None` may get its type in the first step.
 
     `scan(f, init, xs, **tracked)` runs at once, as in JAX; `scan(f)` and `@scan(length=…)` make a function
     `(init, xs=None, **tracked)`.

@@ -7,15 +7,14 @@ the structure of gradients, Jacobians and Hessians, tangents and cotangents) the
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from chainrule.stateful._call import Call
-from chainrule.stateful._masks import TRAINABLE, resolve_places
+from chainrule.stateful._masks import TRAINABLE, Mask, nothing_selected, resolve_places
 from chainrule.stateful._plan import keyword_of
 from chainrule.stateful._values import is_inexact
-
-__all__ = ["Selection"]
 
 Tree = dict[str, Any]
 
@@ -38,6 +37,24 @@ class Selection:
             for slot, (is_on, path) in enumerate(chosen)
             if is_on and is_inexact(call.values[slot])
         }
+        self._check_not_empty(mask)
+
+    def _check_not_empty(self, mask: Any) -> None:
+        """Refuse a mask that asks for parameters and finds none, and a dictionary with such an entry.
+
+        Raises:
+            InputError: it is one.
+        """
+        found = {keyword_of(path) for path in self._paths.values()}
+        names = self._call.plan.names
+        asked = {names: mask} if not isinstance(mask, dict) else mask
+        kwargs = self._call.plan.live_kwargs([None] * len(self._call.plan.plain))
+        for keywords, entry in asked.items():
+            wanted = keywords if isinstance(keywords, tuple) else (keywords,)
+            is_question = entry is True or isinstance(entry, (Mask, type, types.UnionType))
+            if is_question and not found & set(wanted):
+                shown = TRAINABLE if entry is True else entry
+                raise nothing_selected("kwargs_mask", shown, {name: kwargs[name] for name in wanted})
 
     def tree(self, values: Sequence[Any]) -> Tree:
         """Flat values of all slots → `{keyword: {path: value}}` of the selected ones.

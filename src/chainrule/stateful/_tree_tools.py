@@ -51,15 +51,17 @@ def frozen(tree: T, flag: bool = True) -> T:
 def shared(tree: T, mask: Any = None) -> T:
     """A copy of a tree's modules that holds the same parameters, so that both always agree.
 
+    Static parameters are copied: the copy has a mode (`train`, `eval`) of its own.
+
     Args:
         tree: usually a module.
         mask: which parameters are shared; the others are copied. By default all.
     """
-    chosen = Mask(mask)
+    kept = {id(param) for param in tree_extract(tree, mask)}
     copies: dict[int, BaseParam] = {}
 
     def replace(path: str, param: BaseParam) -> BaseParam:
-        if chosen.matches(param, path):
+        if id(param) in kept:
             return param
         if id(param) not in copies:
             copies[id(param)] = copy.copy(param)
