@@ -39,7 +39,7 @@ def step(tree: T, status: Any = None, *, clear_params: Any = None) -> Iterator[T
         >>> node = Vode()
         >>> with step(node, STATUS.INIT, clear_params=VodeParam.Cache):
         ...     _ = node(1.0)
-        >>> node.status, node.h.get(), node.get("u")
+        >>> node.status, float(node.h), node.get("u")
         (None, 1.0, None)
     """
     clear_before, clear_after = _pair(clear_params, "clear_params", (None, clear_params))

@@ -261,7 +261,7 @@ class ParamDict(DynamicParam):
         >>> "u" in cache, cache.get("u", 0.0)
         (False, 0.0)
         >>> cache["u"] = 1.0
-        >>> cache["u"]
+        >>> float(cache["u"])
         1.0
     """
 
