@@ -221,7 +221,10 @@ def plain_tree(step=0, scale=0.0):
         "ratio": 0.1 * step,
         "done": bool(step),
         "name": f"run {step}",
-        "ema": {"w": jnp.full(2, scale), "history": [np.float64(scale), jnp.asarray(scale, jnp.bfloat16)]},
+        "ema": {
+            "w": jnp.full(2, scale),
+            "history": [np.float64(scale), jnp.asarray(scale, jnp.bfloat16)],
+        },
         "state": optax.adam(0.1).init({"x": jnp.full(3, scale)}),
         "key": jax.random.key(step),
         "nothing": None,

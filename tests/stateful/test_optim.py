@@ -242,8 +242,14 @@ def test_missing_gradients_leave_the_state_of_their_parameters_alone():
 
 def test_selections_that_are_empty_are_refused():
     net = cs.frozen(Two())
-    for optim in (Optim(optax.sgd(0.1)), Optim(optax.sgd(0.1), Bias), Optim({Bias: optax.sgd(0.1)})):
-        with pytest.raises(InputError, match=r"none of the 2 parameters `a`, `b`; 2 of them are frozen"):
+    for optim in (
+        Optim(optax.sgd(0.1)),
+        Optim(optax.sgd(0.1), Bias),
+        Optim({Bias: optax.sgd(0.1)}),
+    ):
+        with pytest.raises(
+            InputError, match=r"none of the 2 parameters `a`, `b`; 2 of them are frozen"
+        ):
             optim.step(net, {})
     for mask in (True, M(Bias), Bias, {"net": True}):
         with pytest.raises(InputError, match="none of the 2 parameters"):
@@ -292,7 +298,9 @@ def test_steps_in_a_scan_begin_without_a_state(reverse):
     np.testing.assert_allclose(looped.a, unrolled.a, rtol=1e-6)
     assert int(count) == int(optims[0].count) == 4
     once = Optim(optax.adam(0.1))
-    cs.jit(lambda *, net, optim: cs.scan(body, 0, xs[:1], net=net, optim=optim))(net=Two(), optim=once)
+    cs.jit(lambda *, net, optim: cs.scan(body, 0, xs[:1], net=net, optim=optim))(
+        net=Two(), optim=once
+    )
     assert int(once.count) == 1
 
 

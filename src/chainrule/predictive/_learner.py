@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from chainrule._errors import DefinitionError
+from chainrule.predictive._energy_module import step
 from chainrule.predictive._forward import energies, forward
 from chainrule.predictive._kinds import FREE, WEIGHTS, VodeParam
 from chainrule.predictive._schedules import Phase
-from chainrule.predictive._step import step
 from chainrule.stateful import (
     M,
     Mask,
@@ -24,9 +24,7 @@ from chainrule.stateful import (
     tree_extract,
     value_and_grad,
 )
-from chainrule.stateful._masks import select
-
-__all__ = ["Learner"]
+from chainrule.stateful.internal import select
 
 Gradients = dict[str, Any]
 
@@ -161,7 +159,7 @@ def _follow(batch: Any, model: Any, learner: Learner, is_recorded: bool) -> list
             history.append(_repeat(phase, energy, batch, model, learner, is_recorded))
     _check_nothing_waits(waiting, model, learner)
     learner.states.reset()
-    learner.batches += 1
+    learner.batches.set(learner.batches.get() + 1)
     return history
 
 

@@ -34,7 +34,6 @@ from chainrule.stateful._statics import same
 from chainrule.stateful._values import conform, describe, same_type
 
 
-
 class _Local(threading.local):
     """Per thread: the open frames."""
 
@@ -51,7 +50,7 @@ def birth() -> int:
     return stack[-1].serial if stack else 0
 
 
-class TypesChanged(TrackingError):
+class TypesChangedError(TrackingError):
     """A loop or a branch changed the type of a parameter.
 
     Attributes:
@@ -59,9 +58,7 @@ class TypesChanged(TrackingError):
     """
 
     def __init__(self, error: TrackingError, *, is_from_none: bool) -> None:
-        super().__init__(
-            error.message, code=error.code, path=error.path, details=error.details
-        )
+        super().__init__(error.message, code=error.code, path=error.path, details=error.details)
         self.is_from_none = is_from_none
 
 
@@ -106,7 +103,7 @@ class Frame:
             old, new = self.entry[id(param)], self.values[id(param)]
             if id(param) in self.written and not same_type(old, new):
                 error = _changed(self.plan.path_of(param), old, new, "structure_changed", where)
-                raise TypesChanged(error, is_from_none=old is None)
+                raise TypesChangedError(error, is_from_none=old is None)
 
 
 def _own(value: Any) -> Any:
@@ -280,7 +277,8 @@ def restructured(node: Any) -> None:
     """Note that an object's structure changed."""
     if node._watches:
         with _watching:
-            watches, _ = node._watches, object.__setattr__(node, "_watches", ())
+            watches = node._watches
+            object.__setattr__(node, "_watches", ())
         for reference in watches:
             watch = reference()
             if watch is not None:

@@ -34,9 +34,9 @@ class OptimState(Param):
 class Optim(Module):
     """An optax optimiser for the parameters that a mask selects.
 
-    Pass it by keyword to the transformed function that calls `step`; its state is made by `init`, or at the first
-    step, and tracked like any parameter. Starting again (`reset`) compiles nothing anew. When parameters are frozen,
-    thawed or added, the state of the others is kept.
+    Pass it by keyword to the transformed function that calls `step`; its state is made by `init`, or at the
+    first step, and tracked like any parameter. Starting again (`reset`) compiles nothing anew. When
+    parameters are frozen, thawed or added, the state of the others is kept.
 
     Args:
         optimizer: an optax transformation, or a function of no arguments that makes one. A dictionary
@@ -91,7 +91,8 @@ class Optim(Module):
         params, given = _match(selected, gradients, allow_missing)
         state = self._state_for(selected)
         values, optimizer = _values(params), self._optimizer(params)
-        # Parameters without a gradient keep their part of the state: the others are updated on a state of their own.
+        # Parameters without a gradient keep their part of the state: the others are updated on a state of
+        # their own.
         part = state if params == selected else _carried(state, optimizer, values)
         updates, new = optax.with_extra_args_support(optimizer).update(given, part, values, **extra)
         for path, value in optax.apply_updates(values, updates).items():
@@ -125,7 +126,9 @@ class Optim(Module):
             every = [*Structure().visit(tree).params]
             for group, _ in groups:
                 check_patterns(group, every)
-            params = {path: p for path, p in params.items() if _group_of(groups, p, path) is not None}
+            params = {
+                path: p for path, p in params.items() if _group_of(groups, p, path) is not None
+            }
         if not params:
             shown = TRAINABLE if mask is None or mask is True else mask
             if groups[0][0] is not None:
@@ -182,8 +185,9 @@ def _carried(state: Any, optimizer: Any, values: Mapping[str, Any]) -> Any:
 def _merged(template: Any, source: Any, paths: Collection[str]) -> Any:
     """A state like the template, with the content of another one where that has something of the same type.
 
-    optax keeps what it knows about parameters in trees like theirs, here dictionaries by path: they are merged path
-    by path. Everything else (counters, random keys, what belongs to no parameter) is taken from the source.
+    optax keeps what it knows about parameters in trees like theirs, here dictionaries by path: they are
+    merged path by path. Everything else (counters, random keys, what belongs to no parameter) is taken from
+    the source.
     """
 
     def is_per_parameter(node: Any) -> bool:
@@ -197,6 +201,7 @@ def _merged(template: Any, source: Any, paths: Collection[str]) -> Any:
             return {path: either(entry, new.get(path, _ABSENT)) for path, entry in old.items()}
         return either(old, new)
 
+    treedef: Any
     leaves, treedef = jax.tree.flatten(template, is_leaf=is_per_parameter)
     try:
         others = treedef.flatten_up_to(source)

@@ -39,8 +39,6 @@ from chainrule.stateful._operators import Operators, unwrap
 from chainrule.stateful._statics import Static
 from chainrule.stateful._values import check_value, describe, strong
 
-__all__ = ["BaseParam", "DynamicParam", "Param", "ParamCache", "ParamDict", "StaticParam", "static"]
-
 T = TypeVar("T")
 _VALUE_KEY = GetAttrKey("value")
 _NO_METADATA = Static({})

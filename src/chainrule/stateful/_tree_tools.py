@@ -13,17 +13,6 @@ from chainrule.stateful._operators import unwrap
 from chainrule.stateful._params import BaseParam, DynamicParam, StaticParam
 from chainrule.stateful._walk import params_of, replicate
 
-__all__ = [
-    "frozen",
-    "get",
-    "set_",
-    "shared",
-    "tree_extract",
-    "tree_inject",
-    "tree_ref",
-    "tree_unref",
-]
-
 T = TypeVar("T")
 
 

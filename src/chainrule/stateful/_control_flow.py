@@ -1,21 +1,22 @@
-"""Loops: `scan` and `while_loop`. All tracked parameters are part of the carry.
+"""Loops and branches: `scan`, `while_loop`, `cond`, `switch`. All tracked parameters are carried.
 
-JAX turns what a body passes through unchanged into a constant of the loop, so carrying parameters that are
-only read costs nothing.
+JAX turns what a loop's body passes through unchanged into a constant of the loop, and prunes what all
+branches pass through unchanged, so parameters that are only read cost nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from chainrule.stateful._call import Call
-from chainrule.stateful._frames import TypesChanged
+from chainrule.stateful._call import Call, Transformation, decorator
+from chainrule.stateful._frames import TypesChangedError
 from chainrule.stateful._masks import resolve_mask
-from chainrule.stateful._transformation import Transformation, decorator
+from chainrule.stateful._operators import unwrap
+from chainrule.stateful._params import BaseParam
 
 _NOT_GIVEN = object()
 
@@ -40,9 +41,9 @@ class Scan(Transformation):
     def __call__(self, /, init: Any, xs: Any = None, **kwargs: Any) -> tuple[Any, Any]:
         try:
             return self._run(Call(kwargs), init, xs, is_first_apart=False)
-        except TypesChanged as error:
-            # What is `None` at first (the state of an optimiser, the value of a node) gets its type in the first
-            # step. That step then runs by itself, and the loop goes over the others.
+        except TypesChangedError as error:
+            # What is `None` at first (the state of an optimiser, the value of a node) gets its type in the
+            # first step. That step then runs by itself, and the loop goes over the others.
             if not error.is_from_none or _length(xs, self._loop["length"]) in (0, None):
                 raise
         return self._run(Call(kwargs), init, xs, is_first_apart=True)
@@ -200,3 +201,64 @@ def while_loop(
     """
     loop = WhileLoop(cond_fun, body_fun)
     return loop if init_val is _NOT_GIVEN else loop(init_val, **tracked)
+
+
+class Switch(Transformation):
+    """One of several functions, chosen by an index; see `switch`."""
+
+    def __init__(self, branches: Sequence[Callable[..., Any]]) -> None:
+        super().__init__(branches[0])
+        self._branches = tuple(branches)
+
+    def __call__(self, index: Any, /, *operands: Any, **kwargs: Any) -> Any:
+        call = Call(kwargs)
+        branches = [call.pure(branch, within="a branch") for branch in self._branches]
+        result, values = self._choose(unwrap(index), branches, call.values, *operands)
+        return call.finish(result, values)
+
+    def _choose(self, index: Any, branches: list[Any], *operands: Any) -> Any:
+        return jax.lax.switch(index, branches, *operands)
+
+
+class Cond(Switch):
+    """One of two functions, chosen by a truth value; see `cond`."""
+
+    def __init__(self, true_fun: Callable[..., Any], false_fun: Callable[..., Any]) -> None:
+        super().__init__((true_fun, false_fun))
+
+    def _choose(self, index: Any, branches: list[Any], *operands: Any) -> Any:
+        return jax.lax.cond(index, *branches, *operands)
+
+
+def cond(pred: Any, /, *functions_and_operands: Any, **tracked: Any) -> Any:
+    """Run one of two functions.
+
+    `cond(pred, true_fun, false_fun, *operands, **tracked)` runs at once, as in JAX;
+    `cond(true_fun, false_fun)` makes a function `(pred, *operands, **tracked)`.
+
+    Args:
+        pred: a scalar truth value.
+        *functions_and_operands: `true_fun`, `false_fun`, and their positional arguments.
+        **tracked: their keyword arguments.
+    """
+    if callable(pred) and not isinstance(pred, BaseParam):
+        return Cond(pred, *functions_and_operands)
+    true_fun, false_fun, *operands = functions_and_operands
+    return Cond(true_fun, false_fun)(pred, *operands, **tracked)
+
+
+def switch(index: Any, /, *branches_and_operands: Any, **tracked: Any) -> Any:
+    """Run one of several functions.
+
+    `switch(index, branches, *operands, **tracked)` runs at once, as in JAX; `switch(branches)` makes a
+    function `(index, *operands, **tracked)`.
+
+    Args:
+        index: which one; clamped to the range, as in JAX.
+        *branches_and_operands: a sequence of functions, and their positional arguments.
+        **tracked: their keyword arguments.
+    """
+    if not branches_and_operands:
+        return Switch(index)
+    branches, *operands = branches_and_operands
+    return Switch(branches)(index, *operands, **tracked)
