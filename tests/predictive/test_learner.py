@@ -356,6 +356,34 @@ def test_an_epoch_can_be_one_program():
                  nets[0].arrays(), nets[1].arrays())  # fmt: skip
 
 
+def test_a_scan_may_begin_with_the_first_batch():
+    x, y = data(3, 4, 3), data(3, 4, 2, seed=1)
+    nets = [Net((3, 4, 2)) for _ in range(2)]
+    learners = [Learner(optax.sgd(0.1), optax.adam(0.01), inference_learning(2)) for _ in nets]
+    expected = [learners[0](*batch, model=nets[0]) for batch in zip(x, y, strict=True)]
+
+    def body(carry, batch, *, net, learner):
+        return carry, learner(*batch, model=net)
+
+    _, energies = cs.scan(body, None, (x, y), net=nets[1], learner=learners[1])
+    np.testing.assert_allclose(energies, jnp.stack(expected), rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
+                 nets[0].arrays(), nets[1].arrays())  # fmt: skip
+
+
+def test_noise_is_other_noise_on_every_batch():
+    net = Net((3, 4, 2))
+    make = lambda: Learner(optax.noisy_sgd(0.1, key=0), None, settle(2))  # noqa: E731
+    learner, batch, seen = make(), (data(4, 3), data(4, 2)), []
+    for _ in range(3):
+        learner(*batch, model=net)
+        seen.append(np.concatenate([np.ravel(v.get()) for v in cs.tree_extract(net, FREE)]))
+    assert all((a != b).any() for a, b in itertools.combinations(seen, 2))
+    make()(*batch, model=net)  # the same seed gives the same noise again
+    again = np.concatenate([np.ravel(v.get()) for v in cs.tree_extract(net, FREE)])
+    np.testing.assert_array_equal(again, seen[0])
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_one_precision_throughout(dtype):
     net = Net((3, 4, 2), ce_energy, dtype=dtype)

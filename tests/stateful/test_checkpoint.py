@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import chainrule.stateful as cs
-from chainrule import ChainruleError
+from chainrule import ChainruleError, InputError
 from chainrule.stateful import CheckpointError
 
 
@@ -212,3 +212,62 @@ def test_a_generator_nobody_drew_from_is_saved(tmp_path):
     cs.save(tmp_path / "generator", generator)
     cs.load(tmp_path / "generator", other)
     assert generator() == other()
+
+
+def plain_tree(step=0, scale=0.0):
+    return {
+        "m": Net(),
+        "step": step,
+        "ratio": 0.1 * step,
+        "done": bool(step),
+        "name": f"run {step}",
+        "ema": {
+            "w": jnp.full(2, scale),
+            "history": [np.float64(scale), jnp.asarray(scale, jnp.bfloat16)],
+        },
+        "state": optax.adam(0.1).init({"x": jnp.full(3, scale)}),
+        "key": jax.random.key(step),
+        "nothing": None,
+    }
+
+
+@pytest.mark.parametrize("format", ["safetensors", "orbax"])
+def test_plain_values_are_saved_and_loaded(tmp_path, format):
+    saved, fresh = plain_tree(7, 2.5), plain_tree()
+    inner = fresh["ema"]
+    cs.save(tmp_path / "run", saved, format=format)
+    report = cs.load(tmp_path / "run", fresh)
+    assert {"step", "ema.w", "ema.history.[0]", "m.state"} <= set(report.loaded)
+    assert not report.missing
+    assert not report.unexpected
+    assert [fresh[k] for k in ("step", "ratio", "done", "name")] == [7, 0.1 * 7, True, "run 7"]
+    assert type(fresh["step"]) is int
+    assert fresh["ema"] is inner
+    assert jax.tree.structure(fresh["state"]) == jax.tree.structure(saved["state"])
+    jax.tree.map(np.testing.assert_array_equal, fresh["state"], saved["state"])
+    jax.tree.map(np.testing.assert_array_equal, fresh["ema"], saved["ema"])
+    assert jax.random.key_data(fresh["key"]).tolist() == jax.random.key_data(saved["key"]).tolist()
+
+
+def test_plain_values_that_do_not_fit_change_nothing(tmp_path):
+    cs.save(tmp_path / "run", {"step": 7, "w": jnp.ones(2)})
+    for tree in ({"step": "text", "w": jnp.zeros(2)}, {"step": 0, "w": jnp.zeros(3)}, {"step": 0},
+                 {"step": 0, "w": jnp.zeros(2), "more": 1}):  # fmt: skip
+        before = dict(tree)
+        with pytest.raises(cs.CheckpointError):
+            cs.load(tmp_path / "run", tree)
+        assert tree.keys() == before.keys()
+        assert all(tree[key] is before[key] for key in tree)
+    taken = {"step": None, "w": None}
+    cs.load(tmp_path / "run", taken)
+    assert taken["step"] == 7
+    assert taken["w"].tolist() == [1, 1]
+    cs.save(tmp_path / "pair", (Net(), 7))
+    with pytest.raises(cs.CheckpointError, match="dictionary"):
+        cs.load(tmp_path / "pair", (Net(), 0))
+
+
+def test_what_cannot_be_saved_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"`activation` is a function"):
+        cs.save(tmp_path / "run", {"m": Net(), "activation": lambda x: x})
+    assert not (tmp_path / "run").exists()

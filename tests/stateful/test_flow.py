@@ -17,7 +17,7 @@ def test_scan_as_in_jax_and_as_decorator():
     xs = jnp.arange(1.0, 5.0)
     expected = jax.lax.scan(f, 0.0, xs, reverse=True)
     for ours in (cs.scan(f, 0.0, xs, reverse=True), cs.scan(f, reverse=True)(0.0, xs),
-                 cs.scan(reverse=True)(f)(0.0, xs), cs.Scan(f, reverse=True)(0.0, xs)):  # fmt: skip
+                 cs.scan(reverse=True)(f)(0.0, xs)):  # fmt: skip
         np.testing.assert_allclose(ours[0], expected[0])
         np.testing.assert_allclose(ours[1], expected[1])
 
@@ -83,8 +83,8 @@ def test_branches_and_mixed_transformations():
     assert float(cs.cond(plain, transformed)(False, 1.0, net=net)) == 2
     assert float(cs.switch(2, [plain, transformed, plain], 4.0, net=net)) == 8
     assert float(cs.switch([transformed, plain])(0, 1.0, net=net)) == 2
-    assert float(cs.Cond(add, plain)(jnp.array(True), 1.0, net=net)) == 2
-    assert float(cs.Switch((plain, add))(9, 1.0, net=net)) == 2  # clamped, as in JAX
+    assert float(cs.cond(add, plain)(jnp.array(True), 1.0, net=net)) == 2
+    assert float(cs.switch((plain, add))(9, 1.0, net=net)) == 2  # clamped, as in JAX
     assert int(net.n) == 5
 
 

@@ -1,5 +1,10 @@
+import copy
+import pickle
+from pathlib import Path
+
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -158,3 +163,52 @@ def test_places_in_a_mask_are_known_and_may_hold_masks():
         InputError, match=r"`net.first.b`, but `net` has the parameters `net.first.a`"
     ):
         selected({"first": {"a": True, "b": True}})
+
+
+def test_masks_made_in_the_same_way_are_equal():
+    def make():
+        return (M(A).at("layers.*").has(tag=[1, 2]) | ~M((B, C))).to((None, 0))
+
+    assert make() == make()
+    assert hash(make()) == hash(make())
+    assert make() != make().to((None, 1))
+    assert M(A) != M(B)
+    assert M(A).at("x") != M(A).at("y")
+    assert M(A) != "A"
+
+
+@pytest.mark.parametrize("twin", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_masks_can_be_copied(twin):
+    mask = (M(A).at("a*").hasnot(frozen=True) ^ M(C)).to((0, 1))
+    assert twin(mask) == mask
+    assert [twin(mask).value(p, "a") for p in POOL] == [mask.value(p, "a") for p in POOL]
+
+
+MODEL = {"weight": A(1.0), "bias": B(jnp.ones(2))}
+TYPO = M().at("wieght")
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda mask: cs.Optim(optax.sgd(0.1), mask).init(MODEL),
+        lambda mask: cs.Optim({mask: optax.sgd(0.1)}).init(MODEL),
+        lambda mask: cs.grad(lambda *, m: 0.0, kwargs_mask=mask)(m=MODEL),
+        lambda mask: cs.grad(lambda *, m: 0.0, kwargs_mask={"m": mask})(m=MODEL),
+        lambda mask: cs.vmap(lambda *, m: 0.0, kwargs_mask=mask.to((None, 0)))(m=MODEL),
+        lambda mask: cs.tree_extract(MODEL, mask),
+        lambda mask: cs.shared(MODEL, mask),
+        lambda mask: cs.save(Path("/nowhere/at/all"), MODEL, mask=mask),
+    ],
+    ids=["Optim", "Optim per kind", "grad", "grad per keyword", "vmap", "tree_extract", "shared", "save"],
+)  # fmt: skip
+@pytest.mark.parametrize("mask", [TYPO, TYPO | M().at("bias"), ~TYPO, M(A) & TYPO], ids=repr)
+def test_patterns_that_match_nothing_are_refused(use, mask):
+    with pytest.raises(InputError, match=r"'wieght'.*`weight`") as caught:
+        use(mask)
+    assert caught.value.code == "bad_mask"
+
+
+def test_a_pattern_has_to_match_in_one_of_the_keywords():
+    loss = cs.grad(lambda *, a, b: jnp.sum(a["weight"].get()), kwargs_mask=M().at("weight"))
+    assert loss(a=MODEL, b={"other": A(1.0)}).keys() == {"a"}

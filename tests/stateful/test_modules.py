@@ -193,3 +193,15 @@ def test_models_that_loop_in_another_order_run_another_program():
 
     assert float(run(2.0, m=model("add", "mul"))) == 9
     assert float(run(2.0, m=model("mul", "add"))) == 7
+
+
+def test_a_shared_copy_has_a_mode_of_its_own():
+    net = cs.layers.Sequential(cs.layers.Linear(2, 2), cs.layers.Dropout(0.5)).train()
+    twin = cs.shared(net).eval()
+    assert net.is_train
+    assert net.layers[1].inference.get() is False
+    assert twin.layers[1].inference.get() is True
+    assert twin.layers[0].weight is net.layers[0].weight
+    some = cs.shared(net, cs.M().at("*.weight"))
+    assert some.layers[0].weight is net.layers[0].weight
+    assert some.layers[0].bias is not net.layers[0].bias

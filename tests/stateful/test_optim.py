@@ -163,3 +163,156 @@ def test_an_optimiser_may_be_part_of_what_it_trains():
         velocity = 0.9 * velocity + 2 * expected
         expected -= 0.1 * velocity
     np.testing.assert_allclose(trainer.w, expected, rtol=1e-6)
+
+
+class Two(cs.Module):
+    def __init__(self):
+        self.a, self.b = cs.Param(jnp.array([1.0, -2.0])), cs.Param(jnp.array([3.0]))
+
+
+def two_loss(*, net):
+    return sum(jnp.sum((param - 1.0) ** 2) for param in cs.tree_extract(net))
+
+
+def adam_by_hand(values, steps, rate=0.1):
+    """Adam of one parameter on `sum((x - 1)²)`, by optax alone."""
+    tx = optax.adam(rate)
+    state = tx.init(values)
+    for _ in range(steps):
+        updates, state = tx.update(2 * (values - 1.0), state, values)
+        values = optax.apply_updates(values, updates)
+    return values
+
+
+@pytest.mark.parametrize("is_jitted", [False, True])
+def test_freezing_and_thawing_keeps_the_state_of_the_others(is_jitted):
+    def step(*, net, optim):
+        optim.step(net, cs.grad(two_loss, kwargs_mask=True)(net=net)["net"])
+
+    step = cs.jit(step) if is_jitted else step
+    net, optim = Two(), Optim(optax.adam(0.1))
+    step(net=net, optim=optim)
+    frozen = net.b.get()
+    cs.frozen(net.b)
+    for _ in range(3):
+        step(net=net, optim=optim)
+    np.testing.assert_array_equal(net.b.get(), frozen)
+    cs.frozen(net.b, False)
+    step(net=net, optim=optim)
+    np.testing.assert_allclose(net.a, adam_by_hand(jnp.array([1.0, -2.0]), 5), rtol=1e-6)
+    assert net.b.get() != frozen
+    assert int(optim.count) == 5
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("kinds", [False, True])
+def test_models_may_grow(kinds, accumulate):
+    tx = optax.chain(optax.clip_by_global_norm(100.0), optax.adam(0.1))
+    optim = Optim({Bias: optax.sgd(0.1), cs.Param: tx} if kinds else tx, accumulate=accumulate)
+    net = Two()
+
+    def step():
+        for _ in range(accumulate):
+            optim.step(net, cs.grad(two_loss, kwargs_mask=True)(net=net)["net"])
+
+    step()
+    net.c = Bias(jnp.array([5.0]))
+    step()
+    np.testing.assert_allclose(net.a, adam_by_hand(jnp.array([1.0, -2.0]), 2), rtol=1e-5)
+    assert float(net.c[0]) != 5
+    net.a = cs.Param(jnp.zeros(3))  # another shape: what was known about it is of no use
+    step()
+    assert net.a.shape == (3,)
+    np.testing.assert_allclose(net.b, adam_by_hand(jnp.array([3.0]), 3), rtol=1e-5)
+
+
+def test_missing_gradients_leave_the_state_of_their_parameters_alone():
+    net, optim = Two(), Optim(optax.sgd(0.1, momentum=0.9))
+    sizes = {"a": (2,), "b": (1,)}
+    velocity, expected = ({"a": 0.0, "b": 0.0} for _ in range(2))
+    start = {"a": net.a.get(), "b": net.b.get()}
+    for names in (("a", "b"), ("a",), ("b",), ("a", "b")):
+        optim.step(net, {name: jnp.ones(sizes[name]) for name in names}, allow_missing=True)
+        for name in names:
+            velocity[name] = 0.9 * velocity[name] + 1.0
+            expected[name] -= 0.1 * velocity[name]
+    for name, param in (("a", net.a), ("b", net.b)):
+        np.testing.assert_allclose(param, start[name] + expected[name], rtol=1e-6)
+
+
+def test_selections_that_are_empty_are_refused():
+    net = cs.frozen(Two())
+    for optim in (
+        Optim(optax.sgd(0.1)),
+        Optim(optax.sgd(0.1), Bias),
+        Optim({Bias: optax.sgd(0.1)}),
+    ):
+        with pytest.raises(
+            InputError, match=r"none of the 2 parameters `a`, `b`; 2 of them are frozen"
+        ):
+            optim.step(net, {})
+    for mask in (True, M(Bias), Bias, {"net": True}):
+        with pytest.raises(InputError, match="none of the 2 parameters"):
+            cs.grad(two_loss, kwargs_mask=mask)(net=net)
+    assert cs.grad(lambda x, *, net: x, argnums=0)(1.0, net=net) == 1.0
+
+
+def test_a_state_of_another_optimiser_is_refused():
+    net, optim = Two(), Optim(optax.adam(0.1))
+    optim.init(net)
+    optim.optimizers.set(Optim(optax.sgd(0.1, momentum=0.9)).optimizers.get())
+    with pytest.raises(InputError, match=r"optim\.reset\(\)"):
+        optim.step(net, {"a": jnp.ones(2), "b": jnp.ones(1)})
+
+
+def test_optimisers_made_in_the_same_way_share_a_program():
+    traces, tx = [], optax.adam(0.1)
+    step = make_step(traces)
+    for _ in range(3):
+        net, optim = Net(), Optim(tx, M(cs.Param).hasnot(frozen=True).at("*") - M().at("count"))
+        optim.init(net)
+        step(net=net, optim=optim)
+    assert len(traces) == 1
+
+
+def test_noise_differs_from_step_to_step():
+    net, optim = Two(), Optim(optax.noisy_sgd(0.1, key=0))
+    zeros = {"a": jnp.zeros(2), "b": jnp.zeros(1)}
+    first, second = (optim.step(net, zeros)["a"] for _ in range(2))
+    assert (first != second).all()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_steps_in_a_scan_begin_without_a_state(reverse):
+    def body(carry, x, *, net, optim):
+        value, grads = cs.value_and_grad(two_loss, kwargs_mask=True)(net=net)
+        optim.step(net, grads["net"])
+        return carry + 1, (value, x)
+
+    looped, unrolled = Two(), Two()
+    optims, xs = [Optim(optax.adam(0.1)) for _ in range(2)], jnp.arange(4.0)
+    count, (values, seen) = cs.scan(body, 0, xs, reverse=reverse, net=looped, optim=optims[0])
+    expected = [body(0, None, net=unrolled, optim=optims[1])[1][0] for _ in range(4)]
+    np.testing.assert_allclose(values[::-1] if reverse else values, expected, rtol=1e-6)
+    np.testing.assert_array_equal(seen, xs)
+    np.testing.assert_allclose(looped.a, unrolled.a, rtol=1e-6)
+    assert int(count) == int(optims[0].count) == 4
+    once = Optim(optax.adam(0.1))
+    cs.jit(lambda *, net, optim: cs.scan(body, 0, xs[:1], net=net, optim=optim))(
+        net=Two(), optim=once
+    )
+    assert int(once.count) == 1
+
+
+def test_a_scan_that_fails_after_its_first_step_changes_nothing():
+    calls = []
+
+    def body(carry, x, *, p):
+        calls.append(1)
+        p.set(jnp.ones(2) if p.get() is None else jnp.ones(3))
+        return carry, x
+
+    p = cs.Param(None)
+    with pytest.raises(cs.TrackingError):
+        cs.scan(body, 0, jnp.arange(3.0), p=p)
+    assert p.get() is None

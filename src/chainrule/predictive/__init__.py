@@ -3,18 +3,25 @@
 A network is made of layers and *value nodes* (`Vode`). Each node holds a value per sample and is told a
 prediction by the layer before it; their disagreement is the node's energy. Inference moves the values,
 learning moves the weights, both downhill in the same energy. A `Learner` does both in one compiled program.
+
+The modules, in the order in which to read them:
+
+    _kinds           kinds of parameters, their masks, and the statuses of a network
+    _energy_module   modules with an energy and a status; `step`
+    _rules           what happens when a slot of a node is set or asked for
+    _vode            value nodes, and their energies
+    _forward         networks on batches
+    _schedules       in which order values and weights move
+    _learner         inference and learning as one compiled program
 """
 
-from chainrule.predictive._energies import ce_energy, se_energy, zero_energy
-from chainrule.predictive._energy_module import EnergyModule
+from chainrule.predictive._energy_module import EnergyModule, step
 from chainrule.predictive._forward import energies, forward, predict
-from chainrule.predictive._kinds import FREE, STATES, WEIGHTS, VodeParam
+from chainrule.predictive._kinds import FREE, STATES, STATUS, WEIGHTS, VodeParam
 from chainrule.predictive._learner import Learner
 from chainrule.predictive._rules import Ruleset
 from chainrule.predictive._schedules import Phase, incremental, inference_learning, settle, z_il
-from chainrule.predictive._status import STATUS
-from chainrule.predictive._step import step
-from chainrule.predictive._vode import Vode
+from chainrule.predictive._vode import Vode, ce_energy, se_energy, zero_energy
 
 __all__ = [
     "FREE",

@@ -1,14 +1,16 @@
-"""Modules that have an energy and a status."""
+"""Modules that have an energy and a status, and `step`, which sets the status for a while."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
+import jax
+
+from chainrule._errors import InputError
 from chainrule.predictive._kinds import clear
-from chainrule.stateful import Module, StaticParam
-
-__all__ = ["EnergyModule"]
+from chainrule.stateful import BaseParam, Module, ParamCache, StaticParam, tree_extract
 
 
 class EnergyModule(Module):
@@ -72,3 +74,95 @@ def _parts_with_energy(module: Module, seen: set[int]) -> Iterator[EnergyModule]
             yield part
         else:
             yield from _parts_with_energy(part, seen)
+
+
+T = TypeVar("T")
+_AS_BEFORE = object()
+
+
+@contextmanager
+def step(tree: T, status: Any = None, *, clear_params: Any = None) -> Iterator[T]:
+    """Give a network a status for the body of a `with` statement.
+
+    Afterwards every module has the status it had before, whatever happens in the body. Steps nest: one that
+    clears caches inside another one leaves behind what the outer step had in them.
+
+    Args:
+        tree: a module, or a container of modules.
+        status: set in every `EnergyModule` inside. A pair `(during, after)` leaves the second behind
+            when the body succeeds.
+        clear_params: what to set to `None` after the body, also when it raises: usually
+            `VodeParam.Cache`. A pair `(before, after)` clears before the body too. Caches that an enclosing
+            step uses are not cleared but get back what they held.
+
+    Example:
+        >>> from chainrule.predictive import STATUS, Vode, VodeParam, step
+        >>> node = Vode()
+        >>> with step(node, STATUS.INIT, clear_params=VodeParam.Cache):
+        ...     _ = node(1.0)
+        >>> node.status, float(node.h), node.get("u")
+        (None, 1.0, None)
+    """
+    clear_before, clear_after = _pair(clear_params, "clear_params", (None, clear_params))
+    during, after = _pair(status, "status", (status, _AS_BEFORE))
+    modules = list(_energy_modules(tree))
+    marks = [mark for module in modules for mark in (module._status, module._in_step)]
+    before = _Kept(marks)
+    outer = _Kept(_caches([m for m in modules if m._in_step.get()], clear_after))
+    if clear_before is not None:
+        clear(tree, clear_before)
+    try:
+        for module in modules:
+            module.status = during
+            module._in_step.set(True)
+        yield tree
+    except BaseException:
+        after = _AS_BEFORE
+        raise
+    finally:
+        before.restore()
+        if clear_after is not None:
+            clear(tree, clear_after)
+        outer.restore()
+        if after is not _AS_BEFORE:
+            for module in modules:
+                module.status = after
+
+
+class _Kept:
+    """The values of some parameters at one moment."""
+
+    def __init__(self, params: Iterable[BaseParam]) -> None:
+        self._values = [(param, param.get()) for param in params]
+
+    def restore(self) -> None:
+        for param, value in self._values:
+            if param.get() is not value:
+                param.set(value)
+
+
+def _caches(modules: list[EnergyModule], select: Any) -> list[BaseParam]:
+    if select is None or not modules:
+        return []
+    return [param for param in tree_extract(modules, select) if isinstance(param, ParamCache)]
+
+
+def _pair(value: Any, name: str, otherwise: tuple[Any, Any]) -> tuple[Any, Any]:
+    if not isinstance(value, (tuple, list)):
+        return otherwise
+    if len(value) != 2:
+        raise InputError(
+            f"`{name}` is one value or a pair of them; found {len(value)}.", code="bad_argument"
+        )
+    return value[0], value[1]
+
+
+def _energy_modules(tree: Any, seen: set[int] | None = None) -> Iterator[EnergyModule]:
+    seen = set() if seen is None else seen
+    for module in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Module)):
+        if not isinstance(module, Module) or id(module) in seen:
+            continue
+        seen.add(id(module))
+        if isinstance(module, EnergyModule):
+            yield module
+        yield from _energy_modules(list(module.submodules()), seen)

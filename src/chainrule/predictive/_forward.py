@@ -10,12 +10,9 @@ from typing import Any
 
 import jax
 
-from chainrule.predictive._kinds import STATES, VodeParam, clear
-from chainrule.predictive._status import STATUS
-from chainrule.predictive._step import step
+from chainrule.predictive._energy_module import step
+from chainrule.predictive._kinds import STATES, STATUS, VodeParam, clear
 from chainrule.stateful import jit, vmap
-
-__all__ = ["energies", "forward", "predict"]
 
 _PER_SAMPLE = {"model": STATES.to((None, 0))}
 

@@ -1,4 +1,4 @@
-"""The kinds of parameters in a predictive network, and the masks that tell them apart.
+"""The kinds of parameters in a predictive network, their masks, and the statuses of a network.
 
 values    `VodeParam`: what the nodes hold, one per sample
 caches    `VodeParam.Cache`: what a forward pass leaves in the nodes, thrown away after each step
@@ -7,12 +7,28 @@ weights   every other trainable parameter, one for all samples
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from chainrule.stateful import M, Param, ParamCache, ParamDict, tree_extract
-from chainrule.stateful._masks import TRAINABLE
+from chainrule.stateful.internal import TRAINABLE
 
-__all__ = ["FREE", "STATES", "WEIGHTS", "VodeCache", "VodeParam", "clear"]
+
+class STATUS:
+    """Common statuses. A status is any string, or `None`; these are the ones the library uses itself.
+
+    Attributes:
+        NONE: nothing in particular; rules see it as the empty string.
+        ALL: not a status but a pattern, for rules that hold in every one.
+        INIT: the forward pass that gives every node its first value.
+        INFERENCE: values move, to lower the energy.
+        LEARNING: weights move, to lower the energy.
+    """
+
+    NONE: Final = None
+    ALL: Final = ".*"
+    INIT: Final = "init"
+    INFERENCE: Final = "inference"
+    LEARNING: Final = "learning"
 
 
 class VodeCache(ParamDict, ParamCache):

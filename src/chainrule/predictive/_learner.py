@@ -9,14 +9,22 @@ import jax
 import jax.numpy as jnp
 
 from chainrule._errors import DefinitionError
+from chainrule.predictive._energy_module import step
 from chainrule.predictive._forward import energies, forward
 from chainrule.predictive._kinds import FREE, WEIGHTS, VodeParam
 from chainrule.predictive._schedules import Phase
-from chainrule.predictive._step import step
-from chainrule.stateful import M, Mask, Module, Optim, jit, scan, tree_extract, value_and_grad
-from chainrule.stateful._masks import select
-
-__all__ = ["Learner"]
+from chainrule.stateful import (
+    M,
+    Mask,
+    Module,
+    Optim,
+    Param,
+    jit,
+    scan,
+    tree_extract,
+    value_and_grad,
+)
+from chainrule.stateful.internal import select
 
 Gradients = dict[str, Any]
 
@@ -36,7 +44,8 @@ class Learner(Module):
     Values move by the gradient of each sample's own energy; weights by that of the mean over the batch.
 
     Args:
-        states: optax optimiser of the values; it starts afresh on every batch.
+        states: optax optimiser of the values; it starts afresh on every batch, except for the random keys in
+            its state: noise is other noise on every batch.
         weights: optax optimiser of the weights, or a dictionary of them per kind (see `Optim`); `None`
             for schedules that only infer.
         schedule: phases, see `inference_learning`, `incremental`, `z_il`, `settle`.
@@ -86,6 +95,7 @@ class Learner(Module):
         self.started_anew = M(VodeParam) if keep is None else M(VodeParam) - M(keep)
         self.states = Optim(states, self.free)
         self.weights = None if weights is None else Optim(weights, self.trained)
+        self.batches = Param(jnp.zeros((), jnp.uint32), frozen=True)
         if self.weights is None and any(phase.weights is not False for phase in self.schedule):
             raise DefinitionError(
                 "The schedule moves weights, but the learner has no optimiser for them. Pass "
@@ -138,7 +148,7 @@ def _run_and_record(*batch: Any, model: Any, learner: Learner) -> jax.Array:
 def _follow(batch: Any, model: Any, learner: Learner, is_recorded: bool) -> list[Any]:
     """Follow the schedule; returns the energies before every update, or only before the last one."""
     forward(*batch, model=model)
-    learner.states.init(model)
+    _start_states(model, learner)
     history: list[Any] = []
     waiting: Gradients = {}
     for phase in learner.schedule:
@@ -149,7 +159,24 @@ def _follow(batch: Any, model: Any, learner: Learner, is_recorded: bool) -> list
             history.append(_repeat(phase, energy, batch, model, learner, is_recorded))
     _check_nothing_waits(waiting, model, learner)
     learner.states.reset()
+    learner.batches.set(learner.batches.get() + 1)
     return history
+
+
+def _start_states(model: Any, learner: Learner) -> None:
+    """A new state for the optimiser of the values, with random keys that no other batch has had."""
+    if not select(model, learner.free):
+        return
+    learner.states.init(model)
+
+    def renewed(leaf: Any) -> Any:
+        if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return leaf
+        fold = jax.vmap(lambda key: jax.random.fold_in(key, learner.batches.get()))
+        return fold(leaf.reshape(-1)).reshape(leaf.shape)
+
+    state = learner.states.state
+    state.set(jax.tree.map(renewed, state.get()))
 
 
 def _repeat(
@@ -157,7 +184,7 @@ def _repeat(
 ) -> Any:
     """All repetitions of a phase but the first."""
 
-    # Energies that nobody asks for would cost a tenth of the time: gradients do not need them.
+    # Energies that are not asked for would cost a tenth of the time: gradients do not need them.
     def body(last: Any, x: None, *, model: Any, learner: Learner) -> tuple[Any, Any]:
         energy, _ = _update(phase, {}, batch, model, learner)
         return energy, energy if is_recorded else None
@@ -179,11 +206,13 @@ def _update(
     states = learner.free if phase.states else _NOTHING
     weights = _weights(phase, learner)
     with step(model, phase.status, clear_params=VodeParam.Cache):
-        (energy, count), by_keyword = value_and_grad(
-            _total, has_aux=True, kwargs_mask={"model": states | weights}
-        )(*batch, model=model)
-    gradients = by_keyword.get("model", {})
-    if phase.states:
+        if select(model, states | weights):
+            loss = value_and_grad(_total, has_aux=True, kwargs_mask={"model": states | weights})
+            (energy, count), by_keyword = loss(*batch, model=model)
+            gradients = by_keyword["model"]
+        else:
+            (energy, count), gradients = _total(*batch, model=model), {}
+    if select(model, states):
         learner.states.step(model, gradients)
     arrived = {
         path: jax.tree.map(lambda leaf: leaf / count, gradients[path])

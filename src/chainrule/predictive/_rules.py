@@ -20,8 +20,6 @@ from typing import Any
 
 from chainrule._errors import DefinitionError
 
-__all__ = ["InputRule", "OutputRule", "Ruleset", "Transform"]
-
 Transform = Callable[..., Any]
 """`transform(vode, key, value, rkg) -> value`; `key` is the slot that was set or asked for."""
 

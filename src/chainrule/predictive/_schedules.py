@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from chainrule._errors import InputError
-from chainrule.predictive._status import STATUS
+from chainrule.predictive._kinds import STATUS
 from chainrule.stateful import M, Mask
-
-__all__ = ["Phase", "incremental", "inference_learning", "settle", "z_il"]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,11 @@
-"""`Vode`: a value node, the place where a value meets its prediction.
+"""`Vode`: a value node, the place where a value meets its prediction; and the energies of such a place.
 
 A node has *slots*. `h`, the value, is a parameter of its own and stays; `u`, the prediction, and slots of the
 user live in the cache and are cleared with it. Slots are written and read through the node's ruleset.
+
+An energy says how much the value disagrees with the prediction, one term per element. It is any function
+`energy(vode, rkg) -> array`, which reads the node's slots with `vode.require`; what it returns is summed over
+all elements by `Vode.energy`.
 """
 
 from __future__ import annotations
@@ -13,14 +17,45 @@ import jax
 import jax.numpy as jnp
 
 from chainrule._errors import DefinitionError, InputError
-from chainrule.predictive._energies import se_energy
 from chainrule.predictive._energy_module import EnergyModule
-from chainrule.predictive._kinds import VodeCache, VodeParam
+from chainrule.predictive._kinds import STATUS, VodeCache, VodeParam
 from chainrule.predictive._rules import OutputRule, Ruleset, Transform
-from chainrule.predictive._status import STATUS
 from chainrule.stateful import RKG, Param, RandomKeyGenerator
 
-__all__ = ["Vode"]
+
+def _value_and_prediction(vode: Vode, rkg: RandomKeyGenerator) -> tuple[jax.Array, jax.Array]:
+    """Both slots, element for element: broadcasting would count elements several times."""
+    value, prediction = (jnp.asarray(vode.require(slot, rkg=rkg)) for slot in ("h", "u"))
+    if value.shape != prediction.shape:
+        raise InputError(
+            f"A node's value `h` has the shape {value.shape} and its prediction `u` the shape "
+            f"{prediction.shape}, for one sample; an energy compares them element by element. Give the "
+            "labels the shape of what the network returns.",
+            code="slot_shapes",
+        )
+    return value, prediction
+
+
+def se_energy(vode: Vode, rkg: RandomKeyGenerator = RKG) -> jax.Array:
+    """Squared error `(h - u)² / 2`: the value is Gaussian around its prediction."""
+    value, prediction = _value_and_prediction(vode, rkg)
+    error = value - prediction
+    return 0.5 * error * error
+
+
+def ce_energy(vode: Vode, rkg: RandomKeyGenerator = RKG) -> jax.Array:
+    """Cross-entropy `-h log softmax(u)`: the value is a distribution, the prediction its logits.
+
+    Classes lie along the last axis.
+    """
+    value, prediction = _value_and_prediction(vode, rkg)
+    return -value * jax.nn.log_softmax(prediction)
+
+
+def zero_energy(vode: Vode, rkg: RandomKeyGenerator = RKG) -> jax.Array:
+    """Nothing: the value is not tied to its prediction."""
+    return jnp.zeros_like(vode.require("h", rkg=rkg))
+
 
 _FORWARD_INITIALISATION = {STATUS.INIT: ("h, u <- u",)}
 

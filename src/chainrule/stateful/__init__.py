@@ -1,31 +1,59 @@
 """Train models written as ordinary mutable Python objects, through every JAX transformation.
 
 Positional arguments are pure values, keyword arguments are tracked: a change made to a parameter inside a
-transformed function is there after the call, nobody returns models, and several references to one parameter
+transformed function is there after the call, models are not returned, and several references to one parameter
 are one parameter.
+
+The modules, in the order in which to read them:
+
+    _frames         where the values of parameters are while a transformed function runs
+    _values         what a parameter may hold, and when one value can replace another
+    _statics        equality, snapshots and copies of what is not an array
+    _nodes          what parameters, modules and containers have in common
+    _params         parameters; their arithmetic is in _operators
+    _containers     lists, dictionaries and tuples inside a module
+    _module         modules
+    _walk           one walk: which parameters a tree holds, where, and its structure
+    _random         generators of random keys
+    _plan           what a transformation knows about the keyword arguments of a call
+    _masks          which parameters, by kind, attribute, path or predicate
+    _call           the protocol of a call: collect, run purely, commit
+    _jit            the same for programs that are kept
+    _derivatives    grad, jvp, vjp, custom_vjp, checkpoint and the like
+    _mapping        vmap, shard_map
+    _control_flow   scan, while_loop, cond, switch
+    _optim          optax on the parameters of a model
+    _checkpoint     save and load
+    _tree_tools     values out of a tree and into it; sharing
+    _summary        a table of parameters; how a model prints
+    _errors         what can go wrong
+    layers          equinox layers with parameters inside
 """
 
 from chainrule.stateful import layers
-from chainrule.stateful._branches import Cond, Switch, cond, switch
+from chainrule.stateful._call import eval_shape
 from chainrule.stateful._checkpoint import LoadReport, load, save
-from chainrule.stateful._custom_vjp import CustomVjp, custom_vjp
-from chainrule.stateful._errors import CheckpointError, GradientError, TrackingError
-from chainrule.stateful._eval_shape import eval_shape
-from chainrule.stateful._grad import (
-    Grad,
-    Hessian,
-    Jacfwd,
-    Jacrev,
-    ValueAndGrad,
+from chainrule.stateful._control_flow import (
+    cond,
+    scan,
+    switch,
+    while_loop,
+)
+from chainrule.stateful._derivatives import (
+    checkpoint,
+    custom_vjp,
     grad,
     hessian,
     jacfwd,
     jacrev,
+    jvp,
+    linearize,
     value_and_grad,
+    vjp,
 )
-from chainrule.stateful._jit import Jit, jit
-from chainrule.stateful._linear import jvp, linearize, vjp
-from chainrule.stateful._loops import Scan, WhileLoop, scan, while_loop
+from chainrule.stateful._errors import CheckpointError, GradientError, TrackingError
+from chainrule.stateful._jit import jit
+from chainrule.stateful._mapping import shard_map, vmap
 from chainrule.stateful._masks import M, Mask
 from chainrule.stateful._module import Mode, Module
 from chainrule.stateful._optim import Optim, OptimState
@@ -39,10 +67,7 @@ from chainrule.stateful._params import (
     static,
 )
 from chainrule.stateful._random import RKG, RandomKeyGenerator, RKGState
-from chainrule.stateful._rematerialise import Checkpoint, checkpoint
-from chainrule.stateful._sharding import ShardMap, shard_map
-from chainrule.stateful._summary import Summary, summary
-from chainrule.stateful._transformation import Transformation
+from chainrule.stateful._summary import summary
 from chainrule.stateful._tree_tools import (
     frozen,
     get,
@@ -53,22 +78,13 @@ from chainrule.stateful._tree_tools import (
     tree_ref,
     tree_unref,
 )
-from chainrule.stateful._vmap import Vmap, vmap
 
 __all__ = [
     "RKG",
     "BaseParam",
-    "Checkpoint",
     "CheckpointError",
-    "Cond",
-    "CustomVjp",
     "DynamicParam",
-    "Grad",
     "GradientError",
-    "Hessian",
-    "Jacfwd",
-    "Jacrev",
-    "Jit",
     "LoadReport",
     "M",
     "Mask",
@@ -81,16 +97,8 @@ __all__ = [
     "ParamDict",
     "RKGState",
     "RandomKeyGenerator",
-    "Scan",
-    "ShardMap",
     "StaticParam",
-    "Summary",
-    "Switch",
     "TrackingError",
-    "Transformation",
-    "ValueAndGrad",
-    "Vmap",
-    "WhileLoop",
     "checkpoint",
     "cond",
     "custom_vjp",

@@ -4,10 +4,13 @@ The protocol is the same for all transformations: collect the tracked parameters
 their flat values, hand it to a JAX transformation, commit what was written. `execute` is the pure function's
 core. `Call` is the whole protocol for transformations that trace anew each time; they add only how JAX
 has to treat the values (mapped, differentiated, carried, …). `jit`, which replays, has its own (`_jit`).
+`Transformation` is what all of them are to a user: a callable object around a function.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -83,8 +86,8 @@ def _check_contents(contents: Contents) -> None:
         if len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
             kind = type(container).__name__
             raise TrackingError(
-                f"The {kind} passed as `{keyword}` was edited inside a transformed function, where it is a copy: "
-                f"the caller's {kind} would not change. Return what is new, keep it in a `Param` or "
+                f"The {kind} passed as `{keyword}` was edited inside a transformed function, where it is a "
+                f"copy: the caller's {kind} would not change. Return what is new, keep it in a `Param` or "
                 f"`ParamDict`, or edit a copy of your own, `{kind}({keyword})`.",
                 code="structure_changed",
                 path=keyword,
@@ -160,3 +163,66 @@ class Call:
             "parameter holds must be known before the program runs; use a `Param` for what changes there.",
             code="static_changed",
         )
+
+
+class Transformation:
+    """A transformed function: positional arguments are pure values, keyword arguments are tracked.
+
+    Used on a method of a module, the module itself is tracked.
+    """
+
+    def __init__(self, fun: Callable[..., Any], **options: Any) -> None:
+        self._fun = fun
+        self._options = options
+        functools.update_wrapper(self, fun, updated=())
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        return functools.partial(self._as_method, self=instance)
+
+    @functools.cached_property
+    def _as_method(self) -> Transformation:
+        fun = self._fun
+
+        @functools.wraps(fun)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            module = kwargs.pop("self")
+            if isinstance(fun, Transformation):  # tracks the module in its turn
+                return fun.__get__(module)(*args, **kwargs)
+            return fun(module, *args, **kwargs)
+
+        signature = inspect.signature(fun)
+        # Positions count what is passed by position, and the module is not.
+        method.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*signature.parameters.values()][1:]
+        )
+        return type(self)(method, **self._options)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({name_of(self._fun)})"
+
+
+def decorator(
+    transformation: Callable[..., Any], fun: Callable[..., Any] | None, **options: Any
+) -> Any:
+    """`f = transformation(f)`, `@transformation` and `@transformation(option=…)` alike."""
+    if fun is None:
+        return functools.partial(transformation, **options)
+    return transformation(fun, **options)
+
+
+def eval_shape(fun: Callable[..., Any], /, *args: Any, **tracked: Any) -> Any:
+    """The shapes and dtypes of a function's result. No parameter changes.
+
+    Args:
+        fun: the function.
+        *args: its positional arguments, or `jax.ShapeDtypeStruct`s in their places.
+        **tracked: its keyword arguments.
+    """
+    call = Call(tracked)
+    result, _ = jax.eval_shape(call.pure(fun), call.values, *args)
+    return call.attach(result)

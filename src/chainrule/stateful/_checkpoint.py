@@ -2,35 +2,163 @@
 
 A checkpoint is flat: `{path: array}`, where a parameter that holds a pytree has one entry per leaf. Shared
 parameters are written once, under their first path, with their other paths in a table, so a model that shares
-differently can still be loaded. The formats are those of `_checkpoint_files`.
+differently can still be loaded. Plain values beside the models (a step number, an average of weights) are
+entries too: arrays like any other, numbers and text exactly as they are. What a module holds beside
+parameters is structure, which the program makes and no checkpoint holds.
+
+There are two formats, one safetensors file or an orbax folder. Both hold named arrays and a few facts about
+them as text. What is written takes the place of what was there only when it is complete; what is read comes
+as NumPy arrays: the model decides on which devices they go.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from chainrule.stateful._checkpoint_files import Format, read_arrays, write_arrays
+from chainrule._errors import InputError, StorageError
+from chainrule._trees import with_article
+from chainrule._whole_files import write_whole
 from chainrule.stateful._errors import CheckpointError
 from chainrule.stateful._frames import write_all
-from chainrule.stateful._masks import Mask
+from chainrule.stateful._masks import Mask, check_patterns, listed
+from chainrule.stateful._nodes import Node, is_node
 from chainrule.stateful._params import DynamicParam, ParamCache
-from chainrule.stateful._values import describe
-from chainrule.stateful._walk import Structure, join, key_path
+from chainrule.stateful._values import describe, is_arraylike
+from chainrule.stateful._walk import Structure, flatten, join, key_path
 
-__all__ = ["LoadReport", "load", "save"]
+Format = Literal["safetensors", "orbax"]
+Arrays = Mapping[str, Any]
+Facts = dict[str, str]
+
+# What safetensors can name and NumPy can read back; it writes more than that.
+_PORTABLE = frozenset(
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 bfloat16 "
+    "complex64".split()
+)
+
+
+def write_arrays(path: Path, arrays: Arrays, facts: Facts, format: Format) -> None:
+    """Write a checkpoint.
+
+    Raises:
+        InputError: there is no such format, or it cannot hold a dtype.
+    """
+    if format not in _WRITERS:
+        raise InputError(
+            f"Expected the format of a checkpoint to be one of {', '.join(map(repr, _WRITERS))}; found "
+            f"{format!r}.",
+            code="bad_argument",
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _WRITERS[format](path.absolute(), arrays, facts)
+
+
+def read_arrays(path: Path) -> tuple[Arrays, Facts]:
+    """The arrays and facts of a checkpoint in either format.
+
+    Raises:
+        StorageError: there is none, or it cannot be read.
+    """
+    if not path.exists():
+        raise StorageError(f"There is no checkpoint at {str(path)!r}.", code="file_missing")
+    try:
+        return _read_orbax(path.absolute()) if path.is_dir() else _read_safetensors(path)
+    except Exception as error:
+        raise StorageError(
+            f"{str(path)!r} is not a checkpoint, or a damaged one: {error}", code="file_damaged"
+        ) from error
+
+
+def _write_safetensors(path: Path, arrays: Arrays, facts: Facts) -> None:
+    from safetensors.numpy import save as serialise
+
+    for name, leaf in arrays.items():
+        if leaf.dtype.name not in _PORTABLE:
+            raise InputError(
+                f"A safetensors file cannot hold `{name}`, which is {leaf.dtype.name}; save with "
+                '`format="orbax"`, or cast it.',
+                code="bad_argument",
+                path=name,
+            )
+    # safetensors takes memory as it lies: arrays must be contiguous and in C order.
+    content = {name: np.asarray(leaf, order="C") for name, leaf in arrays.items()}
+    write_whole(path, [serialise(content, metadata=facts)], durable=True)
+
+
+def _read_safetensors(path: Path) -> tuple[Arrays, Facts]:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="numpy") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+
+
+def _write_orbax(path: Path, arrays: Arrays, facts: Facts) -> None:
+    import orbax.checkpoint as ocp
+
+    args = ocp.args.Composite(
+        arrays=ocp.args.StandardSave(dict(arrays)), facts=ocp.args.JsonSave(facts)
+    )
+    # One name in all processes of a cluster, which write together. A folder of its own, because orbax
+    # leaves its unfinished work beside the folder it was to become.
+    folder = path.with_name(f".{path.name}.writing")
+    try:
+        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+            checkpointer.save(folder / "new", args, force=True)
+        if jax.process_index() == 0:
+            _take_the_place_of(path, folder)
+        ocp.multihost.sync_global_processes("chainrule.stateful.save")
+    finally:
+        if jax.process_index() == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _take_the_place_of(path: Path, folder: Path) -> None:
+    """Put the new checkpoint of a folder where an old one may be, or leave that one there."""
+    old = folder / "old"
+    try:
+        if path.exists():
+            os.rename(path, old)
+        os.rename(folder / "new", path)
+    except BaseException:
+        if old.exists() and not path.exists():
+            os.rename(old, path)
+        raise
+
+
+def _read_orbax(path: Path) -> tuple[Arrays, Facts]:
+    import orbax.checkpoint as ocp
+
+    handler = ocp.PyTreeCheckpointHandler()
+    # As NumPy arrays: orbax would ask for the very devices that the arrays were saved from.
+    as_numpy = jax.tree.map(
+        lambda _: ocp.RestoreArgs(restore_type=np.ndarray), handler.metadata(path / "arrays").tree
+    )
+    arrays = handler.restore(path / "arrays", args=ocp.args.PyTreeRestore(restore_args=as_numpy))
+    facts = ocp.JsonCheckpointHandler().restore(path / "facts")
+    return dict(arrays), dict(facts)
+
+
+_WRITERS: dict[Format, Callable[[Path, Arrays, Facts], None]] = {
+    "safetensors": _write_safetensors,
+    "orbax": _write_orbax,
+}
+
 
 Mapped = Mapping[str, str] | Callable[[str], str | None] | None
 _ALIASES = "chainrule.aliases"
 _KEYS = "chainrule.keys"
+_VALUES = "chainrule.values"
+_EXACT = (bool, int, float, str)
 
 
 @dataclass(frozen=True)
@@ -59,21 +187,38 @@ def save(
 
     Args:
         path: a file (safetensors) or a folder (orbax).
-        tree: a model, an optimiser, or a dictionary of them.
-        mask: which parameters; by default all but caches. Those that are `None` have nothing to write.
+        tree: a model, an optimiser, or a dictionary of them, with plain arrays, numbers and text beside them.
+        mask: which parameters; by default all but caches. Those that are `None` have nothing to write. With a
+            mask, plain values are left out.
         format: `"safetensors"` or `"orbax"`, which takes every dtype.
+
+    Raises:
+        InputError: the mask has a pattern that matches nothing, or a plain value cannot be written.
     """
     structure = Structure().visit(tree)
+    leaves = [
+        pair for name, param in _chosen(structure, mask) for pair in _leaves(name, param.value)
+    ]
+    plain = dict(_plain(tree)) if mask is None else {}
+    exact = {name: value for name, value in plain.items() if type(value) in _EXACT}
+    leaves += [pair for pair in plain.items() if pair[0] not in exact and pair[1] is not None]
     arrays: dict[str, Any] = {}
     keys: dict[str, str] = {}
-    for name, param in _chosen(structure, mask):
-        for leaf_path, leaf in _leaves(name, param.value):
-            if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
-                keys[leaf_path] = str(jax.random.key_impl(leaf))
-                leaf = jax.random.key_data(leaf)
-            arrays[leaf_path] = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
-    facts = {_ALIASES: json.dumps(structure.aliases), _KEYS: json.dumps(keys)}
-    write_arrays(Path(path), arrays, facts, format)
+    for name, leaf in leaves:
+        if not is_arraylike(leaf):
+            raise InputError(
+                f"A checkpoint holds parameters, arrays, numbers and text; `{name}` is "
+                f"{with_article(type(leaf).__name__)}. Leave it out of what is saved.",
+                code="bad_argument",
+                path=name,
+            )
+        if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
+            keys[name] = str(jax.random.key_impl(leaf))
+            leaf = jax.random.key_data(leaf)
+        arrays[name] = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+    facts = {_ALIASES: structure.aliases, _KEYS: keys, _VALUES: exact}
+    texts = {name: json.dumps(fact) for name, fact in facts.items()}
+    write_arrays(Path(path), arrays, texts, format)
 
 
 def load(
@@ -92,8 +237,9 @@ def load(
 
     Args:
         path: a file or folder that `save` has written.
-        tree: the model to fill.
-        mask: which parameters; by default all but caches.
+        tree: what to fill, usually of the form that was saved. Plain values are replaced in their
+            dictionaries and lists; `None` takes what the file has.
+        mask: which parameters; by default all but caches. With a mask, plain values are left out.
         strict: raise when an entry of the file or a parameter of the model is left over. Otherwise
             what fits is loaded and the rest is reported.
         mapping: new names for entries of the file: a dictionary from old to new path prefix, or a
@@ -109,19 +255,25 @@ def load(
     """
     entries, optional = _entries(Path(path), mapping)
     targets = dict(_chosen(Structure().visit(tree), mask))
-    fit = _fit(targets, entries)
+    plain = dict(_plain(tree)) if mask is None else {}
+    fit = _fit({name: param.value for name, param in targets.items()} | plain, entries)
     unexpected = [name for name in entries if name not in fit.used and name not in optional]
     if fit.different or (strict and (fit.missing or unexpected)):
         raise _mismatch(path, fit, unexpected)
+    new = {name: fit.values[name] for name in plain if name in fit.values}
+    _check_replaceable(tree, new)
     write_all(
-        (targets[name], _placed(targets[name].value, value)) for name, value in fit.values.items()
+        (param, _placed(param.value, fit.values[name]))
+        for name, param in targets.items()
+        if name in fit.values
     )
+    _replace_plain(tree, {name: _placed(plain[name], value) for name, value in new.items()})
     return LoadReport(tuple(fit.values), tuple(fit.missing), tuple(unexpected))
 
 
 @dataclass
 class _Fit:
-    """How the entries of a checkpoint fit some parameters."""
+    """How the entries of a checkpoint fit some parameters and plain values."""
 
     values: dict[str, Any]
     missing: list[str]
@@ -130,10 +282,9 @@ class _Fit:
     empty: list[str]
 
 
-def _fit(targets: Mapping[str, DynamicParam], entries: Mapping[str, Any]) -> _Fit:
+def _fit(templates: Mapping[str, Any], entries: Mapping[str, Any]) -> _Fit:
     fit = _Fit({}, [], [], set(), [])
-    for name, param in targets.items():
-        template = param.value
+    for name, template in templates.items():
         # A parameter that holds nothing yet takes an entry of its own name, if there is one.
         leaves = [leaf_path for leaf_path, _ in _leaves(name, template)]
         names = [name] if template is None else leaves
@@ -155,8 +306,10 @@ def _entries(path: Path, mapping: Mapped) -> tuple[dict[str, Any], set[str]]:
     Any path of a shared parameter will do: a model may share less, or in another order.
     """
     stored, facts = read_arrays(path)
-    aliases, keys = (json.loads(facts.get(fact, "{}")) for fact in (_ALIASES, _KEYS))
-    typed = {name: _typed(leaf, keys.get(name)) for name, leaf in stored.items()}
+    aliases, keys, exact = (
+        json.loads(facts.get(fact, "{}")) for fact in (_ALIASES, _KEYS, _VALUES)
+    )
+    typed = {name: _typed(leaf, keys.get(name)) for name, leaf in stored.items()} | exact
     entries: dict[str, Any] = {}
     optional: set[str] = set()
     for alias, first in aliases.items():
@@ -174,8 +327,40 @@ def _entries(path: Path, mapping: Mapped) -> tuple[dict[str, Any], set[str]]:
     return entries, optional
 
 
+def _plain(tree: Any) -> list[tuple[str, Any]]:
+    """The values of a tree that no module or parameter holds; `None` is a place for one."""
+    pairs, _ = flatten(tree, lambda x: x is None or is_node(x))
+    return [(name, leaf) for name, leaf in pairs if not is_node(leaf)]
+
+
+def _check_replaceable(tree: Any, new: Mapping[str, Any]) -> None:
+    if new and (isinstance(tree, Node) or not isinstance(tree, (dict, list))):
+        raise CheckpointError(
+            f"`load` replaces plain values in dictionaries and lists, and found {listed(new)} in "
+            f"{with_article(type(tree).__name__)}. Pass a dictionary. Nothing was changed.",
+        )
+
+
+def _replace_plain(tree: Any, new: Mapping[str, Any]) -> None:
+    """Put new plain values into the dictionaries and lists of a tree."""
+    if not new:
+        return
+    pairs, treedef = flatten(tree, lambda x: x is None or is_node(x))
+    _take_over(tree, jax.tree.unflatten(treedef, [new.get(name, leaf) for name, leaf in pairs]))
+
+
+def _take_over(old: Any, new: Any) -> None:
+    for key in list(old) if isinstance(old, dict) else range(len(old)):
+        item = old[key]
+        if isinstance(item, (dict, list)) and not is_node(item):
+            _take_over(item, new[key])
+        elif any(not is_node(leaf) for leaf in jax.tree.leaves(new[key], is_leaf=is_node)):
+            old[key] = new[key]
+
+
 def _chosen(structure: Structure, mask: Any) -> Iterator[tuple[str, DynamicParam]]:
     chosen = ~Mask(ParamCache) if mask is None else Mask(mask)
+    check_patterns(chosen, [*structure.params, *structure.aliases])
     for name, param in structure.params.items():
         if chosen.matches(param, *structure.paths_of(name)):
             yield name, param
@@ -195,6 +380,8 @@ def _filled(name: str, template: Any, leaves: Mapping[str, Any]) -> Any:
 
 def _placed(template: Any, new: Any) -> Any:
     """Loaded arrays where those they replace are."""
+    if type(new) in _EXACT:
+        return new
     if template is None:
         return jax.tree.map(jnp.asarray, new)
     return jax.tree.map(_placed_leaf, template, new)
@@ -218,10 +405,14 @@ def _differences(name: str, template: Any, new: Any) -> list[str]:
         return []
     pairs = zip(_leaves(name, template), _leaves(name, new), strict=True)
     return [
-        f"`{leaf_path}` is {describe(old)} in the model and {describe(found)} in the file"
+        f"`{leaf_path}` is {_type(old)} in the model and {_type(found)} in the file"
         for (leaf_path, old), (_, found) in pairs
-        if describe(old) != describe(found)
+        if _type(old) != _type(found)
     ]
+
+
+def _type(value: Any) -> str:
+    return type(value).__name__ if type(value) in _EXACT else describe(value)
 
 
 def _rename(name: str, mapping: Mapped) -> str | None:
@@ -238,13 +429,13 @@ def _rename(name: str, mapping: Mapped) -> str | None:
 def _mismatch(path: Any, fit: _Fit, unexpected: list[str]) -> CheckpointError:
     parts = []
     if fit.missing:
-        parts.append(f"no entry for {_listed(fit.missing)}")
+        parts.append(f"no entry for {listed(fit.missing)}")
     if unexpected:
-        parts.append(f"no parameter for the entries {_listed(unexpected)}")
+        parts.append(f"no parameter for the entries {listed(unexpected)}")
     parts += fit.different
     empty = [name for name in fit.empty if any(e.startswith(f"{name}.") for e in unexpected)]
     hint = (
-        f" {_listed(empty)} holds nothing yet, so its entries have no places: fill it first, an optimiser "
+        f" {listed(empty)} holds nothing yet, so its entries have no places: fill it first, an optimiser "
         "with `optim.init(model)`."
         if empty
         else ""
@@ -258,7 +449,3 @@ def _mismatch(path: Any, fit: _Fit, unexpected: list[str]) -> CheckpointError:
             "different": fit.different,
         },
     )
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)

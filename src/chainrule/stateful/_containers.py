@@ -18,8 +18,6 @@ from chainrule.stateful._frames import birth, guard_edit, restructured
 from chainrule.stateful._nodes import Node, Pairs, check_structure, has_leaves, split
 from chainrule.stateful._statics import Static, pack, unpack
 
-__all__ = ["Container", "Dict", "List", "Tuple", "adopt"]
-
 
 def adopt(value: Any, where: str) -> Any:
     """What a module stores when `value` is assigned to it.

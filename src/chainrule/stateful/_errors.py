@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from chainrule._errors import DefinitionError, InputError
 
-__all__ = ["CheckpointError", "GradientError", "TrackingError"]
-
 
 class TrackingError(DefinitionError):
     """A transformed function used a parameter in a way that no transformation can track."""

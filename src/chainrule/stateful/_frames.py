@@ -34,7 +34,6 @@ from chainrule.stateful._statics import same
 from chainrule.stateful._values import conform, describe, same_type
 
 
-
 class _Local(threading.local):
     """Per thread: the open frames."""
 
@@ -49,6 +48,18 @@ def birth() -> int:
     """The serial number of the innermost open frame; 0 outside of all."""
     stack = local.stack
     return stack[-1].serial if stack else 0
+
+
+class TypesChangedError(TrackingError):
+    """A loop or a branch changed the type of a parameter.
+
+    Attributes:
+        is_from_none: whether the parameter was `None` before.
+    """
+
+    def __init__(self, error: TrackingError, *, is_from_none: bool) -> None:
+        super().__init__(error.message, code=error.code, path=error.path, details=error.details)
+        self.is_from_none = is_from_none
 
 
 class Frame:
@@ -91,7 +102,8 @@ class Frame:
         for param in self.plan.params:
             old, new = self.entry[id(param)], self.values[id(param)]
             if id(param) in self.written and not same_type(old, new):
-                raise _changed(self.plan.path_of(param), old, new, "structure_changed", where)
+                error = _changed(self.plan.path_of(param), old, new, "structure_changed", where)
+                raise TypesChangedError(error, is_from_none=old is None)
 
 
 def _own(value: Any) -> Any:
@@ -265,7 +277,8 @@ def restructured(node: Any) -> None:
     """Note that an object's structure changed."""
     if node._watches:
         with _watching:
-            watches, _ = node._watches, object.__setattr__(node, "_watches", ())
+            watches = node._watches
+            object.__setattr__(node, "_watches", ())
         for reference in watches:
             watch = reference()
             if watch is not None:

@@ -4,18 +4,20 @@ What happens on a call, when nothing but values has changed since an earlier one
 arguments by identity, gather the parameters' values into a list, call one `jax.jit`, store what comes back.
 Modules are not walked and no object is rebuilt.
 
-    binding    the flat parameter list of these very objects; valid until their structure changes. It does not hold
-               the objects themselves, so a jitted function keeps no model alive
-    program    a `jax.jit` for all keyword arguments of equal structure. Its first, static argument are the caller's
-               objects, on which the user's function runs when JAX traces it; its second are the flat values
-    output     (result, new values, notes). Notes say which slots the values belong to, what static parameters were set
-               to, and whether live objects are returned. They are part of the output's structure: every
-               specialisation of a program describes itself, at no cost
+    binding    the flat parameter list of these very objects; valid until their structure changes. It does
+               not hold the objects themselves, so a jitted function keeps no model alive
+    program    a `jax.jit` for all keyword arguments of equal structure. Its first, static argument are the
+               caller's objects, on which the user's function runs when JAX traces it; its second are the
+               flat values
+    output     (result, new values, notes). Notes say which slots the values belong to, what static
+               parameters were set to, and whether live objects are returned. They are part of the output's
+               structure: every specialisation of a program describes itself, at no cost
 
 A program depends on the static parameters that the function reads before it sets them, and on no others: a
-function that begins with `model.train()` is one program, in whatever mode the model comes. Which ones are read
-shows in the first trace. JAX traces a program again for other shapes, and that trace may read more; it is then
-given up (`_ReadsMore`), before anything has run, and another program, which depends on more, takes the call.
+function that begins with `model.train()` is one program, and the mode in which the model comes does not
+matter. Which ones are read shows in the first trace. JAX traces a program again for other shapes, and that
+trace may read more; it is then given up (`_ReadsMoreError`), before anything has run, and another program,
+which depends on more, takes the call.
 """
 
 from __future__ import annotations
@@ -32,13 +34,12 @@ from jax.sharding import AxisType, reshard
 
 from chainrule._errors import InputError
 from chainrule._jaxpr import NO_TRACE, trace_state
-from chainrule.stateful._call import execute, name_of
+from chainrule.stateful._call import Transformation, decorator, execute, name_of
 from chainrule.stateful._frames import Watch, local, write_all
 from chainrule.stateful._masks import resolve_mask
 from chainrule.stateful._nodes import has_identity
 from chainrule.stateful._plan import Plan, keyword_of, plain_values
 from chainrule.stateful._statics import Static
-from chainrule.stateful._transformation import Transformation, decorator
 from chainrule.stateful._values import is_arraylike
 from chainrule.stateful._walk import flatten
 
@@ -102,7 +103,7 @@ class _Notes:
         return hash(self._key)
 
 
-class _ReadsMore(Exception):
+class _ReadsMoreError(Exception):
     """A trace of a program has read static parameters that the program does not depend on."""
 
     def __init__(self, reads: frozenset[int]) -> None:
@@ -150,7 +151,9 @@ class Program:
             values = [given[place] for place in order]
             # Traced already, when the slots were looked for.
             result, written, notes = self.call(objects, values, *args)
-            new = dict(zip(slots, donated, strict=True)) | dict(zip(notes.slots, written, strict=True))
+            new = dict(zip(slots, donated, strict=True)) | dict(
+                zip(notes.slots, written, strict=True)
+            )
             notes = _Notes(tuple(new), notes.static_writes, notes.returns_live)
             return result, list(new.values()), notes
 
@@ -187,7 +190,7 @@ class Program:
         if self.reads is None:
             self.reads = reads
         elif not reads <= self.reads:
-            raise _ReadsMore(reads | self.reads)
+            raise _ReadsMoreError(reads | self.reads)
 
 
 def _without_repetition(kept: list[Any], donated: list[Any]) -> list[Any]:
@@ -404,7 +407,7 @@ class Jit(Transformation):
             if binding is None or not binding.is_for(args, kwargs):
                 binding = self._bind(args, kwargs)
             result, new, notes = binding.call(binding.objects, *binding.inputs(kwargs), *args)
-        except _ReadsMore as more:
+        except _ReadsMoreError as more:
             self._depend_on_more(more.reads, args, kwargs)
             return self(*args, **kwargs)
         binding.store(new, notes)
@@ -423,7 +426,7 @@ class Jit(Transformation):
             binding = self._bind(args, kwargs)
             stage = getattr(binding.call, method)
             return stage(binding.objects, *binding.inputs(kwargs), *args)
-        except _ReadsMore as more:
+        except _ReadsMoreError as more:
             self._depend_on_more(more.reads, args, kwargs)
             return self._stage(method, args, kwargs)
 
@@ -468,7 +471,9 @@ class Jit(Transformation):
 
     def _make_binding(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Binding:
         plan = self.plan(kwargs)
-        plan.read(kwargs)  # generators make their first state when they are read; calls read the storage
+        plan.read(
+            kwargs
+        )  # generators make their first state when they are read; calls read the storage
         forget = functools.partial(_forget, weakref.ref(self), key)
         nodes = filter(has_identity, jax.tree.leaves(kwargs, is_leaf=has_identity))
         roots = [weakref.ref(node, forget) for node in nodes]

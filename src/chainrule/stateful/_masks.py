@@ -11,8 +11,10 @@ tree, it gives the same tree with only the selected parameters left.
 from __future__ import annotations
 
 import fnmatch
+import operator
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from chainrule._errors import InputError
@@ -21,13 +23,117 @@ from chainrule.stateful._module import Module
 from chainrule.stateful._params import BaseParam, Param, ParamCache, StaticParam
 from chainrule.stateful._plan import Plan, keyword_of
 from chainrule.stateful._random import RKG
-from chainrule.stateful._statics import same
+from chainrule.stateful._statics import Static, same
 from chainrule.stateful._values import is_inexact
 from chainrule.stateful._walk import Structure, join, named_pairs, replicate
 
-__all__ = ["TRAINABLE", "M", "Mask", "resolve_mask", "resolve_places", "select"]
+Paths = tuple[str, ...]
 
-Predicate = Callable[[Any, tuple[str, ...]], bool]
+
+class _Rule:
+    """When a parameter is selected. Rules are data: masks can be compared, copied and pickled."""
+
+    def __call__(self, param: Any, paths: Paths) -> bool:
+        raise NotImplementedError
+
+    def parts(self) -> tuple[_Rule, ...]:
+        """The rules that this one is made of."""
+        return ()
+
+
+@dataclass(frozen=True)
+class _Everything(_Rule):
+    def __call__(self, param: Any, paths: Paths) -> bool:
+        return True
+
+    def __str__(self) -> str:
+        return "M()"
+
+
+@dataclass(frozen=True)
+class _Kind(_Rule):
+    kinds: Any
+
+    def __call__(self, param: Any, paths: Paths) -> bool:
+        return isinstance(param, self.kinds)
+
+    def __str__(self) -> str:
+        return f"M({getattr(self.kinds, '__name__', None) or self.kinds})"
+
+
+@dataclass(frozen=True)
+class _Predicate(_Rule):
+    function: Callable[[Any], Any]
+
+    def __call__(self, param: Any, paths: Paths) -> bool:
+        return bool(self.function(param))
+
+    def __str__(self) -> str:
+        return f"M({getattr(self.function, '__name__', repr(self.function))})"
+
+
+@dataclass(frozen=True)
+class _Has(_Rule):
+    attributes: Static
+    is_present: bool
+
+    def __call__(self, param: Any, paths: Paths) -> bool:
+        found = (_has(param, *item) for item in self.attributes.value.items())
+        return all(found) if self.is_present else not any(found)
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.attributes.value.items())
+        return f"{'has' if self.is_present else 'hasnot'}({shown})"
+
+
+@dataclass(frozen=True)
+class _At(_Rule):
+    pattern: str
+
+    def __call__(self, param: Any, paths: Paths) -> bool:
+        # Paths contain brackets ("[0]"), which fnmatch would read as character sets.
+        literal = self.pattern.replace("[", "[[]")
+        return any(fnmatch.fnmatchcase(path, literal) for path in paths)
+
+    def __str__(self) -> str:
+        return f"at({self.pattern!r})"
+
+
+@dataclass(frozen=True)
+class _Not(_Rule):
+    rule: _Rule
+
+    def __call__(self, param: Any, paths: Paths) -> bool:
+        return not self.rule(param, paths)
+
+    def parts(self) -> tuple[_Rule, ...]:
+        return (self.rule,)
+
+    def __str__(self) -> str:
+        return f"~{self.rule}"
+
+
+_OPERATORS: dict[str, Callable[[bool, bool], bool]] = {
+    "|": operator.or_,
+    "&": operator.and_,
+    "^": operator.xor,
+}
+
+
+@dataclass(frozen=True)
+class _Combined(_Rule):
+    operator: str
+    left: _Rule
+    right: _Rule
+
+    def __call__(self, param: Any, paths: Paths) -> bool:
+        return _OPERATORS[self.operator](self.left(param, paths), self.right(param, paths))
+
+    def parts(self) -> tuple[_Rule, ...]:
+        return self.left, self.right
+
+    def __str__(self) -> str:
+        return f"({self.left} {self.operator} {self.right})"
 
 
 class Mask:
@@ -45,23 +151,22 @@ class Mask:
         (True, False)
     """
 
-    __slots__ = ("_choice", "_predicate", "_text")
+    __slots__ = ("_choice", "_rule")
 
     def __init__(self, select: Any = None) -> None:
-        self._predicate: Predicate
-        self._text: str
-        self._choice: tuple[Any, Any] | None
-        self._predicate, self._text, self._choice = _parse(select)
+        is_mask = isinstance(select, Mask)
+        self._rule: _Rule = select._rule if is_mask else _rule_of(select)
+        self._choice: tuple[Any, Any] | None = select._choice if is_mask else None
 
     @classmethod
-    def _make(cls, predicate: Predicate, text: str, choice: Any = None) -> Mask:
+    def _make(cls, rule: _Rule, choice: tuple[Any, Any] | None = None) -> Mask:
         self = cls.__new__(cls)
-        self._predicate, self._text, self._choice = predicate, text, choice
+        self._rule, self._choice = rule, choice
         return self
 
     def matches(self, param: Any, *paths: str) -> bool:
         """Whether a parameter is selected; a shared one may have several paths."""
-        return bool(self._predicate(param, paths))
+        return self._rule(param, paths)
 
     def value(self, param: Any, *paths: str) -> Any:
         """`True` or `False`, or the value chosen with `to`."""
@@ -83,48 +188,31 @@ class Mask:
     def to(self, choice: tuple[Any, Any]) -> Mask:
         """A mask that answers with `choice[0]` when off and `choice[1]` when on."""
         off, on = choice
-        return Mask._make(self._predicate, self._text, (off, on))
+        return Mask._make(self._rule, (off, on))
 
     def has(self, **attributes: Any) -> Mask:
         """And: every attribute is present and equal (attributes of the value, like `ndim`, count)."""
-        return self & Mask._make(
-            lambda param, paths: all(_has(param, *item) for item in attributes.items()),
-            f"has({_keywords(attributes)})",
-        )
+        return self & Mask._make(_Has(Static(attributes), True))
 
     def hasnot(self, **attributes: Any) -> Mask:
         """And: every attribute is absent or different."""
-        return self & Mask._make(
-            lambda param, paths: not any(_has(param, *item) for item in attributes.items()),
-            f"hasnot({_keywords(attributes)})",
-        )
+        return self & Mask._make(_Has(Static(attributes), False))
 
     def at(self, pattern: str) -> Mask:
         """And: a path of the parameter matches a pattern with `*` and `?`, for example `"encoder.*"`."""
-        # Paths contain brackets ("[0]"), which fnmatch would read as character sets.
-        literal = pattern.replace("[", "[[]")
-        return self & Mask._make(
-            lambda param, paths: any(fnmatch.fnmatchcase(path, literal) for path in paths),
-            f"at({pattern!r})",
-        )
+        return self & Mask._make(_At(pattern))
+
+    def _combine(self, sign: str, other: Any) -> Mask:
+        return Mask._make(_Combined(sign, self._rule, Mask(other)._rule))
 
     def __or__(self, other: Any) -> Mask:
-        a, b = self, Mask(other)
-        return Mask._make(
-            lambda p, paths: a.matches(p, *paths) or b.matches(p, *paths), f"({a} | {b})"
-        )
+        return self._combine("|", other)
 
     def __and__(self, other: Any) -> Mask:
-        a, b = self, Mask(other)
-        return Mask._make(
-            lambda p, paths: a.matches(p, *paths) and b.matches(p, *paths), f"({a} & {b})"
-        )
+        return self._combine("&", other)
 
     def __xor__(self, other: Any) -> Mask:
-        a, b = self, Mask(other)
-        return Mask._make(
-            lambda p, paths: a.matches(p, *paths) != b.matches(p, *paths), f"({a} ^ {b})"
-        )
+        return self._combine("^", other)
 
     def __sub__(self, other: Any) -> Mask:
         return self & ~Mask(other)
@@ -142,32 +230,79 @@ class Mask:
         return Mask(other) ^ self
 
     def __invert__(self) -> Mask:
-        return Mask._make(lambda param, paths: not self.matches(param, *paths), f"~{self}")
+        return Mask._make(_Not(self._rule))
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are made in the same way, and so select the same."""
+        if not isinstance(other, Mask):
+            return NotImplemented
+        return self._rule == other._rule and same(self._choice, other._choice)
+
+    def __hash__(self) -> int:
+        return hash(self._rule)
+
+    def __deepcopy__(self, memo: Any) -> Mask:
+        return self  # it never changes, and a copied predicate would be another one
 
     def __repr__(self) -> str:
-        return self._text if self._choice is None else f"{self._text}.to({self._choice!r})"
+        return str(self._rule) if self._choice is None else f"{self._rule}.to({self._choice!r})"
 
 
 M = Mask
 
 
-def _parse(select: Any) -> tuple[Predicate, str, tuple[Any, Any] | None]:
-    if isinstance(select, Mask):
-        return select._predicate, select._text, select._choice
+def _rule_of(select: Any) -> _Rule:
     if select is None:
-        return (lambda param, paths: True), "M()", None
+        return _Everything()
     if isinstance(select, (type, tuple, types.UnionType)):
-        kinds = select
-        name = getattr(select, "__name__", None) or str(select)
-        return (lambda param, paths: isinstance(param, kinds)), f"M({name})", None
+        return _Kind(select)
     if callable(select):
-        function = select
-        name = getattr(function, "__name__", repr(function))
-        return (lambda param, paths: function(param)), f"M({name})", None
+        return _Predicate(select)
     raise InputError(
         f"A mask is made from a kind, a tuple of kinds, a mask or a function; found {select!r}.",
         code="bad_mask",
     )
+
+
+def _patterns(rule: _Rule) -> Iterator[_At]:
+    if isinstance(rule, _At):
+        yield rule
+    for part in rule.parts():
+        yield from _patterns(part)
+
+
+def check_patterns(mask: Mask, paths: Iterable[str]) -> None:
+    """Refuse patterns that no path matches: a misspelled one would select nothing, silently.
+
+    Raises:
+        InputError: there is one.
+    """
+    known = tuple(paths)
+    for pattern in _patterns(mask._rule):
+        if not pattern(None, known):
+            raise InputError(
+                f"The pattern {pattern.pattern!r} in {mask!r} matches none of the parameters "
+                f"{listed(known)}.",
+                code="bad_mask",
+                path=pattern.pattern,
+            )
+
+
+def nothing_selected(what: str, mask: Any, tree: Any) -> InputError:
+    """The error for a selection that is empty although something has to be selected."""
+    params = Structure().visit(tree).params
+    frozen = sum(param.frozen for param in params.values())
+    return InputError(
+        f"{what} is {mask}, which selects none of the {len(params)} parameters {listed(params)}; "
+        f"{frozen} of them are frozen. Correct the mask, or thaw parameters with `frozen(model, False)`.",
+        code="bad_mask",
+    )
+
+
+def listed(paths: Iterable[str], most: int = 8) -> str:
+    """Some paths, for a message."""
+    names = [f"`{path}`" if path else "(the parameter itself)" for path in paths]
+    return f"{', '.join(names[:most]) or '(none)'}{', …' if len(names) > most else ''}"
 
 
 def _has(param: Any, name: str, value: Any) -> bool:
@@ -177,24 +312,25 @@ def _has(param: Any, name: str, value: Any) -> bool:
         return False
 
 
-def _keywords(attributes: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in attributes.items())
-
-
-def _is_trainable(param: Any) -> bool:
+def trainable(param: Any) -> bool:
     return isinstance(param, Param) and not (param.frozen or isinstance(param, ParamCache)) and (
         is_inexact(param.get())
     )  # fmt: skip
 
 
-TRAINABLE = Mask(_is_trainable)
+TRAINABLE = Mask(trainable)
 """What `True` means where parameters are selected for training: real or complex, not frozen, no cache."""
 
 
 def select(tree: Any, mask: Any) -> dict[str, Any]:
-    """Path → parameter of what a mask selects in a tree; `None` and `True` mean `TRAINABLE`."""
+    """Path → parameter of what a mask selects in a tree; `None` and `True` mean `TRAINABLE`.
+
+    Raises:
+        InputError: a pattern of the mask matches no path.
+    """
     chosen = TRAINABLE if mask is None or mask is True else Mask(mask)
     structure = Structure().visit(tree)
+    check_patterns(chosen, [*structure.params, *structure.aliases])
     return {
         path: param
         for path, param in structure.params.items()
@@ -280,19 +416,26 @@ def _chooser(entry: Any, off: Any) -> Callable[..., Any]:
 
 
 def _check_places(entries: Mapping[str, Any], plan: Plan) -> None:
-    """A misspelled place in a mask would select nothing, silently."""
+    """A misspelled place or pattern in a mask would select nothing, silently."""
     known = [*plan.paths, *plan.structure.aliases]
+    reach: dict[
+        Mask, list[str]
+    ] = {}  # mask → the paths it is asked about, in all keywords it stands for
     for name, entry in entries.items():
+        inside = [path[len(name) + 1 :] for path in known if keyword_of(path) == name]
         for place in _named_places(entry):
-            path = join(name, place)
-            if not any(each == path or each.startswith(f"{path}.") for each in known):
-                shown = [f"`{each}`" for each in known if keyword_of(each) == name]
+            if not any(each == place or each.startswith(f"{place}.") for each in inside):
+                shown = listed(join(name, path) for path in inside)
                 raise InputError(
-                    f"kwargs_mask names `{path}`, but `{name}` has the parameters "
-                    f"{', '.join(shown[:8]) or 'none'}{', …' if len(shown) > 8 else ''}.",
+                    f"kwargs_mask names `{join(name, place)}`, but `{name}` has the parameters {shown}.",
                     code="bad_mask",
-                    path=path,
+                    path=join(name, place),
                 )
+        for _, leaf in _places(entry):
+            if isinstance(leaf, Mask):
+                reach.setdefault(leaf, []).extend(inside)
+    for mask, paths in reach.items():
+        check_patterns(mask, paths)
 
 
 def _nearest(places: Mapping[str, Any], path: str) -> Any:

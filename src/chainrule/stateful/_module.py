@@ -20,8 +20,6 @@ from chainrule.stateful._nodes import Node, Pairs, is_node, split
 from chainrule.stateful._params import StaticParam
 from chainrule.stateful._statics import Static, pack
 
-__all__ = ["Mode", "Module"]
-
 M = TypeVar("M", bound="Module")
 
 

@@ -16,8 +16,6 @@ import numpy as np
 from chainrule._errors import DefinitionError
 from chainrule.stateful._values import describe
 
-__all__ = ["Node", "Pairs", "check_structure", "has_identity", "has_leaves", "is_node", "split"]
-
 Pairs = list[tuple[Any, Any]]
 _ATOMS = frozenset((bool, int, float, complex, str, bytes, type(None), type(len), type(lambda: 0)))
 
@@ -44,7 +42,7 @@ def is_node(x: Any) -> bool:
 
 
 def has_identity(x: Any) -> bool:
-    """Whether a node is known by its identity: all but tuples, which never change and have only their items."""
+    """Whether a node is known by its identity: all but tuples, which are nothing beside their items."""
     return isinstance(x, Node) and not isinstance(x, tuple)
 
 

@@ -9,8 +9,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["Operators", "unwrap"]
-
 _BINARY = (
     "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul",
     "and", "or", "xor", "lshift", "rshift",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -11,19 +11,19 @@ import optax
 
 from chainrule._errors import InputError
 from chainrule.stateful._errors import GradientError
-from chainrule.stateful._masks import Mask, select
+from chainrule.stateful._masks import TRAINABLE, Mask, check_patterns, nothing_selected, select
 from chainrule.stateful._module import Module
 from chainrule.stateful._params import DynamicParam, Param, StaticParam
-from chainrule.stateful._values import describe
-from chainrule.stateful._walk import join
+from chainrule.stateful._values import describe, same_type
+from chainrule.stateful._walk import Structure, join
 
-__all__ = ["Optim", "OptimState"]
+_ABSENT = object()
 
 
 class OptimState(Param):
     """The state of an optimiser: `None` until the first step, then optax's own pytree.
 
-    Frozen, so that nobody trains it: an optimiser may be part of the very tree it trains.
+    Frozen, so that it is not trained: an optimiser may be part of the very tree it trains.
     """
 
     __slots__ = ()
@@ -34,8 +34,9 @@ class OptimState(Param):
 class Optim(Module):
     """An optax optimiser for the parameters that a mask selects.
 
-    Pass it by keyword to the transformed function that calls `step`; its state is made at the first step
-    and tracked like any parameter. Starting again (`reset`) compiles nothing anew.
+    Pass it by keyword to the transformed function that calls `step`; its state is made by `init`, or at the
+    first step, and tracked like any parameter. Starting again (`reset`) compiles nothing anew. When
+    parameters are frozen, thawed or added, the state of the others is kept.
 
     Args:
         optimizer: an optax transformation, or a function of no arguments that makes one. A dictionary
@@ -75,8 +76,8 @@ class Optim(Module):
             tree: a module, a parameter, or a container of them.
             gradients: `{path: gradient}` as `grad` and `value_and_grad` return for one keyword; for a
                 single parameter, its gradient; for a dictionary of modules, one entry per module.
-            allow_missing: leave parameters without gradient unchanged instead of raising. Each step
-                must miss the same ones.
+            allow_missing: leave parameters without gradient unchanged instead of raising, and what
+                the optimiser knows about them too.
             **extra: what the optimiser's `update` takes beyond that (a loss value for a line search).
 
         Returns:
@@ -84,38 +85,56 @@ class Optim(Module):
 
         Raises:
             GradientError: a selected parameter has no gradient, or one of another shape.
+            InputError: the mask selects nothing.
         """
-        params, given = self._match(tree, gradients, allow_missing)
-        values = {path: param.value for path, param in params.items()}
-        optimizer = self._optimizer(params)
-        state = self.state.get()
-        if state is None:
-            state = optimizer.init(values)
-        updates, state = optax.with_extra_args_support(optimizer).update(
-            given, state, values, **extra
-        )
+        selected = self._selected(tree)
+        params, given = _match(selected, gradients, allow_missing)
+        state = self._state_for(selected)
+        values, optimizer = _values(params), self._optimizer(params)
+        # Parameters without a gradient keep their part of the state: the others are updated on a state of
+        # their own.
+        part = state if params == selected else _carried(state, optimizer, values)
+        updates, new = optax.with_extra_args_support(optimizer).update(given, part, values, **extra)
         for path, value in optax.apply_updates(values, updates).items():
             params[path].set(value)
-        self.state.set(state)
+        self.state.set(new if part is state else _merged(state, new, selected))
         self.count.set(self.count.get() + 1)
         return updates
 
     def init(self, tree: Any) -> None:
-        """Make the state now; otherwise the first step does."""
+        """Make the state now; otherwise the first step does, and a jitted function compiles twice."""
         params = self._selected(tree)
-        self.state.set(self._optimizer(params).init({k: p.value for k, p in params.items()}))
+        self.state.set(self._optimizer(params).init(_values(params)))
 
     def reset(self) -> None:
         """Forget the state; the next step starts afresh."""
         self.state.set(None)
         self.count.set(jnp.zeros_like(self.count.get()))
 
+    def _state_for(self, params: Mapping[str, DynamicParam]) -> Any:
+        """The state for these parameters: a new one, or the old one with their parts of it.
+
+        The selection changes when parameters are frozen or a model grows.
+        """
+        state, optimizer, values = self.state.get(), self._optimizer(params), _values(params)
+        return optimizer.init(values) if state is None else _carried(state, optimizer, values)
+
     def _selected(self, tree: Any) -> dict[str, DynamicParam]:
-        groups = self.optimizers.get()
-        params = select(tree, self.mask.get())
-        if len(groups) == 1 and groups[0][0] is None:
-            return params
-        return {path: p for path, p in params.items() if _group_of(groups, p, path) is not None}
+        mask, groups = self.mask.get(), self.optimizers.get()
+        params = select(tree, mask)
+        if groups[0][0] is not None:
+            every = [*Structure().visit(tree).params]
+            for group, _ in groups:
+                check_patterns(group, every)
+            params = {
+                path: p for path, p in params.items() if _group_of(groups, p, path) is not None
+            }
+        if not params:
+            shown = TRAINABLE if mask is None or mask is True else mask
+            if groups[0][0] is not None:
+                shown = " | ".join(str(group) for group, _ in groups)
+            raise nothing_selected("The mask of the optimiser", shown, tree)
+        return params
 
     def _optimizer(self, params: Mapping[str, DynamicParam]) -> Any:
         groups = self.optimizers.get()
@@ -131,24 +150,68 @@ class Optim(Module):
             optimizer = steps.gradient_transformation()
         return optimizer
 
-    def _match(
-        self, tree: Any, gradients: Any, allow_missing: bool
-    ) -> tuple[dict[str, DynamicParam], dict[str, Any]]:
-        params = self._selected(tree)
-        given = _by_path(gradients, params)
-        missing = {path: param for path, param in params.items() if given.get(path) is None}
-        if missing and not allow_missing:
-            raise _missing(missing, len(params), given)
-        params = {path: param for path, param in params.items() if path not in missing}
-        for path, param in params.items():
-            if jax.tree.map(jnp.shape, param.value) != jax.tree.map(jnp.shape, given[path]):
-                raise GradientError(
-                    f"The gradient of `{path}` is {describe(given[path])}, the parameter is "
-                    f"{describe(param.value)}.",
-                    code="gradient_shape",
-                    path=path,
-                )
-        return params, {path: given[path] for path in params}
+
+def _values(params: Mapping[str, DynamicParam]) -> dict[str, Any]:
+    return {path: param.value for path, param in params.items()}
+
+
+def _match(
+    selected: Mapping[str, DynamicParam], gradients: Any, allow_missing: bool
+) -> tuple[dict[str, DynamicParam], dict[str, Any]]:
+    """The parameters that have a gradient, and their gradients."""
+    given = _by_path(gradients, selected)
+    missing = {path: param for path, param in selected.items() if given.get(path) is None}
+    if missing and not allow_missing:
+        raise _missing(missing, len(selected), given)
+    params = {path: param for path, param in selected.items() if path not in missing}
+    for path, param in params.items():
+        if jax.tree.map(jnp.shape, param.value) != jax.tree.map(jnp.shape, given[path]):
+            raise GradientError(
+                f"The gradient of `{path}` is {describe(given[path])}, the parameter is "
+                f"{describe(param.value)}.",
+                code="gradient_shape",
+                path=path,
+            )
+    return params, {path: given[path] for path in params}
+
+
+def _carried(state: Any, optimizer: Any, values: Mapping[str, Any]) -> Any:
+    """A state for these parameters that begins where another one is."""
+    if same_type(state, jax.eval_shape(optimizer.init, values)):
+        return state
+    return _merged(optimizer.init(values), state, values)
+
+
+def _merged(template: Any, source: Any, paths: Collection[str]) -> Any:
+    """A state like the template, with the content of another one where that has something of the same type.
+
+    optax keeps what it knows about parameters in trees like theirs, here dictionaries by path: they are
+    merged path by path. Everything else (counters, random keys, what belongs to no parameter) is taken from
+    the source.
+    """
+
+    def is_per_parameter(node: Any) -> bool:
+        return isinstance(node, dict) and node.keys() == set(paths)
+
+    def either(old: Any, new: Any) -> Any:
+        return new if same_type(old, new) else old
+
+    def merge(old: Any, new: Any) -> Any:
+        if is_per_parameter(old) and isinstance(new, dict):
+            return {path: either(entry, new.get(path, _ABSENT)) for path, entry in old.items()}
+        return either(old, new)
+
+    treedef: Any
+    leaves, treedef = jax.tree.flatten(template, is_leaf=is_per_parameter)
+    try:
+        others = treedef.flatten_up_to(source)
+    except ValueError as error:
+        raise InputError(
+            "The optimiser's state was made by an optimiser of another kind. Start again with "
+            "`optim.reset()`, or `optim.init(model)`.",
+            code="bad_state",
+        ) from error
+    return jax.tree.unflatten(treedef, list(map(merge, leaves, others)))
 
 
 def _groups(optimizer: Any) -> tuple[tuple[Mask | None, Any], ...]:

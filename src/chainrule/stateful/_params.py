@@ -39,8 +39,6 @@ from chainrule.stateful._operators import Operators, unwrap
 from chainrule.stateful._statics import Static
 from chainrule.stateful._values import check_value, describe, strong
 
-__all__ = ["BaseParam", "DynamicParam", "Param", "ParamCache", "ParamDict", "StaticParam", "static"]
-
 T = TypeVar("T")
 _VALUE_KEY = GetAttrKey("value")
 _NO_METADATA = Static({})
@@ -261,7 +259,7 @@ class ParamDict(DynamicParam):
         >>> "u" in cache, cache.get("u", 0.0)
         (False, 0.0)
         >>> cache["u"] = 1.0
-        >>> cache["u"]
+        >>> float(cache["u"])
         1.0
     """
 

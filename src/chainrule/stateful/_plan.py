@@ -79,7 +79,9 @@ class Plan:
         self.plain = [
             index
             for index, (path, leaf) in enumerate(leaves)
-            if is_arraylike(leaf) and not has_identity(leaf) and keyword_of(path) not in static_names
+            if is_arraylike(leaf)
+            and not has_identity(leaf)
+            and keyword_of(path) not in static_names
         ]
         plain = set(self.plain)
         for index, (path, leaf) in enumerate(leaves):

@@ -3,12 +3,12 @@
 `RKG` is the default generator. Every transformation tracks it without being told; it is made when the first
 key is drawn, always from the same seed, so a program is reproducible unless it asks for something else.
 
-Threads. A draw reads the state, splits it, and stores what is left; a jitted call does the same around its whole
-run. Two threads that read before either has stored would draw the same keys. So every thread has a state of `RKG` of
-its own: the thread that imports the library has the seed's, any other that of the seed folded with a number of its
-own. A generator that a user makes has one state, which can be saved and loaded. Draws from it outside of
-transformations wait for each other; jitted functions that draw from it must not run in two threads at once, as with
-every parameter that they write.
+Threads. A draw reads the state, splits it, and stores what is left; a jitted call does the same around its
+whole run. Two threads that read before either has stored would draw the same keys. So every thread has a
+state of `RKG` of its own: the thread that imports the library has the seed's, any other that of the seed
+folded with a number of its own. A generator that a user makes has one state, which can be saved and loaded.
+Draws from it outside of transformations wait for each other; jitted functions that draw from it must not run
+in two threads at once, as with every parameter that they write.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ class _ThreadCell(threading.local):
     def __init__(self, state: RKGState, numbers: Iterator[int]) -> None:
         number = next(numbers)
         self.value: Any = None
-        if number:  # not in the thread that makes it, where the first read does: no backend starts yet
+        if (
+            number
+        ):  # not in the thread that makes it, where the first read does: no backend starts yet
             with jax.ensure_compile_time_eval():
                 key = jax.random.PRNGKey(state.__dict__["_seed"])
                 self.value = jax.random.fold_in(key, number)

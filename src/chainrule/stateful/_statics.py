@@ -4,14 +4,14 @@
 equal when using one for the other cannot be noticed: containers are compared item by item, arrays by content,
 `nan` equals itself, everything else by `==` with identity first.
 
-An object may be edited in place after it became part of a key, and then no longer be what the key stood for. So a
-static keeps a *snapshot* of what can be edited:
+An object may be edited in place after it became part of a key, and then no longer be what the key stood for.
+So a static keeps a *snapshot* of what can be edited:
 
-    never edited    numbers, names, functions, classes, JAX arrays, and every object whose class defines a hash by
-                    value (a frozen data class, an enum): Python asks of those that they do not change
+    never edited    numbers, names, functions, classes, JAX arrays, and every object whose class defines a
+                    hash by value (a frozen data class, an enum): Python asks of those not to change
     containers      snapshots of their items
-    other objects   the object, and snapshots of its public attributes (of all fields, for a data class). Arrays
-                    there are compared by identity: they may be large
+    other objects   the object, and snapshots of its public attributes (of all fields, for a data class).
+                    Arrays there are compared by identity: they may be large
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ def _snapshot(value: Any, above: tuple[int, ...]) -> Any:
         entries = {key: _snapshot(item, above) for key, item in value.items()}
         return _Snapshot(type(value), {"items": entries})
     if isinstance(value, Set):
-        return value if isinstance(value, frozenset) else _Snapshot(set, {"items": frozenset(value)})
+        return (
+            value if isinstance(value, frozenset) else _Snapshot(set, {"items": frozenset(value)})
+        )
     if isinstance(value, np.ndarray) or type(value).__hash__ not in (None, object.__hash__):
         return value
     attributes = {
@@ -115,7 +117,9 @@ def _attributes(value: Any) -> dict[str, Any]:
         names = [field.name for field in dataclasses.fields(value)]
     else:
         slots = [getattr(cls, "__slots__", ()) for cls in type(value).__mro__]
-        declared = [name for names in slots for name in ((names,) if isinstance(names, str) else names)]
+        declared = [
+            name for names in slots for name in ((names,) if isinstance(names, str) else names)
+        ]
         names = [name for name in (*getattr(value, "__dict__", ()), *declared) if name[0] != "_"]
     return {name: getattr(value, name) for name in names if hasattr(value, name)}
 
@@ -177,9 +181,9 @@ def is_function(value: Any) -> bool:
 class Portable:
     """A function on its way into a copy or a pickle.
 
-    A deep copy shares functions, as Python's own does for those that are not wrapped: a copied `jax.nn.relu` would
-    not equal the original, and a copied model would compile anew. A pickle holds the name of a function that
-    can be imported: JAX's wrapped ones cannot be pickled by their content.
+    A deep copy shares functions, as Python's own does for those that are not wrapped: a copied `jax.nn.relu`
+    would not equal the original, and a copied model would compile anew. A pickle holds the name of a function
+    that can be imported: JAX's wrapped ones cannot be pickled by their content.
     """
 
     __slots__ = ("function",)

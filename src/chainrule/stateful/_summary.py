@@ -11,8 +11,6 @@ from chainrule.stateful._nodes import Node
 from chainrule.stateful._values import describe, nbytes
 from chainrule.stateful._walk import Structure, named_pairs
 
-__all__ = ["Row", "Summary", "render", "render_html", "summary"]
-
 _COLUMNS = ("path", "kind", "value", "bytes", "shared with")
 
 

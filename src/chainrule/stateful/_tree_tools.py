@@ -13,17 +13,6 @@ from chainrule.stateful._operators import unwrap
 from chainrule.stateful._params import BaseParam, DynamicParam, StaticParam
 from chainrule.stateful._walk import params_of, replicate
 
-__all__ = [
-    "frozen",
-    "get",
-    "set_",
-    "shared",
-    "tree_extract",
-    "tree_inject",
-    "tree_ref",
-    "tree_unref",
-]
-
 T = TypeVar("T")
 
 
@@ -51,15 +40,17 @@ def frozen(tree: T, flag: bool = True) -> T:
 def shared(tree: T, mask: Any = None) -> T:
     """A copy of a tree's modules that holds the same parameters, so that both always agree.
 
+    Static parameters are copied: the copy has a mode (`train`, `eval`) of its own.
+
     Args:
         tree: usually a module.
         mask: which parameters are shared; the others are copied. By default all.
     """
-    chosen = Mask(mask)
+    kept = {id(param) for param in tree_extract(tree, mask)}
     copies: dict[int, BaseParam] = {}
 
     def replace(path: str, param: BaseParam) -> BaseParam:
-        if chosen.matches(param, path):
+        if id(param) in kept:
             return param
         if id(param) not in copies:
             copies[id(param)] = copy.copy(param)

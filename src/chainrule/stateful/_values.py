@@ -13,17 +13,6 @@ import numpy as np
 
 from chainrule._errors import DefinitionError
 
-__all__ = [
-    "check_value",
-    "conform",
-    "describe",
-    "is_arraylike",
-    "is_inexact",
-    "nbytes",
-    "same_type",
-    "strong",
-]
-
 _SHORT = {
     "float": "f", "int": "i", "uint": "u", "complex": "c", "bfloat": "bf", "float8_": "f8_",
 }  # fmt: skip

@@ -1,8 +1,8 @@
 """One walk over a tree of nodes: which parameters it holds, where, and what its structure is.
 
-The walk visits every node once (by identity), the attributes of modules in alphabetical order, and names places
-in the path grammar of `chainrule._trees`: `model.layers.[0].weight`. The first path of a shared parameter is its
-name; the others are its aliases.
+The walk visits every node once (by identity), the attributes of modules in alphabetical order, and names
+places in the path grammar of `chainrule._trees`: `model.layers.[0].weight`. The first path of a shared
+parameter is its name; the others are its aliases.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from chainrule.stateful._module import Module
 from chainrule.stateful._nodes import Node, has_leaves, is_node
 from chainrule.stateful._params import BaseParam, DynamicParam, StaticParam
 from chainrule.stateful._statics import Static
-
-__all__ = ["Structure", "flatten", "join", "key_path", "named_pairs", "params_of", "replicate"]
 
 
 def _segment(key: Any) -> Segment:
@@ -116,7 +114,9 @@ class Structure:
 
     def _note_metadata(self, param: BaseParam) -> None:
         self._signature.append(param.metadata)
-        self.editable += [static for static in map(Static, param.metadata.value.values()) if static.is_editable]
+        self.editable += [
+            static for static in map(Static, param.metadata.value.values()) if static.is_editable
+        ]
 
     def _visit_node(self, node: Node, path: str) -> None:
         known = self._seen.get(id(node))

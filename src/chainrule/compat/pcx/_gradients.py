@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 from chainrule.stateful import BaseParam, StaticParam
-from chainrule.stateful._walk import params_of, replicate
+from chainrule.stateful.internal import params_of, replicate
 
 __all__ = ["by_path", "gradient_tree"]
 

@@ -11,7 +11,7 @@ from chainrule import stateful
 from chainrule._errors import InputError
 from chainrule.compat.pcx._gradients import by_path, gradient_tree
 from chainrule.stateful import DynamicParam, StaticParam
-from chainrule.stateful._walk import params_of
+from chainrule.stateful.internal import params_of
 
 __all__ = ["Optim", "no_parameters"]
 

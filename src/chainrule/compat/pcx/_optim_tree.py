@@ -11,7 +11,7 @@ import optax
 from chainrule.compat.pcx._gradients import by_path, gradient_tree
 from chainrule.compat.pcx._optim import no_parameters
 from chainrule.stateful import DynamicParam, Module, OptimState, StaticParam
-from chainrule.stateful._walk import join, key_path, params_of
+from chainrule.stateful.internal import join, key_path, params_of
 
 __all__ = ["OptimTree"]
 

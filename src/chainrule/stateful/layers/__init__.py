@@ -7,6 +7,7 @@ from chainrule.stateful._tree_tools import shared
 from chainrule.stateful.layers._basic import (
     Attention,
     AvgPool,
+    BatchNorm,
     Conv,
     ConvTranspose,
     Dropout,
@@ -20,7 +21,6 @@ from chainrule.stateful.layers._basic import (
     RMSNorm,
     Sequential,
 )
-from chainrule.stateful.layers._batch_norm import BatchNorm
 from chainrule.stateful.layers._layer import Layer, LayerParam, LayerState
 
 __all__ = [

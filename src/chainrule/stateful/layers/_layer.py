@@ -17,8 +17,6 @@ from chainrule.stateful._params import DynamicParam, Param, StaticParam
 from chainrule.stateful._statics import Static
 from chainrule.stateful._walk import key_path
 
-__all__ = ["Layer", "LayerParam", "LayerState"]
-
 
 class LayerParam(Param):
     """A weight of a layer."""

@@ -1,22 +1,22 @@
-"""Loops: `scan` and `while_loop`. All tracked parameters are part of the carry.
+"""Loops and branches: `scan`, `while_loop`, `cond`, `switch`. All tracked parameters are carried.
 
-JAX turns what a body passes through unchanged into a constant of the loop, so carrying parameters that are
-only read costs nothing.
+JAX turns what a loop's body passes through unchanged into a constant of the loop, and prunes what all
+branches pass through unchanged, so parameters that are only read cost nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from chainrule.stateful._call import Call
+from chainrule.stateful._call import Call, Transformation, decorator
+from chainrule.stateful._frames import TypesChangedError
 from chainrule.stateful._masks import resolve_mask
-from chainrule.stateful._transformation import Transformation, decorator
-
-__all__ = ["Scan", "WhileLoop", "scan", "while_loop"]
+from chainrule.stateful._operators import unwrap
+from chainrule.stateful._params import BaseParam
 
 _NOT_GIVEN = object()
 
@@ -39,28 +39,59 @@ class Scan(Transformation):
         self._loop = loop
 
     def __call__(self, /, init: Any, xs: Any = None, **kwargs: Any) -> tuple[Any, Any]:
-        call = Call(kwargs)
+        try:
+            return self._run(Call(kwargs), init, xs, is_first_apart=False)
+        except TypesChangedError as error:
+            # What is `None` at first (the state of an optimiser, the value of a node) gets its type in the
+            # first step. That step then runs by itself, and the loop goes over the others.
+            if not error.is_from_none or _length(xs, self._loop["length"]) in (0, None):
+                raise
+        return self._run(Call(kwargs), init, xs, is_first_apart=True)
+
+    def _run(self, call: Call, init: Any, xs: Any, *, is_first_apart: bool) -> tuple[Any, Any]:
         axes = resolve_mask(self._mask, call.plan, None)
         sliced = [slot for slot, axis in enumerate(axes) if axis is not None]
-        pure = call.pure(self._fun, within="the body of a scan")
 
-        def body(carry: Any, x: Any) -> Any:
+        def step(carry: Any, x: Any, within: str | None = "the body of a scan") -> Any:
             inner, values = carry
             own, slices = x
             merged = list(values)
             for slot, value in zip(sliced, slices, strict=True):
                 merged[slot] = value
-            (inner, y), new = pure(merged, inner, own)
+            (inner, y), new = call.pure(self._fun, within=within)(merged, inner, own)
             new = [*new, *merged[len(new) :]]
             return (inner, _without(new, sliced)), (y, [new[slot] for slot in sliced])
 
         slices = [_move_axis(call.values[slot], axes[slot], 0) for slot in sliced]
-        (carry, values), (ys, stacked) = jax.lax.scan(
-            body, (init, _without(call.values, sliced)), (xs, slices), **self._loop
-        )
+        carry, steps = (init, _without(call.values, sliced)), (xs, slices)
+        if is_first_apart:
+            carry, outs = _first_apart(step, carry, steps, self._loop)
+        else:
+            carry, outs = jax.lax.scan(step, carry, steps, **self._loop)
+        (inner, values), (ys, stacked) = carry, outs
         for slot, value in zip(sliced, stacked, strict=True):
             values[slot] = _move_axis(value, 0, axes[slot])
-        return call.finish((carry, ys), values, is_loop=True)
+        return call.finish((inner, ys), values, is_loop=True)
+
+
+def _first_apart(step: Any, carry: Any, xs: Any, loop: dict[str, Any]) -> tuple[Any, Any]:
+    """A scan whose first step runs before the loop, so that it may change the types in the carry."""
+    is_reverse = loop["reverse"]
+    length = _length(xs, loop["length"])
+    first, rest = (-1, slice(None, -1)) if is_reverse else (0, slice(1, None))
+    carry, out = step(carry, jax.tree.map(lambda leaf: leaf[first], xs), within=None)
+    others = jax.tree.map(lambda leaf: leaf[rest], xs)
+    carry, outs = jax.lax.scan(step, carry, others, **{**loop, "length": length - 1})
+
+    def joined(one: Any, many: Any) -> Any:
+        parts = [jnp.expand_dims(one, 0), many]
+        return jnp.concatenate(parts[::-1] if is_reverse else parts)
+
+    return carry, jax.tree.map(joined, out, outs)
+
+
+def _length(xs: Any, length: int | None) -> Any:
+    return next((jnp.shape(leaf)[0] for leaf in jax.tree.leaves(xs)), length)
 
 
 def _without(values: list[Any], slots: list[int]) -> list[Any]:
@@ -86,6 +117,8 @@ def scan(
     **tracked: Any,
 ) -> Any:
     """Loop over the leading axis of arrays, carrying a value and every tracked parameter.
+
+    A parameter keeps its type in the loop. One that is `None` may get its type in the first step.
 
     `scan(f, init, xs, **tracked)` runs at once, as in JAX; `scan(f)` and `@scan(length=…)` make a function
     `(init, xs=None, **tracked)`.
@@ -168,3 +201,64 @@ def while_loop(
     """
     loop = WhileLoop(cond_fun, body_fun)
     return loop if init_val is _NOT_GIVEN else loop(init_val, **tracked)
+
+
+class Switch(Transformation):
+    """One of several functions, chosen by an index; see `switch`."""
+
+    def __init__(self, branches: Sequence[Callable[..., Any]]) -> None:
+        super().__init__(branches[0])
+        self._branches = tuple(branches)
+
+    def __call__(self, index: Any, /, *operands: Any, **kwargs: Any) -> Any:
+        call = Call(kwargs)
+        branches = [call.pure(branch, within="a branch") for branch in self._branches]
+        result, values = self._choose(unwrap(index), branches, call.values, *operands)
+        return call.finish(result, values)
+
+    def _choose(self, index: Any, branches: list[Any], *operands: Any) -> Any:
+        return jax.lax.switch(index, branches, *operands)
+
+
+class Cond(Switch):
+    """One of two functions, chosen by a truth value; see `cond`."""
+
+    def __init__(self, true_fun: Callable[..., Any], false_fun: Callable[..., Any]) -> None:
+        super().__init__((true_fun, false_fun))
+
+    def _choose(self, index: Any, branches: list[Any], *operands: Any) -> Any:
+        return jax.lax.cond(index, *branches, *operands)
+
+
+def cond(pred: Any, /, *functions_and_operands: Any, **tracked: Any) -> Any:
+    """Run one of two functions.
+
+    `cond(pred, true_fun, false_fun, *operands, **tracked)` runs at once, as in JAX;
+    `cond(true_fun, false_fun)` makes a function `(pred, *operands, **tracked)`.
+
+    Args:
+        pred: a scalar truth value.
+        *functions_and_operands: `true_fun`, `false_fun`, and their positional arguments.
+        **tracked: their keyword arguments.
+    """
+    if callable(pred) and not isinstance(pred, BaseParam):
+        return Cond(pred, *functions_and_operands)
+    true_fun, false_fun, *operands = functions_and_operands
+    return Cond(true_fun, false_fun)(pred, *operands, **tracked)
+
+
+def switch(index: Any, /, *branches_and_operands: Any, **tracked: Any) -> Any:
+    """Run one of several functions.
+
+    `switch(index, branches, *operands, **tracked)` runs at once, as in JAX; `switch(branches)` makes a
+    function `(index, *operands, **tracked)`.
+
+    Args:
+        index: which one; clamped to the range, as in JAX.
+        *branches_and_operands: a sequence of functions, and their positional arguments.
+        **tracked: their keyword arguments.
+    """
+    if not branches_and_operands:
+        return Switch(index)
+    branches, *operands = branches_and_operands
+    return Switch(branches)(index, *operands, **tracked)

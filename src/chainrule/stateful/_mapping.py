@@ -1,4 +1,9 @@
-"""`vmap`: every parameter is mapped along an axis or shared by all lanes, as the mask says."""
+"""One function many times side by side: `vmap` over an axis, `shard_map` over devices.
+
+Every parameter is mapped, or shared by all lanes, as the mask says. A random generator that is not itself
+mapped has one state for all lanes. It is forked: every lane draws from a key folded with the lane's index,
+and the state after the call is an independent one, whatever the lanes drew.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +11,52 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
+from jax.sharding import Mesh, PartitionSpec
 
-from chainrule.stateful._call import Call
+from chainrule.stateful._call import Call, Transformation, decorator
 from chainrule.stateful._errors import TrackingError
 from chainrule.stateful._masks import resolve_mask
-from chainrule.stateful._streams import Fork
-from chainrule.stateful._transformation import Transformation, decorator
+from chainrule.stateful._random import RKGState
 
-__all__ = ["Vmap", "vmap"]
+
+class Fork:
+    """The generators of a call that are forked.
+
+    Args:
+        call: the call.
+        is_shared: per slot, whether its value is the same for all lanes.
+    """
+
+    def __init__(self, call: Call, is_shared: Sequence[bool]) -> None:
+        self._call = call
+        self._after: dict[int, Any] = {}
+        self.values = list(call.values)
+        for slot, param in enumerate(call.plan.params):
+            if isinstance(param, RKGState) and is_shared[slot]:
+                after, lanes = jax.random.split(jax.random.wrap_key_data(call.values[slot]))
+                self._after[slot] = jax.random.key_data(after)
+                self.values[slot] = jax.random.key_data(lanes)
+
+    def lanes(self, pure: Callable[..., Any], lane_index: Callable[[], Any]) -> Callable[..., Any]:
+        """The pure function of a call with the lane's own generators."""
+
+        def run(values: Sequence[Any], *args: Any) -> tuple[Any, list[Any]]:
+            own = list(values)
+            for slot in self._after:
+                key = jax.random.fold_in(jax.random.wrap_key_data(values[slot]), lane_index())
+                own[slot] = jax.random.key_data(key)
+            result, new = pure(own, *args)
+            for slot in self._after:
+                new[slot] = values[slot]
+            return result, new
+
+        run.__name__ = run.__qualname__ = pure.__name__
+        return run
+
+    def finish(self, result: Any, values: Sequence[Any]) -> Any:
+        """Commit as the call does, with the generators' own state after the call."""
+        return self._call.finish(result, [self._after.get(i, v) for i, v in enumerate(values)])
+
 
 _LANES = "chainrule_lanes"
 
@@ -151,4 +194,76 @@ def vmap(
         axis_name=axis_name,
         axis_size=axis_size,
         spmd_axis_name=spmd_axis_name,
+    )
+
+
+class ShardMap(Transformation):
+    """A function mapped over shards; see `shard_map`."""
+
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        *,
+        mesh: Mesh,
+        in_specs: Any,
+        out_specs: Any,
+        kwargs_mask: Any = None,
+        check_vma: bool = True,
+    ) -> None:
+        super().__init__(
+            f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, kwargs_mask=kwargs_mask,
+            check_vma=check_vma,
+        )  # fmt: skip
+        self._mesh = mesh
+        self._in_specs = in_specs if isinstance(in_specs, (tuple, list)) else (in_specs,)
+        self._out_specs = out_specs
+        self._mask = kwargs_mask
+        self._check_vma = check_vma
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        call = Call(kwargs)
+        replicated = PartitionSpec()
+        specs = resolve_mask(self._mask, call.plan, replicated)
+        fork = Fork(call, [spec == replicated for spec in specs])
+        mapped = jax.shard_map(
+            fork.lanes(call.pure(self._fun), lambda: jax.lax.axis_index(self._mesh.axis_names)),
+            mesh=self._mesh,
+            in_specs=(specs, *self._in_specs),
+            out_specs=(self._out_specs, specs[: len(call.plan.params)]),
+            check_vma=self._check_vma,
+        )
+        result, values = mapped(fork.values, *args)
+        return fork.finish(result, values)
+
+
+def shard_map(
+    f: Callable[..., Any] | None = None,
+    *,
+    mesh: Mesh,
+    in_specs: Any,
+    out_specs: Any,
+    kwargs_mask: Any = None,
+    check_vma: bool = True,
+) -> Any:
+    """Run a function on every shard of its arguments.
+
+    Args:
+        f: the function. Without it, a decorator is returned.
+        mesh: as in `jax.shard_map`.
+        in_specs: as in `jax.shard_map`, for positional arguments.
+        out_specs: as in `jax.shard_map`.
+        kwargs_mask: a mask whose values are `PartitionSpec`s: how parameters are split. By default they
+            are replicated, and what is written to them must be equal on all shards (`jax.lax.pmean`).
+        check_vma: as in `jax.shard_map`.
+
+    Random generators that are replicated give every shard its own keys.
+    """
+    return decorator(
+        ShardMap,
+        f,
+        mesh=mesh,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        kwargs_mask=kwargs_mask,
+        check_vma=check_vma,
     )

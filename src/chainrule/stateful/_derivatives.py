@@ -1,0 +1,513 @@
+"""Derivatives: `grad` and its like, `jvp`, `vjp` and `linearize`, `custom_vjp`, and `checkpoint`.
+
+JAX differentiates positional arguments. Where a mask selects parameters, their values become one more, last
+positional argument: a dictionary `{keyword: {path: value}}` (`Selection`). Every rule of JAX about arguments
+(`argnums`, the structure of gradients, Jacobians and Hessians, tangents and cotangents) then holds for
+parameters too. What a function writes comes back as auxiliary output, which no derivative goes through.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
+
+from chainrule._errors import DefinitionError
+from chainrule.stateful._call import Call, Transformation, decorator
+from chainrule.stateful._masks import TRAINABLE, Mask, nothing_selected, resolve_places
+from chainrule.stateful._plan import keyword_of
+from chainrule.stateful._values import is_inexact
+
+Tree = dict[str, Any]
+
+
+class Selection:
+    """The parameters of a call that a mask selects.
+
+    Args:
+        call: the call.
+        mask: a `kwargs_mask` of truth values; `True` stands for all trainable parameters, `None` for
+            no selection at all. What is not a real or complex number is never selected.
+    """
+
+    def __init__(self, call: Call, mask: Any) -> None:
+        self.is_given = mask is not None
+        self._call = call
+        chosen = resolve_places(_with_default(mask), call.plan, False)
+        self._paths = {
+            slot: path
+            for slot, (is_on, path) in enumerate(chosen)
+            if is_on and is_inexact(call.values[slot])
+        }
+        self._check_not_empty(mask)
+
+    def _check_not_empty(self, mask: Any) -> None:
+        """Refuse a mask that asks for parameters and finds none, and a dictionary with such an entry.
+
+        Raises:
+            InputError: it is one.
+        """
+        found = {keyword_of(path) for path in self._paths.values()}
+        names = self._call.plan.names
+        asked = {names: mask} if not isinstance(mask, dict) else mask
+        kwargs = self._call.plan.live_kwargs([None] * len(self._call.plan.plain))
+        for keywords, entry in asked.items():
+            wanted = keywords if isinstance(keywords, tuple) else (keywords,)
+            is_question = entry is True or isinstance(entry, (Mask, type, types.UnionType))
+            if is_question and not found & set(wanted):
+                shown = TRAINABLE if entry is True else entry
+                raise nothing_selected(
+                    "kwargs_mask", shown, {name: kwargs[name] for name in wanted}
+                )
+
+    def tree(self, values: Sequence[Any]) -> Tree:
+        """Flat values of all slots → `{keyword: {path: value}}` of the selected ones.
+
+        A parameter that is a keyword argument itself has no path: `{keyword: value}`.
+        """
+        tree: Tree = {name: {} for name in self._call.plan.names} if self._paths else {}
+        for slot, path in self._paths.items():
+            name = keyword_of(path)
+            if path == name:
+                tree[name] = values[slot]
+            else:
+                tree[name][path[len(name) + 1 :]] = values[slot]
+        return {name: entry for name, entry in tree.items() if not _is_empty(entry)}
+
+    def merge(self, tree: Tree, others: Sequence[Any] | None = None) -> list[Any]:
+        """The values of all slots: the selected ones from a tree, the others as given or as they are."""
+        values = list(self._call.values if others is None else others)
+        for slot, path in self._paths.items():
+            name = keyword_of(path)
+            values[slot] = tree[name] if path == name else tree[name][path[len(name) + 1 :]]
+        return values
+
+    def as_argument(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The pure function with the selected parameters as last argument: `(*args, tree)`."""
+        pure = self._call.pure(function)
+
+        def run(*args: Any) -> tuple[Any, list[Any]]:
+            if not self.is_given:
+                return pure(self._call.values, *args)
+            *rest, tree = args
+            return pure(self.merge(tree), *rest)
+
+        run.__name__ = run.__qualname__ = pure.__name__
+        return run
+
+    def with_aux(self, function: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
+        """As a function that JAX differentiates: `(*args, tree) -> (value, (aux, values))`."""
+        pure = self.as_argument(function)
+
+        def run(*args: Any) -> tuple[Any, tuple[Any, list[Any]]]:
+            result, values = pure(*args)
+            value, aux = result if has_aux else (result, None)
+            return value, (aux, values)
+
+        run.__name__ = run.__qualname__ = pure.__name__
+        return run
+
+    def arguments(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The positional arguments, followed by the selected parameters if any were asked for."""
+        return (*args, self.tree(self._call.values)) if self.is_given else args
+
+
+def _is_empty(entry: Any) -> bool:
+    return isinstance(entry, dict) and not entry
+
+
+def _with_default(mask: Any) -> Any:
+    if mask is True:
+        return TRAINABLE
+    if isinstance(mask, dict):
+        return {name: TRAINABLE if entry is True else entry for name, entry in mask.items()}
+    return mask
+
+
+class _Derivative(Transformation):
+    """A derivative function.
+
+    Attributes:
+        transform: the JAX transformation; it understands `argnums` and `has_aux`.
+        returns_value: whether its result is `((value, aux), derivative)` or `(derivative, aux)`.
+    """
+
+    transform: ClassVar[Callable[..., Any]]
+    returns_value: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        *,
+        argnums: int | Sequence[int] | None = None,
+        has_aux: bool = False,
+        kwargs_mask: Any = None,
+        **jax_options: Any,
+    ) -> None:
+        super().__init__(
+            fun, argnums=argnums, has_aux=has_aux, kwargs_mask=kwargs_mask, **jax_options
+        )
+        self._argnums = argnums
+        self._has_aux = has_aux
+        self._mask = kwargs_mask
+        self._jax_options = jax_options
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        call = Call(kwargs)
+        selection = Selection(call, self._mask)
+        transformed = type(self).transform(
+            selection.with_aux(self._fun, self._has_aux),
+            argnums=self._argnums_for(args),
+            has_aux=True,
+            **self._jax_options,
+        )
+        if self.returns_value:
+            (value, (aux, values)), derivative = transformed(*selection.arguments(args))
+            result = ((value, aux) if self._has_aux else value), derivative
+        else:
+            derivative, (aux, values) = transformed(*selection.arguments(args))
+            result = (derivative, aux) if self._has_aux else derivative
+        return call.finish(result, values)
+
+    def _argnums_for(self, args: tuple[Any, ...]) -> int | tuple[int, ...]:
+        """Without a mask as in JAX (by default the first); with one, the parameters come last."""
+        argnums = self._argnums
+        if self._mask is None:
+            return 0 if argnums is None else argnums if isinstance(argnums, int) else tuple(argnums)
+        if argnums is None or argnums == ():
+            return len(args)
+        chosen = (argnums,) if isinstance(argnums, int) else argnums
+        return (*(num % len(args) for num in chosen), len(args))
+
+
+class Grad(_Derivative):
+    """A gradient function; see `grad`."""
+
+    transform = staticmethod(jax.grad)
+
+
+class ValueAndGrad(_Derivative):
+    """A function that returns its value and gradient; see `value_and_grad`."""
+
+    transform = staticmethod(jax.value_and_grad)
+    returns_value = True
+
+
+class Jacfwd(_Derivative):
+    """A Jacobian function, column by column; see `jacfwd`."""
+
+    transform = staticmethod(jax.jacfwd)
+
+
+class Jacrev(_Derivative):
+    """A Jacobian function, row by row; see `jacrev`."""
+
+    transform = staticmethod(jax.jacrev)
+
+
+class Hessian(_Derivative):
+    """A Hessian function; see `hessian`."""
+
+    transform = staticmethod(jax.hessian)
+
+
+def _make(cls: type[_Derivative], summary: str, example: str = "") -> Any:
+    def derivative(
+        fun: Callable[..., Any] | None = None,
+        argnums: int | Sequence[int] | None = None,
+        has_aux: bool = False,
+        *,
+        kwargs_mask: Any = None,
+        **jax_options: Any,
+    ) -> Any:
+        return decorator(
+            cls, fun, argnums=argnums, has_aux=has_aux, kwargs_mask=kwargs_mask, **jax_options
+        )
+
+    name = {"ValueAndGrad": "value_and_grad"}.get(cls.__name__, cls.__name__.lower())
+    derivative.__name__ = derivative.__qualname__ = name
+    derivative.__doc__ = f"""{summary}
+
+    Args:
+        fun: the function. Without it, a decorator is returned.
+        argnums: positional arguments to differentiate, as in JAX. By default the first one; none when
+            `kwargs_mask` is given.
+        has_aux: whether the function returns `(value, aux)`.
+        kwargs_mask: parameters to differentiate: a mask of truth values, `True` for all trainable ones,
+            or a dictionary per keyword. They count as one more, last argument, `{{keyword: {{path: …}}}}`.
+        **jax_options: `holomorphic`, `allow_int` and the like, as in JAX.
+
+    Returns:
+        A function with the return structure of its JAX counterpart. Changes made to parameters while
+        the function runs are kept; gradients are those at the values it began with.
+{example}"""
+    return derivative
+
+
+grad = _make(Grad, "The gradient of a scalar function.")
+value_and_grad = _make(
+    ValueAndGrad,
+    "The value and the gradient of a scalar function.",
+    """
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from chainrule.stateful import Param, value_and_grad
+        >>> w = Param(jnp.array([1.0, 2.0]))
+        >>> loss = value_and_grad(lambda x, *, w: jnp.sum(w * x), kwargs_mask=True)
+        >>> value, grads = loss(jnp.array([3.0, 4.0]), w=w)
+        >>> float(value), grads["w"].tolist()
+        (11.0, [3.0, 4.0])
+    """,
+)
+jacfwd = _make(Jacfwd, "The Jacobian, by forward mode.")
+jacrev = _make(Jacrev, "The Jacobian, by reverse mode.")
+hessian = _make(Hessian, "The Hessian, by forward over reverse mode.")
+
+
+def jvp(
+    fun: Callable[..., Any],
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    /,
+    has_aux: bool = False,
+    *,
+    kwargs_mask: Any = None,
+    **tracked: Any,
+) -> Any:
+    """The value of a function and its derivative in a direction.
+
+    Args:
+        fun: the function.
+        primals: its positional arguments.
+        tangents: the direction; with `kwargs_mask`, one more entry for the selected parameters.
+        has_aux: whether the function returns `(value, aux)`.
+        kwargs_mask: parameters that move too (see `grad`).
+        **tracked: the function's keyword arguments.
+
+    Returns:
+        `(value, tangent)`, or `(value, tangent, aux)`.
+    """
+    call = Call(tracked)
+    selection = Selection(call, kwargs_mask)
+    function = selection.with_aux(fun, has_aux)
+    value, tangent, (aux, values) = jax.jvp(
+        function, selection.arguments(tuple(primals)), tuple(tangents), has_aux=True
+    )
+    return call.finish((value, tangent, aux) if has_aux else (value, tangent), values)
+
+
+def vjp(
+    fun: Callable[..., Any],
+    /,
+    *primals: Any,
+    has_aux: bool = False,
+    kwargs_mask: Any = None,
+    **tracked: Any,
+) -> Any:
+    """The value of a function and the function that pulls cotangents back.
+
+    Args:
+        fun: the function.
+        *primals: its positional arguments.
+        has_aux: whether the function returns `(value, aux)`.
+        kwargs_mask: parameters to pull back to (see `grad`).
+        **tracked: the function's keyword arguments.
+
+    Returns:
+        `(value, pull)`, or `(value, pull, aux)`; `pull(cotangent)` is a tuple with one entry per primal,
+        and with `kwargs_mask` one more for the selected parameters.
+    """
+    call = Call(tracked)
+    selection = Selection(call, kwargs_mask)
+    function = selection.with_aux(fun, has_aux)
+    value, pull, (aux, values) = jax.vjp(function, *selection.arguments(primals), has_aux=True)
+    return call.finish((value, pull, aux) if has_aux else (value, pull), values)
+
+
+def linearize(
+    fun: Callable[..., Any],
+    /,
+    *primals: Any,
+    has_aux: bool = False,
+    kwargs_mask: Any = None,
+    **tracked: Any,
+) -> Any:
+    """The value of a function and its linear approximation there.
+
+    Args:
+        fun: the function.
+        *primals: its positional arguments.
+        has_aux: whether the function returns `(value, aux)`.
+        kwargs_mask: parameters that move too (see `grad`).
+        **tracked: the function's keyword arguments.
+
+    Returns:
+        `(value, push)`, or `(value, push, aux)`; `push(*tangents)` takes one tangent per primal, and with
+        `kwargs_mask` one more for the selected parameters.
+    """
+    call = Call(tracked)
+    selection = Selection(call, kwargs_mask)
+    function = selection.with_aux(fun, has_aux)
+    value, push, (aux, values) = jax.linearize(
+        function, *selection.arguments(primals), has_aux=True
+    )
+    return call.finish((value, push, aux) if has_aux else (value, push), values)
+
+
+class CustomVjp(Transformation):
+    """A function with a derivative rule; see `custom_vjp`."""
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        *,
+        nondiff_argnums: Sequence[int] = (),
+        kwargs_mask: Any = None,
+    ) -> None:
+        super().__init__(fun, nondiff_argnums=nondiff_argnums, kwargs_mask=kwargs_mask)
+        self._nondiff = tuple(nondiff_argnums)
+        self._mask = kwargs_mask
+        self._rules: tuple[Callable[..., Any], Callable[..., Any]] | None = None
+
+    def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
+        """Set the rule.
+
+        Args:
+            fwd: `fwd(*args, **tracked) -> (result, residuals)`; it may write parameters, as the function.
+            bwd: `bwd(*nondiff_args, residuals, cotangent)` → a tuple of cotangents, one per other
+                argument, and with `kwargs_mask` one more: `{keyword: {path: cotangent}}`.
+        """
+        self._rules = fwd, bwd
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if self._rules is None:
+            raise DefinitionError(
+                f"{self!r} has no rule yet; call `.defvjp(fwd, bwd)` before using it.",
+                code="missing_rule",
+            )
+        fwd, bwd = self._rules
+        call = Call(kwargs)
+        selection = Selection(call, self._mask)
+
+        def explicit(function: Callable[..., Any]) -> Callable[..., Any]:
+            """The pure function of `(*args, selected if any, all values)`.
+
+            JAX gives a rule no access to values that are differentiated around it: none may be closed over.
+            """
+            pure = call.pure(function)
+
+            def run(*args: Any) -> Any:
+                *rest, values = args
+                if selection.is_given:
+                    *rest, tree = rest
+                    values = selection.merge(tree, values)
+                return pure(values, *rest)
+
+            return run
+
+        primal, forward = explicit(self._fun), explicit(fwd)
+
+        def rule_forward(*args: Any) -> Any:
+            args = _each(CustomVJPPrimal, lambda primal: primal.value, args)
+            (result, residuals), values = forward(*args)
+            return (result, values), residuals
+
+        def rule_backward(*args: Any) -> Any:
+            # The cotangents of written parameters are dropped: a rule speaks about the result only.
+            *nondiff_and_residuals, (cotangent, _) = args
+            cotangent = _each(SymbolicZero, _instantiated, cotangent)
+            return (*bwd(*nondiff_and_residuals, cotangent), None)
+
+        function = jax.custom_vjp(primal, nondiff_argnums=self._nondiff)
+        # Symbolic: JAX makes no zeros for the parameters that pass through, some of which may live on a
+        # mesh that the rule has nothing to do with.
+        function.defvjp(rule_forward, rule_backward, symbolic_zeros=True)
+        result, values = function(*selection.arguments(args), call.values)
+        return call.finish(result, values)
+
+
+def _instantiated(zero: Any) -> Any:
+    """The zeros that JAX itself gives to a rule: `float0` is a type of NumPy only."""
+    make = np.zeros if zero.dtype == jax.dtypes.float0 else jnp.zeros
+    return make(zero.shape, zero.dtype)
+
+
+def _each(kind: type, change: Callable[[Any], Any], tree: Any) -> Any:
+    """A tree with every leaf of a kind changed."""
+
+    def is_leaf(node: Any) -> bool:
+        return isinstance(node, kind)
+
+    return jax.tree.map(lambda leaf: change(leaf) if is_leaf(leaf) else leaf, tree, is_leaf=is_leaf)
+
+
+def custom_vjp(
+    fun: Callable[..., Any] | None = None,
+    nondiff_argnums: Sequence[int] = (),
+    *,
+    kwargs_mask: Any = None,
+) -> Any:
+    """Give a function its own backward pass.
+
+    Args:
+        fun: the function. Without it, a decorator is returned.
+        nondiff_argnums: as in `jax.custom_vjp`.
+        kwargs_mask: parameters the rule returns cotangents for (see `grad`); they count as one more,
+            last argument. Parameters it does not name are constants for the rule.
+
+    Returns:
+        A function; call its `defvjp(fwd, bwd)` before using it.
+    """
+    return decorator(CustomVjp, fun, nondiff_argnums=nondiff_argnums, kwargs_mask=kwargs_mask)
+
+
+class Checkpoint(Transformation):
+    """A function whose intermediate values are recomputed; see `checkpoint`."""
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        *,
+        prevent_cse: bool = True,
+        policy: Callable[..., bool] | None = None,
+        static_argnums: int | Sequence[int] = (),
+    ) -> None:
+        super().__init__(fun, prevent_cse=prevent_cse, policy=policy, static_argnums=static_argnums)
+        nums = (static_argnums,) if isinstance(static_argnums, int) else static_argnums
+        self._jax_options: dict[str, Any] = {
+            "prevent_cse": prevent_cse,
+            "policy": policy,
+            "static_argnums": tuple(num + 1 if num >= 0 else num for num in nums),
+        }
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        call = Call(kwargs)
+        result, values = jax.checkpoint(call.pure(self._fun), **self._jax_options)(
+            call.values, *args
+        )
+        return call.finish(result, values)
+
+
+def checkpoint(
+    fun: Callable[..., Any] | None = None,
+    *,
+    prevent_cse: bool = True,
+    policy: Callable[..., bool] | None = None,
+    static_argnums: int | Sequence[int] = (),
+) -> Any:
+    """Recompute a function's intermediate values in the backward pass instead of keeping them.
+
+    Args:
+        fun: the function. Without it, a decorator is returned.
+        prevent_cse: as in `jax.checkpoint`.
+        policy: as in `jax.checkpoint`.
+        static_argnums: as in `jax.checkpoint`; positions count the positional arguments.
+    """
+    return decorator(
+        Checkpoint, fun, prevent_cse=prevent_cse, policy=policy, static_argnums=static_argnums
+    )
