@@ -165,7 +165,7 @@ def _pattern(
             coordinates = result.sets.per_element.tocoo()
             rows.append(coordinates.row + start)
             columns.append(coordinates.col)
-        start += math.prod(atom.aval.shape)  # type: ignore[attr-defined]
+        start += math.prod(atom.aval.shape)
     return Pattern.at(np.concatenate(rows), np.concatenate(columns), (start, width))
 
 
