@@ -94,6 +94,7 @@ class HttpTransport(Transport):
         self.place = f"{scheme}://{origin}{self._base}"
         self._share_memory = share_memory
         self._lock = threading.Lock()
+        self._agreement = threading.Lock()
         self._document: dict[str, Any] | None = None
         self._dialect: Dialect | None = None
         self._same_host: SameHost | None = None
@@ -264,11 +265,14 @@ class HttpTransport(Transport):
 
     def _agree(self) -> Dialect:
         """Find out, once, what the server speaks and whether memory can be shared."""
-        if self._dialect is None:
-            dialect = dialect_of(self.describe())
-            if dialect.is_native and self._share_memory:
-                self._same_host = try_same_host(self._offer, self._timeout_s)
-            self._dialect = dialect
+        if self._dialect is not None:
+            return self._dialect
+        with self._agreement:  # one agreement for all threads that use a fresh handle
+            if self._dialect is None:
+                dialect = dialect_of(self.describe())
+                if dialect.is_native and self._share_memory:
+                    self._same_host = try_same_host(self._offer, self._timeout_s)
+                self._dialect = dialect
         return self._dialect
 
     def _offer(self) -> Answer:

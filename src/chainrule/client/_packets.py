@@ -29,8 +29,8 @@ __all__ = ["PacketConnection"]
 class PacketConnection:
     """One connection, one call at a time.
 
-    Memory of a request is used again for the next one. Memory of an answer belongs to the arrays that were
-    read from it, and goes back to its owner, with a later call, when the last of them is gone.
+    Memory of a request is used again for the next one. An answer is copied to memory of its own, and its
+    segment goes back to the other side with the next call.
 
     Args:
         connection: a connected socket of packets.
@@ -117,7 +117,10 @@ class PacketConnection:
         segment = self._received.get(key, message.descriptors[0] if message.descriptors else None)
         if segment is None:
             raise self._lost(ConnectionError("unknown memory was named"), was_sent=True)
-        return segment.lease(nbytes, lambda: self._release.append(key))
+        # Copied before the connection is used again, or lost: the other side then writes to the segment.
+        body = segment.array(nbytes).copy()
+        self._release.append(key)
+        return body
 
     def _lost(self, error: Exception, *, was_sent: bool) -> LostConnectionError:
         if isinstance(error, (TimeoutError, BlockingIOError)):

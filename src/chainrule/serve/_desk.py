@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any, NamedTuple
 
 from chainrule._errors import ChainruleError, DecodeError
@@ -62,28 +61,19 @@ class Desk:
             message: by which it came.
             key: of the segment with the body, unique among all clients; `None` when it is inline.
         """
-        in_use: Any = None
         try:
             self._is_running = True
             if key is not None:
-                body = self._body(message, key)
-                in_use = weakref.ref(body)
-                call = call.with_body(body)
-                del body
+                call = call.with_body(self._body(message, key))
             reply = answerer.answer(call)
             self._is_running = False
             stored = self.store(reply)
-            del call, reply
         except Cancelled:
             stored = StoredReply({"status": 499, "content_type": "text/plain"}, b"", ())
         except ChainruleError as error:  # the body's segment is not what it should be
             self._is_running = False
             stored = self.refuse(error)
-        # The author may have kept an input. Its memory must then never be written to again.
-        held = in_use is not None and in_use() is not None
-        if held and key is not None:
-            self.received.forget(key)
-        stored.header["held"] = held
+        stored.header["held"] = False
         return stored
 
     def refuse(self, error: ChainruleError) -> StoredReply:
@@ -99,7 +89,8 @@ class Desk:
             raise DecodeError(
                 "The segment is not known here; send its descriptor.", code="bad_segment"
             )
-        return segment.array(message.header["segment"][1])
+        # The author may keep, and write to, what it is given; the sender uses the segment again.
+        return segment.array(message.header["segment"][1]).copy()
 
     def store(self, reply: Reply) -> StoredReply:
         """Bring a reply's body to where the reader can see it."""

@@ -16,7 +16,6 @@ import secrets
 import select
 import socket
 import struct
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -226,9 +225,7 @@ class _Connection:
         if service.pool.uses_segments:
             outcome = _Outcome()
             return SegmentBody(segment, nbytes, outcome.set), outcome.is_held
-        array = segment.array(nbytes)
-        in_use = weakref.ref(array)
-        return array, lambda: in_use() is not None
+        return segment.array(nbytes).copy(), _never
 
     def _segment(self, key: str, descriptors: Sequence[int]) -> Segment:
         if descriptors and key not in self._segments:
