@@ -1,7 +1,7 @@
 """An array that was received belongs to its receiver: no other call, client or fault changes it later.
 
-Bodies over 32 kB travel in shared memory on one host. The tests keep what they receive, let other calls of the
-same size follow by every way that once reused the memory, and look again.
+Bodies over 32 kB travel in shared memory on one host. The tests keep what they receive, let other calls of
+the same size follow by every way that once reused the memory, and look again.
 """
 
 from __future__ import annotations
