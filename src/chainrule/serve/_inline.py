@@ -15,8 +15,6 @@ from chainrule.serve._answering import Answerer
 from chainrule.serve._calls import Call, Facts, Reply, not_loaded, stopping, too_slow, unavailable
 from chainrule.serve._express import MOMENT_S
 from chainrule.serve._following import following_in_thread
-from chainrule.serve._lease import Client
-from chainrule.serve._lending import Lending
 from chainrule.serve._pool import Counters, WorkerState
 from chainrule.serve._preparing import prepare
 from chainrule.serve._thread import WorkerThread
@@ -99,13 +97,6 @@ class ThreadPool:
         self.counters = Counters()
         self.traffic = Traffic()
         self._worker: Any = None
-        self._lending = Lending(
-            timeout_s=timeout_s,
-            counters=self.counters,
-            traffic=self.traffic,
-            on_lend=lambda worker: None,
-            on_return=lambda worker: None,
-        )
 
     async def start(self) -> Facts:
         """Start the thread, which loads the component.
@@ -180,7 +171,6 @@ class ThreadPool:
         if max(len(self._pending), self._worker.backlog) > self.max_queue:
             self.counters.turned_away += 1
             raise unavailable(f"{self.max_queue} calls wait already.", "queue_full")
-        self._lending.call_all_back()
         return await self._finish(self._submit(call))
 
     def _submit(self, call: Call) -> _Begun:
@@ -217,7 +207,7 @@ class ThreadPool:
 
     def begin(self, call: Call) -> _Begun | None:
         """Give the thread a call if it is free, and was quick the last time."""
-        is_free = not self._pending and not self._stopping and self._lending.is_empty
+        is_free = not self._pending and not self._stopping
         return self._submit(call) if is_free and self._is_quick else None
 
     def wait(self, begun: _Begun) -> Reply | None:
@@ -236,22 +226,11 @@ class ThreadPool:
     def forget_segment(self, key: str) -> None:
         """Nothing to do: no segments here."""
 
-    def forget_client(self, number: int) -> None:
-        """A client of the same host has left."""
-        self._lending.forget(number)
-        self._worker.forget_client(number)
-
-    def lend_to(self, client: Client) -> None:
-        """Let a client of the same host talk to the thread itself."""
-        if not self._stopping and not self._pending:
-            self._lending.lend_to(client, [self._worker] if self._lending.is_empty else [])
-
     async def drain(self, grace_s: float) -> None:
         """Take no new calls, and wait until those under way are answered."""
         self._stopping = True
-        self._lending.call_all_back()
         deadline = time.monotonic() + grace_s
-        while (self._pending or not self._lending.is_empty) and time.monotonic() < deadline:
+        while self._pending and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
 
     async def stop(self) -> None:
@@ -260,7 +239,6 @@ class ThreadPool:
         for begun in list(self._pending):
             if begun.future is not None and not begun.future.done():
                 begun.future.set_exception(stopping())
-        self._lending.call_all_back()
         if self._worker is not None:
             self._worker.submit(None)
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from chainrule._errors import ChainruleError
 from chainrule.serve._calls import Call, CallError, Reply
-from chainrule.serve._lease import Client
 from chainrule.serve._parts import pack_calls, unpack_replies
 from chainrule.serve._service import Pool
 
@@ -47,9 +46,6 @@ class MergingPool:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pool, name)
-
-    def lend_to(self, client: Client) -> None:
-        """Nothing to do: calls that go to a worker directly could not be merged."""
 
     async def call(self, call: Call) -> Reply:
         """Have a call answered, alone or together with others.

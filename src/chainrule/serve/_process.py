@@ -9,7 +9,7 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,6 @@ import orjson
 from chainrule._errors import ChainruleError, DefinitionError
 from chainrule.runtime._samehost import (
     INLINE_BYTES,
-    CallSlot,
     Message,
     Segment,
     SegmentCache,
@@ -30,7 +29,6 @@ from chainrule.runtime._samehost import (
     with_memory_settings,
 )
 from chainrule.serve._calls import Call, CallError, Facts, Reply, StoredBody, Watcher, too_slow
-from chainrule.serve._lease import Client, Lease
 from chainrule.serve._output import OutputLog
 
 __all__ = ["SegmentBody", "WorkerProcess"]
@@ -56,20 +54,14 @@ class SegmentBody:
 
 
 class WorkerProcess:
-    """One worker process. At most one call at a time, unless it is lent to clients (`_lease`).
+    """One worker process. At most one call at a time.
 
     Args:
         source: what `load_component` takes.
         config: the component's settings.
         on_exit: called on the event loop when the process has ended.
         log: where its output goes; the server's own error stream when not given.
-
-    Attributes:
-        slot: in which the process says what it is doing for clients it is lent to.
-        lease: there while it is lent.
     """
-
-    can_be_killed = True
 
     def __init__(
         self,
@@ -79,8 +71,6 @@ class WorkerProcess:
         log: OutputLog | None = None,
     ) -> None:
         self.number = next(_numbers)
-        self.slot = CallSlot()
-        self.lease: Lease | None = None
         self._setup = _pickled(source, config)
         self._on_exit = on_exit
         self._log = log
@@ -89,8 +79,6 @@ class WorkerProcess:
         self._sent: set[str] = set()
         self._release: list[str] = []
         self._forget: list[str] = []
-        self._forget_clients: list[int] = []
-        self._known_clients: set[int] = set()
         self._answer: asyncio.Future[Message] | None = None
         self._watcher: Watcher | None = None
         self._is_doomed = False
@@ -112,12 +100,11 @@ class WorkerProcess:
                 self._process = self._spawn(theirs.fileno())
         except OSError:
             self._connection.close()
-            self.slot.close()
             raise
         self._pidfd = os.pidfd_open(self.pid)
         self._loop.add_reader(self._pidfd, self._on_process_end)
         self._loop.add_reader(self._connection, self._on_readable)
-        setup = self._exchange({"worker": self.number}, [self._setup], [self.slot.descriptor])
+        setup = self._exchange({"worker": self.number}, [self._setup], [])
         try:
             reply = self._to_reply(await setup)
         except CallError as error:
@@ -205,8 +192,6 @@ class WorkerProcess:
     def _send_call(self, header: dict[str, Any], call: Call) -> asyncio.Future[Message]:
         self._release, header["release"] = [], self._release
         self._forget, header["forget"] = [], self._forget
-        if self._forget_clients:
-            self._forget_clients, header["forget_clients"] = [], self._forget_clients
         body, inline, descriptors = call.body, [call.body], []
         if isinstance(body, SegmentBody):
             segment = body.segment
@@ -259,45 +244,6 @@ class WorkerProcess:
             self._sent.discard(key)
             self._forget.append(key)
 
-    def forget_client(self, number: int) -> None:
-        """Tell the process, with the next call, that a client it was lent to has left."""
-        if number in self._known_clients:
-            self._known_clients.discard(number)
-            self._forget_clients.append(number)
-
-    @property
-    def prefix(self) -> str:
-        """How the keys of its segments begin."""
-        return f"w{self.number}."
-
-    def send_client(self, client: Client, holds: Sequence[str]) -> bool:
-        """Have the process read a client's calls itself; whether that was possible."""
-        terms = {
-            "client": client.number, "holds": holds, "endpoints": client.endpoints,
-        }  # fmt: skip
-        try:
-            send_message(self._connection, {"lend": terms}, (), [client.descriptor])
-        except OSError:
-            return False
-        self._known_clients.add(client.number)
-        return True
-
-    def send_recall(self) -> None:
-        """Have the process come back from its clients; it does when its call is over."""
-        try:
-            send_message(self._connection, {"recall": True})
-        except OSError:
-            self.kill()
-
-    def release_segment(self, key: str) -> None:
-        """Tell the process, with the next call, that nobody reads one of its segments any more."""
-        self._release.append(key)
-
-    def interrupt(self) -> None:
-        """Have the process look whether the call of its client was cancelled."""
-        if self._process is not None and self.is_alive:
-            self._process.send_signal(signal.SIGUSR1)
-
     def kill(self) -> None:
         """End the process at once; `on_exit` follows."""
         self._is_doomed = True
@@ -339,26 +285,14 @@ class WorkerProcess:
         elif "progress" in message.header:  # perhaps from a thread that outlived its call
             if self._watcher is not None:
                 self._watcher.on_progress(*message.header["progress"])
-        elif self.lease is not None:
-            self.lease.hear(message)
         elif self._answer is not None and not self._answer.done():
             self._answer.set_result(message)
         else:
             self.kill()  # an answer that nobody asked for: the author's code writes to our socket
 
-    def _hear_last_words(self, lease: Lease) -> None:
-        """What the process has still said about its clients before it ended."""
-        try:
-            while (message := receive_message(self._connection)) is not None:
-                lease.hear(message)
-        except (OSError, ChainruleError):
-            return
-
     def _on_process_end(self) -> None:
         assert self._process is not None, "it was started"
         self._is_doomed = True
-        if self.lease is not None:
-            self._hear_last_words(self.lease)
         self._loop.remove_reader(self._pidfd)
         self._loop.remove_reader(self._connection)
         self.exit_code = self._process.wait()
@@ -369,16 +303,15 @@ class WorkerProcess:
         self._answer = None
         self._received = SegmentCache()
         self._on_exit(self)
-        self.slot.close()
 
     def _fail_answer(self) -> None:
         if self._answer is None or self._answer.done():
             return
-        self._answer.set_exception(self.end_error())
+        self._answer.set_exception(self._end_error())
         # Nobody may be waiting any more; that is not an error.
         self._answer.exception()
 
-    def end_error(self) -> CallError:
+    def _end_error(self) -> CallError:
         """What the caller of a process that has ended is told."""
         return CallError(
             f"The component's process ended {ending_words(self.exit_code)} while it was computing. It "

@@ -1,8 +1,7 @@
 """Clients of the same host: calls over a Unix socket, bodies in shared memory.
 
 The protocol is described in `chainrule.runtime._samehost`. The server passes segments between client and
-worker without looking at them; only in thread mode does it map them itself. After its first call a client
-that numbers its calls is lent a worker, which reads the connection itself (`_lease`).
+worker without looking at them; only in thread mode does it map them itself.
 """
 
 from __future__ import annotations
@@ -13,11 +12,9 @@ import hmac
 import itertools
 import os
 import secrets
-import select
 import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from chainrule._errors import CapabilityError, ChainruleError, DecodeError, LimitError
@@ -100,7 +97,7 @@ def _is_same_user(connection: socket.socket) -> bool:
 
 
 class _Connection:
-    """One client connection: hello, then one call at a time. It is a `Client` of leases."""
+    """One client connection: hello, then one call at a time."""
 
     _numbers = itertools.count(1)
 
@@ -113,7 +110,6 @@ class _Connection:
         on_close: Callable[[_Connection], None],
     ) -> None:
         self.number = next(self._numbers)
-        self.endpoints: Mapping[str, str] = {}
         self._connection = connection
         self._targets = targets
         self._secret = secret
@@ -121,19 +117,12 @@ class _Connection:
         self._on_close = on_close
         self._prefix = f"c{self.number}"
         self._is_known = False
-        self._is_lent = False
         self._segments: dict[str, Segment] = {}
         self._own = SegmentPool(self._prefix)
         self._lent: dict[str, Callable[[], object]] = {}
-        self._released_early: set[str] = set()
         self._task: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
-        self.read_again()
-
-    def read_again(self) -> None:
-        """Read calls from the connection."""
-        if self._connection.fileno() != -1:
-            self._loop.add_reader(self._connection, self._on_readable)
+        self._loop.add_reader(self._connection, self._on_readable)
 
     def _on_readable(self) -> None:
         try:
@@ -145,9 +134,9 @@ class _Connection:
         if message is None:
             self.close()
         else:
-            self.handle(message)
+            self._begin(message)
 
-    def handle(self, message: Message) -> None:
+    def _begin(self, message: Message) -> None:
         """Begin to answer a message."""
         if self._task is not None or not is_well_formed(message):
             message.close()
@@ -165,25 +154,13 @@ class _Connection:
 
     async def _handle(self, message: Message) -> None:
         for key in message.header.get("release", ()):
-            self.release(key)
+            self._give_back(key)
         reply, is_held = await self._answer(message)
         held = is_held()
         if held:
             self._forget(message.header["segment"][0])
         self._task = None
         self._reply(reply, held, message.header.get("number"))
-        if "number" in message.header and self.is_lendable:
-            self._offer(message)
-
-    def _offer(self, message: Message) -> None:
-        """Offer the connection to the workers of the component that was called."""
-        target = self._targets.get(str(message.header.get("path")))
-        if target is not None:
-            service, _ = target
-            self.endpoints = {
-                path: name for path, (found, name) in self._targets.items() if found is service
-            }
-            service.pool.lend_to(self)
 
     async def _answer(self, message: Message) -> tuple[Reply, Callable[[], bool]]:
         """The reply, and a way to see whether the component still uses the request's memory."""
@@ -274,65 +251,11 @@ class _Connection:
         except OSError:
             self.close()
 
-    def release(self, key: str) -> None:
+    def _give_back(self, key: str) -> None:
         """The client no longer reads the body of a reply."""
         release = self._lent.pop(key, None)
         if release is not None:
             release()
-        elif self._is_lent:  # a worker knows this one, and will say so when it returns
-            self._released_early.add(key)
-
-    @property
-    def descriptor(self) -> int:
-        """Of the connection."""
-        return self._connection.fileno()
-
-    @property
-    def is_lendable(self) -> bool:
-        """Whether it is open, here, and nothing is under way."""
-        return not self._is_lent and self._task is None and self._connection.fileno() != -1
-
-    @property
-    def has_left(self) -> bool:
-        """Whether the other side has closed the connection."""
-        return self._connection.fileno() == -1 or self._has(select.POLLRDHUP)
-
-    @property
-    def is_unheard(self) -> bool:
-        """Whether a message waits to be read, or is being answered here."""
-        return self._task is not None or self._has(select.POLLIN)
-
-    def _has(self, event: int) -> bool:
-        if self._connection.fileno() == -1:
-            return False
-        poll = select.poll()
-        poll.register(self._connection, event)
-        return any(found & event for _, found in poll.poll(0))
-
-    def lend(self, prefix: str) -> Sequence[str]:
-        """Leave the connection to a worker, and what the client holds of its memory."""
-        self._is_lent = True
-        self._loop.remove_reader(self._connection)
-        held = [key for key in self._lent if key.startswith(prefix)]
-        for key in held:
-            del self._lent[key]
-        return held
-
-    def take_back(self, held: Sequence[str], release: Callable[[str], object]) -> None:
-        """Read the connection again; the client still holds these segments of the worker's."""
-        self._is_lent = False
-        early, self._released_early = self._released_early, set()
-        for key in held:
-            if key in early or self._connection.fileno() == -1:
-                release(key)
-            else:
-                self._lent[key] = partial(release, key)
-        self.read_again()
-
-    def fail(self, number: int | None, error: ChainruleError) -> None:
-        """Answer a call, or the present one, with an error."""
-        # Whether the component still uses the memory of the request is not known any more.
-        self._reply(problem_reply(error, debug=self._debug), True, number)
 
     def _forget(self, key: str) -> None:
         segment = self._segments.pop(key, None)
@@ -345,17 +268,15 @@ class _Connection:
         if self._connection.fileno() == -1:
             return
         self._loop.remove_reader(self._connection)
-        with contextlib.suppress(OSError):  # also for a worker that reads the same connection
+        with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
         if self._task is not None:
             self._task.cancel()
         for key in list(self._lent):
-            self.release(key)
+            self._give_back(key)
         for key in list(self._segments):
             self._forget(key)
-        for service, _ in self._targets.values():
-            service.pool.forget_client(self.number)
         self._on_close(self)
 
 

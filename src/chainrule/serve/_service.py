@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from chainrule.serve._calls import Call, Facts, Reply
-from chainrule.serve._lease import Client
 from chainrule.serve._pool import Counters, WorkerState
 from chainrule.serve._traffic import Traffic
 
@@ -36,8 +35,6 @@ class Pool(Protocol):
     async def drain(self, grace_s: float) -> None: ...
     async def stop(self) -> None: ...
     def forget_segment(self, key: str) -> None: ...
-    def forget_client(self, number: int) -> None: ...
-    def lend_to(self, client: Client) -> None: ...
 
 
 @dataclass

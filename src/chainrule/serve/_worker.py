@@ -2,8 +2,7 @@
 
 Started as `python -m chainrule.serve._worker <descriptor>` with one end of a socket pair. The first message
 brings the component (pickled by the server that started us), then calls come and replies go, in the messages
-of `chainrule.runtime._samehost`. Between calls the server may lend us to clients of the same host, whose
-calls we then read ourselves (`_direct`). The process ends when the server closes its end or dies.
+of `chainrule.runtime._samehost`. The process ends when the server closes its end or dies.
 """
 
 from __future__ import annotations
@@ -17,18 +16,16 @@ import signal
 import socket
 import sys
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 import orjson
 
 from chainrule._errors import ChainruleError, ComponentError
 from chainrule.runtime._component import load_component
-from chainrule.runtime._samehost import CallSlot, Message, receive_message, send_message
+from chainrule.runtime._samehost import Message, receive_message, send_message
 from chainrule.serve._answering import Answerer
 from chainrule.serve._calls import Call, Reply
 from chainrule.serve._desk import Desk, StoredReply
-from chainrule.serve._direct import DirectClients
 from chainrule.serve._following import following
 from chainrule.serve._preparing import prepare, show_log
 from chainrule.serve._problems import problem_reply
@@ -45,14 +42,10 @@ class Worker:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._slot: CallSlot | None = None
-        self._direct: DirectClients | None = None
         signal.signal(signal.SIGUSR1, self._on_cancel)
 
     def _on_cancel(self, *_: Any) -> None:
-        # A call of a direct client may have ended, and another begun, since the server looked.
-        if self._slot is None or self._slot.current is None or self._slot.is_cancelled:
-            self._desk.cancel()
+        self._desk.cancel()
 
     def load(self) -> Answerer | None:
         """Load the component and say what it is, or why it cannot be loaded."""
@@ -60,8 +53,6 @@ class Worker:
         if message is None:
             return None
         self._desk = Desk(f"w{message.header.get('worker', 0)}")
-        if message.descriptors:
-            self._slot = CallSlot(message.descriptors[0])
         answerer, reply = _load(message.body)
         self._send(self._desk.store(reply))
         return answerer
@@ -69,8 +60,6 @@ class Worker:
     def run(self, answerer: Answerer) -> None:
         """Answer calls until the server closes the connection."""
         while True:
-            if self._direct is not None:
-                self._direct.wait()
             message = receive_message(self._connection)
             if message is None:
                 return
@@ -82,8 +71,6 @@ class Worker:
             self._desk.own.give_back(key)
         for key in header.get("forget", ()):
             self._desk.received.forget(key)
-        for number in header.get("forget_clients", ()):
-            self._desk.received.forget_all(f"c{number}.")
         if "call" in header:
             key = header["segment"][0] if "segment" in header else None
             with following(self._connection, message):
@@ -93,33 +80,6 @@ class Worker:
             if "number" in header:
                 stored.header["number"] = header["number"]
             self._send(stored)
-        elif "lend" in header:
-            self._lend(answerer, message)
-        elif "recall" in header:
-            self._return()
-
-    def _lend(self, answerer: Answerer, message: Message) -> None:
-        """Read calls of a client ourselves, until we are called back."""
-        assert self._slot is not None, "only servers lend, and they send a slot"
-        if self._direct is None:
-            self._direct = DirectClients(
-                self._desk,
-                answerer,
-                self._slot,
-                self._connection.fileno(),
-                max_body_bytes=answerer.facts.max_body_bytes,
-                tell=partial(send_message, self._connection),
-            )
-        terms = message.header["lend"]
-        self._direct.add(
-            terms["client"], message.descriptors[0], terms["holds"], terms["endpoints"]
-        )
-
-    def _return(self) -> None:
-        """Leave all clients to the server."""
-        held, tally = ({}, []) if self._direct is None else self._direct.leave_all()
-        self._direct = None
-        send_message(self._connection, {"recalled": held, "tally": tally})
 
     def _send(self, stored: StoredReply) -> None:
         stored.header.setdefault("held", False)

@@ -21,7 +21,6 @@ from chainrule.deploy.ray._pool import RayPool
 from chainrule.runtime._codec import FRAMES_MEDIA_TYPE, decode_body
 from chainrule.serve._calls import Call, CallError, Facts, Reply, stopping, unavailable
 from chainrule.serve._following import following_in_thread
-from chainrule.serve._lease import Client
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._pool import Counters, WorkerState
 from chainrule.serve._traffic import Traffic
@@ -183,12 +182,6 @@ class PoolFront:
 
     def forget_segment(self, key: str) -> None:
         """Nothing to do: no segments here."""
-
-    def forget_client(self, number: int) -> None:
-        """Nothing to do: replicas are not lent."""
-
-    def lend_to(self, client: Client) -> None:
-        """Nothing to do: replicas are not lent."""
 
     async def drain(self, grace_s: float) -> None:
         """Take no new calls, and wait until those under way are answered."""

@@ -42,13 +42,10 @@ from chainrule.runtime._samehost._messages import (
 from chainrule.runtime._samehost._patience import Patience
 from chainrule.runtime._samehost._pools import SegmentCache, SegmentPool
 from chainrule.runtime._samehost._segments import Segment, is_supported
-from chainrule.runtime._samehost._slots import CallSlot, CurrentCall
 from chainrule.runtime._samehost._worker_memory import with_memory_settings
 
 __all__ = [
     "INLINE_BYTES",
-    "CallSlot",
-    "CurrentCall",
     "Message",
     "Patience",
     "Segment",
