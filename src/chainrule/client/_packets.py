@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import select
 import socket
 from collections import deque
 from collections.abc import Mapping
@@ -16,7 +15,6 @@ from chainrule.runtime._codec import Frames
 from chainrule.runtime._samehost import (
     INLINE_BYTES,
     Message,
-    Patience,
     SegmentCache,
     SegmentPool,
     receive_message,
@@ -44,9 +42,6 @@ class PacketConnection:
         self._received = SegmentCache()
         self._release: deque[str] = deque()
         self._number = 0
-        self._patience = Patience()
-        self._poll = select.poll()
-        self._poll.register(connection, select.POLLIN)
 
     def exchange(self, header: Mapping[str, Any], body: Frames) -> Answer:
         """Send a call and receive its answer.
@@ -97,10 +92,8 @@ class PacketConnection:
 
     def _receive(self) -> Message:
         while True:
-            self._patience.look(self._poll)
             try:
                 message = receive_message(self._connection)
-                self._patience.end()
             except (OSError, DecodeError) as error:
                 raise self._lost(error, was_sent=True) from error
             if message is None:

@@ -27,7 +27,6 @@ from chainrule.serve._calls import Facts
 from chainrule.serve._description import description_route
 from chainrule.serve._dispatch import Dispatcher
 from chainrule.serve._endpoint import Endpoint
-from chainrule.serve._express import ExpressLane
 from chainrule.serve._inline import ThreadPool
 from chainrule.serve._jobs import JobFront, Jobs, job_routes, to_standard_error
 from chainrule.serve._merging import MergingPool
@@ -83,7 +82,6 @@ class Server:
     Attributes:
         app: the ASGI application.
         services: name → component, once started.
-        express_lane: requests that a web server may have answered without the application.
     """
 
     def __init__(
@@ -117,11 +115,9 @@ class Server:
         )
         token = options.read_token()
         self._dispatcher = Dispatcher(self._starlette)
-        self.express_lane = ExpressLane()
         self.app: Any = self._dispatcher
         if token is not None:
             self.app = BearerToken(self._dispatcher, token, self._dispatcher.refuse)
-            self.express_lane.guards.append(self.app.allows)
         if options.access_log:
             self.app = AccessLog(self.app)
 
@@ -179,14 +175,9 @@ class Server:
             self._same_host = SameHostListener(self._targets(), debug=self._options.debug)
         await self._jobs.start(self.services)
         self._starlette.router.routes[:] = routes = self._routes()
-        endpoints = {
+        self._dispatcher.endpoints = {
             route.path: route.endpoint for route in routes if isinstance(route.endpoint, Endpoint)
         }
-        self._dispatcher.endpoints = {**endpoints}
-        if not self._options.access_log:
-            self.express_lane.stops = {
-                path: endpoint for path, endpoint in endpoints.items() if endpoint.can_begin
-            }
 
     def _warn_of_unknown_names(self) -> None:
         names = {service.facts.name for service in self.services.values()}

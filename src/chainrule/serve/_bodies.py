@@ -82,15 +82,6 @@ class Intake:
         finally:
             self._held -= taken
 
-    @contextmanager
-    def holding(self, nbytes: int) -> Iterator[None]:
-        """A body that is here already while it is used."""
-        self._held += nbytes
-        try:
-            yield
-        finally:
-            self._held -= nbytes
-
 
 def _keep(nbytes: int) -> None:
     """Room was made before."""

@@ -80,12 +80,6 @@ class Call:
         """How long this call may run: what its watcher says, or as long as all others."""
         return of_others if self.watcher is None else self.watcher.timeout_s
 
-    def with_body(self, body: Any) -> Call:
-        """The same call with a body; `replace` would take as long as all the rest of a small call."""
-        call = object.__new__(Call)
-        call.__dict__.update(self.__dict__, body=body)
-        return call
-
     @property
     def texts(self) -> tuple[str | None, ...]:
         """What the caller says about the body."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from chainrule._errors import ChainruleError, DecodeError
@@ -64,7 +65,7 @@ class Desk:
         try:
             self._is_running = True
             if key is not None:
-                call = call.with_body(self._body(message, key))
+                call = replace(call, body=self._body(message, key))
             reply = answerer.answer(call)
             self._is_running = False
             stored = self.store(reply)

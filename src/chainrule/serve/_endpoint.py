@@ -20,7 +20,6 @@ from chainrule.serve._bodies import (
     read_body,
 )
 from chainrule.serve._calls import Call, Reply, unavailable
-from chainrule.serve._express import BEGUN, Begun, CanBegin
 from chainrule.serve._merging import MergingPool
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._problems import problem_reply
@@ -70,15 +69,11 @@ class Endpoint:
         self._segments = segments if service.pool.uses_segments else None
         self._intake = intake
         self._jobs = jobs
-        self._beginner = service.pool if isinstance(service.pool, CanBegin) else None
         # Calls that are merged have one run together.
         self._names_runs = not isinstance(service.pool, MergingPool)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope.get(BEGUN) is not None:
-            await self._go_on(scope[BEGUN], receive, send)
-            return
         headers = dict(scope["headers"])
         max_bytes = self._service.facts.max_body_bytes
         try:
@@ -91,7 +86,7 @@ class Endpoint:
                 await self._take_on(call, headers, query, nbytes, receive, send)
                 return
             with self._intake.room_for(nbytes) as grow:
-                call = call.with_body(await self._read(receive, nbytes, grow))
+                call = replace(call, body=await self._read(receive, nbytes, grow))
                 reply = await self._answer(self._service.pool.call(call), receive)
         except Disconnected:
             return
@@ -106,35 +101,6 @@ class Endpoint:
     def refuse(self, status: int) -> None:
         """Count a request that does not reach the component."""
         self._service.pool.traffic.refuse(self._name, status)
-
-    @property
-    def can_begin(self) -> bool:
-        """Whether requests may be answered without a task (`_express`)."""
-        return self._beginner is not None
-
-    def prepare(self, scope: MutableMapping[str, Any]) -> Call | None:
-        """The call of a request whose headers are here; `None` when something is wrong with them."""
-        try:
-            return self._call(dict(scope["headers"]), _NO_QUERY, None).check()
-        except ChainruleError:
-            return None
-
-    def begin(self, call: Call) -> Begun | None:
-        """Begin a call; `None` leaves it to the usual way."""
-        return None if self._beginner is None else self._beginner.begin(call)
-
-    def wait(self, begun: Begun) -> Reply | None:
-        """The reply to a call that was begun, if it comes within a moment."""
-        assert self._beginner is not None, "it was begun"
-        return self._beginner.wait(begun)
-
-    async def _go_on(self, begun: Begun, receive: Receive, send: Send) -> None:
-        """Answer a request that was begun and takes longer."""
-        assert self._beginner is not None, "it was begun"
-        with self._intake.holding(len(begun.call.body)):
-            reply = await self._answer(self._beginner.finish(begun), receive)
-        if reply is not None:
-            await send_reply(send, reply)
 
     async def _take_on(
         self,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import threading
 import time
 from functools import partial
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 from chainrule.runtime._component import load_component
 from chainrule.serve._answering import Answerer
 from chainrule.serve._calls import Call, Facts, Reply, not_loaded, stopping, too_slow, unavailable
-from chainrule.serve._express import MOMENT_S
 from chainrule.serve._following import following_in_thread
 from chainrule.serve._pool import Counters, WorkerState
 from chainrule.serve._preparing import prepare
@@ -21,46 +19,6 @@ from chainrule.serve._thread import WorkerThread
 from chainrule.serve._traffic import Traffic
 
 __all__ = ["ThreadPool"]
-
-
-class _Begun:
-    """A call that the thread has been given. The event loop waits for it, or leaves a future."""
-
-    __slots__ = ("_over", "at", "call", "future", "reply")
-
-    def __init__(self, call: Call) -> None:
-        self.call = call
-        self.at = time.perf_counter()
-        self.reply: Reply | None = None
-        self.future: asyncio.Future[Reply] | None = None
-        self._over = threading.Lock()
-        self._over.acquire()
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether anybody still waits."""
-        return self.future is None or not self.future.cancelled()
-
-    def wait(self, seconds: float) -> Reply | None:
-        """The reply, if it comes in time."""
-        self._over.acquire(timeout=seconds)
-        return self.reply
-
-    def expect(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Reply]:
-        """A future of the reply."""
-        # The thread sets the reply, then looks for a future: one of the two sees what the other has done.
-        self.future = loop.create_future()
-        if self.reply is not None:
-            self.future.set_result(self.reply)
-        return self.future
-
-    def resolve(self, reply: Reply, loop: asyncio.AbstractEventLoop) -> None:
-        """Called by the thread."""
-        self.reply = reply
-        self._over.release()
-        if self.future is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(_resolve, self.future, reply)
 
 
 class ThreadPool:
@@ -91,8 +49,7 @@ class ThreadPool:
         self._startup_timeout_s = startup_timeout_s
         self._timeout_s = timeout_s
         self.max_queue = max_queue
-        self._pending: set[_Begun] = set()
-        self._is_quick = False
+        self._pending: set[asyncio.Future[Reply]] = set()
         self._stopping = False
         self.counters = Counters()
         self.traffic = Traffic()
@@ -117,12 +74,12 @@ class ThreadPool:
         prepare(component)
         return Answerer(component)
 
-    def _run(self, begun: _Begun) -> None:
-        if begun.is_wanted:
-            start = time.perf_counter()
-            reply = self._reply(begun.call)
-            self._is_quick = time.perf_counter() - start < MOMENT_S
-            begun.resolve(reply, self._loop)
+    def _run(self, call: Call, future: asyncio.Future[Reply]) -> None:
+        if future.cancelled():
+            return
+        reply = self._reply(call)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(_resolve, future, reply)
 
     def _reply(self, call: Call) -> Reply:
         if call.watcher is None:
@@ -171,24 +128,13 @@ class ThreadPool:
         if max(len(self._pending), self._worker.backlog) > self.max_queue:
             self.counters.turned_away += 1
             raise unavailable(f"{self.max_queue} calls wait already.", "queue_full")
-        return await self._finish(self._submit(call))
-
-    def _submit(self, call: Call) -> _Begun:
-        begun = _Begun(call)
+        future: asyncio.Future[Reply] = self._loop.create_future()
         self.counters.running += not self._pending
-        self._pending.add(begun)
-        self._worker.submit(partial(self._run, begun))
-        return begun
-
-    async def _finish(self, begun: _Begun) -> Reply:
-        call = begun.call
+        self._pending.add(future)
+        self._worker.submit(partial(self._run, call, future))
         timeout_s = call.timeout_s(self._timeout_s)
-        future = begun.expect(self._loop)
         try:
-            if timeout_s is None:
-                reply = await future
-            else:
-                reply = await asyncio.wait_for(future, timeout_s)
+            reply = await asyncio.wait_for(future, timeout_s)
         except TimeoutError:
             self.counters.timed_out += 1
             assert timeout_s is not None
@@ -197,31 +143,10 @@ class ThreadPool:
             self.counters.cancelled += 1
             raise
         finally:
-            self._leave(begun)
+            self._pending.discard(future)
+            self.counters.running -= not self._pending
         self.counters.answered += 1
         return reply
-
-    def _leave(self, begun: _Begun) -> None:
-        self._pending.discard(begun)
-        self.counters.running -= not self._pending
-
-    def begin(self, call: Call) -> _Begun | None:
-        """Give the thread a call if it is free, and was quick the last time."""
-        is_free = not self._pending and not self._stopping
-        return self._submit(call) if is_free and self._is_quick else None
-
-    def wait(self, begun: _Begun) -> Reply | None:
-        """The reply, if it comes within a moment."""
-        reply = begun.wait(MOMENT_S)
-        if reply is not None:
-            self._leave(begun)
-            self.counters.answered += 1
-            self.traffic.record(begun.call, reply.status, time.perf_counter() - begun.at, reply)
-        return reply
-
-    async def finish(self, begun: _Begun) -> Reply:
-        """The reply of a call that took longer."""
-        return await self.traffic.counted(begun.call, self._finish(begun))
 
     def forget_segment(self, key: str) -> None:
         """Nothing to do: no segments here."""
@@ -236,9 +161,9 @@ class ThreadPool:
     async def stop(self) -> None:
         """Let the thread end; calls that are under way fail."""
         self._stopping = True
-        for begun in list(self._pending):
-            if begun.future is not None and not begun.future.done():
-                begun.future.set_exception(stopping())
+        for future in list(self._pending):
+            if not future.done():
+                future.set_exception(stopping())
         if self._worker is not None:
             self._worker.submit(None)
 

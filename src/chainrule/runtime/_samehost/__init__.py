@@ -39,7 +39,6 @@ from chainrule.runtime._samehost._messages import (
     send_message,
     socket_pair,
 )
-from chainrule.runtime._samehost._patience import Patience
 from chainrule.runtime._samehost._pools import SegmentCache, SegmentPool
 from chainrule.runtime._samehost._segments import Segment, is_supported
 from chainrule.runtime._samehost._worker_memory import with_memory_settings
@@ -47,7 +46,6 @@ from chainrule.runtime._samehost._worker_memory import with_memory_settings
 __all__ = [
     "INLINE_BYTES",
     "Message",
-    "Patience",
     "Segment",
     "SegmentCache",
     "SegmentPool",
