@@ -29,17 +29,17 @@ from chainrule.serve._dispatch import Dispatcher
 from chainrule.serve._endpoint import Endpoint
 from chainrule.serve._inline import ThreadPool
 from chainrule.serve._jobs import JobFront, Jobs, job_routes, to_standard_error
-from chainrule.serve._merging import MergingPool
+from chainrule.serve._merging import Merger
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._output import OutputLog
 from chainrule.serve._page import page_routes
-from chainrule.serve._pool import ProcessPool
+from chainrule.serve._pool import Pool, ProcessPool
 from chainrule.serve._problems import PROBLEM
 from chainrule.serve._same_host import SameHostListener
 from chainrule.serve._scratch import make_scratch
 from chainrule.serve._security import BearerToken
 from chainrule.serve._server_routes import with_server_routes
-from chainrule.serve._service import Pool, Service
+from chainrule.serve._service import Service
 from chainrule.serve._status import status_routes
 
 __all__ = ["MakePool", "Server", "create_app"]
@@ -169,7 +169,7 @@ class Server:
                     f"Two components are called {name!r}; give one another name.",
                     code="duplicate_component",
                 )
-            self.services[name] = Service(name, self._merging(pool, facts), facts)
+            self.services[name] = Service(name, pool, facts, self._merger(pool, facts))
         self._warn_of_unknown_names()
         if self._options.same_host and is_supported():
             self._same_host = SameHostListener(self._targets(), debug=self._options.debug)
@@ -186,14 +186,14 @@ class Server:
                 "Nothing is kept for %r (--cache): served here are %s.", unknown, ", ".join(names)
             )
 
-    def _merging(self, pool: Pool, facts: Facts) -> Pool:
-        """The pool, or one in front of it that merges calls, where author or operator want that."""
+    def _merger(self, pool: Pool, facts: Facts) -> Merger | None:
+        """What merges calls, where author or operator want that."""
         wanted = self._options.merge_up_to
         size = facts.merge_up_to if wanted is None else wanted
         if size < 2 or facts.batching is None:
-            return pool
+            return None
         segments = self._segments if pool.uses_segments else None
-        return MergingPool(
+        return Merger(
             pool,
             max_size=size,
             delay_s=self._options.merge_delay_s,

@@ -20,7 +20,6 @@ from chainrule.serve._bodies import (
     read_body,
 )
 from chainrule.serve._calls import Call, Reply, unavailable
-from chainrule.serve._merging import MergingPool
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._problems import problem_reply
 from chainrule.serve._service import Service
@@ -70,7 +69,7 @@ class Endpoint:
         self._intake = intake
         self._jobs = jobs
         # Calls that are merged have one run together.
-        self._names_runs = not isinstance(service.pool, MergingPool)
+        self._names_runs = service.merger is None
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -87,7 +86,7 @@ class Endpoint:
                 return
             with self._intake.room_for(nbytes) as grow:
                 call = replace(call, body=await self._read(receive, nbytes, grow))
-                reply = await self._answer(self._service.pool.call(call), receive)
+                reply = await self._answer(self._service.call(call), receive)
         except Disconnected:
             return
         except ChainruleError as error:

@@ -15,15 +15,13 @@ from typing import Any
 from chainrule._errors import ChainruleError
 from chainrule.serve._calls import Call, CallError, Reply
 from chainrule.serve._parts import pack_calls, unpack_replies
-from chainrule.serve._service import Pool
-
-__all__ = ["MergingPool"]
+from chainrule.serve._pool import Pool
 
 Waiting = tuple[Call, asyncio.Future[Reply]]
 
 
-class MergingPool:
-    """A pool that merges calls of `apply`; everything else is left to the pool behind it.
+class Merger:
+    """Merges calls of `apply`; everything else goes straight to the pool.
 
     Args:
         pool: answers.
@@ -43,9 +41,6 @@ class MergingPool:
         self._under_way = 0
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._pool, name)
 
     async def call(self, call: Call) -> Reply:
         """Have a call answered, alone or together with others.

@@ -12,7 +12,7 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from chainrule._errors import ChainruleError, DefinitionError
 from chainrule.runtime._samehost import is_supported
@@ -20,8 +20,6 @@ from chainrule.serve._calls import Call, CallError, Facts, Reply, not_loaded, st
 from chainrule.serve._output import OutputLog
 from chainrule.serve._process import SegmentBody, WorkerProcess
 from chainrule.serve._traffic import Traffic
-
-__all__ = ["Counters", "ProcessPool", "WorkerState"]
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +55,31 @@ class WorkerState(NamedTuple):
     pid: int | None
     state: str
     restarts: int
+
+
+class Pool(Protocol):
+    """What answers calls: worker processes, a thread, or the replicas of a cluster."""
+
+    uses_segments: bool
+    max_queue: int
+    counters: Counters
+    traffic: Traffic
+
+    @property
+    def queue_length(self) -> int: ...
+    @property
+    def is_ready(self) -> bool: ...
+    @property
+    def alive(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def workers(self) -> list[WorkerState]: ...
+    async def start(self) -> Facts: ...
+    async def call(self, call: Call) -> Reply: ...
+    async def drain(self, grace_s: float) -> None: ...
+    async def stop(self) -> None: ...
+    def forget_segment(self, key: str) -> None: ...
 
 
 class ProcessPool:

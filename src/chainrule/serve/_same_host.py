@@ -177,7 +177,7 @@ class _Connection:
                 run_id=header.get("run_id"),
                 traceparent=header.get("traceparent"),
             ).check()
-            return self._store(await service.pool.call(call)), is_held
+            return self._store(await service.call(call)), is_held
         except ChainruleError as error:
             return problem_reply(error, debug=self._debug), is_held
 
