@@ -82,13 +82,17 @@ class Request:
     headers: Mapping[str, str]
     pieces: Sequence[Any] = ()
 
+    @property
+    def nbytes(self) -> int:
+        """Size of the body."""
+        return sum(memoryview(piece).nbytes for piece in self.pieces)
+
     def head(self) -> bytes:
         """The request line and headers as bytes."""
-        nbytes = sum(memoryview(piece).nbytes for piece in self.pieces)
         lines = [f"{self.method} {self.target} HTTP/1.1"]
         lines += [f"{name}: {value}" for name, value in self.headers.items()]
         if self.method == "POST":
-            lines.append(f"Content-Length: {nbytes}")
+            lines.append(f"Content-Length: {self.nbytes}")
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
@@ -212,6 +216,7 @@ class ConnectionPool:
                 response.headers.get("content-type", ""),
                 _read_body(response),
                 _seconds(response.headers.get("retry-after")),
+                response.headers.get("chainrule-memory"),
             )
             # Some servers close the connection after a failure without saying so.
             return answer, not response.will_close and response.status < 500

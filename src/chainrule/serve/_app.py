@@ -6,8 +6,9 @@ import asyncio
 import logging
 import re
 import shutil
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from starlette.routing import Route
 from chainrule._errors import DefinitionError
 from chainrule.runtime._component import LocalComponent
 from chainrule.runtime._config import ComponentConfig
-from chainrule.runtime._samehost import SegmentPool, is_supported
+from chainrule.runtime._samehost import is_supported
 from chainrule.serve._access import AccessLog
 from chainrule.serve._bodies import Intake, place_body
 from chainrule.serve._calls import Facts
@@ -35,7 +36,12 @@ from chainrule.serve._output import OutputLog
 from chainrule.serve._page import page_routes
 from chainrule.serve._pool import Pool, ProcessPool
 from chainrule.serve._problems import PROBLEM
-from chainrule.serve._same_host import SameHostListener
+from chainrule.serve._same_host import (
+    MEMORY_HEADER,
+    ClientMemory,
+    SameHostListener,
+    UnknownMemoryError,
+)
 from chainrule.serve._scratch import make_scratch
 from chainrule.serve._security import BearerToken
 from chainrule.serve._server_routes import with_server_routes
@@ -101,7 +107,6 @@ class Server:
             make_pool(source, self._config_of(source), options)
             for source in _as_sources(components)
         ]
-        self._segments = SegmentPool("s") if is_supported() else None
         self._intake = Intake(options.max_inflight_bytes)
         pass_on = to_standard_error if self._log is None else self._log.write
         self._jobs = Jobs(options, self._place, pass_on)
@@ -157,7 +162,6 @@ class Server:
         try:
             yield
         finally:
-            # The web server waits for callers over HTTP; it knows nothing of those of the same host.
             await self.drain()
 
     async def _start(self) -> None:
@@ -172,7 +176,7 @@ class Server:
             self.services[name] = Service(name, pool, facts, self._merger(pool, facts))
         self._warn_of_unknown_names()
         if self._options.same_host and is_supported():
-            self._same_host = SameHostListener(self._targets(), debug=self._options.debug)
+            self._same_host = SameHostListener()
         await self._jobs.start(self.services)
         self._starlette.router.routes[:] = routes = self._routes()
         self._dispatcher.endpoints = {
@@ -192,26 +196,21 @@ class Server:
         size = facts.merge_up_to if wanted is None else wanted
         if size < 2 or facts.batching is None:
             return None
-        segments = self._segments if pool.uses_segments else None
-        return Merger(
-            pool,
-            max_size=size,
-            delay_s=self._options.merge_delay_s,
-            place=lambda body: place_body(body, segments, pool.forget_segment),
-        )
+        return Merger(pool, max_size=size, delay_s=self._options.merge_delay_s)
 
     def _place(self, body: bytes, service: Service) -> Any:
         """A body where a worker can read it."""
-        segments = self._segments if service.pool.uses_segments else None
-        return place_body(body, segments, service.pool.forget_segment)
+        return place_body(body) if service.pool.uses_segments else body
 
-    def _targets(self) -> dict[str, tuple[Service, str]]:
-        """Path → component and endpoint."""
-        targets = {}
-        for prefix, service in self._places():
-            for name in service.facts.endpoints:
-                targets[f"{prefix}/{name}"] = service, name
-        return targets
+    def _claim(
+        self, headers: Mapping[bytes, bytes], *, is_mapped_here: bool
+    ) -> ClientMemory | None:
+        """The shared memory that a request names in its headers."""
+        if self._same_host is None:
+            if MEMORY_HEADER in headers:
+                raise UnknownMemoryError("This server shares no memory with its clients.")
+            return None
+        return self._same_host.claim(headers, is_mapped_here=is_mapped_here)
 
     def _places(self) -> list[tuple[str, Service]]:
         """Where components answer: the first at the root, all under their names."""
@@ -244,7 +243,12 @@ class Server:
             Route(
                 f"{prefix}/{name}",
                 Endpoint(
-                    service, name, self._options, self._segments, self._intake, self._job_front
+                    service,
+                    name,
+                    self._options,
+                    partial(self._claim, is_mapped_here=not service.pool.uses_segments),
+                    self._intake,
+                    self._job_front,
                 ),
                 methods=["POST"],
             )
@@ -269,7 +273,7 @@ class Server:
         await self.stop()
 
     async def stop(self) -> None:
-        """Close the connections of the same host and end all workers."""
+        """Close the channels of clients on the same host and end all workers."""
         if self._same_host is not None:
             self._same_host.close()
             self._same_host = None

@@ -148,9 +148,6 @@ class ThreadPool:
         self.counters.answered += 1
         return reply
 
-    def forget_segment(self, key: str) -> None:
-        """Nothing to do: no segments here."""
-
     async def drain(self, grace_s: float) -> None:
         """Take no new calls, and wait until those under way are answered."""
         self._stopping = True

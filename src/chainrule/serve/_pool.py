@@ -18,7 +18,7 @@ from chainrule._errors import ChainruleError, DefinitionError
 from chainrule.runtime._samehost import is_supported
 from chainrule.serve._calls import Call, CallError, Facts, Reply, not_loaded, stopping, unavailable
 from chainrule.serve._output import OutputLog
-from chainrule.serve._process import SegmentBody, WorkerProcess
+from chainrule.serve._process import WorkerProcess
 from chainrule.serve._traffic import Traffic
 
 _log = logging.getLogger(__name__)
@@ -79,7 +79,6 @@ class Pool(Protocol):
     async def call(self, call: Call) -> Reply: ...
     async def drain(self, grace_s: float) -> None: ...
     async def stop(self) -> None: ...
-    def forget_segment(self, key: str) -> None: ...
 
 
 class ProcessPool:
@@ -180,12 +179,7 @@ class ProcessPool:
         return await self.traffic.counted(call, self._answer(call))
 
     async def _answer(self, call: Call) -> Reply:
-        try:
-            worker = await self._acquire()
-        except BaseException:
-            if isinstance(call.body, SegmentBody):
-                call.body.on_done(True)
-            raise
+        worker = await self._acquire()
         self.counters.running += 1
         try:
             if call.watcher is not None:
@@ -305,11 +299,6 @@ class ProcessPool:
             turn = self._waiting.popleft()
             if not turn.done():
                 turn.set_exception(unavailable("The component cannot be started.", "degraded", 5))
-
-    def forget_segment(self, key: str) -> None:
-        """Tell every worker that a segment is no longer used."""
-        for worker in self._workers:
-            worker.forget_segment(key)
 
     async def drain(self, grace_s: float) -> None:
         """Take no new calls, and wait until those under way are answered."""

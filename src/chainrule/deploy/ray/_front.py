@@ -29,7 +29,7 @@ __all__ = ["PoolFront", "make_front"]
 
 POOL_PREFIX = "pool:"
 
-_TOLD = tuple(field.name for field in fields(Call) if field.name not in ("body", "watcher"))
+_TOLD = tuple(field.name for field in fields(Call) if field.name not in ("body", "watcher", "room"))
 _INLINE_BYTES = 1 << 16
 # Reading a body to know where it belongs must not cost more than a forward pass on a wrong replica.
 _READ_JSON_BYTES = 1 << 16
@@ -179,9 +179,6 @@ class PoolFront:
         except ChainruleError:
             return None  # the replica says what is wrong with it
         return fingerprint(payload.get("inputs")) if isinstance(payload, dict) else None
-
-    def forget_segment(self, key: str) -> None:
-        """Nothing to do: no segments here."""
 
     async def drain(self, grace_s: float) -> None:
         """Take no new calls, and wait until those under way are answered."""
