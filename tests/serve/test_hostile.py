@@ -277,8 +277,7 @@ def test_a_body_that_comes_byte_by_byte_is_not_waited_for():
         return {"type": "http.request", "body": b" ", "more_body": received < 500}
 
     async def read(timeout_s):
-        limits = {"max_bytes": 1000, "segments": None, "forget": None}
-        return await read_body(receive, 500, timeout_s=timeout_s, **limits)
+        return await read_body(receive, 500, timeout_s=timeout_s, max_bytes=1000)
 
     with pytest.raises(SlowCallerError, match="too slowly"):
         asyncio.run(read(0.05))

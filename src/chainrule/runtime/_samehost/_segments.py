@@ -18,7 +18,7 @@ Three rules make this safe.
 3. A segment cannot shrink. Its maker seals it, and the receiver refuses one that is not sealed: a process
    that reads beyond the end of a file is killed. Only as much as the body is mapped.
 
-Segments are used again because fresh memory costs four times as much as writing to memory that is there: the
+Segments are used again because new memory costs five times as much as writing to memory that is there: the
 system has to find and clear every page, and each process has to map it.
 """
 
