@@ -7,6 +7,7 @@ hand-written jitted function that returns the same intermediates, and with Tesse
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -86,7 +87,7 @@ def problem(width: int) -> tuple[dict[str, Any], Any]:
 def compare(
     claim: str, ours: Callable[..., Any], reference: Callable[..., Any], against: str, *args: Any
 ) -> Row:
-    """One pair at a time: a slow contestant would cool the caches of whoever comes next."""
+    """One pair at a time: a slow contestant would cool the caches of the next one."""
     given = args if against != "Tesseract-JAX" else (args[0]["a"], args[0]["b"], args[1])
     times = interleaved(
         {
@@ -150,6 +151,52 @@ def small_by_hand(x: Any) -> Any:
     return h**2, {"h": {"primal": h}}
 
 
+def make_chain(sow: Sow, length: int) -> Callable[[Any], Any]:
+    def chain(x: Any) -> Any:
+        for step in range(length):
+            x = sow(jnp.sin(x) + 0.1 * step, f"h{step}")
+        return jnp.sum(x)
+
+    return chain
+
+
+def chain_by_hand(length: int) -> Callable[[Any], Any]:
+    def chain(x: Any) -> Any:
+        values: dict[str, Any] = {}
+
+        def keep(value: Any, name: str) -> Any:
+            values[name] = {"primal": value}
+            return value
+
+        return make_chain(keep, length)(x), values
+
+    return chain
+
+
+def first_call(length: int, x: Any) -> float:
+    """Processor seconds of the first call: tracing and compilation."""
+    captured = save_intermediates(make_chain(sow, length))
+    start = time.process_time()
+    jax.block_until_ready(captured(x))
+    return time.process_time() - start
+
+
+def measure_chain() -> list[Row]:
+    """Many sown values, each of which leads to the next: XLA alone computes all of them again for each."""
+    x = jnp.linspace(0.0, 1.0, 1000)
+    few, many = first_call(10, x), first_call(100, x)
+    return [
+        Row("first call, 100 sown values", many, 10 * few, "10 × that of 10 values", 1.5),
+        compare(
+            "save_intermediates of 20 steps",
+            save_intermediates(make_chain(sow, 20)),
+            jax.jit(chain_by_hand(20)),
+            "hand-written jit",
+            x,
+        ),
+    ]
+
+
 def run() -> list[Row]:
     hand, x, states = "hand-written jit", jnp.float32(1.0), jnp.linspace(0.0, 1.0, 64)
     recurrence = save_intermediates(make_recurrence(sow))
@@ -164,6 +211,7 @@ def run() -> list[Row]:
         *measure(16),
         *measure(256),
         compare("… of a scan of 100 steps", recurrence, jax.jit(recurrence_by_hand), hand, states),
+        *measure_chain(),
         *measure_peer(16),
     ]
 

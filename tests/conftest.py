@@ -1,10 +1,7 @@
 """Settings every test shares: CPU only, reproducible hypothesis runs, nothing sent anywhere."""
 
-import ctypes
 import os
-import shutil
 import sys
-from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -29,17 +26,3 @@ def _single_precision_for_the_next_module():
     yield
     if "jax" in sys.modules:
         sys.modules["jax"].config.update("jax_enable_x64", False)
-
-
-@pytest.fixture(scope="module")
-def own_team(tmp_path_factory):
-    """Three helpers, however few processors there are, of a library that nobody else has loaded."""
-    from chainrule import _team
-    from chainrule._c_library import load_c_library
-
-    library = load_c_library(Path(_team.__file__).with_suffix(".c"))
-    if library is None:
-        pytest.skip("no compiler")
-    team = _team.Team()
-    team.start(ctypes.CDLL(shutil.copy(library._name, tmp_path_factory.mktemp("library"))), 3)
-    return team

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from chainrule._errors import ChainruleError, ComponentError, InputError
     from chainrule.bridge._apply import apply_component, from_callable
+    from chainrule.bridge._failures import component_errors
     from chainrule.client import Component
     from chainrule.harvest import (
         grad_wrt,
@@ -32,6 +33,7 @@ _HOMES = {
     "InputError": "chainrule._errors",
     "apply_component": "chainrule.bridge._apply",
     "component": "chainrule.runtime._component",
+    "component_errors": "chainrule.bridge._failures",
     "from_callable": "chainrule.bridge._apply",
     "grad_wrt": "chainrule.harvest",
     "intermediate_stats": "chainrule.harvest",
@@ -49,6 +51,7 @@ __all__ = [
     "__version__",
     "apply_component",
     "component",
+    "component_errors",
     "from_callable",
     "grad_wrt",
     "intermediate_stats",

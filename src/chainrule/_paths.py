@@ -11,6 +11,7 @@ Invariant: `split_path(join_path(*segments)) == segments`.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 from chainrule._errors import PathError
@@ -20,6 +21,7 @@ __all__ = [
     "Segment",
     "escape_dict_key",
     "join_path",
+    "loc_to_path",
     "matches_pattern",
     "path_to_pattern",
     "pattern_to_regex",
@@ -91,6 +93,12 @@ def split_path(path: str) -> tuple[Segment, ...]:
 def join_path(*segments: Segment) -> str:
     """Write segments as a path; the inverse of `split_path`."""
     return ".".join(render_segment(segment) for segment in segments)
+
+
+def loc_to_path(loc: Iterable[str | int]) -> str:
+    """A location of pydantic, a tuple of names, keys and indices, as a path."""
+    segments = [part if isinstance(part, int) or part.isidentifier() else Key(part) for part in loc]
+    return join_path(*segments)
 
 
 def render_segment(segment: Segment) -> str:

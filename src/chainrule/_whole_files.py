@@ -8,7 +8,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["whole_file", "write_whole"]
+__all__ = ["open_private", "whole_file", "write_whole"]
+
+
+def open_private(path: str, flags: int) -> int:
+    """An opener (see `open`) of files that only this user may read."""
+    return os.open(path, flags, 0o600)
 
 
 @contextlib.contextmanager
@@ -27,9 +32,19 @@ def whole_file(path: Path) -> Iterator[Path]:
         raise
 
 
-def write_whole(path: Path, pieces: Iterable[Any], *, durable: bool = False) -> None:
-    """Write bytes, piece after piece, as a whole file; `durable` ones survive a loss of power."""
-    with whole_file(path) as temporary, open(temporary, "xb") as file:
+def write_whole(
+    path: Path, pieces: Iterable[Any], *, durable: bool = False, private: bool = False
+) -> None:
+    """Write bytes, piece after piece, as a whole file.
+
+    Args:
+        path: of the file.
+        pieces: what it holds.
+        durable: whether it survives a loss of power once this returns.
+        private: whether only this user may read it.
+    """
+    opener = open_private if private else None
+    with whole_file(path) as temporary, open(temporary, "xb", opener=opener) as file:
         file.writelines(pieces)
         if durable:
             file.flush()

@@ -60,6 +60,12 @@ def test_programs_from_parts():
     assert result == 5.0
     shorter = names.close_program(jaxpr.invars, [*jaxpr.outvars] * 2, jaxpr.eqns, like=jaxpr)
     assert len(shorter.out_avals) == 2
+    (x, y), like = jaxpr.invars, jaxpr
+    inner = names.close_program(
+        [x], jaxpr.outvars, jaxpr.eqns, like=like, constvars=[y], consts=[5.0]
+    )
+    (result,) = evaluate(names.constants_first(inner.jaxpr), [5.0, 0.0])
+    assert result == 5.0
 
 
 def test_equations_can_be_replaced():

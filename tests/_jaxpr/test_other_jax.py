@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-HARVEST = ("modes", "loops", "branches", "vmap", "wrappers", "substitute", "nonfinite", "stats")
+HARVEST = (
+    "modes", "frozen", "loops", "branches", "vmap", "wrappers", "substitute", "vmap_of_plant", "nonfinite",
+    "stats",
+)  # fmt: skip
 ROOMS = {
     "_jaxpr": [file for file in Path(__file__).parent.glob("test_*.py") if file != Path(__file__)],
     "harvest": [f"test_{name}.py" for name in HARVEST],

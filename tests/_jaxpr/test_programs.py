@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from chainrule._jaxpr import evaluate, locate, subprograms, walk
+from chainrule._jaxpr import Primitive, close_program, evaluate, locate, subprograms, walk
 
 
 def equation(function, *args, name):
@@ -99,8 +99,6 @@ def test_combiners_and_first_order_primitives():
 
 
 def test_a_primitive_that_is_not_in_the_table_is_seen():
-    from chainrule._jaxpr import Primitive
-
     unheard_of = Primitive("unheard_of")
     unheard_of.multiple_results = True
     unheard_of.def_abstract_eval(lambda x, *, programs: programs[0].out_avals)
@@ -108,6 +106,23 @@ def test_a_primitive_that_is_not_in_the_table_is_seen():
     eqn = equation(lambda x: unheard_of.bind(x, programs=(program,))[0], 1.0, name="unheard_of")
     (sub,) = subprograms(eqn)
     assert (sub.role, sub.parameter, sub.index) == ("unknown", "programs", 0)
+
+
+def test_constants_of_an_open_program_are_its_first_inputs():
+    """lineax keeps such programs in the parameters of `linear_solve`, and their constants as operands."""
+    opaque = Primitive("opaque")
+    opaque.multiple_results = True
+    opaque.def_abstract_eval(lambda x, *, static: [x])
+    closed = jax.make_jaxpr(lambda w, x: w * x)(1.0, 1.0).jaxpr
+    weight, x = closed.invars
+    open_program = close_program(
+        [x], closed.outvars, closed.eqns, like=closed, constvars=[weight], consts=[2.0]
+    ).jaxpr
+    eqn = equation(lambda x: opaque.bind(x, static=("t", open_program))[0], 1.0, name="opaque")
+    (sub,) = subprograms(eqn)
+    assert (sub.role, sub.parameter, sub.index) == ("unknown", "static", 1)
+    assert sub.operands == (None, None)
+    assert evaluate(sub.program, [2.0, 3.0]) == [6.0]
 
 
 def nested(x):

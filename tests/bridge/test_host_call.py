@@ -18,14 +18,13 @@ import pytest
 from jax.experimental import io_callback
 from jax.experimental.serialize_executable import serialize
 
-from chainrule import apply_component, from_callable
+from chainrule import apply_component, component_errors, from_callable
 from chainrule._errors import CapabilityError, ComponentError
 from chainrule._jaxpr import _ffi
 from chainrule._trees import LRUCache
 from chainrule.bridge import _overlap
 
 X = np.arange(3.0)
-LARGE = np.arange(10_000.0)
 
 
 def identity(function=lambda x: x, **options):
@@ -92,51 +91,6 @@ def test_every_shape_goes_through(shape):
     np.testing.assert_array_equal(jax.jit(lambda x: identity()(x.T))(x), x.T)
 
 
-def test_large_operands_are_views_and_read_only():
-    lent = []
-
-    def f(x):
-        lent.append((x.flags.owndata, x.flags.writeable))
-        return x
-
-    g = jax.jit(identity(f))
-    for _ in range(3):
-        np.testing.assert_array_equal(g(LARGE), LARGE)
-    assert lent == [(True, True), (False, False), (False, False)]
-
-
-def test_a_function_that_keeps_its_inputs_gets_copies():
-    kept = []
-
-    def f(x):
-        kept.append(x)
-        return x
-
-    g = jax.jit(identity(f))
-    for i in range(4):
-        g(LARGE + i).block_until_ready()
-    assert all(array.flags.owndata for array in kept)
-    np.testing.assert_array_equal([array[0] for array in kept], range(4))
-
-
-def test_keeping_what_was_lent_is_an_error_once():
-    kept = []
-
-    def f(x):
-        if len(kept) < 1 and calls.append(0) is None and len(calls) == 3:
-            kept.append(x[5:])
-        return x
-
-    calls = []
-    g = jax.jit(identity(f))
-    g(LARGE), g(LARGE)
-    with pytest.raises(ComponentError, match="kept a reference") as caught:
-        g(LARGE).block_until_ready()
-    assert caught.value.code == "input_kept"
-    kept.clear()
-    np.testing.assert_array_equal(g(LARGE), LARGE)
-
-
 def test_the_callback_is_the_fallback(monkeypatch):
     monkeypatch.setenv("CHAINRULE_HOST_CALL", "callback")
     f = jax.jit(identity(lambda x: 2 * x))
@@ -146,7 +100,7 @@ def test_the_callback_is_the_fallback(monkeypatch):
     def fail(x):
         raise LookupError("in the callback")
 
-    with pytest.raises(LookupError, match="in the callback"):
+    with pytest.raises(LookupError, match="in the callback"), component_errors():
         jax.block_until_ready(jax.jit(identity(fail))(X))
 
 
@@ -434,7 +388,9 @@ class Failing(Remote):
 def test_a_remote_failure_keeps_its_remote_traceback():
     remote = Failing(None)
     f = jax.jit(lambda x: apply_component(remote, {"x": x})["y"])
-    with pytest.raises(ComponentError, match="diverged") as caught:
+    with pytest.raises(Exception, match="line 7, in solve"):
+        jax.block_until_ready(f(X))
+    with pytest.raises(ComponentError, match="diverged") as caught, component_errors():
         jax.block_until_ready(f(X))
     assert caught.value.remote_traceback == "line 7, in solve"
     assert "Remote traceback:\nline 7, in solve" in caught.value.__notes__

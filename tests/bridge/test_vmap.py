@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from chainrule import apply_component, from_callable
+from chainrule import apply_component, component_errors, from_callable
 from chainrule._errors import CapabilityError, ComponentError, InputError
 from chainrule.runtime import Array, Differentiable, Float64, component
 
@@ -164,7 +164,7 @@ def test_errors_carry_the_batch_index(max_concurrency):
         return x
 
     g = from_callable(f, abstract=lambda x: x, max_concurrency=max_concurrency)
-    with pytest.raises(ArithmeticError, match="too large") as caught:
+    with pytest.raises(ArithmeticError, match="too large") as caught, component_errors():
         jax.block_until_ready(jax.jit(jax.vmap(g))(np.array([[0.0], [1.0], [2.0], [3.0]])))
     assert caught.value.__notes__[0] == "This happened at batch index (2,)."
 

@@ -1,6 +1,7 @@
 """`chainrule …`: results on standard output, everything else on standard error, documented exit codes."""
 
 import json
+import socket
 import subprocess
 import sys
 import textwrap
@@ -113,7 +114,7 @@ def test_derivatives_by_short_and_long_names(run, component, name):
         "jvp_outputs": ["y"],
         "tangent_vector": {"x": [1.0, 0.0]},
     }
-    code, out, _ = run(name, component, json.dumps(payload))
+    code, out, _ = run("call", name, component, json.dumps(payload))
     assert (code, y(out)) == (0, [1.0, 0.0])
 
 
@@ -129,10 +130,10 @@ def test_second_derivatives_by_differencing_on_request(run, component, name):
         "cotangent_vector": {"y": [1.0, 3.0]},
         "tangent_vector": {"x": [5.0, 7.0]},
     }
-    code, _, err = run(name, component, json.dumps(payload))
+    code, _, err = run("call", name, component, json.dumps(payload))
     assert code != 0
     assert "hessian_vector_product" in err
-    code, out, _ = run(name, component, json.dumps(payload), "--derive-hvp")
+    code, out, _ = run("call", name, component, json.dumps(payload), "--derive-hvp")
     assert code == 0
     np.testing.assert_allclose(decode_body(out)["x"], [5.0, 21.0], rtol=1e-7)
 
@@ -140,20 +141,20 @@ def test_second_derivatives_by_differencing_on_request(run, component, name):
 def test_value_with_gradient_and_batches(run, component):
     request = {"inputs": {"x": [1.0, 2.0]}, "vjp_inputs": ["x"], "vjp_outputs": ["y"]}
     payload = request | {"cotangent_vector": {"y": [3.0, 4.0]}}
-    code, out, _ = run("value-and-vjp", component, json.dumps(payload))
+    code, out, _ = run("call", "value-and-vjp", component, json.dumps(payload))
     assert code == 0
     found = decode_body(out)
     assert found["outputs"]["y"].tolist() == [1.0, 2.0]
     assert found["gradient"]["x"].tolist() == [3.0, 4.0]
     payload = request | {"cotangent_vector": {"y": [[3.0, 4.0]] * 3}, "batched": True}
-    code, out, _ = run("vjp", component, json.dumps(payload))
+    code, out, _ = run("call", "vjp", component, json.dumps(payload))
     assert code == 0
     assert decode_body(out)["x"].tolist() == [[3.0, 4.0]] * 3
 
 
 def test_jacobian_and_vjp(run, component):
     payload = {"inputs": {"x": [1.0]}, "jac_inputs": ["x"], "jac_outputs": ["y"]}
-    code, out, _ = run("jacobian", component, json.dumps(payload))
+    code, out, _ = run("call", "jacobian", component, json.dumps(payload))
     assert code == 0
     assert decode_body(out)["y"]["x"].tolist() == [[1.0]]
     payload = {
@@ -162,7 +163,7 @@ def test_jacobian_and_vjp(run, component):
         "vjp_outputs": ["y"],
         "cotangent_vector": {"y": [2.0]},
     }
-    code, out, _ = run("vjp", component, json.dumps(payload))
+    code, out, _ = run("call", "vjp", component, json.dumps(payload))
     assert decode_body(out)["x"].tolist() == [2.0]
 
 
@@ -279,7 +280,7 @@ def test_missing_and_broken_components(run, tmp_path):
 
 def test_endpoints_that_are_not_there(run, component):
     code, _, err = run(
-        "abstract-eval", component, '{"inputs": {"x": {"shape": [2], "dtype": "float64"}}}'
+        "call", "abstract-eval", component, '{"inputs": {"x": {"shape": [2], "dtype": "float64"}}}'
     )
     assert code == 2
     assert "endpoint_missing" in err
@@ -330,7 +331,7 @@ def test_inspect_shows_every_leaf_as_a_scientist_writes_it(run, tmp_path):
         ("apply", {"x": [1.0]}, {"inputs": {"x": [1.0]}}),
         ("check-gradients", {"x": [1.0]}, {"inputs": {"x": [1.0]}}),
         (
-            "jacobian",
+            "call jacobian",
             {"x": [1.0], "jac_inputs": ["x"], "jac_outputs": ["y"]},
             {"inputs": {"x": [1.0]}, "jac_inputs": ["x"], "jac_outputs": ["y"]},
         ),
@@ -338,7 +339,7 @@ def test_inspect_shows_every_leaf_as_a_scientist_writes_it(run, tmp_path):
     ],
 )
 def test_inputs_that_are_not_under_inputs(run, component, command, payload, meant):
-    code, _, err = run(command, component, json.dumps(payload))
+    code, _, err = run(*command.split(), component, json.dumps(payload))
     assert code == 2
     assert "[missing_field]" in err
     shown = err.partition("under `inputs`: '")[2].partition("'")[0]
@@ -424,7 +425,7 @@ def test_overview_and_usage_errors(run):
     assert code == 2
     assert "chainrule apply" in err
     for name in COMMANDS:
-        code, out, _ = run(name, "--help")
+        code, out, _ = run(*name.split(), "--help")
         assert code == 0
         assert b"--json" in out
 
@@ -528,3 +529,90 @@ def test_record_and_test(run, component, tmp_path):
     assert "bad_test_case" in err
     case.unlink()
     assert run("test", component)[0] == 2
+
+
+def test_a_failing_call_is_recorded_only_on_request(run, component, tmp_path):
+    misspelled = '{"inputs": {"xx": [1.0]}}'
+    code, out, err = run("record", component, "apply", misspelled, "--output", "case.json")
+    assert (code, out) == (2, b"")
+    assert "'xx'" in err
+    assert not (tmp_path / "case.json").exists()
+    code, *_ = run(
+        "record", component, "apply", misspelled, "--output", "case.json", "--expect-error"
+    )
+    assert code == 0
+    assert run("test", component, "case.json")[0] == 0
+    code, *_ = run("record", component, "apply", PAYLOAD, "--output", "new.json", "--expect-error")
+    assert code == 2
+    assert not (tmp_path / "new.json").exists()
+
+
+def test_a_file_name_without_its_at_sign(run, component, tmp_path):
+    (tmp_path / "p.json").write_text(PAYLOAD)
+    code, _, err = run("apply", component, "p.json")
+    assert code == 2
+    assert "'@p.json'" in err
+
+
+def test_settings_may_be_numbers_that_json_has_not(run, component):
+    code, out, err = run("apply", component, "--set", "x=[NaN, Infinity, -Infinity, 1]")
+    assert code == 0, err
+    assert np.array_equal(decode_body(out)["y"], [np.nan, np.inf, -np.inf, 1.0], equal_nan=True)
+
+
+def test_a_document_that_is_not_there(run, component):
+    code, _, err = run("diff", component, "missing.json")
+    assert code == 2
+    assert "component_missing" in err
+
+
+def test_a_dashboard_on_a_port_that_is_taken(run):
+    pytest.importorskip("uvicorn")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, _, err = run("dashboard", "http://127.0.0.1:1", "--port", port)
+    assert code != 0
+    assert "address_in_use" in err
+    assert "--port 0" in err
+    code, _, err = run("dashboard", "http://127.0.0.1:1", "--port", 70000)
+    assert code != 0
+    assert "bad_address" in err
+
+
+def test_groups_of_commands(run):
+    code, out, _ = run("job", "--help")
+    assert code == 0
+    assert b"job cancel" in out
+    assert b"image" not in out
+    code, out, err = run("image")
+    assert (code, out) == (2, b"")
+    assert "image build" in err
+    code, _, err = run("job", "lst")
+    assert code == 2
+    assert "`chainrule job list`" in err
+
+
+def test_old_names_work_and_name_the_new_ones(run, component):
+    payload = json.dumps(
+        {
+            "inputs": {"x": [1.0, 2.0]},
+            "jvp_inputs": ["x"],
+            "jvp_outputs": ["y"],
+            "tangent_vector": {"x": [1.0, 0.0]},
+        }
+    )
+    code, out, err = run("jvp", component, payload)
+    assert (code, y(out)) == (0, [1.0, 0.0])
+    assert "`chainrule call jvp`" in err
+    code, _, err = run("logs", "http://127.0.0.1:1", "job")
+    assert code != 0
+    assert "`chainrule job logs`" in err
+    code, _, err = run("jobs", "http://127.0.0.1:1", "--json")
+    assert code != 0
+    assert json.loads(err)["error"]["code"]  # programs read the error, and nothing else
+
+
+def test_an_endpoint_that_no_component_has(run, component):
+    code, _, err = run("call", "jvpp", component, PAYLOAD)
+    assert code != 0
+    assert "jvpp" in err

@@ -4,10 +4,11 @@ import json
 import signal
 import subprocess
 import sys
+import urllib.request
 
 import pytest
 
-from chainrule._errors import LimitError
+from chainrule._errors import ComponentError, LimitError, TransportError
 from chainrule.cli import main
 from chainrule.client import Component
 
@@ -22,6 +23,11 @@ from chainrule.runtime import progress
 def slow(x: float, seconds: float = 0.0) -> float:
     print("working on it")
     progress(0.5, "half of it")
+    if x == 13:
+        print("log \\x1b[31mred\\x1b[0m")
+        progress(0.75, "\\x1b]0;owned\\x07 title")
+    if x == -13:
+        raise ValueError("\\x1b[2J gone")
     if x < 0:
         raise ValueError("negative")
     time.sleep(seconds)
@@ -65,20 +71,22 @@ def run(capsys, *arguments):
 
 def test_jobs_and_logs(url, component, capsys):
     job, failing = component.submit("apply", {"x": 1.0}), component.submit("apply", {"x": -1.0})
-    code, out, err = run(capsys, "logs", url, job.id, "--follow")
+    code, out, err = run(capsys, "job", "logs", url, job.id, "--follow")
     assert (code, out) == (0, "working on it\n")
     assert "half of it" in err
     assert "[succeeded 100 %]" in err
-    code, _, err = run(capsys, "logs", url, failing.id, "-f")
+    code, _, err = run(capsys, "job", "logs", url, failing.id, "-f")
     assert (code, err.splitlines()[-1]) == (1, "[failed 50 %] apply raised ValueError: negative")
-    assert run(capsys, "logs", url, job.id)[:2] == (0, "working on it\n")
-    code, out, _ = run(capsys, "jobs", url, "--json", "--limit", "2")
+    assert run(capsys, "job", "logs", url, job.id)[:2] == (0, "working on it\n")
+    code, out, _ = run(capsys, "job", "list", url, "--json", "--limit", "2")
     assert [entry["id"] for entry in json.loads(out)] == [failing.id, job.id]
-    code, out, _ = run(capsys, "jobs", url, "--state", "failed")
+    code, out, _ = run(capsys, "job", "list", url, "--state", "failed")
     assert code == 0
-    assert failing.id in out  # whole, however narrow the terminal is: `chainrule logs` asks for it
+    assert (
+        failing.id in out
+    )  # whole, however narrow the terminal is: `chainrule job logs` asks for it
     assert job.id not in out
-    code, out, _ = run(capsys, "logs", url, job.id, "--follow", "--json")
+    code, out, _ = run(capsys, "job", "logs", url, job.id, "--follow", "--json")
     assert {"event": "log", "job": None, "line": "working on it"} in map(
         json.loads, out.splitlines()
     )
@@ -116,8 +124,8 @@ def test_regression_tests_of_what_is_served(url, capfd, tmp_path, monkeypatch):
     file = tmp_path / "slow.py"
     file.write_text(COMPONENT)
     for place in (url, str(file)):
-        for x in ("1.5", "-1.0"):
-            assert run(capfd, "record", place, "apply", "--set", f"x={x}")[0] == 0
+        for x, *options in (("1.5",), ("-1.0", "--expect-error")):
+            assert run(capfd, "record", place, "apply", "--set", f"x={x}", *options)[0] == 0
     assert len(list(tmp_path.glob("test_cases/test_apply_*.json"))) == 4
     for place in (url, str(file)):
         code, out, _ = run(capfd, "test", place, "--json")
@@ -127,12 +135,12 @@ def test_regression_tests_of_what_is_served(url, capfd, tmp_path, monkeypatch):
 
 def test_cancel(url, component, capsys):
     job = component.submit("apply", {"x": 1.0, "seconds": 3600.0})
-    code, out, _ = run(capsys, "cancel", url, job.id)
+    code, out, _ = run(capsys, "job", "cancel", url, job.id)
     assert (code, out) == (0, f"{job.id} cancelled\n")
     assert job.status == "cancelled"
     done = component.submit("apply", {"x": 1.0})
     assert done.result(60) == {"result": 2.0}
-    assert run(capsys, "cancel", url, done.id)[0] == 1
+    assert run(capsys, "job", "cancel", url, done.id)[0] == 1
 
 
 def test_top(url, component, capsys):
@@ -171,14 +179,14 @@ def test_top_is_live_in_a_terminal(url, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (["logs", "{url}", "nothing"], "job_unknown"),
-        (["logs", "{url}", "nothing", "--follow"], "job_unknown"),
-        (["cancel", "{url}", "nothing"], "job_unknown"),
+        (["job", "logs", "{url}", "nothing"], "job_unknown"),
+        (["job", "logs", "{url}", "nothing", "--follow"], "job_unknown"),
+        (["job", "cancel", "{url}", "nothing"], "job_unknown"),
         (["inspect", "http://127.0.0.1:1"], "unreachable"),
-        (["jobs", "ftp://nowhere"], "bad_url"),
+        (["job", "list", "ftp://nowhere"], "bad_url"),
         (["top", "http://127.0.0.1:1"], "unreachable"),
-        (["jobs", "{url}", "--token-file", "/nowhere"], "bad_token_file"),
-        (["jobs", "{url}", "--token-file", sys.executable], "bad_token_file"),
+        (["job", "list", "{url}", "--token-file", "/nowhere"], "bad_token_file"),
+        (["job", "list", "{url}", "--token-file", sys.executable], "bad_token_file"),
     ],
 )
 def test_what_goes_wrong(url, capsys, arguments, code):
@@ -186,3 +194,70 @@ def test_what_goes_wrong(url, capsys, arguments, code):
     assert status != 0
     assert out == ""
     assert f"[{code}]" in err
+
+
+def test_two_problems_of_inputs_are_listed_for_a_served_component(url, capsys):
+    code, _, err = run(capsys, "apply", url, '{"inputs": {"x": "a", "seconds": [1], "z": 1}}')
+    assert code == 2
+    assert "- seconds:" in err
+    assert "- z:" in err
+
+
+def test_the_address_of_a_dashboard_for_machines(url):
+    command = [sys.executable, "-m", "chainrule", "dashboard", url, "--port", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as dashboard:
+        address = json.loads(dashboard.stdout.readline())["url"]
+        with urllib.request.urlopen(f"{address}/servers") as answer:
+            assert json.load(answer)["servers"][0]["url"] == url
+        dashboard.send_signal(signal.SIGINT)
+
+
+def test_a_component_that_is_not_served_is_told_what_is(url):
+    with pytest.raises(TransportError, match="/c/slow"):
+        Component.from_url(f"{url}/c/fast").apply({"x": 1.0})
+
+
+def test_a_body_that_is_too_large_is_told_the_option(component):
+    with pytest.raises(LimitError, match="--max-body-bytes"):
+        component.call("apply", {"inputs": {"x": 1.0, "padding": "a" * 600_000}})
+
+
+def test_a_component_cannot_command_the_terminal(url, component, capfd):
+    """Escape sequences in messages, logs and errors are shown, not obeyed."""
+    good, bad = component.submit("apply", {"x": 13.0}), component.submit("apply", {"x": -13.0})
+    assert good.result(300)["result"] == 26.0
+    with pytest.raises(ComponentError) as caught:
+        bad.result(300)
+    assert "\x1b" not in str(caught.value)
+    commands = [
+        ["job", "list", url],
+        ["job", "show", url, good.id],
+        ["job", "show", url, bad.id],
+        ["job", "logs", url, good.id],
+        ["job", "logs", url, bad.id, "--follow"],
+        ["top", url, "--once"],
+        ["apply", url, "--set", "x=-13.0"],
+        ["inspect", url],
+    ]
+    for command in commands:
+        for options in ([], ["--json"]):
+            with pytest.raises(SystemExit):
+                main([*command, *options])
+            shown = "".join(capfd.readouterr())
+            assert not {"\x1b", "\x07"} & set(shown), (command, shown)
+            assert shown
+
+
+@pytest.mark.parametrize("command", ["job list", "top --once", "inspect", "apply --set x=1.0"])
+def test_an_output_that_cannot_be_written(url, command):
+    """`>&-` closes standard output; `/dev/full` has no room."""
+    name, *rest = command.split(" -", 1)
+    words = [*name.split(), url, *(f"-{rest[0]}".split() if rest else [])]
+    line = " ".join([sys.executable, "-m", "chainrule", *words])
+    for end, code in ((">&-", "output_closed"), (">/dev/full", "output_failed")):
+        done = subprocess.run(["sh", "-c", f"{line} {end}"], stderr=subprocess.PIPE, text=True)
+        assert "Traceback" not in done.stderr
+        assert f"[{code}]" in done.stderr
+        assert done.returncode in (1, 2)
+    done = subprocess.run(["sh", "-c", f"{line} 2>&- | head -c 0"], stderr=subprocess.PIPE)
+    assert done.stderr == b""

@@ -37,7 +37,9 @@ def test_serve_and_stop(tmp_path):
                 assert json.load(response) == {"result": 4.0}
             call = [*command[:3], "apply", url, "--set", "x=3.0"]
             assert json.loads(subprocess.check_output(call, timeout=60)) == {"result": 6.0}
-            missing = subprocess.run([*call[:3], "vjp", url, "{}"], capture_output=True, text=True)
+            missing = subprocess.run(
+                [*call[:3], "call", "vjp", url, "{}"], capture_output=True, text=True
+            )
             assert (missing.returncode, missing.stdout) == (2, "")
         finally:
             server.send_signal(signal.SIGTERM)

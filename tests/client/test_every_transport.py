@@ -116,6 +116,18 @@ def test_unfit_batches(component, tangent, batched, code):
     assert caught.value.code == code
 
 
+@pytest.mark.parametrize("vector", [[1.0], [1.0, 2.0], 1.0, [X], np.ones(4)], ids=str)
+def test_vectors_are_not_broadcast(component, vector):
+    for call in (
+        lambda: component.jacobian_vector_product({"x": X}, ["x"], ["y"], {"x": vector}),
+        lambda: component.vector_jacobian_product({"x": X}, ["x"], ["y"], {"y": vector}),
+        lambda: component.value_and_vjp({"x": X}, ["x"], ["y"], {"y": vector}),
+    ):
+        with pytest.raises(InputError) as caught:
+            call()
+        assert caught.value.code in ("array_shape_mismatch", "array_dimensionality_mismatch")
+
+
 def test_value_and_gradient_in_one_call(component):
     u = np.array([0.5, 1.0, -2.0])
     found = component.value_and_vjp({"x": X, "scale": 3.0}, ["x"], ["y"], {"y": u})
@@ -315,7 +327,9 @@ def test_jobs(component):
     np.testing.assert_allclose(vjp.result()["x"], 4 * X * X)
     shapes = component.submit("abstract_eval", {"x": X, "scale": 1.0}).result()
     assert list(shapes["y"]["shape"]) == [3]
-    for wrong in (("apply",), ("jacobian", {"x": X}), ("apply", {}, {})):
+    jacobian = component.submit("jacobian", {"x": X}).result()
+    assert jacobian["y"].keys() == {"x", "scale"}
+    for wrong in (("apply",), ("vector_jacobian_product", {"x": X}), ("apply", {}, {})):
         with pytest.raises(TypeError, match="takes"):
             component.submit(*wrong)
 

@@ -1,5 +1,6 @@
 """What happens between the client and a server: retries, losses, time limits, tokens."""
 
+import asyncio
 import fcntl
 import json
 import pickle
@@ -268,14 +269,23 @@ def test_giving_up_closes_the_connection(fake):
 
 
 def test_giving_up_before_it_began(fake):
-    server = fake(lambda connection: time.sleep(0.2) or connection.sendall(OK))
+    gate = threading.Event()
+    server = fake(lambda connection: gate.wait(300) and connection.sendall(OK))
     component = Component.from_url(server.url)
     component.transport.max_concurrency = 1
     first, second = component.submit("apply", {}), component.submit("apply", {})
     second.cancel()
-    assert first.result(10) == {"y": 1}
-    with pytest.raises(TransportError):
-        second.result(10)
+
+    async def wait():
+        return await second
+
+    for ask in (lambda: second.result(300), lambda: asyncio.run(wait())):  # at once, and every time
+        with pytest.raises(TransportError) as caught:
+            ask()
+        assert caught.value.code == "cancelled"
+    assert second.done
+    gate.set()
+    assert first.result(300) == {"y": 1}
     assert len(server.requests) == 1
     component.close()
 
@@ -340,6 +350,7 @@ def test_a_tesseract_gets_base64_in_a_body_that_calls_itself_json(fake):
     "url",
     [
         "ftp://host", "http://", "http://host:port", "http://host:99999", "http://host:0", "http://[::1",
+        "http://[::1].evil.example", "http://[::1]x:80",
         "http://user:word@host", None,
     ],
 )  # fmt: skip
@@ -449,7 +460,7 @@ def test_a_tesseracts_validation_errors_keep_their_list_and_lose_their_data():
     ]
     with pytest.raises(InputError, match="Field required") as caught:
         read_answer(Answer(422, "application/json", json.dumps({"detail": detail}).encode()))
-    expected = {"type": "missing", "loc": ["inputs", "x"], "msg": "Field required"}
+    expected = {"type": "missing", "loc": ["inputs", "x"], "msg": "Field required", "path": "x"}
     assert caught.value.details["problems"] == [expected]
 
 
@@ -480,10 +491,10 @@ def requests_seen(component, count=3):
     seen = []
     exchange = component.transport._pool.exchange
 
-    def record(request, ticket):
+    def record(request, *args):
         if request.method == "POST":
             seen.append("memory" if "Chainrule-Memory" in request.headers else "request")
-        return exchange(request, ticket)
+        return exchange(request, *args)
 
     component.transport._pool.exchange = record
     try:
@@ -510,6 +521,15 @@ def test_small_bodies_travel_in_the_request_and_large_answers_in_memory_from_the
         for _ in range(3):
             blocks = component.jacobian({"x": np.ones(200)}, ["x"], ["y"])
             np.testing.assert_array_equal(blocks["y"]["x"], 4 * np.eye(200))
+        assert component.apply({"x": [1.0]})["total"] == 1.0
+
+
+def test_answers_in_memory_are_bounded(server):
+    with Component.from_url(server, timeout=60, max_answer_bytes=500_000) as component:
+        for _ in range(2):
+            with pytest.raises(TransportError) as caught:
+                component.apply({"x": LARGE})
+            assert caught.value.code == "answer_too_large"
         assert component.apply({"x": [1.0]})["total"] == 1.0
 
 

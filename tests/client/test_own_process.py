@@ -265,3 +265,15 @@ def test_an_exception_of_the_author_survives_the_border():
     with Component.from_source(SOURCE) as component, pytest.raises(ComponentError) as caught:
         component.apply({"x": [1.0], "action": "raise"})
     assert 'raise ValueError("mesh is empty")' in caught.value.remote_traceback
+
+
+def test_what_a_failing_command_wrote_reaches_the_caller(tmp_path):
+    (tmp_path / "component.yaml").write_text(
+        f"command: [{sys.executable}, -c, \"import sys; sys.exit('mesh is empty')\"]\n"
+        "inputs: {x: float}\noutputs: {y: float}\n"
+    )
+    with Component.from_source(tmp_path / "component.yaml") as component:
+        with pytest.raises(ComponentError) as caught:
+            component.apply({"x": 1.0})
+        assert caught.value.details["stderr"] == "mesh is empty"
+        assert caught.value.details["exit_code"] == 1

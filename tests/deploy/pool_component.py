@@ -7,11 +7,14 @@ process that answers, and 0 otherwise: so a test can see where calls go without 
 import ctypes
 import hashlib
 import os
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 from pydantic import BaseModel
 
+from chainrule._whole_files import write_whole
 from chainrule.runtime import Array, Differentiable, Float64, progress
 
 _seen = set()
@@ -21,6 +24,7 @@ class InputSchema(BaseModel):
     x: Differentiable[Array[("n",), Float64]]
     here: Differentiable[Float64] = 0.0
     action: str = ""
+    began: str = ""  # a file that says where, once this call has begun
 
 
 class OutputSchema(BaseModel):
@@ -30,6 +34,8 @@ class OutputSchema(BaseModel):
 
 def apply(inputs: InputSchema) -> OutputSchema:
     action, _, value = inputs.action.partition(" ")
+    if inputs.began:
+        write_whole(Path(inputs.began), [_node().encode()])
     if action == "raise":
         raise ValueError("mesh is empty")
     if action == "exit":
@@ -37,15 +43,14 @@ def apply(inputs: InputSchema) -> OutputSchema:
     if action == "sleep":
         time.sleep(float(value))
     if action == "wait":  # until there is a file
-        while not os.path.exists(value):
-            time.sleep(0.05)
+        _wait_for(value)
     if action == "native":  # long, and nothing but the end of the process interrupts it
         hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
     if action == "hold":  # no other thread of the process runs meanwhile
         ctypes.PyDLL(None).sleep(int(value))
-    if action == "progress":
+    if action == "progress":  # until there is a file
         progress(0.5, "half way")
-        time.sleep(float(value))
+        _wait_for(value)
     if action == "exit_once":  # the path of a file that is there until somebody has died for it
         try:
             os.remove(value)
@@ -55,6 +60,18 @@ def apply(inputs: InputSchema) -> OutputSchema:
             os._exit(3)
     _seen.add(inputs.x.tobytes())
     return OutputSchema(y=np.sum(inputs.x**2), pid=os.getpid())
+
+
+def _wait_for(path: str) -> None:
+    while not os.path.exists(path):
+        time.sleep(0.01)
+
+
+def _node() -> str:
+    """The node of a Ray cluster that this process is on, if it is on one."""
+    ray = sys.modules.get("ray")
+    is_there = ray is not None and ray.is_initialized()
+    return ray.get_runtime_context().get_node_id() if is_there else ""
 
 
 def vector_jacobian_product(inputs, vjp_inputs, vjp_outputs, cotangent_vector):

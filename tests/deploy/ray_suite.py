@@ -1,6 +1,7 @@
 """A pool on a cluster of three nodes. Run by `test_ray.py`, in a network of its own."""
 
 import contextlib
+import itertools
 import json
 import pickle
 import subprocess
@@ -18,6 +19,11 @@ from chainrule.client import Component
 from chainrule.deploy import ray as pools
 
 SOURCE = Path(__file__).with_name("pool_component.py")
+HANG_S = 600  # every limit of this suite only ends what hangs; how long things take is not tested
+
+
+def deploy(**settings):
+    return pools.deploy(SOURCE, startup_timeout=HANG_S, **settings)
 
 
 def point(k):
@@ -30,20 +36,26 @@ def value(k):
 
 @pytest.fixture(scope="module")
 def pool(ray_cluster):
-    component = pools.deploy(SOURCE, replicas=2, name="squares")
+    component = deploy(replicas=2, name="squares")
     yield component
     component.close()
     pools.delete("squares")
 
 
+def until(is_so, what):
+    """Wait for something that happens in other processes."""
+    deadline = time.monotonic() + HANG_S
+    while not is_so():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
 def settled(component, up):
-    deadline = time.monotonic() + 120
-    while True:
+    def is_up():
         states = [replica["state"] for replica in component.health()["replicas"]]
-        if sum(state in ("idle", "busy") for state in states) >= up:
-            return
-        assert time.monotonic() < deadline, states
-        time.sleep(0.05)
+        return sum(state in ("idle", "busy") for state in states) >= up
+
+    until(is_up, f"{up} replicas that are up")
 
 
 def test_eight_gradients_in_parallel_go_where_their_forward_pass_ran(pool):
@@ -80,13 +92,17 @@ def test_vmap_and_grad_fan_out(pool):
         assert len(set(np.asarray(slow(xs)).tolist())) == 2
 
 
-def test_map_keeps_the_order_and_parts_of_it_survive_errors(pool):
+def test_map_keeps_the_order_and_parts_of_it_survive_errors(pool, tmp_path):
     results = list(pool.map(point(k) for k in range(300)))
     assert [result["y"] for result in results] == [value(k) for k in range(300)]
-    actions = {3: "raise", 7: "sleep 0.3"}
+    gate = tmp_path / "gate"
+    actions = {3: "raise", 7: f"wait {gate}"}
     inputs = [point(k) | {"action": actions.get(k, "")} for k in range(100)]
-    outcomes = list(pool.map_outcomes(inputs))
-    assert [outcome.index for outcome in outcomes] != list(range(100))
+    outcomes = []
+    for outcome in pool.map_outcomes(inputs):
+        outcomes.append(outcome)
+        if outcome.index > 7:  # which was not waited for
+            gate.touch()
     assert [outcome.index for outcome in outcomes if outcome.error] == [3]
     assert sorted(o.result["y"] for o in outcomes if not o.error) == [
         value(k) for k in range(100) if k != 3
@@ -118,44 +134,51 @@ def test_arrays_go_by_reference_and_come_without_a_copy(pool):
     assert not gradient["x"].flags.writeable
 
 
-def test_a_job_says_how_far_it_is(pool):
-    heard = []
-    job = pool.submit("apply", point(2) | {"action": "progress 1.5"})
-    assert job.result(60, progress=lambda *word: heard.append(word))["y"] == value(2)
+def test_a_job_says_how_far_it_is(pool, tmp_path):
+    heard, gate = [], tmp_path / "gate"
+
+    def hear(*word):
+        heard.append(word)
+        gate.touch()
+
+    job = pool.submit("apply", point(2) | {"action": f"progress {gate}"})
+    assert job.result(HANG_S, progress=hear)["y"] == value(2)
     assert (0.5, "half way") in heard
 
 
-def begun(component):
-    """Wait until a replica is at a call."""
-    while all(replica["state"] != "busy" for replica in component.health()["replicas"]):
-        time.sleep(0.02)
-    time.sleep(0.3)
+def begun(path):
+    """Wait until a call has begun; returns the node that it runs on."""
+    until(path.exists, f"a call that says in {path.name} that it has begun")
+    return path.read_text()
 
 
-def test_a_call_that_runs_can_be_given_up(ray_cluster):
-    with pools.deploy(SOURCE, replicas=1) as component:
+def test_a_call_that_runs_can_be_given_up(ray_cluster, tmp_path):
+    with deploy(replicas=1) as component:
         # The last one keeps even its own process from noticing, and is ended from outside.
-        for action, is_same_process in (("sleep 60", 1), ("native", 0), ("hold 60", 0)):
+        for action, is_same_process in (("sleep 3600", 1), ("native", 0), ("hold 3600", 0)):
             pid = component.apply(point(1))["pid"]
-            job = component.submit("apply", point(2) | {"action": action})
-            begun(component)
+            began = tmp_path / action.replace(" ", "-")
+            job = component.submit("apply", point(2) | {"action": action, "began": str(began)})
+            begun(began)
             behind = component.submit("apply", point(3))
             job.cancel()
             with pytest.raises(TransportError) as caught:
-                job.result(timeout=20)
+                job.result(timeout=HANG_S)
             assert caught.value.code == "cancelled"
             # Whoever waited behind it gets an answer all the same, if need be from a new process.
-            answer = behind.result(timeout=60)
+            answer = behind.result(timeout=HANG_S)
             assert (answer["y"], answer["pid"] == pid) == (value(3), is_same_process)
         # One that waits is given up alone.
-        job = component.submit("apply", point(2) | {"action": "sleep 1.5"})
-        begun(component)
+        gate, began = tmp_path / "gate", tmp_path / "began"
+        job = component.submit("apply", point(2) | {"action": f"wait {gate}", "began": str(began)})
+        begun(began)
         behind = component.submit("apply", point(3))
         behind.cancel()
         with pytest.raises(TransportError) as caught:
-            behind.result(timeout=20)
+            behind.result(timeout=HANG_S)
         assert caught.value.code == "cancelled"
-        assert job.result(timeout=20) == {"y": value(2), "pid": answer["pid"]}
+        gate.touch()
+        assert job.result(timeout=HANG_S) == {"y": value(2), "pid": answer["pid"]}
 
 
 def test_others_attach_by_name(pool):
@@ -180,7 +203,7 @@ def test_a_pool_with_a_name_outlives_its_maker_and_its_keeper(ray_cluster):
 
     maker = "from chainrule.deploy.ray import deploy; import sys; deploy(**eval(sys.argv[1]))"
     order = {"component": str(SOURCE), "name": "left", "address": ray_cluster.address}
-    subprocess.run([sys.executable, "-c", maker, repr(order)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", maker, repr(order)], check=True, timeout=HANG_S)
     with Component.from_cluster("left") as component:
         assert component.apply(point(2))["y"] == value(2)
         ray.kill(ray.get_actor("left", namespace="chainrule"), no_restart=False)
@@ -200,33 +223,40 @@ def test_what_cannot_be_deployed(ray_cluster, tmp_path):
     assert caught.value.code == "pool_unavailable"
 
 
-def test_calls_that_must_not_run_twice_and_calls_that_take_too_long(ray_cluster, tmp_path):
-    with pools.deploy(SOURCE, idempotent=False, timeout=3) as component:
+def test_calls_that_must_not_run_twice(ray_cluster, tmp_path):
+    with deploy(idempotent=False) as component:
         trap = tmp_path / "trap"
         trap.touch()
         with pytest.raises(TransportError) as caught:
             component.apply(point(1) | {"action": f"exit_once {trap}"})
         assert caught.value.code == "replica_lost"
-        with pytest.raises(TransportError) as caught:
-            component.apply(point(1) | {"action": "sleep 30"})
-        assert caught.value.code == "call_timeout"
         assert component.apply(point(1))["y"] == value(1)
 
 
+def test_calls_that_take_too_long(ray_cluster):
+    with deploy(timeout=1) as component:
+        with pytest.raises(TransportError) as caught:
+            component.apply(point(1) | {"action": "sleep 3600"})
+        assert caught.value.code == "call_timeout"
+
+        def answers():
+            try:
+                return component.apply(point(1))["y"] == value(1)
+            except TransportError:  # the machine is busy, and this call took too long as well
+                return False
+
+        until(answers, "an answer of the replica that was started again")
+
+
 def test_the_pool_follows_its_load(ray_cluster):
-    with pools.deploy(SOURCE, autoscale=(1, 2), quiet=0.5) as component:
+    with deploy(autoscale=(1, 2), quiet=0.5) as component:
         assert len(component.health()["replicas"]) == 1
-        results = component.map(
-            (point(k) | {"action": "sleep 0.05"} for k in range(1000)), max_in_flight=4
-        )
+        calls = (point(k) | {"action": "sleep 0.05"} for k in itertools.count())
+        results = component.map(calls, max_in_flight=4)
         pids = set()
-        while len(pids) < 2:
-            pids.add(next(results)["pid"])
+        until(lambda: pids.add(next(results)["pid"]) or len(pids) == 2, "a second process")
         results.close()
-        deadline = time.monotonic() + 30
-        while len(component.health()["replicas"]) > 1:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        until(lambda: len(component.health()["replicas"]) == 1, "a pool that has shrunk")
         assert component.apply(point(1))["y"] == value(1)
 
 
@@ -239,12 +269,12 @@ def served(*arguments):
         yield json.loads(process.stdout.readline())["url"]
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(HANG_S)
         process.stdout.close()
 
 
-def _follow_job(url, request):
-    """The fractions that a job reports on its way to success."""
+def _follow_job(url, request, gate):
+    """The fractions that a job, which waits for the gate half way, reports on its way to success."""
     body = json.dumps(request).encode()
     headers = {"Content-Type": "application/json"}
     post = urllib.request.Request(f"{url}/apply?wait=false", body, headers)
@@ -255,6 +285,8 @@ def _follow_job(url, request):
         with urllib.request.urlopen(place) as answer:
             job = json.load(answer)
         seen.add(job["fraction"])
+        if job["fraction"] == 0.5:
+            gate.touch()
         if job["state"] not in ("queued", "running"):
             assert job["state"] == "succeeded", job
             return seen - {None}
@@ -282,16 +314,17 @@ def test_two_servers_in_front_of_one_pool(pool, ray_cluster):
     assert pool.apply(point(3))["y"] == value(3)  # servers leave the pool behind
 
 
-def test_a_server_with_a_pool_of_its_own(ray_cluster):
+def test_a_server_with_a_pool_of_its_own(ray_cluster, tmp_path):
     engine = ["--engine", "ray", "--ray-address", ray_cluster.address]
     with served(str(SOURCE), "--workers=1", *engine) as url, Component.from_url(url) as component:
         assert component.apply(point(5))["y"] == value(5)
-        inputs = point(6) | {"action": "progress 1.0"}
-        assert _follow_job(url, {"inputs": inputs}) == {0.5, 1.0}
+        gate = tmp_path / "gate"
+        inputs = point(6) | {"action": f"progress {gate}"}
+        assert _follow_job(url, {"inputs": inputs}, gate) == {0.5, 1.0}
         pid = component.apply(point(5))["pid"]
-        job = component.submit("apply", point(6) | {"action": "progress 60"})
-        while not job.fraction:
-            time.sleep(0.05)
+        never = tmp_path / "never"
+        job = component.submit("apply", point(6) | {"action": f"progress {never}"})
+        until(lambda: job.fraction, "a job that has begun")
         job.cancel()
         assert component.apply(point(7)) == {"y": value(7), "pid": pid}
 
@@ -300,34 +333,50 @@ def test_handles_are_small(pool):
     assert len(pickle.dumps(pool.transport._plan)) < 10_000
 
 
+def places_of(component, folder):
+    """The nodes that have replicas of a pool; not always all of them."""
+    inputs = [point(k) | {"began": str(folder / str(k))} for k in range(32)]
+    list(component.map(inputs))
+    return {path.read_text() for path in folder.iterdir()}
+
+
 # Last, because it leaves the cluster with one node less.
 def test_a_thousand_evaluations_survive_the_loss_of_a_node(ray_cluster, tmp_path):
-    gate = tmp_path / "gate"
+    gate, folder = tmp_path / "gate", tmp_path / "places"
+    folder.mkdir()
     with (
-        pools.deploy(SOURCE, replicas=4) as component,
-        pools.deploy(SOURCE, replicas=4, idempotent=False) as once,
+        deploy(replicas=4) as component,
+        deploy(replicas=4, idempotent=False) as once,
         contextlib.ExitStack() as stack,
     ):
-        stack.callback(gate.touch)  # whatever fails: nobody waits for ever
+        stack.callback(gate.touch)  # whatever fails: no call waits for ever
+        places = places_of(component, folder)
         inputs = (point(k) | {"action": "sleep 0.002"} for k in range(1000))
         results = component.map(inputs, max_in_flight=32)
         found = [next(results)["y"] for _ in range(500)]
-        jobs = [once.submit("apply", point(k) | {"action": f"wait {gate}"}) for k in range(4)]
-        begun(once)
-        ray_cluster.remove_node(ray_cluster.list_all_nodes()[-1], allow_graceful=False)
+        jobs, homes = [], []
+        for k in range(4):
+            began = tmp_path / f"began{k}"
+            inputs = point(k) | {"action": f"wait {gate}", "began": str(began)}
+            jobs.append(once.submit("apply", inputs))
+            homes.append(begun(began))
+        # A node where the loss is felt by both pools if there is one; by the second one in any case.
+        lost = min(homes, key=lambda home: home not in places)
+        (node,) = (node for node in ray_cluster.list_all_nodes() if node.node_id == lost)
+        assert node is not ray_cluster.head_node, "the head has no room for replicas"
+        ray_cluster.remove_node(node, allow_graceful=False)
         found += [result["y"] for result in results]
         assert found == [value(k) for k in range(1000)]
         settled(component, 4)
         gate.touch()
         # Calls that must not run twice are reported, those on the other node are answered.
-        outcomes = [outcome(job) for job in jobs]
-        assert "replica_lost" in outcomes
-        assert all(end in ("replica_lost", value(k)) for k, end in enumerate(outcomes))
+        expected = ["replica_lost" if homes[k] == lost else value(k) for k in range(4)]
+        assert [outcome(job) for job in jobs] == expected
         assert once.transport.status()["repeated"] == 0
 
 
 def outcome(job):
     try:
-        return job.result(timeout=60)["y"]
+        return job.result(timeout=HANG_S)["y"]
     except TransportError as error:
         return error.code

@@ -130,24 +130,24 @@ def chainrule(*arguments):
 
 
 def test_the_command_line_runs_lists_and_stops(square):
-    once = chainrule("run", square, "apply", '{"inputs": {"x": [3]}}')
+    once = chainrule("image", "run", square, "apply", '{"inputs": {"x": [3]}}')
     assert json.loads(once.stdout)["y"]["data"]["buffer"] == [9.0], once.stderr
-    assert chainrule("run", square, "apply", '{"inputs": {"x": "a"}}').returncode == 2
-    started = json.loads(chainrule("run", square, "--network", "host", "--json").stdout)
+    assert chainrule("image", "run", square, "apply", '{"inputs": {"x": "a"}}').returncode == 2
+    started = json.loads(chainrule("image", "run", square, "--network", "host", "--json").stdout)
     name = started["container"]
     with Component.from_url(started["url"], token=started["token"]) as component:
         np.testing.assert_array_equal(component.apply({"x": [2.0]})["y"], [4.0])
     with Component.from_image(square, reuse=True) as component:
         assert component.transport.container.name == name
         np.testing.assert_array_equal(component.apply({"x": [2.0]})["y"], [4.0])
-    listed = json.loads(chainrule("ps", "--json").stdout)
+    listed = json.loads(chainrule("image", "ps", "--json").stdout)
     assert [(row["container"], row["state"]) for row in listed] == [(name, "running")]
-    assert "Serving at" in chainrule("logs", name).stdout
-    images = json.loads(chainrule("list", "--json").stdout)
+    assert "Serving at" in chainrule("image", "logs", name).stdout
+    images = json.loads(chainrule("image", "list", "--json").stdout)
     assert any(square in row["image"] for row in images)
-    assert chainrule("stop", name, "no-such-container").returncode == 2
-    assert json.loads(chainrule("stop", "--all", "--json").stdout) == {"stopped": [name]}
-    assert json.loads(chainrule("ps", "--json").stdout) == []
+    assert chainrule("image", "stop", name, "no-such-container").returncode == 2
+    assert json.loads(chainrule("image", "stop", "--all", "--json").stdout) == {"stopped": [name]}
+    assert json.loads(chainrule("image", "ps", "--json").stdout) == []
 
 
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there are devices here")
@@ -230,5 +230,5 @@ def test_images_of_tesseract_core_run_too(peer_image):
         np.testing.assert_array_equal(found["x"], [4.0])
     finally:
         tc.teardown([name])
-    once = chainrule("run", peer_image, "apply", '{"inputs": {"x": [3]}}')
+    once = chainrule("image", "run", peer_image, "apply", '{"inputs": {"x": [3]}}')
     assert json.loads(once.stdout)["y"]["data"]["buffer"] == [9.0], once.stderr

@@ -202,7 +202,7 @@ def test_source_that_is_not_python_is_refused_before_anything_is_built(
     assert caught.value.code == "module_failed"
     assert place in str(caught.value)
     with pytest.raises(SystemExit) as ended:
-        main(["build", str(folder), "--engine", "podman"])
+        main(["image", "build", str(folder), "--engine", "podman"])
     assert ended.value.code == 1
     assert place in capsys.readouterr().err
     assert images.plan_build(folder, check=False).entry == "component.py"
@@ -387,6 +387,7 @@ def test_generate_only_needs_no_engine(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as done:
         main(
             [
+                "image",
                 "build",
                 str(folder),
                 "--generate-only",
@@ -403,7 +404,7 @@ def test_generate_only_needs_no_engine(tmp_path, monkeypatch, capsys):
     with pytest.raises(CapabilityError, match="--generate-only"):
         images.find_engine()
     with pytest.raises(SystemExit) as done:
-        main(["build", str(tmp_path / "nothing"), "--generate-only"])
+        main(["image", "build", str(tmp_path / "nothing"), "--generate-only"])
     assert done.value.code == 2
 
 
@@ -483,3 +484,20 @@ def test_a_base_image_that_cannot_be_had(tmp_path):
         images.build_image(plan, engine=engine)
     assert caught.value.code == "base_missing"
     assert "--base" in caught.value.message
+
+
+def test_a_context_inside_the_component_is_no_part_of_it(tmp_path, monkeypatch):
+    folder = component(tmp_path / "heat")
+    monkeypatch.chdir(folder)
+    with pytest.raises(SystemExit) as done:
+        main(["image", "build", ".", "--generate-only"])
+    assert done.value.code == 0
+    (first,) = (path for path in folder.iterdir() if path.name.endswith("-image"))
+    copied = sorted(path.name for path in (first / "component").iterdir())
+    assert copied == sorted(path.name for path in folder.iterdir() if path != first)
+    with pytest.raises(SystemExit) as done:
+        main(["image", "build", ".", "--generate-only", "--build-dir", "deep/below/out"])
+    assert done.value.code == 0
+    second = folder / "deep" / "below" / "out" / "component"
+    assert {path.name for path in second.iterdir()} == {*copied, "deep"}
+    assert not list(second.rglob("Containerfile"))

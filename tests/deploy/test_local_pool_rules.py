@@ -18,9 +18,11 @@ from chainrule.deploy._pool import (
     Replica,
     ReplicaLostError,
     Slot,
+    _dispatch,
     fingerprint,
 )
 
+HANG_S = 120  # every limit here only ends what hangs
 DOCUMENT = {
     "paths": {"/apply": {}, "/vector_jacobian_product": {}},
     "info": {"title": "fake", "version": "1"},
@@ -44,7 +46,7 @@ class FakeReplica(Replica):
         return DOCUMENT
 
     def call(self, endpoint, payload, *, run_id=None, ticket=None):
-        self.gate.wait(10)
+        self.gate.wait(HANG_S)
         self.calls.append(payload["inputs"])
         if payload["inputs"] == "poison" or self.deaths:
             self.deaths = max(0, self.deaths - 1)
@@ -63,7 +65,7 @@ def pool_of(*replicas, **settings):
     pool = PoolTransport(
         "fakes",
         max_replicas=len(replicas),
-        startup_timeout_s=settings.pop("patience", 5),
+        startup_timeout_s=settings.pop("patience", HANG_S),
         **settings,
     )
     for replica in replicas:
@@ -113,8 +115,8 @@ def test_replicas_go_with_a_pool_that_nobody_holds():
     assert ask(pool, 1.5) in "ab"
     assert not a.stopped.is_set()
     del pool
-    assert a.stopped.wait(10)
-    assert b.stopped.wait(10)
+    assert a.stopped.wait(HANG_S)
+    assert b.stopped.wait(HANG_S)
 
 
 def test_whoever_was_nearby_is_not_blamed():
@@ -145,7 +147,7 @@ def test_whoever_was_nearby_is_not_blamed():
 
 
 def test_a_suspect_leaves_the_last_replica_to_others():
-    dispatcher = Dispatcher(depth=1, patience_s=5)
+    dispatcher = Dispatcher(depth=1, patience_s=HANG_S)
     a, b = Slot(FakeReplica("a")), Slot(FakeReplica("b"))
     for slot in (a, b):
         dispatcher.add(slot)
@@ -165,8 +167,145 @@ def test_a_suspect_leaves_the_last_replica_to_others():
         assert slot is a
     assert not found
     dispatcher.mark_up(b)
-    thread.join(5)
+    thread.join(HANG_S)
     assert len(found) == 1
+
+
+def test_a_suspect_does_not_wait_for_ever(monkeypatch):
+    """The other replica never comes up: after a time the suspect may have the last one."""
+    monkeypatch.setattr(_dispatch, "_SPARE_LAST_S", 0.01)
+    dispatcher = Dispatcher(depth=1, patience_s=HANG_S)
+    a, b = Slot(FakeReplica("a")), Slot(FakeReplica("b"))
+    dispatcher.add(a)
+    dispatcher.add(b)
+    dispatcher.mark_up(a)
+    with dispatcher.lease(alone=True, ticket=Ticket()) as slot:
+        assert slot is a
+    dispatcher.remove(b)  # and of a pool of one it has the only one at once
+    monkeypatch.setattr(_dispatch, "_SPARE_LAST_S", HANG_S)
+    with dispatcher.lease(alone=True, ticket=Ticket()) as slot:
+        assert slot is a
+
+
+class CountedSlot(Slot):
+    """Counts how often anything of it is looked at."""
+
+    looks = 0
+
+    def __getattribute__(self, name):
+        CountedSlot.looks += 1
+        return super().__getattribute__(name)
+
+
+def full_pool(size, **settings):
+    """A dispatcher of so many replicas that are up."""
+    dispatcher = Dispatcher(**({"depth": 1, "patience_s": HANG_S} | settings))
+    for number in range(size):
+        slot = CountedSlot(FakeReplica(str(number)))
+        dispatcher.add(slot)
+        dispatcher.mark_up(slot)
+    return dispatcher
+
+
+def looks_per_call(size, calls=20, **wanted):
+    dispatcher = full_pool(size, depth=2)
+    before = CountedSlot.looks
+    for _ in range(calls):
+        with dispatcher.lease(ticket=Ticket(), **wanted):
+            pass
+    return (CountedSlot.looks - before) / calls
+
+
+@pytest.mark.parametrize("wanted", [{}, {"prefer": "7"}, {"alone": True}], ids=str)
+def test_a_call_costs_the_same_in_a_large_pool(wanted):
+    assert looks_per_call(3000, **wanted) == looks_per_call(30, **wanted)
+
+
+def looks_per_waiting_call(size, waiting):
+    """Every replica is busy and so many calls wait; each replica that has room wakes one of them."""
+    dispatcher = full_pool(size)
+    tickets = [Ticket() for _ in range(size)]
+    held = [dispatcher.lease(ticket=ticket) for ticket in tickets]
+    for lease in held:
+        lease.__enter__()
+    done = []
+
+    def call(number):
+        with dispatcher.lease(ticket=Ticket()):
+            done.append(number)
+
+    threads = []
+    for number in range(waiting):
+        threads.append(threading.Thread(target=call, args=(number,)))
+        threads[-1].start()
+        while dispatcher.waiting <= number:
+            time.sleep(0.0001)
+    before = CountedSlot.looks
+    held[0].__exit__(None, None, None)  # one replica, which goes from one call to the next
+    for thread in threads:
+        thread.join(HANG_S)
+    assert done == list(range(waiting)), "first come, first served"
+    return (CountedSlot.looks - before) / (waiting + 1)
+
+
+def test_a_call_that_waits_costs_the_same_however_many_wait():
+    few = looks_per_waiting_call(size=3, waiting=4)
+    assert looks_per_waiting_call(size=3, waiting=64) <= 1.5 * few
+    assert looks_per_waiting_call(size=300, waiting=4) <= 1.5 * few
+
+
+def test_whatever_happens_no_call_is_lost_and_no_replica_has_too_many():
+    """Threads that lease, want a home, want to be alone or give up, while replicas die and come back."""
+    depth = 2
+    dispatcher = Dispatcher(depth=depth, patience_s=HANG_S)
+    slots = [Slot(FakeReplica(str(number))) for number in range(4)]
+    for slot in slots:
+        dispatcher.add(slot)
+        dispatcher.mark_up(slot)
+    lock, is_over, problems = threading.Lock(), threading.Event(), []
+    inside = {slot: [] for slot in slots}
+
+    def work(seed):
+        draw = np.random.default_rng(seed)
+        for _ in range(60):
+            alone, ticket = bool(draw.random() < 0.2), Ticket()
+            prefer = str(draw.integers(4)) if draw.random() < 0.5 else None
+            if draw.random() < 0.1:
+                threading.Timer(0.001, ticket.cancel).start()
+            try:
+                with dispatcher.lease(prefer=prefer, alone=alone, ticket=ticket) as slot:
+                    with lock:
+                        inside[slot].append(alone)
+                        if len(inside[slot]) > depth or (
+                            any(inside[slot]) and len(inside[slot]) > 1
+                        ):
+                            problems.append(list(inside[slot]))
+                    if draw.random() < 0.2:
+                        dispatcher.mark_lost(slot)
+                    with lock:
+                        inside[slot].remove(alone)
+            except TransportError as error:
+                if error.code != "cancelled":
+                    problems.append(error)
+
+    def revive():
+        while not is_over.is_set():
+            for slot in slots:
+                dispatcher.mark_up(slot)
+            time.sleep(0.0005)
+
+    reviver = threading.Thread(target=revive)
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in (reviver, *threads):
+        thread.start()
+    for thread in threads:
+        thread.join(HANG_S)
+    is_over.set()
+    reviver.join()
+    assert not any(thread.is_alive() for thread in threads)
+    assert problems == []
+    assert (dispatcher.waiting, dispatcher.load) == (0, 0)
+    assert dispatcher.up == sum(slot.is_up for slot in slots)
 
 
 def test_a_group_that_dies_is_sorted_out_one_by_one():
@@ -199,7 +338,8 @@ def test_no_replica_comes_up():
 
     class Silent(FakeReplica):
         def start(self):
-            return time.sleep(8) or DOCUMENT
+            self.stopped.wait(HANG_S)
+            return DOCUMENT
 
     with pytest.raises(TransportError, match="died while loading"):
         pool_of(Broken("a"))
@@ -214,7 +354,7 @@ def test_a_pool_that_lost_all_replicas_says_so():
     class OneLife(FakeReplica):
         def start(self):
             if self.starts:
-                time.sleep(8)
+                self.stopped.wait(HANG_S)
             return super().start()
 
     pool = pool_of(OneLife("a", deaths=1), patience=0.3)

@@ -70,7 +70,7 @@ def test_the_pool_on_a_cluster_of_three_nodes(tmp_path, short_folder):
         },
         capture_output=True,
         text=True,
-        timeout=480,
+        timeout=1800,  # of what hangs; it takes 100 s on two cores
     )
     assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
 

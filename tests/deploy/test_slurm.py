@@ -155,7 +155,7 @@ def test_a_registry_that_is_none(tmp_path, monkeypatch):
 
 def test_the_command_writes_the_script(tmp_path, capsys):
     with pytest.raises(SystemExit) as done:
-        main(["slurm", str(tmp_path), "-n", "3", "-o", str(tmp_path / "job.sh")])
+        main(["deploy", "slurm", str(tmp_path), "-n", "3", "-o", str(tmp_path / "job.sh")])
     assert done.value.code == 0
     assert "--ntasks=3" in (tmp_path / "job.sh").read_text()
     assert capsys.readouterr().out.strip() == str(tmp_path / "job.sh")

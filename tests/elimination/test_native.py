@@ -1,5 +1,6 @@
 """Native kernels give what XLA gives, for every operation, batch size and layout."""
 
+import ctypes
 import importlib.util
 import os
 import subprocess
@@ -226,28 +227,42 @@ def test_results_that_are_one_number_everywhere():
             np.testing.assert_array_equal(np.signbit(ours), np.signbit(expected))
 
 
-@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("threads", ["one", "four", "none can be started"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_loops_of_any_length(dtype, is_shared, monkeypatch):
-    """Long ones are shared by several threads, in pieces that need not be equal."""
-    from chainrule.elimination._native import _machine
+def test_loops_of_any_length(dtype, threads, monkeypatch):
+    """Long ones are shared by several threads, in parts that need not be equal."""
+    from chainrule.elimination._native import _handler, _machine
+    from chainrule.elimination._native._lower import Kernel
 
-    if is_shared and not _machine._can_share():
-        pytest.skip("nobody helps: one processor, or no compiler")
-    monkeypatch.setattr(_machine, "_can_share", lambda: is_shared)
+    monkeypatch.setattr(_machine, "processors", lambda: 1 if threads == "one" else 4)
+    monkeypatch.setattr(_handler, "_PART_NS", 1)
+    calls = []
+    if threads == "none can be started":
+        import llvmlite.binding as llvm
+
+        refuse = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: calls.append(0) or 11)  # EAGAIN
+        llvm.add_symbol("chainrule_test_refuse", ctypes.cast(refuse, ctypes.c_void_p).value)
+        call = Kernel.call
+        monkeypatch.setattr(
+            Kernel,
+            "call",
+            lambda self, builder, name, *given: call(
+                self, builder, name.replace("pthread_create", "chainrule_test_refuse"), *given
+            ),
+        )
 
     def function(x, y):
         return [x * y + 1, jnp.stack([x, -y, x - y]), jnp.full(3, 4, x.dtype), jnp.zeros_like(x)]
 
     with jax.enable_x64(True):
         kernel = jax.jit(jax.vmap(native(function, *samples((), dtype))))
-        for size in (0, 1, 7, 1000, 65_536, 300_007):
+        for size in (0, 1, 7, 40, 1000, 65_536, 300_007):
             x, y = samples(size, dtype)
-            for _ in range(3):
-                results = kernel(x, y)
+            results = kernel(x, y)
             expected = jax.vmap(function)(x, y)
             for ours, theirs in zip(results, expected, strict=True):
                 np.testing.assert_allclose(ours, theirs, rtol=4 * np.finfo(dtype).eps)
+    assert bool(calls) == (threads == "none can be started")
 
 
 def test_kernel_can_be_differentiated():

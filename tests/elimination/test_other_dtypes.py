@@ -122,3 +122,66 @@ def test_a_pattern_that_cannot_be_read():
     with pytest.raises(ChainruleError, match="fft") as caught:
         jacobian(lambda x: jnp.fft.fft(x).real, method="compressed")(V)
     assert caught.value.code == "no_pattern"
+
+
+PLACED = {
+    "add": lambda x: x.at[0].add(x[1]),
+    "set": lambda x: x.at[1:3].set(2 * x[1]),
+    "segment_sum": lambda x: jax.ops.segment_sum(x * x, np.array([0, 0, 1, 1]), num_segments=2),
+    "update_slice": lambda x: jax.lax.dynamic_update_slice(x, x[:2] * x[2:], (1,)),
+    "gradient of a gather": jax.grad(lambda x: (x[np.array([0, 2, 2])] ** 3).sum()),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", PLACED)
+def test_static_scatters_in_every_precision(name, dtype):
+    function, x = PLACED[name], jnp.arange(1.0, 5.0).astype(dtype)
+    for is_double in (True, False):
+        if dtype == "float64" and not is_double:
+            continue
+        with jax.enable_x64(is_double):
+            expected = jax.jacrev(function)(x)
+            for settings in ({}, {"method": "elimination"}):
+                found = jacobian(function, **settings)(x)
+                assert found.dtype == expected.dtype == x.dtype
+                np.testing.assert_array_equal(found.astype(float), expected.astype(float))
+
+
+def test_places_beyond_what_a_short_float_can_count():
+    """bfloat16 has no number between 256 and 258."""
+    x = jnp.ones(300, jnp.bfloat16)
+    block = jacobian(lambda x: jnp.zeros_like(x).at[np.arange(300)[::-1]].add(x), sparse=True)(x)
+    np.testing.assert_array_equal(block.todense().astype(float), np.eye(300)[::-1])
+
+
+@pytest.mark.parametrize("method", ["auto", "elimination", "jacrev", "jacfwd", "compressed"])
+def test_the_dtype_of_a_jacobian_is_that_of_the_input(method):
+    """As in `jax.jacrev`, whatever the function computes in."""
+    x = jnp.arange(1.0, 4.0, dtype=jnp.float32)
+
+    def function(x):
+        wide = x.astype(jnp.float64) ** 2
+        return {"wide": wide[:2], "narrow": wide.astype(jnp.float16), "complex": wide * 1j}
+
+    found = jacobian(function, method=method)(x)
+    assert {name: block.dtype.name for name, block in found.items()} == {
+        "wide": "float32", "narrow": "float32", "complex": "complex64"
+    }  # fmt: skip
+    np.testing.assert_allclose(found["wide"], np.diag([2.0, 4.0, 6.0])[:2])
+    np.testing.assert_allclose(found["complex"], np.diag([2.0, 4.0, 6.0]) * 1j)
+
+
+def test_long_chains_of_constants():
+    """Longer than Python's stack: what an index is worth is found out without recursion."""
+
+    def function(x):
+        index = jnp.array(0.0)
+        for _ in range(1200):
+            index = jnp.sin(index)
+        return x.at[index.astype(int)].add(x[1]) * x
+
+    x = np.array([1.0, 2.0, 3.0])
+    for settings in ({}, {"method": "elimination"}):
+        found = jacobian(function, **settings)(x)
+        np.testing.assert_allclose(found, jax.jacrev(function)(x))

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from chainrule import InputError
 from chainrule.harvest import save_intermediates, sow
 
 TIMES = jnp.array([1.0, 2.0, 3.0])
@@ -102,6 +103,43 @@ def test_nested_scans_stack_outermost_first():
     second, second_cotangents = chain_by_hand(first[-1] + 0.9)
     np.testing.assert_allclose(found["c"]["primal"], [first, second], rtol=1e-5)
     np.testing.assert_allclose(found["c"]["cotangent"][1], second_cotangents, rtol=1e-4)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+@pytest.mark.parametrize(
+    "dtype", ["bool", "int8", "uint8", "int32", "bfloat16", "float32", "complex64"]
+)
+def test_reductions_of_every_type_are_those_of_jax(dtype, reduce):
+    """Sums of booleans count, and those of small integers do not overflow."""
+    if (dtype, reduce) == ("complex64", "max"):
+        return
+    xs = jnp.array([100, 100, 0, 1]).astype(dtype)
+
+    def scanned(xs):
+        return jax.lax.scan(lambda c, x: (c, sow(x, "h")), 0.0, xs)
+
+    def repeated(xs):
+        n = xs.shape[0]
+        return jax.lax.while_loop(lambda i: i < n, lambda i: i + sow(xs[i], "h").size, 0)
+
+    expected = getattr(jnp, reduce)(xs)
+    for f in (scanned, repeated):
+        value = save_intermediates(f, reduce=reduce)(xs)[1]["h"]["primal"]
+        np.testing.assert_allclose(value, expected, rtol=1e-2 if dtype == "bfloat16" else 1e-6)
+        assert value.dtype == expected.dtype
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+def test_random_keys_are_no_numbers(reduce):
+    def f(key):
+        return jax.lax.scan(
+            lambda c, _: (sow(jax.random.split(c)[0], "key"), None), key, None, length=2
+        )
+
+    with pytest.raises(InputError, match="'key'") as raised:
+        save_intermediates(f, reduce=reduce)(jax.random.key(0))
+    assert raised.value.code == "sow_reduce"
+    save_intermediates(f, reduce="last")(jax.random.key(0))
 
 
 def test_map_and_fori_loop():
@@ -208,6 +246,6 @@ def test_associative_scan_needs_append():
 
     with pytest.raises(ValueError, match="append"):
         save_intermediates(f)(TIMES)
-    result, found = save_intermediates(f, mode="append")(TIMES)
+    result, found = save_intermediates(f, duplicates="append")(TIMES)
     np.testing.assert_array_equal(result, [1.0, 3.0, 6.0])
     assert isinstance(found["sums"]["primal"], list)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from chainrule import InputError
-from chainrule.harvest import save_intermediates, sow
+from chainrule.harvest import DuplicateNameError, intermediate_stats, save_intermediates, sow
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_capturing_a_function_again_finds_what_was_compiled():
     for _ in range(3):
         save_intermediates(f)(1.0)
     assert len(traced) == 1
-    save_intermediates(f, mode="append")(1.0)
+    save_intermediates(f, duplicates="append")(1.0)
     save_intermediates(f, tag="other")(1.0)
     assert len(traced) == 3
 
@@ -250,6 +250,38 @@ def test_threads_do_not_disturb_each_other():
     assert results == {n: (n, {"h": {"primal": n}}) for n in range(4)}
 
 
-def test_refuses_an_unknown_mode():
-    with pytest.raises(InputError, match="capture_mode"):
-        save_intermediates(f, mode="first")
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="XLA fuses by cost elsewhere")
+@pytest.mark.parametrize("capture", [save_intermediates, lambda f: jax.jit(save_intermediates(f))])
+def test_the_compiled_program_grows_with_the_number_of_values(capture):
+    """Each step is computed once, though it is a result and leads to all later ones."""
+
+    def chain(x, n):
+        for i in range(n):
+            x = sow(jnp.sin(x), f"h{i}")
+        return jnp.sum(x)
+
+    for n in (4, 12):
+        compiled = jax.jit(capture(lambda x, n=n: chain(x, n))).lower(jnp.ones(8)).compile()
+        assert compiled.as_text().count(" sine(") == n
+
+
+@pytest.mark.parametrize("capture", [save_intermediates, intermediate_stats])
+def test_refuses_an_unknown_choice_for_duplicates(capture):
+    with pytest.raises(InputError, match="'error', 'append', 'last'") as raised:
+        capture(f, duplicates="first")
+    assert raised.value.code == "capture_mode"
+
+
+@pytest.mark.parametrize("capture", [save_intermediates, intermediate_stats])
+def test_the_former_name_of_duplicates_still_works(capture):
+    def twice(x):
+        return sow(sow(x, "h") + 1, "h")
+
+    with pytest.warns(DeprecationWarning, match="duplicates='append'") as caught:
+        captured = capture(twice, mode="append")
+    assert caught[0].filename == __file__
+    assert len(captured(1.0)[1]["h"]["primal"]) == 2
+    with pytest.warns(DeprecationWarning, match="duplicates='error'"):
+        captured = capture(twice, mode="strict")
+    with pytest.raises(DuplicateNameError, match='duplicates="append"'):
+        captured(1.0)

@@ -45,25 +45,52 @@ def test_leaves_no_operation_in_the_compiled_program(transform):
 
 def test_symbolic_zeros_stay_symbolic():
     @jax.custom_jvp
-    def wants_symbolic_zero(x, fixed):
+    def product(x, fixed):
         return x * fixed
 
     seen = []
 
     def rule(primals, tangents):
         seen.append(type(tangents[1]).__name__)
-        return primals[0] * primals[1], tangents[0] * primals[1]
+        (x, fixed), (dx, dfixed) = primals, tangents
+        is_zero = isinstance(dfixed, jax.custom_derivatives.SymbolicZero)
+        return x * fixed, dx * fixed + (0.0 if is_zero else x * dfixed)
 
-    wants_symbolic_zero.defjvp(rule, symbolic_zeros=True)
+    product.defjvp(rule, symbolic_zeros=True)
 
     def f(x, fixed):
-        x, fixed = sow((x, fixed), "pair")
-        return wants_symbolic_zero(x, fixed)
+        return product(*sow((x, fixed), "pair"))
 
     assert jax.grad(f)(2.0, 3.0) == 3.0
-    _, found = save_intermediates(jax.grad(f))(2.0, 3.0)
-    assert found["pair"]["cotangent"] == (3.0, 0.0)
-    assert seen == ["SymbolicZero"] * 2
+    assert jax.jvp(lambda x: f(x, 3.0), (2.0,), (1.0,)) == (6.0, 3.0)
+    pushed = save_intermediates(lambda x: jax.jvp(lambda x: f(x, 3.0), (x,), (1.0,)))
+    assert pushed(2.0)[1]["pair"]["tangent"] == (1.0, 0.0)
+    assert set(seen) == {"SymbolicZero"}
+    # The cotangent of the fixed one is asked for only in a capture.
+    assert save_intermediates(jax.grad(f))(2.0, 3.0)[1]["pair"]["cotangent"] == (3.0, 2.0)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["plain", "jit"])
+def test_tangents_may_be_plain_numbers(wrap):
+    """Of Python, of NumPy, and those of integers, which JAX gives the type float0."""
+    no_tangent = np.zeros((), jax.dtypes.float0)
+
+    def f(x, n):
+        x, n = sow((x, n), "pair")
+        return x**2 * n
+
+    f = wrap(f)
+    for x, dx in ((2.0, 1.0), (np.float32(2), np.float32(1)), (jnp.float32(2), jnp.float32(1))):
+        assert jax.jvp(wrap(lambda x: sow(x, "h") * 2), (x,), (dx,)) == (4.0, 2.0)
+        assert jax.jvp(f, (x, 3), (dx, no_tangent)) == (12.0, 12.0)
+        captured = save_intermediates(lambda x, dx: jax.jvp(f, (x, 3), (dx, no_tangent)))
+        result, found = captured(x, dx)
+        assert result == (12.0, 12.0)
+        assert found["pair"] == {"primal": (2.0, 3), "tangent": (1.0, None)}
+    (_, found), (_, pushed) = jax.jvp(
+        save_intermediates(lambda x: sow(x, "h") ** 2), (3.0,), (1.0,)
+    )
+    assert (found["h"]["primal"], pushed["h"]["primal"]) == (3.0, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -146,3 +146,10 @@ def test_a_planted_value_loses_nothing(sown, given):
         plant(lambda x: sow(x, "h") + 0, {"h": given})(sown)
     assert raised.value.code == "planted_dtype"
     assert plant(lambda x: sow(x, "h") + 0, {"h": True})(sown) == 1
+
+
+@pytest.mark.parametrize(("sown", "given"), [(True, False), (3, 4), (1.5, 2.5), (np.int8(1), 2)])
+def test_numbers_that_were_sown_can_be_replaced(sown, given):
+    """Numbers that are part of the function, not arguments."""
+    f = jax.jit(lambda x: sow({"n": sown, "x": x}, "h")["n"] + jnp.zeros(()))
+    assert plant(f, {"h": {"n": given, "x": 1.0}})(1.0) == given

@@ -124,7 +124,7 @@ def test_a_duplicate_name_shows_both_places():
     for call in (start + 1, start + 2):
         assert f", called at {__file__}:{call} " in str(raised.value)
     assert raised.value.code == "duplicate_name"
-    assert save_intermediates(f, mode="last")(1.0)[1] == {"twice": {"primal": 4.0}}
+    assert save_intermediates(f, duplicates="last")(1.0)[1] == {"twice": {"primal": 4.0}}
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["plain", "jit"])
@@ -133,7 +133,7 @@ def test_append_is_in_execution_order(wrap):
         step = wrap(lambda x: sow(x**2, "square"))
         return step(step(x))
 
-    _, found = save_intermediates(jax.grad(f), mode="append")(3.0)
+    _, found = save_intermediates(jax.grad(f), duplicates="append")(3.0)
     assert found["square"]["primal"] == [9.0, 81.0]
     assert found["square"]["cotangent"] == [1.0, 18.0]
 
@@ -163,6 +163,29 @@ def test_a_linear_solver_is_named():
         save_intermediates(f)(1.0)
 
 
+def test_beside_a_solver_that_keeps_open_programs():
+    """lineax keeps the program of an operator in a parameter of its primitive, without its constants."""
+    lineax = pytest.importorskip("lineax")
+    diagonal = jnp.array([2.0, 4.0])
+
+    def f(b, inside=False):
+        operator = lineax.FunctionLinearOperator(
+            lambda x: sow(diagonal * x, "inside") if inside else diagonal * x,
+            jax.ShapeDtypeStruct(b.shape, b.dtype),
+        )
+        return jnp.sum(lineax.linear_solve(operator, sow(b, "b"), lineax.LU()).value ** 2)
+
+    b = jnp.array([1.0, 3.0])
+    expected = 2 * b / diagonal**2
+    gradient, found = save_intermediates(jax.grad(f))(b)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-6)
+    np.testing.assert_allclose(found["b"]["cotangent"], expected, rtol=1e-6)
+    np.testing.assert_allclose(grad_wrt(f, "b")(b)["b"], expected, rtol=1e-6)
+    np.testing.assert_allclose(plant(f, {"b": 2 * b})(b), 4 * f(b), rtol=1e-6)
+    with pytest.raises(CapabilityError, match="linear_solve"):
+        save_intermediates(lambda b: f(b, inside=True))(b)
+
+
 def test_shard_map_and_pmap_on_four_devices():
     """Needs its own process: the number of devices is fixed when JAX starts."""
     script = textwrap.dedent("""
@@ -187,6 +210,14 @@ def test_shard_map_and_pmap_on_four_devices():
         np.testing.assert_allclose(found["total"]["primal"], np.full((2, 2), 240.0))
         _, found = save_intermediates(jax.jit(jax.grad(lambda x: f(x, 3.0).sum())))(x)
         np.testing.assert_allclose(found["h"]["cotangent"], np.cos(blocks), rtol=1e-5)
+
+        # An array that is divided over the devices stays so.
+        place = jax.sharding.NamedSharding(mesh, P("a", "b"))
+        captured = save_intermediates(lambda x: sow(x * 2, "h") + 1)
+        result, found = captured(jax.device_put(x, place))
+        np.testing.assert_allclose(found["h"]["primal"], 2 * x)
+        for array in (result, found["h"]["primal"]):
+            assert array.sharding.is_equivalent_to(place, 2), array.sharding
 
         if jax.__version_info__ < (0, 8):
             jax.config.update("jax_pmap_shmap_merge", True)

@@ -13,7 +13,7 @@ import pytest
 from benchmarks import _transports
 from benchmarks.__main__ import PAGE, TRANSPORTS
 
-from chainrule.cli._main import _ALIASES, COMMANDS, make_parser
+from chainrule.cli._main import find_command, make_parser
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -57,8 +57,8 @@ SHELL_COMMANDS = [
 
 @pytest.mark.parametrize("arguments", SHELL_COMMANDS)
 def test_commands_parse(arguments, monkeypatch):
-    name, *rest = arguments
-    parser = make_parser(_ALIASES.get(name, name))
+    name, rest = find_command(arguments)
+    parser = make_parser(name)
     monkeypatch.setattr(parser, "error", pytest.fail)
     parser.parse_intermixed_args(rest)
 
@@ -79,11 +79,11 @@ INLINE = [
 @pytest.mark.parametrize("words", INLINE)
 def test_commands_in_sentences_exist(words):
     """Names and options; what stands for a value is left to the reader."""
-    for name in words[0].split("|"):
-        assert _ALIASES.get(name, name) in COMMANDS
-        known = make_parser(_ALIASES.get(name, name))._option_string_actions
-        options = {word.partition("=")[0] for word in words[1:] if word.startswith("-")}
-        assert {option for option in options if len(option) > 1} <= set(known)
+    found = find_command(words)
+    assert found is not None
+    known = make_parser(found[0])._option_string_actions
+    options = {word.partition("=")[0] for word in found[1] if word.startswith("-")}
+    assert {option for option in options if len(option) > 1} <= set(known)
 
 
 def test_times_of_transports_are_those_of_the_benchmarks():

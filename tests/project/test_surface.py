@@ -16,6 +16,7 @@ TOP_LEVEL = {
     "__version__",
     "apply_component",
     "component",
+    "component_errors",
     "from_callable",
     "grad_wrt",
     "intermediate_stats",

@@ -19,6 +19,7 @@ from chainrule.runtime._codec import decode_body, encode_body
 
 HERE = Path(__file__).parent
 COMPONENT = str(HERE / "fault_component.py")
+HANG_S = 300.0  # limits only end what hangs; how long things take is not tested
 
 
 class Answer:
@@ -45,7 +46,7 @@ class Served:
         self.url = url
         self.netloc = urlsplit(url).netloc
 
-    def connect(self, timeout: float = 60.0) -> http.client.HTTPConnection:
+    def connect(self, timeout: float = HANG_S) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(self.netloc, timeout=timeout)
 
     def request(self, method: str, path: str, body=None, headers=None) -> Answer:
@@ -85,10 +86,10 @@ class Served:
     def stop(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        self.process.wait(30)
+        self.process.wait(HANG_S)
 
 
-def wait_until(condition, timeout=30.0) -> None:
+def wait_until(condition, timeout=HANG_S) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, "did not happen in time"
@@ -108,7 +109,7 @@ class Background(threading.Thread):
         with contextlib.suppress(ConnectionError, http.client.HTTPException):
             self._answer = self._call()
 
-    def result(self, timeout: float = 60.0) -> Answer:
+    def result(self, timeout: float = HANG_S) -> Answer:
         self.join(timeout)
         assert self._answer is not None, "no answer in time"
         return self._answer

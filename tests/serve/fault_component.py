@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 import sys
 import time
 
@@ -64,6 +65,10 @@ def apply(inputs: InputSchema) -> OutputSchema:
             raise FileNotFoundError(os.fsdecode(b"mesh\xff.vtk"))
         case "strange_error":
             raise InputError("x is wrong", path="[", details={"problems": [object()]})
+        case "missing_file":
+            np.fromfile(os.path.join(os.path.dirname(__file__), "weights.bin"))
+        case "path_in_words":
+            raise ValueError(f"bad mesh {__file__}: 3 m/s at http://example.org/a/b is wrong")
         case "raise":
             raise ValueError("mesh is empty")
         case "exit_politely":
@@ -83,6 +88,22 @@ def apply(inputs: InputSchema) -> OutputSchema:
             while time.monotonic() < deadline:
                 with contextlib.suppress(BaseException):
                     time.sleep(0.05)
+        case "usr1":  # as a batch system sends it, or the author
+            os.kill(os.getpid(), signal.SIGUSR1)
+            time.sleep(0.05)
+        case "fork":  # the child comes back too
+            if os.fork() == 0:
+                y = -y
+            else:
+                os.wait()
+        case "fork_later":  # the child comes back after its parent has answered
+            if os.fork() == 0:
+                time.sleep(inputs.seconds)
+                y = -y
+        case "fork_raise":
+            if os.fork() == 0:
+                raise ValueError("in the child")
+            y = np.array([float(os.waitstatus_to_exitcode(os.wait()[1]))])
         case "nan":
             y = np.array([np.nan, np.inf, -np.inf])
     return OutputSchema(y=y, pid=os.getpid())

@@ -46,24 +46,36 @@ FOREIGN = [
     {"Host": "evil.example"},
     {"Host": "127.0.0.1.evil.example:8000"},
     {"Host": "[::1"},
+    {"Host": "[::1].evil.example"},
+    {"Host": "[127.0.0.1].evil.example:8000"},
+    {"Host": "evil.example@localhost"},
+    {"Host": "localhost/evil.example"},
+    {"Origin": "http://[::1].evil.example"},
+    {"Origin": "http://evil.example@localhost"},
     {"Origin": "https://evil.example"},
     {"Origin": "null"},
 ]
 
 
-@pytest.mark.parametrize("headers", FOREIGN)
-def test_pages_of_other_sites_cannot_call_a_server_without_a_token(start_server, headers):
-    served = start_server(workers=0)
+@pytest.fixture(scope="module")
+def open_server(start_server):
+    """A server without a token."""
+    return start_server(workers=0)
+
+
+@pytest.mark.parametrize("headers", FOREIGN, ids=str)
+def test_pages_of_other_sites_cannot_call_a_server_without_a_token(open_server, headers):
+    served = open_server
     answer = served.apply(headers=headers)
     assert (answer.status, answer.problem["code"]) == (403, "foreign_origin")
     assert served.get("/openapi.json", headers).status == 403
 
 
 @pytest.mark.parametrize(
-    "host", ["localhost", "localhost:8000", "127.0.0.1", "127.0.0.2:1", "[::1]:8000"]
+    "host", ["localhost", "localhost:8000", "127.0.0.1", "127.0.0.2:1", "[::1]:8000", "LocalHost"]
 )
-def test_programs_and_pages_of_this_machine_can(start_server, host):
-    served = start_server(workers=0)
+def test_programs_and_pages_of_this_machine_can(open_server, host):
+    served = open_server
     assert served.apply(headers={"Host": host}).status == 200
     assert served.apply(headers={"Origin": f"http://{host}"}).status == 200
 

@@ -12,9 +12,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
+from chainrule.client import Component
 from chainrule.runtime._config import ComponentConfig
 from chainrule.serve._calls import Call, CallError
 from chainrule.serve._inline import ThreadPool
@@ -268,6 +270,30 @@ def test_the_author_is_heard(served, action, code, text):
     assert "traceback" not in answer.problem
 
 
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        ("missing_file", "No such file or directory: '…/weights.bin'"),
+        (
+            "path_in_words",
+            "bad mesh …/fault_component.py: 3 m/s at http://example.org/a/b is wrong",
+        ),
+    ],
+)
+def test_callers_do_not_learn_where_files_are(any_served, action, said, wait_until):
+    answer = any_served.apply(action)
+    assert said in answer.problem["message"]
+    assert said in answer.problem["exception_message"]
+    assert str(Path(__file__).parent) not in answer.body.decode()
+    inputs = {"x": [1.0], "action": action}
+    job = json.loads(any_served.post("/apply?wait=false", {"inputs": inputs}).body)["id"]
+    wait_until(lambda: json.loads(any_served.get(f"/jobs/{job}").body)["state"] == "failed")
+    for path in ("", "/result"):
+        found = any_served.get(f"/jobs/{job}{path}").body.decode()
+        assert said in found
+        assert str(Path(__file__).parent) not in found
+
+
 def test_debug_shows_tracebacks_and_runs_regression_tests(start_server):
     debugging = start_server(workers=1, debug=True)
     assert "fault_component.py" in debugging.apply("raise").problem["traceback"]
@@ -310,3 +336,48 @@ def test_a_thread_that_hangs_turns_callers_away(start_server, wait_until):
     assert served.get("/health").status == 200
     wait_until(lambda: served.apply().status == 200)
     served.stop()
+
+
+def test_a_forked_child_does_not_answer(any_served):
+    """`os.fork` returns twice; the child's answer was taken for its parent's, or for the next one."""
+    for _ in range(3):
+        for action, y in (("fork", [2.0, 4.0]), ("fork_raise", [1.0]), ("double", [2.0, 4.0])):
+            np.testing.assert_array_equal(any_served.apply(action).tree["y"], y)
+    pids = {int(any_served.apply("fork_later", seconds=0.02).tree["pid"]) for _ in range(12)}
+    for _ in range(12):
+        answer = any_served.apply(x=[3.0])
+        np.testing.assert_array_equal(answer.tree["y"], [6.0])
+        pids.add(int(answer.tree["pid"]))
+    assert len(pids) == 1, "a child has become a worker"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_child_forked_while_a_component_is_loaded_does_not_serve(
+    start_server, tmp_path, component_path, workers
+):
+    source = tmp_path / "component.py"
+    forks = "import os\nif os.fork():\n    os.wait()\n"
+    source.write_text(forks + Path(component_path).read_text().replace("from __future__", "#"))
+    served = start_server(components=str(source), workers=workers)
+    assert {int(served.apply().tree["pid"]) for _ in range(8)} == {int(served.apply().tree["pid"])}
+    served.stop()
+
+
+def test_a_forked_child_of_a_component_in_its_own_process(component_path):
+    with Component.from_source(component_path) as component:
+        for action in ("fork", "fork_later", "double", "double"):
+            found = component.apply({"x": [1.0, 2.0], "action": action, "seconds": 0.01})
+            np.testing.assert_array_equal(found["y"], [2.0, 4.0])
+
+
+def test_a_signal_of_somebody_else_cancels_nothing(single, component_path, wait_until):
+    """SIGUSR1 is how a server breaks off a call; batch systems and authors send it for their own reasons."""
+    np.testing.assert_array_equal(single.apply("usr1").tree["y"], [2.0, 4.0])
+    call = single.in_background("sleep", 0.5)
+    wait_until(lambda: single.is_running)
+    (worker,) = json.loads(single.get("/status").body)["workers"]
+    os.kill(worker["pid"], signal.SIGUSR1)
+    assert call.result().status == 200
+    with Component.from_source(component_path) as component:
+        found = component.apply({"x": [1.0, 2.0], "action": "usr1"})
+        np.testing.assert_array_equal(found["y"], [2.0, 4.0])

@@ -18,7 +18,7 @@ import pybase64
 import pytest
 import zstandard
 
-from chainrule.runtime._codec import encode_frames
+from chainrule.runtime._codec import encode_body, encode_frames
 from chainrule.serve._bodies import SlowCallerError, read_body
 from chainrule.serve._crowd import enough_descriptors, longest_waiting
 from chainrule.serve._protocol import QuietTransport
@@ -79,6 +79,12 @@ def test_a_huge_body_without_a_length_is_refused_on_the_way(served):
     [
         (encoded(shape=[2**60]), 413, "array_too_large"),
         (encoded(shape=[2**40, 2**40]), 413, "array_too_large"),
+        (encoded(shape=[0, 2**62]), 422, "array_shape_too_large"),
+        (
+            encoded(shape=[0, 2**62], data={"encoding": "json", "buffer": []}),
+            422,
+            "array_shape_too_large",
+        ),
         (
             encoded(
                 data={
@@ -517,3 +523,50 @@ def test_descriptors_for_every_connection():
             assert 0 < limit < before[1]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.fixture(scope="module", params=[0, 2], ids=["thread", "processes"])
+def frugal(request, start_server):
+    """Every worker may expand requests to four megabytes."""
+    share = 4_000_000 * max(1, request.param)
+    return start_server(workers=request.param, max_inflight_bytes=share)
+
+
+def bombs(nbytes):
+    """Small bodies that stand for so many bytes of zeros, or of spaces."""
+    x = {"inputs": {"x": np.zeros(nbytes // 8)}}
+    frames, text = "vnd.chainrule.frames", b" " * (nbytes - 26) + b'{"inputs": {"x": [1.0]}}  '
+    streamed = zstandard.ZstdCompressor().compressobj()  # which does not say how much it is
+    yield b"".join(encode_body(x, format=frames, compression="zstd")), frames, ""
+    yield b"".join(encode_body(x, format=frames, compression="lz4")), frames, ""
+    yield b"".join(encode_body(x, format="json+base64", compression="lz4")), "json", ""
+    yield zstandard.compress(text), "json", "zstd"
+    yield streamed.compress(text) + streamed.flush(), "json", "zstd"
+    yield gzip.compress(text), "json", "gzip"
+    inner = b"".join(encode_body(x, format=frames, compression="zstd"))
+    yield zstandard.compress(inner), frames, "zstd"
+
+
+def test_small_bodies_that_stand_for_much_memory(frugal):
+    """What a body expands to counts, and is refused before it is expanded."""
+    for nbytes, status in ((3_900_000, 200), (4_100_000, 413)):
+        for body, format, encoding in bombs(nbytes):
+            assert len(body) < 200_000
+            headers = {"Content-Type": f"application/{format}", "Content-Encoding": encoding}
+            answer = frugal.request("POST", "/apply", body, headers)
+            assert answer.status == status, (nbytes, format, encoding, answer.body[:300])
+            if status == 413:
+                assert answer.problem["code"] == "expansion_too_large"
+                assert "--max-inflight-bytes" in answer.problem["message"]
+
+
+def test_files_that_a_request_refers_to_count_as_well(start_server, tmp_path):
+    config = {"input_path": str(tmp_path)}
+    served = start_server(workers=0, max_inflight_bytes=4_000_000, config=config)
+    np.zeros(600_000).tofile(tmp_path / "x.bin")
+    for count, status in ((450_000, 200), (600_000, 413)):
+        data = {"encoding": "binref", "buffer": "x.bin:0"}
+        x = {"object_type": "array", "shape": [count], "dtype": "float64", "data": data}
+        answer = served.request("POST", "/apply", json.dumps({"inputs": {"x": x}}), JSON)
+        assert answer.status == status, answer.body[:300]
+    served.stop()

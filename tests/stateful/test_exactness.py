@@ -343,3 +343,25 @@ def test_injecting_sets_all_or_nothing():
         return net.parts[0].get()
 
     np.testing.assert_array_equal(inject(X, net=net), jnp.zeros(2))
+
+
+EDITS = {
+    "added key": lambda plain: plain.update(new=1.0),
+    "replaced item": lambda plain: plain.update(a=plain["a"] + 1),
+    "removed key": lambda plain: plain.pop("a"),
+    "nested list": lambda plain: plain["rest"].append(1.0),
+}
+
+
+@every
+@pytest.mark.parametrize("edit", EDITS)
+def test_edits_of_plain_containers_are_refused(name, edit):
+    def function(x, *, net, plain):
+        EDITS[edit](plain)
+        return x * 1.0
+
+    plain = {"a": jnp.ones(()), "rest": [jnp.zeros(())]}
+    with pytest.raises(TrackingError, match="`plain` was edited") as caught:
+        TRANSFORMATIONS[name](function)(X, net=Net(), plain=plain)
+    assert caught.value.code == "structure_changed"
+    assert plain.keys() == {"a", "rest"}

@@ -3,6 +3,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +32,23 @@ def counted(function):
     return wrapper, traces
 
 
+class Walked(cs.Module):
+    """Counts how often it is walked: a call that walks its model costs several times as much."""
+
+    walks = 0
+
+    def __init__(self):
+        self.p = cs.Param(jnp.zeros(()))
+
+    def pairs(self):
+        Walked.walks += 1
+        return super().pairs()
+
+
+def count(*, net):
+    net.p += 1
+
+
 def test_decorator_forms_and_names():
     @cs.jit
     def f(x):
@@ -44,7 +62,6 @@ def test_decorator_forms_and_names():
     assert (f(1), g(1)) == (2, 3)
     assert f.__name__ == "f"
     assert f.__doc__ == "Doc."
-    assert isinstance(f, cs.Jit)
     assert "f" in repr(f)
     assert "jit_f" in f.lower(1).as_text()
 
@@ -290,8 +307,7 @@ def test_keeps_no_model_alive():
     del net
     gc.collect()
     assert alive() is None
-    assert not step._bound
-    assert not step._last
+    assert not step._bindings
 
 
 def test_weak_types_do_not_compile_twice():
@@ -397,3 +413,219 @@ def test_edits_of_containers_that_are_not_ours_are_noticed():
 
     with pytest.raises(cs.TrackingError, match="was edited"):
         replace(net=net)
+
+
+@pytest.mark.parametrize("donate", [False, True])
+def test_traces_once(donate):
+    function, traces = counted(lambda x, *, net: net.w[0].set(net.w[0] + x))
+    step, net = cs.jit(function, donate=donate), Net()
+    for _ in range(3):
+        step(1.0, net=net)
+    assert len(traces) == 1
+    assert net.w[0].get().tolist() == [3, 3]
+
+
+def test_numbers_in_parameters_do_not_compile_twice():
+    function, traces = counted(lambda *, p: p.set(p * 2 + 1))
+    step = cs.jit(function)
+    for value in (1.0, jnp.ones(()), np.float32(1.0)):
+        p = cs.Param(value)
+        step(p=p)
+        p.set(5.0)
+        step(p=p)
+        assert float(p) == 11
+    assert len(traces) == 1
+
+
+def test_modes_that_are_only_set_do_not_compile_twice():
+    def train(x, *, net):
+        net.train()
+        return net(x)
+
+    def evaluate(x, *, net):
+        net.eval()
+        return net(x)
+
+    (train, trained), (evaluate, evaluated) = counted(train), counted(evaluate)
+    train, evaluate = cs.jit(train), cs.jit(evaluate)
+    net, x = cs.layers.Sequential(cs.layers.Linear(2, 2), cs.layers.Dropout(0.5)), jnp.ones(2)
+    for _ in range(3):
+        train(x, net=net)
+        assert net.is_train
+        assert net.layers[1].is_train
+        np.testing.assert_array_equal(evaluate(x, net=net), net.layers[0](x))
+        assert net.is_eval
+    assert len(trained) == len(evaluated) == 1
+
+
+@pytest.mark.parametrize("donate", [False, True])
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_static_values_are_depended_on_as_far_as_they_are_read(donate, is_nested):
+    """For one shape nothing is read, for others more and more; every call is compared with plain Python."""
+
+    def function(x, *, net):
+        factor = 1.0
+        if x.size > 1:
+            factor = {"a": 2.0, "b": 3.0}[net.first.get()]
+        if x.size > 2:
+            factor *= {"a": 5.0, "b": 7.0}[net.second.get()]
+        net.total.set(net.total.get() + factor)
+        return jnp.sum(x) * factor
+
+    def outer(x, *, net):
+        return 1.0 * inner(x, net=net)
+
+    inner = cs.jit(function)
+    step = cs.jit(outer if is_nested else function, donate=donate)
+    nets = []
+    for first in "ab":
+        for second in "ab":
+            net = cs.Module()
+            net.first, net.second = cs.static(first), cs.static(second)
+            net.total = cs.Param(jnp.zeros(()))
+            nets.append(net)
+    expected = dict.fromkeys(map(id, nets), 0.0)
+    for size in (1, 2, 1, 3, 2, 1, 3):
+        for net in nets:
+            factor = 1.0
+            factor *= {"a": 2.0, "b": 3.0}[net.first.get()] if size > 1 else 1.0
+            factor *= {"a": 5.0, "b": 7.0}[net.second.get()] if size > 2 else 1.0
+            assert float(step(jnp.ones(size), net=net)) == size * factor
+            expected[id(net)] += factor
+            assert float(net.total) == expected[id(net)]
+
+
+def test_many_models_are_walked_once_each():
+    step = cs.jit(count)
+    nets = [Walked() for _ in range(100)]
+    for net in nets:
+        step(net=net)
+    walks = Walked.walks
+    for net in nets:
+        step(net=net)
+    assert Walked.walks == walks
+    assert [float(net.p) for net in nets] == [2.0] * 100
+
+
+def test_edits_of_one_model_do_not_concern_others():
+    step = cs.jit(count)
+    net, other = Walked(), Walked()
+    step(net=net)
+    step(net=other)
+    walks = Walked.walks
+    other.p.frozen = True
+    other.name = "new"
+    step(net=net)
+    assert Walked.walks == walks
+    step(net=other)
+    assert Walked.walks > walks
+
+
+class PlainOptions:
+    def __init__(self, factor):
+        self.factor = factor
+        self._private = 0
+
+
+@dataclass
+class DataOptions:
+    factor: float
+
+
+@dataclass(frozen=True)
+class FrozenOptions:
+    factor: float
+
+
+class SlotOptions:
+    __slots__ = ("factor",)
+
+    def __init__(self, factor):
+        self.factor = factor
+
+
+class CallableOptions(PlainOptions):
+    def __call__(self, x):
+        return x * self.factor
+
+
+@pytest.mark.parametrize(
+    "options",
+    [PlainOptions, DataOptions, SlotOptions, CallableOptions, lambda f: SimpleNamespace(factor=f)],
+)
+@pytest.mark.parametrize("where", ["attribute", "list", "static", "metadata", "keyword"])
+def test_plain_objects_edited_in_place_are_noticed(options, where):
+    net = cs.Module()
+    net.p = cs.Param(jnp.ones(()))
+    held = options(2.0)
+    if where == "attribute":
+        net.options = held
+    elif where == "list":
+        net.parts = [held, {"more": (held,)}]
+    elif where == "static":
+        net.options = cs.static({"inner": [held]})
+    elif where == "metadata":
+        net.p.options = held
+
+    def look_up(net, keyword):
+        if where == "list":
+            return net.parts[1]["more"][0]
+        if where == "static":
+            return net.options["inner"][0]
+        return {"attribute": net, "metadata": net.p}[where].options if keyword is None else keyword
+
+    function, traces = counted(lambda *, net, o=None: net.p * look_up(net, o).factor)
+    step = cs.jit(function)
+    given = {"o": held} if where == "keyword" else {}
+    assert float(step(net=net, **given)) == 2
+    assert float(step(net=net, **given)) == 2
+    held.factor = 3.0
+    assert float(step(net=net, **given)) == 3
+    held.factor = 2.0
+    assert float(step(net=net, **given)) == 2
+    assert len(traces) == 2
+
+
+def test_plain_jax_notices_edits_too():
+    net = cs.Module()
+    net.p, net.options = cs.Param(jnp.ones(())), PlainOptions(2.0)
+    step = jax.jit(lambda net: net.p * net.options.factor)
+    assert float(step(net)) == 2
+    net.options.factor = 3.0
+    assert float(step(net)) == 3
+
+
+def test_equal_options_share_a_program():
+    function, traces = counted(lambda *, net, o: net.p * o.factor)
+    step, net = cs.jit(function), Walked()
+    for kind in (DataOptions, FrozenOptions):
+        for _ in range(3):
+            step(net=net, o=kind(2.0))
+    assert len(traces) == 2
+
+
+def test_arrays_in_static_parameters_cannot_be_edited():
+    source = np.arange(3.0)
+    table = cs.static(source)
+    with pytest.raises(ValueError, match="read-only"):
+        table.get()[0] = 5
+    source[0] = 5
+    assert table.get()[0] == 0
+
+
+def test_static_parameters_that_are_not_tracked_cannot_be_read():
+    drop = cs.layers.Dropout(0.5)
+    with pytest.raises(cs.TrackingError) as caught:
+        cs.jit(lambda x: drop(x))(jnp.ones(2))
+    assert caught.value.code == "untracked_read"
+
+
+def test_tuples_of_models_are_not_kept_alive():
+    step = cs.jit(lambda *, nets: sum(jnp.sum(net.w[0]) for net in nets))
+    holder = cs.Module()
+    holder.nets = (Net(), Net())
+    assert float(step(nets=holder.nets)) == 0
+    alive = weakref.ref(holder.nets[0])
+    del holder
+    gc.collect()
+    assert alive() is None

@@ -1,3 +1,6 @@
+import copy
+import pickle
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -35,6 +38,46 @@ def test_equals_equinox(ours, reference, shapes):
     np.testing.assert_allclose(ours(*args), reference(*args), rtol=1e-6)
     arrays = jax.tree.leaves(eqx.filter(reference, eqx.is_array))
     assert len(cs.tree_extract(ours, L.LayerParam)) == len(arrays)
+
+
+@pytest.mark.parametrize(
+    "twin",
+    [
+        copy.deepcopy,
+        copy.copy,
+        lambda m: pickle.loads(pickle.dumps(m)),
+        lambda m: jax.tree.map(lambda leaf: leaf, m),
+        lambda m: jax.tree.unflatten(jax.tree.structure(m), jax.tree.leaves(m)),
+        lambda m: eqx.tree_at(jax.tree.leaves, m, [leaf + 0 for leaf in jax.tree.leaves(m)]),
+    ],
+    ids=["deepcopy", "copy", "pickle", "tree.map", "tree.unflatten", "tree_at"],
+)
+def test_copies_compute_the_same_and_share_programs(twin):
+    traces = []
+
+    @cs.jit
+    def run(x, *, net):
+        traces.append(1)
+        return net(x)
+
+    net = L.Sequential(L.Linear(4, 4, rkg=rng()), jax.nn.relu, L.GroupNorm(2, 4), jnp.tanh)
+    other, x = twin(net), jnp.arange(4.0)
+    np.testing.assert_array_equal(run(x, net=other), run(x, net=net))
+    np.testing.assert_array_equal(other(x), net(x))
+    assert len(traces) == 1
+
+
+@pytest.mark.parametrize("twin", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+@pytest.mark.parametrize("case", [case for case in CASES if type(case[0]) is not L.Layer],
+                         ids=lambda case: type(case[0]).__name__)  # fmt: skip
+def test_deep_copies_are_independent(case, twin):
+    ours, _, shapes = case
+    args = [jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(shapes)]
+    before = ours(*args)
+    other = twin(ours)
+    for param in cs.tree_extract(other):
+        param.set(jnp.zeros_like(param.get()))
+    np.testing.assert_array_equal(ours(*args), before)
 
 
 def test_embedding_and_lstm():

@@ -161,3 +161,35 @@ def test_stacked_transformations_of_a_method_all_track_the_module():
     np.testing.assert_array_equal(gradients["self"]["w"], jnp.full(2, 12.0))
     assert int(net.calls) == 1
     np.testing.assert_array_equal(net.scale(jnp.arange(2.0)), [[0.0, 0.0], [3.0, 3.0]])
+
+
+@pytest.mark.parametrize(
+    "twin",
+    [
+        copy.deepcopy,
+        lambda m: pickle.loads(pickle.dumps(m)),
+        cs.shared,
+        lambda m: jax.tree.map(lambda leaf: leaf, m),
+    ],
+    ids=["deepcopy", "pickle", "shared", "tree.map"],
+)
+def test_dictionaries_keep_their_order_in_copies(twin):
+    m = cs.Module()
+    m.blocks = {"second": cs.Param(2.0), "first": cs.Param(1.0), "name": "x"}
+    assert list(twin(m).blocks) == ["second", "first", "name"]
+
+
+def test_models_that_loop_in_another_order_run_another_program():
+    def model(*names):
+        m = cs.Module()
+        m.blocks = {name: cs.Param({"add": 1.0, "mul": 3.0}[name]) for name in names}
+        return m
+
+    @cs.jit
+    def run(x, *, m):
+        for name, block in m.blocks.items():
+            x = x + block if name == "add" else x * block
+        return x
+
+    assert float(run(2.0, m=model("add", "mul"))) == 9
+    assert float(run(2.0, m=model("mul", "add"))) == 7

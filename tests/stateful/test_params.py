@@ -1,5 +1,6 @@
 import copy
 import pickle
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -150,3 +151,54 @@ def test_frozen_marks_every_parameter():
     assert model["b"][0].frozen
     cs.frozen(model["a"], False)
     assert not model["a"].frozen
+
+
+def drawn_in_threads(draw, threads=4, draws=60):
+    """The keys that several threads draw at the same time, per thread."""
+    found, barrier = {}, threading.Barrier(threads)
+
+    def work(number):
+        barrier.wait()
+        found[number] = [tuple(np.asarray(draw()).tolist()) for _ in range(draws)]
+
+    started = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+    for thread in started:
+        thread.start()
+    for thread in started:
+        thread.join()
+    return found
+
+
+def data_of(generator):
+    return jax.random.key_data(generator())
+
+
+@pytest.mark.parametrize("is_jitted", [False, True])
+def test_threads_never_draw_the_same_key(is_jitted):
+    draw = cs.jit(lambda: data_of(cs.RKG)) if is_jitted else lambda: data_of(cs.RKG)
+    mine = tuple(np.asarray(draw()).tolist())
+    found = [key for keys in drawn_in_threads(draw).values() for key in keys]
+    assert len({mine, *found}) == 4 * 60 + 1
+
+
+def test_threads_never_draw_the_same_key_from_a_generator_of_ones_own():
+    generator = cs.RandomKeyGenerator(3)
+    found = [key for keys in drawn_in_threads(lambda: data_of(generator)).values() for key in keys]
+    expected = cs.RandomKeyGenerator(3)
+    alone = {tuple(np.asarray(data_of(expected)).tolist()) for _ in range(240)}
+    assert set(found) == alone
+
+
+def test_threads_leave_the_main_thread_its_keys():
+    cs.RKG.seed(11)
+    alone = [np.asarray(data_of(cs.RKG)) for _ in range(3)]
+    cs.RKG.seed(11)
+    drawn_in_threads(lambda: data_of(cs.RKG), threads=2, draws=2)
+    np.testing.assert_array_equal(alone, [np.asarray(data_of(cs.RKG)) for _ in range(3)])
+
+
+def test_a_copy_of_the_default_generator_is_one_of_ones_own():
+    cs.RKG.seed(5)
+    twin = copy.deepcopy(cs.RKG)
+    np.testing.assert_array_equal(data_of(twin), data_of(cs.RKG))
+    assert pickle.loads(pickle.dumps(cs.RKG)).key.get().shape == (2,)

@@ -1,4 +1,4 @@
-"""Walking and rewriting jaxprs: one view of JAX programs for every room.
+"""Walking and rewriting jaxprs: one view of JAX programs for every package.
 
 Vocabulary
     program      a `ClosedJaxpr`: equations, inputs, outputs, captured constants.
@@ -20,6 +20,7 @@ from chainrule._jaxpr._evaluate import (
     trace_avals,
 )
 from chainrule._jaxpr._extras import Extra
+from chainrule._jaxpr._fence import fence
 from chainrule._jaxpr._folds import FOLDS, Fold, ring
 from chainrule._jaxpr._inline import CALLS, inline_calls
 from chainrule._jaxpr._names import (
@@ -39,6 +40,7 @@ from chainrule._jaxpr._names import (
     enable_x64,
     fresh_variable,
     hidden_batch_size,
+    is_reference,
     is_staging,
     is_transforming,
     loop_input,
@@ -50,7 +52,6 @@ from chainrule._jaxpr._names import (
 )
 from chainrule._jaxpr._programs import Role, SubProgram, subprograms
 from chainrule._jaxpr._rewrite import Claim, Rewriter
-from chainrule._jaxpr._runtime_error import restore_errors
 from chainrule._jaxpr._scopes import component_of, component_scope
 from chainrule._jaxpr._source import SourceLocation, call_sites, locate, plain_text
 from chainrule._jaxpr._walk import Site, walk
@@ -86,9 +87,11 @@ __all__ = [
     "current_trace",
     "enable_x64",
     "evaluate",
+    "fence",
     "fresh_variable",
     "hidden_batch_size",
     "inline_calls",
+    "is_reference",
     "is_staging",
     "is_transforming",
     "locate",
@@ -97,7 +100,6 @@ __all__ = [
     "permit_effect",
     "plain_text",
     "replace_equation",
-    "restore_errors",
     "ring",
     "scan_layout",
     "subprograms",

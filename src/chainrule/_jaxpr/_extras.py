@@ -11,7 +11,7 @@ import jax
 
 from chainrule._jaxpr._evaluate import evaluate
 from chainrule._jaxpr._folds import Fold
-from chainrule._jaxpr._names import ClosedJaxpr, JaxprEqn, close_program
+from chainrule._jaxpr._names import ClosedJaxpr, JaxprEqn, constants_first
 
 if TYPE_CHECKING:
     from chainrule._jaxpr._rewrite import Rewriter
@@ -69,9 +69,7 @@ class Staged:
     @functools.cached_property
     def opened(self) -> ClosedJaxpr:
         """The program with its captured constants as first inputs; one object, so it is lowered once."""
-        jaxpr = self.program.jaxpr
-        inputs = [*jaxpr.constvars, *jaxpr.invars]
-        return close_program(inputs, jaxpr.outvars, jaxpr.eqns, like=jaxpr)
+        return constants_first(self.program.jaxpr)
 
     @property
     def extras(self) -> list[Extra]:

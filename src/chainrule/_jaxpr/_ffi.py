@@ -34,7 +34,6 @@ import ml_dtypes
 import numpy as np
 
 from chainrule._errors import CapabilityError
-from chainrule._jaxpr._runtime_error import restore_in_caller
 
 __all__ = [
     "TARGET",
@@ -169,10 +168,7 @@ def _handle(address: int) -> int | None:
         text = _problem(size, api) or _execute(operands, results, attributes)
     except BaseException as error:
         text = f"chainrule's host call failed: {type(error).__name__}: {error}"
-    if text is None:
-        return None
-    restore_in_caller(sys._getframe().f_back)
-    return _new_error(api, text)
+    return None if text is None else _new_error(api, text)
 
 
 def _answer_metadata(extension: int) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 __all__ = ["FOLDS", "Fold", "ring"]
@@ -42,6 +43,12 @@ def _zeros(avals: Leaves) -> Leaves:
     return [jnp.zeros(aval.shape, aval.dtype) for aval in avals]
 
 
+def _zeros_to_add_to(avals: Leaves) -> Leaves:
+    # Booleans and small integers are added as `jnp.sum` does, in the default integer type: as booleans,
+    # True + True would be True, and 100 + 100 overflows int8.
+    return _zeros([jax.eval_shape(jnp.sum, aval).update(shape=aval.shape) for aval in avals])
+
+
 def _as_it_is(state: Leaves, count: Any) -> Leaves:
     return list(state)
 
@@ -49,14 +56,15 @@ def _as_it_is(state: Leaves, count: Any) -> Leaves:
 def _elementwise(
     name: str,
     combine: Callable[[Any, Any], Any],
+    start: Callable[[Leaves], Leaves] = _zeros,
     finish: Callable[[Leaves, Any], Leaves] = _as_it_is,
 ) -> Fold:
     def step(state: Leaves, leaves: Leaves, count: Any) -> Leaves:
         # The first iteration replaces the zeros: no neutral element is needed.
-        pairs = zip(state, leaves, strict=True)
+        pairs = [(old, jnp.asarray(new, old.dtype)) for old, new in zip(state, leaves, strict=True)]
         return [jnp.where(count == 0, new, combine(old, new)) for old, new in pairs]
 
-    return Fold(name, _zeros, step, finish)
+    return Fold(name, start, step, finish)
 
 
 def _divide(state: Leaves, count: Any) -> Leaves:
@@ -67,8 +75,8 @@ def _divide(state: Leaves, count: Any) -> Leaves:
 
 FOLDS: dict[str, Fold] = {
     "last": Fold("last", _zeros, lambda state, leaves, count: list(leaves), _as_it_is),
-    "sum": _elementwise("sum", jnp.add),
-    "mean": _elementwise("mean", jnp.add, _divide),
+    "sum": _elementwise("sum", jnp.add, _zeros_to_add_to),
+    "mean": _elementwise("mean", jnp.add, _zeros_to_add_to, _divide),
     "max": _elementwise("max", jnp.maximum),
 }
 

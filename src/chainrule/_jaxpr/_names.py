@@ -36,11 +36,13 @@ __all__ = [
     "aval_of",
     "bind_parameters",
     "close_program",
+    "constants_first",
     "current_trace",
     "enable_x64",
     "equation_context",
     "fresh_variable",
     "hidden_batch_size",
+    "is_reference",
     "is_staging",
     "is_transforming",
     "loop_input",
@@ -96,6 +98,11 @@ def permit_effect(effect: type[Effect]) -> None:
 def aval_of(value: Any) -> Any:
     """The exact abstract value of an array, tracer or scalar."""
     return _core.typeof(value)
+
+
+def is_reference(aval: Any) -> bool:
+    """Whether an abstract value is that of a mutable array (`jax.new_ref`)."""
+    return hasattr(aval, "inner_aval")
 
 
 def is_transforming() -> bool:
@@ -197,6 +204,13 @@ def close_program(
         list(constvars), list(invars), list(outvars), list(eqns), effects, debug_info=debug_info
     )
     return ClosedJaxpr(jaxpr, list(consts))
+
+
+def constants_first(jaxpr: Jaxpr) -> ClosedJaxpr:
+    """A program without constants: those of the given one are its first inputs."""
+    if not jaxpr.constvars:
+        return ClosedJaxpr(jaxpr, ())
+    return close_program([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns, like=jaxpr)
 
 
 def replace_equation(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from chainrule._jaxpr._names import ClosedJaxpr, Jaxpr, JaxprEqn
+from chainrule._jaxpr._names import ClosedJaxpr, Jaxpr, JaxprEqn, constants_first
 
 __all__ = ["Role", "SubProgram", "subprograms"]
 
@@ -34,7 +34,7 @@ class SubProgram:
         role: how it runs.
         parameter: name of the equation's parameter that holds it.
         index: position inside that parameter when it holds several, else `None`.
-        program: the program itself, closed.
+        program: the program itself, closed. The constants of an open program are its first inputs.
         operands: per input of the program, the operand of the equation that feeds it (in a loop: at
             the first iteration; for scanned inputs: of which it is a slice); `None` when no operand does.
         results: per output, the result of the equation it becomes (in a loop: at the last iteration, or
@@ -56,7 +56,10 @@ def subprograms(eqn: JaxprEqn) -> tuple[SubProgram, ...]:
 
 
 def _closed(program: Any) -> ClosedJaxpr:
-    return program if isinstance(program, ClosedJaxpr) else ClosedJaxpr(program, ())
+    # A primitive may keep an open program and pass the values of its constants as operands. Which
+    # operands these are only the primitive knows (lineax: leaves of its operator), so they count as
+    # inputs, in front of the others.
+    return program if isinstance(program, ClosedJaxpr) else constants_first(program)
 
 
 def _sub(

@@ -2,6 +2,7 @@
 
     apply_component      call a component, in this process or far away, under any transformation
     from_callable        the same for NumPy, SciPy or C code that is not a component
+    component_errors     the exceptions of components themselves, also out of compiled programs
     PrecisionWarning     a component computes in 64 bits and JAX holds 32
 
 How it is made, from the outside in: `_apply` takes the inputs apart and decides between `_inline` (JAX
@@ -16,17 +17,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from chainrule.bridge._apply import apply_component, from_callable
+    from chainrule.bridge._failures import component_errors
     from chainrule.bridge._precision import PrecisionWarning
 
 __all__ = [
     "PrecisionWarning",
     "apply_component",
+    "component_errors",
     "from_callable",
 ]
 
 _HOMES = {
     "PrecisionWarning": "chainrule.bridge._precision",
     "apply_component": "chainrule.bridge._apply",
+    "component_errors": "chainrule.bridge._failures",
     "from_callable": "chainrule.bridge._apply",
 }
 

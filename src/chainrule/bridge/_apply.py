@@ -22,9 +22,10 @@ from chainrule.bridge._precision import warn_if_narrowed
 from chainrule.bridge._primitive import call_site, check_nans, not_exportable
 from chainrule.bridge._site import find_site
 from chainrule.bridge._skeleton import Skeleton, take_apart
-from chainrule.bridge._tagged import is_captured, open_target, sow_cotangents, sow_values
+from chainrule.bridge._tagged import open_target, sow_cotangents, sow_values
 from chainrule.bridge._target import Batching, Target
 from chainrule.bridge._types import ArrayType, dtype_to_send
+from chainrule.harvest.internal import is_captured
 
 __all__ = ["apply_component", "from_callable"]
 
@@ -84,8 +85,8 @@ def apply_component(
         InputError: the inputs do not fit the component's schema, or a derivative was asked with respect to an
             input that is not differentiable.
         CapabilityError: the component cannot do what a transformation needs.
-        ComponentError: the component failed. Out of a compiled program it comes when JAX hands over the
-            results; it is a `JaxRuntimeError` as well then, and its cause is the exception itself.
+        ComponentError: the component failed. A compiled program raises an error of JAX in its place, whose
+            text describes it; `component_errors` gives the exception itself.
 
     Example:
         >>> import jax, numpy as np
@@ -130,8 +131,8 @@ def from_callable(
 ) -> Callable[..., Any]:
     """Give NumPy, SciPy or C code the treatment of a component, without writing one.
 
-    The function is called on the host with NumPy arrays (read-only, and valid during the call only). It must
-    not call JAX.
+    The function is called on the host with NumPy arrays of its own: it may overwrite, keep and return them.
+    It must not call JAX.
 
     Args:
         function: of positional arguments, which may be passed by name, arrays or nested data; returns arrays

@@ -16,6 +16,7 @@ from chainrule.bridge._skeleton import take_apart
 from chainrule.bridge._target import HESSIAN_VECTOR_PRODUCT, Batching, Target
 from chainrule.bridge._types import ArrayType, as_array_type, read_types
 from chainrule.runtime._derivatives import JVP, VJP, DerivativeKind
+from chainrule.runtime._own_arrays import own_copy
 
 __all__ = ["CallableTarget", "positional_arguments"]
 
@@ -59,7 +60,7 @@ class CallableTarget(Target):
 
     def apply(self, inputs: tuple[Any, ...]) -> Any:
         """Call the function; plain numbers in its result become arrays."""
-        return _with_arrays(self._function(*inputs))
+        return _with_arrays(self._function(*own_copy(inputs)))
 
     def abstract_eval(self, inputs: tuple[Any, ...]) -> Any:
         """What the author's description says about the result."""
@@ -83,10 +84,10 @@ class CallableTarget(Target):
         """A product, from whole trees: what was not given is zero, what was not asked for is dropped."""
         assert vector is not None
         if kind is JVP:
-            answer = self._products[kind.endpoint](inputs, _spread(inputs, vector))
+            answer = self._ask(kind.endpoint, inputs, _spread(inputs, vector))
             return flatten_with_paths(answer, output_paths)
         cotangents = _spread(self._output_types(inputs), vector)
-        answer = self._products[kind.endpoint](inputs, cotangents)
+        answer = self._ask(kind.endpoint, inputs, cotangents)
         return flatten_with_paths(self._check_tuple(answer, inputs), input_paths)
 
     def hessian_vector_product(
@@ -99,8 +100,12 @@ class CallableTarget(Target):
     ) -> Mapping[str, np.ndarray]:
         """The author's second derivative, from whole trees."""
         spread = _spread(self._output_types(inputs), cotangents)
-        answer = self._products[HESSIAN_VECTOR_PRODUCT](inputs, spread, _spread(inputs, tangents))
+        answer = self._ask(HESSIAN_VECTOR_PRODUCT, inputs, spread, _spread(inputs, tangents))
         return flatten_with_paths(self._check_tuple(answer, inputs), input_paths)
+
+    def _ask(self, endpoint: str, *arguments: Any) -> Any:
+        """Call a product of the author's."""
+        return self._products[endpoint](*own_copy(arguments))
 
     def _check_tuple(self, answer: Any, inputs: tuple[Any, ...]) -> Any:
         if isinstance(answer, (tuple, list)) and len(answer) == len(inputs):

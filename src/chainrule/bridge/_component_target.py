@@ -17,11 +17,12 @@ from chainrule._trees import LRUCache
 from chainrule.bridge._defaults import with_defaults
 from chainrule.bridge._patterns import Patterns, array_patterns_of_document, fields_of_document
 from chainrule.bridge._skeleton import take_apart
-from chainrule.bridge._target import Target
+from chainrule.bridge._target import HESSIAN_VECTOR_PRODUCT, Target
 from chainrule.bridge._types import ArrayType, fit_type, read_types
 from chainrule.runtime import LocalComponent
 from chainrule.runtime._component._plain import to_plain
 from chainrule.runtime._derivatives import DerivativeKind
+from chainrule.runtime._own_arrays import own_copy
 from chainrule.runtime._schema import array_leaves
 from chainrule.runtime._schema._dimensions import DimensionTable, enter_sizes
 from chainrule.runtime._schema._dtypes import numpy_dtype
@@ -53,7 +54,7 @@ class ComponentTarget(Target):
 
     def apply(self, inputs: Any) -> Any:
         """Ask `apply`."""
-        return self._component.apply(inputs)
+        return self._ask_endpoint("apply", inputs=inputs)
 
     def abstract_eval(self, inputs: Any) -> Any:
         """Ask `abstract_eval`."""
@@ -133,8 +134,18 @@ class ComponentTarget(Target):
             assert kind.vector_over is not None
             names = spelled[kind.vector_over]
             arguments[kind.vector] = {names[path]: value for path, value in vector.items()}
-        answer = getattr(self._component, kind.endpoint)(**arguments, **options)
+        answer = self._ask_endpoint(kind.endpoint, **arguments, **options)
         return _rename(answer, [spelled[side] for side in kind.result_over])
+
+    def _ask_endpoint(self, name: str, **arguments: Any) -> Any:
+        """Call an endpoint so that the author's code gets arrays of its own."""
+        if isinstance(self._component, LocalComponent):
+            return self._component.call(name, arguments, copy_results=False)
+        if (
+            not self.is_remote
+        ):  # a peer's component in this process, which may get our arrays as they are
+            arguments = own_copy(arguments)
+        return getattr(self._component, name)(**arguments)
 
     def hessian_vector_product(
         self,
@@ -146,7 +157,8 @@ class ComponentTarget(Target):
     ) -> Mapping[str, np.ndarray]:
         """Ask the second-derivative endpoint."""
         names = {path: self._inputs.spell(path) for path in input_paths}
-        answer = self._component.hessian_vector_product(
+        answer = self._ask_endpoint(
+            HESSIAN_VECTOR_PRODUCT,
             inputs=inputs,
             hvp_inputs=list(names.values()),
             hvp_outputs=[self._outputs.spell(path) for path in output_paths],
@@ -168,8 +180,12 @@ class ComponentTarget(Target):
             tangent_vector = {self._inputs.spell(p): v for p, v in tangent_vector.items()}
         if cotangent_vector is not None:
             cotangent_vector = {self._outputs.spell(p): v for p, v in cotangent_vector.items()}
-        answer = self._component.tagged_intermediates(
-            inputs, tag, tangent_vector=tangent_vector, cotangent_vector=cotangent_vector
+        answer = self._ask_endpoint(
+            "tagged_intermediates",
+            inputs=inputs,
+            tag=tag,
+            tangent_vector=tangent_vector,
+            cotangent_vector=cotangent_vector,
         )
         return dict(sorted(answer.items()))
 

@@ -1,7 +1,9 @@
 """Exceptions that cross XLA, which knows only text.
 
-The text of a failure says everything a reader needs, and ends in a number under which the exception itself
-waits here for a while. Where JAX raises the text, `chainrule._jaxpr.restore_errors` asks for it back.
+A compiled program that fails raises a `JaxRuntimeError`, or a plain `ValueError` where JAX runs a small
+program at once. Its text names the component, the code, the author's exception and his last lines, and ends
+in a number under which the exception itself waits here for a while: `component_errors` raises it in place of
+the text.
 """
 
 from __future__ import annotations
@@ -9,41 +11,125 @@ from __future__ import annotations
 import itertools
 import re
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
 
 import numpy as np
 
-from chainrule._errors import ComponentError
+import chainrule
+from chainrule._errors import ChainruleError, ComponentError
 from chainrule._trees import LRUCache
 
-__all__ = ["find_failure", "report_failure"]
-
-_numbers = itertools.count(1)
-_recent: LRUCache[int, BaseException] = LRUCache(64)
+_OURS = str(Path(chainrule.__file__).parent)
 _NUMBER = re.compile(r"\[chainrule failure (\d+)\]")
 
 
+class _Failure(NamedTuple):
+    error: BaseException
+    traceback: TracebackType | None
+    text: str
+
+
+_numbers = itertools.count(1)
+_recent: LRUCache[int, _Failure] = LRUCache(64)
+
+
+@contextmanager
+def component_errors() -> Iterator[None]:
+    """Raise the exceptions of components as they are, also out of compiled programs.
+
+    A context, and by `@component_errors()` a decorator. JAX reports the failure of a compiled program when
+    its results are used: block inside (`jax.block_until_ready`). An exception that is not a component's
+    passes unchanged, and so does a failure with more than 64 others after it.
+
+    Raises:
+        Exception: what the component raised: the author's exception for `from_callable`, and for components a
+            `ComponentError` whose `__cause__` it is where the component runs in this process.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from chainrule import component_errors, from_callable
+        >>> def solve(x):
+        ...     raise ArithmeticError("no convergence")
+        >>> program = jax.jit(from_callable(solve, abstract=lambda x: x))
+        >>> try:
+        ...     with component_errors():
+        ...         jax.block_until_ready(program(np.ones(3)))
+        ... except ArithmeticError as error:
+        ...     print(error)
+        no convergence
+    """
+    try:
+        yield
+        return
+    except Exception as error:
+        failure = _behind(error)
+        if failure is None:
+            raise
+    # Python sets `__context__` of what is raised to the error that is being handled here, XLA's text. The
+    # exception keeps what it had.
+    context = failure.error.__context__
+    try:
+        raise failure.error.with_traceback(failure.traceback)
+    finally:
+        failure.error.__context__ = context
+
+
 def report_failure(error: BaseException, where: str, *arrays: list[np.ndarray]) -> str:
-    """Keep an exception for `find_failure` and describe it for XLA.
+    """Keep an exception for `component_errors` and describe it for XLA.
 
     Args:
         error: the exception, which keeps the frames that it came through.
-        where: what was being done.
+        where: what was being done: the endpoint and the component.
         arrays: lists that a frame holds which is still running; they are emptied.
     """
     for each in arrays:
         each.clear()
+    inner = _behind(error)
+    if (
+        inner is not None
+    ):  # the author runs a compiled program in which another component has failed
+        error = inner.error
     _clear_frames(error)
     _note(error, f"Raised in {where}.")
     if isinstance(error, ComponentError) and error.remote_traceback is not None:
         _note(error, f"Remote traceback:\n{error.remote_traceback}")
     number = next(_numbers)
-    _recent.put(number, error)
-    text = "".join(traceback.format_exception(error))
-    return f"{type(error).__name__}: {error}\n\n{text}\n[chainrule failure {number}]"
+    text = (
+        f"{_headline(error, where)}\n\n{_lines_of_authors(error)}\n"
+        "`with chainrule.component_errors():` around the call raises the exception itself.\n"
+        f"[chainrule failure {number}]"
+    )
+    _recent.put(number, _Failure(error, error.__traceback__, text))
+    return text
+
+
+def _headline(error: BaseException, where: str) -> str:
+    """Component, code and exception in one line; our own exceptions tell their code."""
+    code = "" if isinstance(error, ChainruleError) else " [component_failed]"
+    return f"{where} raised {type(error).__name__}: {error}{code}"
+
+
+def _lines_of_authors(error: BaseException) -> str:
+    """The traceback without the frames between XLA and the author."""
+    described = traceback.TracebackException.from_exception(error)
+    seen: set[int] = set()
+    chain: list[traceback.TracebackException | None] = [described]
+    while chain:
+        each = chain.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            frames = [frame for frame in each.stack if not frame.filename.startswith(_OURS)]
+            each.stack = traceback.StackSummary.from_list(frames)
+            chain += [each.__cause__, each.__context__]
+    return "".join(described.format())
 
 
 def _clear_frames(error: BaseException) -> None:
-    """Forget what the frames hold: views of buffers that XLA is about to reuse, and copies of them."""
+    """Forget what the frames hold: among it are views of buffers that XLA is about to reuse."""
     seen: set[int] = set()
     chain: list[BaseException | None] = [error]
     while chain:
@@ -60,8 +146,15 @@ def _note(error: BaseException, note: str) -> None:
         error.add_note(note)
 
 
-def find_failure(text: str) -> BaseException | None:
-    """The exception that a text of `report_failure` stands for, if it is one and not too old."""
+def _behind(error: BaseException) -> _Failure | None:
+    """The failure that an error of JAX stands for, if it is one and not too old."""
+    text = str(error)
     # The last number: the text of an outer component's failure quotes that of an inner one.
     numbers = _NUMBER.findall(text)
-    return _recent.get(int(numbers[-1])) if numbers else None
+    failure = _recent.get(int(numbers[-1])) if numbers else None
+    if failure is None or type(error).__module__.split(".")[0] in ("jax", "jaxlib"):
+        return failure
+    # An author may quote a failure in an exception of his own. JAX's `ValueError` has XLA's status code and
+    # the text, and nothing else.
+    is_of_jax = type(error) is ValueError and text == f"UNKNOWN: {failure.text}"
+    return failure if is_of_jax else None

@@ -1,10 +1,13 @@
-"""The host's side of a call: operands in, results filled, batches fanned out, nothing raised into XLA."""
+"""The host's side of a call: operands in, results filled, batches fanned out, nothing raised into XLA.
+
+Operands and results are XLA's memory, or that of JAX arrays, and do not leave this side: targets copy what
+they hand to an author (`Target`), and what comes back is copied into the results before the target is called
+again.
+"""
 
 from __future__ import annotations
 
-import gc
 import math
-import sys
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,14 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from chainrule._errors import ComponentError
 from chainrule.bridge._failures import report_failure
 from chainrule.bridge._native_batching import BY_DECLARATION, check_first_example
 from chainrule.bridge._requests import Request
 from chainrule.bridge._routes import answer, answer_batch, takes_batch
 from chainrule.bridge._site import Site
 from chainrule.bridge._types import ArrayType
-from chainrule.runtime._copying import copy_into
 
 __all__ = ["Batch", "Call", "HostCall", "compute", "host_call"]
 
@@ -98,10 +99,9 @@ class Call:
 def compute(call: Call, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
     """Answer a call into `results`."""
     if not call.batch.sizes:
-        answers = answer(call.site, call.request, operands)
+        _store(answer(call.site, call.request, operands), results)
         if call.site.example is not None and call.site.options.spot_check:
-            check_first_example(call.site, call.request, operands, answers)
-        _store(answers, results)
+            check_first_example(call.site, call.request, operands, results)
         return
     if _only_vectors_vary(call) and takes_batch(call.site, call.request):
         _compute_at_once(call, operands, results)
@@ -148,7 +148,7 @@ def _compute_at_once(
 def _store(values: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
     for value, result in zip(values, results, strict=True):
         # An example of a batch has one axis more (see `compute`); shapes are checked before.
-        copy_into(result, value if value.shape == result.shape else value.reshape(result.shape))
+        result[...] = value if value.shape == result.shape else value.reshape(result.shape)
 
 
 def _concurrency(site: Site) -> int:
@@ -179,75 +179,29 @@ def each_index(
                 future.cancel()
 
 
-_SMALL_BYTES = 16_384
-
-
-def _is_large(type_: ArrayType) -> bool:
-    return type_.size * type_.dtype.itemsize > _SMALL_BYTES
-
-
 class HostCall:
-    """A `Call` that XLA can make: see `chainrule._jaxpr.HostFunction`.
-
-    Operands are views of XLA's buffers and die with the call. Small ones are copied, which costs nothing.
-    Large ones are lent once a first call, made with copies, has shown that the component keeps no
-    reference to its inputs.
-    """
+    """A `Call` that XLA can make: see `chainrule._jaxpr.HostFunction`."""
 
     def __init__(self, call: Call) -> None:
         self.call = call
         self.targets: dict[Any, Any] = {}
-        self._lends = False
-        self._has_run = False
-        self._has_large = any(_is_large(type_) for type_ in call.operand_types)
 
     def __repr__(self) -> str:
         return f"HostCall({self.call})"
 
     def run(self, operands: list[np.ndarray], results: list[np.ndarray]) -> str | None:
         """Fill `results`; return `None`, or the text of the error. Never raises."""
-        inputs = [self._protect(operand) for operand in operands]
-        operands.clear()  # so that references can be counted
         try:
-            compute(self.call, inputs, results)
+            compute(self.call, operands, results)
         except BaseException as error:
-            return report_failure(error, repr(self), inputs, results)
-        return self._learn(inputs) if self._has_large else None
+            return report_failure(error, repr(self.call), operands, results)
+        return None
 
     def evaluate(self, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The same outside XLA: new results, exceptions as they are."""
         results = [np.empty(type_.shape, type_.dtype) for type_ in self.call.result_types]
         compute(self.call, operands, results)
         return results
-
-    def _protect(self, operand: np.ndarray) -> np.ndarray:
-        if operand.nbytes <= _SMALL_BYTES or not self._lends:
-            return operand.copy()
-        operand.flags.writeable = False
-        return operand
-
-    def _learn(self, inputs: list[np.ndarray]) -> str | None:
-        """Lend from now on if nothing was kept; an error if something was kept of what was lent."""
-        was_lent = self._lends
-        kept = _are_kept(inputs)
-        if kept and was_lent:
-            gc.collect()  # a reference in garbage is none
-            kept = _are_kept(inputs)
-        self._lends = not kept and (was_lent or not self._has_run)
-        self._has_run = True
-        if not (kept and was_lent):
-            return None
-        error = ComponentError(
-            f"{self.call.site.target.name} kept a reference to one of its inputs, whose memory belongs to "
-            "XLA and is reused after the call. Keep a copy. (From the next call on it gets copies.)",
-            code="input_kept",
-        )
-        return report_failure(error, repr(self), inputs)
-
-
-def _are_kept(inputs: list[np.ndarray]) -> bool:
-    # Three references to each are ours: the list's, the loop's and that of `getrefcount`'s argument.
-    return any(sys.getrefcount(array) > 3 for array in inputs if array.nbytes > _SMALL_BYTES)
 
 
 def host_call(call: Call) -> HostCall:

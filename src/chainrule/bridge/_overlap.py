@@ -20,7 +20,6 @@ from chainrule._jaxpr._overlapping import NOT_STARTED
 from chainrule._trees import LRUCache
 from chainrule.bridge._failures import report_failure
 from chainrule.bridge._host import HostCall, compute
-from chainrule.runtime._copying import copy_into
 
 __all__ = ["FinishCall", "StartCall", "overlapping_pair"]
 
@@ -61,7 +60,7 @@ class _Work:
                 compute(self._call.call, self._operands, results)
             else:
                 for value, result in zip(future.result(), results, strict=True):
-                    copy_into(result, value)
+                    result[...] = value
         finally:
             self._operands.clear()  # an exception keeps the frames, and they keep this
 
@@ -127,7 +126,7 @@ class FinishCall:
                 _move_latest_to_thread()
             work.fill(results)
         except BaseException as error:
-            return report_failure(error, repr(self._call), operands, results)
+            return report_failure(error, repr(self._call.call), operands, results)
         return None
 
 

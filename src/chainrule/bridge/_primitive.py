@@ -18,7 +18,6 @@ import numpy as np
 from jax.interpreters import ad, batching, mlir
 
 from chainrule._errors import CapabilityError
-from chainrule._jaxpr import restore_errors
 from chainrule._jaxpr._host_call import (
     ORDERED_EFFECT,
     is_exporting,
@@ -32,7 +31,6 @@ from chainrule._jaxpr._varying import array_aval
 from chainrule.bridge._ask import bind_call, host_call_p
 from chainrule.bridge._batching import batching_rule
 from chainrule.bridge._differentiate import jvp_rule, transpose_rule
-from chainrule.bridge._failures import find_failure
 from chainrule.bridge._host import Batch, Call, host_call
 from chainrule.bridge._inline import NotTraceableError
 from chainrule.bridge._operands import hand_out
@@ -124,4 +122,3 @@ ad.primitive_transposes[host_call_p] = transpose_rule
 batching.primitive_batchers[host_call_p] = batching_rule
 register_call(host_call_p, _lower)
 see_nans(host_call_p)
-restore_errors(find_failure)

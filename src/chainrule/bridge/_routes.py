@@ -122,7 +122,8 @@ def find_route(site: Site, request: Request, routes: Routes | None = None) -> Ro
 
 
 _ADVICE = {
-    "first": "Add one to the component (`jvp=` or `vjp=` to a callable), or wrap the call in "
+    "first": "Add one to the component (`jvp=` or `vjp=` to a callable), let it be made of differences "
+    '(`@component(derivatives="finite")`, with `Differentiable` on both sides), or wrap the call in '
     "`jax.lax.stop_gradient`.",
     "second": "Add it to the component (`hvp=` to a callable), or let it be made of differences (the setting "
     "`derive_hvp`). A component written in JAX that runs in this process has derivatives of every order.",

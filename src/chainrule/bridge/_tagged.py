@@ -23,20 +23,15 @@ from chainrule.bridge._component_target import ComponentTarget
 from chainrule.bridge._skeleton import take_apart
 from chainrule.bridge._target import Target
 from chainrule.bridge._types import ArrayType, is_inexact
-from chainrule.harvest._sow import capturing, sow_part
+from chainrule.harvest.internal import sow_part
 from chainrule.runtime._component._tagged import TAGGED
 from chainrule.runtime._derivatives import JVP, VJP, DerivativeKind
 
-__all__ = ["OpenedTarget", "is_captured", "open_target", "sow_cotangents", "sow_values"]
+__all__ = ["OpenedTarget", "open_target", "sow_cotangents", "sow_values"]
 
 _INPUTS, _PROBES, _OUTPUTS, _VALUES = "inputs", "probes", "outputs", "tagged"
 Types = dict[str, Any]
 """Name → tree of array types."""
-
-
-def is_captured(tag: str) -> bool:
-    """Whether a capture of this tag is being traced."""
-    return tag in capturing.value
 
 
 def open_target(target: Target, tag: str) -> OpenedTarget:

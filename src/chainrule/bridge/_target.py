@@ -3,6 +3,10 @@
 The rest of the bridge speaks only to a `Target`. There are two kinds: components of any origin
 (`_component_target.py`) and bare callables (`_callable.py`). A target works on plain trees of NumPy arrays
 and knows nothing of tracers, batches or cotangent bookkeeping.
+
+The arrays that a target gets may be the memory of XLA or of the caller, and are valid during the call only. A
+target hands copies of them to the author's code, or encodes them for another process before it returns. The
+arrays that it returns may be the author's: they are copied before the target is called again.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""`chainrule cancel`."""
+"""`chainrule job cancel`."""
 
 from __future__ import annotations
 
 import json
-import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 
 from chainrule.cli._remote import add_job, open_server
+from chainrule.cli._streams import write_text
 
 __all__ = ["add_arguments", "run"]
 
@@ -21,5 +21,5 @@ def run(options: Namespace) -> int:
     """End a job; exit with 1 if it was over already."""
     job = open_server(options).cancel(options.job)
     text = json.dumps(asdict(job)) if options.json else f"{job.id} {job.state}"
-    sys.stdout.write(f"{text}\n")
+    write_text(f"{text}\n")
     return 0 if job.state == "cancelled" else 1

@@ -31,5 +31,5 @@ def run(options: Namespace) -> int:
         else:
             title = f"{full_name(info['title'], info['version'])} is fine"
             text = table_text(title, ("endpoint", "available"), list(endpoints.items()))
-        stdout.write([text.encode()])
+        stdout.write_text(text)
     return 0

@@ -67,7 +67,7 @@ def run(options: Namespace) -> int:
             text = json.dumps(report.to_dict(options.max_failures)) + "\n"
         else:
             text = renderable_text(report.table(options.max_failures))
-        stdout.write([text.encode()])
+        stdout.write_text(text)
     return int(not report.passed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -36,7 +37,8 @@ def run(options: Namespace) -> int:
 
     files = _token_files(options.urls, options.token_file)
     servers = {url: _server(url, files[url], options.timeout) for url in options.urls}
-    serve_dashboard(servers, port=options.port, on_ready=_announce)
+    announce = _announce_json if options.json else _announce
+    serve_dashboard(servers, port=options.port, on_ready=announce)
     return 0
 
 
@@ -67,4 +69,9 @@ def _token_files(urls: Sequence[str], given: Sequence[str]) -> dict[str, Path | 
 
 
 def _announce(url: str) -> None:
-    sys.stderr.write(f"Dashboard at {url}\n")
+    sys.stderr.write(f"Dashboard at {url} (Ctrl-C stops it)\n")
+
+
+def _announce_json(url: str) -> None:
+    sys.stdout.write(json.dumps({"url": url}) + "\n")
+    sys.stdout.flush()

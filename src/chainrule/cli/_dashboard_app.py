@@ -20,6 +20,7 @@ from starlette.routing import Route
 from chainrule._errors import ChainruleError
 from chainrule.client._server import Server
 from chainrule.serve._page import static_file
+from chainrule.serve._run import no_address
 
 __all__ = ["dashboard_app", "serve_dashboard"]
 
@@ -35,12 +36,22 @@ def serve_dashboard(
         servers: address → server.
         port: where to listen; 0 picks a free one.
         on_ready: called with the page's address.
+
+    Raises:
+        TransportError: the port is taken (`address_in_use`), or not allowed (`bad_address`).
     """
-    with socket.create_server((_HOST, port)) as listener:
+    with _listen(port) as listener:
         on_ready(f"http://{_HOST}:{listener.getsockname()[1]}")
         config = uvicorn.Config(dashboard_app(servers), log_level="warning", server_header=False)
         with contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listen(port: int) -> socket.socket:
+    try:
+        return socket.create_server((_HOST, port))
+    except (OSError, OverflowError) as error:
+        raise no_address(_HOST, port, error) from error
 
 
 def dashboard_app(servers: Mapping[str, Server]) -> Starlette:

@@ -12,7 +12,7 @@ from typing import Any
 from chainrule._errors import InputError
 from chainrule.cli._arguments import add_token
 from chainrule.cli._compatibility import Change, compare
-from chainrule.cli._source import is_url, read_document
+from chainrule.cli._source import check_exists, is_url, read_document
 from chainrule.cli._streams import result_stream
 from chainrule.cli._tables import table_text
 
@@ -32,7 +32,7 @@ def run(options: Namespace) -> int:
     """Compare two components; 1 when something breaks."""
     with result_stream() as stdout:
         changes = compare(*(_document(source, options) for source in (options.old, options.new)))
-        stdout.write([_text(changes, options.json).encode()])
+        stdout.write_text(_text(changes, options.json))
     return int(any(change.breaks for change in changes))
 
 
@@ -41,6 +41,7 @@ def _document(source: str, options: Namespace) -> dict[str, Any]:
         return read_document(
             Namespace(component=source, token_file=options.token_file, peer_imports=False)
         )
+    check_exists(source)
     try:
         document = json.loads(Path(source).read_text(encoding="utf-8"))
         document["components"]["schemas"]["Apply_InputSchema"]

@@ -1,4 +1,4 @@
-"""`chainrule apply`, `jacobian`, `jvp`, … and `intermediates`: one call of an endpoint."""
+"""`chainrule apply` and `chainrule call ENDPOINT`: one call of an endpoint."""
 
 from __future__ import annotations
 
@@ -27,13 +27,21 @@ _SHORT_NAMES = {
 }
 
 
-def endpoint_name(command: str) -> str:
-    """The endpoint that a command, in short or in long, stands for."""
-    return _SHORT_NAMES.get(command, command.replace("-", "_"))
+def endpoint_name(name: str) -> str:
+    """The endpoint that a name stands for: a short one (`vjp`), or its own with dashes or underscores."""
+    return _SHORT_NAMES.get(name, name.replace("-", "_"))
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Component, payload, and how the result is written."""
+    if parser.get_default("command") == "call":
+        parser.add_argument(
+            "endpoint",
+            metavar="ENDPOINT",
+            help="apply, jacobian, jvp, vjp, hvp, value-and-vjp, abstract-eval or intermediates",
+        )
+    else:
+        parser.set_defaults(endpoint="apply")
     add_component_or_url(parser)
     add_payload(parser)
     add_folders(parser)
@@ -74,7 +82,7 @@ def run(options: Namespace) -> int:
 
 
 def _call(options: Namespace, config: ComponentConfig, payload: dict[str, Any]) -> Any:
-    endpoint = endpoint_name(options.command)
+    endpoint = endpoint_name(options.endpoint)
     if is_url(options.component):
         from chainrule.cli._remote import open_served
 

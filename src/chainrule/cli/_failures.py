@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
 from chainrule._errors import CapabilityError, ChainruleError
+from chainrule.cli._streams import write_error
 
 __all__ = ["failures"]
 
@@ -43,7 +43,7 @@ def failures(*, as_json: bool = False) -> Iterator[None]:
 
 def _leave(error: ChainruleError, as_json: bool) -> NoReturn:
     text = _as_json(error) if as_json else _as_text(error)
-    sys.stderr.write(f"{text}\n")
+    write_error(f"{text}\n")
     raise SystemExit(error.exit_code) from None
 
 

@@ -1,4 +1,4 @@
-"""`chainrule build`: an image from a component's folder."""
+"""`chainrule image build`: an image from a component's folder."""
 
 from __future__ import annotations
 

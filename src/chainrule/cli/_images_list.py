@@ -1,14 +1,14 @@
-"""`chainrule list`, `ps`, `logs` and `stop`: images of components, and containers that run them."""
+"""`chainrule image list`, `ps`, `logs` and `stop`: images of components, and containers that run them."""
 
 from __future__ import annotations
 
 import json
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import Any
 
 from chainrule._errors import InputError
+from chainrule.cli._streams import write_text
 from chainrule.cli._tables import table_text
 from chainrule.deploy.images import (
     ComponentImage,
@@ -27,10 +27,12 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: ArgumentParser) -> None:
     """The containers, where the command is about some."""
     command = parser.get_default("command")
-    if command == "logs":
-        parser.add_argument("container", metavar="CONTAINER", help="its name in `chainrule ps`")
+    if command == "image logs":
+        parser.add_argument(
+            "container", metavar="CONTAINER", help="its name in `chainrule image ps`"
+        )
         parser.add_argument("--tail", type=int, metavar="LINES", help="the last lines only")
-    if command == "stop":
+    if command == "image stop":
         parser.add_argument("containers", metavar="CONTAINER", nargs="*", help="their names")
         parser.add_argument("--all", action="store_true", help="every container of a component")
     parser.add_argument("--engine", metavar="ENGINE", help="podman or docker")
@@ -39,7 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """List, show or stop."""
     engine = find_engine(options.engine)
-    sys.stdout.write(_COMMANDS[options.command](engine, options))
+    write_text(_COMMANDS[options.command](engine, options))
     return 0
 
 
@@ -89,7 +91,7 @@ def _stop(engine: Engine, options: Namespace) -> str:
     if unknown:
         raise InputError(
             f"There is no container {unknown[0]!r} of a component; nothing was stopped. "
-            "`chainrule ps` shows them.",
+            "`chainrule image ps` shows them.",
             code="container_missing",
         )
     for name in wanted:
@@ -109,4 +111,4 @@ def _table(
     return table_text(title, columns, [[row[column] for column in columns] for row in rows])
 
 
-_COMMANDS = {"list": _list, "ps": _ps, "logs": _logs, "stop": _stop}
+_COMMANDS = {"image list": _list, "image ps": _ps, "image logs": _logs, "image stop": _stop}

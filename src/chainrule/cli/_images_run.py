@@ -1,4 +1,4 @@
-"""`chainrule run`: serve an image, or have it answer one call."""
+"""`chainrule image run`: serve an image, or have it answer one call."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The image, what it is given, and maybe a call."""
-    parser.add_argument("image", metavar="IMAGE", help="built by chainrule build, or a Tesseract's")
+    parser.add_argument(
+        "image", metavar="IMAGE", help="built by chainrule image build, or a Tesseract's"
+    )
     parser.add_argument(
         "call",
         metavar="CALL",
         nargs="*",
         help="one call, such as: apply '{\"inputs\": {…}}'. Without it the image is served until "
-        "`chainrule stop`",
+        "`chainrule image stop`",
     )
     parser.add_argument("--gpus", action="append", help="all, or a device; repeat for more")
     parser.add_argument("--memory", "-m", help="the most it may use, such as 2g")

@@ -25,7 +25,7 @@ def run(options: Namespace) -> int:
     with result_stream() as stdout:
         facts = component_facts(read_document(options))
         text = json.dumps(facts, indent=2) + "\n" if options.json else _as_tables(facts)
-        stdout.write([text.encode()])
+        stdout.write_text(text)
     return 0
 
 

@@ -1,13 +1,13 @@
-"""`chainrule jobs`."""
+"""`chainrule job list`."""
 
 from __future__ import annotations
 
 import json
-import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 
 from chainrule.cli._remote import add_server, job_row, open_server
+from chainrule.cli._streams import write_text
 from chainrule.cli._tables import table_text
 
 __all__ = ["add_arguments", "run"]
@@ -26,8 +26,8 @@ def run(options: Namespace) -> int:
     """List the jobs of a server."""
     jobs = open_server(options).jobs(state=options.state, limit=options.limit)
     if options.json:
-        sys.stdout.write(json.dumps([asdict(job) for job in jobs]) + "\n")
+        write_text(json.dumps([asdict(job) for job in jobs]) + "\n")
     else:
         columns = ("job", "call", "state", "progress", "since (UTC)", "")
-        sys.stdout.write(table_text(options.url, columns, map(job_row, jobs)))
+        write_text(table_text(options.url, columns, map(job_row, jobs)))
     return 0

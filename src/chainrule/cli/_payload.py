@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -76,8 +77,25 @@ def _decode(text: str, grants: Grants, limits: Limits) -> Any:
         file = Path(text[1:])
         kind = FRAMES_MEDIA_TYPE if file.suffix == ".frames" else "application/json"
         return decode_body(_read_file(file, limits), media_type=kind, grants=grants, limits=limits)
-    content = _read_stdin(limits) if text == "-" else text.encode()
-    return decode_body(content, grants=grants, limits=limits)
+    if text == "-":
+        return decode_body(_read_stdin(limits), grants=grants, limits=limits)
+    try:
+        return decode_body(text.encode(), grants=grants, limits=limits)
+    except DecodeError as error:
+        if _is_file(text):
+            raise InputError(
+                f"The payload is the name of a file, {text!r}. To read the payload from the file, "
+                f"write '@{text}'.",
+                code="payload_is_file_name",
+            ) from error
+        raise
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # too long for a name, or with a NUL
+        return False
 
 
 def _read_file(file: Path, limits: Limits) -> bytes:
@@ -110,8 +128,9 @@ def _parse_assignment(assignment: str) -> tuple[tuple[Segment, ...], Any]:
             code="bad_assignment",
         )
     try:
-        return split_path(path), orjson.loads(value)
-    except orjson.JSONDecodeError:
+        # Not orjson: NaN and Infinity are numbers here, as in every payload.
+        return split_path(path), json.loads(value)
+    except ValueError:
         return split_path(path), value
 
 

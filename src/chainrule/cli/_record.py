@@ -23,7 +23,17 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_component_or_url(parser)
     parser.add_argument("endpoint", metavar="ENDPOINT", help="for example apply or vjp")
     add_payload(parser)
-    parser.add_argument("--output", "-o", type=Path, help="the test case to write")
+    parser.add_argument(
+        "--output",
+        "-o",
+        type=Path,
+        help="Write the test case to this file (default: test_cases/test_ENDPOINT_N.json)",
+    )
+    parser.add_argument(
+        "--expect-error",
+        action="store_true",
+        help="Record the exception that the call raises; without it a failing call records nothing",
+    )
 
 
 def run(options: Namespace) -> int:
@@ -38,9 +48,9 @@ def run(options: Namespace) -> int:
         file = options.output or _free_name(folder, f"test_{endpoint}")
         if file.exists():
             raise InputError(f"{file} exists already; nothing was written.", code="file_exists")
-        record(component, endpoint, payload, path=file)
+        record(component, endpoint, payload, path=file, expect_exception=options.expect_error)
         text = json.dumps({"written": str(file)}) if options.json else str(file)
-        stdout.write([f"{text}\n".encode()])
+        stdout.write_text(f"{text}\n")
     return 0
 
 

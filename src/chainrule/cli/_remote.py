@@ -14,7 +14,7 @@ from chainrule.client._server import JobInfo, Server
 
 __all__ = ["add_job", "add_server", "job_row", "open_served", "open_server"]
 
-_MAX_NOTE = 120  # characters in a table; `chainrule logs` shows all
+_MAX_NOTE = 120  # characters in a table; `chainrule job logs` shows all
 
 
 def add_server(parser: ArgumentParser) -> None:
@@ -26,7 +26,9 @@ def add_server(parser: ArgumentParser) -> None:
 def add_job(parser: ArgumentParser) -> None:
     """One of its jobs."""
     add_server(parser)
-    parser.add_argument("job", metavar="JOB", help="id of the job; `chainrule jobs URL` lists them")
+    parser.add_argument(
+        "job", metavar="JOB", help="id of the job; `chainrule job list URL` lists them"
+    )
 
 
 def open_server(options: Namespace, *, timeout_s: float = 30.0) -> Server:

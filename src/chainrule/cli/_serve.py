@@ -58,6 +58,16 @@ def _add_cache(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--cache-folder", **_path("where; in memory without it", "FOLDER"))
     parser.add_argument("--max-cache-bytes", **_number(int, 1 << 30, "of all results", "BYTES"))
+    parser.add_argument(
+        "--max-residual-bytes",
+        **_number(
+            _natural,
+            1 << 30,
+            "Keep at most this much of what forward passes leave for derivatives; 0 keeps nothing "
+            "(default: 1 GiB)",
+            "BYTES",
+        ),
+    )
 
 
 def _flag(setting: str) -> str:
@@ -67,6 +77,13 @@ def _flag(setting: str) -> str:
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
+        raise ValueError(text)
+    return value
+
+
+def _natural(text: str) -> int:
+    value = int(text)
+    if value < 0:
         raise ValueError(text)
     return value
 
@@ -94,6 +111,8 @@ _LIMITS = {
     "max_body_bytes": "of one request, as it is received",
     "max_array_bytes": "of one array, decoded",
     "max_total_bytes": "of all arrays of a request, decoded",
+    "max_expanded_bytes": "of what a request compresses or refers to; never more than a worker's share "
+    "of --max-inflight-bytes",
     "max_fields": "of one request",
     "max_depth": "how deep the data of a request may be nested",
 }
@@ -198,6 +217,7 @@ def _serve(options: Namespace) -> None:
             cache=frozenset(options.cache),
             cache_folder=options.cache_folder,
             max_cache_bytes=options.max_cache_bytes,
+            max_residual_bytes=options.max_residual_bytes,
             limits=Limits(**{limit: getattr(options, limit) for limit in _LIMITS}),
         ),
         on_ready=_announce_json if options.json else _announce,

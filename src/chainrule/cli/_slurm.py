@@ -1,4 +1,4 @@
-"""`chainrule slurm`: a batch script that serves components in a Slurm job."""
+"""`chainrule deploy slurm`: a batch script that serves components in a Slurm job."""
 
 from __future__ import annotations
 

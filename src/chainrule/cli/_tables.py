@@ -6,6 +6,8 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from chainrule._visible import visible
+
 __all__ = ["make_table", "renderable_text", "table_text"]
 
 _MAX_FIRST = 32  # characters that the first column takes from the others, if it must
@@ -27,12 +29,12 @@ def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
     table = Table(
         Column(first, overflow="fold", min_width=min(widest, _MAX_FIRST)),
         *(Column(name, overflow="fold") for name in others),
-        title=escape(title),
+        title=escape(visible(title)),
         title_justify="left",
         show_header=any(columns),
     )
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*(escape(visible(cell)) for cell in row))
     return table
 
 
@@ -41,5 +43,7 @@ def renderable_text(renderable: Any) -> str:
     from rich.console import Console
 
     stream = io.StringIO()
-    Console(file=stream, width=Console(stderr=True).width).print(renderable)
+    # No colours, whatever the environment asks for: they would be shown as text of others is.
+    width = Console(stderr=True).width
+    Console(file=stream, width=width, force_terminal=False, color_system=None).print(renderable)
     return stream.getvalue()

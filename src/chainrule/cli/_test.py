@@ -44,7 +44,7 @@ def run(options: Namespace) -> int:
                 code="tests_missing",
             )
         results = {str(file): _run_test(component, file) for file in files}
-        stdout.write([_text(results, options.json).encode()])
+        stdout.write_text(_text(results, options.json))
     return int(not all(result.passed for result in results.values()))
 
 

@@ -11,6 +11,7 @@ from time import sleep
 from typing import Any
 
 from chainrule.cli._remote import add_server, job_row, open_server
+from chainrule.cli._streams import write_text
 from chainrule.cli._tables import make_table, renderable_text
 from chainrule.client._server import JobInfo, Server
 from chainrule.runtime._component._document import full_name
@@ -31,9 +32,9 @@ def run(options: Namespace) -> int:
     """Show load, queue, latency, workers and jobs until Ctrl-C; once where nobody can watch."""
     server = open_server(options)
     if options.json:
-        sys.stdout.write(json.dumps(server.status()) + "\n")
+        write_text(json.dumps(server.status()) + "\n")
     elif options.once or not _can_be_redrawn():
-        sys.stdout.write(renderable_text(_view(options.url, server)))
+        write_text(renderable_text(_view(options.url, server)))
     else:
         _watch(options, server)
     return 0
@@ -41,7 +42,9 @@ def run(options: Namespace) -> int:
 
 def _can_be_redrawn() -> bool:
     """Whether standard output is a terminal that can show one view after the other in one place."""
-    return sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+    if sys.stdout is None or not sys.stdout.isatty():
+        return False
+    return os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def _watch(options: Namespace, server: Server) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import ssl
 from numbers import Integral, Real
 from os import PathLike
@@ -31,6 +32,9 @@ def parse_url(url: str, verify: Verify) -> tuple[Origin, str]:
         raise _bad_url(url) from None
     if parts.scheme not in ("http", "https") or not host or port == 0:
         raise _bad_url(url)
+    written = f"[{host}]" if ":" in host else host
+    if not re.fullmatch(rf"(.*@)?{re.escape(written)}(:[0-9]*)?", parts.netloc, re.IGNORECASE):
+        raise _bad_url(url)  # `[::1].example.org`, which Python takes for `::1`
     if parts.username is not None:
         raise InputError(
             "A URL with a user or password in it is not understood; pass token=….", code="bad_url"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -21,15 +22,17 @@ from chainrule._errors import (
     StorageError,
     TransportError,
 )
-from chainrule.runtime._codec import TRUSTING_LIMITS, decode_body
+from chainrule._paths import loc_to_path
+from chainrule._visible import visible
+from chainrule.runtime._codec import TRUSTING_LIMITS, Limits, decode_body
 
-__all__ = ["Answer", "read_answer", "with_numpy_scalars"]
+__all__ = ["Answer", "answer_limits", "read_answer", "with_numpy_scalars"]
 
 # Members of enumerations take long to look up.
 _OK, _UNAVAILABLE = HTTPStatus.OK.value, HTTPStatus.SERVICE_UNAVAILABLE.value
 
 _FACTS = (
-    "exception", "exception_message", "exception_classes", "count", "signal", "exit_code",
+    "exception", "exception_message", "exception_classes", "count", "signal", "exit_code", "stderr",
 )  # fmt: skip
 _CLASS_OF_STATUS: dict[int, type[ChainruleError]] = {
     401: NotGrantedError,
@@ -79,16 +82,39 @@ class Answer(NamedTuple):
         return self.status == _UNAVAILABLE and self.retry_after_s is not None
 
 
-def read_answer(answer: Answer) -> Any:
+def read_answer(answer: Answer, limits: Limits = TRUSTING_LIMITS) -> Any:
     """The result that an answer carries, as a plain tree with read-only arrays.
 
     Raises:
         ChainruleError: the exception that the answer stands for.
     """
     if answer.status == _OK:
-        tree = decode_body(answer.body, media_type=answer.content_type, limits=TRUSTING_LIMITS)
+        tree = _decoded(answer, limits)
         return with_numpy_scalars(tree)
     raise _error_of(answer)
+
+
+def _decoded(answer: Answer, limits: Limits) -> Any:
+    try:
+        return decode_body(answer.body, media_type=answer.content_type, limits=limits)
+    except LimitError as error:  # of the answer: the request is not at fault
+        raise TransportError(
+            f"The answer declares more data than is read: {error.message} Pass a larger max_answer_bytes if "
+            "the server is to be trusted.",
+            code="answer_too_large",
+            details=error.details,
+        ) from error
+
+
+def answer_limits(max_bytes: int) -> Limits:
+    """Bounds of an answer: what it declares may not be larger than what would be read."""
+    return replace(
+        TRUSTING_LIMITS,
+        max_body_bytes=max_bytes,
+        max_array_bytes=max_bytes,
+        max_total_bytes=max_bytes,
+        max_expanded_bytes=max_bytes,
+    )
 
 
 def with_numpy_scalars(tree: Any) -> Any:
@@ -129,14 +155,14 @@ def _chainrule_error(status: int, problem: dict[str, Any]) -> ChainruleError:
         "path": problem.get("path"),
         "details": _details(problem) | {"status": status},
     }
-    message = str(problem.get("message", code))
+    message = visible(str(problem.get("message", code)))
     trace = problem.get("traceback")
     cls = _class_of(status, code)
     if cls is ComponentError:
         facts["remote_traceback"] = trace
     error = cls(message, **facts)
     if trace:
-        error.add_note(f"Traceback of the component:\n{trace}")
+        error.add_note(f"Traceback of the component:\n{visible(str(trace))}")
     return error
 
 
@@ -163,9 +189,22 @@ def _without_data(entry: Any) -> Any:
         return entry
     kept = {key: value for key, value in entry.items() if key not in ("input", "url")}
     loc = kept.get("loc")
-    if isinstance(loc, list) and loc[:1] == ["body"]:
-        kept["loc"] = loc[1:]
+    if isinstance(loc, list):
+        loc = loc[1:] if loc[:1] == ["body"] else loc
+        kept["loc"] = loc
+        kept["path"] = _path_of(loc)
     return kept
+
+
+def _path_of(loc: list[str | int]) -> str:
+    """The path that a location in a request stands for.
+
+    The first part is a field of the request. Below `inputs` the parts are names and indices; below the
+    other fields (`tangent_vector`, …) there is one part, which is a path already.
+    """
+    if loc[:1] == ["inputs"] and len(loc) > 1:
+        return loc_to_path(loc[1:])
+    return ".".join(map(str, loc[1:] or loc))
 
 
 def _peer_error(status: int, problem: dict[str, Any]) -> ChainruleError:
@@ -181,10 +220,10 @@ def _peer_error(status: int, problem: dict[str, Any]) -> ChainruleError:
     cls = _class_of(status, "")
     summary = detail if isinstance(detail, str) else str(detail)
     last_line = summary.splitlines()[-1] if summary else "nothing more"
-    message = f"The server answered {status}: {last_line}"
+    message = f"The server answered {status}: {visible(last_line)}"
     if cls is not ComponentError:
         return cls(message, details=details)
     error = ComponentError(message, remote_traceback=text or None, details=details)
     if text:
-        error.add_note(f"What the component sent:\n{text}")
+        error.add_note(f"What the component sent:\n{visible(text)}")
     return error

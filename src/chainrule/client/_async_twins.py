@@ -32,8 +32,8 @@ class AsyncTwins(ABC):
     async def jacobian_async(
         self,
         inputs: Any,
-        jac_inputs: Collection[str],
-        jac_outputs: Collection[str],
+        jac_inputs: Collection[str] | None = None,
+        jac_outputs: Collection[str] | None = None,
         *,
         run_id: str | None = None,
     ) -> dict[str, dict[str, Any]]:

@@ -160,12 +160,15 @@ class Component(Places, AsyncTwins):
     def jacobian(
         self,
         inputs: Any,
-        jac_inputs: Collection[str],
-        jac_outputs: Collection[str],
+        jac_inputs: Collection[str] | None = None,
+        jac_outputs: Collection[str] | None = None,
         *,
         run_id: str | None = None,
     ) -> dict[str, dict[str, Any]]:
-        """`{output path: {input path: block}}`, each block of output shape + input shape."""
+        """`{output path: {input path: block}}`, each block of output shape + input shape.
+
+        Paths that are not given are all differentiable ones.
+        """
         return self._call("jacobian", inputs, jac_inputs, jac_outputs, run_id=run_id)
 
     def jacobian_vector_product(

@@ -3,11 +3,15 @@
 The standard library parses responses; requests are written here, headers and body in one system call, and
 bodies are received into fresh memory without another copy. What matters to a caller whose connection breaks
 is whether the whole request had left: `LostConnectionError.was_sent` says so.
+
+A server may be broken, or hostile. An exchange has a deadline, which no byte that arrives extends, and an
+answer has a largest size, which is checked before anything is allocated for it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import select
 import socket
@@ -15,7 +19,7 @@ import ssl
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from typing import Any
@@ -26,13 +30,24 @@ from chainrule._errors import TransportError
 from chainrule.client._answers import Answer
 from chainrule.client._transport import Ticket
 
-__all__ = ["ConnectionPool", "LostConnectionError", "Origin", "Request"]
+__all__ = [
+    "MAX_DOCUMENT_BYTES",
+    "ConnectionPool",
+    "Deadline",
+    "LostConnectionError",
+    "Origin",
+    "Request",
+]
 
 # Servers close idle connections after five seconds or more; a younger one is most likely still open.
 _MAX_IDLE_S = 4.0
 _MAX_IDLE = 32
 _MAX_PIECES = 512
 _REDIRECTS = (301, 302, 303, 307, 308)
+_CHUNK = 1 << 20
+
+MAX_DOCUMENT_BYTES = 64 << 20
+"""Of an answer that says something about the server: its document, its health, its jobs."""
 
 
 class LostConnectionError(TransportError):
@@ -45,6 +60,43 @@ class LostConnectionError(TransportError):
     def __init__(self, message: str, *, was_sent: bool, **facts: Any) -> None:
         super().__init__(message, **facts)
         self.was_sent = was_sent
+
+
+class Deadline:
+    """When an exchange has to be over; it begins when this is made.
+
+    Args:
+        timeout_s: how long the whole of it may take; `None` for ever.
+        quiet_s: how long any one wait may last, in addition.
+    """
+
+    def __init__(self, timeout_s: float | None, *, quiet_s: float | None = None) -> None:
+        self.timeout_s = quiet_s if timeout_s is None else timeout_s
+        self._at = None if timeout_s is None else time.monotonic() + timeout_s
+        self._quiet_s = quiet_s
+
+    def seconds_left(self) -> float | None:
+        """How long the next wait may last; `None` for ever.
+
+        Raises:
+            TimeoutError: no time is left.
+        """
+        if self._at is None:
+            return self._quiet_s
+        left = self._at - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the time is up")
+        return left if self._quiet_s is None else min(left, self._quiet_s)
+
+    def allows(self, seconds: float) -> bool:
+        """Whether time is left after a pause."""
+        return self._at is None or time.monotonic() + seconds < self._at
+
+    def limit(self, connection: socket.socket) -> None:
+        """Let the next wait of a connection end with the deadline."""
+        left = self.seconds_left()
+        if connection.gettimeout() != left:
+            connection.settimeout(left)
 
 
 @dataclass(frozen=True)
@@ -75,12 +127,14 @@ class Request:
         target: path and query.
         headers: names and values.
         pieces: buffers which, one after the other, are the body.
+        max_bytes: of the body of the answer.
     """
 
     method: str
     target: str
     headers: Mapping[str, str]
     pieces: Sequence[Any] = ()
+    max_bytes: int = MAX_DOCUMENT_BYTES
 
     @property
     def nbytes(self) -> int:
@@ -101,31 +155,30 @@ class ConnectionPool:
 
     Args:
         origin: where the server listens.
-        timeout_s: how long any one wait may last; `None` waits forever.
     """
 
-    def __init__(self, origin: Origin, timeout_s: float | None) -> None:
+    def __init__(self, origin: Origin) -> None:
         self.origin = origin
-        self._timeout_s = timeout_s
         self._pid = os.getpid()
         self._idle: list[tuple[float, socket.socket]] = []
         self._lock = threading.Lock()
         weakref.finalize(self, _close_all, self._idle)
 
-    def exchange(self, request: Request, ticket: Ticket) -> Answer:
+    def exchange(self, request: Request, ticket: Ticket, deadline: Deadline) -> Answer:
         """Send a request and receive its answer.
 
         Raises:
             LostConnectionError: the connection could not be made (`unreachable`), broke
-                (`connection_lost`), or nothing came in time (`timeout`).
-            TransportError: the server sends us elsewhere (`redirected`).
+                (`connection_lost`), or the answer was not complete in time (`timeout`).
+            TransportError: the server sends us elsewhere (`redirected`), or more than it may
+                (`answer_too_large`).
         """
-        connection = self._take()
+        connection = self._take(deadline)
         ticket.when_cancelled(lambda: _abort(connection))
         keep = False
         try:
-            self._send(connection, request)
-            answer, keep = self._receive(connection, request)
+            self._send(connection, request, deadline)
+            answer, keep = self._receive(connection, request, deadline)
             return answer
         finally:
             ticket.when_cancelled(None)
@@ -134,12 +187,28 @@ class ConnectionPool:
             else:
                 connection.close()
 
+    @contextlib.contextmanager
+    def stream(self, request: Request, deadline: Deadline) -> Iterator[HTTPResponse]:
+        """Send a request, and read its answer as it comes, on a connection of its own.
+
+        Raises:
+            LostConnectionError: as `exchange` does, also while the block reads.
+        """
+        connection = self._connect(deadline)
+        with contextlib.closing(connection):
+            self._send(connection, request, deadline)
+            with self._losses(deadline):
+                response = HTTPResponse(_Reading(connection, deadline))  # type: ignore[arg-type]
+                with contextlib.closing(response):
+                    response.begin()
+                    yield response
+
     def close(self) -> None:
         """Close the connections that nobody uses."""
         with self._lock:
             _close_all(self._idle)
 
-    def _take(self) -> socket.socket:
+    def _take(self, deadline: Deadline) -> socket.socket:
         while True:
             with self._lock:
                 if self._pid != os.getpid():
@@ -151,14 +220,16 @@ class ConnectionPool:
                 since, connection = self._idle.pop()
             # Readable before anything was asked means that the server has closed it.
             if not _is_readable(connection, 0.0) and time.monotonic() - since < _MAX_IDLE_S:
+                deadline.limit(connection)
                 return connection
             connection.close()
-        return self._connect()
+        return self._connect(deadline)
 
-    def _connect(self) -> socket.socket:
+    def _connect(self, deadline: Deadline) -> socket.socket:
         origin = self.origin
         try:
-            connection = socket.create_connection((origin.host, origin.port), self._timeout_s)
+            address = (origin.host, origin.port)
+            connection = socket.create_connection(address, deadline.seconds_left())
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if origin.tls is not None:
                 connection = origin.tls.wrap_socket(connection, server_hostname=origin.host)
@@ -191,11 +262,11 @@ class ConnectionPool:
                 return
         connection.close()
 
-    def _send(self, connection: socket.socket, request: Request) -> None:
+    def _send(self, connection: socket.socket, request: Request, deadline: Deadline) -> None:
         try:
-            _send_all(connection, [request.head(), *request.pieces])
+            _send_all(connection, [request.head(), *request.pieces], deadline)
         except TimeoutError as error:
-            raise self._timed_out(was_sent=False) from error
+            raise self._timed_out(deadline, was_sent=False) from error
         except OSError as error:
             if _has_answer(connection):  # refused before it was read to the end, with a reason
                 return
@@ -205,25 +276,45 @@ class ConnectionPool:
                 code="connection_lost",
             ) from error
 
-    def _receive(self, connection: socket.socket, request: Request) -> tuple[Answer, bool]:
-        response = HTTPResponse(connection, method=request.method)
-        try:
+    def _receive(
+        self, connection: socket.socket, request: Request, deadline: Deadline
+    ) -> tuple[Answer, bool]:
+        reading: Any = _Reading(connection, deadline)
+        response = HTTPResponse(reading, method=request.method)
+        with contextlib.closing(response), self._losses(deadline):
             response.begin()
             if response.status in _REDIRECTS:
                 raise self._redirected(response.headers.get("location", "another place"))
             answer = Answer(
                 response.status,
                 response.headers.get("content-type", ""),
-                _read_body(response),
+                self._read_body(response, request.max_bytes),
                 _seconds(response.headers.get("retry-after")),
                 response.headers.get("chainrule-memory"),
             )
             # Some servers close the connection after a failure without saying so.
             return answer, not response.will_close and response.status < 500
+
+    def _read_body(self, response: HTTPResponse, max_bytes: int) -> Any:
+        try:
+            return _read_body(response, max_bytes)
+        except _TooLargeError as error:
+            raise TransportError(
+                f"The answer of {self.origin} has {error}, and at most {max_bytes} are read. Pass a larger "
+                "max_answer_bytes if the server is to be trusted.",
+                code="answer_too_large",
+                details={"limit": max_bytes},
+            ) from None
+
+    @contextlib.contextmanager
+    def _losses(self, deadline: Deadline) -> Iterator[None]:
+        """While an answer is read: what it means when none comes, or only a part of it."""
+        try:
+            yield
         except TransportError:
             raise
         except TimeoutError as error:
-            raise self._timed_out(was_sent=True) from error
+            raise self._timed_out(deadline, was_sent=True) from error
         except (OSError, HTTPException) as error:
             raise LostConnectionError(
                 f"The connection to {self.origin} broke before the answer was complete "
@@ -231,12 +322,10 @@ class ConnectionPool:
                 was_sent=True,
                 code="connection_lost",
             ) from error
-        finally:
-            response.close()
 
-    def _timed_out(self, *, was_sent: bool) -> LostConnectionError:
+    def _timed_out(self, deadline: Deadline, *, was_sent: bool) -> LostConnectionError:
         return LostConnectionError(
-            f"No answer from {self.origin} within {self._timeout_s} s. Pass a larger timeout.",
+            f"No complete answer from {self.origin} within {deadline.timeout_s:g} s. Pass a larger timeout.",
             was_sent=was_sent,
             code="timeout",
         )
@@ -253,23 +342,54 @@ def _close_all(idle: list[tuple[float, socket.socket]]) -> None:
         idle.pop()[1].close()
 
 
-def _send_all(connection: socket.socket, pieces: list[Any]) -> None:
-    if isinstance(connection, ssl.SSLSocket) or len(pieces) > _MAX_PIECES:
-        for piece in pieces:
-            connection.sendall(piece)
-        return
+class _Reading:
+    """What `HTTPResponse` takes for a socket: every read of it ends with the deadline."""
+
+    def __init__(self, connection: socket.socket, deadline: Deadline) -> None:
+        self._connection = connection
+        self._deadline = deadline
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_RawReading(self._connection, self._deadline))
+
+
+class _RawReading(io.RawIOBase):
+    def __init__(self, connection: socket.socket, deadline: Deadline) -> None:
+        self._connection = connection
+        self._deadline = deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._deadline.limit(self._connection)
+        return self._connection.recv_into(buffer)
+
+
+def _send_all(connection: socket.socket, pieces: list[Any], deadline: Deadline) -> None:
     views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
+    can_gather = not isinstance(connection, ssl.SSLSocket)
     while views:
-        sent = connection.sendmsg(views)
+        deadline.limit(connection)
+        if can_gather:
+            sent = connection.sendmsg(views[:_MAX_PIECES])
+        else:
+            sent = connection.send(views[0])
         while views and sent >= len(views[0]):
             sent -= len(views.pop(0))
         if sent:
             views[0] = views[0][sent:]
 
 
-def _read_body(response: HTTPResponse) -> Any:
+class _TooLargeError(Exception):
+    """An answer that is larger than it may be, with its size in words."""
+
+
+def _read_body(response: HTTPResponse, max_bytes: int) -> Any:
     if response.length is None:
-        return response.read()
+        return _read_chunks(response, max_bytes)
+    if response.length > max_bytes:
+        raise _TooLargeError(f"{response.length} bytes")
     body = np.empty(response.length, np.uint8)
     position = 0
     while position < len(body):
@@ -279,6 +399,17 @@ def _read_body(response: HTTPResponse) -> Any:
         position += count
     response.read()  # marks the response as complete
     return body
+
+
+def _read_chunks(response: HTTPResponse, max_bytes: int) -> bytes:
+    """A body of unknown length."""
+    chunks, total = [], 0
+    while chunk := response.read(_CHUNK):
+        total += len(chunk)
+        if total > max_bytes:
+            raise _TooLargeError("more bytes than that")
+        chunks.append(chunk)
+    return b"".join(chunks)
 
 
 def _is_readable(connection: socket.socket, within_s: float) -> bool:

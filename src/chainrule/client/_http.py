@@ -23,8 +23,13 @@ from chainrule.client._addresses import (
     checked_token,
     parse_url,
 )
-from chainrule.client._answers import Answer, read_answer
-from chainrule.client._connections import ConnectionPool, LostConnectionError, Request
+from chainrule.client._answers import Answer, answer_limits, read_answer
+from chainrule.client._connections import (
+    ConnectionPool,
+    Deadline,
+    LostConnectionError,
+    Request,
+)
 from chainrule.client._dialect import Dialect, dialect_of
 from chainrule.client._jobs import Job
 from chainrule.client._payloads import as_body
@@ -43,6 +48,9 @@ _COMPONENT_PATH = re.compile(r"/c/[^/]+$")
 _FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 5.0
 
+MAX_ANSWER_BYTES = 4 << 30
+"""Of one answer, unless a caller says otherwise: as much as a server takes of all requests together."""
+
 
 class HttpTransport(Transport):
     """Requests to a server.
@@ -50,13 +58,15 @@ class HttpTransport(Transport):
     Args:
         url: where the component is served; `http://` is assumed when no scheme is given.
         token: sent as `Authorization: Bearer …`.
-        timeout: seconds that any one wait may last; `None` waits forever.
+        timeout: seconds that a call may take, from the connection to the last byte of its answer; `None`
+            waits forever.
         retries: how often a call is repeated when it certainly has not run.
         idempotent: calls may run twice, so they are also repeated when the connection broke after the
             request had left.
         share_memory: let arrays go through shared memory when the server is on this host.
         verify: how certificates of `https` are checked: a file of authorities to trust, or settings;
             `False` trusts any.
+        max_answer_bytes: of one answer, as it is received and as it is decoded.
 
     Raises:
         InputError: the URL is not one (`bad_url`), or an option makes no sense (`bad_option`).
@@ -74,16 +84,20 @@ class HttpTransport(Transport):
         idempotent: bool = False,
         share_memory: bool = True,
         verify: Verify = True,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
     ) -> None:
         self._settings: dict[str, Any] = {
             "token": token, "timeout": timeout, "retries": retries, "idempotent": idempotent,
-            "share_memory": share_memory, "verify": verify,
+            "share_memory": share_memory, "verify": verify, "max_answer_bytes": max_answer_bytes,
         }  # fmt: skip
         check_seconds("timeout", timeout)
         check_count("retries", retries, least=0)
+        check_count("max_answer_bytes", max_answer_bytes, least=1)
         origin, self._base = parse_url(url, verify)
         self._server_base = _COMPONENT_PATH.sub("", self._base)
-        self._pool = ConnectionPool(origin, timeout)
+        self._pool = ConnectionPool(origin)
+        self._max_answer_bytes = max_answer_bytes
+        self._limits = answer_limits(max_answer_bytes)
         self._timeout_s = timeout
         self._retries = retries
         self._idempotent = idempotent
@@ -126,9 +140,14 @@ class HttpTransport(Transport):
         try:
             return self._get("/openapi.json")
         except CapabilityError as error:
+            reason = error.message
+            if error.code != "not_found":  # not a server of ours
+                reason = (
+                    f"the server has no {self._base}/openapi.json. Name the server, such as "
+                    "http://host:8000, or one of its components, http://host:8000/c/name."
+                )
             raise TransportError(
-                f"There is no component at {self.place}: the server has no {self._base}/openapi.json. Name "
-                "the server, such as http://host:8000, or one of its components, http://host:8000/c/name.",
+                f"There is no component at {self.place}: {reason}",
                 code="not_a_component",
             ) from error
 
@@ -169,7 +188,8 @@ class HttpTransport(Transport):
         if dialect.accept is not None:
             headers["Accept"] = dialect.accept
         target = path if run_id is None else f"{path}?run_id={quote(run_id, safe='')}"
-        return read_answer(self._exchange(Request("POST", target, headers, pieces), ticket))
+        request = Request("POST", target, headers, pieces, self._max_answer_bytes)
+        return read_answer(self._exchange(request, ticket), self._limits)
 
     def submit(
         self, endpoint: str, payload: Mapping[str, Any], *, run_id: str | None = None
@@ -191,7 +211,7 @@ class HttpTransport(Transport):
         target = f"{self._base}/{quote(endpoint)}?{urlencode(query)}"
         request = Request("POST", target, headers, as_body(payload, dialect.body_format))
         ticket = Ticket()
-        answer = self._repeat(lambda: self._pool.exchange(request, ticket), True, ticket)
+        answer = self._repeat(partial(self._pool.exchange, request, ticket), True, ticket)
         if answer.status != HTTPStatus.ACCEPTED:
             read_answer(answer)
         return self._job(JobInfo.from_json(orjson.loads(bytes(answer.body))))
@@ -207,10 +227,11 @@ class HttpTransport(Transport):
     def server(self) -> Server:
         """The server itself: how it is, and its jobs."""
         return Server(
-            self._pool.origin,
+            self._pool,
             self._server_base,
             self._headers,
             lambda request: self._exchange(request, Ticket()),
+            self._max_answer_bytes,
         )
 
     def close(self) -> None:
@@ -246,25 +267,37 @@ class HttpTransport(Transport):
         return content if isinstance(content, dict) else {}
 
     def _exchange(self, request: Request, ticket: Ticket) -> Answer:
-        def send(request: Request) -> Answer:
-            return self._pool.exchange(request, ticket)
+        def once(deadline: Deadline) -> Answer:
+            def send(request: Request) -> Answer:
+                return self._pool.exchange(request, ticket, deadline)
 
-        memory = self._memory if request.method == "POST" else None
-        once = partial(send if memory is None else partial(memory.exchange, send=send), request)
+            # What is asked for is small, and the offer of shared memory itself is asked for here.
+            if self._memory is None or request.method != "POST":
+                return send(request)
+            return self._memory.exchange(request, send)
+
         return self._repeat(once, request.method != "POST", ticket)
 
-    def _repeat(self, once: Callable[[], Answer], may_repeat: bool, ticket: Ticket) -> Answer:
-        """Do something, and again where that is safe: nothing was run, or twice does no harm."""
+    def _repeat(
+        self, once: Callable[[Deadline], Answer], may_repeat: bool, ticket: Ticket
+    ) -> Answer:
+        """Do something, and again where that is safe: nothing was run, or twice does no harm.
+
+        All attempts together have one deadline. Only a call that the server turned away, and whose caller is
+        patient, has the whole time once more: nothing of it has begun.
+        """
         may_repeat = may_repeat or self._idempotent
         pause_s = _FIRST_PAUSE_S
         attempts_left, since = self._retries, None
+        deadline = Deadline(self._timeout_s)
         while True:
             wait_s = pause_s
             try:
-                answer = once()
+                answer = once(deadline)
             except LostConnectionError as error:
                 is_safe = not error.was_sent or may_repeat
-                if not attempts_left or not is_safe or ticket.is_cancelled:
+                is_late = not deadline.allows(pause_s)
+                if not attempts_left or not is_safe or is_late or ticket.is_cancelled:
                     raise
             else:
                 if not answer.was_turned_away or ticket.is_cancelled:
@@ -274,6 +307,10 @@ class HttpTransport(Transport):
                     return answer
                 # Those who were turned away together need not come back together.
                 wait_s = max(pause_s, answer.retry_after_s or 0.0) * random.uniform(1.0, 1.5)
+                if ticket.patience_s:
+                    deadline = Deadline(self._timeout_s)
+                elif not deadline.allows(min(wait_s, _MAX_PAUSE_S)):
+                    return answer
             ticket.pause(min(wait_s, _MAX_PAUSE_S))
             attempts_left = max(0, attempts_left - 1)
             pause_s *= 2

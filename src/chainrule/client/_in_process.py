@@ -16,7 +16,7 @@ __all__ = ["InProcessTransport"]
 
 
 class InProcessTransport(Transport):
-    """Calls a component of this process; nothing is encoded, nothing is copied.
+    """Calls a component of this process; nothing is encoded. Arrays are copied, each way once.
 
     Args:
         component: the component.

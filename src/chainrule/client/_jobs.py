@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import CancelledError, Executor, Future
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -130,6 +130,8 @@ class CallJob(Job):
                 if self._progress is not None:
                     show(*self._progress)
                 return self._future.result(timeout)
+            except CancelledError:
+                raise self._cancelled() from None
             except TimeoutError:
                 if self._future.done():
                     raise  # it was the author's
@@ -140,11 +142,15 @@ class CallJob(Job):
     def cancel(self) -> None:
         """Give the call up. A server stops the work when it notices that nobody waits any more."""
         self._ticket.cancel()
+        self._future.cancel()  # where it has not begun: it need not wait for a thread to learn that
 
     async def _wait(self) -> Any:
         try:
             return await asyncio.wrap_future(self._future)
         except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._ticket.is_cancelled and not (task and task.cancelling()):
+                raise self._cancelled() from None  # the job was given up, not the task that waits for it
             self.cancel()
             raise
 

@@ -25,7 +25,7 @@ _ARGUMENTS: dict[str, tuple[str, ...]] = {
 }
 _OPTIONAL: dict[str, tuple[str, ...]] = {
     "tagged_intermediates": ("tag", "tangent_vector", "cotangent_vector", "abstract"),
-    **{name: kind.optional_names for name, kind in _KINDS.items()},
+    **{name: (BATCHED,) for name, kind in _KINDS.items() if kind.takes_batches},
 }
 _PATH_ARGUMENTS = {
     name for kind in DERIVATIVES for name in (kind.inputs_argument, kind.outputs_argument)
@@ -42,8 +42,14 @@ def make_payload(endpoint: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
     if endpoint == "apply" and len(args) == 1 and not kwargs:
         return {"inputs": args[0]}
     optional = {n: kwargs.pop(n) for n in _OPTIONAL.get(endpoint, ()) if n in kwargs}
+    kind = _KINDS.get(endpoint)
     given = dict(zip(names, args, strict=False)) | kwargs
-    if len(args) + len(kwargs) != len(names) or given.keys() != set(names):
+    is_repeated = len(args) + len(kwargs) != len(given)
+    if kind is not None and kind.all_paths:
+        # Paths that are left out stand for all of them.
+        given = {n: v for n, v in given.items() if v is not None or n in kind.required_names}
+    required = names if kind is None else kind.required_names
+    if is_repeated or not set(required) <= given.keys() <= set(names):
         found = ", ".join([*("…" for _ in args), *(f"{name}=…" for name in kwargs)])
         raise TypeError(f"{endpoint} takes {', '.join(names)}; found ({found})")
     if endpoint == "abstract_eval":

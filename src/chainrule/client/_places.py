@@ -61,19 +61,23 @@ class Places:
         idempotent: bool = False,
         share_memory: bool = True,
         verify: Verify = True,
+        max_answer_bytes: int = 4 << 30,
     ) -> Self:
         """A component that is served somewhere, by Chainrule or by a Tesseract. Nothing is sent yet.
 
         Args:
             url: `http://host:port`, with the path of the component where a server has several.
             token: by which the server knows you.
-            timeout: seconds that any one wait may last; `None` waits forever.
+            timeout: seconds that a call may take, from the connection to the last byte of its answer; `None`
+                waits forever.
             retries: how often a call is repeated when it certainly has not run: the connection could not be
                 made or broke while the request was sent, or the server turned it away with `Retry-After`.
             idempotent: calls may run twice; they are then repeated also when the connection broke later.
             share_memory: let arrays go through shared memory when the server is on this host.
             verify: how certificates of `https` are checked: a PEM file of authorities to trust, or an
                 `ssl.SSLContext`; `False` trusts any.
+            max_answer_bytes: of one answer, as it is received and as it is decoded; a larger one is refused
+                before it is read (`answer_too_large`).
 
         Raises:
             InputError: the URL is not one (`bad_url`), or an option makes no sense (`bad_option`).
@@ -89,6 +93,7 @@ class Places:
                 idempotent=idempotent,
                 share_memory=share_memory,
                 verify=verify,
+                max_answer_bytes=max_answer_bytes,
             )
         )
 
@@ -177,7 +182,7 @@ class Places:
         """A component in a container, on a free port of loopback; gone with this object or this process.
 
         Args:
-            image: built by `chainrule build` or by tesseract-core.
+            image: built by `chainrule image build` or by tesseract-core.
             gpus: `"all"`, or numbers or names of NVIDIA devices.
             memory: the most it may use, such as `"2g"`.
             volumes: `{folder here: folder there}`, or `"here:there[:ro|rw]"`s; read-only unless `:rw` is

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from chainrule._errors import ChainruleError
+from chainrule._visible import visible
 
 __all__ = ["Bar", "progress_bar"]
 
@@ -26,7 +27,7 @@ class Bar:
 
     def move_to(self, fraction: float, message: str) -> None:
         """Show a fraction of the whole."""
-        self._progress.update(self._task, total=1.0, completed=fraction, message=message)
+        self._progress.update(self._task, total=1.0, completed=fraction, message=visible(message))
 
     def advance(self) -> None:
         """One more is done."""

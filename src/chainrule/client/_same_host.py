@@ -84,7 +84,7 @@ class SharedMemory:
             answer = send(channel.with_memory(request, memory))
             if answer.status == HTTPStatus.MISDIRECTED_REQUEST:
                 return self._send_again(request, send, channel, memory)
-            answer = self._received(answer, channel, memory)
+            answer = self._received(answer, channel, memory, request.max_bytes)
         except BaseException:
             # Whether a worker still uses the memory, or what comes over the channel next, is not known.
             channel.close()
@@ -129,7 +129,9 @@ class SharedMemory:
         memory.close()
         return send(request)
 
-    def _received(self, answer: Answer, channel: _Channel, memory: CallMemory) -> Answer:
+    def _received(
+        self, answer: Answer, channel: _Channel, memory: CallMemory, max_bytes: int
+    ) -> Answer:
         """An answer with its body, in memory of our own."""
         form, _, size = (answer.memory or "").partition(" ")
         if not form:  # from the server in place of the worker, which may still use the memory
@@ -141,8 +143,13 @@ class SharedMemory:
         else:
             self._answers_are_large = True
             try:
+                nbytes = int(size)
+                if nbytes > max_bytes:
+                    raise _too_large(nbytes, max_bytes)
                 descriptor = channel.receive() if form == "segment" else None
-                answer = answer._replace(body=memory.answer(int(size), descriptor))
+                answer = answer._replace(body=memory.answer(nbytes, descriptor))
+            except TransportError:
+                raise
             except (OSError, ValueError, DecodeError, MemoryError) as error:
                 raise LostConnectionError(
                     f"The answer was lost in shared memory ({error}).",
@@ -185,6 +192,15 @@ class SharedMemory:
                 self._idle.append(channel)
                 return
         channel.close()
+
+
+def _too_large(nbytes: int, max_bytes: int) -> TransportError:
+    return TransportError(
+        f"The answer has {nbytes} bytes, and at most {max_bytes} are read. Pass a larger max_answer_bytes if "
+        "the server is to be trusted.",
+        code="answer_too_large",
+        details={"limit": max_bytes},
+    )
 
 
 def _read_offer(answer: Answer) -> _Offer | None:

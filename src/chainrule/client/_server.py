@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass, fields
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import HTTPResponse
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 import orjson
 
-from chainrule.client._answers import Answer, read_answer
-from chainrule.client._connections import LostConnectionError, Origin, Request
+from chainrule.client._answers import Answer, answer_limits, read_answer
+from chainrule.client._connections import (
+    MAX_DOCUMENT_BYTES,
+    ConnectionPool,
+    Deadline,
+    Request,
+)
 
 __all__ = ["JobEvent", "JobInfo", "Server"]
 
 _FINAL = frozenset(("succeeded", "failed", "cancelled"))
 # The server says that it is still there more often than this.
 _QUIET_S = 30.0
+_MAX_LINE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -67,23 +72,26 @@ class Server:
     """What is at a URL, apart from its components.
 
     Args:
-        origin: where the server listens.
+        pool: connections to the server.
         base: path of the server on it.
         headers: sent with every request.
         exchange: sends a request and gives the answer.
+        max_answer_bytes: of the answer of a job.
     """
 
     def __init__(
         self,
-        origin: Origin,
+        pool: ConnectionPool,
         base: str,
         headers: Mapping[str, str],
         exchange: Callable[[Request], Answer],
+        max_answer_bytes: int,
     ) -> None:
-        self._origin = origin
+        self._pool = pool
         self._base = base
         self._headers = headers
         self._exchange = exchange
+        self._max_answer_bytes = max_answer_bytes
 
     def status(self) -> dict[str, Any]:
         """Load, queue, latency, workers and jobs at present."""
@@ -103,10 +111,16 @@ class Server:
         """End a job; one that is over stays as it is."""
         return JobInfo.from_json(self._json("DELETE", _path(job_id)))
 
-    def result(self, job_id: str, accept: str | None) -> Answer:
-        """The answer of a job."""
+    def result(self, job_id: str, accept: str | None) -> Any:
+        """What a job has computed.
+
+        Raises:
+            ChainruleError: what the job raised.
+        """
         headers = {**self._headers} if accept is None else {**self._headers, "Accept": accept}
-        return self._exchange(Request("GET", f"{self._base}{_path(job_id)}/result", headers))
+        target = f"{self._base}{_path(job_id)}/result"
+        request = Request("GET", target, headers, max_bytes=self._max_answer_bytes)
+        return read_answer(self._exchange(request), answer_limits(self._max_answer_bytes))
 
     def log(self, job_id: str) -> str:
         """What the component printed so far."""
@@ -118,33 +132,15 @@ class Server:
 
         Args:
             job_id: of the job.
-            timeout_s: how long to wait for the next event or sign of life.
+            timeout_s: how long to follow it; `None` until it is over.
 
         Raises:
-            LostConnectionError: the connection broke or nothing came in time; the job goes on.
+            LostConnectionError: the connection broke, the time is over, or nothing came for a while; the job
+                goes on.
         """
-        origin = self._origin
-        timeout_s = _QUIET_S if timeout_s is None else timeout_s
-        connection: HTTPConnection
-        if origin.tls is None:
-            connection = HTTPConnection(origin.host, origin.port, timeout=timeout_s)
-        else:
-            connection = HTTPSConnection(
-                origin.host, origin.port, timeout=timeout_s, context=origin.tls
-            )
-        with closing(connection):
-            try:
-                headers = {k: v for k, v in self._headers.items() if k != "Host"}
-                connection.request("GET", f"{self._base}{_path(job_id)}/events", headers=headers)
-                with connection.getresponse() as response:
-                    yield from _events(response)
-            except (OSError, HTTPException) as error:
-                raise LostConnectionError(
-                    f"The connection to {origin} broke while a job was followed "
-                    f"({type(error).__name__}).",
-                    was_sent=True,
-                    code="connection_lost",
-                ) from error
+        request = Request("GET", f"{self._base}{_path(job_id)}/events", self._headers)
+        with self._pool.stream(request, Deadline(timeout_s, quiet_s=_QUIET_S)) as response:
+            yield from _events(response)
 
     def _json(self, method: str, path: str) -> dict[str, Any]:
         return orjson.loads(bytes(self._send(method, path).body))
@@ -163,9 +159,11 @@ def _path(job_id: str) -> str:
 def _events(response: HTTPResponse) -> Iterator[JobEvent]:
     if response.status != 200:
         content_type = response.headers.get("content-type", "")
-        read_answer(Answer(response.status, content_type, response.read()))
+        read_answer(Answer(response.status, content_type, response.read(MAX_DOCUMENT_BYTES)))
     kind = ""
-    while line := response.readline():
+    while line := response.readline(_MAX_LINE):
+        if len(line) == _MAX_LINE:
+            raise ConnectionError("an event is longer than any of a job")
         name, _, value = line.decode().rstrip("\n").partition(": ")
         if name == "event":
             kind = value

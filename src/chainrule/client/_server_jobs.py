@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from chainrule._errors import ChainruleError, TransportError
-from chainrule.client._answers import read_answer
 from chainrule.client._connections import LostConnectionError
 from chainrule.client._jobs import Job, Show, not_done_yet, showing
 from chainrule.client._server import JobEvent, JobInfo, Server
@@ -45,7 +44,7 @@ class ServerJob(Job):
 
     @property
     def id(self) -> str:
-        """By which it is found again: `component.job(id)`, `chainrule jobs`."""
+        """By which it is found again: `component.job(id)`, `chainrule job list`."""
         return self._info.id
 
     @property
@@ -88,7 +87,7 @@ class ServerJob(Job):
                 self._follow(deadline, show)
             if self._info.state == "cancelled":
                 raise self._cancelled()
-            return read_answer(self._server.result(self.id, self._accept))
+            return self._server.result(self.id, self._accept)
 
     def cancel(self) -> None:
         """Give the call up. Its worker is free when this returns."""

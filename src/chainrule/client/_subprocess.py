@@ -6,6 +6,7 @@ next call gets a new process. Arrays go through shared memory; there is no port 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -33,6 +34,7 @@ from chainrule.runtime._codec import DEFAULT_LIMITS, TRUSTING_LIMITS, Frames
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._runs import checked_run_id
 from chainrule.runtime._samehost import (
+    CANCEL,
     CallMemory,
     Message,
     SegmentPool,
@@ -185,10 +187,10 @@ class SubprocessTransport(Transport):
             self._stop()
             self._start()
         assert self._process is not None
-        process, is_over = self._process, threading.Event()
-        ticket.when_cancelled(lambda: _interrupt(process, is_over))
+        process, connection, is_over = self._process, self._connection, threading.Event()
+        ticket.when_cancelled(lambda: _interrupt(process, connection, is_over))
         try:
-            return self._connection.exchange(header, body)
+            return connection.exchange(header, body)
         except LostConnectionError as error:
             self._stop()
             if ticket.is_cancelled:
@@ -271,6 +273,11 @@ class _WorkerConnection:
         memory.give_back()
         return Answer(int(message.header["status"]), str(message.header["content_type"]), content)
 
+    def send_cancel(self) -> None:
+        """Say that the call under way in another thread is to be broken off; a signal has to follow."""
+        with contextlib.suppress(OSError):  # it has ended, and the call with it
+            send_message(self._connection, CANCEL)
+
     def close(self) -> None:
         """Close the connection. Arrays that were received stay valid."""
         self._connection.close()
@@ -308,7 +315,9 @@ class _WorkerConnection:
         )
 
 
-def _interrupt(process: subprocess.Popen[bytes], is_over: threading.Event) -> None:
+def _interrupt(
+    process: subprocess.Popen[bytes], connection: _WorkerConnection, is_over: threading.Event
+) -> None:
     """Break off a call; where the author's code does not come back to Python for it, end the process."""
 
     def end_if_busy() -> None:
@@ -317,6 +326,7 @@ def _interrupt(process: subprocess.Popen[bytes], is_over: threading.Event) -> No
 
     if is_over.is_set():
         return
+    connection.send_cancel()
     process.send_signal(signal.SIGUSR1)
     threading.Thread(target=end_if_busy, name="chainrule-interrupt", daemon=True).start()
 

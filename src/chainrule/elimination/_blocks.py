@@ -1,6 +1,6 @@
 """Blocks with numbers: products, sums and dense forms, carried out as planned on structures.
 
-A `Block` is a structure and, per term, a value array (or `None` where the structure says that there is
+A `Block` is a structure and, per term, a value (see `_values`; `None` where the structure says that there is
 none). The functions here never look at numbers and never decide anything: what to slice, multiply, add or
 sum is in the plans, which depend on structures only and are computed once.
 """
@@ -12,17 +12,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from chainrule.elimination._products import ProductPlan, plan_product
-from chainrule.elimination._reads import read, spread
+from chainrule.elimination._products import plan_product
+from chainrule.elimination._reads import spread
 from chainrule.elimination._structure import Structure, Term, structure_of, zero_structure
-from chainrule.elimination._sums import Merge, plan_sum
+from chainrule.elimination._sums import plan_sum
+from chainrule.elimination._values import (
+    Value,
+    entries_of,
+    kept_as_numbers,
+    merged,
+    multiplied,
+    scaled,
+)
 
-__all__ = ["Block", "add", "dense", "multiply", "product_structure", "scaled", "sum_structure"]
+__all__ = ["Block", "add", "dense", "multiply", "product_structure", "reached", "sum_structure"]
 
 
 @dataclass(frozen=True)
@@ -31,11 +37,11 @@ class Block:
 
     Attributes:
         structure: where the entries are.
-        values: per term, the stored entries, or `None` for a term without a value.
+        values: per term, the stored entries.
     """
 
     structure: Structure
-    values: tuple[Any, ...]
+    values: tuple[Value, ...]
 
 
 def multiply(left: Block, right: Block) -> Block:
@@ -47,7 +53,7 @@ def multiply(left: Block, right: Block) -> Block:
             plan = plan_product(left_term, right_term)
             if plan is not None:
                 terms.append(plan.result)
-                values.append(_product_value(plan, left_value, right_value))
+                values.append(multiplied(plan, left_value, right_value))
     return _collect(left.structure, right.structure, terms, values)
 
 
@@ -72,7 +78,7 @@ def _merge(terms: tuple[Term, ...], values: Sequence[Any], *, index_map: bool) -
     if not merges:
         return Block(zero_structure(terms[0].out_shape, terms[0].in_shape), ())
     structure = structure_of([merge.result for merge in merges], index_map=index_map)
-    return Block(structure, tuple(_merged_value(merge, terms, values) for merge in merges))
+    return Block(structure, tuple(merged(merge, terms, values) for merge in merges))
 
 
 def product_structure(left: Structure, right: Structure) -> Structure:
@@ -107,10 +113,17 @@ def dense(block: Block, dtype: Any) -> Any:
     total = None
     for term, value in zip(structure.terms, block.values, strict=True):
         sizes = dict(enumerate(term.sizes))
-        entries = scaled(value, term.coefficient, dtype)
+        entries = scaled(entries_of(value), term.coefficient, dtype)
         part = spread(entries, term.stored, (*term.out_axes, *term.in_axes), sizes, shape)
         total = part if total is None else total + part
     return jnp.zeros(shape, dtype) if total is None else total
+
+
+def reached(block: Block, dtype: Any) -> Block:
+    """How many terms have an entry at a place that is not cut: a block of counts."""
+    counts = tuple(kept_as_numbers(value, dtype) for value in block.values)
+    terms = [term.with_coefficient(1.0) for term in block.structure.terms]
+    return Block(structure_of(terms), counts)
 
 
 _SPARSE = 8
@@ -125,121 +138,8 @@ def _scattered(block: Block, dtype: Any) -> Any:
     for term, value in zip(structure.terms, block.values, strict=True):
         row, column = term.flat_positions()
         places.append((row * columns + column).ravel())
-        factor = scaled(value, term.coefficient, dtype)
+        factor = scaled(entries_of(value), term.coefficient, dtype)
         shape = [n if v in term.stored else 1 for v, n in enumerate(term.sizes)]
         entries.append(jnp.broadcast_to(jnp.reshape(factor, shape), term.sizes).ravel())
     flat = jnp.zeros(math.prod(structure.out_shape) * columns, dtype)
     return flat.at[np.concatenate(places)].add(jnp.concatenate(entries))
-
-
-def common_dtype(*dtypes: Any) -> Any:
-    """The dtype that holds all of them, also where the user forbids implicit promotion."""
-    with jax.numpy_dtype_promotion("standard"):
-        return jnp.result_type(*dtypes)
-
-
-def scaled(value: Any, coefficient: float, dtype: Any) -> Any:
-    """`coefficient · value` in the given dtype, without a multiplication by 1."""
-    if value is None:
-        return jnp.full((), coefficient, dtype)
-    value = lax.convert_element_type(value, dtype)
-    if coefficient == 1:
-        return value
-    return -value if coefficient == -1 else value * coefficient
-
-
-def _product_value(plan: ProductPlan, left: Any, right: Any) -> Any:
-    sides = [
-        read(value, axes, plan.sizes)
-        for value, axes in ((left, plan.left), (right, plan.right))
-        if value is not None
-    ]
-    if not sides:
-        return None
-    if len(sides) == 1:
-        return _arranged(*sides[0], plan.out)
-    (left, left_variables), (right, right_variables) = sides
-    dtype = common_dtype(left.dtype, right.dtype)
-    left, right = (lax.convert_element_type(side, dtype) for side in (left, right))
-    # What only one side knows and the result does not want can be summed before multiplying.
-    left, left_variables = _summed(left, left_variables, {*right_variables, *plan.out})
-    right, right_variables = _summed(right, right_variables, {*left_variables, *plan.out})
-    if set(left_variables) & set(right_variables) <= set(plan.out):
-        return _outer(left, left_variables, right, right_variables, plan)
-    return _contracted(left, left_variables, right, right_variables, plan)
-
-
-def _summed(value: Any, variables: Sequence[int], kept: set[int]) -> tuple[Any, tuple[int, ...]]:
-    dropped = [k for k, v in enumerate(variables) if v not in kept]
-    if dropped:
-        value = value.sum(axis=tuple(dropped))
-    return value, tuple(v for v in variables if v in kept)
-
-
-def _arranged(value: Any, variables: Sequence[int], wanted: Sequence[int]) -> Any:
-    value, variables = _summed(value, variables, set(wanted))
-    order = [variables.index(v) for v in wanted]
-    return value if order == sorted(order) else value.transpose(order)
-
-
-def _outer(
-    left: Any, left_vars: Sequence[int], right: Any, right_vars: Sequence[int], plan: ProductPlan
-) -> Any:
-    return _aligned(left, left_vars, plan) * _aligned(right, right_vars, plan)
-
-
-def _aligned(value: Any, variables: Sequence[int], plan: ProductPlan) -> Any:
-    """The value with its axes in the result's order and length 1 where it has none."""
-    if not variables:
-        return value
-    value = _arranged(value, variables, [v for v in plan.out if v in variables])
-    shape = [plan.sizes[v] if v in variables else 1 for v in plan.out]
-    return value if value.shape == tuple(shape) else value.reshape(shape)
-
-
-def _contracted(
-    left: Any, left_vars: Sequence[int], right: Any, right_vars: Sequence[int], plan: ProductPlan
-) -> Any:
-    shared = [v for v in left_vars if v in right_vars]
-    batch = [v for v in shared if v in plan.out]
-    summed = [v for v in shared if v not in plan.out]
-
-    def places(variables: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...]:
-        return tuple(variables.index(v) for v in wanted)
-
-    dimensions = (
-        (places(left_vars, summed), places(right_vars, summed)),
-        (places(left_vars, batch), places(right_vars, batch)),
-    )
-    result = lax.dot_general(left, right, dimensions)
-    order = (
-        batch
-        + [v for v in left_vars if v not in shared]
-        + [v for v in right_vars if v not in shared]
-    )
-    return _arranged(result, order, plan.out)
-
-
-def _merged_value(merge: Merge, terms: Sequence[Term], values: Sequence[Any]) -> Any:
-    """The value of one term of a sum."""
-    result = merge.result
-    if len(merge.sources) == 1 and not merge.spreads:
-        return values[merge.sources[0]]
-    if not result.valued:
-        return None
-    present = [values[k].dtype for k in merge.sources if values[k] is not None]
-    dtype = common_dtype(*present) if present else jnp.result_type(float)
-    total = None
-    for source in merge.sources:
-        part = _placed(merge, source, terms[source], values[source], dtype)
-        total = part if total is None else total + part
-    return total
-
-
-def _placed(merge: Merge, source: int, term: Term, value: Any, dtype: Any) -> Any:
-    entries = scaled(value, term.coefficient, dtype)
-    if merge.spreads:
-        sizes = dict(enumerate(term.sizes))
-        return spread(entries, term.stored, merge.spreads[source], sizes, merge.result.stored_shape)
-    shape = [term.sizes[v] if v in term.stored else 1 for v in merge.result.stored]
-    return entries if entries.shape == tuple(shape) else entries.reshape(shape)

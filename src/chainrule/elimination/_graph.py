@@ -17,14 +17,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from chainrule._errors import CapabilityError
+from chainrule._errors import CapabilityError, ChainruleError
 from chainrule._jaxpr import (
     ClosedJaxpr,
-    DropVar,
     JaxprEqn,
     Literal,
     Var,
     bind_equation,
+    is_reference,
     locate,
     subprograms,
 )
@@ -86,8 +86,8 @@ class Graph:
 
     @cached_property
     def nonlinear(self) -> tuple[int, ...]:
-        """The vertices with a rule of the user's that is not linear, so that there is no Jacobian."""
-        return tuple(vertex for vertex, local in self.partials.items() if not local.is_linear)
+        """The vertices with a rule of the user's that is not linear, so that no matrix stands for it."""
+        return tuple(vertex for vertex, local in self.partials.items() if local.not_linear)
 
     @property
     def size(self) -> int:
@@ -126,26 +126,64 @@ def build_graph(program: ClosedJaxpr, inputs: Sequence[int], n_targets: int | No
         program: without call-like equations.
         inputs: positions of the inputs to differentiate with respect to.
         n_targets: how many of the outputs, from the first on, are differentiated; `None` for all.
+
+    Raises:
+        CapabilityError: the program changes arrays in place, so that a variable is not one value; or the
+            partials of an equation cannot be found.
     """
+    _check_values(program)
     targets = tuple(program.jaxpr.outvars[:n_targets])
     chosen = tuple(program.jaxpr.invars[k] for k in inputs)
     known = _Known(program)
-    active = _active(program, chosen)
     useful = _useful(program, targets)
+    # What depends on the inputs need not have a derivative: `stop_gradient` and `floor` end a way. As in JAX,
+    # nothing behind them is differentiated, which some primitives rely on (the state of a solver in lineax).
+    active = {var for var in chosen if _is_inexact(var)}
     partials: dict[int, LocalJacobian] = {}
     without_rule = []
     for vertex, eqn in enumerate(program.jaxpr.eqns, start=1):
-        if not any(v in useful and v in active for v in eqn.outvars):
-            continue
         wanted = tuple(_is_active(atom, active) for atom in eqn.invars)
+        has_use = any(v in useful and _is_inexact(v) for v in eqn.outvars)
+        if not has_use or not any(wanted):
+            continue
         site = Site(eqn, known.reader(eqn), wanted)
-        partials[vertex] = local_jacobian(site)
+        partials[vertex] = _partials(site)
+        reached = (eqn.outvars[result] for result, _ in partials[vertex].structures)
+        active.update(filter(_is_inexact, reached))
         if not has_rule(site):
             without_rule.append(vertex)
             _warn_of_dense_partials(eqn, partials[vertex])
-    partials = _pruned(program, chosen, targets, partials)
+    partials = _pruned(program, targets, partials)
     kept_without_rule = tuple(vertex for vertex in without_rule if vertex in partials)
     return Graph(program, chosen, targets, partials, kept_without_rule)
+
+
+def _partials(site: Site) -> LocalJacobian:
+    try:
+        return local_jacobian(site)
+    except ChainruleError:
+        raise
+    except Exception as error:
+        # Rules run derivative rules of users and of other packages' primitives, which may raise anything.
+        name, where = site.eqn.primitive.name, locate(site.eqn) or "an unknown line"
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(": ")
+        raise CapabilityError(
+            f"The partials of {name!r} at {where} could not be found ({reason}). Use method='auto', 'jacrev' "
+            "or 'jacfwd', or give its partials with `register_partials`.",
+            code="no_partials",
+            details={"primitive": name},
+        ) from error
+
+
+def _check_values(program: ClosedJaxpr) -> None:
+    for eqn in program.jaxpr.eqns:
+        if any(is_reference(atom.aval) for atom in (*eqn.invars, *eqn.outvars)):
+            raise CapabilityError(
+                f"Elimination needs variables that keep their values, but {eqn.primitive.name!r} at "
+                f"{locate(eqn) or 'an unknown line'} works on a mutable array (`jax.new_ref`). Use "
+                "method='jacrev', or write the function with `x.at[…].set(…)`.",
+                code="mutable_array",
+            )
 
 
 def whole_graph(graph: Graph) -> Graph:
@@ -172,20 +210,14 @@ def _warn_of_dense_partials(eqn: JaxprEqn, local: LocalJacobian) -> None:
 
 
 def _pruned(
-    program: ClosedJaxpr, inputs: Sequence[Var], targets: Sequence[Any],
-    partials: Mapping[int, LocalJacobian],
-) -> dict[int, LocalJacobian]:  # fmt: skip
-    """Only the edges on a way from inputs to targets; dependence need not mean a derivative."""
-    reached = set(inputs)
+    program: ClosedJaxpr, targets: Sequence[Any], partials: dict[int, LocalJacobian]
+) -> dict[int, LocalJacobian]:
+    """Only the edges on a way to targets."""
     kept: dict[int, dict[Any, Structure]] = {}
-    for vertex, local in partials.items():
-        eqn = program.jaxpr.eqns[vertex - 1]
-        kept[vertex] = {e: s for e, s in local.structures.items() if eqn.invars[e[1]] in reached}
-        reached.update(eqn.outvars[result] for result, _ in kept[vertex])
     wanted = {atom for atom in targets if not isinstance(atom, Literal)}
-    for vertex in reversed(kept):
-        eqn = program.jaxpr.eqns[vertex - 1]
-        kept[vertex] = {e: s for e, s in kept[vertex].items() if eqn.outvars[e[0]] in wanted}
+    for vertex in reversed(partials):
+        eqn, structures = program.jaxpr.eqns[vertex - 1], partials[vertex].structures
+        kept[vertex] = {e: s for e, s in structures.items() if eqn.outvars[e[0]] in wanted}
         wanted.update(eqn.invars[operand] for _, operand in kept[vertex])
     return {
         vertex: replace(local, structures=kept[vertex])
@@ -200,15 +232,6 @@ def _is_active(atom: Any, active: set[Var]) -> bool:
 
 def _is_inexact(var: Any) -> bool:
     return jnp.issubdtype(var.aval.dtype, jnp.inexact) and var.aval.size > 0
-
-
-def _active(program: ClosedJaxpr, inputs: Sequence[Var]) -> set[Var]:
-    """The real or complex variables that depend on the inputs."""
-    active = {var for var in inputs if _is_inexact(var)}
-    for eqn in program.jaxpr.eqns:
-        if any(_is_active(atom, active) for atom in eqn.invars):
-            active.update(v for v in eqn.outvars if _is_inexact(v) and not isinstance(v, DropVar))
-    return active
 
 
 def _useful(program: ClosedJaxpr, targets: Sequence[Any]) -> set[Var]:
@@ -238,19 +261,35 @@ class _Known:
     def value(self, atom: Any) -> Any:
         if isinstance(atom, Literal):
             return atom.val
-        if atom not in self._values:
-            self._evaluate(self._makers[atom])
+        # Depth first with a stack of our own: a chain of constants may be longer than Python can recurse.
+        pending = [] if atom in self._values else [self._makers[atom]]
+        while pending:
+            missing = self._missing(pending[-1])
+            if missing:
+                pending.append(self._makers[missing[0]])
+            else:
+                self._evaluate(pending.pop())
         return self._values[atom]
 
+    def _missing(self, eqn: JaxprEqn) -> list[Var]:
+        """The operands of an equation that have to be evaluated before it."""
+        if not _is_plain(eqn):
+            return []
+        return [a for a in eqn.invars if not isinstance(a, Literal) and a not in self._values]
+
     def _evaluate(self, eqn: JaxprEqn) -> None:
-        operands = [self.value(atom) for atom in eqn.invars]
         results: Sequence[Any] = [None] * len(eqn.outvars)
-        # Loops and branches over constants may take long; nothing needs them before the run.
-        is_plain = not eqn.effects and not subprograms(eqn)
-        if is_plain and all(value is not None for value in operands):
-            with jax.ensure_compile_time_eval():
-                results = bind_equation(eqn, operands)
+        if _is_plain(eqn):
+            operands = [a.val if isinstance(a, Literal) else self._values[a] for a in eqn.invars]
+            if all(value is not None for value in operands):
+                with jax.ensure_compile_time_eval():
+                    results = bind_equation(eqn, operands)
         self._values.update(zip(eqn.outvars, results, strict=True))
+
+
+def _is_plain(eqn: JaxprEqn) -> bool:
+    """Loops and branches over constants may take long; nothing needs them before the run."""
+    return not eqn.effects and not subprograms(eqn)
 
 
 def check_linear(graph: Graph) -> None:
@@ -260,11 +299,14 @@ def check_linear(graph: Graph) -> None:
         CapabilityError: with the user's source lines.
     """
     if graph.nonlinear:
-        named = ", ".join(graph.describe(vertex) for vertex in graph.nonlinear[:6])
+        named = ", ".join(
+            f"{graph.describe(vertex)}, because of {graph.partials[vertex].not_linear}"
+            for vertex in graph.nonlinear[:6]
+        )
         raise CapabilityError(
-            f"The rule of a `custom_vjp` function is not linear in the cotangent, as one that clips or "
-            f"normalises gradients: {named}. It has no Jacobian that could be multiplied with others. Use "
-            "method='jacrev', which pulls unit cotangents back through the whole program.",
+            "A derivative rule (`custom_jvp`, `custom_vjp`) is not linear, as one that clips or normalises "
+            f"gradients, or cannot be shown to be: {named}. It has no Jacobian that could be multiplied with "
+            "others. Use method='jacrev' or 'jacfwd', which apply the rule within the whole program.",
             code="nonlinear_rule",
             details={"vertices": list(graph.nonlinear)},
         )

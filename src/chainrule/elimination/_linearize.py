@@ -25,6 +25,7 @@ from chainrule.elimination._prepare import flatten
 from chainrule.elimination._result import StructuredJacobian
 from chainrule.elimination._rules import complex_dtype, term_structure
 from chainrule.elimination._structure import zero_structure
+from chainrule.elimination._values import entries_of
 
 __all__ = [
     "Linearization",
@@ -238,7 +239,7 @@ def _structured(block: Block, output: Any, dtype: Any) -> StructuredJacobian:
     if jnp.iscomplexobj(output):
         dtype = complex_dtype(dtype)
         block = multiply(_complex_of_pairs(output.shape, dtype), block)
-    return StructuredJacobian(block.structure, block.values, dtype)
+    return StructuredJacobian(block.structure, tuple(map(entries_of, block.values)), dtype)
 
 
 def _complex_of_pairs(shape: tuple[int, ...], dtype: Any) -> Block:

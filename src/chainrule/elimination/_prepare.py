@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -29,13 +29,13 @@ _UNROLLED_EQUATIONS = 64
 """A loop is unrolled when that makes no more equations than this, so that its steps can be eliminated."""
 
 
-def flatten(program: ClosedJaxpr) -> ClosedJaxpr:
-    """The program without call-like equations and without short loops."""
-    program = inline_calls(program, _INLINED)
+def flatten(program: ClosedJaxpr, *, also: Collection[str] = ()) -> ClosedJaxpr:
+    """The program without call-like equations, those of the primitives in `also` included, and short loops."""
+    program = inline_calls(program, _INLINED.union(also))
     if any(_is_short_loop(eqn) for eqn in program.jaxpr.eqns):
         avals = [var.aval for var in program.jaxpr.invars]
         unrolled = trace_avals(lambda *inputs: evaluate(program, inputs, _unroll), avals)
-        return flatten(unrolled)
+        return flatten(unrolled, also=also)
     return program
 
 

@@ -91,7 +91,14 @@ def _arranged(traced: Traced, outputs: Any, rows: Any) -> Outcome:
     """Flat outputs and blocks in the function's trees."""
     n_targets = traced.out_tree.num_leaves
     blocks = [
-        jax.tree.unflatten(traced.in_tree, [_complex_again(output, block) for block in row])
+        jax.tree.unflatten(
+            traced.in_tree,
+            [
+                # `jacfwd` gives the dtype of the output; ours is that of `jacrev`, the input's.
+                _complex_again(output, block.astype(operand.dtype))
+                for block, operand in zip(row, traced.operands, strict=True)
+            ],
+        )
         for output, row in zip(outputs, rows, strict=False)
     ]
     value = jax.tree.unflatten(traced.out_tree, outputs[:n_targets])

@@ -9,6 +9,20 @@ Vocabulary
 
 Invariant: a capture never changes the result of a function, and never loses a sow: one that sits where
 it cannot be captured is an error that says where.
+
+Modules, in reading order
+    _mode          what a sown value is: the value, or which derivative of it
+    _slots         leaves of a pytree: arrays, and everything else
+    _sow           `sow`: the primitive, its derivative and batching rules, and what a capture asks of it
+    _capture       tracing a function with its sows alive; running it so that the sown values come out
+    _collect       from these values to the dictionary by name and mode; duplicate names
+    _static        leaves that are no arrays, on their way through `jit`
+    _staged        functions that are traced, rewritten and compiled once per signature
+    _save          `save_intermediates`
+    _stats         `intermediate_stats`
+    _substitute    `plant` and `grad_wrt`
+    _nonfinite     `locate_nonfinite`
+    internal       what other packages of this project use
 """
 
 from chainrule.harvest._collect import DuplicateNameError

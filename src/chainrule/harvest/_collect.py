@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from chainrule._errors import InputError
 from chainrule._jaxpr import Extra, SourceLocation
 from chainrule.harvest._mode import PRIMAL, Mode
 
-__all__ = ["DuplicateNameError", "Duplicates", "collect"]
-
-Duplicates = Literal["strict", "append", "last"]
+Duplicates = Literal["error", "append", "last"]
+"""What a name that is sown twice means."""
 
 
 class DuplicateNameError(InputError):
     """A name was sown twice in one captured function."""
 
     default_code = "duplicate_name"
+
+
+def check_duplicates(duplicates: Any, mode: Any, *, stacklevel: int) -> Duplicates:
+    """The option `duplicates`, or what the option `mode` says, its name until now.
+
+    Raises:
+        InputError: it is none of the known ones.
+    """
+    if mode is not None:
+        duplicates = "error" if mode == "strict" else mode
+        warnings.warn(
+            f"The option `mode` is called `duplicates` now: write duplicates={duplicates!r} for "
+            f"mode={mode!r}.",
+            DeprecationWarning,
+            stacklevel=stacklevel + 1,
+        )
+    choices = get_args(Duplicates)
+    if duplicates not in choices:
+        raise InputError(
+            f"Expected duplicates to be one of {', '.join(map(repr, choices))}, found {duplicates!r}.",
+            code="capture_mode",
+        )
+    chosen: Duplicates = duplicates
+    return chosen
 
 
 def collect(
@@ -30,7 +54,7 @@ def collect(
     for tap in taps:
         mode = tap.label.mode.undeepened()
         by_name.setdefault(tap.label.name, {}).setdefault(mode, []).append(tap)
-    if duplicates == "strict":
+    if duplicates == "error":
         for name, by_mode in by_name.items():
             _check_single(name, by_mode.get(PRIMAL, []))
     return {name: _entry(by_mode, duplicates, value_of) for name, by_mode in by_name.items()}
@@ -58,8 +82,8 @@ def _duplicate(name: str, places: list[str]) -> DuplicateNameError:
     shown = "\n".join(f"  {place}" for place in places)
     return DuplicateNameError(
         f"The name {name!r} was sown {len(places)} times in one captured function:\n{shown}\n"
-        'Give each its own name, or capture with mode="append" (a list, in execution order) or '
-        'mode="last".',
+        'Give each its own name, or capture with duplicates="append" (a list, in execution order) or '
+        'duplicates="last".',
         details={"name": name, "places": places},
     )
 
@@ -70,7 +94,7 @@ def _entry(
     """The values of one name per mode, and beside them whether and how often they were reached."""
 
     def choose(values: list[Any]) -> Any:
-        is_single = duplicates == "last" or (duplicates == "strict" and len(values) == 1)
+        is_single = duplicates == "last" or (duplicates == "error" and len(values) == 1)
         return values[-1] if is_single else values
 
     entry: dict[str, Any] = {}

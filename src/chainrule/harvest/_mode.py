@@ -11,8 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-__all__ = ["PRIMAL", "Mode"]
-
 Kind = Literal["tangent", "cotangent"]
 
 

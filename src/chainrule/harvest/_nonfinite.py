@@ -32,8 +32,6 @@ from chainrule._jaxpr import (
 from chainrule.harvest._capture import stage
 from chainrule.harvest._sow import is_sow
 
-__all__ = ["NonFinite", "locate_nonfinite"]
-
 
 @dataclass(frozen=True)
 class NonFinite:
@@ -91,13 +89,13 @@ def locate_nonfinite(
 
     def located(*args: Any, **kwargs: Any) -> NonFinite | None:
         args, kwargs = jax.tree.map(_as_array, (args, kwargs))
-        program, operands, _ = stage(fn, args, kwargs)
+        traced = stage(fn, args, kwargs)
         search = _Search(tag)
-        outputs = search.run(program, operands)[0]
+        outputs = search.run(traced.program, traced.operands)[0]
         bad = [n for n, output in enumerate(outputs) if not _is_finite(output)]
         if not bad:
             return None
-        cause = search.trace_back(program, operands, bad, _Context())
+        cause = search.trace_back(traced.program, traced.operands, bad, _Context())
         return cause.report or NonFinite(_kind(outputs[bad[0]]))
 
     return located

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, get_args
+from typing import Any
 
-from chainrule._errors import InputError
-from chainrule.harvest._capture import run_with_taps, stage, tap_values
-from chainrule.harvest._collect import Duplicates, collect
+from chainrule.harvest._capture import run_with_taps, stage_capture, tap_values
+from chainrule.harvest._collect import Duplicates, check_duplicates, collect
 from chainrule.harvest._sow import Reduce, check_options
 from chainrule.harvest._staged import compile_capture
-
-__all__ = ["save_intermediates"]
 
 
 def save_intermediates(
     fn: Callable[..., Any],
     *,
     tag: str = "intermediates",
-    mode: Duplicates = "strict",
+    duplicates: Duplicates = "error",
     reduce: Reduce | None = None,
     buffer: int | None = None,
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
+    mode: str | None = None,
 ) -> Callable[..., tuple[Any, dict[str, dict[str, Any]]]]:
     """Get every sown value of a function, with its derivatives when the function takes some.
 
@@ -44,13 +42,14 @@ def save_intermediates(
     Args:
         fn: any function that JAX can trace; `jax.grad(f)` for cotangents.
         tag: only sows with this tag are captured.
-        mode: what a name that is sown twice means: an error (`"strict"`), a list in execution order
-            (`"append"`, for every name), or the last one (`"last"`).
+        duplicates: what a name that is sown twice means: an error (`"error"`), a list in execution
+            order (`"append"`, for every name), or the last one (`"last"`).
         reduce: how loops combine iterations, for sows that do not say so themselves.
         buffer: how many of the last iterations a `while_loop` keeps, likewise.
         static_argnums: as in `jax.jit`. Strings, functions and other arguments that are no arrays need
             not be named.
         static_argnames: as in `jax.jit`.
+        mode: the former name of `duplicates`; deprecated. Its `"strict"` is `"error"`.
 
     Returns:
         A function like `fn`, compiled once per signature; capturing the same `fn` again in the same way
@@ -70,25 +69,20 @@ def save_intermediates(
         {'cotangent': 3.0, 'primal': 4.0}
     """
     check_options("", reduce, buffer)
-    modes = get_args(Duplicates)
-    if mode not in modes:
-        raise InputError(
-            f"Expected mode to be one of {', '.join(map(repr, modes))}, found {mode!r}.",
-            code="capture_mode",
-        )
+    chosen = check_duplicates(duplicates, mode, stacklevel=2)
     tap = tap_values(reduce, buffer)
 
     def rewrite(
         function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
-        program, operands, rebuild = stage(function, args, kwargs, protect=tag)
-        outputs, taps = run_with_taps(program, operands, tag, tap)
-        return rebuild(outputs), collect(taps, mode)
+        traced = stage_capture(function, args, kwargs, tag)
+        outputs, taps = run_with_taps(traced, tag, tap)
+        return traced.rebuild(outputs), collect(taps, chosen)
 
     return compile_capture(
         fn,
         rewrite,
-        ("values", tag, mode, reduce, buffer),
+        ("values", tag, chosen, reduce, buffer),
         static_argnums=static_argnums,
         static_argnames=static_argnames,
     )

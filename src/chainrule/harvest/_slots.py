@@ -9,15 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 
-__all__ = ["NOTHING", "Slot", "fill", "is_array"]
-
 
 @dataclass(frozen=True, eq=False)
 class Slot:
     """What fills a leaf: the next array, or content that is no array (a string, a function, `None`).
 
-    Slots are part of an equation's parameters, which JAX hashes and compares, whatever the content: equal
-    text is equal, anything else only to itself.
+    Slots are part of an equation's parameters, which JAX hashes and compares, and the content may have no
+    hash. So text is compared by its value, and all other content by identity.
     """
 
     is_operand: bool

@@ -4,15 +4,20 @@ The primitive works on the array leaves of a pytree; everything else (name, tag,
 in its one parameter. It is linear, so each derivative rule sows what it is given under the composed mode
 and hands it on. It lowers to nothing.
 
-While a capture with its tag is being traced, a sow has an *effect*, which does nothing but keep JAX's
-dead-code elimination away from it, also inside `jit`, `scan` and `checkpoint`. The capture removes it
-again. The set of tags being captured is part of JAX's trace cache key, so programs traced without a
-capture are never mistaken for programs traced with one.
+What a capture wants of the sows of its tag stands in a *watch*, a value that is set while the capture traces
+and that is part of JAX's trace cache key: a program traced without a capture is never mistaken for one
+traced with it. Without a watch, a sow changes nothing around it. With one, three things differ:
+
+    kept      the sow has an *effect*. It does nothing but keep JAX's dead-code elimination away from the sow,
+              also inside `jit`, `scan` and `checkpoint`; the capture removes it again.
+    placed    `vmap` moves its axis to the front of the sown value.
+    thawed    a leaf with a symbolic zero as tangent gets a tangent of real zeros (see `_jvp`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -26,6 +31,7 @@ from chainrule._jaxpr import (
     JaxprEqn,
     Primitive,
     SourceLocation,
+    aval_of,
     call_sites,
     is_transforming,
     loop_input,
@@ -34,25 +40,44 @@ from chainrule._jaxpr import (
 from chainrule.harvest._mode import PRIMAL, Mode
 from chainrule.harvest._slots import NOTHING, Slot, fill, is_array
 
-__all__ = [
-    "Part",
-    "Reduce",
-    "Sowing",
-    "capturing",
-    "check_options",
-    "is_sow",
-    "sow",
-    "sow_part",
-    "sowing_of",
-]
-
 Part = Literal["whole", "forward", "backward"]
 Reduce = Literal["stack", "last", "sum", "mean", "max"]
 _MAX_CALLS = 16
 _REDUCTIONS: tuple[Reduce, ...] = get_args(Reduce)
 
-capturing = jax.make_user_context(frozenset())
-"""The tags that are being captured around the code that is traced now."""
+
+@dataclass(frozen=True)
+class Watch:
+    """What the captures around the code that is traced now want of its sows.
+
+    Attributes:
+        kept: tags whose sows stay in the program, also where their results are not used.
+        placed: tags whose sows have the axes of `vmap` in front.
+        spread: (tag, name) of sows that get every axis of `vmap`, also those that they do not depend on.
+        thawed: (tag, name, depth) of sows all of whose leaves take part in the derivative at that depth.
+    """
+
+    kept: frozenset[str] = frozenset()
+    placed: frozenset[str] = frozenset()
+    spread: frozenset[tuple[str, str]] = frozenset()
+    thawed: frozenset[tuple[str, str, int]] = frozenset()
+
+    def __or__(self, other: Watch) -> Watch:
+        return Watch(
+            self.kept | other.kept,
+            self.placed | other.placed,
+            self.spread | other.spread,
+            self.thawed | other.thawed,
+        )
+
+
+watching = jax.make_user_context(Watch())
+"""The watch around the code that is traced now."""
+
+
+def is_captured(tag: str) -> bool:
+    """Whether a capture of this tag is being traced."""
+    return tag in watching.value.kept
 
 
 @dataclass(frozen=True)
@@ -67,7 +92,10 @@ class Sowing:
         mode: the value itself, or which derivative.
         reduce: how loops combine iterations; `None` leaves it to the capture.
         buffer: how many of the last iterations a `while` loop keeps; `None` leaves it to the capture.
-        shared: sizes of the `vmap` axes that the value does not depend on, outermost first.
+        axes: per `vmap` around a placed sow, outermost first: `None` where the operands have its axis (in
+            front, in this order), its size where they do not depend on it.
+        frozen: per operand of a derivative, the depths at which it is zero and takes no part.
+        left_out: the depths at which leaves of this cotangent were frozen: they are missing here.
         is_anchored: whether one more operand follows that ties the equation to its loop: JAX moves
             equations that only use constants of a `scan` out of it when it differentiates.
         part: which modes it stands for. A value inside a component that is called on the host is sown
@@ -83,7 +111,9 @@ class Sowing:
     mode: Mode = PRIMAL
     reduce: Reduce | None = None
     buffer: int | None = None
-    shared: tuple[int, ...] = ()
+    axes: tuple[int | None, ...] = ()
+    frozen: tuple[frozenset[int], ...] | None = None
+    left_out: frozenset[int] = frozenset()
     is_anchored: bool = False
     part: Part = "whole"
     call_sites: tuple[SourceLocation, ...] = field(default=(), compare=False)
@@ -98,23 +128,40 @@ class Sowing:
         """Whether a capture hands this mode out."""
         return self.part == "whole" or (self.part == "backward") == self.mode.is_pulled_back
 
+    @property
+    def n_axes(self) -> int:
+        """How many axes of `vmap` the operands have in front."""
+        return self.axes.count(None)
+
     def value(self, operands: Sequence[Any]) -> Any:
         """The pytree, as it was sown."""
         return jax.tree.unflatten(self.tree, fill(self.slots, operands))
 
     def repeat(self, operands: Sequence[Any]) -> list[Any]:
-        """The operands with the axes of the `vmap`s that they do not depend on."""
-        if not self.shared:
-            return list(operands)
-        return [jnp.broadcast_to(each, (*self.shared, *jnp.shape(each))) for each in operands]
+        """The operands with the axes of all `vmap`s, also those that they do not depend on."""
+        missing = [position for position, size in enumerate(self.axes) if size is not None]
+        return [self._repeat(operand, missing) for operand in operands] if missing else [*operands]
 
-    def derivative(self, mode: Mode, differentiable: Sequence[bool]) -> Sowing:
-        """The same place in another mode; leaves without derivatives become `None`."""
-        carried = iter(differentiable)
+    def _repeat(self, operand: Any, missing: list[int]) -> Any:
+        wide = jnp.expand_dims(operand, missing)
+        sizes = (
+            own if size is None else size for own, size in zip(wide.shape, self.axes, strict=False)
+        )
+        return jnp.broadcast_to(wide, (*sizes, *wide.shape[len(self.axes) :]))
+
+    def derivative(self, mode: Mode, selected: Sequence[bool]) -> Sowing:
+        """The same place in another mode; leaves that are not selected become `None`."""
+        carried = iter(selected)
         slots = tuple(
             slot if not slot.is_operand or next(carried) else NOTHING for slot in self.slots
         )
-        return replace(self, mode=mode, slots=slots, is_anchored=False)
+        return replace(self, mode=mode, slots=slots, frozen=None, is_anchored=False)
+
+    @property
+    def depths_frozen(self) -> tuple[frozenset[int], ...]:
+        """Per operand, the depths at which it takes no part in a derivative."""
+        n_operands = sum(slot.is_operand for slot in self.slots)
+        return (frozenset[int](),) * n_operands if self.frozen is None else self.frozen
 
 
 def sow(
@@ -166,7 +213,7 @@ def _sow(value: Any, name: str, tag: str, **options: Any) -> Any:
     leaves, tree = jax.tree.flatten(value)
     slots = tuple(Slot.of(leaf) for leaf in leaves)
     operands = [leaf for leaf in leaves if is_array(leaf)]
-    anchor = loop_input() if tag in capturing.value else None
+    anchor = loop_input() if is_captured(tag) else None
     sowing = Sowing(name, tag, tree, slots, is_anchored=anchor is not None, **options)
     return sowing.value(_bind(operands if anchor is None else [*operands, anchor], sowing))
 
@@ -220,10 +267,6 @@ def _bind(operands: Sequence[Any], sowing: Sowing) -> list[Any]:
     return _sow_p.bind(*operands, sowing=sowing)
 
 
-def _is_captured(sowing: Sowing) -> bool:
-    return sowing.tag in capturing.value
-
-
 def _sown(operands: Sequence[Any], sowing: Sowing) -> list[Any]:
     return list(operands[:-1] if sowing.is_anchored else operands)
 
@@ -235,7 +278,7 @@ def _run(*operands: Any, sowing: Sowing) -> list[Any]:
 
 @_sow_p.def_effectful_abstract_eval
 def _abstract(*avals: Any, sowing: Sowing) -> tuple[list[Any], set[Effect]]:
-    return _sown(avals, sowing), {_CAPTURED} if _is_captured(sowing) else set()
+    return _sown(avals, sowing), {_CAPTURED} if is_captured(sowing.tag) else set()
 
 
 def _is_zero(tangent: Any) -> bool:
@@ -243,30 +286,59 @@ def _is_zero(tangent: Any) -> bool:
 
 
 def _jvp(primals: Any, tangents: Any, *, sowing: Sowing) -> tuple[list[Any], list[Any]]:
-    values = _bind(primals, replace(sowing, mode=sowing.mode.deeper()))
+    """Sow the tangents of a tree, and hand them on.
+
+    Integers have tangents of type float0: nothing to sow. A leaf that does not depend on what is
+    differentiated is *frozen*: its tangent is a symbolic zero. It is sown as zeros and handed on as the
+    symbolic zero it is, so that a sow changes nothing for what comes after it (a custom rule that asks
+    for symbolic zeros, an operation that has no derivative with respect to this leaf).
+
+    That is right for tangents, but a cotangent does not come back to a leaf that takes no part. So the
+    transposed sow leaves frozen leaves out and says so; the capture then traces the function again with
+    them *thawed*: the zeros themselves are handed on.
+    """
+    mode = sowing.mode
+    values = _bind(primals, replace(sowing, mode=mode.deeper()))
     tangents = _sown(tangents, sowing)
     if all(map(_is_zero, tangents)):
         return values, tangents
-    # Integers have tangents of type float0: nothing to sow. Symbolic zeros are sown as zeros, and
-    # handed on as symbolic zeros.
+    is_thawed = (sowing.tag, sowing.name, mode.depth) in watching.value.thawed
     differentiable = [_dtype(tangent) != jax.dtypes.float0 for tangent in tangents]
-    carried = [
-        t for t, has_derivative in zip(tangents, differentiable, strict=True) if has_derivative
-    ]
-    derivative = sowing.derivative(sowing.mode.tangent(), differentiable)
+    frozen = tuple(
+        depths | {mode.depth} if _is_zero(tangent) and not is_thawed else depths
+        for tangent, depths in _select(
+            zip(tangents, sowing.depths_frozen, strict=True), differentiable
+        )
+    )
+    derivative = replace(sowing.derivative(mode.tangent(), differentiable), frozen=frozen)
+    carried = _select(tangents, differentiable)
     sown = iter(_bind(list(map(ad.instantiate_zeros, carried)), derivative))
     results = [next(sown) if has_derivative else None for has_derivative in differentiable]
-    return values, [t if _is_zero(t) else r for t, r in zip(tangents, results, strict=True)]
+    return values, [
+        tangent if result is None or (_is_zero(tangent) and not is_thawed) else result
+        for tangent, result in zip(tangents, results, strict=True)
+    ]
 
 
 def _transpose(cotangents: Any, *operands: Any, sowing: Sowing) -> list[Any]:
-    if all(map(_is_zero, cotangents)) and not _is_captured(sowing):
-        sown = cotangents
-    else:
-        # The cotangent of a value shared by a batch is a sum over the batch: it has no such axis.
-        mode = replace(sowing, mode=sowing.mode.cotangent(), shared=(), is_anchored=False)
-        sown = _bind(list(map(ad.instantiate_zeros, cotangents)), mode)
-    handed_on = [c if _is_zero(c) else s for c, s in zip(cotangents, sown, strict=True)]
+    """Sow the cotangents of what takes part, and hand them on."""
+    handed_on = list(cotangents)
+    if is_captured(sowing.tag) or not all(map(_is_zero, cotangents)):
+        frozen = sowing.depths_frozen
+        moving = [not depths for depths in frozen]
+        derivative = replace(
+            sowing.derivative(sowing.mode.cotangent(), moving),
+            # The cotangent of a value shared by a batch is a sum over the batch: it has no such axis.
+            axes=(None,) * sowing.n_axes,
+            left_out=sowing.left_out.union(*frozen),
+        )
+        given = _select(cotangents, moving)
+        sown = iter(_bind(list(map(ad.instantiate_zeros, given)), derivative))
+        results = [next(sown) if moves else None for moves in moving]
+        handed_on = [
+            cotangent if result is None or _is_zero(cotangent) else result
+            for cotangent, result in zip(cotangents, results, strict=True)
+        ]
     handed_on += [None] * (len(operands) - len(handed_on))
     return [
         value if ad.is_undefined_primal(operand) else None
@@ -278,10 +350,11 @@ def _batch(
     axis: Any, operands: Sequence[Any], dims: Sequence[int | None], *, sowing: Sowing
 ) -> tuple[list[Any], list[int | None]]:
     leaf_dims = _sown(dims, sowing)
-    if not _is_captured(sowing):
+    watch = watching.value
+    if sowing.tag not in watch.placed | watch.kept:
         return _bind(operands, sowing), leaf_dims
-    if all(dim is None for dim in leaf_dims):
-        shared = replace(sowing, shared=(axis.size, *sowing.shared))
+    if all(dim is None for dim in leaf_dims) and (sowing.tag, sowing.name) not in watch.spread:
+        shared = replace(sowing, axes=(axis.size, *sowing.axes))
         return _bind(operands, shared), leaf_dims
     in_front = [
         jnp.broadcast_to(value, (axis.size, *jnp.shape(value)))
@@ -290,11 +363,17 @@ def _batch(
         for value, dim in zip(operands, leaf_dims, strict=False)
     ]
     anchor = operands[len(leaf_dims) :]
-    return _bind([*in_front, *anchor], sowing), [0] * len(in_front)
+    placed = replace(sowing, axes=(None, *sowing.axes))
+    return _bind([*in_front, *anchor], placed), [0] * len(in_front)
+
+
+def _select(values: Iterable[Any], selected: Iterable[bool]) -> list[Any]:
+    return list(itertools.compress(values, selected))
 
 
 def _dtype(tangent: Any) -> Any:
-    return (tangent.aval if _is_zero(tangent) else tangent).dtype
+    # A tangent may be a number of Python's.
+    return (tangent.aval if _is_zero(tangent) else aval_of(tangent)).dtype
 
 
 ad.primitive_jvps[_sow_p] = _jvp

@@ -13,8 +13,6 @@ import jax
 
 from chainrule.harvest._static import has_static_leaves, protect, unprotect
 
-__all__ = ["Rewrite", "compile_capture", "compile_rewrite"]
-
 Rewrite = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Traces a function at arguments and runs what it makes of it."""
 
@@ -47,8 +45,9 @@ def compile_capture(
 class _Compiled:
     """A rewritten function under `jit`, which also takes and gives values that are no arrays.
 
-    Such values are hidden from `jit`, once it turns out that there are some. The function is held weakly,
-    so that what is remembered for it can go when it goes; whoever calls holds it.
+    Such values are hidden from `jit`, once it turns out that there are some. The function is held weakly:
+    `_KNOWN` maps functions to their compiled captures, and an entry whose value holds its key would never
+    go. During a call the function is alive, because the wrapper that the user calls holds it.
 
     Attributes:
         call: the function to call with the arguments.
@@ -78,7 +77,7 @@ class _Compiled:
         self.finish: Callable[[Any], Any] | None = None
 
     def like(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function for the user; little happens here, because all of it happens at every call."""
+        """The function for the user. It runs at every call, so it does little."""
 
         @functools.wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> Any:

@@ -13,8 +13,6 @@ import jax
 
 from chainrule.harvest._slots import is_array
 
-__all__ = ["has_static_leaves", "protect", "unprotect"]
-
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)

@@ -11,13 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from chainrule._jaxpr import Extra, Fold, SourceLocation
-from chainrule.harvest._capture import run_with_taps, stage
-from chainrule.harvest._collect import Duplicates, collect
+from chainrule.harvest._capture import run_with_taps, stage_capture
+from chainrule.harvest._collect import Duplicates, check_duplicates, collect
 from chainrule.harvest._mode import Mode
 from chainrule.harvest._sow import Sowing
 from chainrule.harvest._staged import compile_capture
-
-__all__ = ["Stats", "intermediate_stats"]
 
 
 @jax.tree_util.register_dataclass
@@ -46,9 +44,10 @@ def intermediate_stats(
     fn: Callable[..., Any],
     *,
     tag: str = "intermediates",
-    mode: Duplicates = "strict",
+    duplicates: Duplicates = "error",
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
+    mode: str | None = None,
 ) -> Callable[..., tuple[Any, dict[str, dict[str, Any]]]]:
     """Summaries of every sown value: shape, norm, smallest and largest entry, number of NaN/inf.
 
@@ -58,9 +57,10 @@ def intermediate_stats(
     Args:
         fn: any function that JAX can trace; `jax.grad(f)` for summaries of cotangents.
         tag: only sows with this tag are looked at.
-        mode: what a name that is sown twice means, as in `save_intermediates`.
+        duplicates: what a name that is sown twice means, as in `save_intermediates`.
         static_argnums: as in `jax.jit`.
         static_argnames: as in `jax.jit`.
+        mode: the former name of `duplicates`; deprecated.
 
     Returns:
         A function that gives `(fn(*args, **kwargs), stats)`.
@@ -72,18 +72,19 @@ def intermediate_stats(
         >>> float(stats["x"]["primal"].norm)
         5.0
     """
+    chosen = check_duplicates(duplicates, mode, stacklevel=2)
 
     def rewrite(
         function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
-        program, operands, rebuild = stage(function, args, kwargs, protect=tag)
-        outputs, taps = run_with_taps(program, operands, tag, _tap)
-        return rebuild(outputs), collect(taps, mode, _value)
+        traced = stage_capture(function, args, kwargs, tag)
+        outputs, taps = run_with_taps(traced, tag, _tap)
+        return traced.rebuild(outputs), collect(taps, chosen, _value)
 
     return compile_capture(
         fn,
         rewrite,
-        ("statistics", tag, mode),
+        ("statistics", tag, chosen),
         static_argnums=static_argnums,
         static_argnames=static_argnames,
     )

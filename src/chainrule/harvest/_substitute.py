@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from chainrule._errors import InputError, PathError
-from chainrule._jaxpr import ClosedJaxpr, Extra, JaxprEqn, Rewriter, walk
-from chainrule.harvest._capture import run_with_taps, stage
+from chainrule._jaxpr import (
+    ClosedJaxpr,
+    Extra,
+    JaxprEqn,
+    Rewriter,
+    aval_of,
+    bind_equation,
+    walk,
+)
+from chainrule.harvest._capture import Traced, run_with_taps, sowings, stage
 from chainrule.harvest._collect import collect
 from chainrule.harvest._slots import is_array
-from chainrule.harvest._sow import Sowing, is_sow, sowing_of
+from chainrule.harvest._sow import Sowing, Watch, is_sow, sowing_of
 from chainrule.harvest._staged import compile_rewrite
-
-__all__ = ["grad_wrt", "plant"]
 
 
 def plant(
@@ -35,9 +43,10 @@ def plant(
 
     Args:
         fn: a function with sows in it.
-        values: per name a pytree like the sown one. Inside loops a value of the sown shape is used in
-            every iteration; one with the loops' axes in front, as `save_intermediates` gives it, is
-            used iteration by iteration. A name that is sown several times is replaced everywhere.
+        values: per name a pytree like the sown one; a leaf `None` leaves the sown one in place. What
+            `save_intermediates` found fits: inside loops and under `vmap` it has their axes in front.
+            Without the axes of the loops, a value is used in every iteration; without those of `vmap` as
+            well, for every example. A name that is sown several times is replaced everywhere.
         tag: the sows to look for.
         static_argnums: as in `jax.jit`.
         static_argnames: as in `jax.jit`.
@@ -59,9 +68,13 @@ def plant(
     planted = dict(values)
 
     def rewrite(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        program, operands, rebuild = stage(function, args, kwargs)
-        _check_known(planted, program, tag)
-        return rebuild(_substitute(program, operands, tag, planted, _replace))
+        traced = stage(function, args, kwargs, Watch(placed=frozenset({tag})))
+        _check_known(planted, traced.program, tag)
+        spread = _differ_by_example(traced.program, tag, planted)
+        if spread:
+            watch = Watch(placed=frozenset({tag}), spread=spread)
+            traced = stage(function, args, kwargs, watch)
+        return traced.rebuild(_substitute(traced, tag, planted, _replace))
 
     return compile_rewrite(
         fn, rewrite, static_argnums=static_argnums, static_argnames=static_argnames
@@ -79,7 +92,9 @@ def grad_wrt(
     """The gradient of a scalar function with respect to sown values instead of arguments.
 
     The gradient of `fn` by `h` is that by a perturbation added to `h`, at zero:
-    ∂/∂δ fn(…, h + δ, …) at δ = 0. None of the arguments needs to be differentiable.
+    ∂/∂δ fn(…, h + δ, …) at δ = 0. None of the arguments needs to be differentiable. Inside loops and under
+    `vmap`, δ has their axes in front, as the value that `save_intermediates` finds. A value that all examples
+    of a `vmap` share has one gradient, which is the sum over the examples.
 
     Args:
         fn: a function with a scalar result and sows in it.
@@ -108,13 +123,13 @@ def grad_wrt(
     def rewrite(
         function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> dict[str, Any]:
-        program, operands, rebuild = stage(function, args, kwargs)
-        _check_known(wanted, program, tag)
-        shapes = _sown_shapes(program, operands, tag, wanted)
+        traced = stage(function, args, kwargs, Watch(placed=frozenset({tag})))
+        _check_known(wanted, traced.program, tag)
+        shapes = _sown_shapes(traced, tag, wanted)
         zeros = {name: jax.tree.map(_zero_like, shapes[name]) for name in wanted}
 
         def perturbed(perturbations: dict[str, Any]) -> Any:
-            return rebuild(_substitute(program, operands, tag, perturbations, _add))
+            return traced.rebuild(_substitute(traced, tag, perturbations, _add))
 
         return jax.grad(perturbed)(zeros)
 
@@ -123,17 +138,17 @@ def grad_wrt(
     )
 
 
-def _sown_shapes(
-    program: ClosedJaxpr, operands: Sequence[Any], tag: str, names: tuple[str, ...]
-) -> dict[str, Any]:
-    def found(operands: Sequence[Any]) -> dict[str, Any]:
+def _sown_shapes(traced: Traced, tag: str, names: tuple[str, ...]) -> dict[str, Any]:
+    def found(operands: list[Any]) -> dict[str, Any]:
         _, taps = run_with_taps(
-            program, operands, tag, lambda sowing, values: Extra(tuple(values), sowing)
+            replace(traced, operands=operands),
+            tag,
+            lambda sowing, values: Extra(tuple(values), sowing),
         )
-        entries = collect([tap for tap in taps if tap.label.name in names], "strict")
+        entries = collect([tap for tap in taps if tap.label.name in names], "error")
         return {name: _arrays_only(entry["primal"]) for name, entry in entries.items()}
 
-    return jax.eval_shape(found, list(operands))
+    return jax.eval_shape(found, traced.operands)
 
 
 def _arrays_only(tree: Any) -> Any:
@@ -149,15 +164,15 @@ Change = Callable[[Sowing, Any, Any], Any]
 
 
 def _replace(sowing: Sowing, sown: Any, given: Any) -> Any:
-    found = jnp.result_type(given)
-    if _rank(found) > _rank(sown.dtype):
+    expected, found = aval_of(sown).dtype, jnp.result_type(given)
+    if _rank(found) > _rank(expected):
         raise InputError(
-            f"Expected a value of dtype {sown.dtype} for {sowing.name!r}, sown at {sowing.where}; found "
+            f"Expected a value of dtype {expected} for {sowing.name!r}, sown at {sowing.where}; found "
             f"{found}, which would lose what makes it one. Cast the value, or what is sown.",
             code="planted_dtype",
             details={"name": sowing.name},
         )
-    return jnp.asarray(given, sown.dtype)
+    return jnp.asarray(given, expected)
 
 
 def _rank(dtype: Any) -> int:
@@ -170,33 +185,48 @@ def _add(sowing: Sowing, sown: Any, given: Any) -> Any:
     return sown if given is None else sown + given
 
 
-def _substitute(
-    program: ClosedJaxpr,
-    operands: Sequence[Any],
-    tag: str,
-    values: Mapping[str, Any],
-    change: Change,
-) -> list[Any]:
+def _substitute(traced: Traced, tag: str, values: Mapping[str, Any], change: Change) -> list[Any]:
     """The outputs of a program with sown values changed."""
-
-    def is_claimed(eqn: JaxprEqn) -> bool:
-        if not is_sow(eqn, tag):
-            return False
-        sowing = eqn.params["sowing"]
-        return sowing.name in values and sowing.mode.is_primal
 
     def claim(eqn: JaxprEqn, operands: list[Any], loops: tuple[Any, ...]) -> Any:
         sowing = sowing_of(eqn)
         sown = operands[: len(eqn.outvars)]
         given = _leaves_for(sowing, values[sowing.name])
         changed = [
-            old if new is None else change(sowing, old, _at_iteration(sowing, old, new, loops))
+            old if new is None else change(sowing, old, _place(sowing, old, new, loops))
             for old, new in zip(sown, given, strict=True)
         ]
-        return changed, []
+        # A capture around this function finds the value that is used.
+        return bind_equation(eqn, [*changed, *operands[len(sown) :]]), []
 
+    is_claimed = functools.partial(_is_named, tag=tag, names=values)
     rewriter = Rewriter(claim, is_claimed=is_claimed, substitutes=True)
-    return rewriter.run(program, operands)[0]
+    return rewriter.run(traced.program, traced.operands)[0]
+
+
+def _is_named(eqn: JaxprEqn, tag: str, names: Collection[str]) -> bool:
+    """Whether an equation sows a value (not a derivative of it) under one of the names."""
+    if not is_sow(eqn, tag):
+        return False
+    sowing = eqn.params["sowing"]
+    return sowing.name in names and sowing.mode.is_primal
+
+
+def _differ_by_example(
+    program: ClosedJaxpr, tag: str, values: Mapping[str, Any]
+) -> frozenset[tuple[str, str]]:
+    """The names whose sown value is the same for all examples of a `vmap`, and whose given one is not."""
+    found = set()
+    for site in walk(program):
+        if _is_named(site.equation, tag, values):
+            sowing = sowing_of(site.equation)
+            given = _leaves_for(sowing, values[sowing.name])
+            results: Sequence[Any] = site.equation.outvars
+            own = [var.aval.ndim - sowing.n_axes for var in results]
+            has_more = any(jnp.ndim(new) > n for new, n in zip(given, own, strict=True))
+            if has_more and any(size is not None for size in sowing.axes):
+                found.add((tag, sowing.name))
+    return frozenset(found)
 
 
 def _leaves_for(sowing: Sowing, value: Any) -> list[Any]:
@@ -213,24 +243,27 @@ def _leaves_for(sowing: Sowing, value: Any) -> list[Any]:
     return [leaf for leaf, slot in zip(leaves, sowing.slots, strict=True) if slot.is_operand]
 
 
-def _at_iteration(sowing: Sowing, old: Any, new: Any, loops: tuple[Any, ...]) -> Any:
+def _place(sowing: Sowing, old: Any, new: Any, loops: tuple[Any, ...]) -> Any:
     """The part of a given leaf that belongs to this iteration of the loops around the sow."""
     given, sown = jnp.shape(new), jnp.shape(old)
+    one = sown[sowing.n_axes :]
     if given == sown:
         return new
+    if given == one:
+        return jnp.broadcast_to(new, sown)
     if len(given) == len(loops) + len(sown) and given[len(loops) :] == sown:
         return jnp.asarray(new)[loops]
+    axes = f"{len(loops)} loop axes and the batch axes {sown[: sowing.n_axes]}"
     raise InputError(
-        f"Expected a value of shape {sown} for {sowing.name!r}, sown at {sowing.where}, or of that "
-        f"shape with {len(loops)} loop axes in front; found {given}.",
+        f"Expected a value of shape {one} for {sowing.name!r}, sown at {sowing.where}, or of that shape "
+        f"with {axes} in front; found {given}.",
         code="planted_shape",
         details={"name": sowing.name},
     )
 
 
 def _check_known(names: Iterable[str], program: ClosedJaxpr, tag: str) -> None:
-    sows = (site.equation for site in walk(program) if is_sow(site.equation, tag))
-    known = {eqn.params["sowing"].name for eqn in sows}
+    known = {sowing.name for sowing in sowings(program, tag)}
     missing = [name for name in names if name not in known]
     if missing:
         raise PathError(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -15,7 +14,6 @@ from chainrule.predictive._kinds import FREE, WEIGHTS, VodeParam
 from chainrule.predictive._schedules import Phase
 from chainrule.predictive._step import step
 from chainrule.stateful import M, Mask, Module, Optim, jit, scan, tree_extract, value_and_grad
-from chainrule.stateful._frames import epoch
 from chainrule.stateful._masks import select
 
 __all__ = ["Learner"]
@@ -115,7 +113,7 @@ class Learner(Module):
         # Made and emptied out here, so that the first batch and all others run the same program.
         if self.weights is not None and self.weights.state.get() is None:
             self.weights.init(model)
-        values = _values(model, self.started_anew)
+        values = tree_extract(model, self.started_anew)
         before = [value.get() for value in values]
         for value in values:
             value.set(None)
@@ -125,22 +123,6 @@ class Learner(Module):
             for value, array in zip(values, before, strict=True):
                 value.set(array)
             raise
-
-
-_found: weakref.WeakKeyDictionary[Any, tuple[int, Mask, Sequence[Any]]] = (
-    weakref.WeakKeyDictionary()
-)
-
-
-def _values(model: Any, mask: Mask) -> Sequence[Any]:
-    """The values of a network's nodes; looked up anew only when its structure has changed."""
-    if type(model).__hash__ is None:  # a data class, whose equality would be that of its parts
-        return tree_extract(model, mask)
-    now, known, values = _found.get(model, (None, None, ()))
-    if now != epoch.now or known is not mask:
-        values = tree_extract(model, mask)
-        _found[model] = (epoch.now, mask, values)
-    return values
 
 
 @jit

@@ -10,6 +10,10 @@
 A derivative that takes `residuals` is given what `apply` returned for the same inputs. They are kept under
 the content of the inputs, in memory and, where several processes answer for one component, in a folder they
 share; when they are not there any more, `apply` is run again. So the author never has to look.
+
+Arrays in dictionaries, lists, tuples, models and dataclasses are copied when they are kept and again when
+they are handed out: `apply` may use its buffers again, and a derivative may overwrite what it gets. Other
+objects (a factorisation, say) are shared by all calls that use them.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from typing import Any
 from chainrule._trees import LRUCache, iterate_leaves
 from chainrule.runtime._component._capabilities import DERIVATIVE_ENDPOINTS, Implementation
 from chainrule.runtime._content import content_name
+from chainrule.runtime._own_arrays import own_copy
 from chainrule.runtime._shared_folder import SharedFolder
 
 __all__ = ["ResidualStore", "WithResiduals", "handing_on_residuals"]
@@ -80,21 +85,23 @@ class ResidualStore:
         """Keep residuals; the oldest make room for them."""
         if not self._max_bytes:
             return
-        self._entries.put(name, _Entry(residuals, _size(residuals)))
+        self._entries.put(name, _Entry(own_copy(residuals), _size(residuals)))
         if self._folder is not None:
             self._share(name, residuals, self._folder)
 
     def find(self, name: str) -> _Entry | None:
-        """What was kept under a name."""
+        """A copy of what was kept under a name."""
         entry = self._entries.get(name)
-        if entry is not None or self._folder is None:
-            return entry
+        if entry is not None:
+            return _Entry(own_copy(entry.residuals), entry.nbytes)
+        if self._folder is None:
+            return None
         content = self._folder.read(name)
         if content is None:
             return None
-        entry = _Entry(pickle.loads(content), len(content))
-        self._entries.put(name, entry)
-        return entry
+        residuals = pickle.loads(content)
+        self._entries.put(name, _Entry(own_copy(residuals), len(content)))
+        return _Entry(residuals, len(content))
 
     def _share(self, name: str, residuals: Any, folder: SharedFolder) -> None:
         try:
@@ -151,10 +158,10 @@ class _Forward:
 
     def apply(self, inputs: Any) -> Any:
         """The outputs; residuals are kept."""
+        name = content_name(inputs)  # now: the author may overwrite the inputs
         result = self._function(inputs)
         if not isinstance(result, WithResiduals):
             return result
-        name = content_name(inputs)
         if name is not None:
             self._store.keep(name, result.residuals)
         return result.outputs
@@ -165,7 +172,7 @@ class _Forward:
         entry = None if name is None else self._store.find(name)
         if entry is not None:
             return entry.residuals
-        result = self._function(inputs)
+        result = self._function(own_copy(inputs))
         if not isinstance(result, WithResiduals):
             return None
         if name is not None:

@@ -20,7 +20,7 @@ from chainrule._errors import PathError
 from chainrule._trees import flatten_with_paths, get_at_path, is_arraylike, set_at_path
 from chainrule.runtime._codec import dtype_from_name
 from chainrule.runtime._derivatives._derive import jacobian_from_jvp, jacobian_from_vjp
-from chainrule.runtime._derivatives._layout import canonical, check_keys, fitted_shape
+from chainrule.runtime._derivatives._layout import canonical, check_keys, check_shape
 from chainrule.runtime._schema import number_kind
 
 __all__ = [
@@ -302,8 +302,8 @@ def _fit(vector: Mapping[str, Any], like: Tensors, batched: bool) -> Tensors:
     fitted = {}
     for path, tensor in like.items():
         value = _tensor(vector[path]).to(tensor.dtype)
-        shape = fitted_shape(tuple(value.shape), tuple(tensor.shape), path, batched=batched)
-        fitted[path] = value.broadcast_to(shape)
+        check_shape(tuple(value.shape), tuple(tensor.shape), path, batched=batched)
+        fitted[path] = value
     return fitted
 
 
@@ -327,7 +327,7 @@ def _to_tensor(leaf: Any) -> Any:
 
 def _tensor(value: Any) -> torch.Tensor:
     array = np.asarray(value)
-    # Copied: an endpoint's arrays are read-only views, which torch would warn about.
+    # Copied: this function may be called several times with one array, and torch code may overwrite it.
     own = np.array(array, array.dtype.newbyteorder("="), order="C")
     if own.dtype.name != "bfloat16":
         return torch.as_tensor(own)

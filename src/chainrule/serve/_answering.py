@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import zlib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from pydantic import ValidationError
 
-from chainrule._errors import ChainruleError, ComponentError, DecodeError, InputError, LimitError
+from chainrule._errors import ChainruleError, ComponentError, DecodeError, InputError
 from chainrule.runtime._codec import (
     BinrefWriter,
+    Limits,
     Negotiated,
     decode_body,
     encode_body,
+    expansion_too_large,
     negotiate,
 )
 from chainrule.runtime._component import LocalComponent
@@ -24,6 +26,7 @@ from chainrule.runtime._schema import describe_value
 from chainrule.runtime._tracing import is_traced, span
 from chainrule.serve._calls import Call, Cancelled, Facts, Reply
 from chainrule.serve._checking import CHECK_GRADIENTS, can_check, run_check
+from chainrule.serve._forked import only_here
 from chainrule.serve._merged import MergedCalls
 from chainrule.serve._parts import pack_replies, unpack_calls
 from chainrule.serve._problems import problem_reply
@@ -32,6 +35,9 @@ from chainrule.serve._result_cache import ResultCache
 __all__ = ["Answerer", "plain_form"]
 
 _log = logging.getLogger(__name__)
+
+# What a zstd frame says that does not say its size, or says it wrongly.
+_UNKNOWN_SIZES = (2**64 - 1, 2**64 - 2)
 
 
 class Answerer:
@@ -87,7 +93,7 @@ class Answerer:
     def _answer_merged(self, call: Call) -> Reply:
         calls = unpack_calls(call.endpoint, call.body)
         try:
-            replies = self._merged.answer(calls)
+            replies = only_here(lambda: self._merged.answer(calls))
         except Cancelled:
             raise
         except BaseException:  # one by one they say what is wrong
@@ -121,7 +127,8 @@ class Answerer:
     def _answer(self, call: Call) -> Reply:
         form = self._form(call)
         run = Run(self._config, run_id=call.run_id)
-        result = self._result(call.endpoint, self._payload(call), run)
+        payload = self._payload(call)
+        result = only_here(lambda: self._result(call.endpoint, payload, run))
         return Reply(200, form.media_type, self._encode(result, form, run))
 
     def _form(self, call: Call) -> Negotiated:
@@ -134,9 +141,9 @@ class Answerer:
 
     def _payload(self, call: Call) -> dict[str, Any]:
         config = self._config
-        body = _expand(call.body, call.content_encoding, config.limits.max_body_bytes)
+        body, limits = _expand(call.body, call.content_encoding, config.limits)
         payload = decode_body(
-            body, media_type=call.content_type, grants=config.grants, limits=config.limits
+            body, media_type=call.content_type, grants=config.grants, limits=limits
         )
         if not isinstance(payload, dict):
             raise InputError(
@@ -181,10 +188,11 @@ def plain_form(endpoint: str, form: Negotiated) -> Negotiated:
     return form if has_arrays or not form.format.startswith("json") else Negotiated("json")
 
 
-def _expand(body: Any, encoding: str, max_bytes: int) -> Any:
-    """Undo a `Content-Encoding`, never past the limit."""
+def _expand(body: Any, encoding: str, limits: Limits) -> tuple[Any, Limits]:
+    """Undo a `Content-Encoding`, never past the limits; and the limits that are left."""
     if encoding in ("", "identity"):
-        return body
+        return body, limits
+    max_bytes = min(limits.max_body_bytes, limits.max_expanded_bytes)
     if encoding == "gzip":
         content = _expand_gzip(body, max_bytes)
     elif encoding == "zstd":
@@ -195,8 +203,9 @@ def _expand(body: Any, encoding: str, max_bytes: int) -> Any:
             code="unsupported_content_encoding",
         )
     if len(content) > max_bytes:
-        raise LimitError(f"The body expands to more than {max_bytes} bytes.", code="body_too_large")
-    return content
+        raise expansion_too_large(None, max_bytes)
+    left = limits.max_expanded_bytes - len(content)
+    return content, replace(limits, max_expanded_bytes=left)
 
 
 def _expand_gzip(body: Any, max_bytes: int) -> bytes:
@@ -214,6 +223,9 @@ def _expand_zstd(body: Any, max_bytes: int) -> bytes:
     import zstandard
 
     try:
+        declared = zstandard.get_frame_parameters(body).content_size
+        if declared not in _UNKNOWN_SIZES and declared > max_bytes:
+            raise expansion_too_large(declared, max_bytes)
         with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(body) as reader:
             return reader.read(max_bytes + 1)
     except zstandard.ZstdError:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import shutil
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from chainrule._errors import DefinitionError
+from chainrule._errors import DefinitionError, StorageError
 from chainrule.runtime._component import LocalComponent
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._samehost import is_supported
@@ -42,7 +42,7 @@ from chainrule.serve._same_host import (
     SameHostListener,
     UnknownMemoryError,
 )
-from chainrule.serve._scratch import make_scratch
+from chainrule.serve._scratch import Scratch
 from chainrule.serve._security import BearerToken
 from chainrule.serve._server_routes import with_server_routes
 from chainrule.serve._service import Service
@@ -53,6 +53,7 @@ __all__ = ["MakePool", "Server", "create_app"]
 _log = logging.getLogger(__name__)
 
 _MAX_SHOWN = 100  # characters of a path
+_COMPONENT = re.compile(r"/c/([^/]+)")
 
 MakePool = Callable[[Any, ComponentConfig, ServeOptions], Pool]
 """Makes what answers the calls of a component, from its source and settings."""
@@ -99,14 +100,15 @@ class Server:
         make_pool: MakePool | None = None,
     ) -> None:
         self._options = options
-        self._config = _as_served(config or ComponentConfig(), options)
+        sources = _as_sources(components)
+        # Each worker has its share of the memory for bodies: however small the bodies of all workers are,
+        # what they expand to fits into what the operator has set aside.
+        self._share = options.max_inflight_bytes // (len(sources) * max(1, options.workers))
+        self._config = _as_served(config or ComponentConfig(), options, self._share)
         self._log = None if options.log_file is None else OutputLog(options.log_file)
-        self._folders: list[Path] = []
+        self._scratches: list[Scratch] = []
         make_pool = make_pool or self._make_pool
-        self._pools = [
-            make_pool(source, self._config_of(source), options)
-            for source in _as_sources(components)
-        ]
+        self._pools = [make_pool(source, self._config_of(source), options) for source in sources]
         self._intake = Intake(options.max_inflight_bytes)
         pass_on = to_standard_error if self._log is None else self._log.write
         self._jobs = Jobs(options, self._place, pass_on)
@@ -116,7 +118,7 @@ class Server:
         self._starting: asyncio.Task[None] | None = None
         self._same_host: SameHostListener | None = None
         self._starlette = Starlette(
-            lifespan=self._lifespan, exception_handlers={HTTPException: _on_http_exception}
+            lifespan=self._lifespan, exception_handlers={HTTPException: self._on_http_exception}
         )
         token = options.read_token()
         self._dispatcher = Dispatcher(self._starlette)
@@ -135,8 +137,7 @@ class Server:
         if options.workers == 0:
             return ThreadPool(source, config, **limits)
         if options.workers > 1 and config.residual_folder is None:
-            self._folders.append(make_scratch("residuals", in_memory=True))
-            config = config.replace(residual_folder=self._folders[-1])
+            config = config.replace(residual_folder=self._shared_folder())
         return ProcessPool(
             source,
             config,
@@ -145,9 +146,19 @@ class Server:
             **limits,
         )
 
+    def _shared_folder(self) -> Path | None:
+        """Where workers find each other's residuals; without a place for it each has its own only."""
+        try:
+            scratch = Scratch("residuals", in_memory=True)
+        except StorageError as error:
+            _log.warning("Workers do not share residuals: %s", error.message)
+            return None
+        self._scratches.append(scratch)
+        return scratch.path
+
     def _config_of(self, source: Any) -> ComponentConfig:
         if isinstance(source, LocalComponent):
-            return _as_served(source.config, self._options)
+            return _as_served(source.config, self._options, self._share)
         return self._config
 
     @asynccontextmanager
@@ -231,6 +242,32 @@ class Server:
             raise HTTPException(404)
         return JSONResponse(self._same_host.offer, headers={"Cache-Control": "no-store"})
 
+    async def _on_http_exception(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+        path = request.url.path[:_MAX_SHOWN]
+        messages = {
+            404: self._not_found(request.url.path, path),
+            405: f"{path} takes {(error.headers or {}).get('Allow', 'other methods')}, not {request.method}.",
+        }
+        content = {
+            "type": f"urn:chainrule:error:{code}",
+            "status": error.status_code,
+            "code": code,
+            "message": messages.get(error.status_code, error.detail),
+            "detail": error.detail,  # as the peer has it
+        }
+        return JSONResponse(
+            content, status_code=error.status_code, headers=error.headers, media_type=PROBLEM
+        )
+
+    def _not_found(self, path: str, shown: str) -> str:
+        named = _COMPONENT.match(path)
+        if named is not None and named[1] not in self.services:
+            served = ", ".join(f"/c/{name}" for name in self.services)
+            return f"This server has no component at {shown}; it serves {served}."
+        return f"There is nothing at {shown}; /docs and /openapi.json list what this server offers."
+
     def _component_routes(self, prefix: str, service: Service) -> list[Any]:
         facts = service.facts
         # Routes of the server are below its root, not below every component.
@@ -280,13 +317,15 @@ class Server:
         for pool in self._pools:
             await pool.stop()
         await self._jobs.stop()
-        for folder in self._folders:
-            shutil.rmtree(folder, ignore_errors=True)
+        while self._scratches:
+            self._scratches.pop().remove()
 
 
-def _as_served(config: ComponentConfig, options: ServeOptions) -> ComponentConfig:
+def _as_served(config: ComponentConfig, options: ServeOptions, share: int) -> ComponentConfig:
     """A component's settings, with what the server is told about all of them."""
+    expanded = min(config.limits.max_expanded_bytes, share)
     return config.replace(
+        limits=replace(config.limits, max_expanded_bytes=expanded),
         debug=options.debug,
         log_format=options.log_format,
         traces_to=options.traces_to or config.traces_to,
@@ -307,23 +346,3 @@ def _url_name(name: str) -> str:
 
 async def _health(request: Request) -> Response:
     return JSONResponse({"status": "ok"})
-
-
-async def _on_http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
-    path = request.url.path[:_MAX_SHOWN]
-    messages = {
-        404: f"There is nothing at {path}; /docs and /openapi.json tell what there is.",
-        405: f"{path} takes {(error.headers or {}).get('Allow', 'other methods')}, not {request.method}.",
-    }
-    content = {
-        "type": f"urn:chainrule:error:{code}",
-        "status": error.status_code,
-        "code": code,
-        "message": messages.get(error.status_code, error.detail),
-        "detail": error.detail,  # as the peer has it
-    }
-    return JSONResponse(
-        content, status_code=error.status_code, headers=error.headers, media_type=PROBLEM
-    )

@@ -199,7 +199,8 @@ def _no_memory() -> StorageError:
 
 def _too_large(max_bytes: int) -> LimitError:
     return LimitError(
-        f"The body is larger than the limit of {max_bytes} bytes.",
+        f"The body is larger than the limit of {max_bytes} bytes. The operator of the server can raise "
+        "the limit with --max-body-bytes.",
         code="body_too_large",
         details={"limit": max_bytes},
     )

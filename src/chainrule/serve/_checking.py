@@ -28,7 +28,7 @@ class _Request(BaseModel):
     input_paths: list[str] | None = None
     output_paths: list[str] | None = None
     endpoints: list[str] | None = None
-    max_evals: int = Field(200, ge=1, le=1000)
+    max_evals: int = Field(200, ge=10, le=1000)
     max_output_samples: int = Field(20, ge=1, le=200)
     rtol: float = Field(0.1, gt=0, lt=1)
     seed: int = 0

@@ -9,12 +9,15 @@ import time
 from functools import partial
 from typing import Any
 
+from chainrule._errors import ChainruleError
 from chainrule.runtime._component import load_component
 from chainrule.serve._answering import Answerer
 from chainrule.serve._calls import Call, Facts, Reply, not_loaded, stopping, too_slow, unavailable
 from chainrule.serve._following import following_in_thread
+from chainrule.serve._forked import only_here
 from chainrule.serve._pool import Counters, WorkerState
 from chainrule.serve._preparing import prepare
+from chainrule.serve._problems import problem_reply
 from chainrule.serve._thread import WorkerThread
 from chainrule.serve._traffic import Traffic
 
@@ -70,14 +73,17 @@ class ThreadPool:
         return self._answerer.facts
 
     def _load(self) -> Answerer:
-        component = load_component(self._source, config=self._config)
+        component = only_here(lambda: load_component(self._source, config=self._config))
         prepare(component)
         return Answerer(component)
 
     def _run(self, call: Call, future: asyncio.Future[Reply]) -> None:
         if future.cancelled():
             return
-        reply = self._reply(call)
+        try:
+            reply = self._reply(call)
+        except ChainruleError as error:  # a job cannot be noted as running
+            reply = problem_reply(error)
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(_resolve, future, reply)
 

@@ -5,7 +5,9 @@ At most 20 problems and 16 kB, never the data, no traceback unless the operator 
 
 from __future__ import annotations
 
+import re
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -23,6 +25,8 @@ _MAX_TEXT = 600
 _FACTS = (
     "exception", "exception_message", "exception_classes", "count", "signal", "exit_code",
 )  # fmt: skip
+# The folders at the beginning of an absolute path; not those of a URL, nor a fraction such as `m/s/s`.
+_FOLDERS = re.compile(r"(?<![\w.:/…)-])/(?:[^\s/'\"`,;:()<>]+/)+")
 _STATUS = {
     "duplicate_key": 400,
     "bad_content_encoding": 400,
@@ -51,30 +55,33 @@ def problem_reply(error: ChainruleError, *, debug: bool = False) -> Reply:
 
 def _problem_reply(error: ChainruleError, debug: bool) -> Reply:
     status = status_of(error)
+    facts: dict[str, Any] = {"message": error.message, "detail": _detail(error, status)}
+    facts |= {name: error.details[name] for name in _FACTS if name in error.details}
     content: dict[str, Any] = {
         "type": f"urn:chainrule:error:{error.code}",
         "status": status,
         "code": error.code,
-        "message": _clip(error.message),
-        "detail": _detail(error, status),
+        **{
+            name: _clipped(fact if debug else _without_folders(fact))
+            for name, fact in facts.items()
+        },
     }
     if error.path:
         content["path"] = _clip(error.path)
-    for name in _FACTS:
-        if name in error.details:
-            content[name] = _clipped(error.details[name])
     if debug:
         text = "".join(traceback.format_exception(error))
         content["traceback"] = _sound(text[-8000:])
+        if "stderr" in error.details:
+            content["stderr"] = _clipped(error.details["stderr"])
     retry_after_s = getattr(error, "retry_after_s", None)
     return Reply(status, PROBLEM, [_dump(content)], retry_after_s)
 
 
 def _detail(error: ChainruleError, status: int) -> Any:
     if status == 406:
-        return {"message": _clip(error.message), **error.details}
+        return {"message": error.message, **error.details}
     if status not in (400, 413, 415, 422):
-        return _clip(error.message)
+        return error.message
     problems = error.details.get("problems") or [
         {"type": error.code, "loc": _location(error.path), "msg": error.message}
     ]
@@ -85,7 +92,7 @@ def _problem(problem: dict[str, Any]) -> dict[str, Any]:
     loc = [_clip(part) if isinstance(part, str) else part for part in problem["loc"]]
     if loc[:1] != ["body"]:
         loc = ["body", *loc]
-    kept: dict[str, Any] = {"type": problem["type"], "loc": loc, "msg": _clip(problem["msg"])}
+    kept: dict[str, Any] = {"type": problem["type"], "loc": loc, "msg": problem["msg"]}
     context = orjson.dumps(problem.get("ctx") or {}, default=str, option=orjson.OPT_NON_STR_KEYS)
     if len(context) < _MAX_TEXT:
         kept["ctx"] = orjson.loads(context)
@@ -106,9 +113,28 @@ def _sound(text: str) -> str:
 
 
 def _clipped(value: Any) -> Any:
+    return _in_texts(_clip, value)
+
+
+def _without_folders(value: Any) -> Any:
+    """The same without folders of this machine, which are no caller's business; names of files stay.
+
+    What the author's code raises often names a file with its whole path, also where the author has not
+    written a word of the message.
+    """
+    return _in_texts(lambda text: _FOLDERS.sub("…/", text), value)
+
+
+def _in_texts(change: Callable[[str], str], value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            # A location is a path into the caller's data.
+            key: item if key in ("loc", "type") else _in_texts(change, item)
+            for key, item in value.items()
+        }
     if isinstance(value, list):
-        return [_clipped(item) for item in value]
-    return _clip(value) if isinstance(value, str) else value
+        return [_in_texts(change, item) for item in value]
+    return change(value) if isinstance(value, str) else value
 
 
 def _dump(content: dict[str, Any]) -> bytes:

@@ -16,6 +16,7 @@ import orjson
 
 from chainrule._errors import ChainruleError, DecodeError, DefinitionError, StorageError
 from chainrule.runtime._samehost import (
+    CANCEL,
     INLINE_BYTES,
     Message,
     Segment,
@@ -191,6 +192,7 @@ class WorkerProcess:
         """Ask the author's code to stop; kill it when it does not."""
         self._answer = answer = self._loop.create_future()
         try:
+            send_message(self._connection, CANCEL)
             os.kill(self.pid, signal.SIGUSR1)
             message = await asyncio.wait_for(answer, _CANCEL_GRACE_S)
             message.close()  # it may have been finished after all

@@ -72,7 +72,8 @@ def _run(server: Server, runner: _Runner) -> None:
     if server.startup_error is not None:
         raise server.startup_error
     if not runner.started:
-        raise _no_address(runner.config.host, runner.config.port, reasons)
+        reason = reasons[0] if reasons else OSError(errno.EADDRINUSE, "")
+        raise no_address(runner.config.host, runner.config.port, reason)
 
 
 @contextlib.contextmanager
@@ -94,11 +95,12 @@ def _reasons_kept(server: Server) -> Iterator[list[OSError]]:
         log.removeFilter(is_news)
 
 
-def _no_address(host: str, port: int, reasons: list[OSError]) -> TransportError:
-    reason = reasons[0] if reasons else OSError(errno.EADDRINUSE, "")
-    number = reason.errno or 0
+def no_address(host: str, port: int, reason: Exception) -> TransportError:
+    """The error of a server that cannot listen where it was told to."""
+    number = getattr(reason, "errno", None) or 0
     is_taken = number == errno.EADDRINUSE
-    why = os.strerror(number) if number > 0 else reason.strerror  # below are those of name servers
+    # Negative numbers are those of name servers; an OverflowError (port 70000) has none.
+    why = os.strerror(number) if number > 0 else getattr(reason, "strerror", None) or str(reason)
     help = " Another server listens there; --port 0 picks a free one." if is_taken else ""
     return TransportError(
         f"Cannot listen on {host}:{port}: {why}.{help}",

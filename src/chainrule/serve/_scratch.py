@@ -1,47 +1,96 @@
-"""Temporary folders that do not pile up: those of servers that were killed are removed by the next one."""
+"""Temporary folders that do not pile up: those of servers that were killed are removed by the next one.
+
+A server holds a lock (`flock`) on its folder for as long as it lives, and the kernel gives the lock back
+however the server ends. So a folder whose lock can be had belongs to no server. A process id would not say
+that: in another container the same number is another process, or none, and a server in a container is always
+number 1.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
-import re
 import shutil
 import tempfile
 from pathlib import Path
 
-__all__ = ["make_scratch"]
+from chainrule._errors import StorageError
 
-_NAME = re.compile(r"chainrule-(?P<pid>\d+)-")
+__all__ = ["Scratch"]
+
+_PREFIX = "chainrule-scratch-"
 _MEMORY = Path("/dev/shm")
 
 
-def make_scratch(purpose: str, *, in_memory: bool = False) -> Path:
-    """A new folder that only this user can read.
+class Scratch:
+    """A new folder that only this user can read, until it is removed or its process ends.
 
     Args:
         purpose: part of its name.
         in_memory: keep it in memory, where the system has such a place.
+
+    Attributes:
+        path: of the folder.
+
+    Raises:
+        StorageError: there is no place for temporary files (`no_scratch_folder`).
     """
-    place = Path(tempfile.gettempdir())
-    if in_memory and os.access(_MEMORY, os.W_OK):
-        place = _MEMORY
-    _remove_left_behind(place)
-    return Path(tempfile.mkdtemp(prefix=f"chainrule-{os.getpid()}-{purpose}-", dir=place))
+
+    def __init__(self, purpose: str, *, in_memory: bool = False) -> None:
+        try:
+            place = _MEMORY if in_memory and os.access(_MEMORY, os.W_OK) else tempfile.gettempdir()
+            _remove_left_behind(Path(place))
+            self.path, self._lock = _make_locked(purpose, Path(place))
+        except OSError as error:
+            raise StorageError(
+                f"There is no folder for temporary files ({error.strerror}). Make /tmp writable, or name "
+                "another folder in the variable TMPDIR.",
+                code="no_scratch_folder",
+            ) from error
+
+    def remove(self) -> None:
+        """Remove the folder and what is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _make_locked(purpose: str, place: Path) -> tuple[Path, int]:
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{purpose}-", dir=place))
+        lock = _try_lock(path)
+        # Another server may have found the folder before it was locked, and removed it.
+        if lock is not None and path.exists():
+            return path, lock
+        if lock is not None:
+            os.close(lock)
 
 
 def _remove_left_behind(place: Path) -> None:
     for entry in os.scandir(place):
-        match = _NAME.match(entry.name)
-        if match is None or Path(f"/proc/{match['pid']}").exists() or not _is_ours(entry):
+        if not entry.name.startswith(_PREFIX) or not _is_ours(entry):
             continue
-        shutil.rmtree(entry.path, ignore_errors=True)
+        lock = _try_lock(Path(entry.path))
+        if lock is not None:
+            shutil.rmtree(entry.path, ignore_errors=True)
+            os.close(lock)
+
+
+def _try_lock(path: Path) -> int | None:
+    """A descriptor that holds the lock of a folder; `None` when a server has it, or the folder is gone."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except OSError:
+            os.close(descriptor)
+    return None
 
 
 def _is_ours(entry: os.DirEntry[str]) -> bool:
     try:
-        return (
-            entry.is_dir(follow_symlinks=False)
-            and Path("/proc/self").exists()
-            and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
-        )
+        is_folder = entry.is_dir(follow_symlinks=False)
+        return is_folder and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
     except OSError:
         return False

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from chainrule._errors import ChainruleError
 from chainrule._trees import LRUCache
@@ -16,6 +16,10 @@ from chainrule.serve._problems import problem_reply
 
 __all__ = ["BearerToken", "LocalCallers", "is_probe"]
 
+# A library for URLs is too lenient: it takes `[::1].evil.com` for `::1`, and knows users before an `@`.
+_HOST = re.compile(
+    r"(?:https?://)?(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9.-]+))(?::[0-9]{0,5})?"
+)
 _PROBES = frozenset(("/health", "/ready"))
 
 
@@ -126,12 +130,9 @@ def _hosts_of(headers: list[tuple[bytes, bytes]]) -> list[bytes]:
 
 
 def _is_loopback_name(name: str) -> bool:
-    """Whether `host`, `host:port` or an origin is this machine."""
-    try:
-        host = urlsplit(name if "//" in name else f"//{name}").hostname
-    except ValueError:
-        return False
-    return host is not None and is_loopback(host)
+    """Whether `host`, `host:port` or an origin, and nothing more, is this machine."""
+    match = _HOST.fullmatch(name)
+    return match is not None and is_loopback((match["address"] or match["name"]).lower())
 
 
 def is_probe(scope: Mapping[str, Any]) -> bool:

@@ -29,6 +29,7 @@ from chainrule.runtime._samehost import (
     MappedSegments,
     Message,
     Segment,
+    has_message,
     receive_message,
     send_message,
     stored,
@@ -36,6 +37,7 @@ from chainrule.runtime._samehost import (
 from chainrule.serve._answering import Answerer
 from chainrule.serve._calls import Call, Cancelled, Reply
 from chainrule.serve._following import following
+from chainrule.serve._forked import only_here
 from chainrule.serve._preparing import prepare, show_log
 from chainrule.serve._problems import problem_reply
 
@@ -51,7 +53,6 @@ class Worker:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._pid = os.getpid()
         self._mapped = MappedSegments()
         self._is_running = False
         self._poll = select.poll()
@@ -59,8 +60,11 @@ class Worker:
         signal.signal(signal.SIGUSR1, self._on_cancel)
 
     def _on_cancel(self, *_: Any) -> None:
-        """Break off the call under way, if there is one."""
-        if self._is_running:
+        """Break off the call under way, if the server has asked for that.
+
+        Others send this signal, too: a batch system, or the author. The server sends a message before it.
+        """
+        if self._is_running and has_message(self._connection):
             self._is_running = False
             raise Cancelled
 
@@ -85,7 +89,8 @@ class Worker:
                 continue
             if message is None:
                 return
-            self._answer(answerer, message)
+            if "call" in message.header:  # and not that a call is to be broken off which is over
+                self._answer(answerer, message)
             del message
 
     def _answer(self, answerer: Answerer, message: Message) -> None:
@@ -94,10 +99,6 @@ class Worker:
         room = self._mapped.get(next(descriptors)) if "room" in message.header else None
         with following(self._connection, message):
             reply = self._reply(answerer, message, body)
-        if (
-            os.getpid() != self._pid
-        ):  # a child that the author's code has forked: the call is not its own
-            os._exit(0)
         self._send(reply, room)
 
     def _next_message(self) -> Message | None:
@@ -162,7 +163,7 @@ def _load(setup: bytes) -> tuple[Answerer | None, Reply]:
     try:
         source, config = pickle.loads(setup)
         show_log(config)
-        component = load_component(source, config=config)
+        component = only_here(lambda: load_component(source, config=config))
         prepare(component)
         answerer = Answerer(component)
         return answerer, Reply(200, "application/json", [orjson.dumps(asdict(answerer.facts))])

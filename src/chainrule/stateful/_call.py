@@ -15,10 +15,9 @@ import jax
 
 from chainrule.stateful._errors import TrackingError
 from chainrule.stateful._frames import Frame, enter, write_all
+from chainrule.stateful._nodes import Node
 from chainrule.stateful._plan import Plan
 from chainrule.stateful._statics import same
-
-__all__ = ["Call", "execute", "name_of"]
 
 
 class Outcome(NamedTuple):
@@ -44,10 +43,52 @@ def execute(
     leaves, treedef = jax.tree.flatten(args)
     with enter(plan, values[:count], is_barrier=is_barrier) as frame:
         copies = jax.tree.unflatten(treedef, leaves)
-        result = function(*copies, **plan.live_kwargs(values[count:]))
+        kwargs = plan.live_kwargs(values[count:])
+        before = _contents(kwargs)
+        result = function(*copies, **kwargs)
         result, returns_live = plan.detach(result)
     plan.check_unedited()
+    _check_contents(before)
     return Outcome(result, frame, returns_live)
+
+
+Contents = list[tuple[str, Any, list[Any]]]
+
+
+def _contents(kwargs: Mapping[str, Any]) -> Contents:
+    """The plain dictionaries and lists among keyword arguments: the keyword, the container, what is in it."""
+    found: Contents = []
+
+    def search(keyword: str, value: Any) -> None:
+        if isinstance(value, Node) or not isinstance(value, (dict, list, tuple)):
+            return
+        if not isinstance(value, tuple):
+            found.append((keyword, value, _items(value)))
+        for item in value.values() if isinstance(value, dict) else value:
+            search(keyword, item)
+
+    for keyword, value in kwargs.items():
+        search(keyword, value)
+    return found
+
+
+def _items(container: Any) -> list[Any]:
+    return [*container.keys(), *container.values()] if isinstance(container, dict) else [*container]
+
+
+def _check_contents(contents: Contents) -> None:
+    """The function got copies of plain containers, so an edit of one would be lost."""
+    for keyword, container, before in contents:
+        now = _items(container)
+        if len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
+            kind = type(container).__name__
+            raise TrackingError(
+                f"The {kind} passed as `{keyword}` was edited inside a transformed function, where it is a copy: "
+                f"the caller's {kind} would not change. Return what is new, keep it in a `Param` or "
+                f"`ParamDict`, or edit a copy of your own, `{kind}({keyword})`.",
+                code="structure_changed",
+                path=keyword,
+            )
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -109,6 +150,11 @@ class Call:
         runs = [*self._static_runs, *([{}] if is_loop else [])]
         if not runs or all(same(run, runs[0]) for run in runs):
             return runs[0] if runs else {}
+        # Setting what is there already changes nothing, in a loop and in one branch alone too.
+        held = {place: self.plan.statics[place].get() for run in runs for place in run}
+        runs = [{place: v for place, v in run.items() if not same(v, held[place])} for run in runs]
+        if all(same(run, runs[0]) for run in runs):
+            return runs[0]
         raise TrackingError(
             "A static parameter was changed inside a loop, or differently in two branches. What a static "
             "parameter holds must be known before the program runs; use a `Param` for what changes there.",

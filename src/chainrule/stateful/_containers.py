@@ -16,7 +16,7 @@ from jax.tree_util import DictKey, SequenceKey, register_pytree_with_keys
 from chainrule._jaxpr import current_trace
 from chainrule.stateful._frames import birth, guard_edit, restructured
 from chainrule.stateful._nodes import Node, Pairs, check_structure, has_leaves, split
-from chainrule.stateful._statics import Static
+from chainrule.stateful._statics import Static, pack, unpack
 
 __all__ = ["Container", "Dict", "List", "Tuple", "adopt"]
 
@@ -40,13 +40,18 @@ def adopt(value: Any, where: str) -> Any:
     return value
 
 
+def rebuild(cls: Any, pairs: Pairs) -> Any:
+    """What a copy or a pickle of a module or container is made by."""
+    return cls.from_pairs([(key, unpack(value)) for key, value in pairs])
+
+
 class Container(Node):
     """What the three containers share: the flattening."""
 
     __slots__ = ()
 
     def pairs(self) -> Pairs:
-        """Keys and items in a stable order."""
+        """Keys and items in their order, which is part of the structure."""
         raise NotImplementedError
 
     @classmethod
@@ -58,26 +63,31 @@ class Container(Node):
     def _key_entry(key: Any) -> Any:
         return SequenceKey(key)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return rebuild, (type(self), [(key, pack(item)) for key, item in self.pairs()])
+
     def _flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], Any]:
-        dynamic, static = split(self.pairs())
+        pairs = self.pairs()
+        dynamic, static = split(pairs)
         children = [(self._key_entry(key), value) for key, value in dynamic]
-        return children, (tuple(key for key, _ in dynamic), Static(static))
+        order = tuple(key for key, _ in pairs)
+        return children, (order, tuple(key for key, _ in dynamic), Static(static))
 
     @classmethod
     def _unflatten(cls, aux: Any, children: Iterable[Any]) -> Any:
-        keys, static = aux
-        pairs = [*zip(keys, children, strict=True), *static.value]
-        return cls.from_pairs(sorted(pairs, key=lambda pair: pair[0]))
+        order, keys, static = aux
+        items = dict([*zip(keys, children, strict=True), *static.value])
+        return cls.from_pairs([(key, items[key]) for key in order])
 
 
 class List(Container, list):
     """A list inside a module."""
 
-    __slots__ = ("__weakref__", "_birth", "_seen", "_trace")
+    __slots__ = ("__weakref__", "_birth", "_trace", "_watches")
 
     def __init__(self, items: Iterable[Any] = ()) -> None:
         self._birth = birth()
-        self._seen = False
+        self._watches = ()
         self._trace = current_trace()
         list.__init__(self, items)
         self._adopt_items()
@@ -95,18 +105,15 @@ class List(Container, list):
         list.extend(self, (item for _, item in pairs))
         return self
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return type(self), (list(self),)
-
 
 class Dict(Container, dict):
-    """A dictionary inside a module."""
+    """A dictionary inside a module. The order of its keys is kept: a model may loop over them."""
 
-    __slots__ = ("__weakref__", "_birth", "_seen", "_trace")
+    __slots__ = ("__weakref__", "_birth", "_trace", "_watches")
 
     def __init__(self, items: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = ()) -> None:
         self._birth = birth()
-        self._seen = False
+        self._watches = ()
         self._trace = current_trace()
         dict.__init__(self, items)
         self._adopt_items()
@@ -116,7 +123,7 @@ class Dict(Container, dict):
             dict.__setitem__(self, key, adopt(item, f"{{{key}}}"))
 
     def pairs(self) -> Pairs:
-        return sorted(self.items(), key=lambda pair: pair[0])
+        return list(self.items())
 
     @staticmethod
     def _key_entry(key: Any) -> Any:
@@ -128,16 +135,13 @@ class Dict(Container, dict):
         dict.update(self, pairs)
         return self
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return type(self), (dict(self),)
-
 
 class Tuple(Container, tuple):
     """A tuple inside a module. It never changes, so it needs no marks of its own."""
 
     __slots__ = ()
     _birth = 0
-    _seen = True
+    _watches = ()
 
     def __new__(cls, items: Iterable[Any] = ()) -> Tuple:
         return tuple.__new__(cls, [adopt(item, f"[{i}]") for i, item in enumerate(items)])
@@ -148,9 +152,6 @@ class Tuple(Container, tuple):
     @classmethod
     def from_pairs(cls, pairs: Pairs) -> Tuple:
         return tuple.__new__(cls, [item for _, item in pairs])
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return type(self), (tuple(self),)
 
 
 _CONTAINERS: dict[type, Any] = {list: List, dict: Dict, tuple: Tuple}

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -32,36 +33,15 @@ from chainrule.stateful._errors import TrackingError
 from chainrule.stateful._statics import same
 from chainrule.stateful._values import conform, describe, same_type
 
-__all__ = [
-    "Frame", "birth", "enter", "epoch", "guard_edit", "local",
-    "read", "read_static", "restructured", "structure_edited", "write", "write_all", "write_static",
-]  # fmt: skip
 
 
 class _Local(threading.local):
-    """Per thread: the open frames, and the jitted call whose body may be traced now."""
+    """Per thread: the open frames."""
 
     stack: tuple[Frame, ...] = ()
-    call: Any = None
 
 
 local = _Local()
-
-
-class _Epoch:
-    """Counts changes to the structure of objects that a cached plan has seen."""
-
-    __slots__ = ("_counter", "now")
-
-    def __init__(self) -> None:
-        self._counter = itertools.count(1)
-        self.now = 0
-
-    def advance(self) -> None:
-        self.now = next(self._counter)
-
-
-epoch = _Epoch()
 _serials = itertools.count(1)
 
 
@@ -80,11 +60,13 @@ class Frame:
         values: the values now.
         written: identities of parameters that were set.
         statics: new values of tracked static parameters that were set.
+        static_reads: identities of tracked static parameters that were read before they were set: what
+            the run has depended on.
         is_barrier: whether the trace is kept and replayed (see the module's docstring).
     """
 
     __slots__ = (
-        "entry", "is_barrier", "plan", "serial", "statics", "trace", "values", "written",
+        "entry", "is_barrier", "plan", "serial", "static_reads", "statics", "trace", "values", "written",
     )  # fmt: skip
 
     def __init__(self, plan: Any, values: Sequence[Any], is_barrier: bool) -> None:
@@ -95,6 +77,7 @@ class Frame:
         self.values = dict(self.entry)
         self.written: set[int] = set()
         self.statics: dict[int, Any] = {}
+        self.static_reads: set[int] = set()
         self.is_barrier = is_barrier
         self.serial = next(_serials)
         self.trace = current_trace()
@@ -137,12 +120,7 @@ def read(param: Any, stack: tuple[Frame, ...]) -> Any:
         if param._birth >= frame.serial:
             break
         if frame.is_barrier:
-            raise TrackingError(
-                f"A {type(param).__name__} {describe(param._value)} was read inside a jitted function "
-                f"that does not track it. Its value would be frozen into the compiled code. Pass it, or "
-                f"the module that holds it, as a keyword argument. {_tracked_here(frame)}",
-                code="untracked_read",
-            )
+            raise _untracked_read(param, frame)
     return param._value
 
 
@@ -200,12 +178,25 @@ def _guard_trace(node: Any, value: Any, trace: Any) -> None:
 
 
 def read_static(param: Any) -> Any:
-    """The value of a static parameter as the innermost frame sees it."""
+    """The value of a static parameter as the innermost frame sees it; the frames note that it was read."""
     key = id(param)
     for frame in reversed(local.stack):
         if key in frame.statics:
             return frame.statics[key]
+        if frame.plan.tracks_static(param):
+            frame.static_reads.add(key)
+        elif param._birth >= frame.serial:
+            break
+        elif frame.is_barrier:
+            raise _untracked_read(param, frame)
     return param._value
+
+
+def peek_static(param: Any) -> Any:
+    """As `read_static`, for comparisons of structure: what is compared is not yet depended on."""
+    key = id(param)
+    frames = reversed(local.stack)
+    return next((frame.statics[key] for frame in frames if key in frame.statics), param._value)
 
 
 def write_static(param: Any, value: Any) -> None:
@@ -250,10 +241,44 @@ def structure_edited(what: str) -> TrackingError:
     )
 
 
+class Watch:
+    """Tells whether the structure of some nodes has changed since the watch began.
+
+    A node refers to its watches weakly, so a model holds on to no jitted function that it was used with.
+    """
+
+    __slots__ = ("__weakref__", "is_stale")
+
+    def __init__(self, nodes: Iterable[Any]) -> None:
+        self.is_stale = False
+        mine = weakref.ref(self)
+        with _watching:
+            for node in nodes:
+                watches = (*(watch for watch in node._watches if watch() is not None), mine)
+                object.__setattr__(node, "_watches", watches)
+
+
+_watching = threading.Lock()
+
+
 def restructured(node: Any) -> None:
-    """Note that an object's structure changed; plans that have seen it are checked again."""
-    if node._seen:
-        epoch.advance()
+    """Note that an object's structure changed."""
+    if node._watches:
+        with _watching:
+            watches, _ = node._watches, object.__setattr__(node, "_watches", ())
+        for reference in watches:
+            watch = reference()
+            if watch is not None:
+                watch.is_stale = True
+
+
+def _untracked_read(param: Any, frame: Frame) -> TrackingError:
+    return TrackingError(
+        f"A {type(param).__name__} {describe(param._value)} was read inside a jitted function that does not "
+        f"track it. Its value would be frozen into the compiled code. Pass it, or the module that holds it, "
+        f"as a keyword argument. {_tracked_here(frame)}",
+        code="untracked_read",
+    )
 
 
 def _untracked_write(param: Any, frame: Frame) -> TrackingError:

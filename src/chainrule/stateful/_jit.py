@@ -4,13 +4,18 @@ What happens on a call, when nothing but values has changed since an earlier one
 arguments by identity, gather the parameters' values into a list, call one `jax.jit`, store what comes back.
 Modules are not walked and no object is rebuilt.
 
-    bound      the flat parameter list of these very objects; valid while the structure epoch stands still.
-               It does not hold the objects themselves, so a jitted function keeps no model alive
-    program    a `jax.jit` shared by all keyword arguments of equal structure. When it has to trace, its body
-               asks the thread for the keyword arguments of the call that is being made
-    output     (result, {slot: new value}, notes). The written slots are keys of the output, so every
-               specialisation of a program describes itself; notes (static writes, returned live objects)
-               are part of the output's structure and cost nothing
+    binding    the flat parameter list of these very objects; valid until their structure changes. It does not hold
+               the objects themselves, so a jitted function keeps no model alive
+    program    a `jax.jit` for all keyword arguments of equal structure. Its first, static argument are the caller's
+               objects, on which the user's function runs when JAX traces it; its second are the flat values
+    output     (result, new values, notes). Notes say which slots the values belong to, what static parameters were set
+               to, and whether live objects are returned. They are part of the output's structure: every
+               specialisation of a program describes itself, at no cost
+
+A program depends on the static parameters that the function reads before it sets them, and on no others: a
+function that begins with `model.train()` is one program, in whatever mode the model comes. Which ones are read
+shows in the first trace. JAX traces a program again for other shapes, and that trace may read more; it is then
+given up (`_ReadsMore`), before anything has run, and another program, which depends on more, takes the call.
 """
 
 from __future__ import annotations
@@ -18,89 +23,333 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, reshard
 
 from chainrule._errors import InputError
-from chainrule._jaxpr import NO_TRACE, is_transforming, trace_state
-from chainrule.stateful._frames import epoch, local, write_all
-from chainrule.stateful._nodes import is_node
+from chainrule._jaxpr import NO_TRACE, trace_state
+from chainrule.stateful._call import execute, name_of
+from chainrule.stateful._frames import Watch, local, write_all
+from chainrule.stateful._masks import resolve_mask
+from chainrule.stateful._nodes import has_identity
 from chainrule.stateful._plan import Plan, keyword_of, plain_values
-from chainrule.stateful._program import Notes, Program, as_tuple
 from chainrule.stateful._statics import Static
 from chainrule.stateful._transformation import Transformation, decorator
 from chainrule.stateful._values import is_arraylike
 from chainrule.stateful._walk import flatten
 
-__all__ = ["Jit", "jit"]
 
-_MAX_PLANS = 64
+class _Objects:
+    """The caller's keyword arguments, as the static argument of a program.
+
+    JAX keeps static arguments as long as the program, so nodes are referred to weakly: the caller holds
+    them. Plain arrays are inputs of the program; a number stands in their places. The objects of all calls
+    of one program have the same structure, and are equal.
+    """
+
+    __slots__ = ("_leaves", "_treedef")
+
+    def __init__(self, kwargs: Mapping[str, Any], plan: Plan) -> None:
+        leaves, self._treedef = jax.tree.flatten(dict(kwargs), is_leaf=has_identity)
+        plain = set(plan.plain)
+        self._leaves = [
+            0 if i in plain else weakref.ref(leaf) if has_identity(leaf) else leaf
+            for i, leaf in enumerate(leaves)
+        ]
+
+    def kwargs(self) -> dict[str, Any]:
+        """The keyword arguments, while the call is being made."""
+        leaves = [leaf() if isinstance(leaf, weakref.ref) else leaf for leaf in self._leaves]
+        return jax.tree.unflatten(self._treedef, leaves)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Objects)
+
+    def __hash__(self) -> int:
+        return hash(_Objects)
 
 
-class _Bound:
-    """The parameters of keyword arguments, together with the program that runs them.
+@jax.tree_util.register_static
+class _Notes:
+    """What is known about a run when it is traced.
 
     Attributes:
-        cells: the storage of the parameters, in the order of the program's slots.
-        plain: positions of plain arrays among the leaves of the keyword arguments.
-        epoch: of the structure when this was made; none where edits of the structure go unnoticed.
-        identities: of the keyword arguments; `count` says how many.
-        roots: weak references that remove this entry when a keyword argument dies.
+        slots: the slots that were written.
+        static_writes: what static parameters were set to, by their position.
+        returns_live: whether the result refers to the caller's own objects.
+        is_plain: whether there is nothing to do but to store the values.
+    """
+
+    __slots__ = ("_key", "is_plain", "returns_live", "slots", "static_writes")
+
+    def __init__(
+        self, slots: tuple[int, ...], static_writes: dict[int, Any], returns_live: bool
+    ) -> None:
+        self.slots = slots
+        self.static_writes = static_writes
+        self.returns_live = returns_live
+        self.is_plain = not (static_writes or returns_live)
+        self._key = (slots, Static(static_writes), returns_live)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Notes) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+class _ReadsMore(Exception):
+    """A trace of a program has read static parameters that the program does not depend on."""
+
+    def __init__(self, reads: frozenset[int]) -> None:
+        super().__init__(reads)
+        self.reads = reads
+
+
+class Program:
+    """One `jax.jit` for all keyword arguments of equal structure.
+
+    Args:
+        owner: the jitted function.
+        plan: any plan with that structure.
+        arity: number of positional arguments.
+        reads: positions of the static parameters it may depend on; those that its first trace reads, if
+            not given.
+    """
+
+    __slots__ = ("_owner", "call", "donated", "kept", "reads", "statics")
+
+    def __init__(
+        self, owner: Jit, plan: Plan, arity: int, reads: frozenset[int] | None = None
+    ) -> None:
+        self._owner = owner
+        self.statics = plan.static_values()
+        self.reads = reads
+        self.donated: tuple[int, ...] = ()
+        self.kept = tuple(range(len(plan.paths)))
+        self.call = jax.jit(self._flat(), **_flat_options(owner.options, plan, arity))
+
+    def fits(self, statics: Sequence[Static]) -> bool:
+        """Whether it can run with these values of the static parameters."""
+        places = range(len(statics)) if self.reads is None else self.reads
+        return all(self.statics[place] == statics[place] for place in places)
+
+    def donating(self, slots: Collection[int], plan: Plan, arity: int) -> Program:
+        """This program, with the buffers of some slots given away. It always returns new values for them."""
+        program = Program(self._owner, plan, arity, self.reads)
+        program.donated = tuple(slots)
+        program.kept = tuple(slot for slot in self.kept if slot not in program.donated)
+        order = sorted(range(len(self.kept)), key=[*program.kept, *slots].__getitem__)
+
+        def flat(objects: _Objects, kept: list[Any], donated: list[Any], *args: Any) -> Any:
+            given = [*kept, *donated]
+            values = [given[place] for place in order]
+            # Traced already, when the slots were looked for.
+            result, written, notes = self.call(objects, values, *args)
+            new = dict(zip(slots, donated, strict=True)) | dict(zip(notes.slots, written, strict=True))
+            notes = _Notes(tuple(new), notes.static_writes, notes.returns_live)
+            return result, list(new.values()), notes
+
+        flat.__name__ = flat.__qualname__ = name_of(self._owner.fun)
+        options = _flat_options(self._owner.options, plan, arity, program.donated)
+        program.call = jax.jit(flat, **options)
+        return program
+
+    def arrange(self, values: list[Any]) -> tuple[list[Any], list[Any]]:
+        """The values as a donating program takes them: kept ones, then donated ones."""
+        kept = [values[slot] for slot in self.kept]
+        donated = [values[slot] for slot in self.donated]
+        leaves = jax.tree.leaves(values)
+        if len(set(map(id, leaves))) < len(leaves):
+            donated = _without_repetition(kept, donated)
+        return kept, donated
+
+    def _flat(self) -> Callable[..., Any]:
+        owner = self._owner
+
+        def flat(objects: _Objects, values: list[Any], *args: Any) -> Any:
+            plan = owner.plan(objects.kwargs())
+            result, frame, returns_live = execute(plan, owner.fun, values, args, is_barrier=True)
+            self._note_reads(frozenset(plan.positions(frame.static_reads)))
+            new = _constrain(frame.results(), owner.options["kwargs_shardings"], plan)
+            slots = tuple(plan.slots_of(frame.written))
+            notes = _Notes(slots, plan.static_writes(frame.statics), returns_live)
+            return result, [new[slot] for slot in slots], notes
+
+        flat.__name__ = flat.__qualname__ = name_of(owner.fun)
+        return flat
+
+    def _note_reads(self, reads: frozenset[int]) -> None:
+        if self.reads is None:
+            self.reads = reads
+        elif not reads <= self.reads:
+            raise _ReadsMore(reads | self.reads)
+
+
+def _without_repetition(kept: list[Any], donated: list[Any]) -> list[Any]:
+    """A buffer can be given away once, and only if no other slot needs it: the others get copies."""
+    seen = set(map(id, jax.tree.leaves(kept)))
+
+    def own(leaf: Any) -> Any:
+        is_taken = id(leaf) in seen
+        seen.add(id(leaf))
+        return jnp.copy(leaf) if is_taken else leaf
+
+    return jax.tree.map(own, donated)
+
+
+def _constrain(values: list[Any], mask: Any, plan: Plan) -> list[Any]:
+    """A parameter with a sharding keeps it."""
+    if mask is None:
+        return values
+    shardings = resolve_mask(mask, plan, None)[: len(values)]
+    return [_place(value, sharding) for value, sharding in zip(values, shardings, strict=True)]
+
+
+def _place(value: Any, sharding: Any) -> Any:
+    if sharding is None:
+        return value
+    if AxisType.Explicit in sharding.mesh.axis_types:
+        return reshard(value, sharding)
+    return jax.lax.with_sharding_constraint(value, sharding)
+
+
+def _flat_options(
+    options: Mapping[str, Any], plan: Plan, arity: int, donated: tuple[int, ...] = ()
+) -> dict[str, Any]:
+    """The options of `jax.jit` for a flat function, whose first two or three arguments are ours."""
+    offset = 3 if donated else 2
+
+    def shifted(argnums: Any) -> tuple[int, ...]:
+        named = [num + arity if num < 0 else num for num in _as_tuple(argnums)]
+        # An argument that is not passed, or passed by its name, is none of the flat function's.
+        return tuple(offset + num for num in named if 0 <= num < arity)
+
+    flat: dict[str, Any] = {
+        "static_argnums": (0, *shifted(options["static_argnums"])),
+        "donate_argnums": (*((2,) if donated else ()), *shifted(options["donate_argnums"])),
+        "keep_unused": options["keep_unused"],
+        "inline": options["inline"],
+        "compiler_options": options["compiler_options"],
+    }
+    ins, outs, mask = (options[k] for k in ("in_shardings", "out_shardings", "kwargs_shardings"))
+    if ins is not None or mask is not None:
+        per_slot = resolve_mask(mask, plan, None)
+        kept = [sharding for slot, sharding in enumerate(per_slot) if slot not in donated]
+        given = [[per_slot[slot] for slot in donated]] if donated else []
+        user = ins if isinstance(ins, (tuple, list)) else (ins,) * arity
+        flat["in_shardings"] = (kept, *given, *user)
+    if outs is not None:
+        flat["out_shardings"] = (outs, None, None)
+    return flat
+
+
+def _as_tuple(x: Any) -> tuple[Any, ...]:
+    if x is None:
+        return ()
+    return (x,) if isinstance(x, (int, str)) else tuple(x)
+
+
+class _Binding:
+    """A program and the storage of the parameters it runs on, outside of all transformations.
+
+    Attributes:
+        program: the program.
+        objects: the keyword arguments, referred to weakly.
+        roots: weak references that remove this binding when a keyword argument dies.
     """
 
     __slots__ = (
-        "call", "cells", "count", "donates", "epoch", "identities", "plain", "program", "roots",
+        "_arity", "_cells", "_count", "_editable", "_identities", "_plain", "_statics", "_watch",
+        "call", "objects", "program", "roots",
     )  # fmt: skip
 
     def __init__(
-        self, plan: Plan, program: Program, kwargs: Mapping[str, Any], roots: Sequence[Any]
+        self, plan: Plan, program: Program, arity: int, kwargs: Mapping[str, Any], roots: Any
     ) -> None:
-        self.cells = [param._cell for param in plan.params]
-        self.plain = plan.plain
+        structure = plan.structure
         self.program = program
         self.call = program.call
-        self.donates = bool(program.donated)
-        self.epoch = None if plan.structure.has_foreign else epoch.now
-        self.identities = [(name, id(value)) for name, value in kwargs.items()]
-        self.count = len(kwargs)
+        self.objects = _Objects(kwargs, plan)
         self.roots = roots
+        self._arity = arity
+        self._count = len(kwargs)
+        self._identities = [(name, id(value)) for name, value in kwargs.items()]
+        self._cells = [param._cell for param in plan.params]
+        self._plain = plan.plain
+        self._statics = [weakref.ref(static) for static in plan.statics]
+        held = [static for static in plan.static_values() if static.is_editable]
+        self._editable = [*structure.editable, *held]
+        self._watch = Watch(filter(has_identity, structure.nodes))
+        # Edits of containers that are not ours go unnoticed: a binding of such objects serves one call.
+        self._watch.is_stale = structure.has_foreign
 
-    def inputs(self, kwargs: dict[str, Any]) -> tuple[list[Any], ...]:
-        """What the program takes before the positional arguments."""
-        values = [cell.value for cell in self.cells]
-        return self.program.arrange(values + plain_values(self.plain, kwargs))
+    def is_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether it can serve a call: made for these very objects, current, and not nested."""
+        if local.stack or trace_state.value is not NO_TRACE:
+            return False
+        if self._watch.is_stale or len(kwargs) != self._count or len(args) != self._arity:
+            return False
+        for name, identity in self._identities:
+            if id(kwargs.get(name)) != identity:
+                return False
+        return not self._editable or self.is_current()
+
+    def is_current(self) -> bool:
+        """Whether the objects have the structure that they had when it was made."""
+        return not self._watch.is_stale and all(static.is_current for static in self._editable)
+
+    def inputs(self, kwargs: Mapping[str, Any]) -> tuple[list[Any], ...]:
+        """What the program takes between the objects and the positional arguments."""
+        values = [cell.value for cell in self._cells]
+        if self._plain:
+            values += plain_values(self._plain, kwargs)
+        return self.program.arrange(values) if self.program.donated else (values,)
+
+    def store(self, new: list[Any], notes: _Notes) -> None:
+        """Store what was written."""
+        cells = self._cells
+        for place, slot in enumerate(notes.slots):
+            cells[slot].value = new[place]
+
+    def heed(self, notes: _Notes, result: Any) -> Any:
+        """Set static parameters; returns the result with the caller's own objects in it."""
+        for place, value in notes.static_writes.items():
+            static: Any = self._statics[place]()
+            static.set(value)
+        return Plan(self.objects.kwargs()).attach(result) if notes.returns_live else result
 
 
-def _static_arguments(
-    fun: Callable[..., Any], nums: tuple[int, ...], names: tuple[str, ...]
-) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The positions and the names of static arguments, which may be passed either way."""
-    if not (nums or names):
-        return (), ()
-    try:
-        parameters = list(inspect.signature(fun).parameters.values())
-    except (TypeError, ValueError):
-        return nums, names
-    positional = [p for p in parameters if p.kind <= p.POSITIONAL_OR_KEYWORD]
-    places = {p.name: i for i, p in enumerate(positional) if p.kind is p.POSITIONAL_OR_KEYWORD}
-    chosen = {num + len(positional) if num < 0 else num for num in nums}
-    named = [name for name, place in places.items() if place in chosen]
-    return (*nums, *(places[name] for name in names if name in places)), (*names, *named)
+class _NestedBinding:
+    """A program inside another transformed function: values come from frames and go back into them.
 
+    A plain `jax.*` function has no frame; what would put its tracer into a parameter is refused.
+    """
 
-def _heed(notes: Notes, plan: Plan, result: Any) -> Any:
-    static_writes, returns_live = notes.value
-    plan.commit_statics(static_writes)
-    return plan.attach(result) if returns_live else result
+    __slots__ = ("_plan", "call", "objects", "program")
 
+    def __init__(self, plan: Plan, program: Program, objects: _Objects) -> None:
+        self._plan = plan
+        self.program = program
+        self.call = program.call
+        self.objects = objects
 
-def _forget(owner: weakref.ref[Jit], key: Any, _: Any) -> None:
-    jit = owner()
-    if jit is not None:
-        jit._bound.pop(key, None)
-        jit._last = None
+    def inputs(self, kwargs: Mapping[str, Any]) -> tuple[list[Any], ...]:
+        return (self._plan.read(kwargs),)
+
+    def store(self, new: list[Any], notes: _Notes) -> None:
+        params, statics = self._plan.params, self._plan.statics
+        for place in self.program.reads or ():
+            statics[place].get()  # what the program depends on, the function around it depends on
+        write_all(zip((params[slot] for slot in notes.slots), new, strict=True))
+
+    def heed(self, notes: _Notes, result: Any) -> Any:
+        self._plan.commit_statics(notes.static_writes)
+        return self._plan.attach(result) if notes.returns_live else result
 
 
 class Lowered:
@@ -126,7 +375,10 @@ class Compiled:
         self._compiled = compiled
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self._owner._call_any(args, kwargs, self._compiled)
+        binding = self._owner._bind(args, kwargs)
+        result, new, notes = self._compiled(*binding.inputs(kwargs), *args)
+        binding.store(new, notes)
+        return binding.heed(notes, result)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._compiled, name)
@@ -139,74 +391,45 @@ class Jit(Transformation):
         super().__init__(fun, **options)
         self.fun = fun
         nums, self._static_names = _static_arguments(
-            fun, as_tuple(options["static_argnums"]), as_tuple(options["static_argnames"])
+            fun, _as_tuple(options["static_argnums"]), _as_tuple(options["static_argnames"])
         )
         self.options = {**options, "static_argnums": nums}
-        # Options that say something about single arguments need programs per number of arguments.
-        special = ("static_argnums", "donate_argnums", "in_shardings")
-        self._has_simple_options = not any(self.options[name] for name in special)
-        self._bound: dict[Any, _Bound] = {}
-        self._last: _Bound | None = None
-        self._programs: dict[Any, Program] = {}
+        self._bindings: dict[Any, _Binding] = {}
+        self._last: _Binding | None = None
+        self._programs: dict[Any, list[Program]] = {}
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        bound = self._last
-        if bound is None or bound.epoch != epoch.now or len(kwargs) != bound.count:
-            return self._call_any(args, kwargs)
-        if local.stack or trace_state.value is not NO_TRACE:
-            return self._call_nested(args, kwargs)
-        for name, identity in bound.identities:
-            if id(kwargs.get(name)) != identity:
-                return self._call_any(args, kwargs)
-        # The way of almost every call, written out: a function call less is 2 % of a small program.
-        cells = bound.cells
-        local.call = kwargs
         try:
-            values = [cell.value for cell in cells]
-            if bound.donates:
-                result, writes, notes = bound.call(*bound.program.arrange(values), *args)
-            else:
-                result, writes, notes = bound.call(values, *args)
-        finally:
-            local.call = None
-        for slot, value in writes.items():
-            cells[slot].value = value
-        return result if notes is None else _heed(notes, self.plan(kwargs), result)
-
-    def _call_any(self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Any = None) -> Any:
-        if local.stack or is_transforming():
-            return self._call_nested(args, kwargs)
-        bound = self._find(args, kwargs)
-        inputs = bound.inputs(kwargs)
-        result, writes, notes = _calling(kwargs, call or bound.call, *inputs, *args)
-        for slot, value in writes.items():
-            bound.cells[slot].value = value
-        return result if notes is None else _heed(notes, self.plan(kwargs), result)
-
-    def _call_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Inside another transformed function: values come from frames and go back into them.
-
-        A plain `jax.*` function has no frame; what would put its tracer into a parameter is refused.
-        """
-        plan = self.plan(kwargs)
-        program = self._program(plan, args, kwargs, may_donate=False)
-        result, writes, notes = _calling(kwargs, program.call, plan.read(kwargs), *args)
-        write_all((plan.params[slot], value) for slot, value in writes.items())
-        return result if notes is None else _heed(notes, plan, result)
+            binding: Any = self._last
+            if binding is None or not binding.is_for(args, kwargs):
+                binding = self._bind(args, kwargs)
+            result, new, notes = binding.call(binding.objects, *binding.inputs(kwargs), *args)
+        except _ReadsMore as more:
+            self._depend_on_more(more.reads, args, kwargs)
+            return self(*args, **kwargs)
+        binding.store(new, notes)
+        return result if notes.is_plain else binding.heed(notes, result)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
         """Lower for these arguments without running; `.compile()` gives a callable that tracks too."""
-        bound = self._find(args, kwargs)
-        return Lowered(self, _calling(kwargs, bound.call.lower, *bound.inputs(kwargs), *args))
+        return Lowered(self, self._stage("lower", args, kwargs))
 
     def trace(self, /, *args: Any, **kwargs: Any) -> Any:
         """Trace for these arguments: `jax.stages.Traced` of the flat function, with its jaxpr."""
-        bound = self._find(args, kwargs)
-        return _calling(kwargs, bound.call.trace, *bound.inputs(kwargs), *args)
+        return self._stage("trace", args, kwargs)
+
+    def _stage(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            binding = self._bind(args, kwargs)
+            stage = getattr(binding.call, method)
+            return stage(binding.objects, *binding.inputs(kwargs), *args)
+        except _ReadsMore as more:
+            self._depend_on_more(more.reads, args, kwargs)
+            return self._stage(method, args, kwargs)
 
     def clear_cache(self) -> None:
-        """Forget every plan and compiled program."""
-        self._bound.clear()
+        """Forget every binding and compiled program."""
+        self._bindings.clear()
         self._last = None
         self._programs.clear()
 
@@ -214,71 +437,76 @@ class Jit(Transformation):
         """What is tracked in these keyword arguments."""
         return Plan(kwargs, self._static_names)
 
-    def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Bound:
-        """What was bound for keyword arguments that hold more than nodes, or have changed."""
-        is_simple = self._has_simple_options and all(map(is_node, kwargs.values()))
-        if is_simple:
-            key: Any = (*kwargs, *map(id, kwargs.values()))
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Binding | _NestedBinding:
+        if local.stack or trace_state.value is not NO_TRACE:
+            plan = self.plan(kwargs)
+            program = self._program(plan, args, kwargs, may_donate=False)
+            return _NestedBinding(plan, program, _Objects(kwargs, plan))
+        are_nodes = all(map(has_identity, kwargs.values()))
+        if are_nodes:
+            key: Any = (len(args), *kwargs, *map(id, kwargs.values()))
         else:
             key = self._identity(args, kwargs)
-        bound = self._bound.get(key)
-        if bound is None or bound.epoch != epoch.now:
-            bound = self._bind(key, args, kwargs)
-        if is_simple:
-            self._last = bound
-        return bound
+        binding = self._bindings.get(key)
+        if binding is None or not binding.is_current():
+            binding = self._bindings[key] = self._make_binding(key, args, kwargs)
+        if are_nodes:  # whose identities tell them apart as long as they live
+            self._last = binding
+        return binding
 
     def _identity(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A key for mixed keyword arguments: nodes by identity, arrays by place, the rest by value."""
-        leaves, treedef = flatten(kwargs)
-        marks = [id(leaf) if is_node(leaf) else None if self._is_plain(path, leaf) else Static(leaf)
-                 for path, leaf in leaves]  # fmt: skip
+        leaves, treedef = flatten(kwargs, has_identity)
+        marks = [
+            id(leaf) if has_identity(leaf) else None if self._is_plain(path, leaf) else Static(leaf)
+            for path, leaf in leaves
+        ]
         return len(args), treedef, tuple(marks)
 
     def _is_plain(self, path: str, leaf: Any) -> bool:
         return is_arraylike(leaf) and keyword_of(path) not in self._static_names
 
-    def _bind(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Bound:
+    def _make_binding(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Binding:
         plan = self.plan(kwargs)
-        for node in plan.structure.nodes:
-            if not node._seen:
-                object.__setattr__(node, "_seen", True)
-        plan.read(
-            kwargs
-        )  # makes the state of generators nobody has drawn from: calls read the storage
+        plan.read(kwargs)  # generators make their first state when they are read; calls read the storage
         forget = functools.partial(_forget, weakref.ref(self), key)
-        # A tuple cannot be referred to weakly. It is held, so that no other object gets its identity.
-        roots = [
-            leaf if isinstance(leaf, tuple) else weakref.ref(leaf, forget)
-            for leaf in jax.tree.leaves(kwargs, is_leaf=is_node)
-            if is_node(leaf)
-        ]
-        if len(self._bound) >= _MAX_PLANS:
-            self._bound.clear()
-        bound = _Bound(plan, self._program(plan, args, kwargs, may_donate=True), kwargs, roots)
-        self._bound[key] = bound
-        return bound
+        nodes = filter(has_identity, jax.tree.leaves(kwargs, is_leaf=has_identity))
+        roots = [weakref.ref(node, forget) for node in nodes]
+        program = self._program(plan, args, kwargs, may_donate=True)
+        return _Binding(plan, program, len(args), kwargs, roots)
 
     def _program(
         self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], *, may_donate: bool
     ) -> Program:
         donates = bool(self.options["donate"]) and may_donate
-        key = (plan.key, len(args), donates)
-        program = self._programs.get(key)
+        programs = self._programs.setdefault((plan.key, len(args), donates), [])
+        statics = plan.static_values()
+        program = next((program for program in programs if program.fits(statics)), None)
         if program is None:
-            if len(self._programs) >= _MAX_PLANS:
-                self._programs.clear()
-            program = Program(self, plan, len(args))
             if donates:
-                slots = self._donated_slots(program, plan, args, kwargs)
-                program = Program(self, plan, len(args), slots)
-            self._programs[key] = program
+                plain = self._program(plan, args, kwargs, may_donate=False)
+                slots = self._donated_slots(plain, plan, args, kwargs)
+                program = plain.donating(slots, plan, len(args)) if slots else plain
+            else:
+                program = Program(self, plan, len(args))
+            programs.append(program)
         return program
+
+    def _depend_on_more(
+        self, reads: frozenset[int], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Put a program that depends on more static parameters before the one whose trace was given up."""
+        plan = self.plan(kwargs)
+        key = (plan.key, len(args))
+        self._programs[(*key, False)].insert(0, Program(self, plan, len(args), reads))
+        self._programs.pop((*key, True), None)
+        self._bindings.clear()
+        self._last = None
 
     def _donated_slots(self, program: Program, plan: Plan, args: Any, kwargs: Any) -> list[int]:
         """Slots the function writes, among those the user lets go: found by an abstract run."""
         donate = self.options["donate"]
-        names = plan.names if donate is True else as_tuple(donate)
+        names = plan.names if donate is True else _as_tuple(donate)
         unknown = sorted(set(names) - set(plan.names))
         if unknown:
             raise InputError(
@@ -286,18 +514,33 @@ class Jit(Transformation):
                 f"{', '.join(map(repr, plan.names)) or 'none'}.",
                 code="bad_argument",
             )
-        values = plan.read(kwargs)
-        _, writes, _ = _calling(kwargs, program.call.eval_shape, values, *args)
-        return [slot for slot in writes if keyword_of(plan.paths[slot]) in names]
+        objects = _Objects(kwargs, plan)
+        _, _, notes = program.call.eval_shape(objects, plan.read(kwargs), *args)
+        return [slot for slot in notes.slots if keyword_of(plan.paths[slot]) in names]
 
 
-def _calling(kwargs: dict[str, Any], function: Callable[..., Any], *args: Any) -> Any:
-    """Call something that may trace a program's body, which asks for these keyword arguments."""
-    local.call = kwargs
+def _forget(owner: weakref.ref[Jit], key: Any, _: Any) -> None:
+    jitted = owner()
+    if jitted is not None:
+        jitted._bindings.pop(key, None)
+        jitted._last = None
+
+
+def _static_arguments(
+    fun: Callable[..., Any], nums: tuple[int, ...], names: tuple[str, ...]
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The positions and the names of static arguments, which may be passed either way."""
+    if not (nums or names):
+        return (), ()
     try:
-        return function(*args)
-    finally:
-        local.call = None
+        parameters = list(inspect.signature(fun).parameters.values())
+    except (TypeError, ValueError):
+        return nums, names
+    positional = [p for p in parameters if p.kind <= p.POSITIONAL_OR_KEYWORD]
+    places = {p.name: i for i, p in enumerate(positional) if p.kind is p.POSITIONAL_OR_KEYWORD}
+    chosen = {num + len(positional) if num < 0 else num for num in nums}
+    named = [name for name, place in places.items() if place in chosen]
+    return (*nums, *(places[name] for name in names if name in places)), (*names, *named)
 
 
 def jit(
@@ -332,7 +575,7 @@ def jit(
         compiler_options: as in `jax.jit`.
 
     Returns:
-        A `Jit`, which also has `lower`, `trace` and `clear_cache`.
+        A function that also has `lower`, `trace` and `clear_cache`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -14,11 +14,11 @@ import jax
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from chainrule._jaxpr import current_trace
-from chainrule.stateful._containers import adopt
+from chainrule.stateful._containers import adopt, rebuild
 from chainrule.stateful._frames import birth, guard_edit, restructured
 from chainrule.stateful._nodes import Node, Pairs, is_node, split
 from chainrule.stateful._params import StaticParam
-from chainrule.stateful._statics import Static
+from chainrule.stateful._statics import Static, pack
 
 __all__ = ["Mode", "Module"]
 
@@ -55,7 +55,7 @@ class Module(Node):
         2
     """
 
-    __slots__ = ("__dict__", "__weakref__", "_birth", "_seen", "_trace")
+    __slots__ = ("__dict__", "__weakref__", "_birth", "_trace", "_watches")
 
     _mode: StaticParam
 
@@ -68,7 +68,7 @@ class Module(Node):
     def _blank(cls: type[M]) -> M:
         self = object.__new__(cls)
         object.__setattr__(self, "_birth", birth())
-        object.__setattr__(self, "_seen", False)
+        object.__setattr__(self, "_watches", ())
         object.__setattr__(self, "_trace", current_trace())
         return self
 
@@ -114,7 +114,7 @@ class Module(Node):
         restructured(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _rebuild, (type(self), dict(self.__dict__))
+        return rebuild, (type(self), [(name, pack(value)) for name, value in self.pairs()])
 
     def submodules(self, cls: type | tuple[type, ...] | None = None) -> Iterator[Module]:
         """The nearest modules inside this one, each once; with `cls`, the nearest of that class.
@@ -179,10 +179,6 @@ class Module(Node):
         from chainrule.stateful._summary import render_html
 
         return render_html(self)
-
-
-def _rebuild(cls: type[Module], attributes: dict[str, Any]) -> Module:
-    return cls.from_pairs(list(attributes.items()))
 
 
 register_pytree_with_keys(Module, Module._flatten_with_keys, Module._unflatten)

@@ -16,7 +16,7 @@ import numpy as np
 from chainrule._errors import DefinitionError
 from chainrule.stateful._values import describe
 
-__all__ = ["Node", "Pairs", "check_structure", "has_leaves", "is_node", "split"]
+__all__ = ["Node", "Pairs", "check_structure", "has_identity", "has_leaves", "is_node", "split"]
 
 Pairs = list[tuple[Any, Any]]
 _ATOMS = frozenset((bool, int, float, complex, str, bytes, type(None), type(len), type(lambda: 0)))
@@ -27,20 +27,25 @@ class Node:
 
     Attributes:
         _birth: serial number of the frame it was made in (see `_frames`).
-        _seen: whether a cached plan depends on its structure.
+        _watches: weak references to the watches over its structure.
         _trace: the JAX trace it was made in.
     """
 
     __slots__ = ()
 
     _birth: int
-    _seen: bool
+    _watches: tuple[Any, ...]
     _trace: Any
 
 
 def is_node(x: Any) -> bool:
     """Whether a tree walk should stop here and treat `x` by its identity."""
     return isinstance(x, Node)
+
+
+def has_identity(x: Any) -> bool:
+    """Whether a node is known by its identity: all but tuples, which never change and have only their items."""
+    return isinstance(x, Node) and not isinstance(x, tuple)
 
 
 def has_leaves(value: Any) -> bool:

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, TypeVar
 
 import jax
+import numpy as np
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from chainrule._errors import DefinitionError
@@ -65,7 +66,7 @@ class BaseParam(Node):
     functions compile again), kept by copies, visible to masks.
     """
 
-    __slots__ = ("__dict__", "__weakref__", "_birth", "_cell", "_seen", "_trace")
+    __slots__ = ("__dict__", "__weakref__", "_birth", "_cell", "_trace", "_watches")
 
     _cell: Cell
 
@@ -73,7 +74,7 @@ class BaseParam(Node):
         self = object.__new__(cls)
         set_slot = object.__setattr__
         set_slot(self, "_birth", birth())
-        set_slot(self, "_seen", False)
+        set_slot(self, "_watches", ())
         set_slot(self, "_trace", current_trace())
         set_slot(self, "_cell", Cell())
         return self
@@ -218,7 +219,7 @@ def _checked(value: Any) -> Any:
     if isinstance(value, jax.Array):
         return strong(value)
     check_value(value)
-    return value
+    return jax.tree.map(strong, value)
 
 
 class Param(DynamicParam, Operators):
@@ -320,7 +321,7 @@ class StaticParam(BaseParam):
     __slots__ = ()
 
     def __init__(self, value: Any = None, **metadata: Any) -> None:
-        self._value = value
+        self._value = _unchanging(value)
         self.__dict__.update(metadata)
 
     def _flatten(self) -> tuple[tuple[Any, ...], Any]:
@@ -339,7 +340,7 @@ class StaticParam(BaseParam):
             raise DefinitionError(
                 "A static parameter cannot hold a traced value; use a `Param`.", code="bad_value"
             )
-        write_static(self, value.get() if isinstance(value, StaticParam) else value)
+        write_static(self, _unchanging(value.get() if isinstance(value, StaticParam) else value))
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -369,6 +370,14 @@ class StaticParam(BaseParam):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.get()!r}{self._metadata_text()})"
+
+
+def _unchanging(value: Any) -> Any:
+    """A NumPy array as a copy that cannot be written: an edit in place would not be noticed."""
+    if isinstance(value, np.ndarray) and value.flags.writeable:
+        value = value.copy()
+        value.flags.writeable = False
+    return value
 
 
 def static(value: T) -> Any:

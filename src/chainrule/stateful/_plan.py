@@ -16,15 +16,13 @@ from typing import Any
 
 import jax
 
-from chainrule.stateful._frames import structure_edited
-from chainrule.stateful._nodes import is_node
+from chainrule.stateful._frames import peek_static, structure_edited
+from chainrule.stateful._nodes import Node, has_identity
 from chainrule.stateful._params import BaseParam, DynamicParam, StaticParam
 from chainrule.stateful._random import RKG
-from chainrule.stateful._statics import Static, same
+from chainrule.stateful._statics import Static
 from chainrule.stateful._values import is_arraylike
 from chainrule.stateful._walk import Structure, flatten, replicate
-
-__all__ = ["Live", "Plan", "keyword_of", "plain_values"]
 
 _DEFAULT_GENERATOR = "<RKG>.key"  # no keyword argument can have this name
 
@@ -54,7 +52,7 @@ def plain_values(positions: Sequence[int], kwargs: Mapping[str, Any]) -> list[An
     """The plain arrays among the leaves of keyword arguments."""
     if not positions:
         return []
-    leaves = jax.tree.leaves(dict(kwargs), is_leaf=is_node)
+    leaves = jax.tree.leaves(dict(kwargs), is_leaf=has_identity)
     return [leaves[position] for position in positions]
 
 
@@ -66,27 +64,30 @@ class Plan:
         paths: the path of every slot; the first segment is the keyword.
         names: the keywords.
         plain: positions of plain arrays among the leaves of the keyword arguments.
-        key: equal for keyword arguments that can run the same compiled code.
+        statics: every static parameter once.
+        key: equal for keyword arguments that can run the same compiled code, if their static parameters
+            are equal too.
     """
 
     __slots__ = (
-        "_leaves", "_treedef", "key", "names", "params", "paths", "plain", "structure",
+        "_leaves", "_treedef", "key", "names", "params", "paths", "plain", "statics", "structure",
     )  # fmt: skip
 
     def __init__(self, kwargs: Mapping[str, Any], static_names: Collection[str] = ()) -> None:
-        leaves, self._treedef = flatten(dict(kwargs))
+        leaves, self._treedef = flatten(dict(kwargs), has_identity)
         self.structure = Structure()
         self.plain = [
             index
             for index, (path, leaf) in enumerate(leaves)
-            if is_arraylike(leaf) and not is_node(leaf) and keyword_of(path) not in static_names
+            if is_arraylike(leaf) and not has_identity(leaf) and keyword_of(path) not in static_names
         ]
         plain = set(self.plain)
         for index, (path, leaf) in enumerate(leaves):
             if index not in plain:
                 self.structure.visit(leaf, path)
         self._leaves = [None if i in plain else leaf for i, (_, leaf) in enumerate(leaves)]
-        self.key = (Static(self.structure.signature), self._treedef)
+        self.key = (self.structure.signature, self._treedef)
+        self.statics = tuple(self.structure.statics.values())
         self.names = tuple(kwargs)
         self._add_default_generator()
         self.params: tuple[DynamicParam, ...] = tuple(self.structure.params.values())
@@ -116,10 +117,10 @@ class Plan:
         return id(param) in self.structure.statics
 
     def check_unedited(self) -> None:
-        """Refuse what our own modules and containers refuse at once: another structure than before.
+        """Refuse edits of containers that are not ours, as our own modules and containers do at once.
 
         Raises:
-            TrackingError: a foreign container inside a module holds other parameters now.
+            TrackingError: a foreign container inside a module holds other parameters than before.
         """
         if not self.structure.has_foreign:
             return
@@ -133,21 +134,22 @@ class Plan:
         """The slots of parameters given by identity."""
         return (slot for slot, param in enumerate(self.params) if id(param) in params)
 
+    def static_values(self) -> list[Static]:
+        """What the static parameters hold now."""
+        return [Static(peek_static(param)) for param in self.statics]
+
+    def positions(self, statics: Collection[int]) -> set[int]:
+        """The positions of static parameters given by identity, the same in all equal structures."""
+        return {place for place, param in enumerate(self.statics) if id(param) in statics}
+
     def static_writes(self, values: Mapping[int, Any]) -> dict[int, Any]:
-        """What static parameters were changed to, by position, so that other instances can use it."""
-        writes = {}
-        for index, param in enumerate(self.structure.statics.values()):
-            if id(param) in values and not same(param.get(), values[id(param)]):
-                writes[index] = values[id(param)]
-        return writes
+        """What static parameters were set to, by position."""
+        return {place: values[id(self.statics[place])] for place in self.positions(values)}
 
     def commit_statics(self, writes: Mapping[int, Any]) -> None:
         """Set static parameters by their position."""
-        if not writes:
-            return
-        statics = list(self.structure.statics.values())
-        for index, value in writes.items():
-            statics[index].set(value)
+        for place, value in writes.items():
+            self.statics[place].set(value)
 
     def detach(self, result: Any) -> tuple[Any, bool]:
         """Replace the caller's own objects in a result by tokens; say whether there were any."""
@@ -160,14 +162,14 @@ class Plan:
 
         def token(x: Any) -> Any:
             nonlocal found
-            if not is_node(x):
+            if not isinstance(x, Node):
                 return x
             if id(x) not in order:
                 return replicate(x, copy_live)  # a new object, which may hold live ones
             found = True
             return Live(order[id(x)])
 
-        return jax.tree.map(token, result, is_leaf=is_node), found
+        return jax.tree.map(token, result, is_leaf=has_identity), found
 
     def attach(self, result: Any) -> Any:
         """Replace tokens by the caller's own objects."""

@@ -2,20 +2,30 @@
 
 `RKG` is the default generator. Every transformation tracks it without being told; it is made when the first
 key is drawn, always from the same seed, so a program is reproducible unless it asks for something else.
+
+Threads. A draw reads the state, splits it, and stores what is left; a jitted call does the same around its whole
+run. Two threads that read before either has stored would draw the same keys. So every thread has a state of `RKG` of
+its own: the thread that imports the library has the seed's, any other that of the seed folded with a number of its
+own. A generator that a user makes has one state, which can be saved and loaded. Draws from it outside of
+transformations wait for each other; jitted functions that draw from it must not run in two threads at once, as with
+every parameter that they write.
 """
 
 from __future__ import annotations
 
+import itertools
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 
+from chainrule.stateful._frames import local
 from chainrule.stateful._module import Module
 from chainrule.stateful._params import DynamicParam
 
-__all__ = ["RKG", "RKGState", "RandomKeyGenerator"]
-
 _NO_METADATA = DynamicParam().metadata
+_drawing = threading.RLock()
 
 
 class RKGState(DynamicParam):
@@ -44,14 +54,37 @@ class RKGState(DynamicParam):
         return _NO_METADATA
 
     def seed(self, seed: Any) -> RKGState:
-        """Start again from a seed."""
+        """Start again from a seed: the calling thread, and the threads that begin to draw later."""
+        if not local.stack and not isinstance(seed, jax.core.Tracer):
+            self.__dict__["_seed"] = seed
         return self.set(jax.random.PRNGKey(seed))
 
     def split(self, count: int) -> Any:
         """Draw `count` keys and advance."""
+        if local.stack:  # a frame belongs to one thread
+            return self._split(count)
+        with _drawing:
+            return self._split(count)
+
+    def _split(self, count: int) -> Any:
         keys = jax.random.split(jax.random.wrap_key_data(self.get()), count + 1)
         self.set(jax.random.key_data(keys[0]))
         return keys[1:]
+
+
+class _ThreadCell(threading.local):
+    """The storage of a parameter that has a value per thread, used as `Cell` is.
+
+    Python runs `__init__` again in every thread that uses the object: there the thread gets its first value.
+    """
+
+    def __init__(self, state: RKGState, numbers: Iterator[int]) -> None:
+        number = next(numbers)
+        self.value: Any = None
+        if number:  # not in the thread that makes it, where the first read does: no backend starts yet
+            with jax.ensure_compile_time_eval():
+                key = jax.random.PRNGKey(state.__dict__["_seed"])
+                self.value = jax.random.fold_in(key, number)
 
 
 class RandomKeyGenerator(Module):
@@ -81,3 +114,4 @@ class RandomKeyGenerator(Module):
 
 
 RKG = RandomKeyGenerator(0)
+object.__setattr__(RKG.key, "_cell", _ThreadCell(RKG.key, itertools.count()))

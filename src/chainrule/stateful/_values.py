@@ -53,13 +53,17 @@ def check_value(value: Any) -> None:
             )
 
 
-def strong(array: jax.Array) -> jax.Array:
-    """The array with a dtype of its own: a weak one would change at the first write, and compile twice."""
-    return (
-        jax.lax.convert_element_type(array, array.dtype)
-        if getattr(array, "weak_type", False)
-        else array
-    )
+def strong(leaf: Any) -> Any:
+    """An array or number with a dtype of its own.
+
+    The dtype of a number, and of an array that JAX calls weakly typed, changes at the first write: a
+    jitted function would then compile twice.
+    """
+    if isinstance(leaf, (bool, int, float, complex)):
+        return jnp.asarray(leaf, jnp.result_type(leaf))
+    if getattr(leaf, "weak_type", False):
+        return jax.lax.convert_element_type(leaf, leaf.dtype)
+    return leaf
 
 
 def describe(value: Any) -> str:

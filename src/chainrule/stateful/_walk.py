@@ -1,7 +1,7 @@
 """One walk over a tree of nodes: which parameters it holds, where, and what its structure is.
 
-The walk visits every node once (by identity), modules and dictionaries in sorted order, and names places in
-the path grammar of `chainrule._trees`: `model.layers.[0].weight`. The first path of a shared parameter is its
+The walk visits every node once (by identity), the attributes of modules in alphabetical order, and names places
+in the path grammar of `chainrule._trees`: `model.layers.[0].weight`. The first path of a shared parameter is its
 name; the others are its aliases.
 """
 
@@ -45,9 +45,11 @@ def join(*parts: str) -> str:
     return ".".join(part for part in parts if part)
 
 
-def flatten(tree: Any) -> tuple[list[tuple[str, Any]], Any]:
+def flatten(
+    tree: Any, is_leaf: Callable[[Any], bool] = is_node
+) -> tuple[list[tuple[str, Any]], Any]:
     """The leaves of a tree with their paths, nodes being leaves, and the treedef around them."""
-    pairs, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_node)
+    pairs, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
     return [(key_path(keys), leaf) for keys, leaf in pairs], treedef
 
 
@@ -59,19 +61,23 @@ class Structure:
         aliases: further path → first path, of shared parameters.
         statics: identity → static parameter.
         nodes: every node, in the order of the walk.
+        editable: parts of the signature that can be edited in place.
         has_foreign: whether parameters sit in mutable pytrees that are not ours (an ordered dictionary, a
             registered data class), whose edits nobody notices.
-        signature: everything but the values of parameters, comparable and hashable: two trees with
-            equal signatures can run the same compiled code.
+        signature: everything but the values of parameters and of static parameters, comparable and hashable:
+            two trees with equal signatures and equal static values can run the same compiled code.
     """
 
-    __slots__ = ("_seen", "_signature", "aliases", "has_foreign", "nodes", "params", "statics")
+    __slots__ = (
+        "_seen", "_signature", "aliases", "editable", "has_foreign", "nodes", "params", "statics",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.params: dict[str, DynamicParam] = {}
         self.aliases: dict[str, str] = {}
         self.statics: dict[int, StaticParam] = {}
         self.nodes: list[Node] = []
+        self.editable: list[Static] = []
         self.has_foreign = False
         self._seen: dict[int, tuple[int, str]] = {}
         self._signature: list[Any] = []
@@ -103,7 +109,14 @@ class Structure:
         return self
 
     def _note(self, value: Any) -> None:
-        self._signature.append(Static(value))
+        static = Static(value)
+        self._signature.append(static)
+        if static.is_editable:
+            self.editable.append(static)
+
+    def _note_metadata(self, param: BaseParam) -> None:
+        self._signature.append(param.metadata)
+        self.editable += [static for static in map(Static, param.metadata.value.values()) if static.is_editable]
 
     def _visit_node(self, node: Node, path: str) -> None:
         known = self._seen.get(id(node))
@@ -118,10 +131,12 @@ class Structure:
         self.nodes.append(node)
         if isinstance(node, DynamicParam):
             self.params[path] = node
-            self._signature.append((type(node), node.metadata))
+            self._signature.append(type(node))
+            self._note_metadata(node)
         elif isinstance(node, StaticParam):
             self.statics[id(node)] = node
-            self._signature.append((type(node), Static(node.get()), node.metadata))
+            self._signature.append(type(node))
+            self._note_metadata(node)
         else:
             parts = named_pairs(node)
             # With their number, so that no other nesting of the same parts reads the same.

@@ -141,6 +141,7 @@ def test_compression_is_used_where_it_helps(compression):
         (by_hand({"$array": ["float64", [1], 0.0, 8]}, bytes(64)), "frames_malformed"),
         (by_hand({"$array": ["float64", [2], 0, 8]}, bytes(64)), "frames_malformed"),
         (by_hand({"$array": ["float64", [2**61], 0, 0]}, bytes(64)), "array_too_large"),
+        (by_hand({"$array": ["float64", [0, 2**62], 0, 0]}, bytes(64)), "array_shape_too_large"),
         (by_hand({"$array": ["float64", [1.0], 0, 8]}, bytes(64)), "array_decode_error"),
         (by_hand({"$array": ["f8", [1], 0, 8]}, bytes(64)), "array_invalid_dtype"),
         (by_hand({"$array": ["float64", [1], 0, 8, "gzip"]}, bytes(64)), "array_decode_error"),

@@ -93,7 +93,7 @@ def test_apply_returns_a_plain_tree():
     assert isinstance(result["total"], np.float64)
 
 
-def test_author_sees_their_own_class_and_read_only_arrays():
+def test_author_sees_their_own_class_and_own_arrays():
     seen = []
 
     def look(inputs):
@@ -103,23 +103,35 @@ def test_author_sees_their_own_class_and_read_only_arrays():
     make({"apply": look}).apply({"x": np.ones(3)})
     (inputs,) = seen
     assert isinstance(inputs, InputSchema)
-    assert not inputs.x.flags.writeable
+    assert inputs.x.flags.writeable
+    assert inputs.x.flags.owndata
     assert isinstance(inputs.k, np.float32)
     assert isinstance(inputs.count, np.int32)
 
 
-def test_no_array_is_copied_and_no_file_is_made(tmp_path):
-    def same(inputs):
-        return {"y": inputs.x, "total": 0.0}
-
-    component = make({"apply": same}, config={"output_path": tmp_path / "out"})
-    x = np.arange(1e5)
-    assert np.shares_memory(component.apply({"x": x})["y"], x)
-    assert np.shares_memory(
-        make({"apply": lambda i: OutputSchema(y=i.x, total=0)}).apply({"x": x})["y"], x
-    )
-    assert x.flags.writeable
+def test_no_file_is_made(tmp_path):
+    component = make(config={"output_path": tmp_path / "out"})
+    component.apply({"x": np.arange(1e5)})
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("make_result", [dict, OutputSchema])
+def test_an_array_is_copied_once_each_way(make_result):
+    seen = []
+
+    def same(inputs):
+        seen.append(inputs.x)
+        return make_result(y=inputs.x, total=0.0)
+
+    x = np.arange(1e5)
+    component = make({"apply": same})
+    copied = component.apply({"x": x})["y"]
+    lent = component.call("apply", {"inputs": {"x": x}}, copy_results=False)["y"]
+    assert not np.shares_memory(seen[0], x)
+    assert not np.shares_memory(seen[0], copied)
+    assert np.shares_memory(seen[1], lent)
+    assert copied.flags.writeable
+    assert x.flags.writeable
 
 
 def test_validators_of_the_author_run_once_on_the_way_in():
@@ -283,8 +295,8 @@ def test_payloads_have_exactly_their_fields():
         with pytest.raises(InputError) as caught:
             component.call("apply", payload)
         assert caught.value.code == code
-    with pytest.raises(InputError, match="jac_outputs"):
-        component.call("jacobian", {"inputs": {"x": [1.0]}, "jac_inputs": ["x"]})
+    with pytest.raises(InputError, match="vjp_outputs"):
+        component.call("vector_jacobian_product", {"inputs": {"x": [1.0]}, "vjp_inputs": ["x"]})
 
 
 def test_endpoints_that_are_not_there():
@@ -304,14 +316,13 @@ def test_endpoints_that_are_not_there():
         (lambda i: {"y": [1j], "total": 0}, "bad_output", "y"),
         (lambda i: {"y": [1.0], "total": 0, "extra": 1}, "bad_output", "extra"),
         (lambda i: {"total": 0}, "bad_output", "y"),
-        (lambda i: None, "bad_output", "OutputSchema"),
+        (lambda i: None, "bad_output", "returned None"),
         (lambda i: 3, "bad_output", "OutputSchema"),
         (lambda i: OutputSchema(y="no", total=0), "bad_output", "y"),
         (lambda i: OutputSchema.model_construct(y="no", total=0), "bad_output", "y"),
         (lambda i: {}[3], "component_failed", "KeyError"),
         (lambda i: exec("raise ValueError('mesh is empty')"), "component_failed", "mesh is empty"),
         (lambda i: exec("raise SystemExit(7)"), "component_exited", "7"),
-        (lambda i: i.x.__setitem__(0, 5.0), "component_failed", "read-only"),
     ],
 )
 def test_bad_results_are_the_components_fault(function, code, fragment):
@@ -401,7 +412,6 @@ def test_derivative_requests():
         ("x", InputError, "bad_paths"),
         ([3], InputError, "bad_paths"),
         ([["x"]], InputError, "bad_paths"),
-        (None, InputError, "bad_paths"),
     ],
 )
 def test_bad_paths(paths, error, code):
@@ -474,7 +484,7 @@ def test_bad_tangents(vector, code):
     assert caught.value.path in ("x", "tangent_vector")
 
 
-def test_encoded_tangents_and_broadcasting():
+def test_encoded_tangents():
     component = make({"jacobian": jacobian})
     from chainrule.runtime._codec import encode_array
 
@@ -482,14 +492,16 @@ def test_encoded_tangents_and_broadcasting():
     x = {"x": [1.0, 2.0]}
     result = component.jacobian_vector_product(x, ["x"], ["total"], {"x": encoded})
     assert result["total"] == 1.0
-    result = component.jacobian_vector_product(x, ["x"], ["total"], {"x": [1.0]})
-    assert result["total"] == 2.0
+    small = encode_array(np.array([1.0]), encoding="base64")
+    with pytest.raises(InputError) as caught:
+        component.jacobian_vector_product(x, ["x"], ["total"], {"x": small})
+    assert caught.value.code == "array_shape_mismatch"
 
 
 @pytest.mark.parametrize(
     ("result", "fragment"),
     [
-        (None, "returned nothing"),
+        (None, "returned None"),
         ({}, "missing ['y']"),
         ({"y": {"x": np.eye(2)}, "z": {}}, "unexpected ['z']"),
         ({"y": np.eye(2)}, "expected a dict"),
@@ -513,7 +525,8 @@ def test_sparse_blocks_pass_and_are_checked():
 
     good = SparseArray((2, 2), [[0, 0], [1, 1]], [1.0, 2.0])
     component = make({"jacobian": lambda inputs, jac_inputs, jac_outputs: {"y": {"x": good}}})
-    assert component.jacobian({"x": [1.0, 2.0]}, ["x"], ["y"])["y"]["x"] is good
+    block = component.jacobian({"x": [1.0, 2.0]}, ["x"], ["y"])["y"]["x"]
+    np.testing.assert_array_equal(block.todense(), good.todense())
     with pytest.raises(ComponentError, match="sparse block"):
         component.jacobian({"x": [1.0, 2.0, 3.0]}, ["x"], ["y"])
 

@@ -163,6 +163,123 @@ def test_a_numpy_function_has_no_derivatives_unless_asked():
     )
 
 
+def inverse(current: Number) -> Number:
+    return 1.0 / current
+
+
+OPTIONS = [
+    "finite",
+    {},
+    {"algorithm": "central"},
+    {"algorithm": "forward"},
+    {"algorithm": "richardson"},
+    {"algorithm": "complex_step"},
+    {"seed": 3, "show_progress": False},
+    {"eps": {"current": "auto"}},
+]
+
+
+@pytest.mark.parametrize("derivatives", OPTIONS, ids=str)
+def test_the_step_is_automatic_whatever_else_is_chosen(derivatives):
+    # A step of 1e-4 would go from 8e-6 to the other side of the pole.
+    finite = component(derivatives=derivatives)(inverse)
+    at, paths = {"current": 8e-6}, (["current"], ["result"])
+    expected = pytest.approx(-1 / 8e-6**2, rel=1e-4)
+    assert finite.jacobian(at, *paths)["result"]["current"] == expected
+    assert finite.vector_jacobian_product(at, *paths, {"result": 1.0})["current"] == expected
+    assert finite.jacobian_vector_product(at, *paths, {"current": 1.0})["result"] == expected
+
+
+def test_options_that_only_some_endpoints_have():
+    from scipy.sparse import eye_array
+
+    def twice(x: Vector, k: Number) -> Vector:
+        return k * x**2
+
+    for options in (
+        {"sparsity": "detect"},
+        {"algorithm": "stochastic", "num_samples": 50, "seed": 1},
+    ):
+        finite = component(derivatives=options)(twice)
+        at = {"x": [1.0, 2.0], "k": 3.0}
+        for paths in (["x"], ["k"], ["x", "k"]):
+            tangent = {path: np.ones_like(at[path]) for path in paths}
+            pushed = finite.jacobian_vector_product(at, paths, ["result"], tangent)["result"]
+            x, k = np.array(at["x"]), at["k"]
+            expected = ("x" in paths) * 2 * k * x + ("k" in paths) * x**2
+            np.testing.assert_allclose(pushed, expected, rtol=1e-6)
+    sparse = component(derivatives={"sparsity": {"result": {"x": eye_array(2), "k": None}}})(twice)
+    np.testing.assert_allclose(
+        sparse.jacobian(at, ["x"], ["result"])["result"]["x"].todense(),
+        np.diag([6.0, 12.0]),
+        rtol=1e-6,
+    )
+
+
+def test_a_step_for_some_paths():
+    seen = set()
+
+    def product(a: Number, b: Number) -> Number:
+        seen.add((float(a), float(b)))
+        return a * b
+
+    finite = component(derivatives={"eps": {"a": 0.25}})(product)
+    at = {"a": 2.0, "b": 3.0}
+    for paths in (["a"], ["b"], ["a", "b"]):
+        blocks = finite.jacobian(at, paths, ["result"])["result"]
+        expected = {"a": 3.0, "b": 2.0}
+        assert {p: float(v) for p, v in blocks.items()} == pytest.approx(
+            {p: expected[p] for p in paths}, rel=1e-8
+        )
+    assert (2.25, 3.0) in seen
+    assert (1.75, 3.0) in seen
+    assert all(abs(b - 3.0) < 1e-3 for _, b in seen)
+
+
+@pytest.mark.parametrize(
+    ("derivatives", "fragment"),
+    [
+        ("fd", 'derivatives="finite"'),
+        ("central", r'derivatives=\{"algorithm": "central"\}'),
+        (True, "found True"),
+        (["finite"], "found a list"),
+        ({"algorithmn": "central"}, "Did you mean 'algorithm'"),
+        ({"step": 1.0}, "algorithm, eps, num_samples, seed, sparsity, executor, show_progress"),
+        ({"algorithm": "richardsen"}, "did you mean 'richardson'"),
+        ({"algorithm": 3}, "one of central, forward"),
+        ({"eps": "small"}, 'a positive number, .*or "auto"'),
+        ({"eps": -1.0}, "positive number"),
+        ({"eps": {"z": 1.0}}, "differentiable inputs are current"),
+        ({"num_samples": 0}, "1 or more"),
+        ({"seed": "x"}, "an integer or None"),
+        ({"sparsity": "find"}, '"detect" or a pattern'),
+        ({"executor": 4}, "submit"),
+        ({"show_progress": 1}, "True or False"),
+    ],
+    ids=str,
+)
+def test_derivatives_are_checked_when_they_are_declared(derivatives, fragment):
+    with pytest.raises(DefinitionError, match=fragment) as caught:
+        component(derivatives=derivatives)(inverse)
+    assert caught.value.code == "bad_derivatives"
+
+
+def test_derivatives_of_what_is_not_marked():
+    def plain(x: float) -> float:
+        return x
+
+    def only_in(x: Number) -> float:
+        return x
+
+    def only_out(x: float) -> Number:
+        return x
+
+    for function, side in ((plain, "input"), (only_in, "output"), (only_out, "input")):
+        with pytest.raises(DefinitionError, match=f"no {side} of.*Differentiable") as caught:
+            component(derivatives="finite")(function)
+        assert caught.value.code == "nothing_differentiable"
+
+
 @component(framework="jax", batching="elementwise", version="1.0.0")
 def wave(x: Vector, parameters: Parameters, mode: str = "sin") -> tuple[Vector, Number]:
     """A wave and its energy."""

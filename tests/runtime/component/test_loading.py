@@ -1,5 +1,6 @@
 """Component files are loaded so that nobody else notices."""
 
+import importlib
 import os
 import sys
 import textwrap
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from chainrule._errors import DefinitionError
+from chainrule.client import Component
 from chainrule.runtime import load_component
 
 FILE = """
@@ -131,7 +133,9 @@ def test_nothing_public_changes(tmp_path):
     assert sys.path == path
     assert dict(os.environ) == environment
     new = {
-        name for name in set(sys.modules) - modules if not name.startswith("_chainrule_component_")
+        name
+        for name in set(sys.modules) - modules
+        if not name.startswith("chainrule.runtime._loaded")
     }
     assert new == set()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["helpers.py", "tesseract_api.py"]
@@ -144,7 +148,7 @@ def test_a_failed_load_leaves_nothing(tmp_path):
     assert caught.value.code == "module_failed"
     assert "no licence" in str(caught.value)
     assert isinstance(caught.value.__cause__, ValueError)
-    assert not [n for n in set(sys.modules) - before if n.startswith("_chainrule_component_")]
+    assert not [n for n in set(sys.modules) - before if n.startswith("chainrule.runtime._loaded.")]
 
 
 @pytest.mark.parametrize(
@@ -296,3 +300,51 @@ def test_an_imported_module_is_a_component():
     assert component.name == "numbers_module"
     assert component.description == "Adds one."
     assert component.apply({"n": 1}) == {"n": 2}
+
+
+POOLED = """
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from chainrule.runtime import component
+from helpers import FACTOR
+
+class Scaled:
+    def __init__(self, value):
+        self.value = value * FACTOR
+
+def scale(value):
+    return Scaled(value)
+
+@component
+def total(method: str) -> float:
+    context = multiprocessing.get_context(method)
+    with ProcessPoolExecutor(2, mp_context=context) as pool:
+        return sum(scaled.value for scaled in pool.map(scale, [1.0, 2.0]))
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("start", [Component.from_api, Component.from_source])
+def test_functions_and_classes_of_a_component_reach_process_pools(tmp_path, start, method):
+    file = write(tmp_path, POOLED, "pooled.py")
+    write(tmp_path, "FACTOR = 10.0", "helpers.py")
+    with start(f"{file}:total") as component:
+        assert component.apply({"method": method})["result"] == 30.0
+
+
+def test_names_of_no_loaded_component_cannot_be_imported():
+    for name in ("nothing", "peer_0_zz", "peer_0_2f_2f"):
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module(f"chainrule.runtime._loaded.{name}")
+
+
+def test_a_missing_package_is_told_with_two_ways_to_get_it(tmp_path):
+    file = write(tmp_path, "import no_such_package_here.part")
+    with pytest.raises(DefinitionError, match="environment=True") as caught:
+        load_component(file)
+    assert "Install no_such_package_here into" in str(caught.value)
+
+
+def test_the_repr_has_a_version_only_where_there_is_one(tmp_path):
+    component = load_component(write(tmp_path, FILE.format(factor=1)))
+    assert "unknown" not in repr(component)

@@ -95,6 +95,69 @@ def test_automatic_step_scales_with_each_element():
     np.testing.assert_allclose(found["y"]["x"], expected, rtol=1e-8)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "x", "tolerance"),
+    [
+        (np.float32, 100.0, 1e-2),
+        (np.float32, 1000.0, 1e-2),
+        (np.float64, 1e4, 1e-3),
+        (np.float64, 1e6, 1e-3),
+    ],
+)
+def test_richardson_shortens_a_step_within_which_outputs_vary(dtype, x, tolerance):
+    at = {"x": np.array([x, 0.5 * x], dtype)}
+
+    def waves(inputs):
+        return {"y": np.sin(inputs["x"]).astype(dtype)}
+
+    how = {"algorithm": "richardson", "eps": "auto"}
+    expected = np.cos(at["x"].astype(float))
+    jacobian = finite_difference_jacobian(waves, at, {"x"}, {"y"}, **how)["y"]["x"]
+    np.testing.assert_allclose(jacobian, np.diag(expected), atol=tolerance)
+    pushed = finite_difference_jvp(waves, at, {"x"}, {"y"}, {"x": [1.0, -2.0]}, **how)["y"]
+    np.testing.assert_allclose(pushed, expected * [1.0, -2.0], atol=2 * tolerance)
+    pulled = finite_difference_vjp(waves, at, {"x"}, {"y"}, {"y": [1.0, -2.0]}, **how)["x"]
+    np.testing.assert_allclose(pulled, expected * [1.0, -2.0], atol=2 * tolerance)
+
+
+def test_noise_does_not_shorten_a_step():
+    # A solver that stops at a tolerance: short steps would difference what it left.
+    generator = np.random.default_rng(0)
+
+    def solver(inputs):
+        x = inputs["x"]
+        return {"y": x**3 * (1 + 1e-9 * generator.normal(size=x.shape)), "zero": 0 * x}
+
+    x = np.array([300.0, 1e5])
+    found = finite_difference_jacobian(
+        solver, {"x": x}, {"x"}, {"y", "zero"}, algorithm="richardson", eps="auto"
+    )
+    np.testing.assert_allclose(np.diag(found["y"]["x"]), 3 * x**2, rtol=1e-4)
+
+
+@pytest.mark.parametrize("algorithm", ["central", "forward", "richardson"])
+@pytest.mark.parametrize("x", [1e-8, 1e-12, 1e-18, 1e-300])
+def test_an_input_near_zero_moves_until_the_outputs_notice(algorithm, x):
+    apply = lambda d: {"y": 1.0 + 2.0 * d["x"] + np.exp(d["x"])}  # noqa: E731
+    how = {"algorithm": algorithm, "eps": "auto"}
+    found = finite_difference_jacobian(apply, {"x": x}, {"x"}, {"y"}, **how)
+    np.testing.assert_allclose(found["y"]["x"], 3.0, rtol=1e-3)
+    pushed = finite_difference_jvp(apply, {"x": x}, {"x"}, {"y"}, {"x": -2.0}, **how)
+    np.testing.assert_allclose(pushed["y"], -6.0, rtol=1e-3)
+
+
+@pytest.mark.parametrize("algorithm", EXACT)
+def test_a_tangent_over_inputs_of_many_magnitudes(algorithm):
+    # One step for all would be lost in the rounding of the large inputs, or jump over the small one.
+    inputs = {"a": np.array(1e-12), "b": np.array(2.0), "c": np.array(1e9)}
+    pushed = finite_difference_jvp(
+        lambda d: {"y": np.stack([np.log(d["a"]) * 1e-12, d["b"] ** 2, d["c"] * 1e-9])},
+        inputs, inputs.keys(), {"y"}, {"a": 1.0, "b": -2.0, "c": 3.0},
+        algorithm=algorithm, eps="auto",
+    )  # fmt: skip
+    np.testing.assert_allclose(pushed["y"], [1.0, -8.0, 3e-9], rtol=1e-3)
+
+
 class Single(BaseModel):
     x: Differentiable[Array[(None,), Float32]]
 

@@ -55,6 +55,17 @@ def test_equal_declarations_are_one_type():
     assert Array[(3,), Float64] is not Differentiable[Array[(3,), Float64]]
 
 
+@pytest.mark.parametrize("integer", [np.int8, np.int32, np.int64, np.uint16])
+def test_sizes_may_be_numpy_integers(integer):
+    assert Array[(integer(81), "n"), Float64] is Array[(81, "n"), Float64]
+
+
+@pytest.mark.parametrize("size", [np.bool_(True), np.int32(-1), np.float64(3.0), True])
+def test_other_numbers_are_no_sizes(size):
+    with pytest.raises(DefinitionError):
+        Array[(size,), Float64]
+
+
 def test_types_show_what_was_written():
     assert repr(Array[(2, None), "float32"]) == "Array[(2, None), 'float32']"
     assert repr(Array[("n", 3), Float64, "m"]) == "Array[('n', 3), 'float64', 'm']"

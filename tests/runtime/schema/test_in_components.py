@@ -33,7 +33,7 @@ def test_dimensions_agree_across_inputs_and_outputs():
         component(lambda inputs: {"y": inputs.x[:1]}).apply({"x": [1, 2]})
 
 
-def test_authors_get_read_only_arrays_and_numpy_scalars():
+def test_authors_get_own_arrays_and_numpy_scalars():
     seen = []
 
     def apply(inputs):
@@ -41,7 +41,7 @@ def test_authors_get_read_only_arrays_and_numpy_scalars():
         return {"y": inputs.x}
 
     component(apply).apply({"x": np.zeros(2)})
-    assert not seen[0].x.flags.writeable
+    assert seen[0].x.flags.writeable
     assert type(seen[0].scale) is np.float32
 
 

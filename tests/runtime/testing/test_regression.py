@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from chainrule import Component
-from chainrule._errors import ComponentError
+from chainrule._errors import ComponentError, InputError
 from chainrule.runtime import Array, Float64, load_component
 from chainrule.runtime.testing import RegressionSpec, find_tests, record, run_test
 from chainrule.runtime.testing._compare import compare
@@ -198,15 +198,26 @@ def test_recorded_exceptions_of_a_loaded_file_are_found_again(tmp_path):
         "from chainrule.runtime import component\nclass MeshError(Exception):\n    pass\n"
         "@component\ndef solve(x: float) -> float:\n    raise MeshError('empty')\n"
     )
-    made = record(load_component(f"{file}:solve"), "apply", {"inputs": {"x": 1.0}})
+    made = record(load_component(f"{file}:solve"), "apply", {"inputs": {"x": 1.0}},
+                  expect_exception=True)  # fmt: skip
     assert made["expected_exception"] == "meshes.MeshError"
     assert run_test(load_component(f"{file}:solve"), made).passed
 
 
 def test_recorded_exceptions(tmp_path):
-    made = record(Doubler(), "apply", NEGATIVE)
+    made = record(Doubler(), "apply", NEGATIVE, expect_exception=True)
     assert made["expected_exception"] == "ValueError"
     assert run_test(Doubler(), made).passed
+
+
+def test_a_call_that_fails_is_not_recorded_unless_that_is_expected(tmp_path):
+    file = tmp_path / "test_negative.json"
+    with pytest.raises(ComponentError):
+        record(Doubler(), "apply", NEGATIVE, path=file)
+    with pytest.raises(InputError) as caught:
+        record(Doubler(), "apply", {"inputs": {"x": 1.0}}, path=file, expect_exception=True)
+    assert caught.value.code == "exception_missing"
+    assert not file.exists()
 
 
 def test_components_without_call():

@@ -104,7 +104,8 @@ def test_recorded_calls_pass_over_another_way_in(folder):
         component, "vector_jacobian_product", PAYLOAD | paths | cotangent,
         path=cases / "test_vjp.json",
     )  # fmt: skip
-    record(component, "apply", {"inputs": {"x": "text"}}, path=cases / "test_bad.json")
+    bad = {"inputs": {"x": "text"}}
+    record(component, "apply", bad, path=cases / "test_bad.json", expect_exception=True)
     client = Component.from_api(folder / "tesseract_api.py")
     results = {file.stem: run_test(client, file) for file in find_tests(folder)}
     assert len(results) == 3

@@ -1,10 +1,22 @@
-"""Which replica gets the next call, and who waits for one."""
+"""Which replica gets the next call, and which call waits.
+
+A call costs the same however many replicas there are and however many calls wait:
+
+- Replicas that take calls stand in lists by the number of calls they have, in the order in which they came to
+  have that many. The first of the shortest list that is not empty is the least busy, and longest idle, one.
+- A call that must wait stands in one queue: that of its replica if it wants that one, or that of all. A
+  replica that has room again is handed to the call that waited longest, and only that call wakes up.
+
+Two invariants make one look enough. While a call waits for any replica, every replica that takes calls is
+full. While a call waits for its replica, that replica takes calls and is full.
+"""
 
 from __future__ import annotations
 
 import itertools
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,19 +28,6 @@ __all__ = ["Dispatcher", "Slot"]
 
 # A call that may be poisonous leaves the last replica that is up to others, but does not wait for ever.
 _SPARE_LAST_S = 5.0
-_LOOK_AGAIN_S = 1.0
-
-
-class _Suspect:
-    """A call that was with a replica when it died, and that runs alone from now on."""
-
-    def __init__(self) -> None:
-        self._since = time.monotonic()
-
-    def may_take(self, free: list[Slot], all_slots: int) -> bool:
-        """Whether it may be sent to one of these replicas, of so many in all."""
-        waited_s = time.monotonic() - self._since
-        return len(free) > 1 or all_slots == 1 or waited_s > _SPARE_LAST_S
 
 
 class Slot:
@@ -41,7 +40,7 @@ class Slot:
         in_flight: calls it has been given and has not answered.
         held_for: the one call that it is kept free for, if any.
         deaths: how often it had to be started again.
-        turn: when it was last given a call, counted in calls.
+        queue: calls that wait for this replica, longest first.
         changed: set when the replica is lost or is to leave.
     """
 
@@ -50,10 +49,16 @@ class Slot:
         self.is_up = False
         self.is_leaving = False
         self.in_flight = 0
-        self.held_for: _Suspect | None = None
+        self.held_for: _Call | None = None
         self.deaths = 0
-        self.turn = 0
+        self.queue: _Queue = OrderedDict()
         self.changed = threading.Event()
+        self.listed_in: OrderedDict[Slot, None] | None = None
+
+    @property
+    def takes_calls(self) -> bool:
+        """Whether it may be given calls as soon as it has room."""
+        return self.is_up and not self.is_leaving and self.held_for is None
 
     @property
     def state(self) -> str:
@@ -63,6 +68,34 @@ class Slot:
         if not self.is_up:
             return "starting"
         return "busy" if self.in_flight else "idle"
+
+
+class _Call:
+    """A call that wants a replica.
+
+    Attributes:
+        number: in the order of arrival.
+        prefer: id of the replica it wants.
+        is_suspect: whether it was with a replica when that died; it runs alone from now on.
+        since: when it arrived.
+        slot: what it was given.
+        queue: where it waits; `None` for a suspect that has a replica held for it.
+        held: the replica that is held for it.
+        woken: set when it was given a replica, or has to look for another reason.
+    """
+
+    def __init__(self, number: int, prefer: str | None, is_suspect: bool) -> None:
+        self.number = number
+        self.prefer = prefer
+        self.is_suspect = is_suspect
+        self.since = 0.0
+        self.slot: Slot | None = None
+        self.queue: _Queue | None = None
+        self.held: Slot | None = None
+        self.woken: threading.Event | None = None
+
+
+_Queue = OrderedDict[_Call, None]  # first in, first out, and any call can leave at once
 
 
 class Dispatcher:
@@ -76,61 +109,75 @@ class Dispatcher:
     def __init__(self, depth: int, patience_s: float) -> None:
         self._depth = depth
         self._patience_s = patience_s
+        self._lock = threading.Lock()
         self._slots: dict[str, Slot] = {}
-        self._changed = threading.Condition()
-        self._turns = itertools.count(1)
-        self._waiting = 0
+        # Replicas that take calls, by how many they have; the last list is of those without room.
+        self._by_load: list[OrderedDict[Slot, None]] = [OrderedDict() for _ in range(depth + 1)]
+        self._queue: _Queue = OrderedDict()
+        self._suspects: _Queue = OrderedDict()
+        self._waiting: set[_Call] = set()
+        self._numbers = itertools.count()
+        self._in_flight = 0
+        self._up = 0
+        self._down_since = time.monotonic()
         self._is_closed = False
 
     @property
     def slots(self) -> list[Slot]:
         """All places, those of replicas that start or leave included."""
-        with self._changed:
+        with self._lock:
             return list(self._slots.values())
+
+    @property
+    def up(self) -> int:
+        """How many replicas are up."""
+        return self._up
 
     @property
     def waiting(self) -> int:
         """Calls that wait for a replica."""
-        return self._waiting
+        return len(self._waiting)
 
     @property
     def load(self) -> int:
         """Calls that run or wait."""
-        with self._changed:
-            return self._waiting + sum(slot.in_flight for slot in self._slots.values())
+        with self._lock:
+            return len(self._waiting) + self._in_flight
 
     def add(self, slot: Slot) -> None:
         """A new place; it gets calls once it is up."""
-        with self._changed:
+        with self._lock:
             self._slots[slot.replica.id] = slot
 
     def remove(self, slot: Slot) -> None:
         """Give a replica no more calls; it goes when it has answered those it has."""
-        with self._changed:
+        with self._lock:
             slot.is_leaving = True
-            if not slot.in_flight:
-                self._drop(slot)
+            self._settle(slot)
 
     def mark_up(self, slot: Slot) -> None:
         """A replica can be given calls."""
-        with self._changed:
-            slot.is_up = True
-            self._changed.notify_all()
+        with self._lock:
+            if not slot.is_up and self._slots.get(slot.replica.id) is slot:
+                slot.is_up = True
+                self._up += 1
+                self._settle(slot)
 
     def mark_lost(self, slot: Slot) -> None:
         """A replica has died: it gets no calls until it is up again."""
-        with self._changed:
+        with self._lock:
             if slot.is_up:  # others may have noticed before
-                slot.is_up = False
                 slot.deaths += 1
+                self._count_down(slot)
                 slot.changed.set()
-                self._changed.notify_all()
+                self._settle(slot)
 
     def close(self) -> None:
-        """Let nobody wait any longer."""
-        with self._changed:
+        """Let no call wait any longer."""
+        with self._lock:
             self._is_closed = True
-            self._changed.notify_all()
+            for call in self._waiting:
+                _wake(call)
 
     @contextmanager
     def lease(
@@ -146,95 +193,205 @@ class Dispatcher:
         Raises:
             TransportError: the caller gave up, the pool is closed, or no replica came up.
         """
-        suspect = _Suspect() if alone else None
-        slot = self._acquire(prefer, suspect, ticket)
+        call = _Call(next(self._numbers), prefer, alone)
+        slot = self._acquire(call, ticket)
         try:
             yield slot
         finally:
-            self._release(slot, suspect)
+            with self._lock:
+                self._give_back(call)
 
-    def _acquire(self, prefer: str | None, suspect: _Suspect | None, ticket: Ticket) -> Slot:
-        with self._changed:
-            slot = self._choose(prefer, suspect)
-            if slot is None or ticket.is_cancelled or self._is_closed:
-                slot = self._wait(prefer, suspect, ticket)
-            slot.in_flight += 1
-            slot.turn = next(self._turns)
-            return slot
-
-    def _wait(self, prefer: str | None, suspect: _Suspect | None, ticket: Ticket) -> Slot:
-        last_up = time.monotonic()
-        self._waiting += 1
-        ticket.when_cancelled(self._wake)
+    def _acquire(self, call: _Call, ticket: Ticket) -> Slot:
+        with self._lock:
+            self._check_open(ticket)
+            call.since = time.monotonic()
+            self._admit(call)
+            if call.slot is not None:
+                return call.slot
+            call.woken = threading.Event()
+            self._waiting.add(call)
+        # Not under the lock: a ticket that is cancelled already wakes the call here and now.
+        ticket.when_cancelled(call.woken.set)
         try:
-            while True:
-                self._check(ticket, last_up)
-                slot = self._choose(prefer, suspect)
-                if slot is not None:
-                    return slot
-                if any(slot.is_up for slot in self._slots.values()):
-                    last_up = time.monotonic()
-                self._changed.wait(_LOOK_AGAIN_S)
+            return self._wait(call, call.woken, ticket)
         except BaseException:
-            self._free(suspect)
+            with self._lock:
+                self._leave(call)
             raise
         finally:
             ticket.when_cancelled(None)
-            self._waiting -= 1
 
-    def _check(self, ticket: Ticket, last_up: float) -> None:
+    def _wait(self, call: _Call, woken: threading.Event, ticket: Ticket) -> Slot:
+        while True:
+            # Before anything is looked at: what changes after the look sets it again.
+            woken.clear()
+            with self._lock:
+                self._check_open(ticket)
+                self._hold_for_suspects()  # whose time may have come
+                if call.slot is not None:
+                    return call.slot
+                wait_s = self._seconds_to_wait(call)
+            woken.wait(wait_s)
+
+    def _check_open(self, ticket: Ticket) -> None:
         if self._is_closed:
             raise TransportError("This component has been closed.", code="closed")
         if ticket.is_cancelled:
             raise TransportError("The call was given up before it began.", code="cancelled")
-        if time.monotonic() - last_up > self._patience_s:
-            raise TransportError(
-                f"No replica of the pool has come up for {self._patience_s:g} s. See its log, or the "
-                "resources that the cluster has left.",
-                code="pool_unavailable",
-            )
 
-    def _choose(self, prefer: str | None, suspect: _Suspect | None) -> Slot | None:
-        """A place with room; `None` when the caller has to wait. A suspect holds one for itself."""
-        usable = [slot for slot in self._slots.values() if slot.is_up and not slot.is_leaving]
-        if suspect is not None:
-            return self._choose_alone(usable, suspect)
-        free = [slot for slot in usable if slot.held_for is None]
-        home = next((slot for slot in free if slot.replica.id == prefer), None)
-        candidates = [slot for slot in free if slot.in_flight < self._depth]
-        if home is not None:
-            return home if home in candidates else None
-        return min(candidates, key=lambda slot: (slot.in_flight, slot.turn), default=None)
+    def _seconds_to_wait(self, call: _Call) -> float:
+        """How long a call may sleep until the time alone changes something for it."""
+        now = time.monotonic()
+        patience_s = self._patience_s
+        if not self._up:
+            patience_s = max(call.since, self._down_since) + self._patience_s - now
+            if patience_s <= 0:
+                raise TransportError(
+                    f"No replica of the pool has come up for {self._patience_s:g} s. See its log, or the "
+                    "resources that the cluster has left.",
+                    code="pool_unavailable",
+                )
+        spare_s = call.since + _SPARE_LAST_S - now
+        return min(patience_s, spare_s) if call.is_suspect and spare_s > 0 else patience_s
 
-    def _choose_alone(self, usable: list[Slot], suspect: _Suspect) -> Slot | None:
-        held = next((slot for slot in usable if slot.held_for is suspect), None)
-        if held is None:
-            free = [slot for slot in usable if slot.held_for is None]
-            held = min(free, key=lambda slot: (slot.in_flight, slot.turn), default=None)
-            if held is None or not suspect.may_take(free, len(self._slots)):
-                return None
-            self._free(suspect)  # one that it held before may have died
-            held.held_for = suspect
-        return held if held.in_flight == 0 else None
+    # All below is called with the lock held.
 
-    def _free(self, suspect: _Suspect | None) -> None:
-        for slot in self._slots.values():
-            if suspect is not None and slot.held_for is suspect:
-                slot.held_for = None
-                self._changed.notify_all()
+    def _admit(self, call: _Call) -> None:
+        """Give a call a replica, or a place in a queue."""
+        if call.is_suspect:
+            self._enqueue(call, self._suspects)
+            self._hold_for_suspects()
+            return
+        home = None if call.prefer is None else self._slots.get(call.prefer)
+        if home is not None and home.takes_calls:
+            if home.in_flight < self._depth:
+                self._give(home, call)
+            else:
+                self._enqueue(call, home.queue)
+            return
+        slot = _first(self._by_load[:-1])
+        if slot is not None:
+            self._give(slot, call)
+        else:
+            self._enqueue(call, self._queue)
 
-    def _release(self, slot: Slot, suspect: _Suspect | None) -> None:
-        with self._changed:
-            slot.in_flight -= 1
-            self._free(suspect)
-            if slot.is_leaving and not slot.in_flight:
-                self._drop(slot)
-            self._changed.notify_all()
+    def _settle(self, slot: Slot) -> None:
+        """Draw the consequences after anything about a replica has changed."""
+        if slot.is_leaving and not slot.in_flight:
+            self._drop(slot)
+        suspect = slot.held_for
+        if suspect is not None and suspect.slot is None:
+            if slot.is_up and not slot.is_leaving:
+                self._keep_for(slot, suspect)
+                return
+            _let_go(slot)
+            self._enqueue(suspect, self._suspects)
+        self._list(slot)
+        self._hold_for_suspects()
+        while slot.takes_calls and slot.in_flight < self._depth:
+            call = self._next_for(slot)
+            if call is None:
+                return
+            self._give(slot, call)
+
+    def _next_for(self, slot: Slot) -> _Call | None:
+        """The call that has waited longest for this replica or for any; it leaves its queue."""
+        queues = [queue for queue in (slot.queue, self._queue) if queue]
+        if not queues:
+            return None
+        queue = min(queues, key=lambda queue: next(iter(queue)).number)
+        return queue.popitem(last=False)[0]
+
+    def _hold_for_suspects(self) -> None:
+        """Keep replicas free for calls that run alone, but leave one to the others."""
+        while self._suspects:
+            slot = _first(self._by_load)
+            call = next(iter(self._suspects))
+            if slot is None or not self._may_hold(call):
+                return
+            del self._suspects[call]
+            call.queue, call.held, slot.held_for = None, slot, call
+            self._keep_for(slot, call)
+
+    def _keep_for(self, slot: Slot, suspect: _Call) -> None:
+        self._list(slot)
+        if not slot.in_flight:
+            self._give(slot, suspect)
+
+    def _may_hold(self, call: _Call) -> bool:
+        takes_calls = sum(map(len, self._by_load))
+        waited_s = time.monotonic() - call.since
+        return takes_calls > 1 or len(self._slots) == 1 or waited_s >= _SPARE_LAST_S
+
+    def _give(self, slot: Slot, call: _Call) -> None:
+        call.slot, call.queue = slot, None
+        slot.in_flight += 1
+        self._in_flight += 1
+        self._list(slot)
+        self._waiting.discard(call)
+        _wake(call)
+
+    def _give_back(self, call: _Call) -> None:
+        slot = call.slot
+        assert slot is not None, "it was given one"
+        slot.in_flight -= 1
+        self._in_flight -= 1
+        if slot.held_for is call:
+            _let_go(slot)
+        self._settle(slot)
+
+    def _leave(self, call: _Call) -> None:
+        """A call that has given up takes nothing with it."""
+        self._waiting.discard(call)
+        if call.slot is not None:  # just now
+            self._give_back(call)
+        elif call.held is not None:
+            slot = call.held
+            _let_go(slot)
+            self._settle(slot)
+        elif call.queue is not None:
+            del call.queue[call]
+
+    def _enqueue(self, call: _Call, queue: _Queue) -> None:
+        queue[call] = None
+        call.queue = queue
+
+    def _list(self, slot: Slot) -> None:
+        """Put a replica at the end of the list where it belongs, or in none; then none waits for it."""
+        target = self._by_load[slot.in_flight] if slot.takes_calls else None
+        if target is slot.listed_in:
+            return
+        if slot.listed_in is not None:
+            del slot.listed_in[slot]
+        if target is not None:
+            target[slot] = None
+        slot.listed_in = target
+        while target is None and slot.queue:
+            self._admit(slot.queue.popitem(last=False)[0])
 
     def _drop(self, slot: Slot) -> None:
-        self._slots.pop(slot.replica.id, None)
+        if self._slots.pop(slot.replica.id, None) is not None and slot.is_up:
+            self._count_down(slot)
         slot.changed.set()
 
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
+    def _count_down(self, slot: Slot) -> None:
+        slot.is_up = False
+        self._up -= 1
+        if not self._up:
+            self._down_since = time.monotonic()
+
+
+def _first(lists: list[OrderedDict[Slot, None]]) -> Slot | None:
+    """The least busy replica of some lists."""
+    return next((next(iter(slots)) for slots in lists if slots), None)
+
+
+def _let_go(slot: Slot) -> None:
+    assert slot.held_for is not None, "it is held"
+    slot.held_for.held = None
+    slot.held_for = None
+
+
+def _wake(call: _Call) -> None:
+    if call.woken is not None:
+        call.woken.set()

@@ -46,7 +46,7 @@ class Minders:
         self.closed = threading.Event()
         self._dispatcher = dispatcher
         self._failed_starts = 0
-        self._threads: list[threading.Thread] = []
+        self._threads: set[threading.Thread] = set()
 
     def add(self, replica: Replica) -> None:
         """Start one more replica, and keep it alive."""
@@ -57,7 +57,7 @@ class Minders:
         thread = threading.Thread(
             target=self._mind, args=(slot,), name=f"chainrule-{replica.id}", daemon=True
         )
-        self._threads = [each for each in self._threads if each.is_alive()] + [thread]
+        self._threads.add(thread)
         thread.start()
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class Minders:
         for slot in self._dispatcher.slots:
             slot.is_leaving = True
             slot.changed.set()
-        for thread in self._threads:
+        for thread in list(self._threads):
             thread.join(_LAST_WORD_S)
 
     def close_aside(self) -> None:
@@ -94,6 +94,7 @@ class Minders:
             slot.changed.wait()
             slot.changed.clear()
         slot.replica.stop()
+        self._threads.discard(threading.current_thread())
 
     def _on_failed_start(self, error: Exception) -> None:
         self._failed_starts += 1

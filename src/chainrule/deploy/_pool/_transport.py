@@ -83,8 +83,7 @@ class PoolTransport(Transport):
     def health(self) -> dict[str, Any]:
         """`ok` while a replica is up, `degraded` while none is; and what `status` says."""
         self.start()
-        is_up = any(slot.is_up for slot in self._dispatcher.slots)
-        return {"status": "ok" if is_up else "degraded", **self.status()}
+        return {"status": "ok" if self._dispatcher.up else "degraded", **self.status()}
 
     def status(self) -> dict[str, Any]:
         """Replicas and their states, calls that wait, calls that were repeated, gradients that went home."""
@@ -199,7 +198,7 @@ class PoolTransport(Transport):
         while True:
             if self._minders.failure is not None:
                 raise self._minders.failure
-            up = sum(slot.is_up for slot in self._dispatcher.slots)
+            up = self._dispatcher.up
             if up >= count:
                 return
             if time.monotonic() > deadline:

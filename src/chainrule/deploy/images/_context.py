@@ -25,15 +25,30 @@ __all__ = ["context_hash", "write_context"]
 
 _SCRIPTS = Path(__file__).parent / "_scripts"
 # Hidden files are tools' and people's own (.git, .venv, .env with passwords): never part of an image.
-_LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*.pyc")
+_IGNORED_NAMES = shutil.ignore_patterns(".*", "__pycache__", "*.pyc")
+_RECIPES = ("Containerfile", "component.def")
+
+
+def _left_out(folder: str, names: list[str]) -> set[str]:
+    """What of a folder stays out of an image: hidden files, caches, and build contexts.
+
+    `chainrule image build . --generate-only` writes a context into the component's own folder; that
+    context, or one of an earlier build, must not become a part of the component.
+    """
+    contexts = {name for name in names if _is_context(Path(folder, name))}
+    return set(_IGNORED_NAMES(folder, names)) | contexts
+
+
+def _is_context(folder: Path) -> bool:
+    return all((folder / recipe).is_file() for recipe in _RECIPES)
 
 
 def write_context(plan: BuildPlan, folder: Path) -> Path:
-    """Write the build context of a plan into a folder, which is made and has to be empty.
+    """Write the build context of a plan into an empty or new folder.
 
     Raises:
-        StorageError: it is not empty, or cannot be written (`folder_not_empty`, `storage_failed`).
-            Whatever fails, nothing is left in it.
+        StorageError: the folder is not empty (`folder_not_empty`), or cannot be written
+            (`storage_failed`); a folder that could not be written whole is removed.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -55,12 +70,15 @@ def write_context(plan: BuildPlan, folder: Path) -> Path:
 
 
 def _write(plan: BuildPlan, folder: Path) -> None:
-    shutil.copytree(_SCRIPTS, folder / "scripts", ignore=_LEFT_OUT)
-    shutil.copytree(plan.folder, folder / "component", ignore=_LEFT_OUT)
+    # First of all, because these files mark the folder as a context.
+    (folder / "Containerfile").write_text(containerfile(plan), encoding="utf-8")
+    (folder / "component.def").write_text(apptainer_definition(plan), encoding="utf-8")
+    shutil.copytree(_SCRIPTS, folder / "scripts", ignore=_left_out)
+    shutil.copytree(plan.folder, folder / "component", ignore=_left_out)
     for number, (source, _) in enumerate(plan.package_data):
         target = folder / "package_data" / str(number)
         if source.is_dir():
-            shutil.copytree(source, target, ignore=_LEFT_OUT)
+            shutil.copytree(source, target, ignore=_left_out)
         else:
             target.parent.mkdir(exist_ok=True)
             shutil.copy2(source, target)
@@ -69,8 +87,6 @@ def _write(plan: BuildPlan, folder: Path) -> None:
     credentials = plan.settings.credentials
     lines = [f"{c.host} {c.username} {c.secret_id}\n" for c in credentials]
     (folder / "credentials").write_text("".join(lines))
-    (folder / "Containerfile").write_text(containerfile(plan), encoding="utf-8")
-    (folder / "component.def").write_text(apptainer_definition(plan), encoding="utf-8")
     _normalise(folder)
 
 

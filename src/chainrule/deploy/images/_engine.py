@@ -136,7 +136,7 @@ def find_engine(name: str | None = None) -> Engine:
     if not wanted or shutil.which(wanted[0]) is None:
         raise CapabilityError(
             f"Images need a container engine; {' '.join(wanted) or 'podman or docker'} is not "
-            "installed. `chainrule build --generate-only` writes the build files without one.",
+            "installed. `chainrule image build --generate-only` writes the build files without one.",
             code="engine_missing",
         )
     kind = next((kind for kind in _KNOWN if Path(wanted[0]).name.startswith(kind)), None)

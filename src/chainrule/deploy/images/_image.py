@@ -102,17 +102,19 @@ class ComponentImage:
         return ["serve", *where]
 
     def one_call_command(self, arguments: list[str], *, with_files: bool) -> list[str]:
-        """What the container runs for one endpoint: `apply '{…}'` and its like.
+        """What the container runs for one call: `apply '{…}'`, or `call vjp '{…}'`.
 
         Args:
             arguments: the command and what follows it.
             with_files: folders for files are given to the container.
         """
-        if not self.is_native:
-            return arguments
-        name, *rest = arguments
+        # The component stands behind the command, which has two words where the endpoint is named.
+        length = 2 if arguments[0] == "call" else 1
+        command, rest = arguments[:length], arguments[length:]
+        if not self.is_native:  # a Tesseract's commands are its endpoints
+            return [command[-1], *rest]
         folders = ["--input-path", "/input", "--output-path", "/output"] if with_files else []
-        return [name, self.command[1], *rest, *folders]
+        return [*command, self.command[1], *rest, *folders]
 
 
 def _pull(engine: Engine, name: str) -> None:
@@ -120,8 +122,8 @@ def _pull(engine: Engine, name: str) -> None:
     if done.returncode:
         raise CapabilityError(
             f"There is no image {name!r} here, and {engine.kind} cannot pull it: "
-            f"{done.stderr.strip()[-300:]}\n`chainrule list` shows the images of components; "
-            "`chainrule build` makes one.",
+            f"{done.stderr.strip()[-300:]}\n`chainrule image list` shows the images of components; "
+            "`chainrule image build` makes one.",
             code="image_missing",
         )
 

@@ -106,7 +106,7 @@ def container_log(engine: Engine, name: str, lines: int | None = None) -> str:
 def _check_container(engine: Engine, name: str) -> None:
     if inspect_container(engine, name) is None:
         raise InputError(
-            f"There is no container {name!r}. `chainrule ps` shows those of components.",
+            f"There is no container {name!r}. `chainrule image ps` shows those of components.",
             code="container_missing",
         )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from chainrule._errors import DefinitionError
-from chainrule._team import processors
+from chainrule._processors import processors
 from chainrule.client import Component
 from chainrule.client._subprocess import SubprocessTransport
 from chainrule.deploy._pool._autoscale import check_size

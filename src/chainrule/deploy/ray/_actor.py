@@ -21,6 +21,7 @@ from chainrule.runtime._runs import Run
 from chainrule.serve._answering import Answerer
 from chainrule.serve._calls import Call
 from chainrule.serve._desk import Cancelled
+from chainrule.serve._forked import only_here
 from chainrule.serve._problems import problem_reply
 from chainrule.serve._residual_reuse import reuse_residuals
 
@@ -59,7 +60,7 @@ class ReplicaActor:
         self._component: LocalComponent | None = None
         self._failure: Envelope | None = None
         try:
-            self._component = load_component(plan.source, config=plan.config)
+            self._component = only_here(lambda: load_component(plan.source, config=plan.config))
             reuse_residuals(self._component, remembered=plan.residuals)
             self._answerer = Answerer(self._component)
         except Exception as error:
@@ -137,7 +138,8 @@ class ReplicaActor:
             return self._failure
         try:
             run = None if run_id is None else Run(self._component.config, run_id=run_id)
-            return self._component.call(endpoint, fill_in(payload, values), run=run)
+            component, filled = self._component, fill_in(payload, values)
+            return only_here(lambda: component.call(endpoint, filled, run=run))
         except Exception as error:
             return _problem(endpoint, error)
 

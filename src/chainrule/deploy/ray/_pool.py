@@ -23,6 +23,7 @@ __all__ = ["RayPool"]
 _log = logging.getLogger(__name__)
 
 _MESSAGE_S = 0.02
+_FORGET = 0.9
 _REPORT_EVERY_S = 0.5
 _ANSWER_WITHIN_S = 10.0
 
@@ -60,6 +61,7 @@ class RayPool(PoolTransport):
         self._reporter = threading.Thread(target=self._report, name="chainrule-report", daemon=True)
         self._starting = threading.Lock()
         self._is_started = False
+        self._each_s: float | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _attach, (self._keeper, self._plan, self._startup_timeout_s)
@@ -91,10 +93,13 @@ class RayPool(PoolTransport):
 
     def group_size(self) -> int:
         """As many calls as keep a replica busy for longer than a message is under way."""
-        known = [replica.each_s for replica in self._replicas if replica.each_s is not None]
-        if not known:
+        if self._each_s is None:
             return 1
-        return max(1, min(int(_MESSAGE_S / max(known)), self.max_group))
+        return max(1, min(int(_MESSAGE_S / self._each_s), self.max_group))
+
+    def _note_time(self, each_s: float) -> None:
+        """A call took so long. The longest ones count, and are forgotten in time."""
+        self._each_s = max(each_s, _FORGET * (self._each_s or 0.0))
 
     def close(self) -> None:
         """Let go of the replicas; a pool that nobody else knows by a name ends."""
@@ -122,7 +127,9 @@ class RayPool(PoolTransport):
         known = {slot.replica.id: slot for slot in self._dispatcher.slots}
         for id, actor in roster.actors.items():
             if id not in known:
-                self.add_replica(ActorReplica(id, actor, self._keeper, self._plan.timeout_s))
+                self.add_replica(
+                    ActorReplica(id, actor, self._keeper, self._plan.timeout_s, self._note_time)
+                )
         for id, slot in known.items():
             if id not in roster.actors:
                 self.remove_replica(slot)

@@ -6,7 +6,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NoReturn
 
@@ -47,13 +47,21 @@ class ActorReplica(Replica):
         actor: its handle.
         keeper: of the pool, who knows how far calls are.
         timeout_s: how long one message may take.
+        on_timed: is told how long a call took, in seconds.
     """
 
-    def __init__(self, id: str, actor: Any, keeper: Any, timeout_s: float | None) -> None:
+    def __init__(
+        self,
+        id: str,
+        actor: Any,
+        keeper: Any,
+        timeout_s: float | None,
+        on_timed: Callable[[float], None],
+    ) -> None:
         self.id = id
         self.facts: dict[str, Any] = {}
         self.is_dead = False
-        self.each_s: float | None = None
+        self._on_timed = on_timed
         self._actor = actor
         self._keeper = keeper
         self._timeout_s = timeout_s
@@ -116,7 +124,8 @@ class ActorReplica(Replica):
         cargo = [take_out(payload, references) for payload in payloads]
         name = _name_for(ticket)
         reference = self._actor.call_many.remote(endpoint, cargo, name, *references)
-        answers, self.each_s = self._wait(reference, ticket, name)
+        answers, each_s = self._wait(reference, ticket, name)
+        self._on_timed(each_s)
         return [_error_in(each) if isinstance(each, Envelope) else each for each in answers]
 
     def answer(

@@ -30,7 +30,7 @@ def read_registry(file: str | Path | None = None, **options: Any) -> list[Compon
         urls = [server["url"] for server in content["servers"]]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise InputError(
-            f"Expected the registry of a job of `chainrule slurm` at {str(path)!r}: {error}.",
+            f"Expected the registry of a job of `chainrule deploy slurm` at {str(path)!r}: {error}.",
             code="registry_missing",
         ) from error
     return [Component.from_url(url, token=content["token"], **options) for url in urls]

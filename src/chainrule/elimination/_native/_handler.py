@@ -2,7 +2,7 @@
 
 The layout of the frame is XLA's C interface (`xla/ffi/api/c_api.h`), the same that `chainrule._jaxpr._ffi`
 describes for handlers in Python. The elements past the last full block of lanes are computed in scratch
-memory.
+memory. A long loop is shared by threads that are started for it and end with it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,12 @@ from chainrule._jaxpr._ffi import ffi_version
 from chainrule.elimination._native._lower import Kernel
 from chainrule.elimination._native._vectors import I1, I8, I32, I64, POINTER, byte_size, literal
 
-__all__ = ["SHARE", "emit_handler"]
+__all__ = ["emit_handler"]
 
-SHARE = "chainrule_share"
-"""The function of `chainrule/_team.c` that shares work."""
-
-_PIECE_NS = 5_000
-"""The least that is worth handing over."""
-_CONTEXT = ir.LiteralStructType([I64, POINTER, POINTER, I64])
-"""What a piece has to know: blocks in all, tables of arguments and of results, blocks in a piece."""
+_PART_NS = 200_000
+"""The least that is worth a thread, which takes about 20 µs to start and to end."""
+_CONTEXT = ir.LiteralStructType([I64, I64, POINTER, POINTER])
+"""What a part has to know: its first block, the first one after it, tables of arguments and of results."""
 
 # Byte offsets in the structures of the interface.
 _FRAME_EXTENSION, _FRAME_STAGE, _FRAME_ARGS, _FRAME_RETS = 8, 32, 40 + 32, 80 + 32
@@ -36,13 +33,13 @@ _BUFFER_DATA, _BUFFER_RANK, _BUFFER_DIMS = 24, 32, 40
 _STAGE_EXECUTE, _METADATA_EXTENSION = 3, 1
 
 
-def emit_handler(module: ir.Module, kernel: Kernel, *, is_shared: bool) -> None:
+def emit_handler(module: ir.Module, kernel: Kernel, *, threads: int) -> None:
     """Add the function `handler`, which XLA calls, to a module.
 
     Args:
         module: where to.
         kernel: of the same module.
-        is_shared: whether long loops are shared by the threads of `chainrule._team`.
+        threads: the most that share a long loop.
     """
     handler = ir.Function(module, ir.FunctionType(POINTER, [POINTER]), "handler")
     frame = handler.args[0]
@@ -74,7 +71,7 @@ def emit_handler(module: ir.Module, kernel: Kernel, *, is_shared: bool) -> None:
     blocks = builder.sdiv(batch, ir.Constant(I64, kernel.lanes))
     function = kernel.emit()
     tables = _table(builder, arguments), _table(builder, results)
-    _emit_blocks(builder, kernel, function, (blocks, *tables), is_shared=is_shared)
+    _emit_blocks(builder, kernel, function, (blocks, *tables), threads)
     done = builder.mul(blocks, ir.Constant(I64, kernel.lanes))
     with builder.if_then(builder.icmp_signed("<", done, batch)):
         _fill_constants(builder, kernel, results, done, batch)
@@ -96,33 +93,60 @@ def emit_handler(module: ir.Module, kernel: Kernel, *, is_shared: bool) -> None:
 
 
 def _emit_blocks(
-    builder: ir.IRBuilder, kernel: Kernel, function: ir.Function, what: Any, *, is_shared: bool
+    builder: ir.IRBuilder, kernel: Kernel, function: ir.Function, what: Any, threads: int
 ) -> None:
-    """Compute all full blocks: in pieces that several threads take, where that pays."""
-    blocks, *_ = what
-    context = _reserve(builder, _CONTEXT)
-    step = blocks
-    if is_shared:
-        # Counted in units of 1/1024 ns, in which the time of a row is a whole number.
-        rows = builder.mul(blocks, ir.Constant(I64, kernel.lanes))
-        expected = builder.mul(rows, ir.Constant(I64, math.ceil(kernel.row_ns * 1024)))
-        expected = builder.ashr(expected, ir.Constant(I64, 10))
-        is_long = builder.icmp_signed(">=", expected, ir.Constant(I64, kernel.worth_sharing_ns))
-        in_piece = max(1, round(_PIECE_NS / kernel.row_ns / kernel.lanes))
-        step = builder.select(is_long, ir.Constant(I64, in_piece), blocks)
-    for position, value in enumerate((*what, step)):
-        builder.store(value, _slot(builder, context, position))
+    """Compute all full blocks, in parts of equal size: one on this thread, others on threads made for them.
+
+    There are as many parts as are long enough to be worth a thread. A part whose thread cannot be started is
+    computed here.
+    """
+    blocks, *tables = what
     part = _emit_part(kernel, function)
-    if not is_shared:
-        builder.call(part, [context, ir.Constant(I64, 0)])
-        return
-    with builder.if_else(is_long) as (shared, alone):
-        with shared:
-            above = builder.add(blocks, builder.sub(step, ir.Constant(I64, 1)))
-            arguments = [part, context, builder.sdiv(above, step), expected]
-            kernel.call(builder, SHARE, ir.VoidType(), arguments)
-        with alone:
-            builder.call(part, [context, ir.Constant(I64, 0)])
+    # Counted in units of 1/1024 ns, in which the time of a row is a whole number.
+    rows = builder.mul(blocks, ir.Constant(I64, kernel.lanes))
+    expected = builder.mul(rows, ir.Constant(I64, math.ceil(kernel.row_ns * 1024)))
+    wanted = builder.sdiv(expected, ir.Constant(I64, 1024 * _PART_NS))
+    count = _between(builder, wanted, 1, threads)
+    step = builder.sdiv(
+        builder.add(blocks, builder.sub(count, ir.Constant(I64, 1))), count, name="step"
+    )
+    contexts = [_reserve(builder, _CONTEXT) for _ in range(threads)]
+    handles = [_reserve(builder, I64) for _ in range(threads)]
+    failed = [_reserve(builder, I32) for _ in range(threads)]
+
+    def is_used(number: int) -> Any:
+        return builder.icmp_signed("<", ir.Constant(I64, number), count)
+
+    for number, context in enumerate(contexts):
+        first = builder.mul(ir.Constant(I64, number), step)
+        end = builder.add(first, step)
+        end = builder.select(builder.icmp_signed("<", end, blocks), end, blocks)
+        for position, value in enumerate((first, end, *tables)):
+            builder.store(value, _slot(builder, context, position))
+    for number in range(1, threads):
+        with builder.if_then(is_used(number)):
+            arguments = [handles[number], ir.Constant(POINTER, None), part, contexts[number]]
+            status = kernel.call(builder, "pthread_create", I32, arguments)
+            builder.store(status, failed[number])
+    builder.call(part, [contexts[0]])
+    for number in range(1, threads):
+        with builder.if_then(is_used(number)):
+            status = builder.load(failed[number], typ=I32)
+            is_failed = builder.icmp_signed("!=", status, ir.Constant(I32, 0))
+            with builder.if_else(is_failed) as (here, there):
+                with here:
+                    builder.call(part, [contexts[number]])
+                with there:
+                    handle = builder.load(handles[number], typ=I64)
+                    arguments = [handle, ir.Constant(POINTER, None)]
+                    kernel.call(builder, "pthread_join", I32, arguments)
+
+
+def _between(builder: ir.IRBuilder, value: Any, least: int, most: int) -> Any:
+    for bound, sign in ((least, ">"), (most, "<")):
+        limit = ir.Constant(I64, bound)
+        value = builder.select(builder.icmp_signed(sign, value, limit), value, limit)
+    return value
 
 
 def _reserve(builder: ir.IRBuilder, type_: ir.Type) -> Any:
@@ -137,24 +161,20 @@ def _slot(builder: ir.IRBuilder, context: Any, position: int) -> Any:
 
 
 def _emit_part(kernel: Kernel, function: ir.Function) -> ir.Function:
-    """`part(context, number)`: one of the pieces."""
-    signature = ir.FunctionType(ir.VoidType(), [POINTER, I64])
-    part = ir.Function(kernel.module, signature, "part")
+    """`part(context)`: some of the blocks, in the form of a thread's function."""
+    part = ir.Function(kernel.module, ir.FunctionType(POINTER, [POINTER]), "part")
     part.linkage = "internal"
-    context, number = part.args
+    (context,) = part.args
     builder = ir.IRBuilder(part.append_basic_block())
-    blocks, arguments, results, step = (
+    first, end, arguments, results = (
         builder.load(_slot(builder, context, position), typ=type_)
         for position, type_ in enumerate(_CONTEXT.elements)
     )
-    first = builder.mul(number, step)
-    end = builder.add(first, step)
-    end = builder.select(builder.icmp_signed("<", end, blocks), end, blocks)
     outputs = kernel.read_table(builder, results, len(kernel.counts[1]))
     rows = (builder.mul(block, ir.Constant(I64, kernel.lanes)) for block in (first, end))
     _fill_constants(builder, kernel, outputs, *rows)
     builder.call(function, [first, end, arguments, results])
-    builder.ret_void()
+    builder.ret(ir.Constant(POINTER, None))
     return part
 
 

@@ -36,7 +36,6 @@ __all__ = ["Kernel", "VectorMath"]
 
 # One vector of each, to the nearest half order.
 _SIMPLE_NS, _FUNCTION_NS, _BYTE_NS = 0.3, 10.0, 0.03
-_FEW_RESULTS = 4
 
 Counts = tuple[tuple[int, ...], tuple[int, ...]]
 """Elements per batch element of every argument and of every result."""
@@ -140,16 +139,6 @@ class Kernel:
     def row_ns(self) -> float:
         """Roughly the time that one element of the batch takes."""
         return self._computing_ns + self._writing_ns
-
-    @property
-    def worth_sharing_ns(self) -> int:
-        """How long a loop has to be that several threads are faster than one.
-
-        Longer where most of it is writing many results: JAX puts them somewhere else each time, so that every
-        thread writes to memory that is in the cache of another, until they are too large for caches.
-        """
-        is_writing = self._writing_ns > self._computing_ns and len(self.out_types) > _FEW_RESULTS
-        return 1_000_000 if is_writing else 30_000
 
     @property
     def _computing_ns(self) -> float:

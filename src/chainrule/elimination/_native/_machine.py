@@ -5,20 +5,22 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import sys
 from pathlib import Path
 
 import llvmlite.binding as llvm
 from llvmlite import ir
 
 from chainrule._folders import cache_folder
-from chainrule._team import TEAM
+from chainrule._processors import processors
 from chainrule.elimination._files import keep_newest, write_to_cache
-from chainrule.elimination._native._handler import SHARE, emit_handler
+from chainrule.elimination._native._handler import emit_handler
 from chainrule.elimination._native._lower import Counts, Kernel, VectorMath
 from chainrule.elimination._native._scalars import NativeUnavailableError, ScalarProgram
 
 __all__ = ["CompiledModule", "compile_module", "fingerprint_of", "lower"]
 
+_MOST_THREADS = 16
 _MOST_KERNELS = 1000
 """Kernels kept on disk, of some ten or a hundred kilobytes each."""
 
@@ -48,7 +50,9 @@ def _target_machine() -> llvm.TargetMachine:
 def lower(program: ScalarProgram, counts: Counts) -> str:
     """The LLVM assembly of a program for this machine, with one exported function, `handler`."""
     module = ir.Module(name="chainrule_native")
-    emit_handler(module, Kernel(module, program, counts, _vector_math()), is_shared=_can_share())
+    # POSIX threads are part of the C library there, which the process has loaded.
+    threads = min(processors(), _MOST_THREADS) if sys.platform in ("linux", "darwin") else 1
+    emit_handler(module, Kernel(module, program, counts, _vector_math()), threads=threads)
     return str(module)
 
 
@@ -75,17 +79,6 @@ def _vector_math() -> VectorMath:
         and hasattr(library, f"_ZGV{prefix}N{bits // 64}{'v' * arity}_{name}")
     }
     return VectorMath(prefix, bits, frozenset(present))
-
-
-@functools.cache
-def _can_share() -> bool:
-    """Whether there are threads that share the loops of kernels; makes their function known to LLVM."""
-    library = TEAM.wait_for_library()
-    if library is None:
-        return False
-    address = ctypes.cast(getattr(library, SHARE), ctypes.c_void_p).value
-    llvm.add_symbol(SHARE, address)
-    return True
 
 
 class CompiledModule:

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from chainrule._jaxpr import subprograms
-from chainrule.elimination._blocks import Block, dense, scaled
+from chainrule.elimination._blocks import Block, dense, reached
 from chainrule.elimination._rules._fallback import fallback
 from chainrule.elimination._rules._inner import InnerJacobian
 from chainrule.elimination._rules._site import Edge, LocalJacobian, Rule, Site, is_complex
 from chainrule.elimination._structure import Structure, Term, dense_term, structure_of
+from chainrule.elimination._values import Cut, entries_of, scaled
 
 __all__ = ["BRANCH_RULES"]
 
@@ -40,8 +41,8 @@ def _cond(site: Site) -> LocalJacobian:
         return {edge: (value,) for edge, value in zip(targets, values, strict=True)}
 
     structures = {edge: structure_of([term]) for edge, term in targets.items()}
-    is_linear = all(branch.is_linear for branch in branches)
-    return LocalJacobian(structures, evaluate, is_linear)
+    reasons = [branch.not_linear for branch in branches if branch.not_linear is not None]
+    return LocalJacobian(structures, evaluate, reasons[0] if reasons else None)
 
 
 def _common_term(structures: Sequence[Structure]) -> Term:
@@ -73,12 +74,18 @@ def _taken(
     return run
 
 
-def _fitted(block: Block | None, term: Term, dtype: Any) -> Any:
+def _fitted(block: Block | None, term: Term, dtype: Any) -> Cut:
+    """The block of a branch in the term that all branches share; what the branch does not have is cut."""
     if block is None:
-        return jnp.zeros(term.stored_shape, dtype)
+        return Cut(jnp.zeros(term.stored_shape, dtype), (jnp.zeros(term.stored_shape, bool),))
+    numbers = [_placed(each, term, dtype) for each in (block, reached(block, dtype))]
+    return Cut(numbers[0], (numbers[1] > 0,))
+
+
+def _placed(block: Block, term: Term, dtype: Any) -> Any:
     own = block.structure.terms
     if len(own) == 1 and own[0].place == term.place:
-        entries = scaled(block.values[0], own[0].coefficient, dtype)
+        entries = scaled(entries_of(block.values[0]), own[0].coefficient, dtype)
         return lax.broadcast_in_dim(entries, term.sizes, own[0].stored)
     return dense(block, dtype).reshape(term.stored_shape)
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
-from chainrule._jaxpr import CALLS, ClosedJaxpr, Literal, as_function, inline_calls, trace_avals
 from chainrule.elimination._rules._fallback import fallback
 from chainrule.elimination._rules._inner import InnerJacobian
+from chainrule.elimination._rules._linear import traced_rule, why_not_linear
 from chainrule.elimination._rules._site import Edge, LocalJacobian, Rule, Site
 from chainrule.elimination._structure import Structure, structure_of
 
@@ -22,102 +21,51 @@ __all__ = ["CALL_RULES"]
 
 
 def _custom_jvp(site: Site) -> LocalJacobian:
-    if not _is_real(site):
-        return fallback(site)
+    inner = _rule_as_jacobian(site)
+    if isinstance(inner, LocalJacobian):
+        return inner
     wanted = site.wanted_operands
-
-    def push(operands: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
-        return jax.jvp(_restricted(site, operands), [operands[p] for p in wanted], list(tangents))[
-            1
-        ]
-
-    inner = _Linear(site, push, [site.eqn.invars[p] for p in wanted])
     structures = {(r, wanted[c]): s for (r, c), s in inner.structures.items()}
 
     def evaluate(operands: Sequence[Any], results: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:
-        found = inner.evaluate(operands)
-        return {(r, wanted[c]): values for (r, c), values in found.items()}
+        blocks = inner.evaluate([*operands, *_no_directions(site, wanted, ())])
+        return {(r, wanted[c]): block.values for (r, c), block in blocks.items()}
 
     return LocalJacobian(structures, evaluate)
 
 
 def _custom_vjp(site: Site) -> LocalJacobian:
-    if not _is_real(site):
-        return fallback(site)
+    inner = _rule_as_jacobian(site)
+    if isinstance(inner, LocalJacobian):
+        return inner
     wanted = site.wanted_operands
-
-    def pull(operands: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        _, back = jax.vjp(_restricted(site, operands), *(operands[p] for p in wanted))
-        return list(back(list(cotangents)))
-
-    inner = _Linear(site, pull, site.eqn.outvars)
     structures = {(c, wanted[r]): _transposed(s) for (r, c), s in inner.structures.items()}
 
     def evaluate(operands: Sequence[Any], results: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:
-        found = inner.evaluate(operands)
+        blocks = inner.evaluate([*operands, *_no_directions(site, (), range(len(results)))])
         return {
-            (c, wanted[r]): _transposed_values(inner.structures[r, c], values)
-            for (r, c), values in found.items()
+            (c, wanted[r]): _transposed_values(inner.structures[r, c], block.values)
+            for (r, c), block in blocks.items()
         }
 
-    return LocalJacobian(structures, evaluate, inner.is_linear)
+    return LocalJacobian(structures, evaluate)
 
 
-def _is_real(site: Site) -> bool:
-    return all(
+def _rule_as_jacobian(site: Site) -> InnerJacobian | LocalJacobian:
+    """The Jacobian of the rule in its directions; where that is not the Jacobian of the call, dense partials."""
+    if not all(
         jnp.issubdtype(site.result(k).dtype, jnp.floating) for k in range(len(site.eqn.outvars))
-    )
+    ):
+        return fallback(site)
+    program, directions = traced_rule(site.eqn, site.wanted_operands)
+    is_linear = why_not_linear(program, directions) is None
+    return InnerJacobian(program, directions) if is_linear else fallback(site)
 
 
-def _restricted(site: Site, operands: Sequence[Any]) -> Any:
-    apply = as_function(site.eqn)
-
-    def function(*inputs: Any) -> list[Any]:
-        full = list(operands)
-        for position, value in zip(site.wanted_operands, inputs, strict=True):
-            full[position] = value
-        return apply(*full)
-
-    return function
-
-
-class _Linear:
-    """The Jacobian of a function that is linear in its directions, at any direction."""
-
-    def __init__(self, site: Site, function: Any, directions: Sequence[Any]) -> None:
-        count = len(site.eqn.invars)
-        self._directions = [var.aval for var in directions]
-        avals = [*(atom.aval for atom in site.eqn.invars), *self._directions]
-        program = trace_avals(lambda *v: function(v[:count], v[count:]), avals)
-        self._avals = avals
-        self._inner = InnerJacobian(program, range(count, len(avals)))
-        self.structures = self._inner.structures
-
-    @property
-    def is_linear(self) -> bool:
-        """Whether the Jacobian is the same at all directions, as far as can be told."""
-        if not self._inner.has_all_rules:
-            return True
-        program = trace_avals(lambda *v: jax.tree.leaves(self._values(v)), self._avals)
-        program = inline_calls(program, CALLS)
-        directions = program.jaxpr.invars[-len(self._directions) :]
-        return _needed(program).isdisjoint(directions)
-
-    def evaluate(self, operands: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:
-        at = [jnp.zeros(aval.shape, aval.dtype) for aval in self._directions]
-        return self._values([*operands, *at])
-
-    def _values(self, inputs: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:
-        return {place: block.values for place, block in self._inner.evaluate(inputs).items()}
-
-
-def _needed(program: ClosedJaxpr) -> set[Any]:
-    """The variables that the results of a program depend on."""
-    needed = {atom for atom in program.jaxpr.outvars if not isinstance(atom, Literal)}
-    for eqn in reversed(program.jaxpr.eqns):
-        if not needed.isdisjoint(eqn.outvars):
-            needed.update(atom for atom in eqn.invars if not isinstance(atom, Literal))
-    return needed
+def _no_directions(site: Site, operands: Sequence[int], results: Sequence[int]) -> list[Any]:
+    """A linear program has the same Jacobian everywhere: it is taken at 0."""
+    avals = [*(site.operand(p) for p in operands), *(site.result(k) for k in results)]
+    return [jnp.zeros(aval.shape, aval.dtype) for aval in avals]
 
 
 def _transposed(structure: Structure) -> Structure:

@@ -26,9 +26,11 @@ from chainrule.elimination._rules._site import (
     Rule,
     Site,
     constant,
+    selecting,
     term_structure,
 )
 from chainrule.elimination._structure import Structure
+from chainrule.elimination._values import Cut
 
 __all__ = ["ELEMENTWISE_RULES", "diagonal_structure"]
 
@@ -73,14 +75,12 @@ BINARY: dict[str, tuple[Partial, Partial]] = {
     "sub": (1.0, -1.0),
     "mul": (Factor(1, lambda y: y), Factor(0, lambda x: x)),
     "div": (Factor(1, lambda y: 1 / y), lambda x, y, z: -z / y),
-    "max": (lambda x, y, z: _share(x, y, z), lambda x, y, z: _share(y, x, z)),
-    "min": (lambda x, y, z: _share(x, y, z), lambda x, y, z: _share(y, x, z)),
     "atan2": (lambda x, y, z: y / (x * x + y * y), lambda x, y, z: -x / (x * x + y * y)),
 }
 
 # Differentiated by JAX in the direction of ones.
 BY_JVP = (
-    "abs", "acos", "acosh", "asin", "atanh", "bessel_i0e", "bessel_i1e", "cbrt", "clamp", "digamma", "erf",
+    "abs", "acos", "acosh", "asin", "atanh", "bessel_i0e", "bessel_i1e", "cbrt", "digamma", "erf",
     "erf_inv", "erfc", "exp2", "igamma", "igammac", "lgamma", "nextafter", "polygamma", "polynomial", "pow",
     "regularized_incomplete_beta", "rem", "rsqrt", "tan_pi", "zeta",
 )  # fmt: skip
@@ -226,7 +226,7 @@ def _integer_pow(site: Site) -> LocalJacobian:
 
 
 def _select(site: Site) -> LocalJacobian:
-    """`select_n(which, *cases)`: the partial of a case is 1 where it is chosen."""
+    """`select_n(which, *cases)`: the partial of a case is 1 where it is chosen, and cut elsewhere."""
     varying = long_axes(site, 0)
     structures = {
         (0, k): structure
@@ -238,10 +238,11 @@ def _select(site: Site) -> LocalJacobian:
 
     def evaluate(operands: Sequence[Any], results: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:
         which, dtype = jnp.asarray(operands[0]), results[0].dtype
-        return {
-            edge: (_shaped(_is_chosen(which, edge[1] - 1).astype(dtype), structure),)
-            for edge, structure in structures.items()
-        }
+        values = {}
+        for edge, structure in structures.items():
+            chosen = _shaped(_is_chosen(which, edge[1] - 1), structure)
+            values[edge] = (Cut(chosen.astype(dtype), (chosen,)),)
+        return values
 
     return LocalJacobian(structures, evaluate)
 
@@ -250,6 +251,16 @@ def _is_chosen(which: Any, case: int) -> Any:
     if which.dtype != bool:
         return which == case
     return which if case else ~which
+
+
+def _extremum(site: Site) -> LocalJacobian:
+    """`max` and `min`: the operand that is not taken is cut (JAX multiplies by 0)."""
+    shares = (lambda x, y, z: _share(x, y, z), lambda x, y, z: _share(y, x, z))
+    return selecting(_elementwise(shares)(site))
+
+
+def _clamp(site: Site) -> LocalJacobian:
+    return selecting(_by_jvp(site))
 
 
 def _convert(site: Site) -> LocalJacobian:
@@ -266,5 +277,8 @@ ELEMENTWISE_RULES: dict[str, Rule] = {
     **dict.fromkeys(WITHOUT_DERIVATIVE, lambda site: NOTHING),
     "integer_pow": _integer_pow,
     "select_n": _select,
+    "max": _extremum,
+    "min": _extremum,
+    "clamp": _clamp,
     "convert_element_type": _convert,
 }

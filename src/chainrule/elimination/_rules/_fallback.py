@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from chainrule._jaxpr import JaxprEqn, as_function
 from chainrule.elimination._axes import Axis
 from chainrule.elimination._rules._batch import batch_axes
+from chainrule.elimination._rules._linear import why_no_matrix
 from chainrule.elimination._rules._site import (
     Edge,
     LocalJacobian,
@@ -26,6 +27,7 @@ from chainrule.elimination._rules._site import (
     as_real,
     is_complex,
     real_shape,
+    selecting,
     term_structure,
 )
 from chainrule.elimination._structure import Structure
@@ -47,7 +49,15 @@ def fallback(site: Site) -> LocalJacobian:
     def evaluate(operands: Sequence[Any], results: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:
         return _evaluate(site, structures, layouts, operands)
 
-    return LocalJacobian(structures, evaluate)
+    local = LocalJacobian(structures, evaluate, why_no_matrix(site.eqn))
+    return selecting(local) if site.eqn.primitive.name in _MOVING else local
+
+
+# They move entries to places that are known only when the program runs; all other partials are cut.
+_MOVING = frozenset(
+    {"gather", "dynamic_slice", "dynamic_update_slice", "scatter", "scatter-add", "scatter_add", "sort",
+     "top_k", "cummax", "cummin", "reduce_window_max", "reduce_window_min", "select_and_gather_add"}
+)  # fmt: skip
 
 
 def _float_results(site: Site) -> list[int]:

@@ -17,8 +17,7 @@ class InnerJacobian:
 
     Attributes:
         structures: (output, position in `inputs`) → structure, for the blocks that are not zero.
-        is_linear: whether all rules inside are derivatives; see `LocalJacobian`.
-        has_all_rules: whether there is a rule for every equation, so that its partials are known exactly.
+        not_linear: see `LocalJacobian`.
     """
 
     def __init__(self, program: ClosedJaxpr, inputs: Sequence[int]) -> None:
@@ -28,8 +27,8 @@ class InnerJacobian:
         from chainrule.elimination._prepare import flatten
 
         self._graph = build_graph(flatten(program), inputs)
-        self.is_linear = not self._graph.nonlinear
-        self.has_all_rules = not self._graph.without_rule
+        reasons = (local.not_linear for local in self._graph.partials.values())
+        self.not_linear = next((reason for reason in reasons if reason is not None), None)
         self._order = tuple(reversed(self._graph.required))
         self._accumulate = _accumulate.accumulate
         found = _accumulate.result_structures(self._graph, self._order)

@@ -8,13 +8,15 @@ own rule. With unknown indices the conservative road is taken.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from chainrule._jaxpr import bind_equation
+from chainrule._jaxpr import JaxprEqn, bind_equation
 from chainrule.elimination._axes import Axis
 from chainrule.elimination._rules._fallback import fallback
 from chainrule.elimination._rules._moving import coordinates, separable_axes
@@ -54,7 +56,9 @@ def _placing(*linear: int) -> Rule:
 
 def _landings(site: Site, operand: int, linear: tuple[int, ...]) -> np.ndarray:
     """For every entry of an operand, the flat place in the result where it lands, or -1."""
+    # Numbers of places need more digits than the operand may have (bfloat16 counts to 256).
     dtype = jnp.result_type(float)
+    apply = _IN_ANY_DTYPE[site.eqn.primitive.name]
     shape = site.result_shape()
     with jax.ensure_compile_time_eval():
         operands: list[Any] = [
@@ -63,13 +67,31 @@ def _landings(site: Site, operand: int, linear: tuple[int, ...]) -> np.ndarray:
         ]
 
         def place(entries: Any) -> Any:
-            return bind_equation(
-                site.eqn, [*operands[:operand], entries, *operands[operand + 1 :]]
-            )[0]
+            return apply(site.eqn, *operands[:operand], entries, *operands[operand + 1 :])
 
         numbers = jnp.arange(1, math.prod(shape) + 1, dtype=dtype).reshape(shape)
         (pulled,) = jax.vjp(place, operands[operand])[1](numbers)
     return np.asarray(pulled).astype(np.int64) - 1
+
+
+def _scatter(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A scatter with other operands. Its own equation holds a program for one dtype: how to combine entries."""
+
+    def apply(eqn: JaxprEqn, operand: Any, indices: Any, updates: Any) -> Any:
+        return function(
+            operand, indices, updates, eqn.params["dimension_numbers"], mode=eqn.params["mode"],
+            indices_are_sorted=eqn.params["indices_are_sorted"],
+            unique_indices=eqn.params["unique_indices"],
+        )  # fmt: skip
+
+    return apply
+
+
+_IN_ANY_DTYPE: dict[str, Callable[..., Any]] = {
+    "scatter": _scatter(lax.scatter),
+    **dict.fromkeys(("scatter-add", "scatter_add"), _scatter(lax.scatter_add)),
+    "dynamic_update_slice": lambda eqn, *operands: bind_equation(eqn, operands)[0],
+}
 
 
 def _edge(site: Site, operand: int, landings: np.ndarray) -> Structure | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from chainrule._jaxpr import JaxprEqn
 from chainrule.elimination._axes import Axis
 from chainrule.elimination._structure import Structure, canonical_term, structure_of
+from chainrule.elimination._values import where_nonzero
 
 __all__ = [
     "NOTHING",
@@ -24,6 +25,7 @@ __all__ = [
     "constant",
     "is_complex",
     "real_shape",
+    "selecting",
     "term_structure",
 ]
 
@@ -81,13 +83,13 @@ class LocalJacobian:
         structures: the structure of every edge.
         evaluate: from the values of operands and results, the values of the edges' terms. It may leave
             out edges whose terms have no values.
-        is_linear: `False` where a rule of the user's is no derivative of anything: it changes cotangents
-            in a way that is not linear.
+        not_linear: where a rule of the user's is no derivative of anything, because it changes tangents or
+            cotangents in a way that is not linear: what in it is not. Else `None`.
     """
 
     structures: Mapping[Edge, Structure]
     evaluate: Callable[[Sequence[Any], Sequence[Any]], Mapping[Edge, tuple[Any, ...]]]
-    is_linear: bool = True
+    not_linear: str | None = None
 
 
 Rule = Callable[[Site], LocalJacobian]
@@ -98,6 +100,18 @@ NOTHING = LocalJacobian({}, lambda operands, results: {})
 def constant(structures: Mapping[Edge, Structure]) -> LocalJacobian:
     """Partials without values: moves, sums, sign flips."""
     return LocalJacobian(structures, lambda operands, results: {})
+
+
+def selecting(local: LocalJacobian) -> LocalJacobian:
+    """Partials that are 0 exactly where no path leads through: there they cut instead of multiplying."""
+
+    def evaluate(operands: Sequence[Any], results: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:
+        return {
+            edge: tuple(where_nonzero(value) for value in values)
+            for edge, values in local.evaluate(operands, results).items()
+        }
+
+    return replace(local, evaluate=evaluate)
 
 
 def is_complex(aval: Any) -> bool:

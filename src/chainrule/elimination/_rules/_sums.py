@@ -15,6 +15,7 @@ from chainrule.elimination._rules._site import (
     Rule,
     Site,
     constant,
+    selecting,
     term_structure,
 )
 from chainrule.elimination._structure import Structure
@@ -54,7 +55,7 @@ def _reduce_extremum(site: Site) -> LocalJacobian:
         value = share.transpose([*kept, *sorted(axes)])
         return {(0, 0): (value.reshape(structure.terms[0].stored_shape),)}
 
-    return LocalJacobian({(0, 0): structure}, evaluate)
+    return selecting(LocalJacobian({(0, 0): structure}, evaluate))
 
 
 def _cumsum(site: Site) -> LocalJacobian:
@@ -74,7 +75,7 @@ def _cumsum(site: Site) -> LocalJacobian:
         value = triangle.T if is_upper else triangle
         return {(0, 0): (value.reshape(structure.terms[0].stored_shape),)}
 
-    return LocalJacobian({(0, 0): structure}, evaluate)
+    return selecting(LocalJacobian({(0, 0): structure}, evaluate))
 
 
 def _dot_general(site: Site) -> LocalJacobian:

@@ -14,7 +14,12 @@ from chainrule.runtime._codec._frames_layout import FRAMES_MEDIA_TYPE
 from chainrule.runtime._codec._frames_reading import decode_frames, frames_length
 from chainrule.runtime._codec._frames_writing import Frames, encode_frames
 from chainrule.runtime._codec._grants import Grants
-from chainrule.runtime._codec._limits import DEFAULT_LIMITS, TRUSTING_LIMITS, Limits
+from chainrule.runtime._codec._limits import (
+    DEFAULT_LIMITS,
+    TRUSTING_LIMITS,
+    Limits,
+    expansion_too_large,
+)
 from chainrule.runtime._codec._negotiation import Negotiated, NotAcceptableError, negotiate
 from chainrule.runtime._codec._sparse import SparseArray
 
@@ -40,6 +45,7 @@ __all__ = [
     "encode_array",
     "encode_body",
     "encode_frames",
+    "expansion_too_large",
     "frames_length",
     "is_encoded_array",
     "media_type_of",

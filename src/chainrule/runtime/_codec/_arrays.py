@@ -99,7 +99,10 @@ def decode_array_within(
     if not _is_mapping(data):
         raise _malformed("data as an object with buffer and encoding", type(data).__name__)
     encoding, buffer = _DATA.of(data)
-    budget.take(expected_bytes(shape, dtype))
+    nbytes = expected_bytes(shape, dtype)
+    budget.take(nbytes)
+    if encoding == "binref" or data.get("compression") is not None:
+        budget.expand(nbytes)
     array = _decode_data(encoding, buffer, data.get("compression"), shape, dtype, grants)
     array.flags.writeable = False
     return array

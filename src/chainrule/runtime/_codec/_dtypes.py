@@ -36,6 +36,8 @@ DTYPE_NAMES: tuple[str, ...] = (*_FLOATS, *_INTEGERS, "bool", "complex64", "comp
 _PLAIN = {name: np.dtype(name) for name in DTYPE_NAMES if name != "bfloat16"}
 _NAMES = {dtype: name for name, dtype in _PLAIN.items()}
 _MAX_RANK = 64
+# So that the bytes of the widest dtype, complex128, can be counted in 63 bits.
+_MAX_COUNT = (2**63 - 1) // 16
 NATIVE_IS_WIRE = sys.byteorder == "little"
 NATIVE_NAMES: Mapping[np.dtype[Any], str] = _NAMES if NATIVE_IS_WIRE else {}
 """The dtypes whose bytes in memory are those on the wire."""
@@ -101,11 +103,29 @@ def check_shape(shape: Any) -> tuple[int, ...]:
             if type(size) is not int or size < 0:
                 break
         else:
+            if 0 in shape:
+                _check_empty(shape)
             return tuple(shape)
     raise DecodeError(
         f"Expected a shape: a list of at most {_MAX_RANK} integers ≥ 0; found {_describe_shape(shape)}.",
         code="array_decode_error",
     )
+
+
+def _check_empty(shape: Sequence[int]) -> None:
+    """Refuse an array without entries that NumPy cannot make: it counts the other sizes all the same."""
+    if math.prod(filter(None, shape)) > _MAX_COUNT:
+        raise DecodeError(
+            f"Expected an empty array whose other sizes multiply to at most {_MAX_COUNT}; found the shape "
+            f"{_shown_shape(shape)}.",
+            code="array_shape_too_large",
+        )
+
+
+def _shown_shape(shape: Sequence[int]) -> str:
+    """A shape in a message, however many sizes it has and however long they are."""
+    sizes = ", ".join(str(size) if size < 1 << 64 else "more than 2**64" for size in shape[:8])
+    return f"[{sizes}]" if len(shape) <= 8 else f"[{sizes}, …]"
 
 
 def _describe_shape(shape: Any) -> str:

@@ -156,6 +156,7 @@ class _Reader:
                 f"{stored} bytes at {offset}",
             )
         if len(content) == 5:
+            self.budget.expand(nbytes)
             packed = self.data[offset : offset + stored]
             return from_wire(decompress(packed, content[4], nbytes), shape, dtype)
         if stored != nbytes:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from chainrule._errors import LimitError
 
-__all__ = ["DEFAULT_LIMITS", "TRUSTING_LIMITS", "Budget", "Limits"]
+__all__ = ["DEFAULT_LIMITS", "TRUSTING_LIMITS", "Budget", "Limits", "expansion_too_large"]
 
 _MIB = 1 << 20
 
@@ -20,6 +20,8 @@ class Limits:
         max_array_bytes: bytes of one decoded array.
         max_total_bytes: bytes of all decoded arrays of one body together, so that a thousand small
             compressed buffers cannot do what one large one may not.
+        max_expanded_bytes: bytes that are not in the body itself but come of it: of compressed bodies and
+            buffers, and of files that it refers to. A body of 30 kB may stand for a gigabyte.
         max_fields: mapping entries and list items of one body, array contents not counted.
         max_depth: nesting of mappings and lists, array contents not counted.
     """
@@ -27,6 +29,7 @@ class Limits:
     max_body_bytes: int = 512 * _MIB
     max_array_bytes: int = 1024 * _MIB
     max_total_bytes: int = 2048 * _MIB
+    max_expanded_bytes: int = 1024 * _MIB
     max_fields: int = 100_000
     max_depth: int = 64
 
@@ -44,9 +47,24 @@ class Limits:
 DEFAULT_LIMITS = Limits()
 
 TRUSTING_LIMITS = Limits(
-    max_body_bytes=1 << 50, max_array_bytes=1 << 50, max_total_bytes=1 << 50, max_fields=1 << 30
+    max_body_bytes=1 << 50,
+    max_array_bytes=1 << 50,
+    max_total_bytes=1 << 50,
+    max_expanded_bytes=1 << 50,
+    max_fields=1 << 30,
 )
 """For what comes from ourselves, or from somebody we chose: its size is trusted, its form is not."""
+
+
+def expansion_too_large(nbytes: int | None, limit: int) -> LimitError:
+    """A body that stands for more than it may; `None` when nobody knows how much more."""
+    found = "more" if nbytes is None else f"{nbytes} bytes"
+    return LimitError(
+        f"Compressed data and files of one body may come to {limit} bytes; found {found}. Send the data "
+        "uncompressed, or ask the operator to raise --max-expanded-bytes and --max-inflight-bytes.",
+        code="expansion_too_large",
+        details={"limit": limit},
+    )
 
 
 @dataclass
@@ -56,10 +74,12 @@ class Budget:
     limits: Limits = DEFAULT_LIMITS
     fields_left: int = field(init=False)
     bytes_left: int = field(init=False)
+    expanded_left: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.fields_left = self.limits.max_fields
         self.bytes_left = self.limits.max_total_bytes
+        self.expanded_left = self.limits.max_expanded_bytes
 
     def enter(self, count: int, depth: int) -> None:
         """Account for one mapping or list with `count` entries at nesting `depth`.
@@ -97,6 +117,16 @@ class Budget:
                 code="array_too_large",
                 details={"nbytes": nbytes, "limit": limit},
             )
+
+    def expand(self, nbytes: int) -> None:
+        """Account for bytes that are not in the body, before they are read or expanded.
+
+        Raises:
+            LimitError: this body stands for too many of them.
+        """
+        if nbytes > self.expanded_left:
+            raise expansion_too_large(nbytes, self.limits.max_expanded_bytes)
+        self.expanded_left -= nbytes
 
     def try_take(self, nbytes: int, count: int = 1) -> bool:
         """Account for `count` arrays of `nbytes` each and say yes, or, where they are too large, say no."""

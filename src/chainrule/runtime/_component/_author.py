@@ -28,10 +28,11 @@ def call_author(function: Callable[..., Any], endpoint: str, /, *args: Any, **kw
 
     Errors of Chainrule pass: an author raises `InputError` to say that the caller is at fault. Everything
     else, an exit included, becomes a `ComponentError` with the author's exception as its cause; so does what
-    another component that the author called refused, for that is not the caller's mistake.
+    another component that the author called refused, for that is not the caller's mistake. A function that
+    forgot its `return` is told so.
     """
     try:
-        return function(*args, **kwargs)
+        result = function(*args, **kwargs)
     except ChainruleError as error:
         if _is_of_another_component(error):
             called = error.details.get("refused_by", "another component")
@@ -50,6 +51,11 @@ def call_author(function: Callable[..., Any], endpoint: str, /, *args: Any, **kw
         ) from error
     except Exception as error:
         raise failure_of(endpoint, error) from error
+    if result is None:
+        raise ComponentError(
+            f"{endpoint} returned None. Does its function end with `return`?", code="bad_output"
+        )
+    return result
 
 
 def failure_of(endpoint: str, error: BaseException) -> ComponentError:

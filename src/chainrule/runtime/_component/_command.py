@@ -24,7 +24,7 @@ from chainrule.runtime._component._capabilities import ENDPOINTS, Implementation
 from chainrule.runtime._component._command_files import Format, read_result, write_payload
 from chainrule.runtime._component._declared import declared_model
 from chainrule.runtime._component._definition import Definition
-from chainrule.runtime._component._frameworks import Derivatives, finite_implementations
+from chainrule.runtime._component._finite import Derivatives, finite_implementations
 from chainrule.runtime._component._hashing import hash_parts
 from chainrule.runtime._component._local import LocalComponent
 from chainrule.runtime._component._plain import to_plain
@@ -111,7 +111,8 @@ def define_command(
     functions = {name: _endpoint_function(program, name, c) for name, c in commands.items()}
     implementations = {name: Implementation(f) for name, f in functions.items()}
     if derivatives is not None:
-        finite = finite_implementations(functions["apply"], derivatives)
+        schemas = facts["input_schema"], facts["output_schema"]
+        finite = finite_implementations(functions["apply"], derivatives, *schemas)
         implementations = finite | implementations
     return Definition(
         implementations=implementations,

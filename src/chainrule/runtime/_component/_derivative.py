@@ -6,19 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import BaseModel
+
 from chainrule.runtime._component._author import (
     call_author,
     check_signature,
     takes_argument,
 )
 from chainrule.runtime._component._endpoints import Payload, check_fields
+from chainrule.runtime._component._output_shapes import OutputShapes
 from chainrule.runtime._component._requests import Blocks, read_batched, read_paths, read_vectors
 from chainrule.runtime._component._results import read_derivative, read_value
 from chainrule.runtime._component._schemas import Context, Schemas
 from chainrule.runtime._derivatives._batching import batch_length, batched_product
-from chainrule.runtime._derivatives._kinds import BATCHED, DERIVATIVES, DerivativeKind
-
-__all__ = ["Derivative", "derivative_endpoint"]
+from chainrule.runtime._derivatives._kinds import BATCHED, COTANGENT, DERIVATIVES, DerivativeKind
 
 
 @dataclass(frozen=True)
@@ -30,19 +31,21 @@ class Derivative:
         schemas: of the component.
         function: the author's, or one that Chainrule made.
         can_batch: whether the function takes `batched`; it is called once per vector otherwise.
+        shapes: says what is known of the outputs.
     """
 
     kind: DerivativeKind
     schemas: Schemas
     function: Callable[..., Any]
     can_batch: bool
+    shapes: OutputShapes
 
     def __call__(self, payload: Payload, context: Context) -> Any:
         """The derivative as a plain tree keyed by paths."""
         kind, schemas = self.kind, self.schemas
-        check_fields(payload, kind.argument_names, kind.endpoint, kind.optional_names)
+        check_fields(payload, kind.required_names, kind.endpoint, kind.optional_names)
         inputs = schemas.read_inputs(payload["inputs"], kind.endpoint, context)
-        blocks = read_paths(kind, schemas, inputs, payload)
+        blocks = self._blocks(inputs, payload, context)
         arguments: dict[str, Any] = {
             "inputs": inputs,
             kind.inputs_argument: set(blocks.inputs),
@@ -56,6 +59,13 @@ class Derivative:
             return read_derivative(kind, blocks, result)
         value, gradient = read_value(kind, schemas, result, context)
         return {"outputs": value, "gradient": read_derivative(kind, blocks, gradient)}
+
+    def _blocks(self, inputs: BaseModel, payload: Payload, context: Context) -> Blocks:
+        blocks = read_paths(self.kind, self.schemas, inputs, payload)
+        outputs = self.shapes.named(blocks.outputs, context)
+        if COTANGENT in self.kind.vectors:
+            outputs = self.shapes.exact(outputs, inputs)
+        return Blocks(blocks.inputs, outputs)
 
     def _batch(
         self, blocks: Blocks, arguments: dict[str, Any], payload: Payload, context: Context
@@ -76,10 +86,11 @@ class Derivative:
         )
 
 
-def derivative_endpoint(name: str, schemas: Schemas, function: Callable[..., Any]) -> Derivative:
+def derivative_endpoint(
+    name: str, schemas: Schemas, function: Callable[..., Any], shapes: OutputShapes
+) -> Derivative:
     """The derivative endpoint of a name."""
     (kind,) = (kind for kind in DERIVATIVES if kind.endpoint == name)
     check_signature(function, name, kind.argument_names)
-    return Derivative(
-        kind, schemas, function, kind.takes_batches and takes_argument(function, BATCHED)
-    )
+    can_batch = kind.takes_batches and takes_argument(function, BATCHED)
+    return Derivative(kind, schemas, function, can_batch, shapes)

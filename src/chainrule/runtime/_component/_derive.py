@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from chainrule._errors import DefinitionError
 from chainrule._trees import get_at_path
-from chainrule.runtime._component._capabilities import Implementation, derived
+from chainrule.runtime._component._capabilities import Cost, Implementation, derived
 from chainrule.runtime._component._schemas import Schemas
 from chainrule.runtime._derivatives import (
     hvp_from_vjp,
@@ -40,6 +40,7 @@ from chainrule.runtime._derivatives._kinds import (
     VJP,
     DerivativeKind,
 )
+from chainrule.runtime._own_arrays import own_copy
 from chainrule.runtime._progress import unheard
 
 __all__ = ["with_derivatives"]
@@ -94,11 +95,15 @@ def _complete_from_vjp(found: dict[str, Implementation], derive_hvp: bool) -> No
     if VJP.endpoint not in found:
         return
     vjp = _positional(VJP, found[VJP.endpoint].function)
+    cost = found[VJP.endpoint].capability.cost
     if derive_hvp and HVP.endpoint not in found:
-        found[HVP.endpoint] = derived(partial(hvp_from_vjp, vjp), f"differences of {VJP.endpoint}")
+        # Central differences, and one more VJP for the precision of its results.
+        via = f"differences of {VJP.endpoint}"
+        found[HVP.endpoint] = derived(partial(hvp_from_vjp, vjp), via, cost.times(3))
     if VALUE_AND_VJP.endpoint not in found:
         both = partial(value_and_vjp, found["apply"].function, vjp)
-        found[VALUE_AND_VJP.endpoint] = derived(both, f"apply and {VJP.endpoint}")
+        via = f"apply and {VJP.endpoint}"
+        found[VALUE_AND_VJP.endpoint] = derived(both, via, cost.times(1, plus=1))
 
 
 def _complete_first_order(found: dict[str, Implementation]) -> None:
@@ -108,9 +113,11 @@ def _complete_first_order(found: dict[str, Implementation]) -> None:
             found[JACOBIAN.endpoint] = jacobian
     if JACOBIAN.endpoint in found:
         jacobian_fn = _positional(JACOBIAN, found[JACOBIAN.endpoint].function)
+        cost = found[JACOBIAN.endpoint].capability.cost
         for kind, product in _PRODUCTS.items():
             if kind.endpoint not in found:
-                found[kind.endpoint] = derived(partial(product, jacobian_fn), JACOBIAN.endpoint)
+                product_fn = partial(product, jacobian_fn)
+                found[kind.endpoint] = derived(product_fn, JACOBIAN.endpoint, cost)
 
 
 def _jacobian_from_products(found: Mapping[str, Implementation]) -> Implementation | None:
@@ -120,11 +127,12 @@ def _jacobian_from_products(found: Mapping[str, Implementation]) -> Implementati
     )
     apply = found["apply"].function
     if jvp is not None and vjp is not None:
-        return derived(partial(_cheaper_jacobian, jvp, vjp, apply), "jvp or vjp")
+        cheaper = partial(_cheaper_jacobian, jvp, vjp, apply)
+        return derived(cheaper, "jvp or vjp", Cost(1, fewer=1))
     if jvp is not None:
-        return derived(partial(jacobian_from_jvp, jvp), JVP.endpoint)
+        return derived(partial(jacobian_from_jvp, jvp), JVP.endpoint, Cost(0, inputs=1))
     if vjp is not None:
-        return derived(partial(jacobian_from_vjp, vjp, apply), VJP.endpoint)
+        return derived(partial(jacobian_from_vjp, vjp, apply), VJP.endpoint, Cost(1, outputs=1))
     return None
 
 
@@ -138,7 +146,7 @@ def _cheaper_jacobian(
 ) -> Any:
     """One JVP per input element, or one VJP per output element: whichever is less."""
     with unheard():
-        outputs = apply(inputs)
+        outputs = apply(own_copy(inputs))
     if _count(inputs, jac_inputs) <= _count(outputs, jac_outputs):
         return jacobian_from_jvp(jvp, inputs, jac_inputs, jac_outputs)
     return jacobian_from_vjp(vjp, lambda _: outputs, inputs, jac_inputs, jac_outputs)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from chainrule.runtime._component._capabilities import ENDPOINTS, Capability
+from chainrule.runtime._component._capabilities import ENDPOINTS, Capability, Cost
 from chainrule.runtime._schema import ArraySpec
 
 __all__ = [
@@ -66,7 +66,8 @@ def capabilities_of(document: Mapping[str, Any]) -> dict[str, Capability]:
     def capability(name: str) -> Capability:
         if name in told:
             facts = told[name]
-            return Capability(facts["status"], facts.get("via"), facts.get("batches", False))
+            cost = Cost(**facts.get("cost", {}))
+            return Capability(facts["status"], facts.get("via"), facts.get("batches", False), cost)
         return Capability("native" if name in served else "absent")
 
     return {name: capability(name) for name in ENDPOINTS}

@@ -7,7 +7,7 @@ of that framework is made.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -18,29 +18,7 @@ from chainrule.runtime._component._author import is_jitted
 from chainrule.runtime._component._capabilities import Implementation, derived
 from chainrule.runtime._component._plain import to_plain
 from chainrule.runtime._component._signature import Signature
-from chainrule.runtime._derivatives import (
-    finite_difference_jacobian,
-    finite_difference_jvp,
-    finite_difference_vjp,
-    hvp_from_vjp,
-)
-from chainrule.runtime._derivatives._kinds import (
-    HVP,
-    JACOBIAN,
-    JVP,
-    VALUE_AND_VJP,
-    VJP,
-    DerivativeKind,
-)
-
-__all__ = [
-    "Derivatives",
-    "Framework",
-    "finite_implementations",
-    "framework_implementations",
-    "guess_framework",
-    "recipe_implementations",
-]
+from chainrule.runtime._derivatives._kinds import HVP, JACOBIAN, JVP, VALUE_AND_VJP, VJP
 
 _RECIPES = {
     JACOBIAN.endpoint: "jacobian",
@@ -57,7 +35,6 @@ _RECIPES_OF = {
 }
 
 Framework = Literal["jax", "torch", "numpy"]
-Derivatives = Literal["finite"] | Mapping[str, Any] | None
 
 
 class Free(NamedTuple):
@@ -138,23 +115,3 @@ def _recipes(framework: str) -> Any:
 
 def _as_tree(outputs: Any) -> Any:
     return to_plain(outputs) if isinstance(outputs, BaseModel) else outputs
-
-
-def finite_implementations(
-    apply: Callable[[Any], Any], derivatives: Derivatives
-) -> dict[str, Implementation]:
-    """The derivative endpoints by finite differences."""
-    options = {"eps": "auto"} if derivatives == "finite" else dict(derivatives or {})
-    recipes: dict[DerivativeKind, Callable[..., Any]] = {
-        JACOBIAN: finite_difference_jacobian,
-        JVP: finite_difference_jvp,
-        VJP: finite_difference_vjp,
-    }
-    functions = {kind: partial(recipe, apply, **options) for kind, recipe in recipes.items()}
-    if options.get("algorithm") != "stochastic":  # differences of two estimates estimate nothing
-        # The VJP has the noise of its own differences, which a higher order divides by a longer step.
-        functions[HVP] = partial(hvp_from_vjp, functions[VJP], algorithm="richardson")
-    return {
-        kind.endpoint: derived(function, "finite differences")
-        for kind, function in functions.items()
-    }

@@ -8,10 +8,9 @@ from typing import Any, overload
 
 from chainrule.runtime._component._capabilities import Implementation
 from chainrule.runtime._component._definition import Batching, Definition
+from chainrule.runtime._component._finite import Derivatives, finite_implementations
 from chainrule.runtime._component._frameworks import (
-    Derivatives,
     Framework,
-    finite_implementations,
     framework_implementations,
     guess_framework,
 )
@@ -56,8 +55,9 @@ def component(
         function: a function whose arguments and return value are annotated.
         framework: `"jax"` and `"torch"` give every derivative endpoint and abstract evaluation for
             free; `"numpy"` none. Without it, a jitted function counts as JAX, any other as NumPy.
-        derivatives: `"finite"`, or the options of `finite_difference_jacobian`, to differentiate a
-            black box numerically; nothing is differentiated that way unless it is asked for.
+        derivatives: `"finite"` to differentiate a black box numerically, or a dictionary of options of
+            `finite_difference_jacobian`, where `eps` is `"auto"` unless given. Inputs and outputs to
+            differentiate are marked `Differentiable`.
         batching: how the function treats extra leading axes, see `Definition`.
         merge_up_to: how many concurrent single calls a server may merge into one, if it batches.
         name: of the component; the function's name by default.
@@ -68,7 +68,8 @@ def component(
         The component; calling it calls the function as it was written.
 
     Raises:
-        DefinitionError: the annotations do not describe a component.
+        DefinitionError: the annotations do not describe a component, an option of `derivatives` does not
+            exist or has a value that cannot be used, or nothing is marked `Differentiable`.
 
     Example:
         >>> from chainrule.runtime import Array, Differentiable, Float64, component
@@ -85,7 +86,9 @@ def component(
         apply, free, jax_function = framework_implementations(chosen, signature)
         implementations = {"apply": Implementation(apply), **free}
         if derivatives is not None:
-            implementations |= finite_implementations(apply, derivatives)
+            implementations |= finite_implementations(
+                apply, derivatives, signature.input_schema, signature.output_schema
+            )
         definition = Definition(
             name=name or function.__name__,
             version=version,

@@ -1,15 +1,20 @@
-"""Load a module file so that nobody else notices.
+"""Load a module file without an effect on the rest of the process.
 
 Python's own way to import a file by path registers it under its stem, so that a second `tesseract_api.py`
-replaces the first, and finds the file's neighbours only after `sys.path` was changed for everybody. Here
-every load gets a package of its own, `_chainrule_component_<n>`, whose `__path__` is the file's folder:
+replaces the first, and finds the file's neighbours only after `sys.path` was changed for the whole process.
+Here every load gets a package of its own, `chainrule.runtime._loaded.<token>`, whose `__path__` is the file's
+folder:
 
-* the file is the submodule `_chainrule_component_<n>.<stem>`; its neighbours are further submodules;
-* the code sees a private `__import__`, carried by the `__builtins__` of its globals. CPython takes an
+* the file is the submodule `<package>.<stem>`; its neighbours are further submodules;
+* the code sees a private `__import__`, carried by the `__builtins__` of its globals. Python takes an
   import statement's `__import__` from there, so the redirection holds for this code, in every thread,
-  also when an import is executed later inside a function, and for nobody else;
+  also when an import is executed later inside a function, and for no other code;
 * that `__import__` sends `tesseract_core.runtime…` to Chainrule, top-level names that are neighbours of
   the file to the private package, and everything else to Python.
+
+The token contains the folder, so that another process can open the package from its name alone. That is what
+`multiprocessing` needs: a function or class of the component is pickled by its module's name, and a child
+that was started with `spawn` or `forkserver` imports that name (see `chainrule.runtime._loaded`).
 
 Invariant: `sys.path`, `os.environ` and every public entry of `sys.modules` are as they were.
 """
@@ -23,6 +28,7 @@ import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -33,7 +39,7 @@ from chainrule.runtime._component._peer_names import resolve_peer_module
 
 __all__ = ["load_module", "loaded_sources", "without_package"]
 
-_PREFIX = "_chainrule_component_"
+_PREFIX = "chainrule.runtime._loaded."
 _numbers = itertools.count()
 
 
@@ -63,15 +69,33 @@ def load_module(path: Path, *, redirect_peer: bool = True) -> ModuleType:
     except (Exception, SystemExit) as error:
         _forget(package)
         raise DefinitionError(
-            f"{path.name} failed while it was loaded: {type(error).__name__}: {error}",
+            f"{path.name} failed while it was loaded: {type(error).__name__}: {error}"
+            f"{_advice(path, error)}",
             code="module_failed",
             details={"file": str(path), "exception": type(error).__name__},
         ) from error
 
 
+def _advice(path: Path, error: BaseException) -> str:
+    """What to do about a file that imports itself, or a package that is not installed."""
+    has_name_of_library = PathFinder.find_spec(path.stem) is not None
+    if has_name_of_library and isinstance(error, (ImportError, AttributeError)):
+        return (
+            f". The file has the name of the library {path.stem!r}, so `import {path.stem}` in it finds "
+            "the file itself: give the file another name."
+        )
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return ""
+    return (
+        f". Install {error.name.partition('.')[0]} into this environment, or list it in "
+        "requirements.txt beside the component and use "
+        "Component.from_source(…, environment=True), which installs what is listed there."
+    )
+
+
 def loaded_sources(module: ModuleType) -> dict[str, Path]:
     """The source files of a loaded module and of the neighbours it has imported so far, by name."""
-    package = module.__name__.partition(".")[0]
+    package = _package_of(module.__name__)
     # A copy in one step: while a list grows, the collector may let another thread import something.
     loaded_modules = sys.modules.copy()
     return {
@@ -82,8 +106,32 @@ def loaded_sources(module: ModuleType) -> dict[str, Path]:
 
 
 def without_package(name: str) -> str:
-    """A full name as the author knows it: that of the private package, another every time, left out."""
-    return name.partition(".")[2] if name.startswith(_PREFIX) else name
+    """A full name as the author knows it, without the private package."""
+    return name.removeprefix(f"{_package_of(name)}.") if name.startswith(_PREFIX) else name
+
+
+def install_finder() -> None:
+    """Let Python import private packages and their modules by name."""
+    if not any(isinstance(finder, _PrivateFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _PrivateFinder())
+
+
+def _package_of(name: str) -> str:
+    return _PREFIX + name.removeprefix(_PREFIX).partition(".")[0]
+
+
+def _token(folder: Path, redirect_peer: bool) -> str:
+    """An identifier from which `_read_token` gets the folder back; another one for every load."""
+    kind = "peer" if redirect_peer else "plain"
+    return f"{kind}_{next(_numbers)}_{str(folder).encode().hex()}"
+
+
+def _read_token(token: str) -> tuple[Path, bool] | None:
+    try:
+        kind, _, folder = token.split("_")
+        return Path(bytes.fromhex(folder).decode()), kind == "peer"
+    except ValueError:
+        return None
 
 
 def _execute(name: str, path: Path) -> ModuleType:
@@ -98,17 +146,8 @@ def _execute(name: str, path: Path) -> ModuleType:
 
 
 def _open_package(folder: Path, redirect_peer: bool) -> str:
-    name = f"{_PREFIX}{next(_numbers)}"
-    package = ModuleType(name, "The private package of one loaded component.")
-    package.__path__ = [str(folder)]
-    package.__spec__ = ModuleSpec(name, None, is_package=True)
-    namespace = dict(vars(builtins))
-    namespace["__import__"] = _private_import(name, folder, redirect_peer)
-    package.__dict__["private_builtins"] = namespace
-    sys.modules[name] = package
-    if not any(isinstance(finder, _PrivateFinder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _PrivateFinder())
-    return name
+    install_finder()
+    return importlib.import_module(f"{_PREFIX}{_token(folder, redirect_peer)}").__name__
 
 
 def _forget(package: str) -> None:
@@ -157,18 +196,42 @@ def _is_neighbour(folder: Path, top: str) -> bool:
 
 
 class _PrivateFinder:
-    """Finds submodules of private packages, and nothing else."""
+    """Finds private packages and their submodules, and nothing else."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The specification of a private submodule; `None` for every other name."""
+        """The specification of a private package or submodule; `None` for every other name."""
         if not fullname.startswith(_PREFIX):
             return None
+        if fullname == _package_of(fullname):
+            place = _read_token(fullname.removeprefix(_PREFIX))
+            return place and ModuleSpec(fullname, _PackageLoader(*place), is_package=True)
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
             spec.loader = _PrivateLoader(spec.loader.name, spec.loader.path)
         return spec
+
+
+class _PackageLoader(Loader):
+    """Makes the private package of one component."""
+
+    def __init__(self, folder: Path, redirect_peer: bool) -> None:
+        self._folder = folder
+        self._redirect_peer = redirect_peer
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """An empty package."""
+        return ModuleType(spec.name, "The private package of one loaded component.")
+
+    def exec_module(self, package: ModuleType) -> None:
+        """Give the package its folder, and its code an `__import__` of its own."""
+        package.__path__ = [str(self._folder)]
+        namespace = dict(vars(builtins))
+        namespace["__import__"] = _private_import(
+            package.__name__, self._folder, self._redirect_peer
+        )
+        package.__dict__["private_builtins"] = namespace
 
 
 class _PrivateLoader(SourceFileLoader):
@@ -176,7 +239,7 @@ class _PrivateLoader(SourceFileLoader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Run the module's code."""
-        package = sys.modules[module.__name__.partition(".")[0]]
+        package = sys.modules[_package_of(module.__name__)]
         module.__dict__["__builtins__"] = package.__dict__["private_builtins"]
         super().exec_module(module)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,18 +12,18 @@ from chainrule._errors import DefinitionError
 from chainrule.runtime._component._isolation import load_module
 from chainrule.runtime._component._local import LocalComponent
 from chainrule.runtime._component._module import define_from_file, define_from_module
+from chainrule.runtime._component._precision import double_precision, was_loaded_narrow
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._runs import Run, activate
 
-__all__ = ["file_in", "load_component"]
-
 Source = str | Path | ModuleType | Callable[..., Any] | LocalComponent
+Config = ComponentConfig | Mapping[str, Any] | None
 
 
 def load_component(
     source: Source,
     *,
-    config: ComponentConfig | Mapping[str, Any] | None = None,
+    config: Config = None,
     redirect_peer: bool = True,
 ) -> LocalComponent:
     """Make a component from a file, a module, a function or a component that exists.
@@ -60,9 +61,7 @@ def load_component(
     )
 
 
-def _load_path(
-    text: str, config: ComponentConfig | Mapping[str, Any] | None, redirect_peer: bool
-) -> LocalComponent:
+def _load_path(text: str, config: Config, redirect_peer: bool) -> LocalComponent:
     file, _, attribute = text.rpartition(":") if ".py:" in text else (text, "", "")
     path = Path(file)
     if attribute:
@@ -73,7 +72,11 @@ def _load_path(
         from chainrule.runtime._component._command_file import define_from_command_file
 
         return LocalComponent(define_from_command_file(path), config)
-    module = _load_module(path, config, redirect_peer)
+    return _from_file(path, config, redirect_peer, partial(_component_in, path=path, config=config))
+
+
+def _component_in(module: ModuleType, *, path: Path, config: Config) -> LocalComponent:
+    """The component that a file defines, or the one that it decorates."""
     if not hasattr(module, "InputSchema"):
         decorated = [name for name, v in vars(module).items() if isinstance(v, LocalComponent)]
         if decorated:
@@ -81,9 +84,21 @@ def _load_path(
     return LocalComponent(define_from_file(module, path), config)
 
 
-def _load_module(
-    path: Path, config: ComponentConfig | Mapping[str, Any] | None, redirect_peer: bool
-) -> ModuleType:
+def _from_file(
+    path: Path,
+    config: Config,
+    redirect_peer: bool,
+    make: Callable[[ModuleType], LocalComponent],
+) -> LocalComponent:
+    module = _load_module(path, config, redirect_peer)
+    component = make(module)
+    if component.declares_64_bits and was_loaded_narrow(module):
+        with double_precision():
+            component = make(_load_module(path, config, redirect_peer))
+    return component
+
+
+def _load_module(path: Path, config: Config, redirect_peer: bool) -> ModuleType:
     """Run the file with its settings in force: it may call `require_file` at once."""
     with activate(Run(ComponentConfig.make(config), is_flat=True)):
         return load_module(path, redirect_peer=redirect_peer)
@@ -116,14 +131,13 @@ def file_in(folder: Path) -> Path:
 
 
 def _load_attribute(
-    path: Path,
-    attribute: str,
-    config: ComponentConfig | Mapping[str, Any] | None,
-    redirect_peer: bool,
+    path: Path, attribute: str, config: Config, redirect_peer: bool
 ) -> LocalComponent:
-    module = _load_module(path, config, redirect_peer)
-    if not hasattr(module, attribute):
-        raise DefinitionError(
-            f"{path.name} does not define {attribute!r}.", code="module_incomplete"
-        )
-    return load_component(getattr(module, attribute), config=config)
+    def make(module: ModuleType) -> LocalComponent:
+        if not hasattr(module, attribute):
+            raise DefinitionError(
+                f"{path.name} does not define {attribute!r}.", code="module_incomplete"
+            )
+        return load_component(getattr(module, attribute), config=config)
+
+    return _from_file(path, config, redirect_peer, make)

@@ -18,11 +18,14 @@ from chainrule.runtime._component._capabilities import (
     Implementation,
 )
 from chainrule.runtime._component._definition import Batching, Definition
+from chainrule.runtime._component._document import full_name
 from chainrule.runtime._component._endpoints import Endpoint, check_fields, evaluation_endpoint
 from chainrule.runtime._component._plain import to_plain
+from chainrule.runtime._component._precision import declares_64_bits, in_double_precision
 from chainrule.runtime._component._schema_shapes import with_abstract_eval
-from chainrule.runtime._component._schemas import Schemas
+from chainrule.runtime._component._schemas import Context, Schemas
 from chainrule.runtime._config import ComponentConfig
+from chainrule.runtime._own_arrays import own_copy
 from chainrule.runtime._runs import Run, current_run
 from chainrule.runtime._schema import ArraySpec
 
@@ -40,6 +43,9 @@ class LocalComponent:
         definition: what the author gave.
         config: settings of this component, none of which are shared with any other.
 
+    Attributes:
+        declares_64_bits: whether an array of its schemas has 64 bits; JAX then computes in 64 bits, too.
+
     Raises:
         DefinitionError: the definition contradicts itself.
     """
@@ -50,13 +56,12 @@ class LocalComponent:
         self.config = ComponentConfig.make(config)
         self._definition = definition
         self._schemas = Schemas(definition.input_schema, definition.output_schema)
+        self.declares_64_bits = declares_64_bits(definition.input_schema, definition.output_schema)
         self._implementations = implementations = _complete(
             definition.implementations, self._schemas, self.config
         )
         self._endpoints: dict[str, Endpoint] = {
-            name: _make_endpoint(name, implementations[name].function, self._schemas, self.config)
-            for name in ENDPOINTS
-            if name in implementations
+            name: self._make_endpoint(name) for name in ENDPOINTS if name in implementations
         }
         self.capabilities: Mapping[str, Capability] = {
             name: self._capability(name, implementations.get(name)) for name in ENDPOINTS
@@ -136,7 +141,7 @@ class LocalComponent:
 
     def __repr__(self) -> str:
         endpoints = ", ".join(self._endpoints)
-        return f"<LocalComponent {self.name} {self.version}: {endpoints}>"
+        return f"<LocalComponent {full_name(self.name, self.version)}: {endpoints}>"
 
     def _repr_html_(self) -> str:
         from chainrule.runtime._component._summary import summary_html
@@ -160,9 +165,15 @@ class LocalComponent:
         return self.call("apply", {"inputs": inputs})
 
     def jacobian(
-        self, inputs: Any, jac_inputs: Collection[str], jac_outputs: Collection[str]
+        self,
+        inputs: Any,
+        jac_inputs: Collection[str] | None = None,
+        jac_outputs: Collection[str] | None = None,
     ) -> dict[str, dict[str, Any]]:
-        """`{output path: {input path: block}}`, each block of output shape + input shape."""
+        """`{output path: {input path: block}}`, each block of output shape + input shape.
+
+        Paths that are not given are all differentiable ones.
+        """
         payload = {"inputs": inputs, "jac_inputs": jac_inputs, "jac_outputs": jac_outputs}
         return self.call("jacobian", payload)
 
@@ -261,13 +272,24 @@ class LocalComponent:
         }
         return self.call("tagged_intermediates", payload)
 
-    def call(self, endpoint: str, payload: Mapping[str, Any], *, run: Run | None = None) -> Any:
+    def call(
+        self,
+        endpoint: str,
+        payload: Mapping[str, Any],
+        *,
+        run: Run | None = None,
+        copy_results: bool = True,
+    ) -> Any:
         """Answer a request: validate, run the author's function, validate, return a plain tree.
+
+        The author gets copies of the caller's arrays, and the caller gets copies of the author's.
 
         Args:
             endpoint: one of `available_endpoints`.
             payload: the whole body of the request, arrays decoded or encoded.
             run: where files of this call go and under which id; a fresh run when not given.
+            copy_results: `False` for a caller that copies the result itself before the component is called
+                again: until then its arrays may be the author's own.
 
         Raises:
             CapabilityError: the component does not have this endpoint.
@@ -278,14 +300,14 @@ class LocalComponent:
         if answer is None:
             return self._without_endpoint(endpoint)
         config = self.config
-        context: dict[str, Any] = {"grants": config.grants, "limits": config.limits, "dims": {}}
+        context = self._context
         run = run or Run(config)
         token = current_run.set(run)
         failed = True
         try:
             result = answer(payload, context)
             failed = False
-            return result
+            return own_copy(result) if copy_results else result
         except InputError as error:
             if isinstance(token.old_value, Run):
                 error.details["refused_by"] = self.name
@@ -301,19 +323,46 @@ class LocalComponent:
             InputError: the caller is at fault.
         """
         check_fields(payload, ("inputs",), "apply")
-        context = {"grants": self.config.grants, "limits": self.config.limits, "dims": {}}
-        return to_plain(self._schemas.read_inputs(payload["inputs"], "apply", context))
+        return to_plain(self._schemas.read_inputs(payload["inputs"], "apply", self._context))
+
+    @property
+    def _context(self) -> Context:
+        """What the validators of one request know."""
+        config = self.config
+        return {"grants": config.grants, "limits": config.limits, "dims": {}, "own": True}
+
+    def _make_endpoint(self, name: str) -> Endpoint:
+        endpoint = _make_endpoint(name, self._implementations, self._schemas, self.config)
+        return in_double_precision(endpoint) if self.declares_64_bits else endpoint
 
     def _capability(self, name: str, implementation: Implementation | None) -> Capability:
         if implementation is None:
             return ABSENT
         return replace(implementation.capability, batches=self._endpoints[name].can_batch)
 
+    def _derivative_hint(self, endpoint: str) -> str:
+        """What an author does to have a derivative endpoint."""
+        if endpoint not in DERIVATIVE_ENDPOINTS:
+            return ""
+        for side in ("inputs", "outputs"):
+            if not self._schemas.differentiable[side]:
+                return (
+                    f" None of its {side} is marked Differentiable: write for example "
+                    "`x: Differentiable[Float64]` in the schema."
+                )
+        if "vector_jacobian_product" in self._endpoints:
+            return ""
+        return (
+            " Its author can define vector_jacobian_product, jacobian_vector_product or jacobian, or "
+            'take differences: `@component(derivatives="finite")`.'
+        )
+
     def _without_endpoint(self, endpoint: str) -> Any:
         if endpoint == "health":
             return self.health()
         raise CapabilityError(
-            f"{self.name} has no endpoint {endpoint!r}; it has {', '.join(self.available_endpoints)}.",
+            f"{self.name} has no endpoint {endpoint!r}; it has {', '.join(self.available_endpoints)}."
+            f"{self._derivative_hint(endpoint)}",
             code="endpoint_missing",
             details={"endpoint": endpoint, "available": self.available_endpoints},
         )
@@ -337,12 +386,23 @@ def _complete(
     return with_abstract_eval(completed, schemas)
 
 
-def _make_endpoint(name: str, function: Any, schemas: Schemas, config: ComponentConfig) -> Endpoint:
+def _make_endpoint(
+    name: str,
+    implementations: Mapping[str, Implementation],
+    schemas: Schemas,
+    config: ComponentConfig,
+) -> Endpoint:
+    function = implementations[name].function
     endpoint: Endpoint
     if name in DERIVATIVE_ENDPOINTS:
         from chainrule.runtime._component._derivative import derivative_endpoint
+        from chainrule.runtime._component._output_shapes import OutputShapes
 
-        endpoint = derivative_endpoint(name, schemas, function)
+        # A recipe holds vectors to their shapes by itself; its abstract evaluation is not native.
+        told = implementations.get("abstract_eval")
+        is_native = told is not None and told.capability.status == "native"
+        shapes = OutputShapes(schemas, told.function if told and is_native else None)
+        endpoint = derivative_endpoint(name, schemas, function, shapes)
     elif name == "tagged_intermediates":
         from chainrule.runtime._component._tagged import tagged_endpoint
 

@@ -14,20 +14,47 @@ A model that contains itself has no finite set of array paths and is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import enum
+import pathlib
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from datetime import date, time, timedelta
 from functools import lru_cache
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, RootModel, create_model
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainValidator,
+    RootModel,
+    WrapValidator,
+    create_model,
+)
 from pydantic.fields import FieldInfo
 from typing_extensions import TypeAliasType
 
 from chainrule._errors import DefinitionError
 from chainrule.runtime._schema import ArraySpec, ShapeDType, is_array_type
 
-__all__ = ["abstract_model", "apply_model", "contains", "is_model", "is_model_class", "spec_of"]
+__all__ = [
+    "abstract_model",
+    "apply_model",
+    "contains",
+    "is_model",
+    "is_model_class",
+    "shows_caller",
+    "spec_of",
+]
+
+_WITHOUT_ARRAYS = (
+    bool, int, float, complex, str, bytes, NoneType, enum.Enum, pathlib.PurePath, date, time, timedelta,
+    uuid.UUID,
+)  # fmt: skip
+_CONTAINERS = (list, tuple, dict, set, frozenset, Union, UnionType, Sequence, Mapping)
+_EARLY_VALIDATORS = (BeforeValidator, PlainValidator, WrapValidator)
 
 
 def spec_of(annotation: Any) -> ArraySpec | None:
@@ -197,6 +224,47 @@ def _root_model(annotation: Any) -> type[BaseModel]:
 def contains(annotation: Any, predicate: Callable[[Any], bool]) -> bool:
     """Whether a part of an annotation, without looking into models, satisfies a predicate."""
     return predicate(annotation) or any(contains(part, predicate) for part in get_args(annotation))
+
+
+def shows_caller(model: type[BaseModel]) -> bool:
+    """Whether the author's code may see arrays that no validator of ours has copied.
+
+    They are in fields that do not declare them (`Any`, `dict`, extra fields), or the author has a validator
+    that runs before ours. Where this is hard to tell the answer is yes.
+    """
+    decorators = model.__pydantic_decorators__
+    modes = {each.info.mode for each in decorators.field_validators.values()}
+    modes |= {each.info.mode for each in decorators.model_validators.values()}
+    return (
+        bool(modes - {"after"})
+        or bool(decorators.validators or decorators.root_validators)
+        or model.model_config.get("extra") == "allow"
+        or any(
+            _hides_arrays(info.annotation)
+            or any(isinstance(entry, _EARLY_VALIDATORS) for entry in info.metadata)
+            for info in model.model_fields.values()
+        )
+    )
+
+
+def _hides_arrays(annotation: Any) -> bool:
+    """The same for the values of one annotation."""
+    if spec_of(annotation) is not None or annotation is None:
+        return False
+    if is_model_class(annotation):
+        return shows_caller(annotation)
+    if isinstance(annotation, type) and not get_args(annotation):
+        return not issubclass(annotation, _WITHOUT_ARRAYS)
+    if isinstance(annotation, TypeAliasType):
+        return _hides_arrays(annotation.__value__)
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return False
+    if origin is Annotated:
+        inner, *metadata = arguments
+        return _hides_arrays(inner) or any(isinstance(m, _EARLY_VALIDATORS) for m in metadata)
+    parts = [part for part in arguments if part is not Ellipsis]
+    return origin not in _CONTAINERS or any(map(_hides_arrays, parts))
 
 
 def _recursive(model: type[BaseModel], open_models: list[type[BaseModel]]) -> DefinitionError:

@@ -22,6 +22,13 @@ from chainrule.runtime._component._project_file import read_project_file
 __all__ = ["define_from_file", "define_from_module"]
 
 _REQUIRED = ("InputSchema", "OutputSchema", "apply")
+_SHORT_NAMES = {
+    "jac": "jacobian",
+    "jvp": "jacobian_vector_product",
+    "vjp": "vector_jacobian_product",
+    "hvp": "hessian_vector_product",
+}
+"""What the command line calls derivative endpoints; a module calls them by their long names."""
 
 
 def define_from_file(module: ModuleType, path: Path) -> Definition:
@@ -60,6 +67,7 @@ def _define(module: Any, **facts: Any) -> Definition:
             code="module_incomplete",
             details={"missing": missing},
         )
+    _refuse_short_names(module)
     implementations = {
         name: Implementation(getattr(module, name)) for name in ENDPOINTS if hasattr(module, name)
     }
@@ -87,6 +95,20 @@ def _define(module: Any, **facts: Any) -> Definition:
         merge_up_to=getattr(module, "merge_up_to", 0),
         **facts,
     )
+
+
+def _refuse_short_names(module: Any) -> None:
+    """Say that a function is no endpoint, rather than ignore a derivative that its author wrote."""
+    for short, endpoint in _SHORT_NAMES.items():
+        function = getattr(module, short, None)
+        is_own = getattr(function, "__module__", None) == getattr(module, "__name__", "")
+        if is_own and callable(function) and not hasattr(module, endpoint):
+            raise DefinitionError(
+                f"The module defines {short}, which is not the name of an endpoint: call it {endpoint}. "
+                f"If it is a helper, call it _{short}.",
+                code="bad_endpoint",
+                details={"endpoint": endpoint},
+            )
 
 
 def _find_jax_function(module: Any) -> Callable[[Any], Any] | None:

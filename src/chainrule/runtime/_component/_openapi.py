@@ -20,6 +20,7 @@ from chainrule._trees import pattern_to_regex
 from chainrule.runtime._component._models import is_model_class
 from chainrule.runtime._component._schemas import Schemas
 from chainrule.runtime._derivatives._kinds import (
+    BATCHED,
     COTANGENT,
     DERIVATIVES,
     TANGENT,
@@ -163,7 +164,9 @@ def _derivative_wrappers(kind: DerivativeKind, schemas: Schemas) -> Json:
         kind.outputs_argument: _paths_schema(schemas, "outputs"),
     }
     fields |= {vector.name: _keyed_by_path(schemas, [vector.over]) for vector in kind.vectors}
-    optional = {name: {"type": "boolean", "default": False} for name in kind.optional_names}
+    optional = {name: fields.pop(name) for name in kind.optional_names if name in fields}
+    if kind.takes_batches:
+        optional[BATCHED] = {"type": "boolean", "default": False}
     result = _keyed_by_path(schemas, list(kind.result_over))
     if kind.with_value:
         result = _object({"outputs": _reference("Apply_OutputSchema"), "gradient": result})

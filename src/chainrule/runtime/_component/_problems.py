@@ -6,20 +6,20 @@ The error names the first problem in full (code, path, reason) and carries the f
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
 from chainrule._errors import ChainruleError, ComponentError, InputError
-from chainrule._trees import Key, join_path
+from chainrule._paths import loc_to_path
 from chainrule.runtime._schema import describe_value
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-__all__ = ["bad_input", "bad_output", "loc_to_path"]
+__all__ = ["bad_input", "bad_output"]
 
 _SHOWN = 20
 _NAMED = 8
@@ -45,7 +45,12 @@ def bad_input(
     problems, count = _problems(error, value, prefix)
     first, cause = problems[0], _first_cause(error)
     reason = _sentence(first["msg"]) if cause is None else cause.message
-    if _is_bare(value, names):
+    if _has_level(value, names):
+        message = (
+            f"{endpoint}: the inputs are given with the level 'inputs' of a request around them. Drop it: "
+            f"pass {_shown_names(names)}."
+        )
+    elif _is_bare(value, names):
         message = f"{endpoint}: {_told_the_names(value, names)}"
     else:
         message = f"{endpoint}: {_place(first)}{reason}{_more(problems, count)}"
@@ -58,6 +63,16 @@ def bad_input(
     )
 
 
+def _has_level(value: Any, names: Collection[str]) -> bool:
+    """Whether the body of a request stands where its inputs are expected."""
+    return isinstance(value, Mapping) and set(value) == {"inputs"} and "inputs" not in names
+
+
+def _shown_names(names: Collection[str]) -> str:
+    shown = ", ".join(f"{name!r}: …" for name in islice(names, _NAMED))
+    return f"{{{shown}{', …' if len(names) > _NAMED else ''}}}"
+
+
 def _is_bare(value: Any, names: Collection[str]) -> bool:
     """Whether a value stands where a dictionary, a model or an object with the fields is expected."""
     return not isinstance(value, (Mapping, BaseModel)) and not any(
@@ -66,11 +81,9 @@ def _is_bare(value: Any, names: Collection[str]) -> bool:
 
 
 def _told_the_names(value: Any, names: Collection[str]) -> str:
-    shown = ", ".join(f"{name!r}: …" for name in islice(names, _NAMED))
-    more = ", …" if len(names) > _NAMED else ""
     return (
         f"the inputs are a dictionary by name; found {describe_value(value)}. "
-        f"Pass {{{shown}{more}}}."
+        f"Pass {_shown_names(names)}."
     )
 
 
@@ -88,6 +101,8 @@ def bad_output(error: ValidationError, value: Any, *, endpoint: str) -> Componen
         f"The component returned something from {endpoint} that its own OutputSchema forbids: "
         f"{_place(first)}{_sentence(first['msg'])}{_more(problems, count)}"
     )
+    if isinstance(value, Mapping) and value and all(part is None for part in value.values()):
+        message = f"{endpoint} returned None. Does its function end with `return`?"
     return ComponentError(
         message,
         code="bad_output",
@@ -147,12 +162,6 @@ def _plain_context(context: dict[str, Any]) -> dict[str, Any]:
         key: str(value) if isinstance(value, BaseException) else value
         for key, value in context.items()
     }
-
-
-def loc_to_path(loc: Iterable[str | int]) -> str:
-    """A pydantic location as a path."""
-    segments = [part if isinstance(part, int) or part.isidentifier() else Key(part) for part in loc]
-    return join_path(*segments)
 
 
 def _first_cause(error: ValidationError) -> ChainruleError | None:

@@ -12,7 +12,13 @@ from pydantic import BaseModel
 from pydantic_core import PydanticCustomError
 
 from chainrule._errors import InputError, PathError
-from chainrule._trees import get_at_path, is_arraylike, matches_pattern, path_to_pattern
+from chainrule._trees import (
+    flatten_with_paths,
+    get_at_path,
+    is_arraylike,
+    matches_pattern,
+    path_to_pattern,
+)
 from chainrule.runtime._component._schemas import Context, Schemas
 from chainrule.runtime._derivatives._kinds import BATCHED, DerivativeKind, Side, Vector
 from chainrule.runtime._schema import ArraySpec, build_validator, describe_value
@@ -31,7 +37,8 @@ __all__ = [
 class Blocks:
     """The selected paths of one derivative request, each with what is known of its array.
 
-    Inputs are there, so their shapes are exact; of outputs only the declaration is known.
+    Inputs are there, so their shapes are exact; of outputs the declaration is known, and the sizes of
+    named dimensions that the inputs have, too.
     """
 
     inputs: Mapping[str, ArraySpec]
@@ -66,12 +73,37 @@ def read_paths(
         InputError: no path at all, or not a list of texts (`bad_paths`).
     """
     declared = schemas.differentiable
-    given = _declared_paths(payload[kind.inputs_argument], kind.inputs_argument, declared["inputs"])
-    asked = _declared_paths(
-        payload[kind.outputs_argument], kind.outputs_argument, declared["outputs"]
-    )
+    given, asked = payload.get(kind.inputs_argument), payload.get(kind.outputs_argument)
+    if kind.all_paths and given is None:
+        given = _present_paths(declared["inputs"], inputs)
+    if kind.all_paths and asked is None:
+        asked = _plain_paths(declared["outputs"], kind.outputs_argument)
+    given = _declared_paths(given, kind.inputs_argument, declared["inputs"])
+    asked = _declared_paths(asked, kind.outputs_argument, declared["outputs"])
     exact = {path: _exact(inputs, path, spec, kind.inputs_argument) for path, spec in given.items()}
     return Blocks(exact, asked)
+
+
+def _present_paths(declared: Mapping[str, ArraySpec], inputs: BaseModel) -> list[str]:
+    """All differentiable arrays that these inputs have."""
+    return [
+        path
+        for path, leaf in flatten_with_paths(inputs).items()
+        if is_arraylike(leaf) and any(matches_pattern(path, pattern) for pattern in declared)
+    ]
+
+
+def _plain_paths(declared: Mapping[str, ArraySpec], argument: str) -> list[str]:
+    """All differentiable outputs, if the schema alone says which there are."""
+    for pattern in declared:
+        if "[]" in pattern or "{}" in pattern:
+            raise InputError(
+                f"{argument}: name the outputs to differentiate; how many there are at {pattern!r} is not "
+                "known before the component runs.",
+                code="bad_paths",
+                path=argument,
+            )
+    return list(declared)
 
 
 def _declared_paths(
@@ -210,7 +242,7 @@ def _read_vector(vector: Vector, blocks: Blocks, value: Any, context: Context) -
 
 def _vector_entry(vector: str, path: str, value: Any, spec: ArraySpec, context: Context) -> Any:
     try:
-        return fit_array(value, spec, context)
+        return fit_array(value, spec, {**context, "strict_shapes": True})
     except PydanticCustomError as error:
         raise InputError(
             f"{vector} at {path!r}: {error.message()}",

@@ -14,8 +14,10 @@ from chainrule.runtime._component._models import (
     apply_model,
     is_model,
     is_model_class,
+    shows_caller,
 )
 from chainrule.runtime._component._problems import bad_input, bad_output
+from chainrule.runtime._own_arrays import own_copy
 from chainrule.runtime._schema import ArraySpec, differentiable_leaves
 
 if TYPE_CHECKING:
@@ -62,8 +64,14 @@ class Schemas:
             "outputs": differentiable_leaves(self.output_schema),
         }
 
+    @cached_property
+    def _shows_caller(self) -> bool:
+        return shows_caller(self.input_schema)
+
     def read_inputs(self, value: Any, endpoint: str, context: Context) -> BaseModel:
         """Validated inputs for the author's function."""
+        if context.get("own") and self._shows_caller:
+            value = own_copy(_opened(value))
         return _validate_input(self.inputs, value, endpoint, context)
 
     def read_abstract_inputs(self, value: Any, endpoint: str, context: Context) -> BaseModel:
@@ -93,7 +101,8 @@ def _validate_output(
     model: type[BaseModel], value: Any, endpoint: str, context: Context
 ) -> BaseModel:
     try:
-        return _validate(model, value, context)
+        # What the author returns stays where it is: `LocalComponent.call` copies the whole result.
+        return _validate(model, value, {**context, "own": False})
     except ValidationError as error:
         raise bad_output(error, value, endpoint=endpoint) from error
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from chainrule._errors import InputError
+from chainrule.runtime._own_arrays import own_copy
 
 __all__ = ["batch_length", "batched_product", "value_and_vjp"]
 
@@ -58,11 +59,15 @@ def batched_product(
     if can_batch:
         return dict(product_fn(inputs, input_paths, output_paths, vector, batched=True))
     arrays = {path: np.asarray(array) for path, array in vector.items()}
-    answers = [
-        product_fn(inputs, input_paths, output_paths, {p: a[i] for p, a in arrays.items()})
-        for i in range(batch_length(arrays))
-    ]
-    return {path: np.stack([np.asarray(answer[path]) for answer in answers]) for path in answers[0]}
+
+    def product(index: int) -> dict[str, np.ndarray]:
+        vector = {path: array[index].copy() for path, array in arrays.items()}
+        answer = product_fn(own_copy(inputs), set(input_paths), set(output_paths), vector)
+        # The author may return the same buffer every time.
+        return {path: np.array(block) for path, block in answer.items()}
+
+    answers = [product(index) for index in range(batch_length(arrays))]
+    return {path: np.stack([answer[path] for answer in answers]) for path in answers[0]}
 
 
 def value_and_vjp(
@@ -77,5 +82,6 @@ def value_and_vjp(
 
     A recipe does the same in one pass (`jax_value_and_vjp`); this is for components without one.
     """
-    outputs = apply_fn(inputs)
+    # Copied, since the VJP may write to a buffer that `apply_fn` has returned.
+    outputs = own_copy(apply_fn(own_copy(inputs)))
     return outputs, dict(vjp_fn(inputs, vjp_inputs, vjp_outputs, cotangent_vector))

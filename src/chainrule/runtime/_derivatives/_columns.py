@@ -14,60 +14,68 @@ import numpy as np
 
 from chainrule._errors import InputError
 from chainrule.runtime._derivatives._blocks import Entries
+from chainrule.runtime._derivatives._room import find_room
 from chainrule.runtime._derivatives._sampler import Sampler
 from chainrule.runtime._derivatives._sparsity import Pattern
-from chainrule.runtime._derivatives._stencils import Eps
-
-__all__ = ["difference_columns", "random_directions"]
 
 
-def difference_columns(
-    sampler: Sampler, steps: np.ndarray, pattern: Pattern | None = None
-) -> Iterator[Entries]:
+def difference_columns(sampler: Sampler, pattern: Pattern | None = None) -> Iterator[Entries]:
     """The entries of the Jacobian, column by column or group by group.
 
     Args:
         sampler: makes the evaluations.
-        steps: the step of every input element.
         pattern: where the Jacobian may be non-zero; `None` for anywhere.
 
     Raises:
         InputError: a step so small that the input does not change.
     """
+    room = find_room(sampler.program, sampler.stencil, sampler.steps)
     if pattern is None:
-        groups: Sequence[Any] = range(steps.size)
+        groups: Sequence[Any] = range(room.steps.size)
     else:
         groups = pattern.column_groups
-    moves = _Moves(groups, steps)
-    for group, terms in zip(groups, sampler.differences(moves), strict=True):
-        for _, moved in terms:
-            _require_moved(sampler, moved, group)
+    moves = _Moves(groups, room.steps)
+    one_sided = [bool(room.one_sided[group].any()) for group in groups]
+    for group, found in zip(groups, sampler.differences(moves, one_sided), strict=True):
+        for difference in found:
+            _require_moved(sampler, difference.moved, group)
         _require_fit(sampler, pattern)
         if pattern is None:
-            column = sum(change / moved[group] for change, moved in terms)
-            yield Entries(slice(None), group, column)
+            column = sum(weight * (change / moved[group]) for weight, change, moved in found)
+            yield Entries(slice(None), group, np.asarray(column))
         else:
             rows, columns = pattern.entries_in(group)
-            values = sum(change[rows] / moved[columns] for change, moved in terms)
+            values = sum(weight * change[rows] / moved[columns] for weight, change, moved in found)
             yield Entries(rows, columns, np.asarray(values))
 
 
 def random_directions(
-    sampler: Sampler, eps: Eps, count: int, seed: int | None
+    sampler: Sampler, count: int, seed: int | None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Differences along random signs of the steps, and the inverse of each element's move.
+    """Derivatives along random moves, and for each move the weights of the elements.
 
-    The mean of their outer products estimates the Jacobian (simultaneous perturbation): the columns of
-    other elements average out because their signs are independent.
+    The mean of their outer products estimates the Jacobian (simultaneous perturbation). An element moves
+    by ±h and has the weight ±1/h: the columns of other elements average out because its sign is
+    independent of theirs, and has the mean zero. An element at a bound moves by h or not at all, with the
+    weights 2/h and −2/h: again the weight has the mean zero, and weight times move the mean one.
     """
-    steps = sampler.steps(eps)
+    room = find_room(sampler.program, sampler.stencil, sampler.steps)
     generator = np.random.default_rng(seed)
-    moves = [steps * generator.choice([-1.0, 1.0], size=steps.size) for _ in range(count)]
-    everywhere = np.arange(steps.size)
-    for terms in sampler.differences(moves):
-        (change, moved), *_ = terms
-        _require_moved(sampler, moved, everywhere)
-        yield change, 1 / moved
+    signs = [generator.choice([-1.0, 1.0], size=room.steps.size) for _ in range(count)]
+    moves = [np.where(room.one_sided & (sign < 0), 0.0, room.steps * sign) for sign in signs]
+    sides = [bool(room.one_sided.any())] * count
+    weight = np.where(room.one_sided, 2 / room.steps, 1 / room.steps)
+    for move, sign, found in zip(moves, signs, sampler.differences(moves, sides), strict=True):
+        _require_moved(sampler, found[0].moved, np.flatnonzero(move))
+        if not move.any():  # all are at bounds, and none moves: there is no change to divide
+            yield np.zeros(sampler.outputs.size), weight * sign
+            continue
+        distances = [each.moved @ move / (move @ move) for each in found]
+        slope = sum(
+            each.weight * each.change / distance
+            for each, distance in zip(found, distances, strict=True)
+        )
+        yield np.asarray(slope), weight * sign
 
 
 class _Moves(Sequence[np.ndarray]):

@@ -26,6 +26,7 @@ from chainrule.runtime._derivatives._layout import (
 from chainrule.runtime._derivatives._products import contract
 from chainrule.runtime._derivatives._sparsity import read_pattern
 from chainrule.runtime._derivatives._unit_vectors import UnitVectors
+from chainrule.runtime._own_arrays import own_copy
 
 __all__ = [
     "jacobian_from_jvp",
@@ -185,7 +186,7 @@ def jacobian_from_vjp(
     The other arguments and the result are those of `jacobian_from_jvp`.
     """
     columns = Layout.of(read_arrays(inputs, canonical(jac_inputs)))
-    shapes = _read_shapes(eval_fn(inputs), canonical(jac_outputs))
+    shapes = _read_shapes(eval_fn(own_copy(inputs)), canonical(jac_outputs))
     rows = Layout.of(shapes)
     pattern = None if sparsity is None else read_pattern(sparsity, columns, rows.paths)
     ask = UnitVectors(

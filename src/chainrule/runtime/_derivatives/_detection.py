@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from chainrule.runtime._derivatives._room import find_room
 from chainrule.runtime._derivatives._sampler import Sampler
 from chainrule.runtime._derivatives._sparsity import Pattern, color_groups
 from chainrule.runtime._derivatives._stencils import STENCILS
-
-__all__ = ["detect_pattern"]
 
 HOPELESS = 16
 """From this many groups on, a level on which no two share an evaluation ends the search."""
@@ -27,10 +26,10 @@ def detect_pattern(sampler: Sampler) -> Pattern:
     support stands for each of its columns: the pattern may be too large, never too small.
     """
     probe = Sampler(
-        sampler.program, STENCILS["forward"], executor=sampler.executor, show_progress=False
+        sampler.program, STENCILS["forward"], "auto", executor=sampler.executor, show_progress=False
     )
-    generator = np.random.default_rng(0)
-    moves = probe.steps("auto") * generator.uniform(0.5, 1.0, probe.origin.size)
+    room = find_room(probe.program, probe.stencil, probe.steps)
+    moves = room.steps * np.random.default_rng(0).uniform(0.5, 1.0, probe.origin.size)
     row_count = probe.outputs.size
     groups = [np.arange(probe.origin.size)]
     supports = [np.arange(row_count)]
@@ -64,7 +63,7 @@ def _changed_rows(
         step[columns] = moves[columns]
         steps.append(step)
     supports = [np.zeros(0, np.int64)] * len(groups)
-    for members, [(change, _)] in zip(together, probe.differences(steps), strict=True):
+    for members, [(_, change, _)] in zip(together, probe.differences(steps), strict=True):
         # Not a number counts as a change: NaN != 0.
         changed = change != 0
         for member in members:

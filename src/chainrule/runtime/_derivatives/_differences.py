@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor
 from functools import reduce
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -24,11 +24,13 @@ from chainrule.runtime._derivatives._columns import difference_columns, random_d
 from chainrule.runtime._derivatives._detection import detect_pattern
 from chainrule.runtime._derivatives._layout import canonical, check_keys
 from chainrule.runtime._derivatives._program import Program
+from chainrule.runtime._derivatives._room import find_room
 from chainrule.runtime._derivatives._sampler import Sampler
 from chainrule.runtime._derivatives._sparsity import Pattern, read_pattern
 from chainrule.runtime._derivatives._stencils import Algorithm, Eps, find_stencil
 
-__all__ = ["finite_difference_jacobian", "finite_difference_jvp", "finite_difference_vjp"]
+SIMILAR = 1000.0
+"""Steps that differ by no more than this are taken together along a tangent."""
 
 Apply = Callable[[Any], Any]
 Sparsity = Literal["detect"] | Mapping[str, Mapping[str, Any]] | Any
@@ -94,16 +96,16 @@ def finite_difference_jacobian(
         {'y': {'x': array(6.)}}
     """
     sampler = _sampler(
-        apply_fn, inputs, jac_inputs, jac_outputs, algorithm, executor, show_progress
+        apply_fn, inputs, jac_inputs, jac_outputs, algorithm, eps, executor, show_progress
     )
     columns = sampler.program.layout
     count = _sample_count(algorithm, num_samples, columns.size) if sparsity is None else 0
     if count:
-        directions = random_directions(sampler, eps, count, seed)
-        matrix = reduce(np.add, (np.outer(change, inverse) for change, inverse in directions))
+        directions = random_directions(sampler, count, seed)
+        matrix = reduce(np.add, (np.outer(slope, weights) for slope, weights in directions))
         return sampler.outputs.split_matrix(matrix / count, columns)
     pattern = _read(sparsity, sampler)
-    entries = difference_columns(sampler, sampler.steps(eps), pattern)
+    entries = difference_columns(sampler, pattern)
     collect = dense_blocks if pattern is None else sparse_blocks
     return collect(entries, lambda: sampler.outputs, columns)
 
@@ -140,19 +142,18 @@ def finite_difference_vjp(
         array([2., 6.])
     """
     sampler = _sampler(
-        apply_fn, inputs, vjp_inputs, vjp_outputs, algorithm, executor, show_progress
+        apply_fn, inputs, vjp_inputs, vjp_outputs, algorithm, eps, executor, show_progress
     )
     check_keys(cotangent_vector, canonical(vjp_outputs), "cotangent_vector")
     columns = sampler.program.layout
     count = _sample_count(algorithm, num_samples, columns.size) if sparsity is None else 0
     gradient: np.ndarray = np.zeros(columns.size)
     if count:
-        for change, inverse in random_directions(sampler, eps, count, seed):
-            gradient = (
-                gradient + (sampler.outputs.join(cotangent_vector) @ change) * inverse / count
-            )
+        for slope, weights in random_directions(sampler, count, seed):
+            along = sampler.outputs.join(cotangent_vector) @ slope
+            gradient = gradient + along * weights / count
         return columns.split(gradient)
-    for entry in difference_columns(sampler, sampler.steps(eps), _read(sparsity, sampler)):
+    for entry in difference_columns(sampler, _read(sparsity, sampler)):
         gradient = entry.add_transposed(sampler.outputs.join(cotangent_vector), gradient)
     return columns.split(gradient)
 
@@ -187,7 +188,7 @@ def finite_difference_jvp(
         np.float64(6.0)
     """
     sampler = _sampler(
-        apply_fn, inputs, jvp_inputs, jvp_outputs, algorithm, executor, show_progress
+        apply_fn, inputs, jvp_inputs, jvp_outputs, algorithm, eps, executor, show_progress
     )
     check_keys(tangent_vector, canonical(jvp_inputs), "tangent_vector")
     tangent = sampler.program.layout.join(tangent_vector)
@@ -196,12 +197,13 @@ def finite_difference_jvp(
             "tangent_vector must be real, like the inputs that it moves; found complex numbers.",
             code="vector_not_real",
         )
-    groups = _directions(sampler, tangent, eps)
-    moves = [scale * direction for scale, direction in groups]
+    parts = _directions(sampler, tangent)
+    moves = [part.move for part in parts]
+    one_sided = [part.one_sided for part in parts]
     slopes = [
-        change / _distance(moved, direction)
-        for (_, direction), terms in zip(groups, sampler.differences(moves), strict=True)
-        for change, moved in terms
+        weight * change / _distance(moved, part.direction)
+        for part, found in zip(parts, sampler.differences(moves, one_sided), strict=True)
+        for weight, change, moved in found
     ]
     return sampler.outputs.split(sum(slopes, np.zeros(sampler.outputs.size)))
 
@@ -212,12 +214,13 @@ def _sampler(
     input_paths: Collection[str],
     output_paths: Collection[str],
     algorithm: Algorithm,
+    eps: Eps,
     executor: Executor | None,
     show_progress: bool,
 ) -> Sampler:
     stencil = find_stencil(algorithm)
     program = Program(apply_fn, inputs, canonical(input_paths), canonical(output_paths))
-    return Sampler(program, stencil, executor=executor, show_progress=show_progress)
+    return Sampler(program, stencil, eps, executor=executor, show_progress=show_progress)
 
 
 def _sample_count(algorithm: Algorithm, num_samples: int | None, size: int) -> int:
@@ -256,12 +259,53 @@ def _distance(moved: np.ndarray, direction: np.ndarray) -> float:
     return distance
 
 
-def _directions(sampler: Sampler, tangent: np.ndarray, eps: Eps) -> list[tuple[float, np.ndarray]]:
-    """Pairs of a scale and a direction; the directions add up to the tangent."""
-    steps = sampler.steps(eps)
-    if eps != "auto" and not sampler.stencil.is_complex:
+class _Direction(NamedTuple):
+    """Part of a tangent, and how the inputs move along it."""
+
+    direction: np.ndarray
+    move: np.ndarray
+    one_sided: bool
+
+
+def _directions(sampler: Sampler, tangent: np.ndarray) -> list[_Direction]:
+    """Parts that add up to the tangent, each moved by one length."""
+    return [
+        part
+        for length, direction in _lengths(sampler, tangent)
+        for part in _within_bounds(sampler, direction, length)
+    ]
+
+
+def _lengths(sampler: Sampler, tangent: np.ndarray) -> list[tuple[float, np.ndarray]]:
+    """Pairs of a step and the part of the tangent that is moved by it."""
+    steps = sampler.steps
+    if not sampler.is_automatic and not sampler.stencil.is_complex:
         return [(step, np.where(steps == step, tangent, 0.0)) for step in np.unique(steps)]
-    # No element may move by more than its own step.
-    used = tangent != 0
-    scale = float(np.min(steps[used] / np.abs(tangent[used]), initial=np.inf))
-    return [(scale if used.any() else 1.0, tangent)]
+    # No element may move by more than its own step. Those that may move much further than others get a
+    # part of their own: with the others they would hardly move at all.
+    lengths = np.divide(steps, np.abs(tangent), out=np.zeros_like(steps), where=tangent != 0)
+    parts = []
+    left = tangent != 0
+    while left.any():
+        shortest = float(lengths[left].min())
+        together = left & (lengths <= SIMILAR * shortest)
+        parts.append((shortest, np.where(together, tangent, 0.0)))
+        left &= ~together
+    return parts or [(1.0, tangent)]
+
+
+def _within_bounds(sampler: Sampler, direction: np.ndarray, length: float) -> list[_Direction]:
+    """The whole direction, or one part each for the elements that can move both ways, forth, and back."""
+    move = length * direction
+    room = find_room(sampler.program, sampler.stencil, move)
+    if not room.one_sided.any():
+        return [_Direction(direction, move, False)]
+    ratio = np.divide(room.steps, move, out=np.ones_like(move), where=move != 0)
+    both = ~room.one_sided
+    parts = [_Direction(np.where(both, direction, 0.0), np.where(both, move, 0.0), False)]
+    for sign in (1, -1):
+        part = room.one_sided & (np.sign(ratio) == sign)
+        shortest = np.min(np.abs(ratio[part]), initial=1.0)
+        moved = np.where(part, sign * shortest * move, 0.0)
+        parts.append(_Direction(np.where(part, direction, 0.0), moved, True))
+    return [part for part in parts if part.direction.any()]

@@ -12,7 +12,6 @@ differences (r is cheap beside the solve); `jax_recipes.jax_implicit` takes them
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
@@ -30,6 +29,7 @@ from chainrule.runtime._derivatives._differences import (
 from chainrule.runtime._derivatives._layout import Layout, canonical, check_keys, read_arrays
 from chainrule.runtime._derivatives._residuals import ResidualCache, own
 from chainrule.runtime._derivatives._stencils import Algorithm
+from chainrule.runtime._own_arrays import own_copy
 from chainrule.runtime._schema import number_kind
 
 __all__ = ["ImplicitFunction"]
@@ -76,19 +76,18 @@ class ImplicitFunction:
 
     def apply(self, inputs: Any) -> Any:
         """The solution. The last few are remembered for the derivatives that follow."""
-        # The caller may do what it likes with what it gets; the remembered one stays as it is.
-        return copy.deepcopy(self.solution(inputs))
+        return self.solution(inputs)
 
     def solution(self, inputs: Any) -> Any:
-        """The remembered solution itself, not to be changed."""
+        """A copy of the remembered solution."""
         leaves = flatten_with_paths(inputs)
         arrays = [leaf for leaf in leaves.values() if is_arraylike(leaf)]
         frame = tuple((p, None if is_arraylike(leaf) else repr(leaf)) for p, leaf in leaves.items())
         found = self._solutions.find(frame, arrays)
         if found is None:
-            found = self.solve(inputs)
+            found = own_copy(self.solve(own_copy(inputs)))
             self._solutions.keep(frame, own(arrays), found, 0)
-        return found
+        return own_copy(found)
 
     def jacobian_vector_product(
         self,
@@ -143,7 +142,7 @@ class _Point:
         unknowns = function.unknowns
         names = _floating(self._outputs) if unknowns is None else canonical(unknowns)
         self.state = Layout.of(read_arrays(self._outputs, names))
-        residual = function.residual(inputs, self._outputs)
+        residual = function.residual(*self._arguments)
         self.equations = Layout.of(read_arrays(residual, canonical(residual)))
         if self.state.size != self.equations.size:
             raise DefinitionError(
@@ -171,7 +170,7 @@ class _Point:
         if user_solve is None:
             return _direct_solve(self._state_matrix(), right, transposed)
         columns = [
-            wanted.join(user_solve(self._inputs, self._outputs, given.split(column)))
+            wanted.join(user_solve(*self._arguments, own_copy(given.split(column))))
             for column in np.atleast_2d(right.T)
         ]
         return np.array(columns).T.reshape(right.shape)
@@ -230,6 +229,11 @@ class _Point:
         from scipy.sparse import block_array
 
         return block_array(rows, format="csc")
+
+    @property
+    def _arguments(self) -> tuple[Any, Any]:
+        """Inputs and outputs for one call of the author's code, which may overwrite them."""
+        return own_copy(self._inputs), own_copy(self._outputs)
 
     @property
     def _both(self) -> dict[str, Any]:

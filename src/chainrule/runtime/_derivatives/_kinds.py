@@ -61,6 +61,7 @@ class DerivativeKind:
         result_over: the sides whose paths key the result, outermost first. A result's shape is the
             concatenation of the shapes at these paths.
         takes_batches: whether a request may carry `batched`.
+        all_paths: whether a request may leave out the paths, which means all differentiable ones.
         with_value: whether the outputs come back too: the function returns `(outputs, derivative)`, the
             endpoint `{"outputs": …, "gradient": …}`.
     """
@@ -72,6 +73,7 @@ class DerivativeKind:
     vectors: tuple[Vector, ...]
     result_over: tuple[Side, ...]
     takes_batches: bool = False
+    all_paths: bool = False
     with_value: bool = False
 
     @property
@@ -101,12 +103,20 @@ class DerivativeKind:
         return ("inputs", self.inputs_argument, self.outputs_argument, *vectors)
 
     @property
+    def required_names(self) -> tuple[str, ...]:
+        """What a request has to carry."""
+        return ("inputs",) if self.all_paths else self.argument_names
+
+    @property
     def optional_names(self) -> tuple[str, ...]:
-        """What a request may carry beside its arguments."""
-        return (BATCHED,) if self.takes_batches else ()
+        """What a request may carry besides."""
+        paths = (self.inputs_argument, self.outputs_argument) if self.all_paths else ()
+        return (*paths, BATCHED) if self.takes_batches else paths
 
 
-JACOBIAN = DerivativeKind("jacobian", "jac", "Jacobian", "Jacobian", (), ("outputs", "inputs"))
+JACOBIAN = DerivativeKind(
+    "jacobian", "jac", "Jacobian", "Jacobian", (), ("outputs", "inputs"), all_paths=True
+)
 JVP = DerivativeKind(
     "jacobian_vector_product", "jvp", "Jvp", "JVP", (TANGENT,), ("outputs",), takes_batches=True
 )

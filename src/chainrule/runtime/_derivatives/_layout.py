@@ -18,8 +18,6 @@ from chainrule._errors import ComponentError, InputError, PathError
 from chainrule._trees import get_at_path
 from chainrule.runtime._schema import describe_array, number_kind
 
-__all__ = ["Layout", "answered", "canonical", "check_keys", "fitted_shape", "read_arrays"]
-
 
 def canonical(paths: Iterable[str]) -> tuple[str, ...]:
     """The paths once each, sorted: the same selection is the same tuple whatever set it came in."""
@@ -80,27 +78,21 @@ def check_keys(given: Mapping[str, Any], expected: Iterable[str], argument: str)
         )
 
 
-def fitted_shape(
-    value_shape: tuple[int, ...], like_shape: tuple[int, ...], path: str, *, batched: bool
-) -> tuple[int, ...]:
-    """The shape to broadcast a tangent or cotangent to: that of its array, behind a batch if there is one.
+def check_shape(
+    found: tuple[int, ...], expected: tuple[int, ...], path: str, *, batched: bool = False
+) -> None:
+    """Hold the rule that a tangent or cotangent has the shape of its array, behind a batch if there is one.
 
     Raises:
-        InputError: it does not broadcast, or a batched one has no batch axis of its own.
+        InputError: it has another shape, also one that would broadcast (`vector_shape_mismatch`).
     """
-    target = (*value_shape[: int(batched)], *like_shape)
-    own_batch = not batched or len(value_shape) == len(like_shape) + 1
-    try:
-        if own_batch and np.broadcast_shapes(value_shape, target) == target:
-            return target
-    except ValueError:
-        pass
-    raise InputError(
-        f"The vector at {path!r} has shape {list(value_shape)}, expected "
-        f"{'[batch] + ' if batched else ''}{list(like_shape)}.",
-        code="vector_shape_mismatch",
-        path=path,
-    )
+    if found[int(batched) :] != expected or len(found) != len(expected) + int(batched):
+        raise InputError(
+            f"The vector at {path!r} has shape {list(found)}, expected "
+            f"{'[batch] + ' if batched else ''}{list(expected)}.",
+            code="vector_shape_mismatch",
+            path=path,
+        )
 
 
 def _flat(value: Any, shape: tuple[int, ...], path: str) -> np.ndarray:
@@ -108,8 +100,7 @@ def _flat(value: Any, shape: tuple[int, ...], path: str) -> np.ndarray:
     # Most arrays are right already, and this runs several times per evaluation of the program.
     if array.dtype != np.float64:
         array = array.astype(np.result_type(array, np.float64))
-    if array.shape != shape:
-        array = np.broadcast_to(array, fitted_shape(array.shape, shape, path, batched=False))
+    check_shape(array.shape, shape, path)
     return array.ravel()
 
 
@@ -150,10 +141,10 @@ class Layout:
         raise IndexError(element)
 
     def join(self, arrays: Mapping[str, Any]) -> np.ndarray:
-        """Named arrays as one vector in double precision, each broadcast to the shape of its path.
+        """Named arrays as one vector in double precision.
 
         Raises:
-            InputError: an array does not broadcast (`vector_shape_mismatch`).
+            InputError: an array has another shape than its path (`vector_shape_mismatch`).
         """
         places = zip(self.paths, self.shapes, strict=True)
         parts = [_flat(arrays[path], shape, path) for path, shape in places]

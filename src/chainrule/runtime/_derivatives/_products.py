@@ -9,9 +9,7 @@ import numpy as np
 
 from chainrule.runtime._codec import SparseArray
 from chainrule.runtime._derivatives._kinds import DerivativeKind
-from chainrule.runtime._derivatives._layout import fitted_shape
-
-__all__ = ["contract"]
+from chainrule.runtime._derivatives._layout import check_shape
 
 
 def contract(
@@ -22,7 +20,7 @@ def contract(
     Args:
         kind: `JVP` contracts the input axes, which are last; `VJP` the output axes, which are first.
         block: an array or `SparseArray` of output shape + input shape.
-        vector: a tangent or cotangent, broadcast to its axes; with `batched` it has one leading axis more.
+        vector: a tangent or cotangent in the shape of its axes; with `batched` one leading axis more.
         input_rank: how many axes of the block are the input's.
         path: where the vector belongs.
         batched: whether there is that axis; the result has it too.
@@ -35,7 +33,7 @@ def contract(
     over_inputs = kind.vector_over == "inputs"
     given_shape, result_shape = (in_shape, out_shape) if over_inputs else (out_shape, in_shape)
     vector = np.asarray(vector)
-    vector = np.broadcast_to(vector, fitted_shape(vector.shape, given_shape, path, batched=batched))
+    check_shape(vector.shape, given_shape, path, batched=batched)
     vectors = vector.reshape((*vector.shape[:batched], math.prod(given_shape)))
     if isinstance(block, SparseArray):
         rows, columns = _flat_places(block, out_shape, in_shape)

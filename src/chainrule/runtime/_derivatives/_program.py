@@ -15,13 +15,13 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from chainrule._errors import InputError
-from chainrule._trees import flatten_with_paths, set_at_path
+from chainrule._trees import set_at_path
 from chainrule.runtime._derivatives._layout import Layout, read_arrays
+from chainrule.runtime._own_arrays import own_copy
 from chainrule.runtime._schema import describe_array, number_kind
-
-__all__ = ["Program", "evaluate_all"]
 
 IN_FLIGHT = 64
 """Points handed to an executor and not yet answered; each holds a copy of the perturbed leaves."""
@@ -37,6 +37,8 @@ class Program:
         output_paths: the leaves that are looked at, in canonical order.
         keep_precision: offer points in each leaf's own dtype instead of float64; for inputs whose
             schema is out of sight, in a component that would round them by itself.
+        validate: raises `InputError` for inputs that the program refuses; for inputs that are not a model,
+            which validates itself.
     """
 
     def __init__(
@@ -47,8 +49,10 @@ class Program:
         output_paths: tuple[str, ...],
         *,
         keep_precision: bool = False,
+        validate: Callable[[Any], Any] | None = None,
     ) -> None:
         self._keep_precision = keep_precision
+        self._validate_plain = validate
         self.apply_fn = apply_fn
         self.inputs = inputs
         self.output_paths = output_paths
@@ -58,19 +62,11 @@ class Program:
         self.precision = {path: array.dtype for path, array in given.items()}
         self.base = {path: array.astype(np.float64) for path, array in given.items()}
         self.layout = Layout.of(self.base)
+        self.origin = self.layout.join(self.base)
 
     @cached_property
     def _dumped(self) -> Any:
         return self.inputs.model_dump() if _is_model(self.inputs) else self.inputs
-
-    @cached_property
-    def _changeable(self) -> dict[str, np.ndarray]:
-        """The arrays besides the varying ones that the program could write into."""
-        return {
-            path: leaf
-            for path, leaf in flatten_with_paths(self.inputs).items()
-            if isinstance(leaf, np.ndarray) and leaf.flags.writeable and path not in self.base
-        }
 
     @cached_property
     def _kept(self) -> dict[str, np.dtype]:
@@ -82,7 +78,9 @@ class Program:
 
     def _validate(self, values: Mapping[str, np.ndarray]) -> Any:
         tree = set_at_path(self._dumped, values)
-        return type(self.inputs).model_validate(tree) if _is_model(self.inputs) else tree
+        if not _is_model(self.inputs):
+            return own_copy(tree)
+        return type(self.inputs).model_validate(own_copy(tree), context={"own": True})
 
     def round(self, point: np.ndarray) -> np.ndarray:
         """The nearest point that the input schema can hold, in float64."""
@@ -92,18 +90,29 @@ class Program:
         rounded = {path: part.astype(self._kept[path]) for path, part in parts.items()}
         return self.layout.join(rounded)
 
+    def allows(self, point: np.ndarray) -> bool:
+        """Whether the input schema accepts a point; plain inputs without a schema may be anything."""
+        if self._validate_plain is None and not _is_model(self.inputs):
+            return True
+        try:
+            inputs = self.inputs_at(point)
+            if self._validate_plain is not None:
+                self._validate_plain(inputs)
+        except (ValidationError, InputError):
+            return False
+        return True
+
     def inputs_at(self, point: np.ndarray) -> Any:
         """The inputs with a point (real, or complex for the complex step) at the varying leaves.
 
         Every call gets arrays of its own, so a program that works in place cannot spoil the next one.
         """
-        others = {path: array.copy() for path, array in self._changeable.items()}
         values = self.layout.split(point)
         if np.iscomplexobj(point):
             # No schema of real numbers lets a complex one pass: the author's code gets it directly.
-            return set_at_path(self.inputs, others | {p: v.copy() for p, v in values.items()})
+            return own_copy(set_at_path(self.inputs, values))
         kept = {path: value.astype(self._kept[path]) for path, value in values.items()}
-        return self._validate(others | kept)
+        return self._validate(kept)
 
 
 def _is_model(tree: Any) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from chainrule.runtime._derivatives._differences import finite_difference_jvp
 from chainrule.runtime._derivatives._layout import canonical, check_keys
 from chainrule.runtime._derivatives._stencils import Algorithm, Eps
+from chainrule.runtime._own_arrays import own_copy
 
 __all__ = ["hvp_from_vjp"]
 
@@ -52,7 +53,7 @@ def hvp_from_vjp(
     names = {f"gradient{i}": path for i, path in enumerate(paths)}
 
     def gradient(at: Any) -> dict[str, Any]:
-        found = vjp_fn(at, set(paths), set(hvp_outputs), cotangent_vector)
+        found = vjp_fn(at, set(paths), set(hvp_outputs), own_copy(cotangent_vector))
         return {name: found[path] for name, path in names.items()}
 
     product = finite_difference_jvp(

@@ -4,6 +4,9 @@ A stencil is a weighted sum of difference quotients along a direction d with ste
 
     f'(x) d  ≈  Σ  weight · (f(x + plus·h·d) − f(x + minus·h·d)) / ((plus − minus)·h)
 
+Where an input is at a bound, all nodes lie on one side. With F(h) the forward quotient, whose error is
+c₁h + c₂h² + …, 2F(h) − F(2h) loses the first term, and (8F(h) − 6F(2h) + F(4h))/3 the first two.
+
 The complex step is the quotient over ±ih. For code that is real on the real axis f(x − ih) is the
 conjugate of f(x + ih), so the second evaluation is not made and nothing cancels: the step can be tiny.
 """
@@ -13,17 +16,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from chainrule._errors import InputError
 from chainrule.runtime._schema import number_kind, rounding_unit
 
-__all__ = ["STENCILS", "Algorithm", "Eps", "Stencil", "choose_steps", "coarsest", "find_stencil"]
-
 Algorithm = Literal["central", "forward", "stochastic", "complex_step", "richardson"]
-Eps = float | Mapping[str, float] | Literal["auto"]
+ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
+Eps = float | Literal["auto"] | Mapping[str, float | Literal["auto"]]
 
 COMPLEX_STEP = 1e-100
 """Far below any rounding unit, far above underflow of its square times ordinary numbers."""
@@ -37,11 +39,18 @@ class Stencil:
         terms: `(plus, minus, weight)` of each quotient; steps are multiples of h.
         order: the truncation error is of this order in h.
         is_complex: the quotient is taken along the imaginary axis.
+        at_bound: the formula with all nodes on one side; `None` where this one has them there already.
     """
 
     terms: tuple[tuple[int, int, float], ...]
     order: int
     is_complex: bool = False
+    at_bound: Stencil | None = None
+
+    @property
+    def one_sided(self) -> Stencil:
+        """The formula for inputs that can move one way only."""
+        return self.at_bound or self
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -58,8 +67,14 @@ class Stencil:
 
 STENCILS: Mapping[str, Stencil] = {
     "forward": Stencil(((1, 0, 1.0),), order=1),
-    "central": Stencil(((1, -1, 1.0),), order=2),
-    "richardson": Stencil(((1, -1, 4 / 3), (2, -2, -1 / 3)), order=4),
+    "central": Stencil(
+        ((1, -1, 1.0),), order=2, at_bound=Stencil(((1, 0, 2.0), (2, 0, -1.0)), order=2)
+    ),
+    "richardson": Stencil(
+        ((1, -1, 4 / 3), (2, -2, -1 / 3)),
+        order=4,
+        at_bound=Stencil(((1, 0, 8 / 3), (2, 0, -2.0), (4, 0, 1 / 3)), order=3),
+    ),
     "complex_step": Stencil(((1, -1, 1.0),), order=2, is_complex=True),
 }
 
@@ -74,8 +89,7 @@ def find_stencil(algorithm: str) -> Stencil:
         return STENCILS["central" if algorithm == "stochastic" else algorithm]
     except KeyError:
         raise InputError(
-            f"Expected algorithm to be one of {sorted([*STENCILS, 'stochastic'])}, "
-            f"found {algorithm!r}.",
+            f"Expected algorithm to be one of {sorted(ALGORITHMS)}, found {algorithm!r}.",
             code="unknown_algorithm",
         ) from None
 
@@ -97,22 +111,43 @@ def choose_steps(
     """
     if stencil.is_complex:
         return {path: np.full(x.shape, COMPLEX_STEP) for path, x in base.items()}
-    if isinstance(eps, str):
-        if eps != "auto":
-            raise InputError(f'eps is a number, a mapping or "auto", not {eps!r}.', code="bad_eps")
-        return {path: _automatic(stencil, x, precision[path]) for path, x in base.items()}
+    check_eps(eps)
     per_path = dict(eps) if isinstance(eps, Mapping) else dict.fromkeys(base, eps)
-    if set(per_path) != set(base) or not all(map(_is_step, per_path.values())):
-        expected = (
-            f"name exactly the differentiated paths {sorted(base)}, each with a positive number"
-            if isinstance(eps, Mapping)
-            else 'be a positive number, one per path, or "auto"'
+    if set(per_path) != set(base):
+        raise InputError(
+            f"eps must name exactly the differentiated paths {sorted(base)}; found {sorted(per_path)}.",
+            code="bad_eps",
         )
-        raise InputError(f"eps must {expected}; found {eps!r}.", code="bad_eps")
-    return {path: np.full(x.shape, float(per_path[path])) for path, x in base.items()}
+    return {
+        path: _automatic(stencil, x, precision[path])
+        if per_path[path] == "auto"
+        else np.full(x.shape, float(per_path[path]))
+        for path, x in base.items()
+    }
+
+
+def check_eps(eps: Any) -> None:
+    """Refuse what is no step.
+
+    Raises:
+        InputError: `bad_eps`.
+    """
+    steps = list(eps.values()) if isinstance(eps, Mapping) else [eps]
+    if not all(map(_is_step, steps)):
+        raise InputError(
+            f'eps must be a positive number, a mapping of one per path, or "auto"; found {eps!r}.',
+            code="bad_eps",
+        )
+
+
+def is_automatic(eps: Eps) -> bool:
+    """Whether a step is left to us, for one path at least."""
+    return "auto" in eps.values() if isinstance(eps, Mapping) else eps == "auto"
 
 
 def _is_step(step: Any) -> bool:
+    if isinstance(step, str):
+        return step == "auto"
     return isinstance(step, Real) and 0 < float(step) < np.inf
 
 

@@ -11,6 +11,7 @@ from chainrule.runtime._derivatives._blocks import Entries
 from chainrule.runtime._derivatives._layout import Layout, answered
 from chainrule.runtime._derivatives._progress import track
 from chainrule.runtime._derivatives._sparsity import Pattern
+from chainrule.runtime._own_arrays import own_copy
 
 __all__ = ["UnitVectors"]
 
@@ -43,7 +44,7 @@ class UnitVectors:
         batched: bool,
     ) -> None:
         self._product = product
-        self._arguments = (inputs, set(input_paths), set(output_paths))
+        self._arguments = (inputs, tuple(input_paths), tuple(output_paths))
         self._dtypes = {path: array.dtype for path, array in like.items()}
         self._seeds = Layout.of(like)
         self._answer_paths = answer_paths
@@ -93,7 +94,8 @@ class UnitVectors:
         parts = self._seeds.split(vectors)
         vector = {path: part.astype(self._dtypes[path]) for path, part in parts.items()}
         options = {"batched": True} if self._batched else {}
-        result = self._product(*self._arguments, vector, **options)
+        inputs, *paths = self._arguments
+        result = self._product(own_copy(inputs), *map(set, paths), vector, **options)
         answers = {
             path: np.asarray(answered(result, path, "derivative endpoint"))
             for path in self._answer_paths

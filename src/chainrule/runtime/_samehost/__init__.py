@@ -37,9 +37,11 @@ Nothing here imports a web framework.
 
 from chainrule.runtime._samehost._endings import ending_facts, ending_words
 from chainrule.runtime._samehost._messages import (
+    CANCEL,
     INLINE_BYTES,
     Message,
     connect,
+    has_message,
     limit_waiting,
     listen,
     receive_message,
@@ -57,6 +59,7 @@ from chainrule.runtime._samehost._segments import (
 from chainrule.runtime._samehost._worker_memory import with_memory_settings
 
 __all__ = [
+    "CANCEL",
     "INLINE_BYTES",
     "CallMemory",
     "MappedSegments",
@@ -66,6 +69,7 @@ __all__ = [
     "connect",
     "ending_facts",
     "ending_words",
+    "has_message",
     "is_supported",
     "limit_waiting",
     "listen",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import errno
 import os
+import select
 import socket
 import struct
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,9 @@ from chainrule._errors import DecodeError
 
 INLINE_BYTES = 32 * 1024
 """Bodies up to this size travel inside the message."""
+
+CANCEL: Mapping[str, Any] = {"cancel": True}
+"""Sent to a worker before the signal that breaks off its call: others may send that signal, too."""
 
 _LENGTH = struct.Struct("<I")
 _TIMEVAL = struct.Struct("@ll")
@@ -137,6 +141,13 @@ def receive_message(connection: socket.socket) -> Message | None:
             "Expected a packet with a JSON header; found another one.", code="bad_message"
         ) from None
     return Message(header, packet[_LENGTH.size + length :], descriptors)
+
+
+def has_message(connection: socket.socket) -> bool:
+    """Whether a message can be received at once, or the other side has closed."""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:

@@ -1,7 +1,7 @@
 """`Array[shape, dtype, units]`: a type annotation that pydantic validates and JSON schemas describe.
 
 Every subscript makes a class that carries its declaration as `.spec`. Values are never instances of
-these classes: they are NumPy arrays (read-only views) or NumPy scalars.
+these classes: they are NumPy arrays or NumPy scalars.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from numbers import Integral
 from types import EllipsisType
 from typing import Any
 
@@ -100,7 +101,8 @@ def _parse_shape(shape: Any) -> tuple[tuple[int | None, ...] | None, tuple[str |
 def _is_dimension(entry: Any) -> bool:
     if isinstance(entry, str):
         return entry.isidentifier()
-    return entry is None or (isinstance(entry, int) and not isinstance(entry, bool) and entry >= 0)
+    is_integer = isinstance(entry, Integral) and not isinstance(entry, bool)
+    return entry is None or (is_integer and entry >= 0)
 
 
 def _parse_dtype(dtype: Any) -> str | None:

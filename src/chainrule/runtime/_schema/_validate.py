@@ -2,7 +2,9 @@
 
 Most arrays are right already, so the first lines of the function that `build_validator` returns decide
 that with a few attribute reads. Everything else (lists, encoded arrays, casts, broadcasts, errors) is
-the slow road below. Arrays come out as read-only views, scalars as NumPy scalars of the declared dtype.
+the slow road below. Scalars come out as NumPy scalars of the declared dtype. With `"own": True` in the
+validation context, which components set for their inputs, arrays come out as writable copies that nobody else
+has; a model that is made without it holds read-only views.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationInfo
 
+from chainrule.runtime._own_arrays import own_copy_of_array
 from chainrule.runtime._schema import _problems
 from chainrule.runtime._schema._cast import cast_checked
 from chainrule.runtime._schema._coerce import coerce, decode, is_kept_in_place, is_tracer
@@ -64,7 +67,8 @@ def _array_validator(spec: ArraySpec, exact: bool) -> Validator:
                 if shape[axis] != size:
                     break
             else:
-                return _read_only(value)
+                context = info.context
+                return value.copy() if context and context.get("own") else _read_only(value)
         return _validate_slowly(spec, dtype, value, info.context or _NO_CONTEXT, exact)
 
     return validate
@@ -86,21 +90,28 @@ def _validate_slowly(
     exact: bool,
 ) -> Any:
     strict_shapes = exact or bool(context.get("strict_shapes"))
-    literal = False
+    is_own = bool(context.get("own"))
+    literal = is_new = False
     if isinstance(value, Mapping) and value.keys() >= _ENCODED_KEYS:
         array = _load_encoded(spec, value, context, strict_shapes)
     elif is_kept_in_place(value):
-        return _validate_in_place(spec, dtype, value)
+        checked = _validate_in_place(spec, dtype, value)
+        return own_copy_of_array(checked) if is_own else checked
     else:
         array, literal = coerce(quantity_in(spec.units, value) if is_quantity(value) else value)
+        is_new = literal
     shape = check_shape(spec, array.shape, array.dtype, strict=strict_shapes)
     if shape != array.shape:
         array = np.broadcast_to(array, shape)
     if dtype is not None and array.dtype != dtype:
         if context.get("strict_types") or (exact and not literal):
             raise _problems.dtype_mismatch(dtype.name, array.dtype.name, array.shape, strict=True)
-        array = cast_checked(array, dtype, literal=literal)
-    return _read_only(array) if array.ndim else array[()]
+        array, is_new = cast_checked(array, dtype, literal=literal), True
+    if not array.ndim:
+        return array[()]
+    if not is_own:
+        return _read_only(array)
+    return array if is_new and array.flags.writeable else array.copy()
 
 
 def _load_encoded(

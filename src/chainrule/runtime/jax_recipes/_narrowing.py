@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from chainrule._errors import PathError
 from chainrule._trees import get_at_path, set_at_path
-from chainrule.runtime._derivatives._layout import fitted_shape
+from chainrule.runtime._derivatives._layout import check_shape
 from chainrule.runtime.jax_recipes._boundary import is_array, seal
 from chainrule.runtime.jax_recipes._programs import Selection
 
@@ -89,14 +89,15 @@ def fit(
     """Tangents or cotangents in the shapes and dtypes of what they belong to.
 
     Raises:
-        InputError: a shape that does not broadcast.
+        InputError: another shape (`vector_shape_mismatch`).
     """
     return {path: _fit_one(vector[path], array, path, batched) for path, array in like.items()}
 
 
 def _fit_one(value: Any, like: Any, path: str, batched: bool) -> jax.Array:
     value = jnp.asarray(value).astype(like.dtype)
-    return jnp.broadcast_to(value, fitted_shape(value.shape, like.shape, path, batched=batched))
+    check_shape(value.shape, like.shape, path, batched=batched)
+    return value
 
 
 def zeros_like_all(

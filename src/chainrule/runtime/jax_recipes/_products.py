@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import jax
+import jax.numpy as jnp
 
+from chainrule._errors import CapabilityError
 from chainrule.runtime._derivatives._kinds import JVP, VJP
 from chainrule.runtime._derivatives._layout import check_keys
-from chainrule.runtime.jax_recipes._boundary import unseal
-from chainrule.runtime.jax_recipes._narrowing import fit, narrow, zeros_like_all
-from chainrule.runtime.jax_recipes._programs import Selection, prepare
+from chainrule.runtime.jax_recipes._boundary import seal, unseal
+from chainrule.runtime.jax_recipes._narrowing import Narrowed, fit, narrow, zeros_like_all
+from chainrule.runtime.jax_recipes._programs import Program, Selection, prepare
 from chainrule.runtime.jax_recipes._residuals import reuse_residuals
 
-__all__ = ["jax_hessian_vector_product", "jax_jvp", "jax_value_and_vjp", "jax_vjp"]
-
 Apply = Callable[[Any], Any]
+
+ROWS_AT_ONCE = 64
+"""VJPs in one batch: enough to amortise, few enough to hold."""
 
 
 def jax_jvp(
@@ -30,12 +35,15 @@ def jax_jvp(
 ) -> dict[str, jax.Array]:
     """The Jacobian-vector product of a JAX function.
 
+    A function with a reverse derivative only (`jax.custom_vjp`, the default adjoint of diffrax) takes one VJP
+    per output element.
+
     Args:
         apply_jit: a jitted function `dict -> dict`; `equinox.filter_jit` where leaves are not arrays.
         inputs: the endpoint's inputs, a model or nested mappings.
         jvp_inputs: paths of the inputs.
         jvp_outputs: paths of the outputs.
-        tangent_vector: `{input path: array}`, broadcast and cast to the input.
+        tangent_vector: `{input path: array}` in the shape of the input, cast to its dtype.
         batched: whether tangents carry a leading batch axis; all are pushed forward in one call, and the
             result has that axis too.
 
@@ -48,7 +56,9 @@ def jax_jvp(
     """
     program, arrays = prepare(_jvp, apply_jit, inputs, jvp_inputs, jvp_outputs, batched)
     check_keys(tangent_vector, program.selection.inputs, str(JVP.vector))
-    return program.run(arrays, dict(tangent_vector))
+    call = (apply_jit, inputs, jvp_inputs, jvp_outputs, batched)
+    other = partial(_prepared, _jvp_by_rows, *call)
+    return run_either(program, other, arrays, dict(tangent_vector))
 
 
 def jax_vjp(
@@ -63,7 +73,7 @@ def jax_vjp(
     """The vector-Jacobian product of a JAX function.
 
     Args:
-        cotangent_vector: `{output path: array}`, broadcast and cast to the output.
+        cotangent_vector: `{output path: array}` in the shape of the output, cast to its dtype.
 
     The other arguments are those of `jax_jvp`. With `set_jax_vjp_cache_size` on, a call after a
     `jax_apply` of the same inputs starts from what that call kept and skips the forward pass.
@@ -120,12 +130,51 @@ def jax_hessian_vector_product(
     program, arrays = prepare(_hvp, apply_jit, inputs, hvp_inputs, hvp_outputs)
     check_keys(cotangent_vector, program.selection.outputs, "cotangent_vector")
     check_keys(tangent_vector, program.selection.inputs, "tangent_vector")
-    return program.run(arrays, dict(cotangent_vector), dict(tangent_vector))
+    call = (apply_jit, inputs, hvp_inputs, hvp_outputs)
+    other = partial(_prepared, _hvp_transposed, *call)
+    try:
+        return run_either(program, other, arrays, dict(cotangent_vector), dict(tangent_vector))
+    except TypeError as error:
+        # A mistake of the author's raises here, as he wrote it.
+        jax.eval_shape(lambda given: seal(apply_jit(program.selection.frame.join(given))), arrays)
+        raise CapabilityError(
+            f"JAX has no second derivative of this function ({error}). Give the component a "
+            "hessian_vector_product of its own, for example "
+            "chainrule.runtime.derivatives.hvp_from_vjp, which differences the VJP.",
+            code="no_second_derivative",
+        ) from error
+
+
+def _prepared(*call: Any) -> Program:
+    program, _ = prepare(*call)
+    return program
+
+
+_impossible: WeakSet[Program] = WeakSet()
+"""Programs for which JAX has no rule: each was found out once."""
+
+
+def run_either(program: Program, other: Callable[[], Program], *arguments: Any) -> Any:
+    """Run a derivative, or another way to the same thing where JAX has no rule for it.
+
+    JAX raises a `TypeError` where it is asked for the forward derivative of a `custom_vjp` function, and not
+    before it compiles the program. If the other way does not work either, the function itself is at fault.
+    """
+    if program in _impossible:
+        return other().run(*arguments)
+    try:
+        return program.run(*arguments)
+    except TypeError as error:
+        try:
+            found = other().run(*arguments)
+        except Exception:
+            raise error from None
+        _impossible.add(program)
+        return found
 
 
 def _jvp(selection: Selection, batched: bool, arrays: Any, tangents: dict[str, Any]) -> Any:
     narrowed = narrow(selection, arrays)
-    tangents = fit(tangents, narrowed.primals, batched=batched)
 
     def push(tangent: dict[str, Any]) -> Any:
         _, pushed, (exact, _) = jax.jvp(
@@ -133,7 +182,45 @@ def _jvp(selection: Selection, batched: bool, arrays: Any, tangents: dict[str, A
         )
         return pushed | zeros_like_all(exact)
 
-    return jax.vmap(push)(tangents) if batched else push(tangents)
+    return _push_all(push, narrowed, batched, tangents)
+
+
+def _jvp_by_rows(selection: Selection, batched: bool, arrays: Any, tangents: dict[str, Any]) -> Any:
+    narrowed = narrow(selection, arrays)
+    return _push_all(partial(_push_by_rows, narrowed), narrowed, batched, tangents)
+
+
+def _push_all(push: Apply, narrowed: Narrowed, batched: bool, tangents: dict[str, Any]) -> Any:
+    fitted = fit(tangents, narrowed.primals, batched=batched)
+    return jax.vmap(push)(fitted) if batched else push(fitted)
+
+
+def _push_by_rows(narrowed: Narrowed, tangent: dict[str, Any]) -> dict[str, jax.Array]:
+    """J v from one VJP per output element, for functions that have only a reverse derivative.
+
+    With JAX's pairing Re⟨u, z⟩ without conjugation, element k of J v has the real part Re⟨Jᵀeₖ, v⟩ and the
+    imaginary part Re⟨Jᵀ(−i eₖ), v⟩.
+    """
+    outputs, pull, (exact, _) = jax.vjp(narrowed.function, narrowed.primals, has_aux=True)
+
+    def entries(path: str) -> jax.Array:
+        output = outputs[path]
+
+        def entry(index: jax.Array, unit: complex) -> jax.Array:
+            seed = jnp.zeros(output.size, output.dtype).at[index].set(unit).reshape(output.shape)
+            others = {p: jnp.zeros_like(out) for p, out in outputs.items() if p != path}
+            (gradient,) = pull({path: seed, **others})
+            return sum(jnp.sum(gradient[p] * v).real for p, v in tangent.items())
+
+        def element(index: jax.Array) -> jax.Array:
+            if not jnp.iscomplexobj(output):
+                return entry(index, 1.0).astype(output.dtype)
+            return jax.lax.complex(entry(index, 1.0), entry(index, -1j)).astype(output.dtype)
+
+        found = jax.lax.map(element, jnp.arange(output.size), batch_size=ROWS_AT_ONCE)
+        return found.reshape(output.shape)
+
+    return {path: entries(path) for path in outputs} | zeros_like_all(exact)
 
 
 def _vjp(selection: Selection, batched: bool, arrays: Any, cotangents: dict[str, Any]) -> Any:
@@ -158,11 +245,24 @@ def _hvp(
     selection: Selection, arrays: Any, cotangents: dict[str, Any], tangents: dict[str, Any]
 ) -> Any:
     narrowed = narrow(selection, arrays)
+    directions = fit(tangents, narrowed.primals)
+    _, product = jax.jvp(_gradient(narrowed, cotangents), (narrowed.primals,), (directions,))
+    return product | zeros_like_all(narrowed.exact)
 
+
+def _hvp_transposed(
+    selection: Selection, arrays: Any, cotangents: dict[str, Any], tangents: dict[str, Any]
+) -> Any:
+    """The Hessian is symmetric: its product with v is also the gradient of ⟨gradient, v⟩."""
+    narrowed = narrow(selection, arrays)
+    _, pull = jax.vjp(_gradient(narrowed, cotangents), narrowed.primals)
+    (product,) = pull(fit(tangents, narrowed.primals))
+    return product | zeros_like_all(narrowed.exact)
+
+
+def _gradient(narrowed: Narrowed, cotangents: dict[str, Any]) -> Apply:
     def gradient(primals: dict[str, Any]) -> Any:
         outputs, pull, _ = jax.vjp(narrowed.function, primals, has_aux=True)
         return pull(fit(cotangents, outputs))[0]
 
-    directions = fit(tangents, narrowed.primals)
-    _, product = jax.jvp(gradient, (narrowed.primals,), (directions,))
-    return product | zeros_like_all(narrowed.exact)
+    return gradient

@@ -1,38 +1,72 @@
-"""Sampled entries of the Jacobian as each derivative endpoint sees them."""
+"""What each derivative endpoint says at the sampled elements, and along one direction."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from chainrule.runtime._codec import SparseArray
-from chainrule.runtime._derivatives._kinds import JACOBIAN, JVP, DerivativeKind
+from chainrule.runtime._derivatives._kinds import JACOBIAN, JVP, VJP, DerivativeKind
 from chainrule.runtime._derivatives._layout import Layout
+from chainrule.runtime._derivatives._products import contract
 from chainrule.runtime.testing._references import Samples
 from chainrule.runtime.testing._subject import Subject
+from chainrule.runtime.testing._taylor import Direction
 
-__all__ = ["entries_of"]
 
+class Answers:
+    """A first-order derivative endpoint of a component at one point.
 
-def entries_of(kind: DerivativeKind, subject: Subject, samples: Samples) -> np.ndarray:
-    """`matrix[row_ids][:, column_ids]` from one Jacobian, a JVP per column or a VJP per row."""
-    rows, columns = samples.row_ids, samples.column_ids
-    if kind is JACOBIAN:
-        return _matrix(subject.differentiate(kind.endpoint), samples)[np.ix_(rows, columns)]
-    given, asked, answer = (
-        (samples.columns, columns, samples.rows)
-        if kind is JVP
-        else (samples.rows, rows, samples.columns)
-    )
-    dtypes = subject.dtypes("inputs" if kind is JVP else "outputs")
-    vectors = [
-        answer.join(subject.differentiate(kind.endpoint, _unit_vector(given, dtypes, element)))
-        for element in asked
-    ]
-    matrix = np.array(vectors).reshape(len(asked), answer.size)
-    return matrix[:, rows].T if kind is JVP else matrix[:, columns]
+    Args:
+        kind: which endpoint.
+        subject: the component.
+    """
+
+    def __init__(self, kind: DerivativeKind, subject: Subject) -> None:
+        self._kind = kind
+        self._subject = subject
+
+    def slope(self, direction: Direction) -> float:
+        """⟨u, J v⟩, from one call."""
+        if self._kind is JACOBIAN:
+            pushed = {
+                out: sum(
+                    contract(JVP, row[p], v, input_rank=np.ndim(v), path=p, batched=False)
+                    for p, v in direction.tangent.items()
+                )
+                for out, row in self._jacobian.items()
+            }
+            return direction.weigh(pushed)
+        if self._kind is VJP:
+            return direction.along(self._ask(direction.cotangent))
+        return direction.weigh(self._ask(direction.tangent))
+
+    def entries(self, samples: Samples) -> np.ndarray:
+        """`matrix[row_ids][:, column_ids]` from the Jacobian, a JVP per column or a VJP per row."""
+        rows, columns = samples.row_ids, samples.column_ids
+        if self._kind is JACOBIAN:
+            return _matrix(self._jacobian, samples)[np.ix_(rows, columns)]
+        given, asked, answer = (
+            (samples.columns, columns, samples.rows)
+            if self._kind is JVP
+            else (samples.rows, rows, samples.columns)
+        )
+        dtypes = self._subject.dtypes("inputs" if self._kind is JVP else "outputs")
+        vectors = [
+            answer.join(self._ask(_unit_vector(given, dtypes, element))) for element in asked
+        ]
+        matrix = np.array(vectors).reshape(len(asked), answer.size)
+        return matrix[:, rows].T if self._kind is JVP else matrix[:, columns]
+
+    @cached_property
+    def _jacobian(self) -> Any:
+        return self._subject.differentiate(self._kind.endpoint)
+
+    def _ask(self, vector: Mapping[str, Any]) -> Any:
+        return self._subject.differentiate(self._kind.endpoint, vector)
 
 
 def _unit_vector(layout: Layout, dtypes: Mapping[str, np.dtype], element: int) -> dict[str, Any]:

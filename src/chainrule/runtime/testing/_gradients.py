@@ -21,26 +21,26 @@ from chainrule.runtime._derivatives._kinds import (
     DERIVATIVES,
     FIRST_ORDER,
     HVP,
-    JACOBIAN,
     JVP,
     VALUE_AND_VJP,
     VJP,
     DerivativeKind,
 )
-from chainrule.runtime._derivatives._products import contract
-from chainrule.runtime._derivatives._second_order import hvp_from_vjp
 from chainrule.runtime._derivatives._stencils import Eps
-from chainrule.runtime.testing._entries import entries_of
+from chainrule.runtime.testing._budget import Prices, share
+from chainrule.runtime.testing._entries import Answers
 from chainrule.runtime.testing._references import Samples, make_samples
-from chainrule.runtime.testing._report import Check, GradientReport, Mismatch
+from chainrule.runtime.testing._report import Check, GradientReport, LeftOut, Mismatch
 from chainrule.runtime.testing._shapes import check_shapes
 from chainrule.runtime.testing._subject import Differentiable, Subject
-from chainrule.runtime.testing._taylor import Direction, check_taylor
-
-__all__ = ["check_gradients"]
+from chainrule.runtime.testing._taylor import STEPS, Direction, check_taylor
 
 ATOL = 1e-8
 ABSTRACT_EVAL = "abstract_eval"
+MIN_EVALS = 10
+"""The outputs, the Taylor test, differences of one element, and a few calls of an endpoint."""
+CURVATURE_CALLS = 3
+"""VJPs that a Hessian-vector product is compared with."""
 
 
 def check_gradients(
@@ -59,13 +59,17 @@ def check_gradients(
 ) -> GradientReport:
     """Test every derivative endpoint of a component at one point.
 
+    The endpoints that the author wrote are tested first. A call of an endpoint that is derived from another
+    one counts as many evaluations as it makes of the author's code.
+
     Args:
         component: anything with the endpoint methods: in this process or behind a client.
-        payload: the body of an `apply` request, `{"inputs": ...}`.
+        payload: the inputs, or the body of an `apply` request, `{"inputs": ...}`.
         input_paths: look at these inputs only.
         output_paths: look at these outputs only.
         endpoints: test these endpoints only; by default all derivative endpoints and `abstract_eval`.
-        max_evals: bound on the evaluations for pointwise differences; elements are sampled beyond it.
+        max_evals: bound on the evaluations of the author's code, 10 or more. Elements are sampled within
+            it, and `report.left_out` says what was not tested.
         max_output_samples: bound on the output elements compared (each costs a VJP call).
         eps: the step: a number, one per input path, or `"auto"`.
         rtol: how far an entry may be off, relative to the difference; endpoints must agree with each
@@ -77,7 +81,7 @@ def check_gradients(
         A report; `report.passed` says whether all is well, printing it with rich shows a table.
 
     Raises:
-        InputError: the payload is no request body, a path is not differentiable, an endpoint asked
+        InputError: the payload is not a dictionary, a path is not differentiable, an endpoint asked
             for does not exist, or nothing could be compared within the bounds (`bad_option`). What an
             endpoint raises is a failed check, not an exception.
         CapabilityError: the component has no derivative endpoint.
@@ -85,32 +89,150 @@ def check_gradients(
     _require_bounds(max_evals=max_evals, max_output_samples=max_output_samples, rtol=rtol)
     wanted = _choose_endpoints(component.available_endpoints, endpoints)
     subject = Subject(component, payload, input_paths, output_paths)
+    examination = _Examination(subject, wanted, max_evals, rtol)
     generator = np.random.default_rng(seed)
+    direction = Direction.random(subject, generator)
     samples = make_samples(
         subject,
         generator,
         eps=eps,
-        max_evals=max_evals,
-        max_output_samples=max_output_samples,
+        max_columns=examination.columns(),
+        max_rows=max_output_samples or max_evals,
         show_progress=show_progress,
     )
-    direction = Direction.random(subject, generator)
-    kinds = [kind for kind in FIRST_ORDER if kind.endpoint in wanted]
-    checks = list(_check_derivatives(subject, samples, direction, kinds, rtol))
-    if VALUE_AND_VJP.endpoint in wanted:
-        checks.append(_check_value_and_vjp(subject, direction))
-    if HVP.endpoint in wanted and VJP.endpoint in component.available_endpoints:
-        checks.append(_check_curvature(subject, direction, rtol))
+    checks = list(examination.run(samples, direction))
+    if not checks:
+        raise InputError(
+            f"Within max_evals={max_evals} nothing can be compared: "
+            f"{'; '.join(f'{each.endpoint}: {each.reason}' for each in examination.left_out)}.",
+            code="bad_option",
+        )
     if ABSTRACT_EVAL in wanted:
         checks.append(check_shapes(subject))
-    return GradientReport(tuple(checks))
+    return GradientReport(tuple(checks), tuple(examination.left_out))
+
+
+class _Examination:
+    """The tests of some endpoints within a budget.
+
+    Attributes:
+        left_out: the tests that the budget does not allow.
+    """
+
+    def __init__(self, subject: Subject, endpoints: set[str], max_evals: int, rtol: float) -> None:
+        self.left_out: list[LeftOut] = []
+        self._subject = subject
+        self._rtol = rtol
+        self._max_evals = max_evals
+        self._spent = 0
+        self._prices = Prices(subject.component, subject.size)
+        self._kinds = [kind for kind in DERIVATIVES if kind.endpoint in endpoints]
+        if VJP.endpoint not in subject.component.available_endpoints and HVP in self._kinds:
+            self._kinds.remove(HVP)  # there is nothing to compare it with
+
+    def columns(self) -> int:
+        """For how many input elements to take differences."""
+        wishes: dict[Any, int] = {kind: self._wish(kind) for kind in self._native()}
+        wishes["differences"] = 2 * self._subject.size[0]
+        # Asking whether there is room on both sides is an evaluation where no schema is here to say.
+        asking = 0 if self._subject.schema else 2
+        return max(1, share(wishes, self._left - asking)["differences"] // 2)
+
+    def run(self, samples: Samples, direction: Direction) -> Iterator[Check]:
+        """Test the author's endpoints, then those that follow from them."""
+        slopes: dict[str, float] = {}
+        derived = [kind for kind in self._kinds if kind not in self._native()]
+        for kinds in (self._native(), sorted(derived, key=self._wish)):
+            grants = share({kind: self._wish(kind) for kind in kinds}, self._left)
+            for kind in kinds:
+                if kind in FIRST_ORDER:
+                    yield from self._first_order(kind, samples, direction, grants[kind], slopes)
+                else:
+                    yield from self._other(kind, direction, grants[kind])
+        if len(slopes) > 1:
+            yield _adjoint(slopes, direction, self._rtol)
+
+    def _native(self) -> list[DerivativeKind]:
+        return [kind for kind in self._kinds if self._prices.is_native(kind.endpoint)]
+
+    @property
+    def _left(self) -> int:
+        return self._max_evals - self._spent - self._subject.evaluations
+
+    def _wish(self, kind: DerivativeKind) -> int:
+        """The evaluations for all tests of an endpoint."""
+        n, m = self._subject.size
+        calls = {JVP: n + 1, VJP: m + 1}.get(kind, 1)
+        return calls * self._prices.of(kind.endpoint) + self._reference(kind)
+
+    def _reference(self, kind: DerivativeKind) -> int:
+        """The evaluations for what an endpoint is compared with, beside the differences of `apply`."""
+        return CURVATURE_CALLS * self._prices.of(VJP.endpoint) if kind is HVP else 0
+
+    def _first_order(
+        self,
+        kind: DerivativeKind,
+        samples: Samples,
+        direction: Direction,
+        granted: int,
+        slopes: dict[str, float],
+    ) -> Iterator[Check]:
+        price = self._prices.of(kind.endpoint)
+        calls = granted // price
+        if not calls:
+            self._leave_out(kind, "taylor, pointwise", price, granted)
+            return
+        answers = Answers(kind, self._subject)
+        part = samples
+        if kind is JVP:
+            part = samples.part(max_rows=samples.row_ids.size, max_columns=calls - 1)
+        elif kind is VJP:
+            part = samples.part(max_rows=calls - 1, max_columns=samples.column_ids.size)
+        try:
+            slopes[kind.short] = answers.slope(direction)
+            self._spent += price
+            found = answers.entries(part) if part.values.size else None
+            asked = {JVP: part.column_ids.size, VJP: part.row_ids.size}.get(kind, 0)
+            self._spent += price * asked
+        except Exception as error:
+            slopes.pop(kind.short, None)
+            yield Check.raised(kind.endpoint, "pointwise", error)
+            return
+        if found is None:
+            self._leave_out(kind, "pointwise", 2 * price, granted)
+        else:
+            yield _pointwise(kind, found, part, self._rtol)
+        yield check_taylor(kind.endpoint, direction, slopes[kind.short])
+
+    def _other(self, kind: DerivativeKind, direction: Direction, granted: int) -> Iterator[Check]:
+        test, check = (
+            ("curvature", _check_curvature) if kind is HVP else ("taylor", _check_value_and_vjp)
+        )
+        price = self._prices.of(kind.endpoint) + self._reference(kind)
+        if granted < price:
+            self._leave_out(kind, test, price, granted)
+            return
+        self._spent += price
+        found = check(self._subject, direction, self._rtol)
+        if isinstance(found.error, CapabilityError):
+            # The component does not have this derivative and says so; what it has may be right.
+            self.left_out.append(LeftOut(kind.endpoint, test, found.error.message))
+        else:
+            yield found
+
+    def _leave_out(self, kind: DerivativeKind, test: str, price: int, granted: int) -> None:
+        reason = (
+            f"takes {price} evaluations of the component's code; {granted} of "
+            f"max_evals={self._max_evals} are left for it"
+        )
+        self.left_out.append(LeftOut(kind.endpoint, test, reason))
 
 
 def _require_bounds(*, max_evals: int, max_output_samples: int | None, rtol: float) -> None:
     """Refuse bounds within which nothing is compared, or nothing can be right."""
     samples = 1 if max_output_samples is None else max_output_samples
     for name, value, least in (
-        ("max_evals", max_evals, 1),
+        ("max_evals", max_evals, MIN_EVALS),
         ("max_output_samples", samples, 1),
         ("rtol", rtol, 0),
     ):
@@ -137,29 +259,7 @@ def _choose_endpoints(available: Collection[str], asked: Collection[str] | None)
     return chosen
 
 
-def _check_derivatives(
-    subject: Subject,
-    samples: Samples,
-    direction: Direction,
-    kinds: list[DerivativeKind],
-    rtol: float,
-) -> Iterator[Check]:
-    slopes: dict[str, float] = {}
-    for kind in kinds:
-        try:
-            pointwise = _pointwise(kind, subject, samples, rtol)
-            slopes[kind.short] = _slope(kind, subject, direction)
-        except Exception as error:
-            yield Check.raised(kind.endpoint, "pointwise", error)
-            continue
-        yield pointwise
-        yield check_taylor(kind.endpoint, direction, slopes[kind.short])
-    if len(slopes) > 1:
-        yield _adjoint(slopes, direction, rtol)
-
-
-def _pointwise(kind: DerivativeKind, subject: Subject, samples: Samples, rtol: float) -> Check:
-    found = entries_of(kind, subject, samples)
+def _pointwise(kind: DerivativeKind, found: np.ndarray, samples: Samples, rtol: float) -> Check:
     expected = samples.values
     wrong = ~(np.abs(found - expected) <= ATOL + samples.noise + rtol * np.abs(expected))
     mismatches = sorted(
@@ -178,27 +278,6 @@ def _mismatch(samples: Samples, found: np.ndarray, row: int, column: int) -> Mis
     return Mismatch(in_path, out_path, in_index, out_index, *values)
 
 
-def _slope(kind: DerivativeKind, subject: Subject, direction: Direction) -> float:
-    """⟨u, J v⟩ as this endpoint sees it."""
-    if kind is JACOBIAN:
-        blocks = subject.differentiate(kind.endpoint)
-        pushed = {
-            out: sum(
-                contract(JVP, row[p], v, input_rank=np.ndim(v), path=p, batched=False)
-                for p, v in direction.tangent.items()
-            )
-            for out, row in blocks.items()
-        }
-        return direction.weigh(pushed)
-    if kind is VJP:
-        return _along(subject.differentiate(kind.endpoint, direction.cotangent), direction)
-    return direction.weigh(subject.differentiate(kind.endpoint, direction.tangent))
-
-
-def _along(gradient: Mapping[str, Any], direction: Direction) -> float:
-    return sum(float(np.vdot(v, gradient[p])) for p, v in direction.tangent.items())
-
-
 def _adjoint(slopes: Mapping[str, float], direction: Direction, rtol: float) -> Check:
     spread = max(slopes.values()) - min(slopes.values())
     scale = max(abs(slope) for slope in slopes.values())
@@ -208,11 +287,11 @@ def _adjoint(slopes: Mapping[str, float], direction: Direction, rtol: float) -> 
     return Check("all derivatives", "adjoint", bool(spread <= allowed), len(slopes), summary)
 
 
-def _check_value_and_vjp(subject: Subject, direction: Direction) -> Check:
+def _check_value_and_vjp(subject: Subject, direction: Direction, rtol: float) -> Check:
     endpoint = VALUE_AND_VJP.endpoint
     try:
         found = subject.differentiate(endpoint, direction.cotangent)
-        slope = _along(found["gradient"], direction)
+        slope = direction.along(found["gradient"])
     except Exception as error:
         return Check.raised(endpoint, "taylor", error)
     return check_taylor(endpoint, direction, slope)
@@ -222,9 +301,7 @@ def _check_curvature(subject: Subject, direction: Direction, rtol: float) -> Che
     vectors = (direction.cotangent, direction.tangent)
     try:
         found = subject.differentiate(HVP.endpoint, *vectors)
-        paths = (subject.input_paths, subject.output_paths)
-        vjp = getattr(subject.component, VJP.endpoint)
-        expected = hvp_from_vjp(vjp, subject.inputs, *paths, *vectors)
+        expected = _differenced_vjp(subject, direction)
     except Exception as error:
         return Check.raised(HVP.endpoint, "curvature", error)
     # ⟨v, H v⟩ alone could cancel; its terms cannot.
@@ -236,3 +313,18 @@ def _check_curvature(subject: Subject, direction: Direction, rtol: float) -> Che
     allowed = ATOL + rtol * scale + direction.noise / np.sqrt(direction.unit)
     summary = f"H v differs by {difference:.3g} of {scale:.3g}"
     return Check(HVP.endpoint, "curvature", bool(difference <= allowed), len(terms), summary)
+
+
+def _differenced_vjp(subject: Subject, direction: Direction) -> dict[str, np.ndarray]:
+    """H v from the VJP at x, x + h v and x + 2h v: the direction leads away from bounds, −v may not."""
+    # Long enough for a VJP that is itself a difference, and short enough to be within the room for v.
+    h = np.clip(direction.unit ** (1 / 3), STEPS.min(), STEPS.max() / 2)
+    here, near, far = (
+        subject.differentiate(VJP.endpoint, direction.cotangent, at=direction.point(subject, k * h))
+        for k in range(CURVATURE_CALLS)
+    )
+    return {
+        path: (4 * np.asarray(near[path]) - 3 * np.asarray(here[path]) - np.asarray(far[path]))
+        / (2 * h)
+        for path in direction.tangent
+    }

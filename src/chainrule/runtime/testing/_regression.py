@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from chainrule._errors import CapabilityError, TransportError
+from chainrule._errors import CapabilityError, InputError, TransportError
 from chainrule._trees import is_arraylike
 from chainrule.runtime._codec import encode_array
 from chainrule.runtime.testing._compare import compare
@@ -136,6 +136,7 @@ def record(
     path: str | Path | None = None,
     rtol: float = 1e-5,
     atol: float = 1e-8,
+    expect_exception: bool = False,
 ) -> dict[str, Any]:
     """Make a regression test of what a component answers now.
 
@@ -146,27 +147,44 @@ def record(
         path: when given, the test is also written there as JSON.
         rtol: of the test.
         atol: of the test.
+        expect_exception: record the exception that the call raises. Without it the exception is raised
+            and no test is made, because a misspelled field would become the expected behaviour.
 
     Returns:
-        The test, JSON-ready. A call that raises is recorded as expecting that exception.
+        The test, JSON-ready.
 
     Raises:
-        CapabilityError: the component has no such endpoint.
-        TransportError: it could not be reached, or its process died.
+        InputError: an exception is expected, but the call succeeds (`exception_missing`).
+        ChainruleError: what the call raises, unless it is expected. That the component has no such
+            endpoint, or cannot be reached, is never recorded.
     """
     test: dict[str, Any] = {"endpoint": endpoint, "payload": _encode_tree(payload)}
-    try:
-        test["expected_outputs"] = _encode_tree(call(component, endpoint, payload))
-    except (CapabilityError, TransportError):
-        raise  # it was not asked, so there is no answer to keep
-    except Exception as error:
-        test["expected_exception"] = exception_name(error)
+    test |= _expectation(component, endpoint, payload, expect_exception)
     test |= {"rtol": rtol, "atol": atol}
     if path is not None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(json.dumps(test, indent=2) + "\n")
         logger.info("wrote %s", path)
     return test
+
+
+def _expectation(
+    component: Any, endpoint: str, payload: Mapping[str, Any], expect_exception: bool
+) -> dict[str, Any]:
+    try:
+        outputs = _encode_tree(call(component, endpoint, payload))
+    except (CapabilityError, TransportError):
+        raise  # the component did not answer
+    except Exception as error:
+        if not expect_exception:
+            raise
+        return {"expected_exception": exception_name(error)}
+    if expect_exception:
+        raise InputError(
+            f"{endpoint}: the call was expected to raise, but it succeeds; no test was recorded.",
+            code="exception_missing",
+        )
+    return {"expected_outputs": outputs}
 
 
 def call(component: Any, endpoint: str, payload: Mapping[str, Any]) -> Any:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Column, Table
-
-__all__ = ["Check", "GradientReport", "Mismatch"]
 
 
 @dataclass(frozen=True)
@@ -73,10 +71,31 @@ class Check:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """A test that was not made.
+
+    Attributes:
+        endpoint: what it is about.
+        test: which property.
+        reason: what it would have cost.
+    """
+
+    endpoint: str
+    test: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class GradientReport:
-    """Everything that `check_gradients` found; printing it with rich shows a table."""
+    """Everything that `check_gradients` found; printing it with rich shows a table.
+
+    Attributes:
+        checks: what was tested.
+        left_out: what was not, because it would have taken more evaluations than `max_evals`.
+    """
 
     checks: tuple[Check, ...]
+    left_out: tuple[LeftOut, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -103,6 +122,7 @@ class GradientReport:
                 }
                 for check in self.checks
             ],
+            "left_out": [asdict(left_out) for left_out in self.left_out],
         }
 
     def table(self, max_failures: int = 10) -> Table:
@@ -118,6 +138,14 @@ class GradientReport:
                 lines.append(f"… and {hidden} more")
             table.add_row(
                 check.endpoint, check.test, result, str(check.count), _escape("\n".join(lines))
+            )
+        for left_out in self.left_out:
+            table.add_row(
+                left_out.endpoint,
+                left_out.test,
+                "[yellow]left out[/]",
+                "0",
+                _escape(left_out.reason),
             )
         return table
 

@@ -15,8 +15,9 @@ from chainrule._errors import InputError
 from chainrule._trees import Key, Segment, get_at_path, join_path, set_at_path
 from chainrule.runtime._codec import decode_array, is_encoded_array
 from chainrule.runtime._derivatives._kinds import Side
-
-__all__ = ["Differentiable", "Subject", "decode_tree"]
+from chainrule.runtime._derivatives._layout import Layout, read_arrays
+from chainrule.runtime._derivatives._program import Program
+from chainrule.runtime._schema import describe_value
 
 
 class Differentiable(Protocol):
@@ -35,16 +36,17 @@ class Subject:
 
     Args:
         component: the component.
-        payload: the body of an `apply` request, `{"inputs": ...}`; arrays encoded or not.
+        payload: the inputs, or the body of an `apply` request, `{"inputs": ...}`; arrays encoded or not.
         input_paths: restrict the inputs looked at; all differentiable ones otherwise.
         output_paths: the same for the outputs.
 
     Attributes:
         inputs: the inputs with NumPy arrays at `input_paths`.
         outputs: what the component answers.
+        evaluations: how often `apply` has run.
 
     Raises:
-        InputError: the payload is no request body, or nothing differentiable is left.
+        InputError: the payload is not a dictionary, or nothing differentiable is left.
     """
 
     def __init__(
@@ -54,13 +56,9 @@ class Subject:
         input_paths: Collection[str] | None = None,
         output_paths: Collection[str] | None = None,
     ) -> None:
-        if set(payload) != {"inputs"}:
-            raise InputError(
-                f'Expected a payload {{"inputs": ...}}, found the fields {sorted(payload)}.',
-                code="bad_payload",
-            )
         self.component = component
-        tree = _validated(component, decode_tree(payload["inputs"]))
+        self.evaluations = 0
+        tree = _validated(component, decode_tree(_inputs_in(payload)))
         patterns = _patterns(component, "inputs")
         found = {path: patterns[p] for p in patterns for path in _expand(p, tree)}
         self.input_paths = _restrict(found, input_paths, "input")
@@ -68,16 +66,61 @@ class Subject:
             path: np.asarray(get_at_path(tree, path), dtype=dtype) for path, dtype in found.items()
         }
         self.inputs = set_at_path(tree, arrays)
-        self.outputs = component.apply(self.inputs)
+        self.outputs = self.apply(self.inputs)
         produced = [
             path for p in _patterns(component, "outputs") for path in _expand(p, self.outputs)
         ]
         self.output_paths = _restrict(produced, output_paths, "output")
 
-    def differentiate(self, endpoint: str, *vector: Mapping[str, Any]) -> Any:
-        """Call a derivative endpoint over all paths looked at."""
+    @property
+    def schema(self) -> Any:
+        """The model of the inputs; `None` where it is not here."""
+        return getattr(self.component, "input_schema", None)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The numbers of input and output elements looked at."""
+        inputs = read_arrays(self.inputs, self.input_paths)
+        outputs = read_arrays(self.outputs, self.output_paths)
+        return Layout.of(inputs).size, Layout.of(outputs).size
+
+    def apply(self, inputs: Any) -> Any:
+        """The outputs for some inputs."""
+        outputs = self.component.apply(inputs)
+        self.evaluations += 1
+        return outputs
+
+    def program(self) -> Program:
+        """The component as a function of the arrays looked at."""
+        return Program(
+            self.apply,
+            self.inputs,
+            self.input_paths,
+            self.output_paths,
+            keep_precision=True,
+            validate=self.validate,
+        )
+
+    def validate(self, inputs: Any) -> None:
+        """Refuse inputs that the component would refuse.
+
+        Raises:
+            InputError: they do not fit the schema; of a component whose schema is not here, `apply` says
+                so.
+        """
+        if self.schema is None:
+            self.apply(inputs)
+            return
+        try:
+            self.schema.model_validate(inputs)
+        except ValidationError as error:
+            raise InputError(str(error)) from error
+
+    def differentiate(self, endpoint: str, *vector: Mapping[str, Any], at: Any = None) -> Any:
+        """Call a derivative endpoint over all paths looked at, at the inputs or at others."""
         function = getattr(self.component, endpoint)
-        return function(self.inputs, set(self.input_paths), set(self.output_paths), *vector)
+        inputs = self.inputs if at is None else at
+        return function(inputs, set(self.input_paths), set(self.output_paths), *vector)
 
     def dtypes(self, side: Side) -> dict[str, np.dtype]:
         """The dtype of every path looked at, on one side."""
@@ -86,6 +129,16 @@ class Subject:
             "outputs": (self.outputs, self.output_paths),
         }[side]
         return {path: np.asarray(get_at_path(tree, path)).dtype for path in paths}
+
+
+def _inputs_in(payload: Any) -> Any:
+    """The inputs of a request body, or the inputs themselves."""
+    if not isinstance(payload, Mapping):
+        raise InputError(
+            f"Expected the inputs as a dictionary; found {describe_value(payload)}.",
+            code="bad_payload",
+        )
+    return payload["inputs"] if set(payload) == {"inputs"} else payload
 
 
 def decode_tree(tree: Any) -> Any:

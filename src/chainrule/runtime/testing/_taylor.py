@@ -15,11 +15,11 @@ import numpy as np
 
 from chainrule._errors import InputError
 from chainrule._trees import get_at_path, set_at_path
+from chainrule.runtime._derivatives._room import find_room
+from chainrule.runtime._derivatives._stencils import STENCILS
 from chainrule.runtime.testing._references import unit_roundoff
 from chainrule.runtime.testing._report import Check
 from chainrule.runtime.testing._subject import Subject
-
-__all__ = ["Direction", "check_taylor"]
 
 STEPS = 2.0 ** -np.array([4, 7, 10])
 """Multiples of the direction, falling. The last is small enough to see errors of
@@ -50,25 +50,38 @@ class Direction:
 
     @classmethod
     def random(cls, subject: Subject, generator: np.random.Generator) -> Direction:
-        """A direction for one component at one point."""
+        """A direction for one component at one point, that leads away from the bounds of its inputs."""
+        program = subject.program()
         inputs = {p: np.asarray(get_at_path(subject.inputs, p)) for p in subject.input_paths}
         outputs = {p: np.asarray(get_at_path(subject.outputs, p)) for p in subject.output_paths}
-        tangent = {}
+        wanted = {}
         for path, x in inputs.items():
             scale = np.max(np.abs(x), initial=0.0) or 1.0
-            tangent[path] = (scale * generator.uniform(0.5, 1.0, x.shape)).astype(x.dtype)
+            wanted[path] = scale * generator.uniform(0.5, 1.0, x.shape)
+        longest = STEPS.max() * program.layout.join(wanted)
+        room = find_room(program, STENCILS["forward"], longest)
+        moves = program.layout.split(room.steps / STEPS.max())
+        tangent = {path: moves[path].astype(x.dtype) for path, x in inputs.items()}
         cotangent = {
             path: generator.normal(size=y.shape).astype(y.dtype) for path, y in outputs.items()
         }
         unit = unit_roundoff(*(a.dtype for a in (*inputs.values(), *outputs.values())))
         size = sum(float(np.sum(np.abs(u * outputs[p]))) for p, u in cotangent.items())
-        values = [_value_at(subject, inputs, tangent, cotangent, h) for h in STEPS]
+        values = [_value_at(subject, cotangent, _moved(subject, tangent, h)) for h in STEPS]
         base = _weigh(cotangent, outputs)
         return cls(tangent, cotangent, base, np.array(values), unit, 8 * unit * size)
+
+    def point(self, subject: Subject, h: float) -> Any:
+        """The inputs at x + h v."""
+        return _moved(subject, self.tangent, h)
 
     def weigh(self, outputs: Mapping[str, Any]) -> float:
         """⟨u, outputs⟩."""
         return _weigh(self.cotangent, outputs)
+
+    def along(self, gradient: Mapping[str, Any]) -> float:
+        """⟨gradient, v⟩."""
+        return sum(float(np.vdot(v, gradient[p])) for p, v in self.tangent.items())
 
 
 def _weigh(cotangent: Mapping[str, np.ndarray], outputs: Mapping[str, Any]) -> float:
@@ -78,20 +91,19 @@ def _weigh(cotangent: Mapping[str, np.ndarray], outputs: Mapping[str, Any]) -> f
     )
 
 
-def _value_at(
-    subject: Subject,
-    inputs: Mapping[str, np.ndarray],
-    tangent: Mapping[str, np.ndarray],
-    cotangent: Mapping[str, np.ndarray],
-    h: float,
-) -> float:
-    moved = {path: (x + h * tangent[path]).astype(x.dtype) for path, x in inputs.items()}
+def _value_at(subject: Subject, cotangent: Mapping[str, np.ndarray], inputs: Any) -> float:
     try:
-        outputs = subject.component.apply(set_at_path(subject.inputs, moved))
+        outputs = subject.apply(inputs)
     except InputError:
         # Outside what the schema allows: this step says nothing about the derivative.
         return float("nan")
     return _weigh(cotangent, {path: get_at_path(outputs, path) for path in cotangent})
+
+
+def _moved(subject: Subject, tangent: Mapping[str, np.ndarray], h: float) -> Any:
+    arrays = {path: np.asarray(get_at_path(subject.inputs, path)) for path in tangent}
+    moved = {path: (x + h * tangent[path]).astype(x.dtype) for path, x in arrays.items()}
+    return set_at_path(subject.inputs, moved)
 
 
 def check_taylor(endpoint: str, direction: Direction, slope: float) -> Check:

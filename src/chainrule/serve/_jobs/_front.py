@@ -80,9 +80,9 @@ class JobFront:
             return self.describe(record, 202)
         if record.state == "cancelled":
             raise JobGoneError("The job was cancelled.", code="job_cancelled")
-        if record.result_status is None:
-            return problem_reply(_reason(record))
         content = None if record.result_bytes is None else await self.jobs.result(record)
+        if content is None and record.state == "failed":
+            return problem_reply(_reason(record))
         if content is None:
             raise JobGoneError(
                 "The answer of this job is no longer kept; the operator sets how long with "
@@ -102,11 +102,13 @@ def _with_headers(reply: Reply, record: JobRecord, is_repeated: bool) -> Reply:
 
 
 class _LostJobError(ChainruleError):
-    """A job that ended with its server or its worker: HTTP 502."""
+    """A job that failed, and of whose answer only the reason is known: HTTP 502, or what it had."""
 
     default_code = "job_lost"
     http_status = 502
 
 
 def _reason(record: JobRecord) -> ChainruleError:
-    return _LostJobError(record.error_message or "The job failed.", code=record.error_code)
+    error = _LostJobError(record.error_message or "The job failed.", code=record.error_code)
+    error.http_status = record.result_status or error.http_status  # type: ignore[misc]
+    return error

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from chainrule._whole_files import open_private
+
 __all__ = ["JobLog"]
 
 _MAX_BYTES = 10 << 20
@@ -87,7 +89,7 @@ class JobLog:
             return
         if len(chunk) > room:
             chunk = chunk[:room] + b"\n[the rest is not kept]\n"
-        with open(self._path, "ab", buffering=0) as file:
+        with open(self._path, "ab", buffering=0, opener=open_private) as file:
             file.write(chunk)
         self._written += len(chunk)
 

@@ -33,6 +33,7 @@ class JobRecord:
         error_code, error_message: why it failed.
         result_status, result_type: of the stored answer.
         result_bytes: its size; `None` when there is none (any more).
+        result_digest: tells whether what is read later is what was stored.
     """
 
     id: str = field(default_factory=lambda: secrets.token_hex(12))
@@ -56,6 +57,7 @@ class JobRecord:
     result_status: int | None = None
     result_type: str | None = None
     result_bytes: int | None = None
+    result_digest: str | None = None
 
     @property
     def is_final(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from chainrule._errors import InputError
 from chainrule.runtime._codec import (
     FRAMES_MEDIA_TYPE,
     TRUSTING_LIMITS,
@@ -17,6 +18,7 @@ from chainrule.runtime._config import ComponentConfig
 from chainrule.serve._answering import plain_form
 from chainrule.serve._calls import Reply
 from chainrule.serve._jobs._record import JobRecord
+from chainrule.serve._jobs._store import damaged_result
 
 __all__ = ["to_reply"]
 
@@ -34,6 +36,7 @@ def to_reply(
 
     Raises:
         NotAcceptableError: nothing that was asked for can be produced.
+        StorageError: what is stored is damaged (`job_result_damaged`).
     """
     assert record.result_status is not None
     assert record.result_type is not None
@@ -47,7 +50,10 @@ def to_reply(
     form = plain_form(record.endpoint, form)
     if form == Negotiated(FRAMES_MEDIA_TYPE.removeprefix("application/"), None, True):
         return Reply(200, FRAMES_MEDIA_TYPE, [content])
-    tree = decode_body(content, media_type=FRAMES_MEDIA_TYPE, limits=TRUSTING_LIMITS)
+    try:
+        tree = decode_body(content, media_type=FRAMES_MEDIA_TYPE, limits=TRUSTING_LIMITS)
+    except InputError as error:  # of no caller's doing
+        raise damaged_result() from error
     options: dict[str, Any] = {
         "format": form.format,
         "compression": form.compression,

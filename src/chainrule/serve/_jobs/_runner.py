@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -30,11 +28,11 @@ from chainrule.serve._jobs._lane import Lane
 from chainrule.serve._jobs._live import LiveJob
 from chainrule.serve._jobs._log import JobLog
 from chainrule.serve._jobs._record import JobRecord, State
-from chainrule.serve._jobs._store import JobStore
+from chainrule.serve._jobs._store import JobStore, body_digest
 from chainrule.serve._jobs._watcher import JobWatcher
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._problems import problem_reply
-from chainrule.serve._scratch import make_scratch
+from chainrule.serve._scratch import Scratch
 from chainrule.serve._service import Service
 
 __all__ = ["Jobs"]
@@ -45,6 +43,7 @@ T = TypeVar("T")
 
 _SWEEP_S = 60.0
 _RETRY_S = 0.2
+_KEEP_AGAIN_S = 1.0
 Place = Callable[[bytes, Service], Any]
 """Brings a body to where a component's workers can read it."""
 
@@ -64,7 +63,7 @@ class Jobs:
         self._options = options
         self._place = place
         self._pass_on = pass_on
-        self._temporary: Path | None = None
+        self._temporary: Scratch | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="chainrule-jobs")
         self._live: dict[str, LiveJob] = {}
         self._lanes: dict[str, Lane] = {}
@@ -91,7 +90,8 @@ class Jobs:
     def _open(self) -> JobStore:
         folder = self._options.jobs_folder
         if folder is None:
-            folder = self._temporary = make_scratch("jobs")
+            self._temporary = Scratch("jobs")
+            folder = self._temporary.path
         return JobStore(
             folder,
             retention_s=self._options.job_retention_s,
@@ -128,13 +128,13 @@ class Jobs:
             raise stopping()
         negotiate(call.accept)
         component = service.name
-        digest = await self._in_default_thread(lambda: _digest(call.body))
+        digest = await self._in_default_thread(lambda: body_digest(call.body))
         if key is not None:
             known = await self._in_thread(self._store.with_key, component, call.endpoint, key)
             if known is not None:
                 return self._same_request(known, digest), False
         lane = self._lanes[component]
-        if len(lane.waiting) >= self._options.max_jobs:
+        if len(lane) >= self._options.max_jobs:
             raise unavailable(f"{self._options.max_jobs} jobs wait already.", "queue_full", 5)
         record = JobRecord(
             component=component,
@@ -189,7 +189,8 @@ class Jobs:
     async def newest(self, state: State | None, limit: int) -> list[JobRecord]:
         """The last jobs, newest first."""
         records = await self._in_thread(self._store.newest, state, limit)
-        return [self._live[r.id].record if r.id in self._live else r for r in records]
+        now = [self._live[r.id].record if r.id in self._live else r for r in records]
+        return [record for record in now if state is None or record.state == state]
 
     async def counts(self) -> dict[str, int]:
         """How many jobs are in each state."""
@@ -207,8 +208,12 @@ class Jobs:
         return record.to_json(position)
 
     async def result(self, record: JobRecord) -> bytes | None:
-        """The stored answer of a job that is over; `None` when it is gone."""
-        return await self._in_thread(self._store.result, record.id)
+        """The stored answer of a job that is over; `None` when it is gone.
+
+        Raises:
+            StorageError: it is damaged.
+        """
+        return await self._in_thread(self._store.result, record)
 
     def log_path(self, record: JobRecord) -> Path:
         """The file with the output of a job."""
@@ -243,11 +248,22 @@ class Jobs:
             live = await lane.take()
             live.task = task = asyncio.create_task(self._run(live, lane.service))
             await asyncio.wait([task])
-            if live.is_cancelled and not live.ended.is_set():
-                # A task that is cancelled before its first step never takes one.
-                await self._finish(live, "cancelled", None)
+            if not live.ended.is_set():
+                await self._finish_without(live, task)
             if self._is_stopping:
                 return
+
+    async def _finish_without(self, live: LiveJob, task: asyncio.Task[None]) -> None:
+        """End a job whose task did not come to its end."""
+        if live.is_cancelled:
+            # A task that is cancelled before its first step never takes one.
+            await self._finish(live, "cancelled", None)
+        elif task.cancelled():
+            live.end()  # the server stops, and the next one runs the job
+        else:
+            error = task.exception()
+            _log.error("job %s failed in the server", live.record.id, exc_info=error)
+            await self._finish(live, "failed", problem_reply(_server_failed(error)))
 
     async def _run(self, live: LiveJob, service: Service) -> None:
         log, timeout_s = self._make_log(live), self._options.job_timeout_s
@@ -258,8 +274,9 @@ class Jobs:
             if not live.is_cancelled:
                 raise  # the server stops, and the job has not begun
             reply = None
-        live.is_ending = True
-        await self._in_default_thread(watcher.log.close)
+        finally:
+            live.is_ending = True
+            await self._in_default_thread(watcher.log.close)
         if reply is None:
             await self._finish(live, "cancelled", None)
         else:
@@ -270,7 +287,7 @@ class Jobs:
         record = live.record
         while True:
             try:
-                body = await self._in_thread(self._store.body, record.id)
+                body = await self._in_thread(self._store.body, record)
                 return await service.pool.call(self._call(record, body, service, watcher))
             except CallError as error:
                 if watcher.has_started:
@@ -320,16 +337,29 @@ class Jobs:
                 record = replace(record, fraction=1.0)
         try:
             await asyncio.shield(self._in_thread(self._store.finish, record, pieces))
+            self._live.pop(record.id, None)
         except StorageError as error:
-            record = replace(record, state="failed", error_code=error.code, result_bytes=None)
-            record = replace(record, error_message=error.message)
             _log.error("job %s ended, but cannot be kept: %s", record.id, error.message)
-            with contextlib.suppress(StorageError):
-                await self._in_thread(self._store.update, record)
+            record = _without_result(record, error)
+            # It stays among the live ones, so that callers learn its end from here, not from the disk.
+            self._live[record.id] = live
+            self._spawn(self._keep_at_last(live))
         live.record = record
-        self._live.pop(record.id, None)
         live.publish("state", record)
         live.end()
+
+    async def _keep_at_last(self, live: LiveJob) -> None:
+        """Write the end of a job to the disk, as soon as that is possible."""
+        while not await self._was_kept(live):
+            await asyncio.sleep(_KEEP_AGAIN_S)
+
+    async def _was_kept(self, live: LiveJob) -> bool:
+        try:
+            await asyncio.shield(self._in_thread(self._store.finish, live.record, None))
+        except StorageError:
+            return False
+        self._live.pop(live.record.id, None)
+        return True
 
     async def _sweep(self) -> None:
         while True:
@@ -361,11 +391,14 @@ class Jobs:
             await asyncio.wait(running, timeout=5.0)
         for task in [*self._tasks, *running]:
             task.cancel()
+        for live in list(self._live.values()):
+            if live.record.is_final:
+                await self._was_kept(live)
         if hasattr(self, "_store"):
             await self._in_thread(self._store.close)
         self._thread.shutdown()
         if self._temporary is not None:
-            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary.remove()
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -400,8 +433,26 @@ def _as_end_of_job(error: CallError) -> CallError:
     )
 
 
-def _digest(body: bytes) -> str:
-    return hashlib.blake2b(body, digest_size=16).hexdigest()
+def _server_failed(error: BaseException | None) -> CallError:
+    return CallError(
+        f"The server failed while it ran this job ({type(error).__name__}); its log says more.",
+        code="internal_error",
+        status=500,
+    )
+
+
+def _without_result(record: JobRecord, error: StorageError) -> JobRecord:
+    """A job whose answer cannot be stored: its end is known, and one that succeeded has failed after all."""
+    record = replace(record, result_type=None, result_bytes=None)
+    if record.state != "succeeded":
+        return record
+    return replace(
+        record,
+        state="failed",
+        error_code=error.code,
+        error_message=error.message,
+        result_status=error.http_status,
+    )
 
 
 def _error_of(pieces: list[Any]) -> tuple[str, str]:

@@ -16,12 +16,15 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import sqlite3
 import time
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
+
+import xxhash
 
 from chainrule._errors import DefinitionError, StorageError
 from chainrule._whole_files import write_whole
@@ -29,7 +32,7 @@ from chainrule.serve._jobs._record import STATES, JobRecord
 
 __all__ = ["JobStore"]
 
-_VERSION = 1
+_VERSION = 2
 _COLUMNS = tuple(field.name for field in fields(JobRecord))
 _SCHEMA = f"""
 CREATE TABLE jobs
@@ -40,6 +43,8 @@ CREATE UNIQUE INDEX jobs_by_key ON jobs (component, endpoint, idempotency_key)
     WHERE idempotency_key IS NOT NULL;
 PRAGMA user_version = {_VERSION};
 """
+# From a version to the next one.
+_MIGRATIONS = {1: "ALTER TABLE jobs ADD COLUMN result_digest"}
 # Up to this size a body travels in its row: a file of its own would have to be flushed as well.
 _INLINE_BYTES = 1 << 16
 # A job is remembered this many times as long as its result, so that a late caller learns what became of it.
@@ -67,25 +72,39 @@ class JobStore:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = _locked(self.folder / "lock")
             self._database = self._open()
+            self._make_private()
         except (OSError, sqlite3.Error) as error:
             raise StorageError(f"Jobs cannot be kept in {self.folder}: {error}.") from error
 
     def _open(self) -> sqlite3.Connection:
-        database = sqlite3.connect(
-            self.folder / "jobs.sqlite", isolation_level=None, check_same_thread=False
-        )
+        path = self.folder / "jobs.sqlite"
+        # SQLite gives the files beside it the mode of the database, which is ours from its first byte on.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
         (version,) = database.execute("PRAGMA user_version").fetchone()
         if version == 0:
             database.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
-        elif version != _VERSION:
+            return database
+        while version in _MIGRATIONS:
+            step = f"BEGIN; {_MIGRATIONS[version]}; PRAGMA user_version = {version + 1}; COMMIT;"
+            database.executescript(step)
+            version += 1
+        if version != _VERSION:
             raise StorageError(
                 f"{self.folder} was written by another version of Chainrule (format {version}); use "
                 "another folder.",
                 code="jobs_folder_format",
             )
         return database
+
+    def _make_private(self) -> None:
+        """Let only this user read what earlier versions, or a folder that is open to all, have left."""
+        for path in self.folder.iterdir():
+            is_ours = path.suffix in (".request", ".result", ".log") or "sqlite" in path.suffix
+            if is_ours and path.stat().st_mode & 0o077:
+                path.chmod(0o600)
 
     def close(self) -> None:
         """Let go of the folder."""
@@ -96,11 +115,15 @@ class JobStore:
         """Take a job on. When this returns, no crash can lose it."""
         inline = self._keep(record.id, "request", [body])
         marks = ", ".join("?" * (1 + len(_COLUMNS)))
-        with _storage_errors():
-            self._database.execute(
-                f"INSERT INTO jobs (request, {', '.join(_COLUMNS)}) VALUES ({marks})",
-                (inline, *asdict(record).values()),
-            )
+        try:
+            with _storage_errors():
+                self._database.execute(
+                    f"INSERT INTO jobs (request, {', '.join(_COLUMNS)}) VALUES ({marks})",
+                    (inline, *asdict(record).values()),
+                )
+        except StorageError:
+            self._remove(record.id, "request")
+            raise
 
     def update(self, record: JobRecord) -> None:
         """Keep what is known now."""
@@ -112,7 +135,10 @@ class JobStore:
 
     def finish(self, record: JobRecord, result: list[Any] | None) -> None:
         """Keep the end of a job: first the answer, then the row that says it is there."""
-        inline = None if result is None else self._keep(record.id, "result", result)
+        inline = None
+        if result is not None:
+            inline = self._keep(record.id, "result", result)
+            record = replace(record, result_digest=_digest_of(result))
         names = ", ".join(f"{name} = ?" for name in _COLUMNS)
         with _storage_errors():
             self._database.execute(
@@ -171,19 +197,43 @@ class JobStore:
             if path.stem not in queued:
                 path.unlink(missing_ok=True)
 
-    def body(self, job_id: str) -> bytes:
-        """The request of a job that is not over."""
-        inline = self._inline(job_id, "request")
-        with _storage_errors():
-            return self._path(job_id, "request").read_bytes() if inline is None else inline
+    def body(self, record: JobRecord) -> bytes:
+        """The request of a job that is not over.
 
-    def result(self, job_id: str) -> bytes | None:
-        """The stored answer; `None` when it is gone."""
-        inline = self._inline(job_id, "result")
+        Raises:
+            StorageError: it is gone (`job_request_lost`), or is not what was stored
+                (`job_request_damaged`).
+        """
+        content = self._read(record.id, "request")
+        if content is None:
+            raise StorageError(
+                "The request of this job is gone from the folder of jobs; submit it again.",
+                code="job_request_lost",
+            )
+        if body_digest(content) != record.body_digest:
+            raise StorageError(
+                "The request of this job was changed on disk and is not run; submit it again.",
+                code="job_request_damaged",
+            )
+        return content
+
+    def result(self, record: JobRecord) -> bytes | None:
+        """The stored answer; `None` when it is gone.
+
+        Raises:
+            StorageError: it is not what was stored (`job_result_damaged`).
+        """
+        content = self._read(record.id, "result")
+        if content is None or record.result_digest in (None, _digest_of([content])):
+            return content
+        raise damaged_result()
+
+    def _read(self, job_id: str, kind: str) -> bytes | None:
+        inline = self._inline(job_id, kind)
         if inline is not None:
             return inline
         with _storage_errors(), contextlib.suppress(FileNotFoundError):
-            return self._path(job_id, "result").read_bytes()
+            return self._path(job_id, kind).read_bytes()
         return None
 
     def _keep(self, job_id: str, kind: str, pieces: list[Any]) -> bytes | None:
@@ -256,9 +306,30 @@ def _locked(path: Path) -> int:
     return descriptor
 
 
+def body_digest(body: Any) -> str:
+    """Tells requests apart, also where a caller would like two of them to be taken for the same."""
+    return hashlib.blake2b(body, digest_size=16).hexdigest()
+
+
+def _digest_of(pieces: list[Any]) -> str:
+    """Tells whether bytes have changed by accident; ten times as fast."""
+    digest = xxhash.xxh3_128()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def damaged_result() -> StorageError:
+    """What is stored of an answer is not what the component gave."""
+    return StorageError(
+        "The stored answer of this job was changed on disk and cannot be given out; submit the job again.",
+        code="job_result_damaged",
+    )
+
+
 def _write(path: Path, pieces: list[Any]) -> None:
     try:
-        write_whole(path, pieces, durable=True)
+        write_whole(path, pieces, durable=True, private=True)
     except OSError as error:
         raise StorageError(f"A job cannot be kept: {error.strerror}.") from error
 
@@ -267,7 +338,5 @@ def _write(path: Path, pieces: list[Any]) -> None:
 def _storage_errors() -> Any:
     try:
         yield
-    except FileNotFoundError:
-        raise
     except (OSError, sqlite3.Error) as error:
         raise StorageError(f"The jobs cannot be read or written: {error}.") from error

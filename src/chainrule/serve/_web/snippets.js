@@ -84,7 +84,7 @@ export class Snippets {
       h("p", {}, "The server keeps it as a job. ", h("code", {}, "component.submit(…)"), " and ", h("code", {}, "?wait=false"), " start one that you need not wait for."),
       block("Python, job", [...this.#pythonHead(text), text].join("\n")),
       block("curl, job", `curl ${shellWord(`${root}/jobs/${job}/result`)}${this.#curlToken()}`),
-      block("Command line, job", `chainrule logs ${shellWord(root)} ${job}${this.#shellToken()}`),
+      block("Command line, job", `chainrule job logs ${shellWord(root)} ${job}${this.#shellToken()}`),
     ];
   }
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
@@ -36,6 +37,13 @@ class _Namespace(Module):
     """Parameters of a part of an equinox module."""
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Stands in an equinox module for the array that a parameter holds: where the parameter is."""
+
+    segments: tuple[Segment, ...]
+
+
 class Layer(Module):
     """An equinox module inside a model: its arrays are parameters with the paths they have in it.
 
@@ -57,14 +65,16 @@ class Layer(Module):
     """
 
     def __init__(self, module: eqx.Module, *, kind: type[DynamicParam] = LayerParam) -> None:
-        arrays, rest = eqx.partition(module, eqx.is_array)
-        pairs = jax.tree_util.tree_flatten_with_path(arrays)[0]
-        places = tuple(split_path(key_path(keys)) for keys, _ in pairs)
-        for place, (_, leaf) in zip(places, pairs, strict=True):
-            _put(self, place, kind(leaf))
-        self._places = places
-        self._arrays = jax.tree.structure(arrays)
-        self._rest = Static(rest)
+        pairs, structure = jax.tree_util.tree_flatten_with_path(module)
+        leaves: list[Any] = []
+        for keys, leaf in pairs:
+            if eqx.is_array(leaf):
+                place = _Place(split_path(key_path(keys)))
+                _put(self, place.segments, kind(leaf))
+                leaf = place
+            leaves.append(leaf)
+        # Kept as a module, not as a treedef: copies and pickles of an equinox treedef do not work.
+        self._skeleton = Static(jax.tree.unflatten(structure, leaves))
         flags = jax.tree.leaves(module, is_leaf=_has_flag)
         flag = next((part.inference for part in flags if _has_flag(part)), None)
         if flag is not None:
@@ -72,9 +82,10 @@ class Layer(Module):
 
     def build(self) -> Any:
         """The equinox module with the current values."""
-        leaves = [_at(self, place).get() for place in self._places]
-        arrays = jax.tree.unflatten(self._arrays, leaves)
-        module = eqx.combine(arrays, self._rest.value)
+        module = jax.tree.map(
+            lambda leaf: _at(self, leaf.segments).get() if isinstance(leaf, _Place) else leaf,
+            self._skeleton.value,
+        )
         flag = self.__dict__.get("inference")
         return module if flag is None else eqx.nn.inference_mode(module, flag.get())
 

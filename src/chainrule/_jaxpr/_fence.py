@@ -1,0 +1,51 @@
+"""`fence`: values that are computed once, also when they are both results and operands.
+
+XLA's fusion on the CPU treats every result of a program by itself. Where a result is a step on the way to
+other results, it is computed again for each of them: n elementwise steps, all of which are results, become
+n²/2 steps in n kernels. Compilation and run time grow likewise (`benchmarks/bench_harvest.py` has such rows).
+
+An `optimization_barrier` does not help, since XLA removes it before it fuses. A call that must not be inlined
+does: fusion does not look through it, and it costs nothing but the call. XLA has an attribute for such calls,
+`inlineable`, which JAX itself uses for `compute_on`. Other platforms choose their fusions by cost, so there a
+fence is nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.experimental.xla_metadata import set_xla_metadata
+from jax.interpreters import ad, batching, mlir
+
+from chainrule._jaxpr._names import Primitive
+
+
+def fence(values: Sequence[Any]) -> list[Any]:
+    """The values, computed once for all that use them."""
+    return _fence_p.bind(*values) if values else []
+
+
+_fence_p = Primitive("fence")
+_fence_p.multiple_results = True
+_fence_p.def_impl(lambda *values: list(values))
+_fence_p.def_abstract_eval(lambda *avals: list(avals))
+
+
+@jax.jit
+def _pass(*values: Any) -> Any:
+    # JAX removes a call that returns its arguments as they are.
+    return jax.lax.optimization_barrier(values)
+
+
+def _call(*values: Any) -> Any:
+    with set_xla_metadata(inlineable="false"):
+        return _pass(*values)
+
+
+# A tangent needs no fence: it is not handed out beside what it leads to.
+ad.primitive_jvps[_fence_p] = lambda primals, tangents: (_fence_p.bind(*primals), tangents)
+batching.primitive_batchers[_fence_p] = lambda values, dims: (_fence_p.bind(*values), dims)
+mlir.register_lowering(_fence_p, lambda context, *values: list(values))
+mlir.register_lowering(_fence_p, mlir.lower_fun(_call, multiple_results=True), platform="cpu")

@@ -1,0 +1,211 @@
+"""A server that is broken or hostile: its answers are bounded in bytes, and its callers in time."""
+
+import asyncio
+import json
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+from chainrule._errors import InputError, TransportError
+from chainrule.client import Component
+from chainrule.client._http import HttpTransport
+from chainrule.runtime._codec import encode_body
+
+DOCUMENT = {
+    "info": {"title": "fake", "version": "1"},
+    "paths": {"/apply": {}, "/health": {}},
+    "components": {"schemas": {"ApplyInputSchema": {}, "ApplyOutputSchema": {}}},
+    "x-supported-output-formats": ["json"],
+}
+JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+
+
+def whole(content, content_type=b"application/json"):
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: " + content_type
+    return head + b"\r\nContent-Length: %d\r\n\r\n" % len(content) + content
+
+
+def endless(start, chunk, pause_s=0.0):
+    """Sends something for as long as anybody listens."""
+
+    def send(connection, stop):
+        connection.sendall(start)
+        while not stop.wait(pause_s):
+            connection.sendall(chunk)
+
+    return send
+
+
+@pytest.fixture
+def serve():
+    """Starts servers that answer what a function sends, and `/openapi.json` as it should be, or likewise."""
+    stop, listeners = threading.Event(), []
+
+    def start(answer, *, document=False):
+        listener = socket.create_server(("127.0.0.1", 0))
+        listeners.append(listener)
+
+        def talk(connection):
+            with connection:
+                try:
+                    while True:
+                        head = b""
+                        while b"\r\n\r\n" not in head:
+                            part = connection.recv(65536)
+                            if not part:
+                                return
+                            head += part
+                        if b"/openapi.json" in head and not document:
+                            connection.sendall(whole(json.dumps(DOCUMENT).encode()))
+                        else:
+                            answer(connection, stop)
+                            return
+                except OSError:
+                    return
+
+        def accept():
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                threading.Thread(target=talk, args=(connection,), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    yield start
+    stop.set()
+    for listener in listeners:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+
+
+def calls(component):
+    """A call, its asynchronous twin, and the same on a thread of the client."""
+    return [
+        lambda: component.apply({}),
+        lambda: asyncio.run(component.apply_async({})),
+        lambda: component.submit("apply", {}).result(300),
+    ]
+
+
+def code_of(function):
+    with pytest.raises(TransportError) as caught:
+        function()
+    return caught.value.code
+
+
+CHUNK = b"%x\r\n" % (1 << 16) + b" " * (1 << 16) + b"\r\n"
+ENDLESS = {
+    "chunks": (JSON + b"Transfer-Encoding: chunked\r\n\r\n", CHUNK),
+    "until it closes": (JSON + b"\r\n", b" " * (1 << 16)),
+    "declared": (JSON + b"Content-Length: 1000000000000000\r\n\r\n", b" "),
+    "one byte too many": (JSON + b"Content-Length: 1048577\r\n\r\n", b" "),
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_an_answer_without_end(serve, kind):
+    url = serve(endless(*ENDLESS[kind]))
+    with Component.from_url(url, max_answer_bytes=1 << 20) as component:
+        for call in calls(component):
+            assert code_of(call) == "answer_too_large"
+
+
+@pytest.mark.parametrize("kind", ["chunks", "until it closes", "declared"])
+def test_a_document_without_end(serve, kind):
+    url = serve(endless(*ENDLESS[kind]), document=True)
+    with Component.from_url(url) as component:
+        assert code_of(lambda: component.openapi_schema) == "answer_too_large"
+        assert code_of(component.health) == "answer_too_large"
+
+
+def test_an_answer_of_just_the_size_that_is_allowed(serve):
+    content = b'{"y": 1}'
+    url = serve(lambda connection, stop: connection.sendall(whole(content)))
+    for limit, is_allowed in ((len(content), True), (len(content) - 1, False)):
+        with Component.from_url(url, max_answer_bytes=limit) as component:
+            if is_allowed:
+                assert component.apply({}) == {"y": 1}
+            else:
+                assert code_of(lambda: component.apply({})) == "answer_too_large"
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_a_small_answer_that_declares_a_large_array(serve, compression):
+    tree = {"y": np.zeros(1 << 21)}
+    content = b"".join(encode_body(tree, format="vnd.chainrule.frames", compression=compression))
+    frames = b"application/vnd.chainrule.frames"
+    url = serve(lambda connection, stop: connection.sendall(whole(content, frames)))
+    assert len(content) < 1 << 20
+    with Component.from_url(url, max_answer_bytes=1 << 20) as component:
+        assert code_of(lambda: component.apply({})) == "answer_too_large"
+    with Component.from_url(url) as component:
+        np.testing.assert_array_equal(component.apply({})["y"], tree["y"])
+
+
+# No byte comes later than 20 ms after the one before, and no answer is ever complete.
+DRIPPING = {
+    "status line": endless(b"HTTP/1.1 200 ", b"O", 0.02),
+    "headers": endless(b"HTTP/1.1 200 OK\r\nX: ", b"x", 0.02),
+    "continue": endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n", 0.02),
+    "body": endless(JSON + b"Content-Length: 100000\r\n\r\n", b" ", 0.02),
+    "chunks": endless(JSON + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n", 0.02),
+    "nothing": lambda connection, stop: stop.wait(),
+}
+
+
+@pytest.mark.parametrize("kind", DRIPPING)
+def test_bytes_that_drip_do_not_extend_the_deadline(serve, kind):
+    url = serve(DRIPPING[kind])
+    with Component.from_url(url, timeout=0.3) as component:
+        for call in calls(component):
+            assert code_of(call) == "timeout"
+    url = serve(DRIPPING[kind], document=True)
+    with Component.from_url(url, timeout=0.3) as component:
+        assert code_of(lambda: component.openapi_schema) == "timeout"
+
+
+def test_retries_share_the_deadline(serve):
+    """A call that may be repeated is not given its whole time again and again."""
+    attempts = []
+
+    def answer(connection, stop):
+        attempts.append(1)
+        stop.wait()
+
+    with Component.from_url(serve(answer), timeout=0.3, idempotent=True, retries=50) as component:
+        assert code_of(lambda: component.apply({})) == "timeout"
+    assert len(attempts) == 1
+
+
+def test_a_server_that_does_not_read(serve):
+    """The body of the request is larger than what the system keeps for a reader."""
+    url = serve(lambda connection, stop: stop.wait())
+    with Component.from_url(url, timeout=0.3) as component:
+        assert code_of(lambda: component.apply({"x": np.zeros(10_000_000)})) == "timeout"
+
+
+def test_results_and_events_of_jobs(serve):
+    for start, chunk in ENDLESS.values():
+        url = serve(endless(start, chunk))
+        server = HttpTransport(url, max_answer_bytes=1 << 20).server
+        assert code_of(lambda server=server: server.result("1", None)) == "answer_too_large"
+    for drip in DRIPPING.values():
+        server = HttpTransport(serve(drip), timeout=0.3).server
+        assert code_of(lambda server=server: server.result("1", None)) == "timeout"
+        assert code_of(lambda server=server: server.job("1")) == "timeout"
+    stream = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+    comments = HttpTransport(serve(endless(stream, b": still here\n\n", 0.02))).server
+    assert code_of(lambda: list(comments.events("1", timeout_s=0.3))) == "timeout"
+    long_line = HttpTransport(serve(endless(stream + b"data: ", b"x" * 65536))).server
+    assert code_of(lambda: list(long_line.events("1"))) == "connection_lost"
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, None, "4"])
+def test_limits_that_are_none(limit):
+    with pytest.raises(InputError, match="max_answer_bytes"):
+        Component.from_url("http://127.0.0.1:1", max_answer_bytes=limit)

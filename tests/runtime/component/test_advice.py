@@ -1,0 +1,115 @@
+"""Messages that name what an author or a caller has to write."""
+
+import textwrap
+
+import numpy as np
+import pytest
+
+from chainrule._errors import CapabilityError, ComponentError, DefinitionError, InputError
+from chainrule.runtime import Array, Differentiable, Float64, component, load_component
+
+Number = Differentiable[Float64]
+MODULE = """
+from pydantic import BaseModel
+from chainrule.runtime import Differentiable, Float64
+
+class InputSchema(BaseModel):
+    x: Differentiable[Float64]
+
+class OutputSchema(BaseModel):
+    y: Differentiable[Float64]
+
+def apply(inputs):
+    return {"y": inputs.x ** 2}
+"""
+
+
+@component(derivatives="finite")
+def product(
+    a: Number, b: Differentiable[Array[("n",), Float64]], c: Number | None = None
+) -> Number:
+    return a * b.sum() + (0 if c is None else c)
+
+
+def test_a_jacobian_without_paths_is_of_all_differentiable_paths():
+    at = {"a": 2.0, "b": [1.0, 3.0]}
+    blocks = product.jacobian(at)
+    assert blocks.keys() == {"result"}
+    assert blocks["result"].keys() == {"a", "b"}  # c has no value here
+    np.testing.assert_allclose(blocks["result"]["a"], 4.0, rtol=1e-8)
+    np.testing.assert_allclose(blocks["result"]["b"], [2.0, 2.0], rtol=1e-8)
+    assert product.jacobian({**at, "c": 1.0})["result"].keys() == {"a", "b", "c"}
+    assert product.jacobian(at, ["a"])["result"].keys() == {"a"}
+    assert product.call("jacobian", {"inputs": at})["result"].keys() == {"a", "b"}
+
+
+def test_outputs_of_unknown_number_are_named():
+    @component(derivatives="finite")
+    def several(x: Number) -> list[Number]:
+        return [x, 2 * x]
+
+    with pytest.raises(InputError, match="name the outputs") as caught:
+        several.jacobian({"x": 1.0})
+    assert caught.value.code == "bad_paths"
+    assert several.jacobian({"x": 1.0}, None, ["result.[1]"])["result.[1]"]["x"] == pytest.approx(2)
+
+
+def test_what_is_missing_for_a_derivative():
+    @component
+    def unmarked(x: float) -> float:
+        return x
+
+    @component
+    def marked(x: Number) -> Number:
+        return x
+
+    with pytest.raises(CapabilityError, match="inputs is marked Differentiable"):
+        unmarked.jacobian({"x": 1.0})
+    with pytest.raises(CapabilityError, match='derivatives="finite"'):
+        marked.vector_jacobian_product({"x": 1.0}, ["x"], ["result"], {"result": 1.0})
+
+
+def test_the_level_of_a_request_around_the_inputs():
+    with pytest.raises(InputError, match=r"Drop it: pass \{'a': …"):
+        product.apply({"inputs": {"a": 1.0, "b": [1.0]}})
+
+
+def test_a_forgotten_return():
+    @component
+    def forgot(x: Number) -> Number:
+        x + 1
+
+    with pytest.raises(ComponentError, match="apply returned None"):
+        forgot.apply({"x": 1.0})
+
+
+@pytest.mark.parametrize("short", ["vjp", "jvp", "hvp", "jac"])
+def test_short_names_of_endpoints_are_not_ignored(tmp_path, short):
+    source = tmp_path / "mine.py"
+    source.write_text(MODULE + f"\ndef {short}(*arguments):\n    return {{}}\n")
+    with pytest.raises(DefinitionError, match=f"defines {short}") as caught:
+        load_component(source)
+    assert caught.value.code == "bad_endpoint"
+
+
+def test_helpers_with_short_names_may_stand_beside_an_endpoint(tmp_path):
+    source = tmp_path / "mine.py"
+    endpoint = """
+        from jax import jvp  # not of this file
+
+        def vjp(x, u):
+            return 2 * x * u
+
+        def vector_jacobian_product(inputs, vjp_inputs, vjp_outputs, cotangent_vector):
+            return {"x": vjp(inputs.x, cotangent_vector["y"])}
+        """
+    source.write_text(MODULE + textwrap.dedent(endpoint))
+    found = load_component(source).vector_jacobian_product({"x": 3.0}, ["x"], ["y"], {"y": 1.0})
+    assert found["x"] == 6.0
+
+
+def test_a_file_with_the_name_of_the_library_it_imports(tmp_path):
+    source = tmp_path / "scipy.py"
+    source.write_text("import scipy\nsolve = scipy.linalg.solve\n")
+    with pytest.raises(DefinitionError, match="give the file another name"):
+        load_component(source)

@@ -1,0 +1,227 @@
+"""A component that declares 64 bits computes in 64 bits, in a process that has not enabled x64."""
+
+import json
+import subprocess
+import sys
+import threading
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import chainrule
+from chainrule.bridge import PrecisionWarning
+from chainrule.client import Component
+from chainrule.runtime import (
+    Array,
+    Differentiable,
+    Float32,
+    Float64,
+    Int64,
+    component,
+    load_component,
+)
+from chainrule.runtime._codec import decode_array
+from chainrule.runtime.testing import check_gradients
+
+SCHEMAS = """
+import jax
+import jax.numpy as jnp
+from pydantic import BaseModel
+from chainrule.runtime import Array, Differentiable, Float64
+
+class InputSchema(BaseModel):
+    x: Differentiable[Array[("n",), Float64]]
+
+class OutputSchema(BaseModel):
+    y: Differentiable[Array[("n",), Float64]]
+
+# A constant of the file; 0.1 is another number in 32 bits.
+RATE = jnp.array(0.1)
+
+@jax.jit
+def apply_jit(inputs):
+    return {"y": RATE * inputs["x"] ** 3 / 3}
+"""
+
+RECIPES = """
+from chainrule.runtime.jax_recipes import jax_apply, jax_jacobian, jax_vjp
+
+def apply(inputs):
+    return jax_apply(apply_jit, inputs)
+
+def jacobian(inputs, jac_inputs, jac_outputs):
+    return jax_jacobian(apply_jit, inputs, jac_inputs, jac_outputs)
+
+def vector_jacobian_product(inputs, vjp_inputs, vjp_outputs, cotangent_vector):
+    return jax_vjp(apply_jit, inputs, vjp_inputs, vjp_outputs, cotangent_vector)
+"""
+
+BY_HAND = """
+def apply(inputs):
+    return OutputSchema(y=apply_jit({"x": jnp.asarray(inputs.x)})["y"])
+
+def vector_jacobian_product(inputs, vjp_inputs, vjp_outputs, cotangent_vector):
+    _, pull = jax.vjp(lambda x: apply_jit({"x": x})["y"], jnp.asarray(inputs.x))
+    return {"x": pull(jnp.asarray(cotangent_vector["y"]))[0]}
+"""
+
+DECORATED = """
+import jax.numpy as jnp
+from chainrule.runtime import Array, Differentiable, Float64, component
+from typing import TypedDict
+
+Vector = Differentiable[Array[(None,), Float64]]
+RATE = jnp.array(0.1)
+
+class Result(TypedDict):
+    y: Vector
+
+@component(framework="jax")
+def cubic(x: Vector) -> Result:
+    return {"y": RATE * x**3 / 3}
+"""
+
+FILES = {
+    "recipes": SCHEMAS + RECIPES,
+    "by_hand": SCHEMAS + BY_HAND,
+    "decorated": DECORATED,
+}
+X = np.array([0.7, 1.0 / 3.0, 1e-3])
+
+
+@pytest.fixture(scope="module", params=list(FILES))
+def source(request, tmp_path_factory):
+    file = tmp_path_factory.mktemp("precision") / f"{request.param}.py"
+    file.write_text(FILES[request.param])
+    return file
+
+
+@pytest.fixture(autouse=True)
+def _without_x64():
+    assert not jax.config.jax_enable_x64
+    yield
+    assert not jax.config.jax_enable_x64
+
+
+def assert_exact(found, expected):
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, expected, rtol=1e-14)
+
+
+def assert_computes_in_double_precision(subject):
+    """Every endpoint of y = 0.1 x³ / 3, against the closed form in NumPy."""
+    at, paths = {"x": X}, (["x"], ["y"])
+    u, v = np.array([1.0, 0.1, -2.0]), np.array([0.3, 1.0, 1.0])
+    slope, curvature = 0.1 * X**2, 0.2 * X
+    assert_exact(subject.apply(at)["y"], 0.1 * X**3 / 3)
+    assert_exact(subject.jacobian(at, *paths)["y"]["x"], np.diag(slope))
+    assert_exact(subject.jacobian_vector_product(at, *paths, {"x": v})["y"], slope * v)
+    assert_exact(subject.vector_jacobian_product(at, *paths, {"y": u})["x"], slope * u)
+    batch = subject.vector_jacobian_product(at, *paths, {"y": np.stack([u, v])}, batched=True)
+    assert_exact(batch["x"], slope * np.stack([u, v]))
+    both = subject.value_and_vjp(at, *paths, {"y": u})
+    assert_exact(both["outputs"]["y"], 0.1 * X**3 / 3)
+    assert_exact(both["gradient"]["x"], slope * u)
+    if "hessian_vector_product" in subject.available_endpoints:
+        hvp = subject.hessian_vector_product(at, *paths, {"y": u}, {"x": v})
+        assert_exact(hvp["x"], curvature * u * v)
+    if "abstract_eval" in subject.available_endpoints:
+        shape = subject.abstract_eval({"x": {"shape": [3], "dtype": "float64"}})["y"]
+        assert shape["dtype"] == "float64"
+
+
+def test_in_this_process(source):
+    assert_computes_in_double_precision(load_component(source))
+    assert jnp.ones(1).dtype == jnp.float32
+
+
+def test_in_a_process_of_its_own(tmp_path):
+    source = tmp_path / "recipes.py"
+    source.write_text(FILES["recipes"])
+    with Component.from_source(source) as served:
+        assert_computes_in_double_precision(served)
+
+
+def test_in_another_thread(source):
+    loaded, found = load_component(source), []
+    thread = threading.Thread(target=lambda: found.append(loaded.apply({"x": X})))
+    thread.start()
+    thread.join()
+    assert_exact(found[0]["y"], 0.1 * X**3 / 3)
+
+
+def test_on_the_command_line(tmp_path):
+    source = tmp_path / "decorated.py"
+    source.write_text(FILES["decorated"])
+    payload = json.dumps({"inputs": {"x": X.tolist()}})
+    command = [sys.executable, "-m", "chainrule"]
+    run = {"capture_output": True, "text": True, "check": True, "timeout": 120}
+    result = subprocess.run([*command, "apply", str(source), payload], **run).stdout
+    np.testing.assert_allclose(decode_array(json.loads(result)["y"]), 0.1 * X**3 / 3, rtol=1e-14)
+
+
+def test_checks_pass_at_the_precision_that_is_declared(source):
+    report = check_gradients(load_component(source), {"x": X}, rtol=1e-6, show_progress=False)
+    assert report.passed, [check.summary for check in report.failures]
+
+
+def test_x64_is_not_left_on_after_a_failure():
+    @component(framework="jax")
+    def fails(x: Float64) -> Float64:
+        raise RuntimeError("no")
+
+    with pytest.raises(chainrule.ChainruleError):
+        fails.apply({"x": 1.0})
+
+
+def test_integers_of_64_bits():
+    @component(framework="jax")
+    def successor(n: Int64) -> Int64:
+        return n + 1
+
+    assert successor.apply({"n": 2**40})["result"] == 2**40 + 1
+
+
+def test_components_of_32_bits_are_left_alone():
+    seen = []
+
+    @component(framework="jax")
+    def ones(x: Differentiable[Array[(2,), Float32]]) -> Differentiable[Array[(2,), Float32]]:
+        seen.append(jnp.ones(2).dtype)
+        return x + jnp.ones(2)
+
+    ones.apply({"x": [1.0, 2.0]})
+    assert set(seen) == {jnp.dtype("float32")}
+
+
+def test_inside_a_program_in_32_bits():
+    @component(framework="jax")
+    def third(x: Differentiable[Float64]) -> Differentiable[Float64]:
+        return x / 3
+
+    # The caller's arrays have 32 bits, so the component is traced in 32 bits, with a warning.
+    with pytest.warns(PrecisionWarning):
+        value, slope = jax.jit(
+            jax.value_and_grad(lambda x: chainrule.apply_component(third, {"x": x})["result"])
+        )(jnp.float32(1.0))
+    assert value.dtype == slope.dtype == jnp.float32
+    np.testing.assert_allclose([value, slope], 1 / 3, rtol=1e-6)
+    # The same component, called directly, has 64 bits; with x64 both have.
+    assert third.apply({"x": 1.0})["result"] == 1 / 3
+    with jax.enable_x64(True), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        slope = jax.grad(lambda x: chainrule.apply_component(third, {"x": x})["result"])(1.0)
+        assert slope == 1 / 3
+
+
+def test_a_component_called_on_the_host_of_a_program_in_32_bits(tmp_path):
+    file = tmp_path / "by_hand.py"
+    file.write_text(FILES["by_hand"])
+    with Component.from_source(file) as served, pytest.warns(PrecisionWarning):
+        value = jax.jit(lambda x: chainrule.apply_component(served, {"x": x})["y"])(
+            jnp.asarray(X, jnp.float32)
+        )
+    np.testing.assert_allclose(value, 0.1 * X**3 / 3, rtol=1e-6)
