@@ -52,17 +52,6 @@ from chainrule.serve import serve
 serve(sys.argv[2], port=int(sys.argv[1]), workers=int(sys.argv[3]), max_queue=256)
 """
 
-UNIX_ECHO = """
-import socket, sys
-listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-listener.bind("\\0" + sys.argv[1])
-listener.listen()
-connection, _ = listener.accept()
-while packet := connection.recv(65536):
-    connection.send(packet)
-"""
-
-
 MEMORY_ECHO = """
 import mmap, socket, sys
 import numpy as np
@@ -143,22 +132,6 @@ def peer(component: Path, folder: str) -> contextlib.AbstractContextManager[int]
         TESSERACT_OUTPUT_PATH=folder,
         TESSERACT_INPUT_PATH=folder,
     )
-
-
-@contextlib.contextmanager
-def unix_echo() -> Iterator[socket.socket]:
-    name = f"chainrule-bench-{os.getpid()}"
-    process = subprocess.Popen([sys.executable, "-c", UNIX_ECHO, name])
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for _ in range(200):
-        try:
-            connection.connect("\0" + name)
-            break
-        except OSError:
-            time.sleep(0.02)
-    with connection:
-        yield connection
-    process.wait(10)
 
 
 @contextlib.contextmanager

@@ -90,8 +90,8 @@ def _array(handles: dict[str, Component], peer: Any) -> list[Row]:
     floor = "one memcpy each way"
     return [
         *rows,
-        Row("8 MB there and back, same host", seconds["same host"], twice, floor, bar=3.0),
-        Row("8 MB there and back, own process", seconds["own process"], twice, floor, bar=3.0),
+        Row("8 MB there and back, same host", seconds["same host"], twice, floor),
+        Row("8 MB there and back, own process", seconds["own process"], twice, floor),
     ]
 
 

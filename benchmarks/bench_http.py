@@ -20,10 +20,8 @@ import pybase64
 
 from benchmarks import _servers
 from benchmarks._harness import Row, interleaved, show
-from chainrule.client import Ticket
-from chainrule.client._answers import Answer
-from chainrule.client._same_host import try_same_host
-from chainrule.runtime._codec import FRAMES_MEDIA_TYPE, Frames, decode_frames, encode_frames
+from chainrule.client import Component
+from chainrule.runtime._codec import FRAMES_MEDIA_TYPE, decode_frames, encode_frames
 
 _SMALL = json.dumps(
     {"inputs": {"x": {"object_type": "array", "shape": [1], "dtype": "float64",
@@ -51,30 +49,6 @@ class _Http:
         return json.loads(self._connection.getresponse().read())
 
 
-class _SameHost:
-    """Our client's way to a server on the same host: its waiting is part of what is measured."""
-
-    def __init__(self, port: int) -> None:
-        offer = json.dumps(_Http(port).get("/same-host")).encode()
-        found = try_same_host(lambda: Answer(200, "application/json", offer), timeout_s=60)
-        assert found is not None
-        self._same_host, self._ticket = found, Ticket()
-
-    def apply(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        return decode_frames(self._call(encode_frames({"inputs": {"x": x}}), FRAMES_MEDIA_TYPE))[
-            "y"
-        ]
-
-    def small(self, body: bytes) -> Any:
-        return self._call(Frames((body,), len(body)), "application/json")
-
-    def _call(self, body: Frames, media_type: str) -> Any:
-        header = {"path": "/apply", "content_type": media_type, "accept": media_type}
-        answer = self._same_host.exchange(header, body, self._ticket)
-        assert answer.status == 200
-        return answer.body
-
-
 def _no_op_rows(stack: ExitStack, component: Any) -> list[Row]:
     folder = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
     ports = {
@@ -89,31 +63,15 @@ def _no_op_rows(stack: ExitStack, component: Any) -> list[Row]:
     )
     echo = seconds["echo"]
     return [
-        Row("no-op apply over HTTP, --workers 0", seconds["thread"], echo, "Starlette echo", 1.5),
-        Row("no-op apply over HTTP, --workers 1", seconds["process"], echo, "Starlette echo", 2.5),
+        Row("no-op apply over HTTP, --workers 0", seconds["thread"], echo, "Starlette echo"),
+        Row("no-op apply over HTTP, --workers 1", seconds["process"], echo, "Starlette echo"),
         Row("no-op apply over HTTP, --workers 1", seconds["process"], seconds["peer"],
-            "tesseract-core", note=f"the peer takes {seconds['peer'] / echo:.1f} × the echo"),
+            "tesseract-core", 1 / 3, note=f"the peer takes {seconds['peer'] / echo:.1f} × the echo"),
         *_array_rows(stack, ports, folder, 1_000_000, "8 MB"),
         *_array_rows(stack, ports, folder, 10_000_000, "80 MB"),
         *_many_rows(ports),
         *_load_rows(ports),
     ]  # fmt: skip
-
-
-def _unix_rows(component: Any, workers: int) -> list[Row]:
-    """Alone on the machine: who waits for a call takes a processor for a moment, and there may be two."""
-    with ExitStack() as stack:
-        bare = stack.enter_context(_servers.unix_echo())
-        us = _SameHost(stack.enter_context(_servers.ours(component, workers)))
-
-        def echo() -> None:
-            bare.send(_SMALL)
-            bare.recv(65536)
-
-        # Half a second, or a single slow moment of the machine would be all there is.
-        seconds = _in_turns({"echo": echo, "us": lambda: us.small(_SMALL)}, rounds=6000)
-    claim = f"no-op apply over a Unix socket, --workers {workers}"
-    return [Row(claim, seconds["us"], seconds["echo"], "Unix socket echo", 6.0)]
 
 
 def _in_turns(
@@ -155,18 +113,19 @@ def _array_rows(
     message = bytes(encode_frames({"inputs": {"x": x}}))
     target = np.empty_like(x)
     echo, process, peer = (_Http(ports[name]) for name in ("echo", "process", "peer"))
-    shared = _SameHost(ports["process"])
+    shared = stack.enter_context(Component.from_url(f"http://127.0.0.1:{ports['process']}"))
+    inputs = {"x": x}
 
     def over_http() -> None:
         answer = process.post(message, FRAMES_MEDIA_TYPE, FRAMES_MEDIA_TYPE)
         decode_frames(answer)
 
-    np.testing.assert_array_equal(shared.apply(x), x)
+    np.testing.assert_array_equal(shared.apply(inputs)["y"], x)
     seconds = interleaved(
         {
             "echo": lambda: echo.post(message, "application/octet-stream"),
             "us": over_http,
-            "shared": lambda: shared.apply(x),
+            "shared": lambda: shared.apply(inputs),
             "memcpy": lambda: np.copyto(target, x),
             "two processes": stack.enter_context(_servers.memory_echo(x)),
             "peer": _peer_base64(peer, x),
@@ -180,7 +139,7 @@ def _array_rows(
         Row(f"{label} there and back over HTTP", seconds["us"], seconds["peer"], "tesseract-core",
             note="json+base64"),
         Row(f"{label} there and back, shared memory", seconds["shared"], 2 * seconds["memcpy"],
-            "one memcpy each way", 3.0),
+            "one memcpy each way", 3.0 if count >= 10_000_000 else None),
         Row(f"{label} there and back, shared memory", seconds["shared"], seconds["two processes"],
             "two processes that only copy",
             note="the same copies, but into memory that another core has just used"),
@@ -231,8 +190,8 @@ def _load_rows(ports: dict[str, int]) -> list[Row]:
         Row(f"32 callers on the no-op, {what}: time per request", 1 / rates[name], 1 / rates["peer"],
             "tesseract-core", bar, note=f"{rates[name]:.0f} requests/s, no error")
         for name, what, bar in (
-            ("thread", "one process each", 1 / 3),
-            ("process", "our server and its worker, one process there", None),
+            ("thread", "one process each", None),
+            ("process", "our server and its worker, one process there", 1 / 3),
         )
     ] + [
         Row("/health p99 meanwhile", slowest_health, 0.05, "the bar of 50 ms", 1.0),
@@ -294,8 +253,7 @@ class _RawCaller:
 def run() -> list[Row]:
     with contextlib.ExitStack() as stack:
         component = stack.enter_context(_servers.component_file())
-        unix = [row for workers in (0, 1) for row in _unix_rows(component, workers)]
-        return _no_op_rows(stack, component) + unix
+        return _no_op_rows(stack, component)
 
 
 if __name__ == "__main__":

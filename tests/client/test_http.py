@@ -483,41 +483,91 @@ def test_a_token(tmp_path, start_server):
                 Component.from_url(url, token=wrong).apply({"x": [1.0]})
 
 
+LARGE = np.ones(100_000)
+
+
+def requests_seen(component, count=3):
+    """How the bodies of some calls with large arrays travelled."""
+    seen = []
+    exchange = component.transport._pool.exchange
+
+    def record(request, *args):
+        if request.method == "POST":
+            seen.append("memory" if "Chainrule-Memory" in request.headers else "request")
+        return exchange(request, *args)
+
+    component.transport._pool.exchange = record
+    try:
+        for _ in range(count):
+            np.testing.assert_array_equal(component.apply({"x": LARGE})["y"], 2 * LARGE)
+    finally:
+        component.transport._pool.exchange = exchange
+    return seen
+
+
 def test_memory_is_shared_with_a_server_on_this_host(server):
     for url, shared in [(server, True), (f"{server}/c/some_component", True), (server, False)]:
         with Component.from_url(url, share_memory=shared, timeout=60) as component:
-            assert component.apply({"x": [1.0]})["total"] == 1.0
-            assert (component.transport._same_host is not None) is shared
+            assert requests_seen(component) == ["memory" if shared else "request"] * 3
 
 
 def test_a_server_that_does_not_offer_memory_is_used_as_it_is(start_server):
     with start_server(same_host=False) as url, Component.from_url(url, timeout=60) as component:
-        assert component.apply({"x": [1.0]})["total"] == 1.0
-        assert component.transport._same_host is None
+        assert requests_seen(component) == ["request"] * 3
 
 
-def test_an_address_that_no_longer_answers_falls_back_to_http_once(server):
+def test_small_bodies_travel_in_the_request_and_large_answers_in_memory_from_the_second_on(server):
     with Component.from_url(server, timeout=60) as component:
-        component.apply({"x": [1.0]})
-        component.transport._same_host.close()
-        component.transport._same_host._address = "of-another-host"
-        assert component.apply({"x": [1.0]})["total"] == 1.0  # over HTTP
-        assert component.transport._same_host._address != "of-another-host"
+        for _ in range(3):
+            blocks = component.jacobian({"x": np.ones(200)}, ["x"], ["y"])
+            np.testing.assert_array_equal(blocks["y"]["x"], 4 * np.eye(200))
         assert component.apply({"x": [1.0]})["total"] == 1.0
+
+
+def test_answers_in_memory_are_bounded(server):
+    with Component.from_url(server, timeout=60, max_answer_bytes=500_000) as component:
+        for _ in range(2):
+            with pytest.raises(TransportError) as caught:
+                component.apply({"x": LARGE})
+            assert caught.value.code == "answer_too_large"
+        assert component.apply({"x": [1.0]})["total"] == 1.0
+
+
+def test_memory_is_shared_again_with_a_server_that_was_restarted(server):
+    with Component.from_url(server, timeout=60) as component:
+        assert requests_seen(component, 1) == ["memory"]
+        memory = component.transport._memory
+        memory._idle[0]._connection.close()  # as the channel is when the server has ended
+        memory._offer = memory._offer._replace(address="of-the-server-before")
+        assert requests_seen(component) == ["request", "memory", "memory"]
+
+
+def test_memory_that_another_server_got_is_sent_again_in_the_request(server, start_server):
+    """A proxy may send requests to one of several servers on this host."""
+    with (
+        start_server(same_host=True) as other,
+        Component.from_url(server, timeout=60) as component,
+        Component.from_url(other, timeout=60) as second,
+    ):
+        assert requests_seen(second, 1) == ["memory"]
+        component.apply({"x": [1.0]})
+        component.transport._memory._get_offer = second.transport._memory._get_offer
+        assert requests_seen(component, 4) == ["memory", "request"] * 3 + ["request"]
 
 
 def test_memory_is_shared_again_with_a_server_that_was_down_for_a_while(server, monkeypatch):
     with Component.from_url(server, timeout=60, retries=0) as component:
-        component.apply({"x": [1.0]})
-        component.transport._same_host.close()
-        component.transport._same_host._address = "of-the-server-before"
+        requests_seen(component, 1)
+        memory = component.transport._memory
+        memory.close()
+        memory._offer = memory._offer._replace(address="of-the-server-before")
         component.transport._pool.close()
         with monkeypatch.context() as down:
             down.setattr(component.transport._pool, "origin", Origin("127.0.0.1", 1))
-            with pytest.raises(TransportError):
-                component.apply({"x": [1.0]})
-        component.apply({"x": [1.0]})
-        assert component.transport._same_host is not None
+            for _ in range(4):
+                with pytest.raises(TransportError):
+                    component.apply({"x": LARGE})
+        assert requests_seen(component) == ["memory"] * 3
 
 
 def test_a_handle_can_be_sent_to_another_process(server):

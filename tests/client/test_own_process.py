@@ -17,7 +17,6 @@ import pytest
 from chainrule._errors import ComponentError, DefinitionError, LimitError, TransportError
 from chainrule.client import Component
 from chainrule.client._environment import ensure_environment
-from chainrule.client._packets import PacketConnection
 from chainrule.runtime._codec import DEFAULT_LIMITS, Limits
 
 SOURCE = Path(__file__).with_name("some_component.py")
@@ -101,7 +100,7 @@ def test_the_next_call_does_not_get_the_answer_of_one_that_was_interrupted(monke
 
     with Component.from_source(SOURCE) as component:
         with monkeypatch.context() as while_waiting:
-            while_waiting.setattr(PacketConnection, "_receive", interrupt)
+            while_waiting.setattr("chainrule.client._subprocess.receive_message", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 component.apply({"x": [7.0]})
         assert component.apply({"x": [1.0]})["total"] == 1.0

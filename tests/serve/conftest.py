@@ -115,12 +115,12 @@ class Background(threading.Thread):
         return self._answer
 
 
-def start(**settings) -> Served:
+def start(stderr=subprocess.DEVNULL, **settings) -> Served:
     settings = {"components": COMPONENT, "port": 0, "workers": 1, "grace_s": 5} | settings
     process = subprocess.Popen(
         [sys.executable, str(HERE / "run_server.py"), json.dumps(settings)],
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=stderr,
         text=True,
     )
     url = process.stdout.readline().strip()

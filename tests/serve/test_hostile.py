@@ -21,7 +21,7 @@ import zstandard
 from chainrule.runtime._codec import encode_body, encode_frames
 from chainrule.serve._bodies import SlowCallerError, read_body
 from chainrule.serve._crowd import enough_descriptors, longest_waiting
-from chainrule.serve._protocol import GatheringTransport
+from chainrule.serve._protocol import QuietTransport
 
 JSON = {"Content-Type": "application/json"}
 BODY = b'{"inputs": {"x": [1.0, 2.0]}}'
@@ -283,8 +283,7 @@ def test_a_body_that_comes_byte_by_byte_is_not_waited_for():
         return {"type": "http.request", "body": b" ", "more_body": received < 500}
 
     async def read(timeout_s):
-        limits = {"max_bytes": 1000, "segments": None, "forget": None}
-        return await read_body(receive, 500, timeout_s=timeout_s, **limits)
+        return await read_body(receive, 500, timeout_s=timeout_s, max_bytes=1000)
 
     with pytest.raises(SlowCallerError, match="too slowly"):
         asyncio.run(read(0.05))
@@ -372,28 +371,64 @@ def connections(served):
     return sum(each.status == "ESTABLISHED" for each in found)
 
 
-class LeftTransport:
-    """As uvloop has it when the caller has left."""
-
-    def is_closing(self):
-        return True
-
-    def write(self, data):
-        raise RuntimeError("unable to perform operation; the handler is closed")
-
-    writelines = write
-
-
 def test_answers_that_nobody_waits_for_are_not_written():
     """uvicorn would log a traceback for each: a caller that sends and leaves could fill the disk."""
 
-    async def answer():
-        transport = GatheringTransport(LeftTransport(), asyncio.get_running_loop())
-        transport.write(b"HTTP/1.1 200 OK")
-        transport.write(b"body")
-        transport.flush()
+    class LeftTransport:
+        """As uvloop has it when the caller has left."""
 
-    asyncio.run(answer())
+        def is_closing(self):
+            return True
+
+        def write(self, data):
+            raise RuntimeError("unable to perform operation; the handler is closed")
+
+    QuietTransport(LeftTransport()).write(b"HTTP/1.1 200 OK")
+
+
+def is_closed(connection):
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["one packet", "two packets"])
+@pytest.mark.parametrize(
+    "length",
+    ["Content-Length: {}\r\n", "Transfer-Encoding: chunked\r\n"],
+    ids=["length", "chunked"],
+)
+def test_a_body_behind_an_upgrade_is_never_the_next_request(served, length, together):
+    """`curl --http2` asks for an upgrade with every request; a proxy in front may pass that on."""
+    smuggled = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    body = smuggled if "Length" in length else b"%x\r\n%b\r\n0\r\n\r\n" % (len(smuggled), smuggled)
+    head = (
+        "POST /apply HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+        f"{length.format(len(body))}\r\n"
+    ).encode()
+    host, port = served.netloc.split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        for packet in [head + body] if together else [head, body]:
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(packet)
+        answer = connection.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert answer.count(b"HTTP/1.1") == 1
+        assert is_closed(connection)
+
+
+def test_an_upgrade_without_a_body_is_ignored(served):
+    host, port = served.netloc.split(":")
+    head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        for _ in range(2):
+            connection.sendall(head)
+            answer = connection.recv(65536)
+            while not answer.endswith(b'{"status":"ok"}'):
+                answer += connection.recv(65536)
+            assert answer.startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_parameter_that_is_given_twice(served):

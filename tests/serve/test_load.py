@@ -14,14 +14,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from chainrule._errors import ChainruleError
+from chainrule.client import Component
 from chainrule.runtime._codec import decode_body, decode_frames, encode_body, encode_frames
-from chainrule.runtime._samehost import (
-    SegmentCache,
-    SegmentPool,
-    connect,
-    receive_message,
-    send_message,
-)
 
 # The full proof is 20 000 requests: CHAINRULE_LOAD_REQUESTS=20000 make test. CI runs a shorter one.
 REQUESTS = int(os.environ.get("CHAINRULE_LOAD_REQUESTS", "4000"))
@@ -42,18 +37,19 @@ class Caller(threading.Thread):
         self.wrong: list[str] = []
 
     def run(self) -> None:
-        with contextlib.closing(self._served.connect()) as self._http:
-            self._open_same_host()
-            with contextlib.closing(self._packets):
-                kinds = [self._json, self._frames, self._refused, *[self._shared] * 4]
-                for _ in range(self._count):
-                    self._number += 1
-                    kind = self._random.choice(kinds)
-                    try:
-                        self._ask(kind)
-                    except Exception as error:
-                        self.wrong.append(f"{kind.__name__}: {error!r}")
-                        return
+        with (
+            contextlib.closing(self._served.connect()) as self._http,
+            Component.from_url(self._served.url, retries=0, timeout=60) as self._component,
+        ):
+            kinds = [self._json, self._frames, self._refused, *[self._shared] * 4]
+            for _ in range(self._count):
+                self._number += 1
+                kind = self._random.choice(kinds)
+                try:
+                    self._ask(kind)
+                except Exception as error:
+                    self.wrong.append(f"{kind.__name__}: {error!r}")
+                    return
 
     def _ask(self, kind) -> None:
         """Ask until there is an answer: whoever was not answered knows it, and asks again."""
@@ -91,37 +87,13 @@ class Caller(threading.Thread):
     def _fits(self, tree, size: int) -> bool:
         return np.array_equal(tree["y"], np.full(size, 2 * self._number))
 
-    def _open_same_host(self) -> None:
-        offer = self._served.get("/same-host").tree
-        self._packets = connect(offer["address"], timeout_s=60)
-        send_message(self._packets, {"op": "hello", "secret": offer["secret"]})
-        receive_message(self._packets)
-        self._own, self._received = SegmentPool("l"), SegmentCache()
-        self._release: list[str] = []
-        self._calls = 0
-
     def _shared(self):
-        frames = encode_frames({"inputs": {"x": np.full(20_000, self._number)}})
-        segment = self._own.take(frames.nbytes)
-        frames.write_into(segment.array(frames.nbytes))
-        self._release, released = [], self._release
-        self._calls += 1
-        header = {"path": "/apply", "content_type": FRAMES, "accept": FRAMES, "release": released,
-                  "segment": [segment.key, frames.nbytes], "number": self._calls}  # fmt: skip
-        send_message(self._packets, header, (), [segment.descriptor])
-        message = receive_message(self._packets)
-        # A worker that was killed right after it had answered leaves the news of its end behind.
-        while message.header.get("number", self._calls) != self._calls:
-            message = receive_message(self._packets)
-        give_up = self._own.forget if message.header["held"] else self._own.give_back
-        give_up(segment.key)
-        if message.header["status"] != 200:
-            return message.header["status"], False
-        key, nbytes = message.header["segment"]
-        body = self._received.get(key, message.descriptors[0]).array(nbytes)
-        is_right = self._fits(decode_frames(body), 20_000)
-        self._release.append(key)
-        return 200, is_right
+        x = np.full(20_000, self._number)  # 160 kB: through shared memory
+        try:
+            answer = self._component.apply({"x": x})
+        except ChainruleError as error:
+            return error.details.get("status"), False
+        return 200, self._fits(answer, 20_000)
 
 
 def shared_memory_files(pid: int) -> list[str]:

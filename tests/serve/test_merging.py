@@ -13,13 +13,19 @@ import numpy as np
 import pytest
 
 COMPONENTS = Path(__file__).with_name("batching_component.py")
-SETTINGS = {"merge_delay_s": 60.0, "access_log": True}
 
 
-@pytest.fixture(scope="module", params=[0, 1], ids=["thread", "process"])
+@pytest.fixture(
+    scope="module",
+    params=[(0, True), (0, False), (1, True), (1, False)],
+    ids=lambda p: f"workers={p[0]}, access_log={p[1]}",
+)
 def served(request, start_server):
     components = [f"{COMPONENTS}:{name}" for name in ("rows", "point")]
-    return start_server(components=components, workers=request.param, **SETTINGS)
+    workers, access_log = request.param
+    return start_server(
+        components=components, workers=workers, access_log=access_log, merge_delay_s=60.0
+    )
 
 
 def together(served, path, requests):
@@ -76,7 +82,7 @@ def test_a_schema_that_does_not_allow_it(served, tmp_path):
 
 
 def test_one_that_takes_the_worker_down_takes_nobody_along(start_server, tmp_path):
-    served = start_server(components=f"{COMPONENTS}:rows", workers=1, **SETTINGS)
+    served = start_server(components=f"{COMPONENTS}:rows", workers=1, merge_delay_s=60.0)
     requests = [
         {"x": [[x, 1.0]], "factor": 2.0, "trace": str(tmp_path / "trace")}
         for x in (1.0, 1e7, 2.0, 3.0)
@@ -88,7 +94,9 @@ def test_one_that_takes_the_worker_down_takes_nobody_along(start_server, tmp_pat
 
 def test_the_operator_decides(start_server, tmp_path):
     """Elementwise: equal shapes are stacked. The author did not ask for merging, the operator does."""
-    served = start_server(components=f"{COMPONENTS}:anything", workers=1, merge_up_to=3, **SETTINGS)
+    served = start_server(
+        components=f"{COMPONENTS}:anything", workers=1, merge_up_to=3, merge_delay_s=60.0
+    )
     trace = tmp_path / "trace"
     requests = [{"x": [[k, 1.0]], "trace": str(trace)} for k in range(3)]
     for k, answer in enumerate(together(served, "/apply", requests)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+import numpy as np
 import pytest
 
 parser = pytest.importorskip("prometheus_client.parser")
@@ -73,13 +74,14 @@ def test_counters_add_up_after_a_mixed_load(start_server, workers, wait_until):
     } == dict.fromkeys(("queued", "running", "succeeded", "failed", "cancelled"), 0.0)
 
 
-def test_calls_of_the_same_host_are_counted(start_server, wait_until):
+def test_bodies_in_shared_memory_are_counted(start_server):
     from chainrule.client import Component
 
     served = start_server(workers=1)
     with Component.from_url(served.url) as component:
-        for _ in range(20):
-            component.apply({"x": [1.0]})
-    labels = {"endpoint": "apply", "status": "200"}
-    # A worker that was lent to the client tells what it did when it comes back.
-    wait_until(lambda: total(scrape(served)["chainrule_requests"], **labels) == 20)
+        for _ in range(5):
+            component.apply({"x": np.ones(100_000)})
+    families = scrape(served)
+    assert total(families["chainrule_requests"], endpoint="apply", status="200") == 5
+    assert total(families["chainrule_received_bytes"], endpoint="apply") > 5 * 800_000
+    assert total(families["chainrule_sent_bytes"], endpoint="apply") > 5 * 800_000

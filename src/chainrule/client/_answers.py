@@ -67,12 +67,14 @@ class Answer(NamedTuple):
         content_type: media type of the body.
         body: bytes or another buffer.
         retry_after_s: when a caller that was turned away may come back.
+        memory: where a server on this host has put the body; see `_same_host`.
     """
 
     status: int
     content_type: str
     body: Any
     retry_after_s: float | None = None
+    memory: str | None = None
 
     @property
     def was_turned_away(self) -> bool:

@@ -136,13 +136,17 @@ class Request:
     pieces: Sequence[Any] = ()
     max_bytes: int = MAX_DOCUMENT_BYTES
 
+    @property
+    def nbytes(self) -> int:
+        """Size of the body."""
+        return sum(memoryview(piece).nbytes for piece in self.pieces)
+
     def head(self) -> bytes:
         """The request line and headers as bytes."""
-        nbytes = sum(memoryview(piece).nbytes for piece in self.pieces)
         lines = [f"{self.method} {self.target} HTTP/1.1"]
         lines += [f"{name}: {value}" for name, value in self.headers.items()]
         if self.method == "POST":
-            lines.append(f"Content-Length: {nbytes}")
+            lines.append(f"Content-Length: {self.nbytes}")
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
@@ -286,6 +290,7 @@ class ConnectionPool:
                 response.headers.get("content-type", ""),
                 self._read_body(response, request.max_bytes),
                 _seconds(response.headers.get("retry-after")),
+                response.headers.get("chainrule-memory"),
             )
             # Some servers close the connection after a failure without saying so.
             return answer, not response.will_close and response.status < 500

@@ -30,14 +30,15 @@ from chainrule.client._connections import (
     LostConnectionError,
     Request,
 )
-from chainrule.client._dialect import NATIVE, Dialect, dialect_of
+from chainrule.client._dialect import Dialect, dialect_of
 from chainrule.client._jobs import Job
-from chainrule.client._payloads import as_body, as_frames
-from chainrule.client._same_host import SameHost, try_same_host
+from chainrule.client._payloads import as_body
+from chainrule.client._same_host import SharedMemory
 from chainrule.client._server import JobInfo, Server
 from chainrule.client._server_jobs import ServerJob
 from chainrule.client._transport import Ticket, Transport
 from chainrule.runtime._runs import checked_run_id
+from chainrule.runtime._samehost import is_supported
 from chainrule.runtime._tracing import current_traceparent, is_traced, span
 
 __all__ = ["HttpTransport"]
@@ -94,7 +95,6 @@ class HttpTransport(Transport):
         check_count("max_answer_bytes", max_answer_bytes, least=1)
         origin, self._base = parse_url(url, verify)
         self._server_base = _COMPONENT_PATH.sub("", self._base)
-        self._component_path = self._base.removeprefix(self._server_base)
         self._pool = ConnectionPool(origin)
         self._max_answer_bytes = max_answer_bytes
         self._limits = answer_limits(max_answer_bytes)
@@ -108,10 +108,10 @@ class HttpTransport(Transport):
         self.place = f"{scheme}://{origin}{self._base}"
         self._share_memory = share_memory
         self._lock = threading.Lock()
+        self._agreement = threading.Lock()
         self._document: dict[str, Any] | None = None
         self._dialect: Dialect | None = None
-        self._same_host: SameHost | None = None
-        self._was_shared = False
+        self._memory: SharedMemory | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A handle that is sent to another process opens connections of its own there.
@@ -182,19 +182,14 @@ class HttpTransport(Transport):
         dialect = self._agree()
         if run_id is not None and dialect.is_native:
             checked_run_id(run_id)
-        answer = self._share(endpoint, payload, run_id, ticket, trace)
-        if answer is None:
-            path = f"{self._base}/{quote(endpoint)}"
-            pieces = as_body(payload, dialect.body_format)
-            headers = {**self._headers, **trace, "Content-Type": dialect.content_type}
-            if dialect.accept is not None:
-                headers["Accept"] = dialect.accept
-            target = path if run_id is None else f"{path}?run_id={quote(run_id, safe='')}"
-            request = Request("POST", target, headers, pieces, self._max_answer_bytes)
-            answer = self._exchange(request, ticket)
-            if self._was_shared:
-                self._share_again()
-        return read_answer(answer, self._limits)
+        path = f"{self._base}/{quote(endpoint)}"
+        pieces = as_body(payload, dialect.body_format)
+        headers = {**self._headers, **trace, "Content-Type": dialect.content_type}
+        if dialect.accept is not None:
+            headers["Accept"] = dialect.accept
+        target = path if run_id is None else f"{path}?run_id={quote(run_id, safe='')}"
+        request = Request("POST", target, headers, pieces, self._max_answer_bytes)
+        return read_answer(self._exchange(request, ticket), self._limits)
 
     def submit(
         self, endpoint: str, payload: Mapping[str, Any], *, run_id: str | None = None
@@ -239,57 +234,22 @@ class HttpTransport(Transport):
             self._max_answer_bytes,
         )
 
-    def _share(
-        self,
-        endpoint: str,
-        payload: Mapping[str, Any],
-        run_id: str | None,
-        ticket: Ticket,
-        trace: Mapping[str, str],
-    ) -> Answer | None:
-        """The answer through shared memory; `None` where there is no such way, or not any more."""
-        same_host = self._same_host
-        if same_host is None:
-            return None
-        header: dict[str, Any] = {
-            "path": f"{self._component_path}/{endpoint}",
-            "content_type": NATIVE.content_type,
-            "accept": NATIVE.accept,
-            **trace,
-        }
-        if run_id is not None:
-            header["run_id"] = run_id
-        body = as_frames(payload)
-        try:
-            return self._repeat(lambda _: same_host.exchange(header, body, ticket), False, ticket)
-        except LostConnectionError as error:
-            if error.was_sent:
-                raise
-        except OSError:
-            pass
-        # The server has been restarted, so its address is another one; this call goes over HTTP.
-        same_host.close()
-        self._same_host, self._was_shared = None, True
-        return None
-
-    def _share_again(self) -> None:
-        """Look, once, whether the server that took the place of another one shares memory too."""
-        self._was_shared = False
-        self._same_host = try_same_host(self._offer, self._timeout_s)
-
     def close(self) -> None:
         """Close idle connections."""
         self._pool.close()
-        if self._same_host is not None:
-            self._same_host.close()
+        if self._memory is not None:
+            self._memory.close()
 
     def _agree(self) -> Dialect:
         """Find out, once, what the server speaks and whether memory can be shared."""
-        if self._dialect is None:
-            dialect = dialect_of(self.describe())
-            if dialect.is_native and self._share_memory:
-                self._same_host = try_same_host(self._offer, self._timeout_s)
-            self._dialect = dialect
+        if self._dialect is not None:
+            return self._dialect
+        with self._agreement:  # one agreement for all threads that use a fresh handle
+            if self._dialect is None:
+                dialect = dialect_of(self.describe())
+                if dialect.is_native and self._share_memory and is_supported():
+                    self._memory = SharedMemory(self._offer)
+                self._dialect = dialect
         return self._dialect
 
     def _offer(self) -> Answer:
@@ -307,9 +267,16 @@ class HttpTransport(Transport):
         return content if isinstance(content, dict) else {}
 
     def _exchange(self, request: Request, ticket: Ticket) -> Answer:
-        return self._repeat(
-            partial(self._pool.exchange, request, ticket), request.method != "POST", ticket
-        )
+        def once(deadline: Deadline) -> Answer:
+            def send(request: Request) -> Answer:
+                return self._pool.exchange(request, ticket, deadline)
+
+            # What is asked for is small, and the offer of shared memory itself is asked for here.
+            if self._memory is None or request.method != "POST":
+                return send(request)
+            return self._memory.exchange(request, send)
+
+        return self._repeat(once, request.method != "POST", ticket)
 
     def _repeat(
         self, once: Callable[[Deadline], Answer], may_repeat: bool, ticket: Ticket

@@ -1,130 +1,283 @@
-"""Shared memory with a server on the same host, found out by trying.
+"""Large bodies through shared memory, where the server is on this host.
 
-The server offers an address and a secret over HTTP. That the address can be connected to proves the same
-host, that the secret is accepted proves the same server; where either fails, HTTP stays in use and nobody
-notices.
+Calls stay HTTP requests; the descriptors of their memory travel over a *channel* beside them. The protocol is
+described in `chainrule.runtime._samehost`. Where the server offers no memory, cannot be reached over the
+channel, or memory or descriptors run short, the same request goes over HTTP with its body in it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
-from chainrule._errors import ChainruleError
+from chainrule._errors import DecodeError, TransportError
 from chainrule.client._answers import Answer
-from chainrule.client._connections import LostConnectionError
-from chainrule.client._packets import PacketConnection
-from chainrule.client._transport import Ticket
-from chainrule.runtime._codec import Frames
-from chainrule.runtime._samehost import connect, is_supported, limit_waiting
+from chainrule.client._connections import LostConnectionError, Request
+from chainrule.runtime._samehost import (
+    CallMemory,
+    SegmentPool,
+    connect,
+    receive_message,
+    send_message,
+)
 
-__all__ = ["SameHost", "try_same_host"]
-
-
-def try_same_host(offer: Callable[[], Answer], timeout_s: float | None) -> SameHost | None:
-    """A way to share memory with a server, or `None` when there is none.
-
-    Args:
-        offer: asks the server for its offer over HTTP.
-        timeout_s: how long a call may take.
-    """
-    if not is_supported():
-        return None
-    try:
-        answer = offer()
-        if answer.status != HTTPStatus.OK:
-            return None
-        content = orjson.loads(bytes(answer.body))
-        same_host = SameHost(str(content["address"]), str(content["secret"]), timeout_s)
-        same_host.give_back(same_host.connect())
-        return same_host
-    except (ChainruleError, OSError, ValueError, KeyError, TypeError):
-        return None
+# Bodies up to this size are as fast over HTTP.
+_LARGE_BYTES = 1 << 17
+_MAX_IDLE = 32
+# After so many in a row the server is taken to be one that cannot be reached this way.
+_MAX_FAILURES = 3
 
 
-class SameHost:
-    """Connections to a server on this host. Safe between threads.
+class _Offer(NamedTuple):
+    """What a server answers to `GET /same-host`."""
+
+    address: str
+    secret: str
+
+
+class SharedMemory:
+    """Shared memory with one server. Safe between threads.
 
     Args:
-        address: of the server's socket.
-        secret: by which the server knows us.
-        timeout_s: how long a call may take.
+        get_offer: asks the server for its offer over HTTP.
     """
 
-    def __init__(self, address: str, secret: str, timeout_s: float | None) -> None:
-        self._address = address
-        self._secret = secret
-        self._timeout_s = timeout_s
-        self._pid = os.getpid()
-        self._idle: list[PacketConnection] = []
+    def __init__(self, get_offer: Callable[[], Answer]) -> None:
+        self._get_offer = get_offer
+        self._offer: _Offer | None = None
+        self._agreement = threading.Lock()
+        self._failures = 0
+        self._answers_are_large = False
+        self._segments = SegmentPool()
+        self._idle: list[_Channel] = []
         self._lock = threading.Lock()
+        self._pid = os.getpid()
         weakref.finalize(self, _close_all, self._idle)
 
-    def exchange(self, header: dict[str, Any], body: Frames, ticket: Ticket) -> Answer:
-        """Have a call answered; the header is one of `chainrule.runtime._samehost`.
+    def exchange(self, request: Request, send: Callable[[Request], Answer]) -> Answer:
+        """Have a request answered, with its body and the answer's in shared memory if they are large.
+
+        Args:
+            request: with its body.
+            send: sends a request over HTTP and receives the answer.
 
         Raises:
-            LostConnectionError: the connection broke.
-            OSError: the server is gone; nothing was sent.
+            LostConnectionError: the answer was lost on its way; and whatever `send` raises.
         """
-        connection = self._take()
-        ticket.when_cancelled(connection.break_off)
+        if not self._answers_are_large and request.nbytes <= _LARGE_BYTES:
+            answer = send(request)
+            self._answers_are_large = len(answer.body) > _LARGE_BYTES
+            return answer
+        announced = self._announce(request)
+        if announced is None:
+            return send(request)
+        channel, memory = announced
         try:
-            answer = connection.exchange(header, body)
+            answer = send(channel.with_memory(request, memory))
+            if answer.status == HTTPStatus.MISDIRECTED_REQUEST:
+                return self._send_again(request, send, channel, memory)
+            answer = self._received(answer, channel, memory, request.max_bytes)
         except BaseException:
-            connection.close()
+            # Whether a worker still uses the memory, or what comes over the channel next, is not known.
+            channel.close()
+            memory.close()
             raise
-        finally:
-            ticket.when_cancelled(None)
-        self.give_back(connection)
+        self._keep(channel)
         return answer
 
-    def connect(self) -> PacketConnection:
-        """A new connection that has introduced itself.
-
-        Raises:
-            OSError: nobody is there, or it does not accept us.
-        """
-        raw = connect(self._address)
-        connection = PacketConnection(raw, "the server on this host")
-        try:
-            hello = connection.exchange({"op": "hello", "secret": self._secret}, Frames((), 0))
-            is_accepted = hello.status == HTTPStatus.OK
-        except LostConnectionError:
-            is_accepted = False
-        if not is_accepted:
-            connection.close()
-            raise ConnectionRefusedError("the server does not accept our secret")
-        limit_waiting(raw, self._timeout_s)
-        return connection
-
-    def give_back(self, connection: PacketConnection) -> None:
-        """Keep a connection for the next call."""
-        with self._lock:
-            self._idle.append(connection)
-
     def close(self) -> None:
-        """Close the connections that nobody uses."""
+        """Close the channels that no call uses."""
         with self._lock:
             _close_all(self._idle)
 
-    def _take(self) -> PacketConnection:
+    def _announce(self, request: Request) -> tuple[_Channel, CallMemory] | None:
+        """Put a body into shared memory and send the descriptors; `None` where that is not possible."""
+        channel = self._take()
+        if channel is None:
+            return None
+        try:
+            memory = CallMemory(self._segments, request.pieces, wants_room=self._answers_are_large)
+        except OSError:  # no memory or no descriptors left
+            channel.close()
+            return None
+        try:
+            channel.announce(memory)
+        except OSError:  # the server has closed it, most likely because it was restarted
+            channel.close()
+            memory.close()
+            return None
+        return channel, memory
+
+    def _send_again(
+        self,
+        request: Request,
+        send: Callable[[Request], Answer],
+        channel: _Channel,
+        memory: CallMemory,
+    ) -> Answer:
+        """Send a request over HTTP alone: it has reached another server than the memory has."""
+        self._failures += 1
+        channel.close()
+        memory.close()
+        return send(request)
+
+    def _received(
+        self, answer: Answer, channel: _Channel, memory: CallMemory, max_bytes: int
+    ) -> Answer:
+        """An answer with its body, in memory of our own."""
+        form, _, size = (answer.memory or "").partition(" ")
+        if not form:  # from the server in place of the worker, which may still use the memory
+            memory.close()
+            return answer
+        self._failures = 0
+        if form == "inline":
+            self._answers_are_large = len(answer.body) > _LARGE_BYTES
+        else:
+            self._answers_are_large = True
+            try:
+                nbytes = int(size)
+                if nbytes > max_bytes:
+                    raise _too_large(nbytes, max_bytes)
+                descriptor = channel.receive() if form == "segment" else None
+                answer = answer._replace(body=memory.answer(nbytes, descriptor))
+            except TransportError:
+                raise
+            except (OSError, ValueError, DecodeError, MemoryError) as error:
+                raise LostConnectionError(
+                    f"The answer was lost in shared memory ({error}).",
+                    was_sent=True,
+                    code="connection_lost",
+                ) from error
+        memory.give_back()
+        return answer
+
+    def _take(self) -> _Channel | None:
         with self._lock:
             if self._pid != os.getpid():
-                # After a fork the connections belong to the parent: two readers would mix answers up.
+                # After a fork the channels belong to the parent: two readers would mix answers up.
                 self._pid = os.getpid()
                 _close_all(self._idle)
             if self._idle:
                 return self._idle.pop()
-        return self.connect()
+        with self._agreement:
+            return None if self._failures >= _MAX_FAILURES else self._connect()
+
+    def _connect(self) -> _Channel | None:
+        if self._offer is not None:
+            with contextlib.suppress(OSError):
+                return _Channel(self._offer)
+        # There is none yet, or the server was restarted, so that its address is another one.
+        try:
+            self._offer = _read_offer(self._get_offer())
+            if self._offer is not None:
+                return _Channel(self._offer)
+            self._failures = _MAX_FAILURES
+        except TransportError:  # an OSError too; the request will fail in the same way, and say why
+            pass
+        except OSError:
+            self._failures += 1
+        return None
+
+    def _keep(self, channel: _Channel) -> None:
+        with self._lock:
+            if len(self._idle) < _MAX_IDLE:
+                self._idle.append(channel)
+                return
+        channel.close()
 
 
-def _close_all(idle: list[PacketConnection]) -> None:
+def _too_large(nbytes: int, max_bytes: int) -> TransportError:
+    return TransportError(
+        f"The answer has {nbytes} bytes, and at most {max_bytes} are read. Pass a larger max_answer_bytes if "
+        "the server is to be trusted.",
+        code="answer_too_large",
+        details={"limit": max_bytes},
+    )
+
+
+def _read_offer(answer: Answer) -> _Offer | None:
+    """The offer of a server; `None` when it makes none."""
+    if answer.status != HTTPStatus.OK:
+        return None
+    try:
+        content = orjson.loads(bytes(answer.body))
+        return _Offer(str(content["address"]), str(content["secret"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+class _Channel:
+    """One connection for descriptors, for one call at a time.
+
+    Raises:
+        OSError: the server is not on this host, or does not accept us.
+    """
+
+    def __init__(self, offer: _Offer) -> None:
+        self._connection = connect(offer.address)
+        self._number = 0
+        try:
+            send_message(self._connection, {"secret": offer.secret})
+            message = receive_message(self._connection)
+            if message is None or "channel" not in message.header:
+                raise ConnectionRefusedError("the server does not accept our secret")
+            message.close()
+            self._name = str(message.header["channel"])
+        except DecodeError as error:
+            self.close()
+            raise ConnectionRefusedError(str(error)) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def announce(self, memory: CallMemory) -> None:
+        """Send the descriptors of a call.
+
+        Raises:
+            OSError: the server has closed the channel.
+        """
+        self._number += 1
+        header: dict[str, Any] = {
+            "number": self._number,
+            "body": memory.body is not None,
+            "room": memory.room is not None,
+        }
+        send_message(self._connection, header, (), memory.descriptors)
+
+    def with_memory(self, request: Request, memory: CallMemory) -> Request:
+        """The request for the call that was announced last."""
+        named = f"{self._name} {self._number} {memory.body_bytes}"
+        pieces = request.pieces if memory.body is None else ()
+        return replace(
+            request, headers={**request.headers, "Chainrule-Memory": named}, pieces=pieces
+        )
+
+    def receive(self) -> int:
+        """The descriptor of the memory with the answer.
+
+        Raises:
+            OSError, DecodeError: there is none.
+        """
+        message = receive_message(self._connection)
+        if message is None or len(message.descriptors) != 1:
+            if message is not None:
+                message.close()
+            raise ConnectionError("no memory came")
+        return message.descriptors[0]
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+
+def _close_all(idle: list[_Channel]) -> None:
     while idle:
         idle.pop().close()

@@ -6,9 +6,11 @@ next call gets a new process. Arrays go through shared memory; there is no port 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,13 +21,12 @@ from typing import Any
 
 import orjson
 
-from chainrule._errors import DefinitionError, TransportError
+from chainrule._errors import DecodeError, DefinitionError, StorageError, TransportError
 from chainrule.client._addresses import check_seconds
 from chainrule.client._answers import Answer, read_answer
 from chainrule.client._connections import LostConnectionError
 from chainrule.client._dialect import NATIVE
 from chainrule.client._environment import environment_variables
-from chainrule.client._packets import PacketConnection
 from chainrule.client._payloads import as_frames
 from chainrule.client._starting import start_for_good
 from chainrule.client._transport import Ticket, Transport
@@ -33,9 +34,15 @@ from chainrule.runtime._codec import DEFAULT_LIMITS, TRUSTING_LIMITS, Frames
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._runs import checked_run_id
 from chainrule.runtime._samehost import (
+    CANCEL,
+    CallMemory,
+    Message,
+    SegmentPool,
     ending_facts,
     ending_words,
     limit_waiting,
+    receive_message,
+    send_message,
     socket_pair,
     with_memory_settings,
 )
@@ -145,7 +152,7 @@ class SubprocessTransport(Transport):
             ours.close()
             raise
         self.place = f"process {self._process.pid}"
-        self._connection = PacketConnection(ours, self.place)
+        self._connection = _WorkerConnection(ours, self.place)
         self._finalizer = weakref.finalize(self, _end, self._process, self._connection)
         limit_waiting(ours, self._startup_timeout_s)
         try:
@@ -228,8 +235,88 @@ class SubprocessTransport(Transport):
         )
 
 
+class _WorkerConnection:
+    """The connection to a worker: one call at a time, large bodies in shared memory.
+
+    Args:
+        connection: our end.
+        place: the other side, for messages.
+    """
+
+    def __init__(self, connection: socket.socket, place: str) -> None:
+        self._connection = connection
+        self._place = place
+        self._segments = SegmentPool()
+        self._answers_are_large = False
+
+    def exchange(self, header: Mapping[str, Any], body: Frames) -> Answer:
+        """Send a call and receive its answer.
+
+        Raises:
+            LostConnectionError: the other side is gone (`connection_lost`) or silent (`timeout`).
+        """
+        try:
+            memory = CallMemory(self._segments, body.pieces, wants_room=self._answers_are_large)
+        except OSError as error:
+            raise StorageError(f"There is no shared memory for the request: {error}.") from error
+        try:
+            self._send(header, body, memory)
+        except OSError as error:
+            raise self._lost(error, was_sent=False) from error
+        try:
+            message = receive_message(self._connection)
+            if message is None:
+                raise ConnectionError("closed")
+            content = self._content(message, memory)
+        except (OSError, DecodeError) as error:
+            raise self._lost(error, was_sent=True) from error
+        memory.give_back()
+        return Answer(int(message.header["status"]), str(message.header["content_type"]), content)
+
+    def send_cancel(self) -> None:
+        """Say that the call under way in another thread is to be broken off; a signal has to follow."""
+        with contextlib.suppress(OSError):  # it has ended, and the call with it
+            send_message(self._connection, CANCEL)
+
+    def close(self) -> None:
+        """Close the connection. Arrays that were received stay valid."""
+        self._connection.close()
+
+    def _send(self, header: Mapping[str, Any], body: Frames, memory: CallMemory) -> None:
+        header = dict(header)
+        if memory.body is not None:
+            header["body"] = memory.body_bytes
+        if memory.room is not None:
+            header["room"] = True
+        inline = body.pieces if memory.body is None else ()
+        send_message(self._connection, header, inline, memory.descriptors)
+
+    def _content(self, message: Message, memory: CallMemory) -> Any:
+        header = message.header
+        self._answers_are_large = "room" in header or "segment" in header
+        if "room" in header:
+            return memory.answer(header["room"], None)
+        if "segment" in header:
+            (descriptor,) = message.descriptors
+            return memory.answer(header["segment"], descriptor)
+        return message.body
+
+    def _lost(self, error: Exception, *, was_sent: bool) -> LostConnectionError:
+        if isinstance(error, (TimeoutError, BlockingIOError)):
+            return LostConnectionError(
+                f"No answer from {self._place} in time. Pass a larger timeout.",
+                was_sent=was_sent,
+                code="timeout",
+            )
+        return LostConnectionError(
+            f"The connection to {self._place} broke ({error}).",
+            was_sent=was_sent,
+            code="connection_lost",
+        )
+
+
 def _interrupt(
-    process: subprocess.Popen[bytes], connection: PacketConnection, is_over: threading.Event
+    process: subprocess.Popen[bytes], connection: _WorkerConnection, is_over: threading.Event
 ) -> None:
     """Break off a call; where the author's code does not come back to Python for it, end the process."""
 
@@ -244,7 +331,7 @@ def _interrupt(
     threading.Thread(target=end_if_busy, name="chainrule-interrupt", daemon=True).start()
 
 
-def _end(process: subprocess.Popen[bytes], connection: PacketConnection) -> None:
+def _end(process: subprocess.Popen[bytes], connection: _WorkerConnection) -> None:
     """End a process: it ends by itself when its connection closes, unless the author's code is busy."""
     connection.close()
     for last_word in (process.terminate, process.kill):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +21,31 @@ from starlette.routing import Route
 from chainrule._errors import DefinitionError, StorageError
 from chainrule.runtime._component import LocalComponent
 from chainrule.runtime._config import ComponentConfig
-from chainrule.runtime._samehost import SegmentPool, is_supported
+from chainrule.runtime._samehost import is_supported
 from chainrule.serve._access import AccessLog
 from chainrule.serve._bodies import Intake, place_body
 from chainrule.serve._calls import Facts
 from chainrule.serve._description import description_route
 from chainrule.serve._dispatch import Dispatcher
 from chainrule.serve._endpoint import Endpoint
-from chainrule.serve._express import ExpressLane
 from chainrule.serve._inline import ThreadPool
 from chainrule.serve._jobs import JobFront, Jobs, job_routes, to_standard_error
-from chainrule.serve._merging import MergingPool
+from chainrule.serve._merging import Merger
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._output import OutputLog
 from chainrule.serve._page import page_routes
-from chainrule.serve._pool import ProcessPool
+from chainrule.serve._pool import Pool, ProcessPool
 from chainrule.serve._problems import PROBLEM
-from chainrule.serve._same_host import SameHostListener
+from chainrule.serve._same_host import (
+    MEMORY_HEADER,
+    ClientMemory,
+    SameHostListener,
+    UnknownMemoryError,
+)
 from chainrule.serve._scratch import Scratch
 from chainrule.serve._security import BearerToken
 from chainrule.serve._server_routes import with_server_routes
-from chainrule.serve._service import Pool, Service
+from chainrule.serve._service import Service
 from chainrule.serve._status import status_routes
 
 __all__ = ["MakePool", "Server", "create_app"]
@@ -84,7 +89,6 @@ class Server:
     Attributes:
         app: the ASGI application.
         services: name → component, once started.
-        express_lane: requests that a web server may have answered without the application.
     """
 
     def __init__(
@@ -105,7 +109,6 @@ class Server:
         self._scratches: list[Scratch] = []
         make_pool = make_pool or self._make_pool
         self._pools = [make_pool(source, self._config_of(source), options) for source in sources]
-        self._segments = SegmentPool("s") if is_supported() else None
         self._intake = Intake(options.max_inflight_bytes)
         pass_on = to_standard_error if self._log is None else self._log.write
         self._jobs = Jobs(options, self._place, pass_on)
@@ -119,11 +122,9 @@ class Server:
         )
         token = options.read_token()
         self._dispatcher = Dispatcher(self._starlette)
-        self.express_lane = ExpressLane()
         self.app: Any = self._dispatcher
         if token is not None:
             self.app = BearerToken(self._dispatcher, token, self._dispatcher.refuse)
-            self.express_lane.guards.append(self.app.allows)
         if options.access_log:
             self.app = AccessLog(self.app)
 
@@ -172,7 +173,6 @@ class Server:
         try:
             yield
         finally:
-            # The web server waits for callers over HTTP; it knows nothing of those of the same host.
             await self.drain()
 
     async def _start(self) -> None:
@@ -184,20 +184,15 @@ class Server:
                     f"Two components are called {name!r}; give one another name.",
                     code="duplicate_component",
                 )
-            self.services[name] = Service(name, self._merging(pool, facts), facts)
+            self.services[name] = Service(name, pool, facts, self._merger(pool, facts))
         self._warn_of_unknown_names()
         if self._options.same_host and is_supported():
-            self._same_host = SameHostListener(self._targets(), debug=self._options.debug)
+            self._same_host = SameHostListener()
         await self._jobs.start(self.services)
         self._starlette.router.routes[:] = routes = self._routes()
-        endpoints = {
+        self._dispatcher.endpoints = {
             route.path: route.endpoint for route in routes if isinstance(route.endpoint, Endpoint)
         }
-        self._dispatcher.endpoints = {**endpoints}
-        if not self._options.access_log:
-            self.express_lane.stops = {
-                path: endpoint for path, endpoint in endpoints.items() if endpoint.can_begin
-            }
 
     def _warn_of_unknown_names(self) -> None:
         names = {service.facts.name for service in self.services.values()}
@@ -206,32 +201,27 @@ class Server:
                 "Nothing is kept for %r (--cache): served here are %s.", unknown, ", ".join(names)
             )
 
-    def _merging(self, pool: Pool, facts: Facts) -> Pool:
-        """The pool, or one in front of it that merges calls, where author or operator want that."""
+    def _merger(self, pool: Pool, facts: Facts) -> Merger | None:
+        """What merges calls, where author or operator want that."""
         wanted = self._options.merge_up_to
         size = facts.merge_up_to if wanted is None else wanted
         if size < 2 or facts.batching is None:
-            return pool
-        segments = self._segments if pool.uses_segments else None
-        return MergingPool(
-            pool,
-            max_size=size,
-            delay_s=self._options.merge_delay_s,
-            place=lambda body: place_body(body, segments, pool.forget_segment),
-        )
+            return None
+        return Merger(pool, max_size=size, delay_s=self._options.merge_delay_s)
 
     def _place(self, body: bytes, service: Service) -> Any:
         """A body where a worker can read it."""
-        segments = self._segments if service.pool.uses_segments else None
-        return place_body(body, segments, service.pool.forget_segment)
+        return place_body(body) if service.pool.uses_segments else body
 
-    def _targets(self) -> dict[str, tuple[Service, str]]:
-        """Path → component and endpoint."""
-        targets = {}
-        for prefix, service in self._places():
-            for name in service.facts.endpoints:
-                targets[f"{prefix}/{name}"] = service, name
-        return targets
+    def _claim(
+        self, headers: Mapping[bytes, bytes], *, is_mapped_here: bool
+    ) -> ClientMemory | None:
+        """The shared memory that a request names in its headers."""
+        if self._same_host is None:
+            if MEMORY_HEADER in headers:
+                raise UnknownMemoryError("This server shares no memory with its clients.")
+            return None
+        return self._same_host.claim(headers, is_mapped_here=is_mapped_here)
 
     def _places(self) -> list[tuple[str, Service]]:
         """Where components answer: the first at the root, all under their names."""
@@ -290,7 +280,12 @@ class Server:
             Route(
                 f"{prefix}/{name}",
                 Endpoint(
-                    service, name, self._options, self._segments, self._intake, self._job_front
+                    service,
+                    name,
+                    self._options,
+                    partial(self._claim, is_mapped_here=not service.pool.uses_segments),
+                    self._intake,
+                    self._job_front,
                 ),
                 methods=["POST"],
             )
@@ -315,7 +310,7 @@ class Server:
         await self.stop()
 
     async def stop(self) -> None:
-        """Close the connections of the same host and end all workers."""
+        """Close the channels of clients on the same host and end all workers."""
         if self._same_host is not None:
             self._same_host.close()
             self._same_host = None

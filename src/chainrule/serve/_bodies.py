@@ -8,20 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from chainrule._errors import ChainruleError, DecodeError, LimitError, StorageError
-from chainrule.runtime._copying import write_pieces
-from chainrule.runtime._samehost import INLINE_BYTES, Segment, SegmentPool
-from chainrule.serve._calls import unavailable
-from chainrule.serve._process import SegmentBody
-
-__all__ = [
-    "Disconnected",
-    "Grow",
-    "Intake",
-    "SlowCallerError",
-    "declared_length",
-    "place_body",
-    "read_body",
-]
+from chainrule.runtime._samehost import INLINE_BYTES, Segment, stored
+from chainrule.serve._calls import SegmentBody, unavailable
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 NextChunk = Callable[[], Awaitable[bytes | None]]
@@ -82,15 +70,6 @@ class Intake:
         finally:
             self._held -= taken
 
-    @contextmanager
-    def holding(self, nbytes: int) -> Iterator[None]:
-        """A body that is here already while it is used."""
-        self._held += nbytes
-        try:
-            yield
-        finally:
-            self._held -= nbytes
-
 
 def _keep(nbytes: int) -> None:
     """Room was made before."""
@@ -118,11 +97,10 @@ async def read_body(
     *,
     max_bytes: int,
     timeout_s: float,
-    segments: SegmentPool | None,
-    forget: Callable[[str], None],
+    in_segment: bool = False,
     grow: Grow = _keep,
 ) -> Any:
-    """A request's body: bytes, or a `SegmentBody` when it is large and `segments` are used.
+    """A request's body: bytes, or a `SegmentBody` when it is large and a worker process will read it.
 
     Args:
         receive: of the ASGI connection.
@@ -130,8 +108,7 @@ async def read_body(
         max_bytes: a longer body is refused while it is read.
         timeout_s: how long the caller may pause; the whole may take so long, and as long as its bytes need at
             the slowest pace that is allowed.
-        segments: memory that workers can map; `None` to gather bytes.
-        forget: called with the key of a segment that will not be used again.
+        in_segment: a large body goes into shared memory.
         grow: makes room for what has come.
 
     Raises:
@@ -140,11 +117,10 @@ async def read_body(
         Disconnected: the caller went away.
     """
     reader = _Reader(receive, timeout_s, max_bytes, grow)
-    if segments is None or (nbytes is not None and nbytes <= INLINE_BYTES):
-        return await reader.read_all()
-    if nbytes is not None:
-        return await _into_segment(reader.next_chunk, nbytes, segments, forget)
-    return place_body(await reader.read_all(), segments, forget)
+    if in_segment and nbytes is not None and nbytes > INLINE_BYTES:
+        return await _into_segment(reader.next_chunk, nbytes)
+    body = await reader.read_all()
+    return place_body(body) if in_segment else body
 
 
 class _Reader:
@@ -197,50 +173,28 @@ class _Reader:
         return SlowCallerError(why)
 
 
-def place_body(
-    content: bytes, segments: SegmentPool | None, forget: Callable[[str], None]
-) -> bytes | SegmentBody:
-    """Bytes that are here already, brought to where a worker can read them; see `read_body`."""
-    if segments is None or len(content) <= INLINE_BYTES:
+def place_body(content: bytes) -> bytes | SegmentBody:
+    """Bytes that are here already, brought to where a worker process can read them; see `read_body`."""
+    if len(content) <= INLINE_BYTES:
         return content
-    segment, done = _take(len(content), segments, forget)
-    write_pieces(segment.array(len(content)), [content])
-    return SegmentBody(segment, len(content), done)
-
-
-async def _into_segment(
-    next_chunk: NextChunk, nbytes: int, segments: SegmentPool, forget: Callable[[str], None]
-) -> SegmentBody:
-    segment, done = _take(nbytes, segments, forget)
-    target, position = segment.array(nbytes).data, 0
     try:
-        while (chunk := await next_chunk()) is not None:
-            target[position : position + len(chunk)] = chunk
-            position += len(chunk)
-    except BaseException:
-        done(True)
-        raise
-    return SegmentBody(segment, nbytes, done)
-
-
-def _take(
-    nbytes: int, segments: SegmentPool, forget: Callable[[str], None]
-) -> tuple[Segment, Callable[[bool], None]]:
-    """Memory for a body, and what to call when it is no longer used."""
-    try:
-        segment = segments.take(nbytes)
+        return SegmentBody(stored([content]), len(content))
     except OSError:
-        raise StorageError("The server has no memory left for this body.") from None
+        raise _no_memory() from None
 
-    def done(reusable: bool) -> None:
-        if not reusable:
-            segments.forget(segment.key)
-            return
-        dropped = segments.give_back(segment.key)
-        if dropped is not None:
-            forget(dropped)
 
-    return segment, done
+async def _into_segment(next_chunk: NextChunk, nbytes: int) -> SegmentBody:
+    try:
+        segment, position = Segment.create(nbytes), 0
+        while (chunk := await next_chunk()) is not None:
+            position = segment.write_at(position, chunk)
+    except OSError:
+        raise _no_memory() from None
+    return SegmentBody(segment, nbytes)
+
+
+def _no_memory() -> StorageError:
+    return StorageError("The server has no memory left for this body.")
 
 
 def _too_large(max_bytes: int) -> LimitError:

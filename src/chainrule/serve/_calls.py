@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from chainrule._errors import InputError, TransportError
 from chainrule.runtime._samehost import Segment
-
-__all__ = [
-    "Call",
-    "CallError",
-    "Cancelled",
-    "Facts",
-    "Reply",
-    "StoredBody",
-    "Watcher",
-    "not_loaded",
-    "stopping",
-    "too_slow",
-    "unavailable",
-]
 
 # Far above what a sensible caller says, far below what fits into one packet to a worker.
 _MAX_TEXT = 1024
@@ -53,17 +38,31 @@ class Watcher(Protocol):
 
 
 @dataclass(frozen=True)
+class SegmentBody:
+    """A body in shared memory; see `chainrule.runtime._samehost` for who may use it when.
+
+    Attributes:
+        segment: the memory.
+        nbytes: how much of it is the body.
+    """
+
+    segment: Segment
+    nbytes: int
+
+
+@dataclass(frozen=True)
 class Call:
     """One request to one endpoint of one component, undecoded.
 
     Attributes:
         endpoint: name of the endpoint.
-        body: the bytes, or a body that lies in a segment.
+        body: the bytes, or a `SegmentBody`.
         content_type, content_encoding, accept: the headers of these names.
         run_id: what the caller wants its files to be known by.
         traceparent: the caller's place in its trace.
         watcher: who hears of its progress and output, if anybody does.
         merged: whether the body holds several calls, see `_parts`.
+        room: shared memory that the caller offers for the answer.
     """
 
     endpoint: str
@@ -75,16 +74,11 @@ class Call:
     traceparent: str | None = None
     watcher: Watcher | None = None
     merged: bool = False
+    room: Segment | None = None
 
     def timeout_s(self, of_others: float | None) -> float | None:
         """How long this call may run: what its watcher says, or as long as all others."""
         return of_others if self.watcher is None else self.watcher.timeout_s
-
-    def with_body(self, body: Any) -> Call:
-        """The same call with a body; `replace` would take as long as all the rest of a small call."""
-        call = object.__new__(Call)
-        call.__dict__.update(self.__dict__, body=body)
-        return call
 
     @property
     def texts(self) -> tuple[str | None, ...]:
@@ -113,23 +107,6 @@ class Call:
         return self
 
 
-@dataclass(frozen=True)
-class StoredBody:
-    """A body in a segment that somebody else owns.
-
-    Attributes:
-        key: name of the segment, unique in this server.
-        segment: the memory.
-        nbytes: how much of it is the body.
-        release: to be called once, when nobody reads it any more.
-    """
-
-    key: str
-    segment: Segment
-    nbytes: int
-    release: Callable[[], object]
-
-
 class Reply(NamedTuple):
     """An encoded answer.
 
@@ -138,7 +115,7 @@ class Reply(NamedTuple):
         content_type: media type of the body.
         pieces: buffers which, one after the other, are the body.
         retry_after_s: when a caller that was turned away may come back.
-        stored: where the body lies when it is not in `pieces`.
+        stored: where the body lies when it is not in `pieces`: in the caller's room, or in new memory.
         headers: more of them, for HTTP.
     """
 
@@ -146,7 +123,7 @@ class Reply(NamedTuple):
     content_type: str
     pieces: list[Any]
     retry_after_s: int | None = None
-    stored: StoredBody | None = None
+    stored: SegmentBody | None = None
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
     @property
@@ -155,10 +132,10 @@ class Reply(NamedTuple):
         return sum(map(len, self.pieces)) if self.stored is None else self.stored.nbytes
 
     def open(self) -> list[Any]:
-        """The pieces of the body; stored memory is released when the last piece is gone."""
+        """The pieces of the body, wherever it lies."""
         if self.stored is None:
             return self.pieces
-        return [self.stored.segment.lease(self.stored.nbytes, self.stored.release).data]
+        return [self.stored.segment.view(self.stored.nbytes)]
 
 
 @dataclass(frozen=True)

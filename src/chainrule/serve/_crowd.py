@@ -54,23 +54,27 @@ class Crowd:
     Args:
         limit: how many may have a request under way. As many may be open, and some more that are about to
             ask for something.
+
+    Attributes:
+        connections: all that are open; the web server's set.
     """
 
     def __init__(self, limit: int) -> None:
+        self.connections: set[Connection] = set()
         self._limit = limit
         self._spare = spare_of(limit)
         self._warned_at: dict[str, float] = {}
 
-    def is_full(self, running: int, connections: set[Connection]) -> bool:
+    def is_full(self, running: int) -> bool:
         """Whether requests are to be turned away.
 
         Args:
-            running: how many are being answered, of those who follow something too.
-            connections: all of them, looked at only if that may be too many.
+            running: how many are being answered, of those who follow something too. The connections are
+                looked at only if that may be too many.
         """
         if running < self._limit:
             return False
-        if sum(connection.waits_since is None for connection in connections) <= self._limit:
+        if sum(connection.waits_since is None for connection in self.connections) <= self._limit:
             return False
         self._warn("%d requests are under way; more are turned away (--max-connections).")
         return True

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
-from chainrule._errors import ChainruleError, InputError
-from chainrule.runtime._samehost import SegmentPool
+from chainrule._errors import ChainruleError, InputError, StorageError
 from chainrule.serve._access import RUN_ID
 from chainrule.serve._bodies import (
     Disconnected,
@@ -19,16 +18,14 @@ from chainrule.serve._bodies import (
     declared_length,
     read_body,
 )
-from chainrule.serve._calls import Call, Reply, unavailable
-from chainrule.serve._express import BEGUN, Begun, CanBegin
-from chainrule.serve._merging import MergingPool
+from chainrule.serve._calls import Call, Reply, SegmentBody, unavailable
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._problems import problem_reply
+from chainrule.serve._same_host import MEMORY_HEADER, ClientMemory
 from chainrule.serve._service import Service
 
-__all__ = ["Endpoint", "reply_headers", "send_reply", "turn_away"]
-
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Claim = Callable[[Mapping[bytes, bytes]], ClientMemory | None]
 
 # A caller that leaves is noticed only after this: most calls are over by then, and watching costs.
 _WATCH_AFTER_S = 0.03
@@ -49,7 +46,7 @@ class Endpoint:
         service: the component.
         name: of the endpoint.
         options: of the server.
-        segments: memory for large bodies.
+        claim: the shared memory that a request names in its headers.
         intake: bounds the bodies of all endpoints together.
         jobs: where requests go that are to outlive their connection.
     """
@@ -59,7 +56,7 @@ class Endpoint:
         service: Service,
         name: str,
         options: ServeOptions,
-        segments: SegmentPool | None,
+        claim: Claim,
         intake: Intake,
         jobs: JobTaker,
     ) -> None:
@@ -67,22 +64,19 @@ class Endpoint:
         self._name = name
         self._timeout_s = options.read_timeout_s
         self._debug = options.debug
-        self._segments = segments if service.pool.uses_segments else None
+        self._claim = claim
         self._intake = intake
         self._jobs = jobs
-        self._beginner = service.pool if isinstance(service.pool, CanBegin) else None
         # Calls that are merged have one run together.
-        self._names_runs = not isinstance(service.pool, MergingPool)
+        self._names_runs = service.merger is None
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope.get(BEGUN) is not None:
-            await self._go_on(scope[BEGUN], receive, send)
-            return
         headers = dict(scope["headers"])
-        max_bytes = self._service.facts.max_body_bytes
         try:
-            nbytes = declared_length(_text(headers.get(b"content-length")), max_bytes)
+            nbytes = declared_length(
+                _text(headers.get(b"content-length")), self._service.facts.max_body_bytes
+            )
             query = _query(scope["query_string"])
             call = self._call(
                 headers, query, scope.get(RUN_ID) if self._names_runs else None
@@ -90,9 +84,12 @@ class Endpoint:
             if b"idempotency-key" in headers or (query and not _waits(query)):
                 await self._take_on(call, headers, query, nbytes, receive, send)
                 return
+            memory = self._claim(headers)
+            if memory is not None and memory.body is not None:
+                nbytes = self._checked_size(memory.body, nbytes)
             with self._intake.room_for(nbytes) as grow:
-                call = call.with_body(await self._read(receive, nbytes, grow))
-                reply = await self._answer(self._service.pool.call(call), receive)
+                call = replace(call, body=await self._body(receive, nbytes, grow, memory))
+                reply = await self._answer(call, memory, receive)
         except Disconnected:
             return
         except ChainruleError as error:
@@ -103,38 +100,28 @@ class Endpoint:
         if reply is not None:
             await send_reply(send, reply)
 
+    def _checked_size(self, body: SegmentBody, declared: int | None) -> int:
+        """The size of a body in shared memory, if it may have it and is the only one."""
+        if declared != 0:
+            raise InputError(
+                "The body lies in shared memory (Chainrule-Memory); Content-Length has to be 0.",
+                code="bad_segment",
+            )
+        return declared_length(str(body.nbytes), self._service.facts.max_body_bytes) or 0
+
+    async def _body(
+        self, receive: Receive, nbytes: int | None, grow: Grow, memory: ClientMemory | None
+    ) -> Any:
+        """The body of a call, where its pool can read it."""
+        if memory is None or memory.body is None:
+            return await self._read(
+                receive, nbytes, grow, in_segment=self._service.pool.uses_segments
+            )
+        return memory.body if self._service.pool.uses_segments else await memory.read()
+
     def refuse(self, status: int) -> None:
         """Count a request that does not reach the component."""
         self._service.pool.traffic.refuse(self._name, status)
-
-    @property
-    def can_begin(self) -> bool:
-        """Whether requests may be answered without a task (`_express`)."""
-        return self._beginner is not None
-
-    def prepare(self, scope: MutableMapping[str, Any]) -> Call | None:
-        """The call of a request whose headers are here; `None` when something is wrong with them."""
-        try:
-            return self._call(dict(scope["headers"]), _NO_QUERY, None).check()
-        except ChainruleError:
-            return None
-
-    def begin(self, call: Call) -> Begun | None:
-        """Begin a call; `None` leaves it to the usual way."""
-        return None if self._beginner is None else self._beginner.begin(call)
-
-    def wait(self, begun: Begun) -> Reply | None:
-        """The reply to a call that was begun, if it comes within a moment."""
-        assert self._beginner is not None, "it was begun"
-        return self._beginner.wait(begun)
-
-    async def _go_on(self, begun: Begun, receive: Receive, send: Send) -> None:
-        """Answer a request that was begun and takes longer."""
-        assert self._beginner is not None, "it was begun"
-        with self._intake.holding(len(begun.call.body)):
-            reply = await self._answer(self._beginner.finish(begun), receive)
-        if reply is not None:
-            await send_reply(send, reply)
 
     async def _take_on(
         self,
@@ -147,8 +134,10 @@ class Endpoint:
     ) -> None:
         """Make a job of a request."""
         waits = _waits(query)
+        if MEMORY_HEADER in headers:
+            raise InputError("The body of a job cannot lie in shared memory.", code="bad_segment")
         with self._intake.room_for(nbytes) as grow:
-            body = await self._read(receive, nbytes, grow, in_memory=True)
+            body = await self._read(receive, nbytes, grow, in_segment=False)
             try:
                 reply = await self._jobs.answer(
                     self._service,
@@ -161,15 +150,14 @@ class Endpoint:
         await send_reply(send, reply)
 
     async def _read(
-        self, receive: Receive, nbytes: int | None, grow: Grow, *, in_memory: bool = False
+        self, receive: Receive, nbytes: int | None, grow: Grow, *, in_segment: bool
     ) -> Any:
         return await read_body(
             receive,
             nbytes,
             max_bytes=self._service.facts.max_body_bytes,
             timeout_s=self._timeout_s,
-            segments=None if in_memory else self._segments,
-            forget=self._service.pool.forget_segment,
+            in_segment=in_segment,
             grow=grow,
         )
 
@@ -186,11 +174,16 @@ class Endpoint:
             traceparent=_text(headers.get(b"traceparent")),
         )
 
-    async def _answer(self, answer: Awaitable[Reply], receive: Receive) -> Reply | None:
+    async def _answer(
+        self, call: Call, memory: ClientMemory | None, receive: Receive
+    ) -> Reply | None:
         """The reply, or `None` when the caller went away; its work is then cancelled."""
         watch = _Watch(receive)
         try:
-            return await answer
+            if memory is None:
+                return await self._service.call(call)
+            room = memory.room if self._service.pool.uses_segments else None
+            return await memory.give(await self._service.call(replace(call, room=room)))
         except ChainruleError as error:
             return problem_reply(error, debug=self._debug)
         except asyncio.CancelledError:
@@ -252,8 +245,15 @@ def _waits(query: Mapping[str, str]) -> bool:
 
 async def send_reply(send: Send, reply: Reply, *, close: bool = False) -> None:
     """Send an encoded answer; its pieces are handed on as they are."""
-    pieces = reply.open()
-    headers = reply_headers(reply, sum(map(len, pieces)))
+    try:
+        pieces = reply.open()
+    except OSError:
+        error = StorageError(
+            "The server has no memory or no file descriptors left for this answer."
+        )
+        reply = problem_reply(error)
+        pieces = reply.pieces
+    headers = _reply_headers(reply, sum(map(len, pieces)))
     if close:
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
@@ -269,7 +269,7 @@ async def turn_away(scope: Any, receive: Any, send: Any) -> None:
     await send_reply(send, problem_reply(error), close=True)
 
 
-def reply_headers(reply: Reply, nbytes: int) -> list[tuple[bytes, bytes]]:
+def _reply_headers(reply: Reply, nbytes: int) -> list[tuple[bytes, bytes]]:
     """The HTTP headers of an answer with a body of this length."""
     headers = [
         (b"content-type", reply.content_type.encode()),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import threading
 import time
 from functools import partial
 from typing import Any
@@ -14,11 +13,8 @@ from chainrule._errors import ChainruleError
 from chainrule.runtime._component import load_component
 from chainrule.serve._answering import Answerer
 from chainrule.serve._calls import Call, Facts, Reply, not_loaded, stopping, too_slow, unavailable
-from chainrule.serve._express import MOMENT_S
 from chainrule.serve._following import following_in_thread
 from chainrule.serve._forked import only_here
-from chainrule.serve._lease import Client
-from chainrule.serve._lending import Lending
 from chainrule.serve._pool import Counters, WorkerState
 from chainrule.serve._preparing import prepare
 from chainrule.serve._problems import problem_reply
@@ -26,46 +22,6 @@ from chainrule.serve._thread import WorkerThread
 from chainrule.serve._traffic import Traffic
 
 __all__ = ["ThreadPool"]
-
-
-class _Begun:
-    """A call that the thread has been given. The event loop waits for it, or leaves a future."""
-
-    __slots__ = ("_over", "at", "call", "future", "reply")
-
-    def __init__(self, call: Call) -> None:
-        self.call = call
-        self.at = time.perf_counter()
-        self.reply: Reply | None = None
-        self.future: asyncio.Future[Reply] | None = None
-        self._over = threading.Lock()
-        self._over.acquire()
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether anybody still waits."""
-        return self.future is None or not self.future.cancelled()
-
-    def wait(self, seconds: float) -> Reply | None:
-        """The reply, if it comes in time."""
-        self._over.acquire(timeout=seconds)
-        return self.reply
-
-    def expect(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Reply]:
-        """A future of the reply."""
-        # The thread sets the reply, then looks for a future: one of the two sees what the other has done.
-        self.future = loop.create_future()
-        if self.reply is not None:
-            self.future.set_result(self.reply)
-        return self.future
-
-    def resolve(self, reply: Reply, loop: asyncio.AbstractEventLoop) -> None:
-        """Called by the thread."""
-        self.reply = reply
-        self._over.release()
-        if self.future is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(_resolve, self.future, reply)
 
 
 class ThreadPool:
@@ -96,19 +52,11 @@ class ThreadPool:
         self._startup_timeout_s = startup_timeout_s
         self._timeout_s = timeout_s
         self.max_queue = max_queue
-        self._pending: set[_Begun] = set()
-        self._is_quick = False
+        self._pending: set[asyncio.Future[Reply]] = set()
         self._stopping = False
         self.counters = Counters()
         self.traffic = Traffic()
         self._worker: Any = None
-        self._lending = Lending(
-            timeout_s=timeout_s,
-            counters=self.counters,
-            traffic=self.traffic,
-            on_lend=lambda worker: None,
-            on_return=lambda worker: None,
-        )
 
     async def start(self) -> Facts:
         """Start the thread, which loads the component.
@@ -129,15 +77,15 @@ class ThreadPool:
         prepare(component)
         return Answerer(component)
 
-    def _run(self, begun: _Begun) -> None:
-        if begun.is_wanted:
-            start = time.perf_counter()
-            try:
-                reply = self._reply(begun.call)
-            except ChainruleError as error:  # a job cannot be noted as running
-                reply = problem_reply(error)
-            self._is_quick = time.perf_counter() - start < MOMENT_S
-            begun.resolve(reply, self._loop)
+    def _run(self, call: Call, future: asyncio.Future[Reply]) -> None:
+        if future.cancelled():
+            return
+        try:
+            reply = self._reply(call)
+        except ChainruleError as error:  # a job cannot be noted as running
+            reply = problem_reply(error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(_resolve, future, reply)
 
     def _reply(self, call: Call) -> Reply:
         if call.watcher is None:
@@ -186,25 +134,13 @@ class ThreadPool:
         if max(len(self._pending), self._worker.backlog) > self.max_queue:
             self.counters.turned_away += 1
             raise unavailable(f"{self.max_queue} calls wait already.", "queue_full")
-        self._lending.call_all_back()
-        return await self._finish(self._submit(call))
-
-    def _submit(self, call: Call) -> _Begun:
-        begun = _Begun(call)
+        future: asyncio.Future[Reply] = self._loop.create_future()
         self.counters.running += not self._pending
-        self._pending.add(begun)
-        self._worker.submit(partial(self._run, begun))
-        return begun
-
-    async def _finish(self, begun: _Begun) -> Reply:
-        call = begun.call
+        self._pending.add(future)
+        self._worker.submit(partial(self._run, call, future))
         timeout_s = call.timeout_s(self._timeout_s)
-        future = begun.expect(self._loop)
         try:
-            if timeout_s is None:
-                reply = await future
-            else:
-                reply = await asyncio.wait_for(future, timeout_s)
+            reply = await asyncio.wait_for(future, timeout_s)
         except TimeoutError:
             self.counters.timed_out += 1
             assert timeout_s is not None
@@ -213,60 +149,24 @@ class ThreadPool:
             self.counters.cancelled += 1
             raise
         finally:
-            self._leave(begun)
+            self._pending.discard(future)
+            self.counters.running -= not self._pending
         self.counters.answered += 1
         return reply
-
-    def _leave(self, begun: _Begun) -> None:
-        self._pending.discard(begun)
-        self.counters.running -= not self._pending
-
-    def begin(self, call: Call) -> _Begun | None:
-        """Give the thread a call if it is free, and was quick the last time."""
-        is_free = not self._pending and not self._stopping and self._lending.is_empty
-        return self._submit(call) if is_free and self._is_quick else None
-
-    def wait(self, begun: _Begun) -> Reply | None:
-        """The reply, if it comes within a moment."""
-        reply = begun.wait(MOMENT_S)
-        if reply is not None:
-            self._leave(begun)
-            self.counters.answered += 1
-            self.traffic.record(begun.call, reply.status, time.perf_counter() - begun.at, reply)
-        return reply
-
-    async def finish(self, begun: _Begun) -> Reply:
-        """The reply of a call that took longer."""
-        return await self.traffic.counted(begun.call, self._finish(begun))
-
-    def forget_segment(self, key: str) -> None:
-        """Nothing to do: no segments here."""
-
-    def forget_client(self, number: int) -> None:
-        """A client of the same host has left."""
-        self._lending.forget(number)
-        self._worker.forget_client(number)
-
-    def lend_to(self, client: Client) -> None:
-        """Let a client of the same host talk to the thread itself."""
-        if not self._stopping and not self._pending:
-            self._lending.lend_to(client, [self._worker] if self._lending.is_empty else [])
 
     async def drain(self, grace_s: float) -> None:
         """Take no new calls, and wait until those under way are answered."""
         self._stopping = True
-        self._lending.call_all_back()
         deadline = time.monotonic() + grace_s
-        while (self._pending or not self._lending.is_empty) and time.monotonic() < deadline:
+        while self._pending and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
 
     async def stop(self) -> None:
         """Let the thread end; calls that are under way fail."""
         self._stopping = True
-        for begun in list(self._pending):
-            if begun.future is not None and not begun.future.done():
-                begun.future.set_exception(stopping())
-        self._lending.call_all_back()
+        for future in list(self._pending):
+            if not future.done():
+                future.set_exception(stopping())
         if self._worker is not None:
             self._worker.submit(None)
 

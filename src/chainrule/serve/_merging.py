@@ -9,47 +9,34 @@ what to do with a caller whose input does not fit, is decided where inputs are r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
 
 from chainrule._errors import ChainruleError
+from chainrule.serve._bodies import place_body
 from chainrule.serve._calls import Call, CallError, Reply
-from chainrule.serve._lease import Client
 from chainrule.serve._parts import pack_calls, unpack_replies
-from chainrule.serve._service import Pool
-
-__all__ = ["MergingPool"]
+from chainrule.serve._pool import Pool
 
 Waiting = tuple[Call, asyncio.Future[Reply]]
 
 
-class MergingPool:
-    """A pool that merges calls of `apply`; everything else is left to the pool behind it.
+class Merger:
+    """Merges calls of `apply`; everything else goes straight to the pool.
 
     Args:
         pool: answers.
         max_size: how many calls are merged at most.
         delay_s: how long a call waits for others while a worker is free.
-        place: brings a body to where workers can read it.
     """
 
-    def __init__(
-        self, pool: Pool, *, max_size: int, delay_s: float, place: Callable[[bytes], Any]
-    ) -> None:
+    def __init__(self, pool: Pool, *, max_size: int, delay_s: float) -> None:
         self._pool = pool
         self._max_size = max_size
         self._delay_s = delay_s
-        self._place = place
         self._waiting: list[Waiting] = []
         self._under_way = 0
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._pool, name)
-
-    def lend_to(self, client: Client) -> None:
-        """Nothing to do: calls that go to a worker directly could not be merged."""
 
     async def call(self, call: Call) -> Reply:
         """Have a call answered, alone or together with others.
@@ -101,7 +88,7 @@ class MergingPool:
 
     async def _answer_together(self, entries: list[Waiting]) -> None:
         calls = [call for call, _ in entries]
-        merged = Call(calls[0].endpoint, self._place(pack_calls(calls)), merged=True)
+        merged = self._merged(calls)
         try:
             reply = await self._pool.call(merged)
             replies = unpack_replies(b"".join(reply.open()))
@@ -116,13 +103,17 @@ class MergingPool:
         for (_, future), one in zip(entries, replies, strict=True):
             _settle(future, one)
 
+    def _merged(self, calls: Sequence[Call]) -> Call:
+        body = pack_calls(calls)
+        placed = place_body(body) if self._pool.uses_segments else body
+        return Call(calls[0].endpoint, placed, merged=True)
+
     async def _answer_alone(self, entry: Waiting) -> None:
         call, future = entry
         if future.done():
             return
-        alone = Call(call.endpoint, self._place(pack_calls([call])), merged=True)
         try:
-            reply = await self._pool.call(alone)
+            reply = await self._pool.call(self._merged([call]))
         except ChainruleError as error:
             _settle_all([entry], error)
         else:

@@ -12,27 +12,14 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from chainrule._errors import ChainruleError, DefinitionError
 from chainrule.runtime._samehost import is_supported
-from chainrule.serve._calls import (
-    Call,
-    CallError,
-    Facts,
-    Reply,
-    Watcher,
-    not_loaded,
-    stopping,
-    unavailable,
-)
-from chainrule.serve._lease import Client
-from chainrule.serve._lending import Lending
+from chainrule.serve._calls import Call, CallError, Facts, Reply, not_loaded, stopping, unavailable
 from chainrule.serve._output import OutputLog
-from chainrule.serve._process import SegmentBody, WorkerProcess
+from chainrule.serve._process import WorkerProcess
 from chainrule.serve._traffic import Traffic
-
-__all__ = ["Counters", "ProcessPool", "WorkerState"]
 
 _log = logging.getLogger(__name__)
 
@@ -70,10 +57,28 @@ class WorkerState(NamedTuple):
     restarts: int
 
 
-def _give_back(call: Call) -> None:
-    """The memory of a body that no worker has seen."""
-    if isinstance(call.body, SegmentBody):
-        call.body.on_done(True)
+class Pool(Protocol):
+    """What answers calls: worker processes, a thread, or the replicas of a cluster."""
+
+    uses_segments: bool
+    max_queue: int
+    counters: Counters
+    traffic: Traffic
+
+    @property
+    def queue_length(self) -> int: ...
+    @property
+    def is_ready(self) -> bool: ...
+    @property
+    def alive(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def workers(self) -> list[WorkerState]: ...
+    async def start(self) -> Facts: ...
+    async def call(self, call: Call) -> Reply: ...
+    async def drain(self, grace_s: float) -> None: ...
+    async def stop(self) -> None: ...
 
 
 class ProcessPool:
@@ -122,13 +127,6 @@ class ProcessPool:
         self._restarts = [0] * workers
         self.counters = Counters()
         self.traffic = Traffic()
-        self._lending = Lending(
-            timeout_s=timeout_s,
-            counters=self.counters,
-            traffic=self.traffic,
-            on_lend=self._idle.remove,
-            on_return=self._on_return,
-        )
 
     async def start(self) -> Facts:
         """Start all workers.
@@ -170,9 +168,7 @@ class ProcessPool:
         restarts = self._restarts[place]
         if worker is None or worker not in self._workers:
             return WorkerState(place, None, "starting", restarts)
-        # A worker that is lent is not ours to give away, but it may well have nothing to do.
-        is_free = worker.slot.current is None if worker.lease else worker in self._idle
-        return WorkerState(place, worker.pid, "idle" if is_free else "busy", restarts)
+        return WorkerState(place, worker.pid, "idle" if worker in self._idle else "busy", restarts)
 
     async def call(self, call: Call) -> Reply:
         """Have a call answered by the next free worker.
@@ -183,15 +179,11 @@ class ProcessPool:
         return await self.traffic.counted(call, self._answer(call))
 
     async def _answer(self, call: Call) -> Reply:
-        try:
-            worker = await self._acquire()
-        except BaseException:
-            _give_back(call)
-            raise
+        worker = await self._acquire()
         self.counters.running += 1
         try:
             if call.watcher is not None:
-                await self._announce(call, call.watcher)
+                await call.watcher.on_start()
             reply = await worker.call(call, timeout_s=call.timeout_s(self._timeout_s))
             self.counters.answered += 1
             self._failures_in_a_row = 0
@@ -208,13 +200,6 @@ class ProcessPool:
             self.counters.running -= 1
             self._release(worker)
 
-    async def _announce(self, call: Call, watcher: Watcher) -> None:
-        try:
-            await watcher.on_start()
-        except BaseException:
-            _give_back(call)
-            raise
-
     def _count(self, error: CallError) -> None:
         if error.code == "call_timeout":
             self.counters.timed_out += 1
@@ -229,7 +214,6 @@ class ProcessPool:
             worker = self._idle.popleft()
             if worker.is_usable:
                 return worker
-        self._lending.call_one_back()
         if len(self._waiting) >= self.max_queue:
             self.counters.turned_away += 1
             raise unavailable(
@@ -259,15 +243,6 @@ class ProcessPool:
                 return
         self._idle.append(worker)
 
-    def lend_to(self, client: Client) -> None:
-        """Let a client of the same host talk to a worker itself, if one is free for that."""
-        if not self._stopping and not self._waiting:
-            self._lending.lend_to(client, [w for w in self._idle if w.is_usable])
-
-    def _on_return(self, worker: WorkerProcess) -> None:
-        self._failures_in_a_row = 0
-        self._release(worker)
-
     async def _start_one(self, place: int) -> Facts:
         worker = WorkerProcess(self._source, self._config, self._on_exit, self._log)
         self._places[place] = worker
@@ -290,9 +265,6 @@ class ProcessPool:
         if worker not in self._workers:
             return  # it never got ready; whoever started it knows
         self._workers.discard(worker)
-        told = self._lending.lost(worker, worker.end_error())
-        if told is not None and told.code == "worker_crashed":
-            self._count(told)
         if worker in self._idle:
             self._idle.remove(worker)
         if not self._stopping:
@@ -328,25 +300,11 @@ class ProcessPool:
             if not turn.done():
                 turn.set_exception(unavailable("The component cannot be started.", "degraded", 5))
 
-    def forget_segment(self, key: str) -> None:
-        """Tell every worker that a segment is no longer used."""
-        for worker in self._workers:
-            worker.forget_segment(key)
-
-    def forget_client(self, number: int) -> None:
-        """Tell the workers that a client of the same host has left."""
-        self._lending.forget(number)
-        for worker in self._workers:
-            worker.forget_client(number)
-
     async def drain(self, grace_s: float) -> None:
         """Take no new calls, and wait until those under way are answered."""
         self._stopping = True
-        self._lending.call_all_back()
         deadline = time.monotonic() + grace_s
-        while (
-            self.counters.running or self._waiting or not self._lending.is_empty
-        ) and time.monotonic() < deadline:
+        while (self.counters.running or self._waiting) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
 
     async def stop(self) -> None:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
+import errno
 import os
 import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 
-from chainrule._errors import ChainruleError, DefinitionError
+from chainrule._errors import ChainruleError, DecodeError, DefinitionError, StorageError
 from chainrule.runtime._samehost import (
     CANCEL,
     INLINE_BYTES,
-    CallSlot,
     Message,
     Segment,
-    SegmentCache,
     ending_facts,
     ending_words,
     receive_message,
@@ -30,47 +27,22 @@ from chainrule.runtime._samehost import (
     socket_pair,
     with_memory_settings,
 )
-from chainrule.serve._calls import Call, CallError, Facts, Reply, StoredBody, Watcher, too_slow
-from chainrule.serve._lease import Client, Lease
+from chainrule.serve._calls import Call, CallError, Facts, Reply, SegmentBody, Watcher, too_slow
 from chainrule.serve._output import OutputLog
-
-__all__ = ["SegmentBody", "WorkerProcess"]
 
 _CANCEL_GRACE_S = 0.5
 _LAST_BREATH_S = 0.5
-_numbers = itertools.count()
-
-
-@dataclass(frozen=True)
-class SegmentBody:
-    """A request's body in a segment of the server's or of a client's.
-
-    Attributes:
-        segment: the memory.
-        nbytes: how much of it is the body.
-        on_done: called once the worker is done with it, with whether it may be written to again.
-    """
-
-    segment: Segment
-    nbytes: int
-    on_done: Callable[[bool], None]
 
 
 class WorkerProcess:
-    """One worker process. At most one call at a time, unless it is lent to clients (`_lease`).
+    """One worker process. At most one call at a time.
 
     Args:
         source: what `load_component` takes.
         config: the component's settings.
         on_exit: called on the event loop when the process has ended.
         log: where its output goes; the server's own error stream when not given.
-
-    Attributes:
-        slot: in which the process says what it is doing for clients it is lent to.
-        lease: there while it is lent.
     """
-
-    can_be_killed = True
 
     def __init__(
         self,
@@ -79,19 +51,10 @@ class WorkerProcess:
         on_exit: Callable[[WorkerProcess], None],
         log: OutputLog | None = None,
     ) -> None:
-        self.number = next(_numbers)
-        self.slot = CallSlot()
-        self.lease: Lease | None = None
         self._setup = _pickled(source, config)
         self._on_exit = on_exit
         self._log = log
         self._loop = asyncio.get_running_loop()
-        self._received = SegmentCache()
-        self._sent: set[str] = set()
-        self._release: list[str] = []
-        self._forget: list[str] = []
-        self._forget_clients: list[int] = []
-        self._known_clients: set[int] = set()
         self._answer: asyncio.Future[Message] | None = None
         self._watcher: Watcher | None = None
         self._is_doomed = False
@@ -113,14 +76,13 @@ class WorkerProcess:
                 self._process = self._spawn(theirs.fileno())
         except OSError:
             self._connection.close()
-            self.slot.close()
             raise
         self._pidfd = os.pidfd_open(self.pid)
         self._loop.add_reader(self._pidfd, self._on_process_end)
         self._loop.add_reader(self._connection, self._on_readable)
-        setup = self._exchange({"worker": self.number}, [self._setup], [self.slot.descriptor])
+        setup = self._exchange({}, [self._setup], [])
         try:
-            reply = self._to_reply(await setup)
+            reply = self._to_reply(await setup, None)
         except CallError as error:
             raise CallError(
                 f"The component's process ended {ending_words(self.exit_code)} while it loaded the "
@@ -186,34 +148,26 @@ class WorkerProcess:
                 "merged": call.merged,
             }
         }
-        held = True
         self._watcher = call.watcher
         try:
             message = await asyncio.wait_for(self._send_call(header, call), timeout_s)
-            held = message.header["held"]
-            return self._to_reply(message)
+            return self._to_reply(message, call.room)
         except TimeoutError:
             self.kill()
             assert timeout_s is not None
             raise too_slow(call.endpoint, timeout_s, was_stopped=True) from None
         except asyncio.CancelledError:
-            held = await self._cancel()
+            await self._cancel()
             raise
-        finally:
-            if isinstance(call.body, SegmentBody):
-                self._done_with(call.body, held)
 
     def _send_call(self, header: dict[str, Any], call: Call) -> asyncio.Future[Message]:
-        self._release, header["release"] = [], self._release
-        self._forget, header["forget"] = [], self._forget
-        if self._forget_clients:
-            self._forget_clients, header["forget_clients"] = [], self._forget_clients
-        body, inline, descriptors = call.body, [call.body], []
-        if isinstance(body, SegmentBody):
-            segment = body.segment
-            header["segment"] = [segment.key, body.nbytes]
-            self._sent.add(segment.key)
-            inline, descriptors = [], [segment.descriptor]
+        inline, descriptors = [call.body], []
+        if isinstance(call.body, SegmentBody):
+            header["body"] = call.body.nbytes
+            inline, descriptors = [], [call.body.segment.descriptor]
+        if call.room is not None:
+            header["room"] = True
+            descriptors.append(call.room.descriptor)
         if call.watcher is None:
             return self._exchange(header, inline, descriptors)
         header["watch"] = True
@@ -231,74 +185,19 @@ class WorkerProcess:
         except OSError:
             self.kill()
             if not self.is_alive:
-                self._fail_answer()
+                self._fail_answer(self._end_error())
         return self._answer
 
-    def _done_with(self, body: SegmentBody, held: bool) -> None:
-        if held:
-            self._sent.discard(body.segment.key)
-        body.on_done(not held)
-
-    async def _cancel(self) -> bool:
-        """Ask the author's code to stop; kill it when it does not. Returns whether inputs are held."""
-        answer = self._loop.create_future()
-        self._answer = answer
+    async def _cancel(self) -> None:
+        """Ask the author's code to stop; kill it when it does not."""
+        self._answer = answer = self._loop.create_future()
         try:
             send_message(self._connection, CANCEL)
             os.kill(self.pid, signal.SIGUSR1)
             message = await asyncio.wait_for(answer, _CANCEL_GRACE_S)
-            stored = self._to_reply(message).stored
-            if stored is not None:  # it was finished after all: its memory goes back
-                stored.release()
-            return message.header["held"]
+            message.close()  # it may have been finished after all
         except (TimeoutError, CallError, asyncio.CancelledError, OSError):
             self.kill()
-            return True
-
-    def forget_segment(self, key: str) -> None:
-        """Tell the process, with the next call, that a segment is no longer used."""
-        if key in self._sent:
-            self._sent.discard(key)
-            self._forget.append(key)
-
-    def forget_client(self, number: int) -> None:
-        """Tell the process, with the next call, that a client it was lent to has left."""
-        if number in self._known_clients:
-            self._known_clients.discard(number)
-            self._forget_clients.append(number)
-
-    @property
-    def prefix(self) -> str:
-        """How the keys of its segments begin."""
-        return f"w{self.number}."
-
-    def send_client(self, client: Client, holds: Sequence[str]) -> bool:
-        """Have the process read a client's calls itself; whether that was possible."""
-        terms = {
-            "client": client.number, "holds": holds, "endpoints": client.endpoints,
-        }  # fmt: skip
-        try:
-            send_message(self._connection, {"lend": terms}, (), [client.descriptor])
-        except OSError:
-            return False
-        self._known_clients.add(client.number)
-        return True
-
-    def send_recall(self) -> None:
-        """Have the process come back from its clients; it does when its call is over."""
-        try:
-            send_message(self._connection, {"recall": True})
-        except OSError:
-            self.kill()
-
-    def release_segment(self, key: str) -> None:
-        """Tell the process, with the next call, that nobody reads one of its segments any more."""
-        self._release.append(key)
-
-    def interrupt(self) -> None:
-        """Have the process look whether the call of its client was cancelled."""
-        if self._process is not None and self.is_alive:
-            self._process.send_signal(signal.SIGUSR1)
 
     def kill(self) -> None:
         """End the process at once; `on_exit` follows."""
@@ -312,26 +211,35 @@ class WorkerProcess:
         while self.is_alive:
             await asyncio.sleep(0.005)
 
-    def _to_reply(self, message: Message) -> Reply:
-        header = message.header
-        stored = self._stored(message) if "segment" in header else None
-        return Reply(header["status"], header["content_type"], [message.body], stored=stored)
-
-    def _stored(self, message: Message) -> StoredBody:
-        key, nbytes = message.header["segment"]
-        descriptor = message.descriptors[0] if message.descriptors else None
-        segment = self._received.get(key, descriptor)
-        if segment is None or nbytes > segment.size:
+    def _to_reply(self, message: Message, room: Segment | None) -> Reply:
+        header, stored = message.header, None
+        try:
+            if "room" in header and room is not None:
+                stored = SegmentBody(room, header["room"])
+            elif "segment" in header:
+                stored = SegmentBody(Segment(*message.descriptors), header["segment"])
+            if stored is not None and stored.nbytes > stored.segment.size:
+                raise DecodeError("The answer is larger than its memory.", code="bad_segment")
+        except (ChainruleError, TypeError):
             self.kill()
-            raise CallError("The worker named unknown memory.", code="worker_crashed", status=502)
-        return StoredBody(key, segment, nbytes, lambda: self._release.append(key))
+            raise CallError(
+                "The worker's reply is damaged.", code="worker_crashed", status=502
+            ) from None
+        return Reply(header["status"], header["content_type"], [message.body], stored=stored)
 
     def _on_readable(self) -> None:
         try:
             message = receive_message(self._connection)
         except BlockingIOError:
             return
-        except (OSError, ChainruleError):
+        except OSError as error:
+            if error.errno == errno.EMFILE:  # the worker is well, its answer is lost
+                self._fail_answer(
+                    StorageError("The server has no file descriptors left for this answer.")
+                )
+                return
+            message = None
+        except ChainruleError:
             message = None
         if message is None:
             # Most likely it is ending, and its status will say how.
@@ -341,46 +249,31 @@ class WorkerProcess:
         elif "progress" in message.header:  # perhaps from a thread that outlived its call
             if self._watcher is not None:
                 self._watcher.on_progress(*message.header["progress"])
-        elif self.lease is not None:
-            self.lease.hear(message)
         elif self._answer is not None and not self._answer.done():
             self._answer.set_result(message)
         else:
             self.kill()  # an answer that nobody asked for: the author's code writes to our socket
 
-    def _hear_last_words(self, lease: Lease) -> None:
-        """What the process has still said about its clients before it ended."""
-        try:
-            while (message := receive_message(self._connection)) is not None:
-                lease.hear(message)
-        except (OSError, ChainruleError):
-            return
-
     def _on_process_end(self) -> None:
         assert self._process is not None, "it was started"
         self._is_doomed = True
-        if self.lease is not None:
-            self._hear_last_words(self.lease)
         self._loop.remove_reader(self._pidfd)
         self._loop.remove_reader(self._connection)
         self.exit_code = self._process.wait()
         os.close(self._pidfd)
         self._connection.close()
-        self._fail_answer()
-        # The failed answer refers to us by its traceback; what we hold must not wait for the collector.
+        self._fail_answer(self._end_error())
         self._answer = None
-        self._received = SegmentCache()
         self._on_exit(self)
-        self.slot.close()
 
-    def _fail_answer(self) -> None:
+    def _fail_answer(self, error: ChainruleError) -> None:
         if self._answer is None or self._answer.done():
             return
-        self._answer.set_exception(self.end_error())
+        self._answer.set_exception(error)
         # Nobody may be waiting any more; that is not an error.
         self._answer.exception()
 
-    def end_error(self) -> CallError:
+    def _end_error(self) -> CallError:
         """What the caller of a process that has ended is told."""
         return CallError(
             f"The component's process ended {ending_words(self.exit_code)} while it was computing. It "

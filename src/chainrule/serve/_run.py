@@ -22,7 +22,7 @@ from chainrule.runtime._config import ComponentConfig
 from chainrule.serve._app import MakePool, Server
 from chainrule.serve._crowd import Crowd, enough_descriptors
 from chainrule.serve._options import ServeOptions
-from chainrule.serve._protocol import TimedHttpProtocol
+from chainrule.serve._protocol import LimitedHttpProtocol, RequestLimit
 from chainrule.serve._security import LocalCallers
 from chainrule.serve._tls_door import TlsDoor
 
@@ -108,7 +108,9 @@ def no_address(host: str, port: int, reason: Exception) -> TransportError:
     )
 
 
-def _make_door(protocol: type[TimedHttpProtocol], context: ssl.SSLContext, **state: Any) -> TlsDoor:
+def _make_door(
+    protocol: type[LimitedHttpProtocol], context: ssl.SSLContext, **state: Any
+) -> TlsDoor:
     return TlsDoor(protocol(**state), context)
 
 
@@ -120,13 +122,12 @@ class _Runner(uvicorn.Server):
         crowd: Crowd,
         on_ready: Callable[[str], None] | None,
     ) -> None:
-        protocol = TimedHttpProtocol.configured(options.read_timeout_s, server.express_lane, crowd)
+        protocol = LimitedHttpProtocol.configured(options.read_timeout_s, crowd)
         app = server.app
         if options.token_file is None and not options.insecure:
             app = LocalCallers(app)
-            server.express_lane.guards.append(app.allows)
         config = uvicorn.Config(
-            app,
+            RequestLimit(app, crowd),
             host=options.host,
             port=options.port,
             http=protocol,
@@ -156,6 +157,7 @@ class _Runner(uvicorn.Server):
             make_door = partial(_make_door, protocol, config.ssl)
             config.http_protocol_class, config.ssl = make_door, None  # type: ignore[assignment]
         super().__init__(config)
+        crowd.connections = self.server_state.connections  # type: ignore[assignment]
         self._server = server
         self._options = options
         self._on_ready = on_ready

@@ -1,66 +1,133 @@
-"""Clients of the same host: calls over a Unix socket, bodies in shared memory.
+"""Bodies in the shared memory of clients on the same host.
 
-The protocol is described in `chainrule.runtime._samehost`. The server passes segments between client and
-worker without looking at them; only in thread mode does it map them itself. After its first call a client
-that numbers its calls is lent a worker, which reads the connection itself (`_lease`).
+Calls of such clients are HTTP requests like all others. What differs is where their bodies lie: descriptors
+of shared memory come and go over a *channel*, a Unix socket beside the HTTP connection, and a header of the
+request names them. The protocol is described in `chainrule.runtime._samehost`.
+
+Everything that comes over a channel is checked: a message of another form ends the channel, and its
+descriptors are closed. The server does not look into the memory. It passes the descriptors on to a worker
+process; where there is none, a thread copies the body.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
-import itertools
 import os
+import re
 import secrets
-import select
 import socket
 import struct
-import weakref
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from chainrule._errors import CapabilityError, ChainruleError, DecodeError, LimitError
-from chainrule.runtime._copying import write_pieces
+import numpy as np
+
+from chainrule._errors import ChainruleError, DecodeError, StorageError
 from chainrule.runtime._samehost import (
     INLINE_BYTES,
+    MappedSegments,
     Message,
     Segment,
-    SegmentPool,
-    is_well_formed,
     listen,
     receive_message,
     send_message,
+    stored,
 )
-from chainrule.serve._calls import Call, Reply, StoredBody
-from chainrule.serve._problems import problem_reply
-from chainrule.serve._process import SegmentBody
-from chainrule.serve._service import Service
+from chainrule.serve._calls import Reply, SegmentBody
 
-__all__ = ["SameHostListener"]
+MEMORY_HEADER = b"chainrule-memory"
 
-Target = tuple[Service, str]
-
-_MAX_SEGMENTS = 64
-_MAX_CONNECTIONS = 256
+_MAX_CHANNELS = 256
+# Messages for requests that were refused before their memory was looked for; a client sends one at a time.
+_MAX_UNREAD = 4
+_ACCEPT_AGAIN_S = 1.0
 _CREDENTIALS = struct.Struct("3i")
+_NAMED = re.compile(rb"([0-9a-f]{32}) ([0-9]{1,18}) ([0-9]{1,18})")
+
+
+class UnknownMemoryError(ChainruleError):
+    """The request names shared memory that this server has not received: HTTP 421."""
+
+    default_code = "unknown_memory"
+    http_status = 421
+
+
+class ClientMemory:
+    """What a client has announced for one request.
+
+    Attributes:
+        body: of the request; `None` when it is in the request itself.
+        room: for the answer, if the client has offered any.
+    """
+
+    def __init__(
+        self, channel: _Channel, message: Message, nbytes: int, *, is_mapped_here: bool
+    ) -> None:
+        self._channel = channel
+        segments = _opened(message, channel.mapped.get if is_mapped_here else Segment)
+        self.room = segments.pop() if message.header["room"] else None
+        segment = segments.pop() if message.header["body"] else None
+        if (segment is None) != (nbytes == 0) or (segment is not None and nbytes > segment.size):
+            raise DecodeError(
+                f"A body of {nbytes} bytes was announced that does not lie in the segment sent for it.",
+                code="bad_segment",
+            )
+        self.body = None if segment is None else SegmentBody(segment, nbytes)
+
+    async def read(self) -> np.ndarray[Any, Any]:
+        """The body in memory of this process.
+
+        Raises:
+            StorageError: there is no memory left.
+        """
+        assert self.body is not None, "the caller has looked"
+        try:
+            return await asyncio.to_thread(self.body.segment.copy, self.body.nbytes)
+        except (MemoryError, OSError):
+            raise StorageError("The server has no memory left for this body.") from None
+
+    async def give(self, reply: Reply) -> Reply:
+        """What to send over HTTP for a reply: its body goes through shared memory if it is large.
+
+        The header tells the client that no worker uses its segments any more.
+        """
+        body = reply.stored
+        if body is None and reply.nbytes > INLINE_BYTES:
+            body = await asyncio.to_thread(self._store, reply.pieces)
+        if body is None:
+            form = b"inline"
+        elif body.segment is self.room:
+            form = b"room %d" % body.nbytes
+        elif self._channel.send({"segment": body.nbytes}, body.segment):
+            form = b"segment %d" % body.nbytes
+        else:
+            form = b"inline"
+        is_inline = form == b"inline"
+        return reply._replace(
+            pieces=reply.pieces if is_inline else [],
+            stored=reply.stored if is_inline else None,
+            headers=(*reply.headers, (MEMORY_HEADER, form)),
+        )
+
+    def _store(self, pieces: list[Any]) -> SegmentBody | None:
+        nbytes = sum(map(len, pieces))
+        try:
+            if self.room is not None and nbytes <= self.room.size:
+                self.room.write(pieces)
+                return SegmentBody(self.room, nbytes)
+            return SegmentBody(stored(pieces), nbytes)
+        except (OSError, ChainruleError):
+            return None  # the answer goes over HTTP
 
 
 class SameHostListener:
-    """Accepts clients of the same host and user.
+    """Accepts channels of clients of the same host and user."""
 
-    Args:
-        targets: path → component and endpoint, as over HTTP.
-        debug: tracebacks to callers.
-    """
-
-    def __init__(self, targets: Mapping[str, Target], *, debug: bool) -> None:
-        self._targets = targets
-        self._debug = debug
+    def __init__(self) -> None:
         self._address = secrets.token_hex(16)
         self._secret = secrets.token_hex(32)
-        self._connections: set[_Connection] = set()
+        self._channels: dict[str, _Channel] = {}
         self._loop = asyncio.get_running_loop()
         self._listener = listen(self._address)
         self._listener.setblocking(False)
@@ -69,29 +136,59 @@ class SameHostListener:
     @property
     def offer(self) -> dict[str, Any]:
         """What `GET /same-host` answers."""
-        return {"address": self._address, "secret": self._secret, "inline_bytes": INLINE_BYTES}
+        return {"address": self._address, "secret": self._secret}
+
+    def claim(self, headers: Mapping[bytes, bytes], *, is_mapped_here: bool) -> ClientMemory | None:
+        """What a client has announced for a request with these headers; `None` if it has not.
+
+        Args:
+            headers: of the request.
+            is_mapped_here: no worker process will read it.
+
+        Raises:
+            UnknownMemoryError: it was announced to another server, or has been lost.
+            DecodeError: it is not what it should be (`bad_segment`).
+        """
+        text = headers.get(MEMORY_HEADER)
+        if text is None:
+            return None
+        named = _NAMED.fullmatch(text)
+        channel = None if named is None else self._channels.get(named[1].decode())
+        message = None if named is None or channel is None else channel.take(int(named[2]))
+        if named is None or channel is None or message is None:
+            raise UnknownMemoryError(
+                "This server has not received the shared memory that the request names. Send the request "
+                "without Chainrule-Memory."
+            )
+        return ClientMemory(channel, message, int(named[3]), is_mapped_here=is_mapped_here)
 
     def _on_connect(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:
+        except BlockingIOError:
             return
-        if len(self._connections) >= _MAX_CONNECTIONS or not _is_same_user(connection):
+        except (
+            OSError
+        ):  # no descriptor left; the listener stays readable, and would be tried again at once
+            self._loop.remove_reader(self._listener)
+            self._loop.call_later(_ACCEPT_AGAIN_S, self._accept_again)
+            return
+        if len(self._channels) >= _MAX_CHANNELS or not _is_same_user(connection):
             connection.close()
             return
-        connection.setblocking(False)
-        self._connections.add(
-            _Connection(
-                connection, self._targets, self._secret, self._debug, self._connections.discard
-            )
-        )
+        name = secrets.token_hex(16)
+        self._channels[name] = _Channel(connection, name, self._secret, self._channels.pop)
+
+    def _accept_again(self) -> None:
+        if self._listener.fileno() != -1:
+            self._loop.add_reader(self._listener, self._on_connect)
 
     def close(self) -> None:
         """Accept no more, and close what is open."""
         self._loop.remove_reader(self._listener)
         self._listener.close()
-        for connection in list(self._connections):
-            connection.close()
+        for channel in list(self._channels.values()):
+            channel.close()
 
 
 def _is_same_user(connection: socket.socket) -> bool:
@@ -100,43 +197,55 @@ def _is_same_user(connection: socket.socket) -> bool:
     return user in (0, os.geteuid())
 
 
-class _Connection:
-    """One client connection: hello, then one call at a time. It is a `Client` of leases."""
+class _Channel:
+    """One client connection for descriptors: the secret first, then one message for each call.
 
-    _numbers = itertools.count(1)
+    Attributes:
+        mapped: memory of this client that is mapped in this process.
+    """
 
     def __init__(
         self,
         connection: socket.socket,
-        targets: Mapping[str, Target],
+        name: str,
         secret: str,
-        debug: bool,
-        on_close: Callable[[_Connection], None],
+        on_close: Callable[[str], object],
     ) -> None:
-        self.number = next(self._numbers)
-        self.endpoints: Mapping[str, str] = {}
+        connection.setblocking(False)
         self._connection = connection
-        self._targets = targets
-        self._secret = secret
-        self._debug = debug
+        self._name = name
+        self._secret = secret.encode()
         self._on_close = on_close
-        self._prefix = f"c{self.number}"
         self._is_known = False
-        self._is_lent = False
-        self._segments: dict[str, Segment] = {}
-        self._own = SegmentPool(self._prefix)
-        self._lent: dict[str, Callable[[], object]] = {}
-        self._released_early: set[str] = set()
-        self._task: asyncio.Task[None] | None = None
+        self._announced: Message | None = None
+        self.mapped = MappedSegments()
         self._loop = asyncio.get_running_loop()
-        self.read_again()
+        self._loop.add_reader(connection, self._read)
 
-    def read_again(self) -> None:
-        """Read calls from the connection."""
-        if self._connection.fileno() != -1:
-            self._loop.add_reader(self._connection, self._on_readable)
+    def take(self, number: int) -> Message | None:
+        """What was announced under a number, once."""
+        # It was sent before the request, so it is here, though the event loop may not have read it yet.
+        for _ in range(_MAX_UNREAD):
+            message = self._announced
+            if message is not None and message.header["number"] == number:
+                self._announced = None
+                return message
+            self._read()
+        return None
 
-    def _on_readable(self) -> None:
+    def send(self, header: dict[str, Any], segment: Segment) -> bool:
+        """Send a segment; whether that was possible."""
+        try:
+            send_message(self._connection, header, (), [segment.descriptor])
+        except OSError:
+            self.close()
+            return False
+        return True
+
+    def _read(self) -> None:
+        """Read the next message, if there is one."""
+        if self._connection.fileno() == -1:
+            return
         try:
             message = receive_message(self._connection)
         except BlockingIOError:
@@ -145,235 +254,63 @@ class _Connection:
             message = None
         if message is None:
             self.close()
+        elif self._is_known and _is_announcement(message):
+            self._forget()
+            self._announced = message
         else:
-            self.handle(message)
-
-    def handle(self, message: Message) -> None:
-        """Begin to answer a message."""
-        if self._task is not None or not is_well_formed(message):
             message.close()
-            self.close()
-        elif not self._is_known:
-            self._introduce(message)
-        else:
-            self._task = self._loop.create_task(self._handle(message))
+            self._introduce(message.header.get("secret"))
 
-    def _introduce(self, message: Message) -> None:
-        self._is_known = hmac.compare_digest(str(message.header.get("secret")), self._secret)
-        self._send({"status": 200 if self._is_known else 401})
-        if not self._is_known:
-            self.close()
-
-    async def _handle(self, message: Message) -> None:
-        for key in message.header.get("release", ()):
-            self.release(key)
-        reply, is_held = await self._answer(message)
-        held = is_held()
-        if held:
-            self._forget(message.header["segment"][0])
-        self._task = None
-        self._reply(reply, held, message.header.get("number"))
-        if "number" in message.header and self.is_lendable:
-            self._offer(message)
-
-    def _offer(self, message: Message) -> None:
-        """Offer the connection to the workers of the component that was called."""
-        target = self._targets.get(str(message.header.get("path")))
-        if target is not None:
-            service, _ = target
-            self.endpoints = {
-                path: name for path, (found, name) in self._targets.items() if found is service
-            }
-            service.pool.lend_to(self)
-
-    async def _answer(self, message: Message) -> tuple[Reply, Callable[[], bool]]:
-        """The reply, and a way to see whether the component still uses the request's memory."""
-        is_held: Callable[[], bool] = _never
+    def _introduce(self, secret: Any) -> None:
+        self._is_known = (
+            not self._is_known
+            and type(secret) is str
+            and hmac.compare_digest(secret.encode(), self._secret)
+        )
         try:
-            service, endpoint = self._target(message)
-            header = message.header
-            body, is_held = self._body(message, service)
-            call = Call(
-                endpoint,
-                body,
-                content_type=header.get("content_type") or "",
-                accept=header.get("accept"),
-                run_id=header.get("run_id"),
-                traceparent=header.get("traceparent"),
-            ).check()
-            return self._store(await service.pool.call(call)), is_held
-        except ChainruleError as error:
-            return problem_reply(error, debug=self._debug), is_held
-
-    def _target(self, message: Message) -> Target:
-        target = self._targets.get(str(message.header.get("path")))
-        if target is None:
-            raise CapabilityError("There is nothing at this path.", code="not_found")
-        return target
-
-    def _body(self, message: Message, service: Service) -> tuple[Any, Callable[[], bool]]:
-        if message.header.get("segment") is None:
-            return message.body, _never
-        key, nbytes = message.header["segment"]
-        segment = self._segment(key, message.descriptors)
-        if nbytes > segment.size:
-            raise DecodeError("The body is larger than its segment.", code="bad_segment")
-        if nbytes > service.facts.max_body_bytes:
-            raise LimitError(
-                f"The body is larger than {service.facts.max_body_bytes} bytes.",
-                code="body_too_large",
-            )
-        if service.pool.uses_segments:
-            outcome = _Outcome()
-            return SegmentBody(segment, nbytes, outcome.set), outcome.is_held
-        array = segment.array(nbytes)
-        in_use = weakref.ref(array)
-        return array, lambda: in_use() is not None
-
-    def _segment(self, key: str, descriptors: Sequence[int]) -> Segment:
-        if descriptors and key not in self._segments:
-            if len(self._segments) >= _MAX_SEGMENTS:
-                self._forget(next(iter(self._segments)))
-            self._segments[key] = Segment.open(f"{self._prefix}.{key}", descriptors[0])
-        elif descriptors:
-            os.close(descriptors[0])
-        if key not in self._segments:
-            raise DecodeError(
-                "The segment is not known here; send its descriptor.", code="bad_segment"
-            )
-        return self._segments[key]
-
-    def _store(self, reply: Reply) -> Reply:
-        """A reply whose body is small or lies in a segment."""
-        if reply.stored is not None:
-            return reply
-        nbytes = sum(map(len, reply.pieces))
-        if nbytes <= INLINE_BYTES:
-            body = [b"".join(reply.pieces)]
-            return Reply(reply.status, reply.content_type, body, reply.retry_after_s)
-        segment = self._own.take(nbytes)
-        write_pieces(segment.array(nbytes), reply.pieces)
-        key = segment.key
-        stored = StoredBody(key, segment, nbytes, lambda: self._own.give_back(key))
-        return Reply(reply.status, reply.content_type, [], stored=stored)
-
-    def _reply(self, reply: Reply, held: bool, number: int | None) -> None:
-        header = {"status": reply.status, "content_type": reply.content_type, "held": held}
-        if number is not None:
-            header["number"] = number
-        if reply.retry_after_s is not None:
-            header["retry_after"] = reply.retry_after_s
-        stored = reply.stored
-        if stored is None:
-            self._send(header, reply.pieces)
-            return
-        self._lent[stored.key] = stored.release
-        header["segment"] = [stored.key, stored.nbytes]
-        self._send(header, (), [stored.segment.descriptor])
-
-    def _send(self, header: dict[str, Any], body: Any = (), descriptors: Any = ()) -> None:
-        try:
-            send_message(self._connection, header, body, descriptors)
+            if self._is_known:
+                send_message(self._connection, {"channel": self._name})
+                return
         except OSError:
-            self.close()
+            pass
+        self.close()
 
-    def release(self, key: str) -> None:
-        """The client no longer reads the body of a reply."""
-        release = self._lent.pop(key, None)
-        if release is not None:
-            release()
-        elif self._is_lent:  # a worker knows this one, and will say so when it returns
-            self._released_early.add(key)
-
-    @property
-    def descriptor(self) -> int:
-        """Of the connection."""
-        return self._connection.fileno()
-
-    @property
-    def is_lendable(self) -> bool:
-        """Whether it is open, here, and nothing is under way."""
-        return not self._is_lent and self._task is None and self._connection.fileno() != -1
-
-    @property
-    def has_left(self) -> bool:
-        """Whether the other side has closed the connection."""
-        return self._connection.fileno() == -1 or self._has(select.POLLRDHUP)
-
-    @property
-    def is_unheard(self) -> bool:
-        """Whether a message waits to be read, or is being answered here."""
-        return self._task is not None or self._has(select.POLLIN)
-
-    def _has(self, event: int) -> bool:
-        if self._connection.fileno() == -1:
-            return False
-        poll = select.poll()
-        poll.register(self._connection, event)
-        return any(found & event for _, found in poll.poll(0))
-
-    def lend(self, prefix: str) -> Sequence[str]:
-        """Leave the connection to a worker, and what the client holds of its memory."""
-        self._is_lent = True
-        self._loop.remove_reader(self._connection)
-        held = [key for key in self._lent if key.startswith(prefix)]
-        for key in held:
-            del self._lent[key]
-        return held
-
-    def take_back(self, held: Sequence[str], release: Callable[[str], object]) -> None:
-        """Read the connection again; the client still holds these segments of the worker's."""
-        self._is_lent = False
-        early, self._released_early = self._released_early, set()
-        for key in held:
-            if key in early or self._connection.fileno() == -1:
-                release(key)
-            else:
-                self._lent[key] = partial(release, key)
-        self.read_again()
-
-    def fail(self, number: int | None, error: ChainruleError) -> None:
-        """Answer a call, or the present one, with an error."""
-        # Whether the component still uses the memory of the request is not known any more.
-        self._reply(problem_reply(error, debug=self._debug), True, number)
-
-    def _forget(self, key: str) -> None:
-        segment = self._segments.pop(key, None)
-        if segment is not None:
-            for service, _ in self._targets.values():
-                service.pool.forget_segment(segment.key)
+    def _forget(self) -> None:
+        if self._announced is not None:
+            self._announced.close()
+            self._announced = None
 
     def close(self) -> None:
-        """Close, cancel the call under way, give back all memory."""
+        """Close the connection and what was sent over it."""
         if self._connection.fileno() == -1:
             return
         self._loop.remove_reader(self._connection)
-        with contextlib.suppress(OSError):  # also for a worker that reads the same connection
-            self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
-        if self._task is not None:
-            self._task.cancel()
-        for key in list(self._lent):
-            self.release(key)
-        for key in list(self._segments):
-            self._forget(key)
-        for service, _ in self._targets.values():
-            service.pool.forget_client(self.number)
-        self._on_close(self)
+        self._forget()
+        self._on_close(self._name)
 
 
-class _Outcome:
-    """Whether a worker was done with a segment when it answered."""
+def _is_announcement(message: Message) -> bool:
+    header = message.header
+    body, room, number = header.get("body"), header.get("room"), header.get("number")
+    return (
+        header.keys() == {"number", "body", "room"}
+        and type(number) is int
+        and type(body) is bool
+        and type(room) is bool
+        and len(message.descriptors) == body + room
+        and not message.body
+    )
 
-    def __init__(self) -> None:
-        self._is_reusable = True
 
-    def set(self, is_reusable: bool) -> None:
-        self._is_reusable = is_reusable
-
-    def is_held(self) -> bool:
-        return not self._is_reusable
-
-
-def _never() -> bool:
-    return False
+def _opened(message: Message, open_one: Callable[[int], Segment]) -> list[Segment]:
+    """The segments of a message; if one is not what it should be, none is kept."""
+    descriptors, segments = list(message.descriptors), []
+    try:
+        while descriptors:
+            segments.append(open_one(descriptors.pop(0)))
+    except ChainruleError:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+    return segments

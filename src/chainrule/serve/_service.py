@@ -3,41 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from chainrule.serve._calls import Call, Facts, Reply
-from chainrule.serve._lease import Client
-from chainrule.serve._pool import Counters, WorkerState
-from chainrule.serve._traffic import Traffic
-
-__all__ = ["Pool", "Service"]
-
-
-class Pool(Protocol):
-    """What answers calls: worker processes or a thread."""
-
-    uses_segments: bool
-    max_queue: int
-    counters: Counters
-    traffic: Traffic
-
-    @property
-    def queue_length(self) -> int: ...
-    @property
-    def is_ready(self) -> bool: ...
-    @property
-    def alive(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def workers(self) -> list[WorkerState]: ...
-    async def start(self) -> Facts: ...
-    async def call(self, call: Call) -> Reply: ...
-    async def drain(self, grace_s: float) -> None: ...
-    async def stop(self) -> None: ...
-    def forget_segment(self, key: str) -> None: ...
-    def forget_client(self, number: int) -> None: ...
-    def lend_to(self, client: Client) -> None: ...
+from chainrule.serve._merging import Merger
+from chainrule.serve._pool import Pool
 
 
 @dataclass
@@ -48,8 +17,18 @@ class Service:
         name: of the component in URLs.
         pool: what answers.
         facts: known once the pool has started.
+        merger: makes one call of several where author or operator want that.
     """
 
     name: str
     pool: Pool
     facts: Facts
+    merger: Merger | None = None
+
+    async def call(self, call: Call) -> Reply:
+        """Have a call answered, alone or together with others.
+
+        Raises:
+            CallError: as by the pool.
+        """
+        return await (self.pool if self.merger is None else self.merger).call(call)

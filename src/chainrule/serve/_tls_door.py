@@ -12,7 +12,7 @@ import socket
 import ssl
 from typing import Any
 
-from chainrule.serve._protocol import TimedHttpProtocol
+from chainrule.serve._protocol import LimitedHttpProtocol
 
 __all__ = ["TlsDoor"]
 
@@ -25,7 +25,7 @@ class TlsDoor(asyncio.Protocol):
         context: certificate and key.
     """
 
-    def __init__(self, behind: TimedHttpProtocol, context: ssl.SSLContext) -> None:
+    def __init__(self, behind: LimitedHttpProtocol, context: ssl.SSLContext) -> None:
         self._behind = behind
         self._context = context
 

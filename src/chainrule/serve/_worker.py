@@ -2,39 +2,40 @@
 
 Started as `python -m chainrule.serve._worker <descriptor>` with one end of a socket pair. The first message
 brings the component (pickled by the server that started us), then calls come and replies go, in the messages
-of `chainrule.runtime._samehost`. Between calls the server may lend us to clients of the same host, whose
-calls we then read ourselves (`_direct`). The process ends when the server closes its end or dies.
+of `chainrule.runtime._samehost`. The process ends when the server closes its end or dies.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import gc
 import os
 import pickle
+import select
 import signal
 import socket
 import sys
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 import orjson
 
-from chainrule._errors import ChainruleError, ComponentError
+from chainrule._errors import ChainruleError, ComponentError, StorageError
 from chainrule.runtime._component import load_component
 from chainrule.runtime._samehost import (
-    CallSlot,
+    INLINE_BYTES,
+    MappedSegments,
     Message,
+    Segment,
     has_message,
     receive_message,
     send_message,
+    stored,
 )
 from chainrule.serve._answering import Answerer
-from chainrule.serve._calls import Call, Reply
-from chainrule.serve._desk import Desk, StoredReply
-from chainrule.serve._direct import DirectClients
+from chainrule.serve._calls import Call, Cancelled, Reply
 from chainrule.serve._following import following
 from chainrule.serve._forked import only_here
 from chainrule.serve._preparing import prepare, show_log
@@ -52,90 +53,109 @@ class Worker:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._slot: CallSlot | None = None
-        self._direct: DirectClients | None = None
+        self._mapped = MappedSegments()
+        self._is_running = False
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
         signal.signal(signal.SIGUSR1, self._on_cancel)
 
     def _on_cancel(self, *_: Any) -> None:
-        # Others send this signal, too: a batch system, or the author. The server sends a message before it.
-        # For a call of a direct client, which may have ended since the server looked, the slot says it.
-        if self._slot is not None and self._slot.current is not None:
-            is_asked = self._slot.is_cancelled
-        else:
-            is_asked = has_message(self._connection)
-        if is_asked:
-            self._desk.cancel()
+        """Break off the call under way, if the server has asked for that.
+
+        Others send this signal, too: a batch system, or the author. The server sends a message before it.
+        """
+        if self._is_running and has_message(self._connection):
+            self._is_running = False
+            raise Cancelled
 
     def load(self) -> Answerer | None:
         """Load the component and say what it is, or why it cannot be loaded."""
         message = receive_message(self._connection)
         if message is None:
             return None
-        self._desk = Desk(f"w{message.header.get('worker', 0)}")
-        if message.descriptors:
-            self._slot = CallSlot(message.descriptors[0])
         answerer, reply = _load(message.body)
-        self._send(self._desk.store(reply))
+        self._send(reply, None)
         return answerer
 
     def run(self, answerer: Answerer) -> None:
         """Answer calls until the server closes the connection."""
         while True:
-            if self._direct is not None:
-                self._direct.wait()
-            message = receive_message(self._connection)
+            try:
+                message = self._next_message()
+            except OSError as error:
+                if error.errno != errno.EMFILE:
+                    raise
+                self._send(problem_reply(_no_room("this body")), None)
+                continue
             if message is None:
                 return
-            self._handle(answerer, message)
+            if "call" in message.header:  # and not that a call is to be broken off which is over
+                self._answer(answerer, message)
+            del message
 
-    def _handle(self, answerer: Answerer, message: Message) -> None:
-        header = message.header
-        for key in header.get("release", ()):
-            self._desk.own.give_back(key)
-        for key in header.get("forget", ()):
-            self._desk.received.forget(key)
-        for number in header.get("forget_clients", ()):
-            self._desk.received.forget_all(f"c{number}.")
-        if "call" in header:
-            key = header["segment"][0] if "segment" in header else None
-            with following(self._connection, message):
-                stored = self._desk.answer(
-                    answerer, Call(body=message.body, **header["call"]), message, key
-                )
-            if "number" in header:
-                stored.header["number"] = header["number"]
-            self._send(stored)
-        elif "lend" in header:
-            self._lend(answerer, message)
-        elif "recall" in header:
-            self._return()
+    def _answer(self, answerer: Answerer, message: Message) -> None:
+        descriptors = iter(message.descriptors)
+        body = self._mapped.get(next(descriptors)) if "body" in message.header else None
+        room = self._mapped.get(next(descriptors)) if "room" in message.header else None
+        with following(self._connection, message):
+            reply = self._reply(answerer, message, body)
+        self._send(reply, room)
 
-    def _lend(self, answerer: Answerer, message: Message) -> None:
-        """Read calls of a client ourselves, until we are called back."""
-        assert self._slot is not None, "only servers lend, and they send a slot"
-        if self._direct is None:
-            self._direct = DirectClients(
-                self._desk,
-                answerer,
-                self._slot,
-                self._connection.fileno(),
-                max_body_bytes=answerer.facts.max_body_bytes,
-                tell=partial(send_message, self._connection),
-            )
-        terms = message.header["lend"]
-        self._direct.add(
-            terms["client"], message.descriptors[0], terms["holds"], terms["endpoints"]
-        )
+    def _next_message(self) -> Message | None:
+        # Memory of callers that do not come again is let go, also when nobody else comes.
+        while self._mapped and not self._poll.poll(1000 * self._mapped.max_idle_s):
+            self._mapped.let_go_of_unused()
+        message = receive_message(self._connection)
+        self._mapped.let_go_of_unused()
+        return message
 
-    def _return(self) -> None:
-        """Leave all clients to the server."""
-        held, tally = ({}, []) if self._direct is None else self._direct.leave_all()
-        self._direct = None
-        send_message(self._connection, {"recalled": held, "tally": tally})
+    def _reply(self, answerer: Answerer, message: Message, body: Segment | None) -> Reply:
+        try:
+            self._is_running = True
+            content = message.body if body is None else body.copy(message.header["body"])
+            reply = answerer.answer(Call(body=content, **message.header["call"]))
+            self._is_running = False
+        except Cancelled:
+            return Reply(499, "text/plain", [])
+        except ChainruleError as error:  # the body's segment is not what it should be
+            self._is_running = False
+            return problem_reply(error)
+        except (MemoryError, OSError):
+            self._is_running = False
+            return problem_reply(_no_room("this body"))
+        return reply
 
-    def _send(self, stored: StoredReply) -> None:
-        stored.header.setdefault("held", False)
-        send_message(self._connection, stored.header, (stored.inline,), stored.descriptors)
+    def _send(self, reply: Reply, room: Segment | None) -> None:
+        """Send a reply: a large one in the memory that the caller offers for it, or in new memory."""
+        header: dict[str, Any] = {"status": reply.status, "content_type": reply.content_type}
+        nbytes = reply.nbytes
+        if nbytes <= INLINE_BYTES:
+            send_message(self._connection, header, reply.pieces)
+            return
+        if room is not None and _fits(reply, room):
+            send_message(self._connection, {**header, "room": nbytes})
+            return
+        try:
+            segment = stored(reply.pieces)
+        except OSError:
+            self._send(problem_reply(_no_room("this answer")), None)
+            return
+        send_message(self._connection, {**header, "segment": nbytes}, (), [segment.descriptor])
+
+
+def _fits(reply: Reply, room: Segment) -> bool:
+    """Write an answer into a segment; `False` when it is too small, or cannot be written to."""
+    if reply.nbytes > room.size:
+        return False
+    try:
+        room.write(reply.pieces)
+    except (OSError, ChainruleError):
+        return False
+    return True
+
+
+def _no_room(what: str) -> StorageError:
+    return StorageError(f"The worker has no memory or no file descriptors left for {what}.")
 
 
 def _load(setup: bytes) -> tuple[Answerer | None, Reply]:

@@ -21,7 +21,6 @@ from chainrule.deploy.ray._pool import RayPool
 from chainrule.runtime._codec import FRAMES_MEDIA_TYPE, decode_body
 from chainrule.serve._calls import Call, CallError, Facts, Reply, stopping, unavailable
 from chainrule.serve._following import following_in_thread
-from chainrule.serve._lease import Client
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._pool import Counters, WorkerState
 from chainrule.serve._traffic import Traffic
@@ -30,7 +29,7 @@ __all__ = ["PoolFront", "make_front"]
 
 POOL_PREFIX = "pool:"
 
-_TOLD = tuple(field.name for field in fields(Call) if field.name not in ("body", "watcher"))
+_TOLD = tuple(field.name for field in fields(Call) if field.name not in ("body", "watcher", "room"))
 _INLINE_BYTES = 1 << 16
 # Reading a body to know where it belongs must not cost more than a forward pass on a wrong replica.
 _READ_JSON_BYTES = 1 << 16
@@ -180,15 +179,6 @@ class PoolFront:
         except ChainruleError:
             return None  # the replica says what is wrong with it
         return fingerprint(payload.get("inputs")) if isinstance(payload, dict) else None
-
-    def forget_segment(self, key: str) -> None:
-        """Nothing to do: no segments here."""
-
-    def forget_client(self, number: int) -> None:
-        """Nothing to do: replicas are not lent."""
-
-    def lend_to(self, client: Client) -> None:
-        """Nothing to do: replicas are not lent."""
 
     async def drain(self, grace_s: float) -> None:
         """Take no new calls, and wait until those under way are answered."""

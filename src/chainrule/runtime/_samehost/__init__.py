@@ -1,30 +1,38 @@
 """Memory and messages shared by processes of one host: server and workers, clients and servers.
 
-Large bodies lie in *segments* (anonymous shared memory without a name: when the last process that knows
-one ends, it is gone), small ones travel inside the messages. A message is one packet on a Unix socket of
-type `SOCK_SEQPACKET`: a JSON header, then an inline body, and the file descriptors of segments that the
-receiver has not seen yet. A body is the same bytes as over HTTP, in any format; frames are read in place.
+A *message* is one packet on a Unix socket of type `SOCK_SEQPACKET`: a JSON header, an inline body of up to 32
+kB, and descriptors. Larger bodies lie in *segments*, shared memory without a name that travels as a
+descriptor; `_segments` says to whom a segment belongs and when it is used again. A body is the same bytes as
+over HTTP, in any format.
 
-The protocol between a client and a server on the same host
-    1. `GET /same-host` over HTTP (with the token, if there is one) answers
-       `{"address": "<hex>", "secret": "<hex>", "inline_bytes": 32768}`, or 404 where this is not offered.
+Between a server (or a client that has started a worker of its own) and a worker
+    The first message has the component, pickled, as its body, and the reply says what the component is. A
+    call is `{"call": {"endpoint": …, "content_type": …, …}}` with the body inline, or `"body": nbytes` and
+    the segment with it. `"room": true` says that another segment comes along for the answer. The reply is
+    `{"status": 200, "content_type": …}` with the answer inline; with `"room": nbytes` when it lies in the
+    segment that was offered; or with `"segment": nbytes` and the descriptor of a new one. One call at a time.
+
+Between a client and a server on the same host
+    Calls are HTTP requests. Large bodies may lie in segments, whose descriptors travel beside the request:
+
+    1. `GET /same-host` answers `{"address": "<hex>", "secret": "<hex>"}`, or 404 where this is not offered.
     2. The client connects to the abstract Unix address `"\\0chainrule-" + address` and sends
-       `{"op": "hello", "secret": …}`; the server answers `{"status": 200}`. That the connection is made is
-       the proof of the same host, and of the same user. If anything here fails, stay with HTTP.
-    3. A call is `{"path": "/apply", "content_type": …, "accept": …, "run_id": …}` with the body inline, or
-       with `"segment": [key, nbytes]` and the segment's descriptor, every time. Keys are texts that the
-       sender chooses and never uses twice. One call at a time per connection; callers open as many as they
-       need. A call may have a number, `"number": 7`, larger than that of the call before.
-    4. The reply is `{"status": 200, "content_type": …, "held": false}` with the body inline or in a segment
-       of the server's. `"held": true` says that the component still uses the request's segment: do not
-       write to it again, forget it. `"retry_after"` may be there with status 503. The reply to a call with
-       a number repeats it, and the client ignores replies with the number of an earlier call. Who numbers
-       its calls may be answered by a worker itself, without the server in between, and notices nothing.
-    5. A segment of a reply belongs to the reader until a later call names its key in `"release": [key]`.
-       Closing the connection releases everything and cancels the call that is under way.
+       `{"secret": …}`; the server answers `{"channel": "<hex>"}`. That the connection is made is the proof of
+       the same host, the credentials that the system attaches to it are the proof of the same user.
+    3. For a call the client sends `{"number": n, "body": true, "room": true}` over the channel, with the
+       descriptors of the segment that holds the body and of one for the answer; either may be left out. Then
+       it sends the HTTP request with the header `Chainrule-Memory: <channel> <n> <nbytes>` and, where
+       `nbytes` is not 0, no body of its own.
+    4. The response has the header `Chainrule-Memory: inline` when its body is in the response, `room
+       <nbytes>` when it lies in the segment that was offered, or `segment <nbytes>` when the descriptor of a
+       new one was sent over the channel before. Without the header the response comes from the server and a
+       worker may still use the segments: the client closes them.
+    5. A request that names an unknown channel or number is answered with 421 and the code `unknown_memory`:
+       it reached another server. The client sends it again without shared memory.
 
-Use `connect`, `send_message`, `receive_message`, `Segment`, `SegmentPool` and `SegmentCache`; nothing here
-imports a web framework.
+    One call at a time per channel. Closing the channel closes what was sent over it.
+
+Nothing here imports a web framework.
 """
 
 from chainrule.runtime._samehost._endings import ending_facts, ending_words
@@ -34,39 +42,40 @@ from chainrule.runtime._samehost._messages import (
     Message,
     connect,
     has_message,
-    is_well_formed,
     limit_waiting,
     listen,
     receive_message,
     send_message,
     socket_pair,
 )
-from chainrule.runtime._samehost._patience import Patience
-from chainrule.runtime._samehost._pools import SegmentCache, SegmentPool
-from chainrule.runtime._samehost._segments import Segment, is_supported
-from chainrule.runtime._samehost._slots import CallSlot, CurrentCall
+from chainrule.runtime._samehost._segments import (
+    CallMemory,
+    MappedSegments,
+    Segment,
+    SegmentPool,
+    is_supported,
+    stored,
+)
 from chainrule.runtime._samehost._worker_memory import with_memory_settings
 
 __all__ = [
     "CANCEL",
     "INLINE_BYTES",
-    "CallSlot",
-    "CurrentCall",
+    "CallMemory",
+    "MappedSegments",
     "Message",
-    "Patience",
     "Segment",
-    "SegmentCache",
     "SegmentPool",
     "connect",
     "ending_facts",
     "ending_words",
     "has_message",
     "is_supported",
-    "is_well_formed",
     "limit_waiting",
     "listen",
     "receive_message",
     "send_message",
     "socket_pair",
+    "stored",
     "with_memory_settings",
 ]

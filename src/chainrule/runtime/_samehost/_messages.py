@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import errno
 import os
 import select
 import socket
@@ -13,20 +14,6 @@ from typing import Any, NamedTuple
 import orjson
 
 from chainrule._errors import DecodeError
-
-__all__ = [
-    "CANCEL",
-    "INLINE_BYTES",
-    "Message",
-    "connect",
-    "has_message",
-    "is_well_formed",
-    "limit_waiting",
-    "listen",
-    "receive_message",
-    "send_message",
-    "socket_pair",
-]
 
 INLINE_BYTES = 32 * 1024
 """Bodies up to this size travel inside the message."""
@@ -41,7 +28,8 @@ _MAX_PACKET = 64 * 1024
 _ANCILLARY_SIZE = socket.CMSG_SPACE(4 * array.array("i").itemsize)
 # Plain numbers: combining the flags of the socket module costs microseconds.
 _CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
-_TRUNCATED = int(socket.MSG_TRUNC) | int(socket.MSG_CTRUNC)
+_TRUNCATED = int(socket.MSG_TRUNC)
+_DESCRIPTORS_LOST = int(socket.MSG_CTRUNC)
 
 
 class Message(NamedTuple):
@@ -59,8 +47,7 @@ class Message(NamedTuple):
 
     def close(self) -> None:
         """Close the files that came along, when nobody wants them."""
-        for descriptor in self.descriptors:
-            os.close(descriptor)
+        _close(self.descriptors)
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
@@ -132,20 +119,24 @@ def receive_message(connection: socket.socket) -> Message | None:
 
     Raises:
         DecodeError: not a message (`bad_message`).
-        OSError: the connection broke, or nothing came in time.
+        OSError: the connection broke, nothing came in time, or this process has no room for the descriptors
+            that came along (`EMFILE`).
     """
     packet, ancillary, flags, _ = connection.recvmsg(_MAX_PACKET, _ANCILLARY_SIZE, _CLOSE_ON_EXEC)
     descriptors = _descriptors(ancillary) if ancillary else ()
-    if not packet:
+    if not packet:  # closed; or an empty packet, which is no message either
+        _close(descriptors)
         return None
+    if flags & _DESCRIPTORS_LOST:
+        _close(descriptors)
+        raise OSError(errno.EMFILE, "no room for the descriptors of a message")
     try:
         (length,) = _LENGTH.unpack_from(packet)
         header = orjson.loads(packet[_LENGTH.size : _LENGTH.size + length])
         if flags & _TRUNCATED or not isinstance(header, dict):
             raise ValueError("truncated, or no header")
     except (struct.error, ValueError):
-        for descriptor in descriptors:
-            os.close(descriptor)
+        _close(descriptors)
         raise DecodeError(
             "Expected a packet with a JSON header; found another one.", code="bad_message"
         ) from None
@@ -159,31 +150,14 @@ def has_message(connection: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-def is_well_formed(message: Message) -> bool:
-    """Whether a message has the form of a client's call; a client that sends others is let go."""
-    header = message.header
-    segment = header.get("segment")
-    if "release" in header:
-        release = header["release"]
-        if type(release) is not list or not all(type(key) is str for key in release):
-            return False
-    number = header.get("number", 1)
-    if type(number) is not int or not 0 < number < 1 << 63:
-        return False
-    if segment is None:
-        return len(message.body) <= INLINE_BYTES and not message.descriptors
-    return (
-        type(segment) is list
-        and [type(part) for part in segment] == [str, int]
-        and segment[1] >= 0
-        and len(segment[0]) <= 100
-        and len(message.descriptors) <= 1
-    )
-
-
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
     found = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             found.frombytes(data[: len(data) - len(data) % found.itemsize])
     return found.tolist()
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -1,4 +1,26 @@
-"""One piece of memory that several processes map."""
+"""Shared memory for large bodies: who makes it, who reads it, and when it is used again.
+
+A *segment* is a piece of memory without a name (`memfd`). It goes to another process as a descriptor, and is
+gone when the last process that has it closes it.
+
+    caller (a client, or a server)                     worker
+    writes the request into segment A  ── A, B ──▶     copies A to memory of its own, calls the component,
+    copies B to memory of its own      ◀── reply ──    writes the answer into segment B, or into a new one
+
+Three rules make this safe.
+
+1. What people hold is never shared. Whoever receives a body copies it, once, before anything is decoded. An
+   array that a user or an author holds is in memory that no other process can write to.
+2. Segments belong to the caller, also those that a worker has made for an answer: the worker closes them.
+   Only the caller uses a segment again, and only after the worker has replied. If the worker does not reply
+   (a timeout, a lost connection, a crash, an answer of the server in its place) the caller closes the
+   segments of that call: a worker that goes on then writes to memory that nobody reads.
+3. A segment cannot shrink. Its maker seals it, and the receiver refuses one that is not sealed: a process
+   that reads beyond the end of a file is killed. Only as much as the body is mapped.
+
+Segments are used again because new memory costs five times as much as writing to memory that is there: the
+system has to find and clear every page, and each process has to map it.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +28,23 @@ import fcntl
 import mmap
 import os
 import socket
+import threading
+import time
 import weakref
-from collections.abc import Callable
-from functools import cached_property
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from chainrule._errors import DecodeError
-
-__all__ = ["Segment", "is_supported"]
+from chainrule.runtime._samehost._messages import INLINE_BYTES
 
 _SEALS = getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0)
 _MIN_BYTES = 1 << 16
+# Mapped in such steps, so that bodies of about the same size find the memory mapped.
+_MAP_STEP = 1 << 20
+# Each needs two descriptors.
+_MAX_MAPPED = 64
 
 
 def is_supported() -> bool:
@@ -27,83 +53,318 @@ def is_supported() -> bool:
 
 
 class Segment:
-    """Shared memory of a fixed size.
+    """Shared memory of a fixed size; see the module for its rules.
 
-    A segment cannot shrink: it is sealed by its maker, and `open` refuses one that is not, because a
-    process that reads past the end of shrunken memory is killed.
+    Args:
+        descriptor: of the memory; closed with the segment.
+
+    Raises:
+        DecodeError: the descriptor is not sealed shared memory (`bad_segment`).
 
     Attributes:
-        key: name of the segment between two processes.
+        descriptor: to send to another process.
         size: bytes that fit in.
-        descriptor: to hand to another process.
     """
 
-    def __init__(self, key: str, descriptor: int, size: int, *, is_ours: bool) -> None:
-        self.key = key
+    def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        self.size = size
-        self._is_ours = is_ours
-        weakref.finalize(self, os.close, descriptor)
-
-    @cached_property
-    def _mapped(self) -> mmap.mmap:
-        """The memory; mapped when it is first looked at, so that passing a segment on costs nothing."""
-        if self._is_ours:
-            return mmap.mmap(self.descriptor, self.size)
-        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-        return mmap.mmap(self.descriptor, self.size, flags=flags, prot=mmap.PROT_READ)
+        self._close = weakref.finalize(self, os.close, descriptor)
+        self._mapped: mmap.mmap | None = None
+        try:
+            is_sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+        except OSError:  # another kind of file
+            is_sealed = False
+        if not is_sealed:
+            self.close()
+            raise DecodeError(
+                "Expected shared memory that is sealed against shrinking; found another kind of file.",
+                code="bad_segment",
+            )
+        self.size = os.fstat(descriptor).st_size
 
     @classmethod
-    def create(cls, key: str, nbytes: int) -> Segment:
-        """New memory for at least `nbytes`, in steps that make reuse likely.
+    def create(cls, nbytes: int) -> Segment:
+        """New memory for `nbytes`.
 
         Raises:
-            OSError: the machine has no memory left for it.
+            OSError: the machine has no memory or no descriptor left for it.
         """
-        size = _MIN_BYTES
-        while size < nbytes:
-            size *= 2
-        if size > 1 << 22:  # large ones: steps of an eighth waste less
-            step = size // 16
-            size = -(-nbytes // step) * step
         descriptor = os.memfd_create("chainrule", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(descriptor, size)
+            os.ftruncate(descriptor, max(nbytes, 1))
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
         except BaseException:
             os.close(descriptor)
             raise
-        return cls(key, descriptor, size, is_ours=True)
+        return cls(descriptor)
 
-    @classmethod
-    def open(cls, key: str, descriptor: int) -> Segment:
-        """Memory that another process made; the descriptor is ours from now on.
+    @property
+    def identity(self) -> tuple[int, int]:
+        """The same for every descriptor of this memory, as long as anybody has it open."""
+        status = os.fstat(self.descriptor)
+        return status.st_dev, status.st_ino
+
+    def view(self, nbytes: int) -> memoryview:
+        """The first bytes. Whoever can reach the segment may write to them at any time.
 
         Raises:
-            DecodeError: the descriptor is not sealed shared memory (`bad_segment`).
+            DecodeError: there are not so many, or they may not be written to (`bad_segment`).
+            OSError: this process has no memory or no descriptor left to map them.
         """
-        try:
-            if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
-                raise OSError("not sealed")
-            size = os.fstat(descriptor).st_size
-        except OSError:
-            os.close(descriptor)
-            raise DecodeError(
-                "Expected sealed shared memory; found another kind of file.", code="bad_segment"
-            ) from None
-        return cls(key, descriptor, size, is_ours=False)
-
-    def array(self, nbytes: int) -> np.ndarray[Any, Any]:
-        """The first bytes as an array. While it, or any view of it, lives, the memory is in use."""
         if not 0 <= nbytes <= self.size:
             raise DecodeError(
                 f"A body of {nbytes} bytes was declared in a segment of {self.size}.",
                 code="bad_segment",
             )
-        return np.frombuffer(self._mapped, np.uint8, nbytes) if nbytes else np.empty(0, np.uint8)
+        if self._mapped is None or len(self._mapped) < nbytes:
+            length = min(self.size, -(-nbytes // _MAP_STEP) * _MAP_STEP)
+            try:
+                self._mapped = mmap.mmap(self.descriptor, length) if length else None
+            except PermissionError as error:
+                raise DecodeError(
+                    "Expected shared memory that may be written to; found memory that may only be read.",
+                    code="bad_segment",
+                ) from error
+        return (
+            memoryview(bytearray()) if self._mapped is None else memoryview(self._mapped)[:nbytes]
+        )
 
-    def lease(self, nbytes: int, on_return: Callable[[], Any]) -> np.ndarray[Any, Any]:
-        """`array` that calls `on_return` once neither it nor any view of it is left."""
-        array = self.array(nbytes)
-        weakref.finalize(array, on_return).atexit = False
-        return array
+    def copy(self, nbytes: int) -> np.ndarray[Any, Any]:
+        """The first bytes in memory of our own."""
+        return np.array(self.view(nbytes), np.uint8)
+
+    def write(self, pieces: Sequence[Any]) -> int:
+        """Write bytes, piece after piece, at the start; the number of bytes."""
+        position = 0
+        view = self.view(sum(map(len, pieces)))
+        for piece in pieces:
+            view[position : position + len(piece)] = piece
+            position += len(piece)
+        return position
+
+    def write_at(self, position: int, piece: Any) -> int:
+        """Write bytes into memory that is not mapped; the position after them.
+
+        For memory that is written once: the system need not clear pages that are written as a whole.
+
+        Raises:
+            OSError: the machine has no memory left.
+        """
+        rest = memoryview(piece).cast("B")
+        while rest:
+            count = os.pwrite(self.descriptor, rest, position)
+            rest, position = rest[count:], position + count
+        return position
+
+    @property
+    def mapped_bytes(self) -> int:
+        """How much of it is mapped here."""
+        return 0 if self._mapped is None else len(self._mapped)
+
+    def close(self) -> None:
+        """Close the descriptor. Views of the memory stay valid."""
+        self._mapped = None
+        self._close()
+
+
+def stored(pieces: Sequence[Any]) -> Segment:
+    """Pieces of a body in a new segment.
+
+    Raises:
+        OSError: the machine has no memory or no descriptor left for it.
+    """
+    segment, position = Segment.create(sum(map(len, pieces))), 0
+    for piece in pieces:
+        position = segment.write_at(position, piece)
+    return segment
+
+
+class SegmentPool:
+    """Segments that a caller uses again, call after call. Safe between threads.
+
+    Args:
+        max_idle_bytes: idle segments beyond this are closed.
+    """
+
+    def __init__(self, *, max_idle_bytes: int = 256 << 20) -> None:
+        self._max_idle_bytes = max_idle_bytes
+        self._idle: list[Segment] = []
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def take(self, nbytes: int) -> Segment:
+        """A segment with room for `nbytes`: the smallest idle one that is not far too large, or a new one.
+
+        Raises:
+            OSError: the machine has no memory or no descriptor left for it.
+        """
+        with self._lock:
+            fitting = [s for s in self._ours() if nbytes <= s.size <= max(8 * nbytes, 1 << 20)]
+            if fitting:
+                return self._removed(min(fitting, key=lambda segment: segment.size))
+        segment = Segment.create(_rounded(nbytes))
+        # Memory that is missing is an error here; written to through a map it would end the process.
+        os.posix_fallocate(segment.descriptor, 0, segment.size)
+        return segment
+
+    def take_largest(self) -> Segment | None:
+        """The largest idle segment, for an answer of a size that is not known yet."""
+        with self._lock:
+            idle = self._ours()
+            return self._removed(max(idle, key=lambda segment: segment.size)) if idle else None
+
+    def give_back(self, segment: Segment) -> None:
+        """Take a segment that nobody else uses any more."""
+        with self._lock:
+            idle = self._ours()
+            idle.append(segment)
+            while idle and sum(each.size for each in idle) > self._max_idle_bytes:
+                idle.pop(0).close()
+
+    def _ours(self) -> list[Segment]:
+        if self._pid != os.getpid():  # after a fork the parent uses the same memory
+            self._pid, self._idle = os.getpid(), []
+        return self._idle
+
+    def _removed(self, segment: Segment) -> Segment:
+        self._idle.remove(segment)
+        return segment
+
+
+class CallMemory:
+    """The segments of one call: its body, and room for the answer. They are the caller's.
+
+    Args:
+        pool: where the segments come from, and go when the call is over.
+        pieces: buffers which, one after the other, are the body; it is put into a segment if it is large.
+        wants_room: the answer is likely to be large.
+
+    Raises:
+        OSError: the machine has no memory or no descriptor left.
+
+    Attributes:
+        body: the segment with the body, if it is in one.
+        body_bytes: how much of it is the body.
+        room: the segment for the answer, if there is one.
+    """
+
+    def __init__(self, pool: SegmentPool, pieces: Sequence[Any], *, wants_room: bool) -> None:
+        nbytes = sum(map(len, pieces))
+        self._pool = pool
+        self.body: Segment | None = None
+        self.body_bytes = 0
+        self.room: Segment | None = None
+        if nbytes > INLINE_BYTES:
+            self.body = pool.take(nbytes)
+            self.body_bytes = self.body.write(pieces)
+        if wants_room:
+            self.room = pool.take_largest()
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Of the body and of the room, in this order."""
+        return [segment.descriptor for segment in self._segments]
+
+    @property
+    def _segments(self) -> list[Segment]:
+        return [segment for segment in (self.body, self.room) if segment is not None]
+
+    def answer(self, nbytes: int, descriptor: int | None) -> np.ndarray[Any, Any]:
+        """The answer in memory of our own.
+
+        Args:
+            nbytes: its size.
+            descriptor: of the segment that the worker has made for it, which is ours from now on; `None` when
+                it lies in the room.
+
+        Raises:
+            DecodeError: there is no such memory (`bad_segment`).
+        """
+        if descriptor is None:
+            segment = self.room
+        else:
+            segment = Segment(descriptor)
+            if self.room is not None:  # it was too small
+                self._pool.give_back(self.room)
+            self.room = segment
+        if segment is None:
+            raise DecodeError("The answer lies in memory that was not offered.", code="bad_segment")
+        return segment.copy(nbytes)
+
+    def give_back(self) -> None:
+        """The worker has replied: the segments are used again."""
+        for segment in self._segments:
+            self._pool.give_back(segment)
+        self.body = self.room = None
+
+    def close(self) -> None:
+        """The worker has not replied: the segments are not used again."""
+        for segment in self._segments:
+            segment.close()
+        self.body = self.room = None
+
+
+def _rounded(nbytes: int) -> int:
+    """A size in steps that make reuse likely: powers of two, and sixteenths of them for large ones."""
+    size = _MIN_BYTES
+    while size < nbytes:
+        size *= 2
+    if size <= 1 << 22:
+        return size
+    step = size // 16
+    return -(-nbytes // step) * step
+
+
+class MappedSegments:
+    """Segments of callers that a process has mapped, kept while they are used. One thread only.
+
+    Mapping 80 MB takes as long as copying them twice, so a segment that comes again finds itself mapped. One
+    that does not come again for some seconds is let go: its caller may be gone.
+
+    Args:
+        max_bytes: of all of them; those that were not used for the longest time go first.
+        max_idle_s: how long one is kept after its last use.
+    """
+
+    def __init__(self, *, max_bytes: int = 1 << 30, max_idle_s: float = 5.0) -> None:
+        self._max_bytes = max_bytes
+        self.max_idle_s = max_idle_s
+        self._segments: dict[tuple[int, int], tuple[float, Segment]] = {}
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def get(self, descriptor: int) -> Segment:
+        """The segment of a descriptor, which is ours from now on.
+
+        Raises:
+            DecodeError: it is not sealed shared memory (`bad_segment`).
+        """
+        segment = Segment(descriptor)
+        identity = segment.identity
+        if identity in self._segments:
+            segment.close()
+            _, segment = self._segments.pop(identity)
+        self._segments[identity] = (
+            time.monotonic(),
+            segment,
+        )  # at the end: they stay in order of use
+        while len(self._segments) > 1 and self._is_full:
+            self._drop_oldest()
+        self.let_go_of_unused()
+        return segment
+
+    def let_go_of_unused(self) -> None:
+        """Drop those that were not used for a while."""
+        now = time.monotonic()
+        while self._segments and now - next(iter(self._segments.values()))[0] > self.max_idle_s:
+            self._drop_oldest()
+
+    @property
+    def _is_full(self) -> bool:
+        nbytes = sum(segment.mapped_bytes for _, segment in self._segments.values())
+        return nbytes > self._max_bytes or len(self._segments) > _MAX_MAPPED
+
+    def _drop_oldest(self) -> None:
+        # Not closed: a call may be using it. It is closed when nothing refers to it any more.
+        del self._segments[next(iter(self._segments))]

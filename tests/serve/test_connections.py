@@ -1,4 +1,4 @@
-"""Small calls that are answered at once: what a caller sees is what it would see on the usual way."""
+"""Requests on kept connections, whatever packets they come in: one answer for each, in their order."""
 
 from __future__ import annotations
 
@@ -154,15 +154,6 @@ def test_a_body_that_does_not_come(served):
         assert caller.is_closed()
 
 
-def test_a_body_may_come_slowly_as_long_as_it_comes(served):
-    with Caller(served) as caller:
-        head, body = request(1.0)
-        for packet in (head, body[:5], body[5:9]):
-            caller.send(packet)
-            time.sleep(0.9)
-        assert caller.ask(body[9:]) == [2.0]
-
-
 def test_a_caller_that_wants_to_leave(served):
     with Caller(served) as caller:
         head, body = request(1.0, "Connection: close")
@@ -172,7 +163,7 @@ def test_a_caller_that_wants_to_leave(served):
         assert caller.is_closed()
 
 
-def test_answers_are_the_same_on_both_ways(served):
+def test_a_body_in_chunks_is_answered_like_any_other(served):
     with Caller(served) as caller:
         answers = []
         for headers in [(), (), ("Transfer-Encoding: chunked",)]:
