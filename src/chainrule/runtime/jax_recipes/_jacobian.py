@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from chainrule._errors import CapabilityError
 from chainrule._trees import LRUCache
 from chainrule.runtime.jax_recipes._narrowing import Narrowed, narrow
 from chainrule.runtime.jax_recipes._programs import Selection, prepare
@@ -141,9 +142,14 @@ def _accumulate(narrowed: Narrowed, mode: Mode, outputs: Mapping[str, Any]) -> A
     if mode in ("auto", "elimination"):
         from chainrule.elimination import jacobian
 
-        return jacobian(lambda primals: narrowed.function(primals)[0], method=mode)(
-            narrowed.primals
-        )
+        differentiated = jacobian(lambda primals: narrowed.function(primals)[0], method=mode)
+        try:
+            return differentiated(narrowed.primals)
+        except CapabilityError:
+            if mode == "elimination":
+                raise
+            # What elimination cannot take apart, reverse mode may still differentiate as a whole.
+            mode = "reverse"
     transform = jax.jacfwd if mode == "forward" else jax.jacrev
     holomorphic = all(
         jnp.iscomplexobj(array) for array in (*narrowed.primals.values(), *outputs.values())
