@@ -11,10 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 from chainrule import ChainruleError
-from chainrule._errors import CapabilityError
 from chainrule.elimination import explain_jacobian, find_order, jacobian
 from chainrule.elimination._choose import choose_order
 from chainrule.elimination._counting import count_operations

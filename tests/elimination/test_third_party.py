@@ -118,7 +118,7 @@ def test_a_rule_that_raises_is_named():
         raise AssertionError
 
     refusing.defjvp(rule)
-    with pytest.raises(CapabilityError, match="custom_jvp_call.*AssertionError") as caught:
+    with pytest.raises(CapabilityError, match=r"custom_jvp_call.*AssertionError") as caught:
         jacobian(lambda x: refusing(x) * x, method="elimination")(X)
     assert caught.value.code == "no_partials"
     assert isinstance(caught.value.__cause__, AssertionError)
@@ -166,7 +166,9 @@ def test_functions_that_jax_cannot_compile(function):
     np.testing.assert_allclose(found, jax.jacrev(function)(X))
     assert aux == 7
     with pytest.raises(jax.errors.JAXTypeError):
-        jax.jit(jacobian(function))(X) if function is looking else jacobian(function, order="reverse")(X)
+        jax.jit(jacobian(function))(X) if function is looking else jacobian(
+            function, order="reverse"
+        )(X)
 
 
 def test_rules_that_close_over_a_value_that_is_being_traced():
