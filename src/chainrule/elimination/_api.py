@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
+import jax
+
 from chainrule._errors import InputError
 from chainrule.elimination._choose import OrderLike, choose_order
 from chainrule.elimination._graph import check_rules
@@ -19,6 +21,7 @@ from chainrule.elimination._run import (
     check_method,
     run_method,
     run_plan,
+    sweep_untraced,
 )
 
 __all__ = ["hessian", "jacobian", "linearization", "value_and_jacobian"]
@@ -182,13 +185,17 @@ def _compute(
     kwargs: dict[str, Any],
 ) -> tuple[Any, Any, Any]:
     """The value, the auxiliary result and the Jacobian, by the method that was asked for or chosen."""
-    has_choice, wants_value = settings.leaves_the_choice, settings.wants_value
-    traced = trace_function(
-        fun, argnums, args, kwargs, has_aux=settings.has_aux, needs_graph=not has_choice
-    )
-    if has_choice:
-        plan = make_plan(traced, compiled=is_being_compiled(traced))
-        return run_plan(traced, plan, wants_value=wants_value)
+    wants_value = settings.wants_value
+    if settings.leaves_the_choice:
+        try:
+            traced = trace_function(
+                fun, argnums, args, kwargs, has_aux=settings.has_aux, needs_graph=False
+            )
+            plan = make_plan(traced, compiled=is_being_compiled(traced))
+            return run_plan(traced, plan, wants_value=wants_value)
+        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
+            return sweep_untraced(fun, argnums, args, kwargs, error, has_aux=settings.has_aux)
+    traced = trace_function(fun, argnums, args, kwargs, has_aux=settings.has_aux)
     if settings.method not in ("auto", "elimination"):
         return run_method(traced, (), settings.method, "xla", wants_value=wants_value)
     if settings.strict:

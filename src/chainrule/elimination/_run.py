@@ -117,6 +117,47 @@ def _sweep(method: str, traced: Traced) -> Outcome:
     return _arranged(traced, outputs, rows)
 
 
+def sweep_untraced(
+    fun: Callable[..., Any], argnums: Any, args: Any, kwargs: dict[str, Any], reason: Exception,
+    *, has_aux: bool,
+) -> Outcome:  # fmt: skip
+    """JAX's own Jacobian of a function that cannot become a program, or not one that can be differentiated.
+
+    Outside of `jit`, JAX differentiates functions that look at their arguments (`if x > 0`), that make shapes
+    of values, and whose derivative rules close over a value that is being traced.
+
+    Raises:
+        Exception: JAX cannot either; `reason` says why.
+    """
+
+    def both(*arguments: Any) -> tuple[Any, tuple[Any, Any]]:
+        result = fun(*arguments, **kwargs)
+        value, aux = result if has_aux else (result, None)
+        return value, (value, aux)
+
+    for sweep in _SWEEPS.values():
+        try:
+            rows, (value, aux) = sweep(both, argnums, has_aux=True)(*args)
+        except Exception as error:
+            _log.debug("JAX cannot sweep through the function itself: %s", describe_error(error))
+        else:
+            _log.info("Only JAX itself can differentiate this function: %s", describe_error(reason))
+            return value, aux, _in_input_dtypes(rows, value, argnums, args)
+    raise reason
+
+
+def _in_input_dtypes(rows: Any, value: Any, argnums: Any, args: Any) -> Any:
+    """Blocks in the dtypes of the inputs; that of a complex output stays complex."""
+    chosen = args[argnums] if isinstance(argnums, int) else tuple(args[k] for k in argnums)
+
+    def cast(output: Any, row: Any) -> Any:
+        if jnp.iscomplexobj(output):
+            return row
+        return jax.tree.map(lambda block, x: block.astype(jnp.result_type(x)), row, chosen)
+
+    return jax.tree.map(cast, value, rows)
+
+
 def _as_inexact(value: Any) -> Any:
     """Integer results have the derivative zero, which JAX takes only of floats."""
     value = jnp.asarray(value)

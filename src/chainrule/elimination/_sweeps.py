@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from chainrule._jaxpr import JaxprEqn, locate, subprograms
+from chainrule._jaxpr import JaxprEqn, is_reference, locate, subprograms
 from chainrule.elimination._graph import Graph
 
 
@@ -14,6 +14,11 @@ def why_no_sweep(graph: Graph, *, reverse: bool) -> str | None:
     Only equations between inputs and targets are looked at: a loop over constants is no obstacle. Nor is one
     inside of a `custom_vjp` function, which has a rule of its own.
     """
+    if not reverse:
+        for eqn in graph.program.jaxpr.eqns:
+            if any(is_reference(atom.aval) for atom in (*eqn.invars, *eqn.outvars)):
+                where = locate(eqn) or "an unknown line"
+                return f"JAX cannot push several tangents into the mutable array at {where}"
     for vertex in graph.partials:
         for eqn in _differentiated(graph.equation(vertex)):
             name = eqn.primitive.name

@@ -447,3 +447,12 @@ def test_named_dimensions_give_abstract_evaluation():
 def test_bad_inputs_of_functions_are_the_callers_fault():
     with pytest.raises(InputError):
         wave.apply({"x": [1.0]})
+
+
+def test_the_jacobian_endpoint_cuts_what_where_does_not_choose():
+    @component(framework="jax")
+    def root(x: Vector) -> Vector:
+        return jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 0.0)), 0.0)
+
+    found = root.jacobian({"x": np.array([0.0, 4.0])}, ["x"], ["result"])["result"]["x"]
+    np.testing.assert_array_equal(found, [[0.0, 0.0], [0.0, 0.25]])

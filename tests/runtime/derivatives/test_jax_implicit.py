@@ -132,3 +132,12 @@ def test_residual_must_determine_the_outputs(inputs):
     with pytest.raises(DefinitionError) as caught:
         jax_vjp(eqx.filter_jit(function), inputs, {"b"}, {"y"}, {"y": np.ones(3)})
     assert caught.value.code == "residual_size_mismatch"
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_jacobian_by_default(inputs, variant):
+    """Its rule solves for the tangent with operations that have rules of their own."""
+    function = eqx.filter_jit(jax_implicit(solve, residual, **VARIANTS[variant]()))
+    expected = jax.jacfwd(lambda b: solve_unrolled(inputs | {"b": b})["y"])(inputs["b"])
+    found = jax_jacobian(function, inputs, {"b"}, {"y"})
+    np.testing.assert_allclose(found["y"]["b"], expected, atol=1e-10)

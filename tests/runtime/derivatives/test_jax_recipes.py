@@ -363,3 +363,19 @@ def test_forward_or_reverse_by_size():
     wide, narrow = {"a": jnp.zeros(1000)}, {"b": jnp.zeros(4)}
     assert choose_mode(narrow, wide) == "forward"
     assert choose_mode(wide, narrow) == "reverse"
+
+
+def test_a_case_that_is_not_chosen_is_no_part_of_the_jacobian():
+    """At 0 the square root has an infinite derivative, which `where` cuts off."""
+
+    @jax.jit
+    def apply(d):
+        squared = jnp.sum(d["x"] ** 2, axis=-1)
+        return {"norm": jnp.where(squared > 0, jnp.sqrt(jnp.where(squared > 0, squared, 0.0)), 0.0)}
+
+    inputs = {"x": np.array([[0.0, 0.0], [3.0, 4.0]], np.float32)}
+    expected = np.zeros((2, 2, 2))
+    expected[1, 1] = [0.6, 0.8]
+    for mode in ("auto", "forward", "reverse", "elimination"):
+        found = jax_jacobian(apply, inputs, {"x"}, {"norm"}, mode=mode)
+        np.testing.assert_allclose(found["norm"]["x"], expected, rtol=1e-6)
