@@ -182,14 +182,15 @@ def _compute(
     kwargs: dict[str, Any],
 ) -> tuple[Any, Any, Any]:
     """The value, the auxiliary result and the Jacobian, by the method that was asked for or chosen."""
-    has_choice, wants_value = settings.leaves_the_choice, settings.wants_value
+    wants_value = settings.wants_value
+    eliminates = settings.method in ("auto", "elimination") and not settings.leaves_the_choice
     traced = trace_function(
-        fun, argnums, args, kwargs, has_aux=settings.has_aux, needs_graph=not has_choice
+        fun, argnums, args, kwargs, has_aux=settings.has_aux, needs_graph=eliminates
     )
-    if has_choice:
+    if settings.leaves_the_choice:
         plan = make_plan(traced, compiled=is_being_compiled(traced))
         return run_plan(traced, plan, wants_value=wants_value)
-    if settings.method not in ("auto", "elimination"):
+    if not eliminates:
         return run_method(traced, (), settings.method, "xla", wants_value=wants_value)
     if settings.strict:
         check_rules(traced.graph)
