@@ -193,6 +193,9 @@ def test_errors_of_explicit_methods_are_not_hidden(monkeypatch):
         jacobian(jnp.sin, method="elimination")(U)
     with pytest.raises(IndexError):
         jacobian(jnp.sin, sparse=True)(U)
+    for method in ("jacrev", "jacfwd", "compressed"):  # which need no graph
+        found = jacobian(jnp.sin, method=method)(U)
+        np.testing.assert_allclose(found, np.diag(np.cos(U)), rtol=1e-12)
 
 
 def counted(ran, name):

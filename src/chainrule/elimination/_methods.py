@@ -123,6 +123,8 @@ def make_plan(traced: Traced, *, compiled: bool, thorough: bool = False) -> Plan
     except Exception as error:
         _log.warning("The ways of a Jacobian could not be priced; JAX sweeps.", exc_info=True)
         return _plan_without_prices(traced, f"it could not be priced: {describe_error(error)}")
+    if not planner.candidates:
+        return _plan_without_prices(traced, planner.left_out["elimination"])
     return Plan(tuple(planner.candidates), planner.left_out, planner.order)
 
 

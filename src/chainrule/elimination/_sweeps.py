@@ -12,14 +12,15 @@ def why_no_sweep(graph: Graph, *, reverse: bool) -> str | None:
     """What in a program keeps JAX from pulling back (or pushing forward) through it; `None` if nothing does.
 
     Only equations between inputs and targets are looked at: a loop over constants is no obstacle. Nor is one
-    inside of a `custom_vjp` function, which has a rule of its own.
+    inside of a `custom_vjp` function, which has a rule of its own. In a graph without partials, which may not
+    have been built to the end, all equations are looked at.
     """
     if not reverse:
         for eqn in graph.program.jaxpr.eqns:
             if any(is_reference(atom.aval) for atom in (*eqn.invars, *eqn.outvars)):
                 where = locate(eqn) or "an unknown line"
                 return f"JAX cannot push several tangents into the mutable array at {where}"
-    for vertex in graph.partials:
+    for vertex in graph.partials or range(1, graph.size + 1):
         for eqn in _differentiated(graph.equation(vertex)):
             name = eqn.primitive.name
             where = f" at {locate(eqn) or 'an unknown line'}"
