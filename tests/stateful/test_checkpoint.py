@@ -271,3 +271,11 @@ def test_what_cannot_be_saved_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"`activation` is a function"):
         cs.save(tmp_path / "run", {"m": Net(), "activation": lambda x: x})
     assert not (tmp_path / "run").exists()
+
+
+def test_arrays_without_elements(tmp_path):
+    cs.save(tmp_path / "run", {"p": cs.Param(jnp.zeros((0, 3)))})
+    fresh = {"p": cs.Param(jnp.zeros((0, 3)))}
+    assert cs.load(tmp_path / "run", fresh).loaded == ("p",)
+    with pytest.raises(InputError, match="`p`, which has no elements"):
+        cs.save(tmp_path / "folder", fresh, format="orbax")

@@ -105,6 +105,14 @@ def _read_safetensors(path: Path) -> tuple[Arrays, Facts]:
 def _write_orbax(path: Path, arrays: Arrays, facts: Facts) -> None:
     import orbax.checkpoint as ocp
 
+    for name, leaf in arrays.items():
+        if leaf.size == 0:
+            raise InputError(
+                f"An orbax folder cannot hold `{name}`, which has no elements; save with "
+                '`format="safetensors"`.',
+                code="bad_argument",
+                path=name,
+            )
     args = ocp.args.Composite(
         arrays=ocp.args.StandardSave(dict(arrays)), facts=ocp.args.JsonSave(facts)
     )
