@@ -195,8 +195,11 @@ def _compute(
             return run_plan(traced, plan, wants_value=wants_value)
         except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
             return sweep_untraced(fun, argnums, args, kwargs, error, has_aux=settings.has_aux)
-    traced = trace_function(fun, argnums, args, kwargs, has_aux=settings.has_aux)
-    if settings.method not in ("auto", "elimination"):
+    eliminates = settings.method in ("auto", "elimination")
+    traced = trace_function(
+        fun, argnums, args, kwargs, has_aux=settings.has_aux, needs_graph=eliminates
+    )
+    if not eliminates:
         return run_method(traced, (), settings.method, "xla", wants_value=wants_value)
     if settings.strict:
         check_rules(traced.graph)
