@@ -98,6 +98,7 @@ def written_by_a_call(x):
 @pytest.mark.parametrize("function", [written, written_in_a_loop, written_by_a_call])
 def test_mutable_arrays(function, caplog):
     assert_as_jacrev(function)
+    assert_as_jacrev(function, method="jacrev")
     assert not caplog.records
     with pytest.raises(CapabilityError, match=r"new_ref.*x\.at") as caught:
         jacobian(function, method="elimination")(X)
