@@ -62,6 +62,7 @@ TRANSPORTS = {
     "own process": lambda: Component.from_source(AUTHOR),
     "pool": lambda: deploy(AUTHOR, replicas=1),
     "HTTP": partial(served, share_memory=False),
+    "same host": served,
 }
 IN_PROCESS = ("local", "in process")
 
