@@ -84,7 +84,7 @@ _AS_BEFORE = object()
 def step(tree: T, status: Any = None, *, clear_params: Any = None) -> Iterator[T]:
     """Give a network a status for the body of a `with` statement.
 
-    Afterwards every module has the status it had before, whatever happens in the body. Steps nest: one that
+    Afterwards every module has the status it had before, also when the body raises. Steps nest: one that
     clears caches inside another one leaves behind what the outer step had in them.
 
     Args:

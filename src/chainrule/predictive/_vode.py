@@ -143,7 +143,7 @@ class Vode(EnergyModule):
         """A slot as the rules of the current status answer for it; `default` where there is nothing.
 
         What transforms gave is kept until a slot of the node changes, so a random one gives the same
-        answer to everyone who asks.
+        answer until then.
         """
         value = self._read(key, rkg, ())
         return default if value is None else value

@@ -2,7 +2,7 @@
 
 Every parameter is mapped, or shared by all lanes, as the mask says. A random generator that is not itself
 mapped has one state for all lanes. It is forked: every lane draws from a key folded with the lane's index,
-and the state after the call is an independent one, whatever the lanes drew.
+and the state after the call is an independent one and does not depend on what the lanes drew.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What everything inside a model has in common, and what may be put into one.
 
-A model is made of *nodes*: parameters, modules, and the containers a module holds. Whatever else is
+A model is made of *nodes*: parameters, modules, and the containers a module holds. Anything else that is
 assigned to a module is structure: numbers, names, functions, a component's handle. Arrays have to be boxed,
 because a bare array would be neither: it could not be tracked, and comparing it is not structure's job.
 """

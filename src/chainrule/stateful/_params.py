@@ -79,7 +79,7 @@ class BaseParam(Node):
 
     @property
     def _value(self) -> Any:
-        """The parameter's own storage, whatever frames say."""
+        """The parameter's own storage, without regard to frames."""
         return self._cell.value
 
     @_value.setter

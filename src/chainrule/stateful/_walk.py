@@ -61,7 +61,7 @@ class Structure:
         nodes: every node, in the order of the walk.
         editable: parts of the signature that can be edited in place.
         has_foreign: whether parameters sit in mutable pytrees that are not ours (an ordered dictionary, a
-            registered data class), whose edits nobody notices.
+            registered data class), whose edits go unnoticed.
         signature: everything but the values of parameters and of static parameters, comparable and hashable:
             two trees with equal signatures and equal static values can run the same compiled code.
     """
