@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import zlib
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -45,10 +46,13 @@ class Answerer:
 
     Args:
         component: the component.
+        copy_results: `False` where a reply is written out before the next call begins: until then its pieces
+            may be arrays of the author's.
     """
 
-    def __init__(self, component: LocalComponent) -> None:
+    def __init__(self, component: LocalComponent, *, copy_results: bool = True) -> None:
         self._component = component
+        self._copy_results = copy_results
         self._config = component.config
         self._cache = ResultCache.of(component)
         self._merged = MergedCalls(
@@ -157,11 +161,10 @@ class Answerer:
             return self._test(payload)
         if endpoint == CHECK_GRADIENTS:
             return run_check(self._component, payload)
-        if self._cache is None:
-            return self._component.call(endpoint, payload, run=run)
-        return self._cache.result(
-            endpoint, payload, lambda: self._component.call(endpoint, payload, run=run)
+        compute = partial(
+            self._component.call, endpoint, payload, run=run, copy_results=self._copy_results
         )
+        return compute() if self._cache is None else self._cache.result(endpoint, payload, compute)
 
     def _test(self, payload: dict[str, Any]) -> dict[str, str]:
         """Run a regression test that the caller sends; only there when debugging."""

@@ -165,7 +165,9 @@ def _load(setup: bytes) -> tuple[Answerer | None, Reply]:
         show_log(config)
         component = only_here(lambda: load_component(source, config=config))
         prepare(component)
-        answerer = Answerer(component)
+        answerer = Answerer(
+            component, copy_results=False
+        )  # `_send` copies them to the caller's memory
         return answerer, Reply(200, "application/json", [orjson.dumps(asdict(answerer.facts))])
     except ChainruleError as error:
         return None, problem_reply(error, debug=True)
