@@ -36,6 +36,9 @@ __all__ = ["Scope", "Section", "called_components", "divide", "open_calls", "sco
 _HOST_CALLS = frozenset({"host_call", "pure_callback", "io_callback"})
 """Primitives that leave JAX. The first is the one to which the bridge binds components."""
 
+_IDENTITIES = frozenset({"sow", "fence"})
+"""Primitives of ours that give back their first operands; a capture puts a fence around what it finds."""
+
 
 @dataclass(frozen=True)
 class Section:
@@ -77,7 +80,7 @@ def _holds_component(eqn: JaxprEqn) -> bool:
 
 
 def _pass_through(eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any] | None:
-    return operands[: len(eqn.outvars)] if eqn.primitive.name == "sow" else None
+    return operands[: len(eqn.outvars)] if eqn.primitive.name in _IDENTITIES else None
 
 
 _SCOPE = re.compile(r"(?:\w+\()*([^()/]*)")
