@@ -79,6 +79,8 @@ def load_module(path: Path, *, redirect_peer: bool = True) -> ModuleType:
 def _advice(path: Path, error: BaseException) -> str:
     """What to do about a file that imports itself, or a package that is not installed."""
     has_name_of_library = PathFinder.find_spec(path.stem) is not None
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] != path.stem:
+        has_name_of_library = False  # another package is missing
     if has_name_of_library and isinstance(error, (ImportError, AttributeError)):
         return (
             f". The file has the name of the library {path.stem!r}, so `import {path.stem}` in it finds "
