@@ -175,6 +175,27 @@ def test_an_elimination_that_fails_when_it_runs_is_left_to_jax(monkeypatch, capl
     assert "list index out of range" in caplog.text
 
 
+LOOKING = {
+    "branch in Python": lambda x: jnp.sin(x) * x if x[0] > 0 else x,
+    "count": lambda x: x[: int(jnp.sum(x > 0.5))] ** 2,
+    "choose": lambda x: jnp.choose(jnp.array([0, 1]), [x[:2], x[2:4]]),
+    "boolean index": lambda x: x[x > 0.5] * 2,
+}
+
+
+@pytest.mark.parametrize("name", LOOKING)
+def test_functions_that_look_at_values(name):
+    """`jax.jacrev` can differentiate them outside of `jit`."""
+    function, x = LOOKING[name], jnp.linspace(0.1, 0.9, 4)
+    np.testing.assert_allclose(jacobian(function)(x), jax.jacrev(function)(x))
+    (value, aux), found = value_and_jacobian(lambda x: (function(x), "aux"), (0,), has_aux=True)(x)
+    np.testing.assert_allclose(value, function(x))
+    np.testing.assert_allclose(found[0], jax.jacrev(function)(x))
+    assert aux == "aux"
+    with pytest.raises((TypeError, IndexError)):
+        jax.jit(jacobian(function))(x)
+
+
 def test_errors_of_the_function_itself_stay_as_they_are():
     ran = []
 

@@ -185,6 +185,50 @@ def _compute(
     kwargs: dict[str, Any],
 ) -> tuple[Any, Any, Any]:
     """The value, the auxiliary result and the Jacobian, by the method that was asked for or chosen."""
+    try:
+        return _compute_traced(fun, argnums, settings, args, kwargs)
+    except _NEEDS_VALUES:
+        if not settings.leaves_the_choice:
+            raise
+        return _sweep_with_values(fun, argnums, settings, args, kwargs)
+
+
+_NEEDS_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+"""What JAX raises where a function that is being traced looks at values: `if x[0] > 0`, for example."""
+
+
+def _sweep_with_values(
+    fun: Callable[..., Any],
+    argnums: Argnums,
+    settings: _Settings,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> tuple[Any, Any, Any]:
+    """JAX's own sweep over a function that looks at values. Outside of `jit`, JAX does not trace those."""
+
+    def with_outputs(*given: Any, **named: Any) -> tuple[Any, Any]:
+        result = fun(*given, **named)
+        value, aux = result if settings.has_aux else (result, None)
+        return value, (value, aux)
+
+    positions = tuple(argnums) if isinstance(argnums, Sequence) else argnums
+    sweep = jax.jacrev(with_outputs, positions, has_aux=True)
+    derivative, (value, aux) = sweep(*args, **kwargs)
+    return value, aux, derivative
+
+
+def _compute_traced(
+    fun: Callable[..., Any],
+    argnums: Argnums,
+    settings: _Settings,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> tuple[Any, Any, Any]:
     wants_value = settings.wants_value
     if settings.leaves_the_choice:
         try:
