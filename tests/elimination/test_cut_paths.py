@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chainrule.elimination import hessian, jacobian, linearization, value_and_jacobian
+from chainrule.elimination import (
+    explain_jacobian,
+    hessian,
+    jacobian,
+    linearization,
+    value_and_jacobian,
+)
 
 MATRIX = np.array([[0.0, 1.0, -2.0], [3.0, 0.0, 0.5], [1.0, 1.0, 1.0]])
 
@@ -23,15 +29,16 @@ def assert_right_where_jax_is(found, function, x):
         np.testing.assert_allclose(found[finite], expected[finite], rtol=1e-9, atol=1e-12)
 
 
-def assert_right_as_a_sweep_is(found, function, x):
-    """Equal to `jacrev`, or to `jacfwd`, wherever it is finite: `method="auto"` may choose either of them."""
+def assert_as_one_mode_of_jax(found, function, x):
+    """`auto` may take one of the modes, and is right where that one is."""
     found = np.asarray(found)
-    errors = []
-    for reference in (jax.jacrev, jax.jacfwd):
-        expected = np.asarray(reference(function)(x))
-        finite = np.isfinite(expected)
-        errors.append(np.allclose(found[finite], expected[finite], rtol=1e-9, atol=1e-12))
-    assert any(errors)
+    modes = [np.asarray(mode(function)(x)) for mode in (jax.jacrev, jax.jacfwd)]
+    both = np.isfinite(modes[0]) & np.isfinite(modes[1])
+    np.testing.assert_allclose(found[both], modes[0][both], rtol=1e-9, atol=1e-12)
+    assert any(
+        np.allclose(found[finite], mode[finite], rtol=1e-9, atol=1e-12)
+        for mode, finite in ((mode, np.isfinite(mode)) for mode in modes)
+    )
 
 
 def safe_sqrt(x):
@@ -85,7 +92,7 @@ FUNCTIONS = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_method_and_order(name):
     function = FUNCTIONS[name]
-    assert_right_as_a_sweep_is(jacobian(function)(POINT), function, POINT)
+    assert_as_one_mode_of_jax(jacobian(function)(POINT), function, POINT)
     graph = linearization(function)(POINT).graph
     orders = list(itertools.islice(itertools.permutations(graph.required), 24))
     for order in ("forward", "reverse", "markowitz", *orders):
@@ -102,7 +109,13 @@ def test_compiled(name):
     batch = jnp.stack([POINT, -POINT, jnp.zeros(3)])
     found = jax.jit(jax.vmap(jacobian(function)))(batch)
     for x, each in zip(batch, found, strict=True):
-        assert_right_as_a_sweep_is(each, function, x)
+        assert_as_one_mode_of_jax(each, function, x)
+
+
+@pytest.mark.parametrize("name", ["outer where", "inner where", "clip", "vmapped cond"])
+def test_auto_prefers_elimination_where_only_one_mode_of_jax_is_finite(name):
+    assert explain_jacobian(FUNCTIONS[name], POINT).chosen == "elimination"
+    assert_right_where_jax_is(jacobian(FUNCTIONS[name])(POINT), FUNCTIONS[name], POINT)
 
 
 def test_infinite_partial_between_two_cuts_taken_first():
@@ -210,4 +223,4 @@ def test_random_programs_in_random_orders(program, point, data):
     shuffled = data.draw(st.permutations(graph.required))
     for order in ("forward", "reverse", tuple(shuffled)):
         assert_right_where_jax_is(jacobian(program, order=order)(x), program, x)
-    assert_right_where_jax_is(jacobian(program)(x), program, x)
+    assert_as_one_mode_of_jax(jacobian(program)(x), program, x)

@@ -31,7 +31,7 @@ def running(*command):
     )
     try:
         lines = iter(process.stderr.readline, "")
-        yield next(line.split(" at ")[1].strip() for line in lines if " at http" in line)
+        yield next(line.split(" at ")[1].split()[0] for line in lines if " at http" in line)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30)

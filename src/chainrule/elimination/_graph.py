@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 _LARGE = 1_000_000
 """Dense local Jacobians of this size deserve a line in the log."""
 
+_SELECTING = frozenset({"select_n", "clamp", "max", "min", "reduce_max", "reduce_min", "cond"})
+
 Edges = dict[Var, dict[Var, Any]]
 """Result → operand → block (or structure, or whatever is being computed per edge)."""
 
@@ -89,6 +91,11 @@ class Graph:
     def nonlinear(self) -> tuple[int, ...]:
         """The vertices with a rule of the user's that is not linear, so that no matrix stands for it."""
         return tuple(vertex for vertex, local in self.partials.items() if local.not_linear)
+
+    @cached_property
+    def selects(self) -> bool:
+        """Whether it cuts paths by values, as `jnp.where` does; see `_values`."""
+        return any(self.equation(vertex).primitive.name in _SELECTING for vertex in self.partials)
 
     @property
     def size(self) -> int:

@@ -50,7 +50,11 @@ _FEW_SWEEPS = 16
 """Jacobians with fewer rows, or fewer columns, have little to gain from a pattern."""
 
 _MARGIN = 1.1
-"""An elimination through XLA has to be better than a sweep by this factor."""
+"""An elimination through XLA has to be better than a sweep by this factor: it takes longer to compile."""
+
+_MARGIN_OF_CUTS = 0.5
+"""The same for a program that selects by values. Elimination cuts what is not chosen; `jacrev` multiplies 0
+by a partial before the selection, `jacfwd` by one behind it, which gives NaN if that is infinite."""
 
 _MANY_ENTRIES = 1e8
 """A way that holds more numbers than this is left out if another one needs a tenth."""
@@ -152,7 +156,16 @@ class _Planner:
 
     def _add(self, candidate: Candidate) -> None:
         self.candidates.append(candidate)
-        self.candidates.sort(key=_rank)
+        self.candidates.sort(key=self._rank)
+
+    def _rank(self, candidate: Candidate) -> float:
+        """The estimate, corrected for what it does not know."""
+        is_plain = candidate.name == "elimination"
+        return candidate.estimated_s * (self._margin if is_plain else 1.0)
+
+    @property
+    def _margin(self) -> float:
+        return _MARGIN_OF_CUTS if self._graph.selects else _MARGIN
 
     def sweep(self) -> None:
         """JAX's own sweeps."""
@@ -211,7 +224,7 @@ class _Planner:
             return f"the callback inside of equation {graph.describe(holder)} would run twice"
         if not self._thorough:
             partials = self._offer.candidate("elimination", partials_work(graph))
-            if partials.estimated_s > self.candidates[0].estimated_s:
+            if partials.estimated_s * min(1.0, self._margin) > self.candidates[0].estimated_s:
                 return "its local Jacobians alone take longer than the best sweep"
         return None
 
@@ -243,12 +256,6 @@ class _Planner:
                 self.left_out[candidate.method] = (
                     f"it holds {candidate.entries:,.0f} numbers at once, another way {least:,.0f}"
                 )
-
-
-def _rank(candidate: Candidate) -> float:
-    """The estimate. Sweeps need less tracing and compiling than an elimination that is about as fast."""
-    is_plain = candidate.name == "elimination"
-    return _MARGIN * candidate.estimated_s if is_plain else candidate.estimated_s
 
 
 def describe_error(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from chainrule.serve._desk import Cancelled
+from chainrule.serve._calls import Cancelled
 
 __all__ = ["Interruption"]
 
