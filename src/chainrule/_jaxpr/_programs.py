@@ -58,7 +58,7 @@ def subprograms(eqn: JaxprEqn) -> tuple[SubProgram, ...]:
 def _closed(program: Any) -> ClosedJaxpr:
     # A primitive may keep an open program and pass the values of its constants as operands. Which
     # operands these are only the primitive knows (lineax: leaves of its operator), so they count as
-    # inputs, in front of the others.
+    # inputs, in front of the others. (From JAX 0.12 on there is one class, and every program is closed.)
     return program if isinstance(program, ClosedJaxpr) else constants_first(program)
 
 

@@ -19,8 +19,7 @@ from chainrule.runtime import LocalComponent, load_component
 from chainrule.runtime._progress import listening
 from chainrule.runtime._runs import Run
 from chainrule.serve._answering import Answerer
-from chainrule.serve._calls import Call
-from chainrule.serve._calls import Cancelled
+from chainrule.serve._calls import Call, Cancelled
 from chainrule.serve._forked import only_here
 from chainrule.serve._problems import problem_reply
 from chainrule.serve._residual_reuse import reuse_residuals

@@ -148,14 +148,12 @@ def _run(program: ClosedJaxpr, given: Sequence[_State]) -> list[_State]:
 
 
 def _state_of_constant(value: Any) -> _State:
-    is_known = not isinstance(value, jax.core.Tracer) and isinstance(
-        value, (np.ndarray, np.generic, jax.Array, int, float, complex)
-    )
-    is_zero = (
-        is_known
-        and jnp.issubdtype(jnp.result_type(value), jnp.number)
-        and not np.any(np.asarray(value))
-    )
+    # Literals are arrays of a class of JAX's own in some versions, so the class is not asked for.
+    is_array = hasattr(value, "__array__") and not isinstance(value, jax.core.Tracer)
+    if not (is_array or isinstance(value, (int, float, complex))):
+        return _State.FIXED
+    dtype = value.dtype if is_array else np.result_type(value)
+    is_zero = jnp.issubdtype(dtype, jnp.number) and not np.any(np.asarray(value))
     return _State.ZERO if is_zero else _State.FIXED
 
 
