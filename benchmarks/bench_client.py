@@ -11,8 +11,8 @@ import numpy as np
 
 from benchmarks import _servers
 from benchmarks._harness import Row, interleaved, show
+from chainrule._codec import FRAMES_MEDIA_TYPE, encode_frames
 from chainrule.client import Component
-from chainrule.runtime._codec import FRAMES_MEDIA_TYPE, encode_frames
 
 
 def run() -> list[Row]:

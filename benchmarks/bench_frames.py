@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from benchmarks._harness import Row, interleaved, show
 from benchmarks._memory import keep_freed_memory
-from chainrule.runtime._codec import (
+from chainrule._codec import (
     decode_array,
     decode_body,
     decode_frames,

@@ -20,8 +20,8 @@ import pybase64
 
 from benchmarks import _servers
 from benchmarks._harness import Row, interleaved, show
+from chainrule._codec import FRAMES_MEDIA_TYPE, decode_frames, encode_frames
 from chainrule.client import Component
-from chainrule.runtime._codec import FRAMES_MEDIA_TYPE, decode_frames, encode_frames
 
 _SMALL = json.dumps(
     {"inputs": {"x": {"object_type": "array", "shape": [1], "dtype": "float64",

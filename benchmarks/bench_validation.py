@@ -16,8 +16,8 @@ from pydantic import BaseModel, TypeAdapter, create_model
 from pydantic_core import core_schema
 
 from benchmarks._harness import Row, interleaved, show
+from chainrule._codec import decode_frames, encode_frames
 from chainrule.runtime import _schema as ours
-from chainrule.runtime._codec import decode_frames, encode_frames
 
 
 def run() -> list[Row]:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from chainrule._errors import ChainruleError, ComponentError, InputError
-    from chainrule.bridge._apply import apply_component, from_callable
-    from chainrule.bridge._failures import component_errors
+    from chainrule.bridge import apply_component, component_errors, from_callable
     from chainrule.client import Component
     from chainrule.harvest import (
         grad_wrt,
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
         save_intermediates,
         sow,
     )
-    from chainrule.runtime._component import component
+    from chainrule.runtime import component
 
 __version__ = "0.1.0"
 
@@ -31,10 +30,10 @@ _HOMES = {
     "Component": "chainrule.client",
     "ComponentError": "chainrule._errors",
     "InputError": "chainrule._errors",
-    "apply_component": "chainrule.bridge._apply",
-    "component": "chainrule.runtime._component",
-    "component_errors": "chainrule.bridge._failures",
-    "from_callable": "chainrule.bridge._apply",
+    "apply_component": "chainrule.bridge",
+    "component": "chainrule.runtime",
+    "component_errors": "chainrule.bridge",
+    "from_callable": "chainrule.bridge",
     "grad_wrt": "chainrule.harvest",
     "intermediate_stats": "chainrule.harvest",
     "locate_nonfinite": "chainrule.harvest",

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chainrule._codec import decode_body
 from chainrule.cli import main
 from chainrule.cli._main import COMMANDS
-from chainrule.runtime._codec import decode_body
 
 COMPONENT = """
 import os, sys
@@ -99,7 +99,7 @@ def test_payloads_from_everywhere(run, component, tmp_path, monkeypatch):
 
 
 def test_frames_payloads(run, component, tmp_path):
-    from chainrule.runtime._codec import FRAMES_MEDIA_TYPE, encode_body
+    from chainrule._codec import FRAMES_MEDIA_TYPE, encode_body
 
     pieces = encode_body({"inputs": {"x": np.arange(3.0)}}, format=FRAMES_MEDIA_TYPE)
     (tmp_path / "payload.frames").write_bytes(b"".join(pieces))

@@ -8,10 +8,10 @@ import threading
 import numpy as np
 import pytest
 
+from chainrule._codec import encode_body
 from chainrule._errors import InputError, TransportError
 from chainrule.client import Component
 from chainrule.client._http import HttpTransport
-from chainrule.runtime._codec import encode_body
 
 DOCUMENT = {
     "info": {"title": "fake", "version": "1"},

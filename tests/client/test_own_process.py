@@ -14,10 +14,10 @@ import numpy as np
 import psutil
 import pytest
 
+from chainrule._codec import DEFAULT_LIMITS, Limits
 from chainrule._errors import ComponentError, DefinitionError, LimitError, TransportError
 from chainrule.client import Component
 from chainrule.client._environment import ensure_environment
-from chainrule.runtime._codec import DEFAULT_LIMITS, Limits
 
 SOURCE = Path(__file__).with_name("some_component.py")
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from chainrule.runtime._codec import decode_body, encode_body
+from chainrule._codec import decode_body, encode_body
 
 HERE = Path(__file__).parent
 COMPONENT = str(HERE / "fault_component.py")

@@ -13,8 +13,8 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from chainrule import InputError
+from chainrule._codec import SparseArray
 from chainrule.runtime import Array, Differentiable, Float64
-from chainrule.runtime._codec import SparseArray
 
 
 class InputSchema(BaseModel):

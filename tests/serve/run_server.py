@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 
-from chainrule.runtime._codec import Limits
+from chainrule._codec import Limits
 from chainrule.runtime._config import ComponentConfig
 from chainrule.serve import serve
 

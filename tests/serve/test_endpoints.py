@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chainrule.runtime._codec import SparseArray
+from chainrule._codec import SparseArray
 
 FRAMES = "vnd.chainrule.frames"
 FORMATS = ["json", "json+base64", FRAMES]

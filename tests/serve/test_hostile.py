@@ -18,7 +18,7 @@ import pybase64
 import pytest
 import zstandard
 
-from chainrule.runtime._codec import encode_body, encode_frames
+from chainrule._codec import encode_body, encode_frames
 from chainrule.serve._bodies import SlowCallerError, read_body
 from chainrule.serve._crowd import enough_descriptors, longest_waiting
 from chainrule.serve._protocol import QuietTransport

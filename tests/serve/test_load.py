@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from chainrule._codec import decode_body, decode_frames, encode_body, encode_frames
 from chainrule._errors import ChainruleError
 from chainrule.client import Component
-from chainrule.runtime._codec import decode_body, decode_frames, encode_body, encode_frames
 
 # The full proof is 20 000 requests: CHAINRULE_LOAD_REQUESTS=20000 make test. CI runs a shorter one.
 REQUESTS = int(os.environ.get("CHAINRULE_LOAD_REQUESTS", "4000"))

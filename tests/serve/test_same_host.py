@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chainrule.runtime._codec import decode_frames, encode_frames
-from chainrule.runtime._samehost import Segment, connect, receive_message, send_message
+from chainrule._codec import decode_frames, encode_frames
+from chainrule._samehost import Segment, connect, receive_message, send_message
 
 FRAMES = "application/vnd.chainrule.frames"
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from chainrule._tracing import current_traceparent, is_traced, span
 from chainrule.client import Component
-from chainrule.runtime._tracing import current_traceparent, is_traced, span
 
 LINK = f"{Path(__file__).with_name('pipeline_component.py')}:link"
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -148,7 +148,7 @@ def test_without_opentelemetry_a_place_is_handed_on(monkeypatch):
 
 _IMPORTED_ONLY = """
 from opentelemetry import trace
-from chainrule.runtime._tracing import current_traceparent, is_traced
+from chainrule._tracing import current_traceparent, is_traced
 
 assert not is_traced()
 parent = trace.SpanContext(7, 9, is_remote=True, trace_flags=trace.TraceFlags(1))

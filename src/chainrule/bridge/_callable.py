@@ -15,8 +15,7 @@ from chainrule.bridge._site import types_of
 from chainrule.bridge._skeleton import take_apart
 from chainrule.bridge._target import HESSIAN_VECTOR_PRODUCT, Batching, Target
 from chainrule.bridge._types import ArrayType, as_array_type, read_types
-from chainrule.runtime._derivatives import JVP, VJP, DerivativeKind
-from chainrule.runtime._own_arrays import own_copy
+from chainrule.runtime.internal import JVP, VJP, DerivativeKind, own_copy
 
 __all__ = ["CallableTarget", "positional_arguments"]
 

@@ -20,12 +20,15 @@ from chainrule.bridge._skeleton import take_apart
 from chainrule.bridge._target import HESSIAN_VECTOR_PRODUCT, Target
 from chainrule.bridge._types import ArrayType, fit_type, read_types
 from chainrule.runtime import LocalComponent
-from chainrule.runtime._component._plain import to_plain
-from chainrule.runtime._derivatives import DerivativeKind
-from chainrule.runtime._own_arrays import own_copy
-from chainrule.runtime._schema import array_leaves
-from chainrule.runtime._schema._dimensions import DimensionTable, enter_sizes
-from chainrule.runtime._schema._dtypes import numpy_dtype
+from chainrule.runtime.internal import (
+    DerivativeKind,
+    DimensionTable,
+    array_leaves,
+    enter_sizes,
+    numpy_dtype,
+    own_copy,
+    to_plain,
+)
 
 __all__ = ["ComponentTarget", "as_target"]
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from chainrule.bridge._types import ArrayType
-from chainrule.runtime._component._plain import to_plain
-from chainrule.runtime._schema._leaves import unwrap
+from chainrule.runtime.internal import to_plain, unwrap
 
 __all__ = ["with_defaults"]
 

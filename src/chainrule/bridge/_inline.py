@@ -21,7 +21,7 @@ from chainrule.bridge._precision import warn_if_narrowed
 from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._target import Target
 from chainrule.bridge._types import ArrayType, dtype_to_send
-from chainrule.runtime._schema._dimensions import DimensionTable
+from chainrule.runtime.internal import DimensionTable
 
 __all__ = ["NOT_TRACEABLE", "NotTraceableError", "call_inline", "has_symbolic_size"]
 

@@ -11,7 +11,7 @@ from chainrule._errors import InputError
 from chainrule._trees import get_at_path, is_arraylike, iterate_leaves, join_path, set_at_path
 from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._target import Target
-from chainrule.runtime._schema import describe_array, describe_value
+from chainrule.runtime.internal import describe_array, describe_value
 
 __all__ = ["take_inputs_apart"]
 

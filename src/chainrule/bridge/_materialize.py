@@ -14,7 +14,7 @@ from chainrule.bridge._ask import ask
 from chainrule.bridge._calculus import Vectors, open_call
 from chainrule.bridge._host import Call
 from chainrule.bridge._requests import Space
-from chainrule.runtime._derivatives import JACOBIAN
+from chainrule.runtime.internal import JACOBIAN
 
 __all__ = ["jacobian_pays", "multiply_jacobian"]
 

@@ -21,7 +21,7 @@ from chainrule.bridge._site import Port, Site, check_result
 from chainrule.bridge._target import HESSIAN_VECTOR_PRODUCT
 from chainrule.bridge._types import ArrayType
 from chainrule.runtime import SparseArray
-from chainrule.runtime._derivatives import JACOBIAN, JVP, VJP, DerivativeKind, product_from_jacobian
+from chainrule.runtime.internal import JACOBIAN, JVP, VJP, DerivativeKind, product_from_jacobian
 
 __all__ = [
     "answer",

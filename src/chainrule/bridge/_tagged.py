@@ -24,8 +24,7 @@ from chainrule.bridge._skeleton import take_apart
 from chainrule.bridge._target import Target
 from chainrule.bridge._types import ArrayType, is_inexact
 from chainrule.harvest.internal import sow_part
-from chainrule.runtime._component._tagged import TAGGED
-from chainrule.runtime._derivatives import JVP, VJP, DerivativeKind
+from chainrule.runtime.internal import JVP, TAGGED, VJP, DerivativeKind
 
 __all__ = ["OpenedTarget", "open_target", "sow_cotangents", "sow_values"]
 

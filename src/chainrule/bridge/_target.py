@@ -21,8 +21,7 @@ import numpy as np
 
 from chainrule._trees import LRUCache
 from chainrule.bridge._types import ArrayType
-from chainrule.runtime._derivatives import DerivativeKind
-from chainrule.runtime._schema._dimensions import DimensionTable
+from chainrule.runtime.internal import DerivativeKind, DimensionTable
 
 __all__ = ["HESSIAN_VECTOR_PRODUCT", "Batching", "Target"]
 

@@ -22,7 +22,7 @@ from chainrule.bridge._requests import Request, Space
 from chainrule.bridge._routes import find_route, routes_to, split_operands
 from chainrule.bridge._site import Port, Site, check_result
 from chainrule.bridge._types import ArrayType
-from chainrule.runtime._derivatives import JACOBIAN, VJP
+from chainrule.runtime.internal import JACOBIAN, VJP
 
 __all__ = ["trace_call"]
 

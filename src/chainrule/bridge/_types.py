@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from chainrule.runtime._schema import ArraySpec, describe_array
-from chainrule.runtime._schema._dtypes import numpy_dtype
-from chainrule.runtime._schema._problems import dtype_mismatch
-from chainrule.runtime._schema._validate import check_shape
+from chainrule.runtime.internal import (
+    ArraySpec,
+    check_shape,
+    describe_array,
+    dtype_mismatch,
+    numpy_dtype,
+)
 
 __all__ = ["ArrayType", "as_array_type", "dtype_to_send", "fit_type", "is_inexact", "read_types"]
 

@@ -10,7 +10,7 @@ from chainrule.cli._facts import endpoint_facts
 from chainrule.cli._source import read_document
 from chainrule.cli._streams import result_stream
 from chainrule.cli._tables import table_text
-from chainrule.runtime._component._document import full_name
+from chainrule.runtime.internal import full_name
 
 __all__ = ["add_arguments", "run"]
 

@@ -12,7 +12,7 @@ from chainrule.cli._payload import read_payload
 from chainrule.cli._source import is_url, open_component
 from chainrule.cli._streams import result_stream
 from chainrule.cli._tables import renderable_text
-from chainrule.runtime._config import ComponentConfig
+from chainrule.runtime.internal import ComponentConfig
 from chainrule.runtime.testing import check_gradients
 
 __all__ = ["add_arguments", "run"]

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chainrule.runtime._component._document import endpoints_of
+from chainrule.runtime.internal import endpoints_of
 
 __all__ = ["Change", "compare"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from chainrule._errors import InputError
 from chainrule.cli._remote import open_server
-from chainrule.client._server import Server
+from chainrule.client.internal import Server
 
 __all__ = ["add_arguments", "run"]
 

@@ -18,9 +18,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from chainrule._errors import ChainruleError
-from chainrule.client._server import Server
-from chainrule.serve._page import static_file
-from chainrule.serve._run import no_address
+from chainrule.client.internal import Server
+from chainrule.serve.internal import no_address, static_file
 
 __all__ = ["dashboard_app", "serve_dashboard"]
 

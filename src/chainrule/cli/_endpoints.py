@@ -7,15 +7,14 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from chainrule._codec import BinrefWriter, encode_body
 from chainrule._errors import InputError, StorageError
 from chainrule._whole_files import write_whole
 from chainrule.cli._arguments import add_component_or_url, add_derive_hvp, add_folders, add_payload
 from chainrule.cli._payload import read_payload
 from chainrule.cli._source import check_source, is_url, open_component
 from chainrule.cli._streams import result_stream
-from chainrule.runtime._codec import BinrefWriter, encode_body
-from chainrule.runtime._config import ComponentConfig
-from chainrule.runtime._runs import Run
+from chainrule.runtime.internal import ComponentConfig, Run
 
 __all__ = ["add_arguments", "endpoint_name", "run"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from chainrule.runtime._component._document import Side, capabilities_of, fields_of
+from chainrule.runtime.internal import Side, capabilities_of, fields_of
 
 __all__ = ["component_facts", "endpoint_facts"]
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from chainrule.cli._remote import add_job, open_server
 from chainrule.cli._streams import write_error, write_text
-from chainrule.client._server import JobEvent, JobInfo
+from chainrule.client.internal import JobEvent, JobInfo
 
 __all__ = ["add_arguments", "run"]
 

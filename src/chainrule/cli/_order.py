@@ -130,7 +130,7 @@ def _as_arrays(value: Any, jnp: Any, position: int) -> Any:
 
 
 def _load(target: str) -> Any:
-    from chainrule.runtime._component._isolation import load_module
+    from chainrule.runtime.internal import load_module
 
     file, colon, name = target.rpartition(":")
     if not colon or not Path(file).is_file():

@@ -10,10 +10,10 @@ from typing import Any
 
 import orjson
 
+from chainrule._codec import FRAMES_MEDIA_TYPE, Grants, Limits, decode_body
 from chainrule._errors import DecodeError, InputError, LimitError
 from chainrule._trees import Segment, split_path
-from chainrule.runtime._codec import FRAMES_MEDIA_TYPE, Grants, Limits, decode_body
-from chainrule.runtime._schema import describe_value
+from chainrule.runtime.internal import describe_value
 
 __all__ = ["read_payload"]
 
@@ -56,7 +56,7 @@ def read_payload(
 def _corrected(payload: dict[str, Any]) -> str:
     """The payload as it was probably meant: whatever no request has beside its inputs is one of them."""
     # Only here: a call that is right starts without the rooms of derivatives.
-    from chainrule.runtime._derivatives._kinds import DERIVATIVES
+    from chainrule.runtime.internal import DERIVATIVES
 
     fields = {"tag", "abstract"}
     for kind in DERIVATIVES:

@@ -12,7 +12,7 @@ from chainrule.cli._endpoints import endpoint_name
 from chainrule.cli._payload import read_payload
 from chainrule.cli._source import component_folder, opened
 from chainrule.cli._streams import result_stream
-from chainrule.runtime._config import ComponentConfig
+from chainrule.runtime.internal import ComponentConfig
 from chainrule.runtime.testing import record
 
 __all__ = ["add_arguments", "run"]

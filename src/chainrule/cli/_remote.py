@@ -8,9 +8,7 @@ from textwrap import shorten
 
 from chainrule._errors import InputError
 from chainrule.cli._arguments import add_token
-from chainrule.client._component import Component
-from chainrule.client._http import HttpTransport
-from chainrule.client._server import JobInfo, Server
+from chainrule.client.internal import Component, HttpTransport, JobInfo, Server
 
 __all__ = ["add_job", "add_server", "job_row", "open_served", "open_server"]
 

@@ -13,12 +13,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from chainrule._codec import DEFAULT_LIMITS, Limits
 from chainrule._folders import state_folder
 from chainrule.cli._arguments import add_derive_hvp, add_folders
 from chainrule.cli._source import check_exists
-from chainrule.runtime._codec import DEFAULT_LIMITS, Limits
-from chainrule.runtime._config import ComponentConfig
-from chainrule.runtime._log_format import log_handler
+from chainrule.runtime.internal import ComponentConfig, log_handler
 from chainrule.serve import ServeOptions, serve
 
 __all__ = ["add_arguments", "run"]

@@ -10,10 +10,13 @@ from typing import Any
 
 from chainrule._errors import InputError
 from chainrule.cli._quick import uncollected
-from chainrule.runtime._component import LocalComponent, load_component
-from chainrule.runtime._component._load import file_in
-from chainrule.runtime._component._syntax import check_syntax
-from chainrule.runtime._config import ComponentConfig
+from chainrule.runtime.internal import (
+    ComponentConfig,
+    LocalComponent,
+    check_syntax,
+    file_in,
+    load_component,
+)
 
 __all__ = [
     "check_exists",

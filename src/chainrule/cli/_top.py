@@ -13,8 +13,8 @@ from typing import Any
 from chainrule.cli._remote import add_server, job_row, open_server
 from chainrule.cli._streams import write_text
 from chainrule.cli._tables import make_table, renderable_text
-from chainrule.client._server import JobInfo, Server
-from chainrule.runtime._component._document import full_name
+from chainrule.client.internal import JobInfo, Server
+from chainrule.runtime.internal import full_name
 
 __all__ = ["add_arguments", "run"]
 

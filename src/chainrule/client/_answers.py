@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
+from chainrule._codec import TRUSTING_LIMITS, Limits, decode_body
 from chainrule._errors import (
     CapabilityError,
     ChainruleError,
@@ -24,7 +25,6 @@ from chainrule._errors import (
 )
 from chainrule._paths import loc_to_path
 from chainrule._visible import visible
-from chainrule.runtime._codec import TRUSTING_LIMITS, Limits, decode_body
 
 __all__ = ["Answer", "answer_limits", "read_answer", "with_numpy_scalars"]
 

@@ -24,12 +24,13 @@ from chainrule.client._payloads import (
 from chainrule.client._places import Places
 from chainrule.client._transport import Ticket, Transport
 from chainrule.runtime import ArraySpec, Capability, LocalComponent
-from chainrule.runtime._component._document import (
+from chainrule.runtime.internal import (
     capabilities_of,
     differentiable_of,
     endpoints_of,
+    summary_html,
+    summary_text,
 )
-from chainrule.runtime._component._summary import summary_html, summary_text
 
 __all__ = ["Component"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chainrule.runtime._codec import FRAMES_MEDIA_TYPE
+from chainrule._codec import FRAMES_MEDIA_TYPE
 
 __all__ = ["NATIVE", "Dialect", "dialect_of"]
 

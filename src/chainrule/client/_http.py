@@ -16,6 +16,8 @@ from urllib.parse import quote, urlencode
 import orjson
 
 from chainrule._errors import CapabilityError, TransportError
+from chainrule._samehost import is_supported
+from chainrule._tracing import current_traceparent, is_traced, span
 from chainrule.client._addresses import (
     Verify,
     check_count,
@@ -37,9 +39,7 @@ from chainrule.client._same_host import SharedMemory
 from chainrule.client._server import JobInfo, Server
 from chainrule.client._server_jobs import ServerJob
 from chainrule.client._transport import Ticket, Transport
-from chainrule.runtime._runs import checked_run_id
-from chainrule.runtime._samehost import is_supported
-from chainrule.runtime._tracing import current_traceparent, is_traced, span
+from chainrule.runtime.internal import checked_run_id
 
 __all__ = ["HttpTransport"]
 

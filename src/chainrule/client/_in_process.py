@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from chainrule._tracing import is_traced, span
 from chainrule.client._transport import Ticket, Transport
 from chainrule.runtime import ComponentConfig, LocalComponent, load_component
-from chainrule.runtime._runs import Run
-from chainrule.runtime._tracing import is_traced, span
+from chainrule.runtime.internal import Run
 
 __all__ = ["InProcessTransport"]
 

@@ -12,7 +12,7 @@ from typing import Any
 from chainrule._errors import TransportError
 from chainrule.client._progress_bar import progress_bar
 from chainrule.client._transport import Ticket
-from chainrule.runtime._progress import listening
+from chainrule.runtime.internal import listening
 
 __all__ = ["CallJob", "Job", "Show", "not_done_yet", "showing"]
 

@@ -13,7 +13,7 @@ from typing import Any
 from chainrule._errors import ChainruleError, InputError, TransportError
 from chainrule.client._progress_bar import Bar, progress_bar
 from chainrule.client._transport import Ticket
-from chainrule.runtime._schema import describe_value
+from chainrule.runtime.internal import describe_value
 
 __all__ = ["Outcome", "SendMany", "check_many", "results_of", "stream_outcomes"]
 

@@ -7,12 +7,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from chainrule._codec import Frames, encode_body, encode_frames
 from chainrule._errors import DefinitionError, InputError
 from chainrule._trees import is_arraylike, iterate_leaves, join_path
-from chainrule.runtime._codec import Frames, encode_body, encode_frames
-from chainrule.runtime._derivatives._batching import batched_product
-from chainrule.runtime._derivatives._kinds import BATCHED, DERIVATIVES
-from chainrule.runtime._schema._coerce import is_tracer
+from chainrule.runtime.internal import BATCHED, DERIVATIVES, batched_product, is_tracer
 
 __all__ = ["as_body", "as_frames", "explained", "make_payload", "send_one_by_one", "takes_batches"]
 

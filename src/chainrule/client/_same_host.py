@@ -1,7 +1,7 @@
 """Large bodies through shared memory, where the server is on this host.
 
 Calls stay HTTP requests; the descriptors of their memory travel over a *channel* beside them. The protocol is
-described in `chainrule.runtime._samehost`. Where the server offers no memory, cannot be reached over the
+described in `chainrule._samehost`. Where the server offers no memory, cannot be reached over the
 channel, or memory or descriptors run short, the same request goes over HTTP with its body in it.
 """
 
@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 import orjson
 
 from chainrule._errors import DecodeError, TransportError
-from chainrule.client._answers import Answer
-from chainrule.client._connections import LostConnectionError, Request
-from chainrule.runtime._samehost import (
+from chainrule._samehost import (
     CallMemory,
     SegmentPool,
     connect,
     receive_message,
     send_message,
 )
+from chainrule.client._answers import Answer
+from chainrule.client._connections import LostConnectionError, Request
 
 # Bodies up to this size are as fast over HTTP.
 _LARGE_BYTES = 1 << 17

@@ -21,19 +21,9 @@ from typing import Any
 
 import orjson
 
+from chainrule._codec import DEFAULT_LIMITS, TRUSTING_LIMITS, Frames
 from chainrule._errors import DecodeError, DefinitionError, StorageError, TransportError
-from chainrule.client._addresses import check_seconds
-from chainrule.client._answers import Answer, read_answer
-from chainrule.client._connections import LostConnectionError
-from chainrule.client._dialect import NATIVE
-from chainrule.client._environment import environment_variables
-from chainrule.client._payloads import as_frames
-from chainrule.client._starting import start_for_good
-from chainrule.client._transport import Ticket, Transport
-from chainrule.runtime._codec import DEFAULT_LIMITS, TRUSTING_LIMITS, Frames
-from chainrule.runtime._config import ComponentConfig
-from chainrule.runtime._runs import checked_run_id
-from chainrule.runtime._samehost import (
+from chainrule._samehost import (
     CANCEL,
     CallMemory,
     Message,
@@ -46,6 +36,15 @@ from chainrule.runtime._samehost import (
     socket_pair,
     with_memory_settings,
 )
+from chainrule.client._addresses import check_seconds
+from chainrule.client._answers import Answer, read_answer
+from chainrule.client._connections import LostConnectionError
+from chainrule.client._dialect import NATIVE
+from chainrule.client._environment import environment_variables
+from chainrule.client._payloads import as_frames
+from chainrule.client._starting import start_for_good
+from chainrule.client._transport import Ticket, Transport
+from chainrule.runtime.internal import ComponentConfig, checked_run_id
 
 __all__ = ["SubprocessTransport"]
 

@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from chainrule.runtime._component._peer_names import PEER_MODULES
+from chainrule.runtime.internal import PEER_MODULES
 
 __all__ = ["mirror"]
 

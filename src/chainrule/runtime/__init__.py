@@ -14,7 +14,7 @@ import importlib as _importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from chainrule.runtime._codec import Grants, Limits, SparseArray, decode_body, encode_body
+    from chainrule._codec import Grants, Limits, SparseArray, decode_body, encode_body
     from chainrule.runtime._component import (
         Capability,
         LocalComponent,
@@ -87,7 +87,7 @@ _CODECS = ("Grants", "Limits", "SparseArray", "decode_body", "encode_body")
 _HOMES = {
     **dict.fromkeys(__all__, "chainrule.runtime._schema"),
     **dict.fromkeys(_COMPONENTS, "chainrule.runtime._component"),
-    **dict.fromkeys(_CODECS, "chainrule.runtime._codec"),
+    **dict.fromkeys(_CODECS, "chainrule._codec"),
     "ComponentConfig": "chainrule.runtime._config",
     "WithResiduals": "chainrule.runtime._residuals",
     "progress": "chainrule.runtime._progress",

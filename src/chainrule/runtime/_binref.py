@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from chainrule.runtime import _codec
+from chainrule import _codec
 from chainrule.runtime._runs import current_run, get_config
 
 __all__ = ["BinrefArray", "BinrefWriter"]

@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from chainrule._codec import DEFAULT_LIMITS, Grants, Limits
 from chainrule._errors import InputError
-from chainrule.runtime._codec import DEFAULT_LIMITS, Grants, Limits
 
 __all__ = ["ComponentConfig", "ReferenceKind"]
 

@@ -19,8 +19,8 @@ from uuid import UUID
 import numpy as np
 from pydantic import BaseModel
 
+from chainrule._codec import SparseArray
 from chainrule._trees import is_arraylike
-from chainrule.runtime._codec import SparseArray
 
 __all__ = ["content_name"]
 

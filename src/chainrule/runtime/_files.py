@@ -17,8 +17,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, PlainSerializer, ValidationInfo
 
+from chainrule._codec import Grants
 from chainrule._errors import InputError, NotGrantedError
-from chainrule.runtime._codec import Grants
 from chainrule.runtime._runs import get_config
 
 __all__ = ["InputPath", "OutputPath", "require_file"]

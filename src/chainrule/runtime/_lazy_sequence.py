@@ -15,8 +15,8 @@ import orjson
 from pydantic import GetCoreSchemaHandler, TypeAdapter
 from pydantic_core import CoreSchema, core_schema
 
+from chainrule._codec import Grants
 from chainrule._errors import DecodeError, InputError
-from chainrule.runtime._codec import Grants
 from chainrule.runtime._runs import get_config
 
 __all__ = ["LazySequence"]

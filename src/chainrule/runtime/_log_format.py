@@ -8,8 +8,8 @@ from typing import Any
 
 import orjson
 
+from chainrule._tracing import current_traceparent, is_traced
 from chainrule.runtime._runs import current_run
-from chainrule.runtime._tracing import current_traceparent, is_traced
 
 __all__ = ["JsonFormatter", "log_handler"]
 

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from chainrule._codec import dtype_from_name
 from chainrule._errors import PathError
 from chainrule._trees import flatten_with_paths, get_at_path, is_arraylike, set_at_path
-from chainrule.runtime._codec import dtype_from_name
 from chainrule.runtime._derivatives._derive import jacobian_from_jvp, jacobian_from_vjp
 from chainrule.runtime._derivatives._layout import canonical, check_keys, check_shape
 from chainrule.runtime._schema import number_kind

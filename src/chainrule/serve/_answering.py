@@ -10,8 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from chainrule._errors import ChainruleError, ComponentError, DecodeError, InputError
-from chainrule.runtime._codec import (
+from chainrule._codec import (
     BinrefWriter,
     Limits,
     Negotiated,
@@ -20,11 +19,9 @@ from chainrule.runtime._codec import (
     expansion_too_large,
     negotiate,
 )
-from chainrule.runtime._component import LocalComponent
-from chainrule.runtime._component._author import failure_of
-from chainrule.runtime._runs import Run
-from chainrule.runtime._schema import describe_value
-from chainrule.runtime._tracing import is_traced, span
+from chainrule._errors import ChainruleError, ComponentError, DecodeError, InputError
+from chainrule._tracing import is_traced, span
+from chainrule.runtime.internal import LocalComponent, Run, describe_value, failure_of
 from chainrule.serve._calls import Call, Cancelled, Facts, Reply
 from chainrule.serve._checking import CHECK_GRADIENTS, can_check, run_check
 from chainrule.serve._forked import only_here

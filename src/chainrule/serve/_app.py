@@ -19,9 +19,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from chainrule._errors import DefinitionError, StorageError
-from chainrule.runtime._component import LocalComponent
-from chainrule.runtime._config import ComponentConfig
-from chainrule.runtime._samehost import is_supported
+from chainrule._samehost import is_supported
+from chainrule.runtime.internal import ComponentConfig, LocalComponent
 from chainrule.serve._access import AccessLog
 from chainrule.serve._bodies import Intake, place_body
 from chainrule.serve._calls import Facts

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from chainrule._errors import ChainruleError, DecodeError, LimitError, StorageError
-from chainrule.runtime._samehost import INLINE_BYTES, Segment, stored
+from chainrule._samehost import INLINE_BYTES, Segment, stored
 from chainrule.serve._calls import SegmentBody, unavailable
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from chainrule._errors import InputError, TransportError
-from chainrule.runtime._samehost import Segment
+from chainrule._samehost import Segment
 
 # Far above what a sensible caller says, far below what fits into one packet to a worker.
 _MAX_TEXT = 1024
@@ -39,7 +39,7 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class SegmentBody:
-    """A body in shared memory; see `chainrule.runtime._samehost` for who may use it when.
+    """A body in shared memory; see `chainrule._samehost` for who may use it when.
 
     Attributes:
         segment: the memory.

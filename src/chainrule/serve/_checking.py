@@ -9,9 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from chainrule._errors import InputError
-from chainrule.runtime._component import ENDPOINTS, LocalComponent
-from chainrule.runtime._derivatives._kinds import DERIVATIVES
-from chainrule.runtime._progress import progress, unheard
+from chainrule.runtime.internal import DERIVATIVES, ENDPOINTS, LocalComponent, progress, unheard
 
 __all__ = ["CHECK_GRADIENTS", "can_check", "run_check"]
 

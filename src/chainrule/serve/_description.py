@@ -8,8 +8,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from chainrule.runtime._component._document import SIDES, capabilities_of, fields_of
-from chainrule.runtime._component._summary import fields_html
+from chainrule.runtime.internal import SIDES, capabilities_of, fields_html, fields_of
 from chainrule.serve._calls import Facts
 from chainrule.serve._page import PAGE_HEADERS
 

@@ -12,8 +12,8 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from chainrule.runtime._progress import listening
-from chainrule.runtime._samehost import Message, send_message
+from chainrule._samehost import Message, send_message
+from chainrule.runtime.internal import listening
 from chainrule.serve._calls import Watcher
 
 __all__ = ["following", "following_in_thread"]

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from chainrule._errors import ChainruleError
-from chainrule.runtime._component import load_component
+from chainrule.runtime.internal import load_component
 from chainrule.serve._answering import Answerer
 from chainrule.serve._calls import Call, Facts, Reply, not_loaded, stopping, too_slow, unavailable
 from chainrule.serve._following import following_in_thread

@@ -18,8 +18,7 @@ import numpy as np
 
 from chainrule._errors import ChainruleError, InputError
 from chainrule._trees import flatten_with_paths, set_at_path
-from chainrule.runtime._component import LocalComponent
-from chainrule.runtime._content import content_name
+from chainrule.runtime.internal import LocalComponent, content_name
 from chainrule.serve._calls import Call, Reply
 
 __all__ = ["MergedCalls"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from chainrule._errors import ChainruleError, DefinitionError
-from chainrule.runtime._samehost import is_supported
+from chainrule._samehost import is_supported
 from chainrule.serve._calls import Call, CallError, Facts, Reply, not_loaded, stopping, unavailable
 from chainrule.serve._output import OutputLog
 from chainrule.serve._process import WorkerProcess

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from chainrule.runtime._component import LocalComponent
-from chainrule.runtime._config import ComponentConfig
-from chainrule.runtime._log_format import log_handler
-from chainrule.runtime._tracing import export_spans
+from chainrule._tracing import export_spans
+from chainrule.runtime.internal import ComponentConfig, LocalComponent, log_handler
 from chainrule.serve._residual_reuse import reuse_residuals
 
 __all__ = ["prepare", "show_log"]

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from chainrule._errors import ChainruleError, DecodeError, DefinitionError, StorageError
-from chainrule.runtime._samehost import (
+from chainrule._samehost import (
     CANCEL,
     INLINE_BYTES,
     Message,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from chainrule.runtime._component import LocalComponent
-from chainrule.runtime._shared_folder import SharedFolder
+from chainrule.runtime.internal import LocalComponent, SharedFolder
 
 __all__ = ["reuse_residuals"]
 
@@ -24,10 +23,7 @@ def reuse_residuals(component: LocalComponent, *, remembered: int = _REMEMBERED)
     """
     if "chainrule.runtime.jax_recipes" not in sys.modules:
         return
-    from chainrule.runtime._derivatives._residuals import (
-        current_residual_cache,
-        set_jax_vjp_cache_size,
-    )
+    from chainrule.runtime.internal import current_residual_cache, set_jax_vjp_cache_size
 
     if not current_residual_cache().max_entries:
         set_jax_vjp_cache_size(remembered, only_if_it_pays=True)

@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from chainrule._codec import FRAMES_MEDIA_TYPE, TRUSTING_LIMITS, decode_body, encode_body
 from chainrule._trees import LRUCache
-from chainrule.runtime._codec import FRAMES_MEDIA_TYPE, TRUSTING_LIMITS, decode_body, encode_body
-from chainrule.runtime._component import LocalComponent
-from chainrule.runtime._content import content_name
-from chainrule.runtime._shared_folder import SharedFolder
+from chainrule.runtime.internal import LocalComponent, SharedFolder, content_name
 
 __all__ = ["ResultCache"]
 

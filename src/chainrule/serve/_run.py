@@ -18,7 +18,7 @@ from typing import Any
 import uvicorn
 
 from chainrule._errors import InputError, TransportError
-from chainrule.runtime._config import ComponentConfig
+from chainrule.runtime.internal import ComponentConfig
 from chainrule.serve._app import MakePool, Server
 from chainrule.serve._crowd import Crowd, enough_descriptors
 from chainrule.serve._options import ServeOptions

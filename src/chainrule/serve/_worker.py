@@ -2,7 +2,7 @@
 
 Started as `python -m chainrule.serve._worker <descriptor>` with one end of a socket pair. The first message
 brings the component (pickled by the server that started us), then calls come and replies go, in the messages
-of `chainrule.runtime._samehost`. The process ends when the server closes its end or dies.
+of `chainrule._samehost`. The process ends when the server closes its end or dies.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from typing import Any
 import orjson
 
 from chainrule._errors import ChainruleError, ComponentError, StorageError
-from chainrule.runtime._component import load_component
-from chainrule.runtime._samehost import (
+from chainrule._samehost import (
     INLINE_BYTES,
     MappedSegments,
     Message,
@@ -34,6 +33,7 @@ from chainrule.runtime._samehost import (
     send_message,
     stored,
 )
+from chainrule.runtime.internal import load_component
 from chainrule.serve._answering import Answerer
 from chainrule.serve._calls import Call, Cancelled, Reply
 from chainrule.serve._following import following

@@ -8,14 +8,18 @@ import numpy as np
 import torch
 
 from chainrule._errors import InputError
-from chainrule.bridge._component_target import as_target
-from chainrule.bridge._host import Batch, Call
-from chainrule.bridge._inputs import take_inputs_apart
-from chainrule.bridge._options import Options, VmapMethod
-from chainrule.bridge._requests import apply_request
-from chainrule.bridge._site import find_site
-from chainrule.bridge._types import ArrayType
-from chainrule.runtime._schema._dtypes import PEER_DTYPES
+from chainrule.bridge.internal import (
+    ArrayType,
+    Batch,
+    Call,
+    Options,
+    VmapMethod,
+    apply_request,
+    as_target,
+    find_site,
+    take_inputs_apart,
+)
+from chainrule.runtime.internal import PEER_DTYPES
 from chainrule.torch._function import HostFunction
 
 __all__ = ["apply_component"]
@@ -78,7 +82,7 @@ def apply_component(
     site = find_site(target, options, skeleton, types, _held_by_torch)
     if target.runs_jax:
         # Imported here because it imports JAX, which such a component does, too.
-        from chainrule.bridge._precision import warn_if_narrowed
+        from chainrule.bridge.internal import warn_if_narrowed
 
         warn_if_narrowed(target, {port.path: port.type.dtype for port in site.outputs})
     call = Call(site, apply_request(site), Batch.none(len(tensors)))

@@ -15,17 +15,19 @@ import numpy as np
 import torch
 
 from chainrule._errors import CapabilityError
-from chainrule.bridge._calculus import (
+from chainrule.bridge.internal import (
+    ArrayType,
+    Call,
     Vectors,
     check_inputs,
     differentiable,
+    host_call,
+    is_inexact,
     make_call,
     not_differentiable,
     open_call,
     pushed_forward,
 )
-from chainrule.bridge._host import Call, host_call
-from chainrule.bridge._types import ArrayType, is_inexact
 
 __all__ = ["HostFunction"]
 

@@ -10,9 +10,7 @@ from typing import Any
 
 from chainrule._errors import InputError
 from chainrule.elimination import OperationCounts
-from chainrule.elimination._choose import OrderLike, choose_order
-from chainrule.elimination._counting import count_operations
-from chainrule.elimination._linearize import trace_function
+from chainrule.elimination.internal import OrderLike, choose_order, count_operations, trace_function
 from chainrule.view._arguments import leaf_names
 from chainrule.view._drawing import CHARACTER, Arrow, Circle, Drawing, Group, Label, Shape
 from chainrule.view._layout import Layout, lay_out

@@ -15,8 +15,8 @@ from rich.table import Table
 
 from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, Var, evaluate, locate, plain_text, trace
 from chainrule._jaxpr import Literal as Constant
-from chainrule.elimination._work import program_work
-from chainrule.runtime._schema import describe_array
+from chainrule.elimination.internal import program_work
+from chainrule.runtime.internal import describe_array
 from chainrule.view._arguments import argument_names
 from chainrule.view._divide import Section, divide, open_calls, scope_of
 from chainrule.view._drawing import CHARACTER, Arrow, Drawing, Label, Rectangle, Shape

@@ -12,9 +12,7 @@ from rich.markup import escape as escape_markup
 from rich.table import Table
 
 from chainrule._errors import InputError
-from chainrule.runtime._component._document import SIDES, Field, fields_of
-from chainrule.runtime._component._summary import fields_html
-from chainrule.runtime._schema._json_schema import ArrayJsonSchema
+from chainrule.runtime.internal import SIDES, ArrayJsonSchema, Field, fields_html, fields_of
 
 __all__ = ["SchemaTable", "schema"]
 

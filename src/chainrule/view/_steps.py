@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chainrule._jaxpr import Var
-from chainrule.elimination._counting import OperationCounts
-from chainrule.elimination._eliminate import STRUCTURES, Elimination
-from chainrule.elimination._eliminate import Step as OrderStep
-from chainrule.elimination._graph import Edges, Graph
+from chainrule.elimination.internal import STRUCTURES, Edges, Elimination, Graph, OperationCounts
+from chainrule.elimination.internal import Step as OrderStep
 
 __all__ = ["Blocks", "Product", "Step", "Vertex", "blocks_of", "name_nodes", "trace_steps"]
 

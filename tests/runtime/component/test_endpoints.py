@@ -486,7 +486,7 @@ def test_bad_tangents(vector, code):
 
 def test_encoded_tangents():
     component = make({"jacobian": jacobian})
-    from chainrule.runtime._codec import encode_array
+    from chainrule._codec import encode_array
 
     encoded = encode_array(np.array([1.0, 0.0]), encoding="base64")
     x = {"x": [1.0, 2.0]}

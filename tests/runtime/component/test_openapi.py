@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
+from chainrule._codec import encode_array
 from chainrule.runtime import Array, Differentiable, Float32, Float64, component, load_component
-from chainrule.runtime._codec import encode_array
 
 PEER_JAX = (
     Path(importlib.util.find_spec("tesseract_core").origin).parent

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import chainrule
+from chainrule._codec import decode_array
 from chainrule.bridge import PrecisionWarning
 from chainrule.client import Component
 from chainrule.runtime import (
@@ -23,7 +24,6 @@ from chainrule.runtime import (
     component,
     load_component,
 )
-from chainrule.runtime._codec import decode_array
 from chainrule.runtime.testing import check_gradients
 
 SCHEMAS = """

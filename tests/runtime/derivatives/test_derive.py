@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chainrule._codec import SparseArray
 from chainrule._errors import ComponentError, InputError
-from chainrule.runtime._codec import SparseArray
 from chainrule.runtime._derivatives import (
     JVP,
     VJP,

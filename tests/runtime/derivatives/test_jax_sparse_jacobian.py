@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from chainrule.runtime._codec import SparseArray
+from chainrule._codec import SparseArray
 from chainrule.runtime.jax_recipes import jax_jacobian, jax_sparse_jacobian
 
 pytest.importorskip("asdex")

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 
-from chainrule.runtime._codec import BinrefArray
+from chainrule._codec import BinrefArray
 from chainrule.runtime._schema import (
     Array,
     BFloat16,

@@ -31,7 +31,7 @@ from chainrule.deploy.images import (
     stop_container,
     write_context,
 )
-from chainrule.deploy.images._ready import is_free
+from chainrule.deploy.internal import is_free
 
 __all__ = [
     "Image",

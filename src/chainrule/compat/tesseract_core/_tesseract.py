@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from chainrule._errors import CapabilityError
 from chainrule.client import Component
-from chainrule.client._payloads import make_payload
+from chainrule.client.internal import make_payload
 from chainrule.compat.tesseract_core._encodings import RequestedEncoding, ServerCapabilities
 from chainrule.compat.tesseract_core._failures import load_errors, pydantic_errors
 from chainrule.compat.tesseract_core.runtime._settings import (

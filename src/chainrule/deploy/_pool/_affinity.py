@@ -15,7 +15,7 @@ import xxhash
 from pydantic import BaseModel
 
 from chainrule._trees import LRUCache, is_arraylike
-from chainrule.runtime._derivatives._residuals import content_digest
+from chainrule.runtime.internal import content_digest
 
 __all__ = ["Affinity", "fingerprint"]
 

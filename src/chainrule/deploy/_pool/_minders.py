@@ -12,7 +12,7 @@ from typing import Any
 from chainrule._errors import ChainruleError, DefinitionError
 from chainrule.deploy._pool._dispatch import Dispatcher, Slot
 from chainrule.deploy._pool._replica import Replica
-from chainrule.runtime._component._document import endpoints_of
+from chainrule.runtime.internal import endpoints_of
 
 __all__ = ["Minders"]
 

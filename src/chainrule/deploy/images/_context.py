@@ -19,7 +19,7 @@ from chainrule.deploy.images._apptainer import apptainer_definition
 from chainrule.deploy.images._containerfile import containerfile
 from chainrule.deploy.images._plan import BuildPlan
 from chainrule.deploy.images._wheel import write_wheel
-from chainrule.runtime._component._hashing import hash_parts
+from chainrule.runtime.internal import hash_parts
 
 __all__ = ["context_hash", "write_context"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from chainrule._errors import TransportError
 from chainrule.client import Ticket
-from chainrule.client._http import HttpTransport
+from chainrule.client.internal import HttpTransport
 from chainrule.deploy.images._container import Container, start_container
 from chainrule.deploy.images._engine import Engine, find_engine
 from chainrule.deploy.images._image import ComponentImage

@@ -15,7 +15,7 @@ from pathlib import Path
 from chainrule._errors import DefinitionError, InputError
 from chainrule.deploy.images._requirements import Requirements, read_requirements
 from chainrule.deploy.images._settings import Changes, ImageSettings, read_settings
-from chainrule.runtime._component._syntax import check_sources
+from chainrule.runtime.internal import check_sources
 
 __all__ = ["TOKEN_FILE", "BuildPlan", "plan_build"]
 

@@ -10,7 +10,7 @@ from typing import Any
 from chainrule._errors import DefinitionError
 from chainrule._processors import processors
 from chainrule.client import Component
-from chainrule.client._subprocess import SubprocessTransport
+from chainrule.client.internal import SubprocessTransport
 from chainrule.deploy._pool._autoscale import check_size
 from chainrule.deploy.local._pool import ProcessPool
 from chainrule.runtime import ComponentConfig

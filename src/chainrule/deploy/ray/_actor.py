@@ -16,13 +16,15 @@ from chainrule.deploy.ray._cargo import fill_in
 from chainrule.deploy.ray._interruption import Interruption
 from chainrule.deploy.ray._plan import Plan
 from chainrule.runtime import LocalComponent, load_component
-from chainrule.runtime._progress import listening
-from chainrule.runtime._runs import Run
-from chainrule.serve._answering import Answerer
-from chainrule.serve._calls import Call, Cancelled
-from chainrule.serve._forked import only_here
-from chainrule.serve._problems import problem_reply
-from chainrule.serve._residual_reuse import reuse_residuals
+from chainrule.runtime.internal import Run, listening
+from chainrule.serve.internal import (
+    Answerer,
+    Call,
+    Cancelled,
+    only_here,
+    problem_reply,
+    reuse_residuals,
+)
 
 __all__ = ["GIVEN_UP", "Envelope", "ReplicaActor"]
 

@@ -15,7 +15,7 @@ import ray
 from pydantic import BaseModel
 
 from chainrule._trees import is_arraylike
-from chainrule.runtime._component._plain import to_plain
+from chainrule.runtime.internal import to_plain
 
 __all__ = ["fill_in", "take_out"]
 

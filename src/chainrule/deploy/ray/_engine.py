@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from chainrule.deploy.ray._cluster import connect
 
 if TYPE_CHECKING:
-    from chainrule.serve._app import MakePool
+    from chainrule.serve.internal import MakePool
 
 __all__ = ["engine"]
 

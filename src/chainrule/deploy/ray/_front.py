@@ -12,18 +12,26 @@ from typing import Any
 
 import numpy as np
 
+from chainrule._codec import FRAMES_MEDIA_TYPE, decode_body
 from chainrule._errors import ChainruleError, TransportError
 from chainrule.client import Ticket
 from chainrule.deploy._pool import fingerprint
 from chainrule.deploy.ray._actor import Envelope
 from chainrule.deploy.ray._deploy import attach, deploy
 from chainrule.deploy.ray._pool import RayPool
-from chainrule.runtime._codec import FRAMES_MEDIA_TYPE, decode_body
-from chainrule.serve._calls import Call, CallError, Facts, Reply, stopping, unavailable
-from chainrule.serve._following import following_in_thread
-from chainrule.serve._options import ServeOptions
-from chainrule.serve._pool import Counters, WorkerState
-from chainrule.serve._traffic import Traffic
+from chainrule.serve.internal import (
+    Call,
+    CallError,
+    Counters,
+    Facts,
+    Reply,
+    ServeOptions,
+    Traffic,
+    WorkerState,
+    following_in_thread,
+    stopping,
+    unavailable,
+)
 
 __all__ = ["PoolFront", "make_front"]
 

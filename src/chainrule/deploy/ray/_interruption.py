@@ -17,7 +17,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from chainrule.serve._calls import Cancelled
+from chainrule.serve.internal import Cancelled
 
 __all__ = ["Interruption"]
 

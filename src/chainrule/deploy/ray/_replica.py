@@ -24,11 +24,11 @@ from ray.exceptions import (
 
 from chainrule._errors import ChainruleError, DefinitionError, TransportError
 from chainrule.client import Ticket
-from chainrule.client._answers import Answer, read_answer
+from chainrule.client.internal import Answer, read_answer
 from chainrule.deploy._pool import Replica, ReplicaLostError
 from chainrule.deploy.ray._actor import GIVEN_UP, Envelope
 from chainrule.deploy.ray._cargo import take_out
-from chainrule.runtime._progress import is_heard, progress
+from chainrule.runtime.internal import is_heard, progress
 
 __all__ = ["ActorReplica"]
 

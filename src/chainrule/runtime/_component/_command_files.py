@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from chainrule._codec import Limits
 from chainrule._errors import ComponentError, LimitError
 from chainrule._trees import flatten_with_paths, is_arraylike, split_path
-from chainrule.runtime._codec import Limits
 
 __all__ = ["Format", "read_result", "write_payload"]
 

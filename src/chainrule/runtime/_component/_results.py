@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
+from chainrule._codec import SparseArray
 from chainrule._errors import ComponentError
-from chainrule.runtime._codec import SparseArray
 from chainrule.runtime._component._plain import to_plain
 from chainrule.runtime._component._requests import Blocks, fit_array
 from chainrule.runtime._component._schemas import Context, Schemas

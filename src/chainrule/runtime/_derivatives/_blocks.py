@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from chainrule.runtime._codec import SparseArray
+from chainrule._codec import SparseArray
 from chainrule.runtime._derivatives._layout import Layout
 
 __all__ = ["Entries", "dense_blocks", "sparse_blocks"]

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from chainrule._codec import SparseArray
 from chainrule._errors import ComponentError, DefinitionError
 from chainrule._trees import flatten_with_paths, is_arraylike
-from chainrule.runtime._codec import SparseArray
 from chainrule.runtime._derivatives._differences import (
     finite_difference_jacobian,
     finite_difference_jvp,

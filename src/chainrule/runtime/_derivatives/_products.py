@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from chainrule.runtime._codec import SparseArray
+from chainrule._codec import SparseArray
 from chainrule.runtime._derivatives._kinds import DerivativeKind
 from chainrule.runtime._derivatives._layout import check_shape
 

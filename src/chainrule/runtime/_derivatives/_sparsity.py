@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from chainrule._codec import SparseArray
 from chainrule._errors import InputError
 from chainrule._patterns import Pattern
-from chainrule.runtime._codec import SparseArray
 from chainrule.runtime._derivatives._layout import Layout
 
 __all__ = ["read_pattern"]

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from chainrule._codec import DEFAULT_LIMITS, BinrefArray, decode_array
+from chainrule._codec._masked import WHY_MASKED, has_masked
 from chainrule._errors import ChainruleError
-from chainrule.runtime._codec import DEFAULT_LIMITS, BinrefArray, decode_array
-from chainrule.runtime._codec._masked import WHY_MASKED, has_masked
 from chainrule.runtime._schema import _problems
 from chainrule.runtime._schema._dtypes import (
     ALL_DTYPES,

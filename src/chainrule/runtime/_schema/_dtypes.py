@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from chainrule._codec import dtype_from_name
 from chainrule._trees import is_arraylike, with_article
-from chainrule.runtime._codec import dtype_from_name
 
 __all__ = [
     "ALL_DTYPES",

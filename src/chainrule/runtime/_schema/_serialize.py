@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import SerializationInfo
 from pydantic_core import core_schema
 
-from chainrule.runtime._codec import encode_array
+from chainrule._codec import encode_array
 from chainrule.runtime._schema._spec import ArraySpec
 
 __all__ = ["serialize_array"]

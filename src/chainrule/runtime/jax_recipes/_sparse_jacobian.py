@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from chainrule._codec import SparseArray
 from chainrule._jaxpr import derivative_pattern
 from chainrule._patterns import Pattern
-from chainrule.runtime._codec import SparseArray
 from chainrule.runtime._derivatives._blocks import Entries, sparse_blocks
 from chainrule.runtime._derivatives._layout import Layout
 from chainrule.runtime._derivatives._sparsity import read_pattern

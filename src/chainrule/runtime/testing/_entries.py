@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from chainrule.runtime._codec import SparseArray
+from chainrule._codec import SparseArray
 from chainrule.runtime._derivatives._kinds import JACOBIAN, JVP, VJP, DerivativeKind
 from chainrule.runtime._derivatives._layout import Layout
 from chainrule.runtime._derivatives._products import contract

@@ -18,9 +18,9 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from chainrule._codec import encode_array
 from chainrule._errors import CapabilityError, InputError, TransportError
 from chainrule._trees import is_arraylike
-from chainrule.runtime._codec import encode_array
 from chainrule.runtime.testing._compare import compare
 from chainrule.runtime.testing._defaults import with_defaults
 from chainrule.runtime.testing._exceptions import (

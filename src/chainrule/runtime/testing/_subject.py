@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import numpy as np
 from pydantic import ValidationError
 
+from chainrule._codec import decode_array, is_encoded_array
 from chainrule._errors import InputError
 from chainrule._trees import Key, Segment, get_at_path, join_path, set_at_path
-from chainrule.runtime._codec import decode_array, is_encoded_array
 from chainrule.runtime._derivatives._kinds import Side
 from chainrule.runtime._derivatives._layout import Layout, read_arrays
 from chainrule.runtime._derivatives._program import Program

@@ -7,8 +7,7 @@ import asyncio
 import orjson
 
 from chainrule._errors import ChainruleError, InputError
-from chainrule.runtime._config import ComponentConfig
-from chainrule.runtime._runs import Run
+from chainrule.runtime.internal import ComponentConfig, Run
 from chainrule.serve._calls import Call, Reply, stopping
 from chainrule.serve._jobs._record import JobRecord
 from chainrule.serve._jobs._results import to_reply

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from chainrule._errors import InputError
-from chainrule.runtime._codec import (
+from chainrule._codec import (
     FRAMES_MEDIA_TYPE,
     TRUSTING_LIMITS,
     BinrefWriter,
@@ -14,7 +13,8 @@ from chainrule.runtime._codec import (
     encode_body,
     negotiate,
 )
-from chainrule.runtime._config import ComponentConfig
+from chainrule._errors import InputError
+from chainrule.runtime.internal import ComponentConfig
 from chainrule.serve._answering import plain_form
 from chainrule.serve._calls import Reply
 from chainrule.serve._jobs._record import JobRecord

@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 
 import orjson
 
+from chainrule._codec import FRAMES_MEDIA_TYPE, negotiate
 from chainrule._errors import CapabilityError, ChainruleError, InputError, StorageError
-from chainrule.runtime._codec import FRAMES_MEDIA_TYPE, negotiate
 from chainrule.serve._calls import Call, CallError, Reply, stopping, unavailable
 from chainrule.serve._jobs._lane import Lane
 from chainrule.serve._jobs._live import LiveJob

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any, NoReturn
 
-from chainrule.runtime._schema import is_array_type
+from chainrule.runtime.internal import is_array_type
 
 __all__ = ["ALLOWED_DTYPE_NAMES", "ArrayFlags", "PydanticArrayAnnotation"]
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from chainrule._errors import InputError
 from chainrule.compat.tesseract_core.runtime._settings import RuntimeConfig
-from chainrule.runtime._component._kept_output import copied_to, new_logs
+from chainrule.runtime.internal import copied_to, new_logs
 
 __all__ = ["logged"]
 

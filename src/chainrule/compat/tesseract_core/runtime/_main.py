@@ -21,6 +21,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from chainrule._codec import BinrefWriter, encode_body
 from chainrule._errors import ChainruleError, InputError
 from chainrule.compat.tesseract_core._failures import pydantic_errors
 from chainrule.compat.tesseract_core.runtime._arguments import (
@@ -34,8 +35,7 @@ from chainrule.compat.tesseract_core.runtime._payloads import read_payload
 from chainrule.compat.tesseract_core.runtime._settings import RuntimeConfig
 from chainrule.compat.tesseract_core.runtime._streams import result_descriptor
 from chainrule.runtime import LocalComponent, load_component
-from chainrule.runtime._codec import BinrefWriter, encode_body
-from chainrule.runtime._runs import Run
+from chainrule.runtime.internal import Run
 
 __all__ = ["main"]
 
@@ -203,7 +203,7 @@ def _check_gradients(options: Namespace, settings: RuntimeConfig, stdout: int) -
 
 def _steps(component: LocalComponent, payload: Any, options: Namespace) -> float | dict[str, float]:
     """The step of the differences; where some inputs have their own, one for each."""
-    from chainrule.runtime.testing._subject import Subject
+    from chainrule.runtime.internal import Subject
 
     if not options.eps_for:
         return float(options.eps)

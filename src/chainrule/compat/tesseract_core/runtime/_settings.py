@@ -15,8 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from chainrule._errors import CapabilityError
 from chainrule.runtime import ComponentConfig
-from chainrule.runtime._config import ReferenceKind
-from chainrule.runtime._runs import current_run
+from chainrule.runtime.internal import ReferenceKind, current_run
 
 __all__ = [
     "RuntimeConfig",

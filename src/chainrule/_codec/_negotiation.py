@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
+from chainrule._codec._bodies import FORMATS, media_type_of
+from chainrule._codec._frames_layout import FRAMES_MEDIA_TYPE
 from chainrule._errors import InputError
-from chainrule.runtime._codec._bodies import FORMATS, media_type_of
-from chainrule.runtime._codec._frames_layout import FRAMES_MEDIA_TYPE
 
 __all__ = ["Negotiated", "NotAcceptableError", "negotiate"]
 

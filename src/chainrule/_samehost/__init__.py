@@ -35,8 +35,8 @@ Between a client and a server on the same host
 Nothing here imports a web framework.
 """
 
-from chainrule.runtime._samehost._endings import ending_facts, ending_words
-from chainrule.runtime._samehost._messages import (
+from chainrule._samehost._endings import ending_facts, ending_words
+from chainrule._samehost._messages import (
     CANCEL,
     INLINE_BYTES,
     Message,
@@ -48,7 +48,7 @@ from chainrule.runtime._samehost._messages import (
     send_message,
     socket_pair,
 )
-from chainrule.runtime._samehost._segments import (
+from chainrule._samehost._segments import (
     CallMemory,
     MappedSegments,
     Segment,
@@ -56,7 +56,7 @@ from chainrule.runtime._samehost._segments import (
     is_supported,
     stored,
 )
-from chainrule.runtime._samehost._worker_memory import with_memory_settings
+from chainrule._samehost._worker_memory import with_memory_settings
 
 __all__ = [
     "CANCEL",

@@ -15,10 +15,10 @@ import orjson
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
+from chainrule._codec._dtypes import dtype_name, to_wire
+from chainrule._codec._tables import MANY
 from chainrule._errors import DefinitionError
 from chainrule._trees import iterate_leaves, join_path
-from chainrule.runtime._codec._dtypes import dtype_name, to_wire
-from chainrule.runtime._codec._tables import MANY
 
 __all__ = ["Writer", "is_array", "lower", "to_plain", "write_json"]
 

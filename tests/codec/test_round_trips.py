@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from chainrule.runtime._codec import (
+from chainrule._codec import (
     DTYPE_NAMES,
     FORMATS,
     BinrefWriter,

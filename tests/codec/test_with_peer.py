@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, create_model
 
-from chainrule.runtime._codec import BinrefWriter, Grants, decode_body, encode_body
+from chainrule._codec import BinrefWriter, Grants, decode_body, encode_body
 
 peer = pytest.importorskip("tesseract_core.runtime")
 pytestmark = pytest.mark.interop

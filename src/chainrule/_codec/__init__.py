@@ -5,23 +5,23 @@ Single arrays travel as JSON objects (`encode_array`, `decode_array`), whole bod
 are checked before allocation, files and addresses against `Grants`, nesting and counts against `Limits`.
 """
 
-from chainrule.runtime._codec._arrays import Encoding, decode_array, encode_array, is_encoded_array
-from chainrule.runtime._codec._binref_array import BinrefArray
-from chainrule.runtime._codec._binref_writing import BinrefWriter
-from chainrule.runtime._codec._bodies import FORMATS, decode_body, encode_body, media_type_of
-from chainrule.runtime._codec._dtypes import DTYPE_NAMES, dtype_from_name
-from chainrule.runtime._codec._frames_layout import FRAMES_MEDIA_TYPE
-from chainrule.runtime._codec._frames_reading import decode_frames, frames_length
-from chainrule.runtime._codec._frames_writing import Frames, encode_frames
-from chainrule.runtime._codec._grants import Grants
-from chainrule.runtime._codec._limits import (
+from chainrule._codec._arrays import Encoding, decode_array, encode_array, is_encoded_array
+from chainrule._codec._binref_array import BinrefArray
+from chainrule._codec._binref_writing import BinrefWriter
+from chainrule._codec._bodies import FORMATS, decode_body, encode_body, media_type_of
+from chainrule._codec._dtypes import DTYPE_NAMES, dtype_from_name
+from chainrule._codec._frames_layout import FRAMES_MEDIA_TYPE
+from chainrule._codec._frames_reading import decode_frames, frames_length
+from chainrule._codec._frames_writing import Frames, encode_frames
+from chainrule._codec._grants import Grants
+from chainrule._codec._limits import (
     DEFAULT_LIMITS,
     TRUSTING_LIMITS,
     Limits,
     expansion_too_large,
 )
-from chainrule.runtime._codec._negotiation import Negotiated, NotAcceptableError, negotiate
-from chainrule.runtime._codec._sparse import SparseArray
+from chainrule._codec._negotiation import Negotiated, NotAcceptableError, negotiate
+from chainrule._codec._sparse import SparseArray
 
 __all__ = [
     "DEFAULT_LIMITS",

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from chainrule._codec._masked import MASKED, WHY_MASKED, has_masked
 from chainrule._errors import DecodeError, DefinitionError
-from chainrule.runtime._codec._masked import MASKED, WHY_MASKED, has_masked
 
 __all__ = [
     "DTYPE_NAMES",

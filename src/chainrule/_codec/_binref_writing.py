@@ -14,11 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from chainrule._codec._binref_array import BinrefArray
+from chainrule._codec._binref_reading import Reference
+from chainrule._codec._compression import compress
+from chainrule._codec._dtypes import dtype_name, raw_bytes, to_wire
 from chainrule._errors import StorageError
-from chainrule.runtime._codec._binref_array import BinrefArray
-from chainrule.runtime._codec._binref_reading import Reference
-from chainrule.runtime._codec._compression import compress
-from chainrule.runtime._codec._dtypes import dtype_name, raw_bytes, to_wire
 
 __all__ = ["BinrefWriter"]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from chainrule.runtime._codec._binref_reading import Reference, read_binref
-from chainrule.runtime._codec._dtypes import dtype_from_name, expected_bytes
-from chainrule.runtime._codec._grants import Grants
+from chainrule._codec._binref_reading import Reference, read_binref
+from chainrule._codec._dtypes import dtype_from_name, expected_bytes
+from chainrule._codec._grants import Grants
 
 __all__ = ["BinrefArray"]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import jiter
 
+from chainrule._codec._limits import Limits
 from chainrule._errors import DecodeError, LimitError
-from chainrule.runtime._codec._limits import Limits
 
 __all__ = ["parse_json"]
 

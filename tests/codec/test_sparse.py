@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import scipy.sparse
 
+from chainrule._codec import SparseArray, decode_body, encode_body, media_type_of
 from chainrule._errors import DecodeError, InputError, LimitError
-from chainrule.runtime._codec import SparseArray, decode_body, encode_body, media_type_of
 
 DENSE = np.array([[0.0, 2.0, 0.0], [3.0, 0.0, 0.0]])
 

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from chainrule._errors import ChainruleError, DecodeError, LimitError
-from chainrule.runtime._codec import (
+from chainrule._codec import (
     FRAMES_MEDIA_TYPE,
     Limits,
     SparseArray,
@@ -24,8 +23,9 @@ from chainrule.runtime._codec import (
     encode_frames,
     frames_length,
 )
+from chainrule._errors import ChainruleError, DecodeError, LimitError
 
-PAGE = Path(__file__).parents[3] / "docs" / "explanation" / "wire-format.md"
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "wire-format.md"
 
 
 def by_hand(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chainrule.runtime._codec import Negotiated, NotAcceptableError, negotiate
+from chainrule._codec import Negotiated, NotAcceptableError, negotiate
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from chainrule._codec import Limits, decode_frames, encode_frames
 from chainrule._errors import ChainruleError
-from chainrule.runtime._codec import Limits, decode_frames, encode_frames
 
 COUNT = 20
 DTYPES = ("float64", "float32", "int8", "bool", "complex128", "uint16")

@@ -10,25 +10,25 @@ import numpy as np
 import orjson
 import pybase64
 
-from chainrule._errors import DecodeError, DefinitionError
-from chainrule.runtime._codec._arrays import (
+from chainrule._codec._arrays import (
     ArrayEncoder,
     Encoding,
     decode_array_within,
     is_encoded_array,
 )
-from chainrule.runtime._codec._binref_writing import BinrefWriter
-from chainrule.runtime._codec._dtypes import DTYPE_NAMES
-from chainrule.runtime._codec._frames_layout import FRAMES_MEDIA_TYPE
-from chainrule.runtime._codec._frames_reading import decode_frames
-from chainrule.runtime._codec._frames_writing import encode_frames
-from chainrule.runtime._codec._grants import NO_GRANTS, Grants
-from chainrule.runtime._codec._json_buffers import write_json_buffer
-from chainrule.runtime._codec._json_text import parse_json
-from chainrule.runtime._codec._limits import DEFAULT_LIMITS, Budget, Limits
-from chainrule.runtime._codec._lowering import is_array, lower, to_plain, write_json
-from chainrule.runtime._codec._raising import NOT_SPECIAL, raise_tree
-from chainrule.runtime._codec._sparse import SparseArray, decoded_sparse, to_dense
+from chainrule._codec._binref_writing import BinrefWriter
+from chainrule._codec._dtypes import DTYPE_NAMES
+from chainrule._codec._frames_layout import FRAMES_MEDIA_TYPE
+from chainrule._codec._frames_reading import decode_frames
+from chainrule._codec._frames_writing import encode_frames
+from chainrule._codec._grants import NO_GRANTS, Grants
+from chainrule._codec._json_buffers import write_json_buffer
+from chainrule._codec._json_text import parse_json
+from chainrule._codec._limits import DEFAULT_LIMITS, Budget, Limits
+from chainrule._codec._lowering import is_array, lower, to_plain, write_json
+from chainrule._codec._raising import NOT_SPECIAL, raise_tree
+from chainrule._codec._sparse import SparseArray, decoded_sparse, to_dense
+from chainrule._errors import DecodeError, DefinitionError
 
 __all__ = ["FORMATS", "decode_body", "encode_body", "media_type_of"]
 

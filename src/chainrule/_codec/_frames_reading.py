@@ -8,16 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from chainrule._errors import ChainruleError, DecodeError
-from chainrule.runtime._codec._compression import decompress
-from chainrule.runtime._codec._dtypes import (
+from chainrule._codec._compression import decompress
+from chainrule._codec._dtypes import (
     NATIVE_IS_WIRE,
     check_shape,
     dtype_from_name,
     expected_bytes,
     from_wire,
 )
-from chainrule.runtime._codec._frames_layout import (
+from chainrule._codec._frames_layout import (
     ALIGNMENT,
     MAGIC,
     PREFIX,
@@ -25,11 +24,12 @@ from chainrule.runtime._codec._frames_layout import (
     is_marked,
     padding,
 )
-from chainrule.runtime._codec._json_text import parse_json
-from chainrule.runtime._codec._limits import DEFAULT_LIMITS, Budget, Limits
-from chainrule.runtime._codec._raising import NOT_SPECIAL, raise_mapping_items, raise_tree
-from chainrule.runtime._codec._sparse import SparseArray, decoded_sparse
-from chainrule.runtime._codec._tables import common_layout, rows_in
+from chainrule._codec._json_text import parse_json
+from chainrule._codec._limits import DEFAULT_LIMITS, Budget, Limits
+from chainrule._codec._raising import NOT_SPECIAL, raise_mapping_items, raise_tree
+from chainrule._codec._sparse import SparseArray, decoded_sparse
+from chainrule._codec._tables import common_layout, rows_in
+from chainrule._errors import ChainruleError, DecodeError
 
 __all__ = ["decode_frames", "frames_length"]
 

@@ -12,8 +12,8 @@ import threading
 import numpy as np
 import pytest
 
+from chainrule._codec import BinrefArray, BinrefWriter, Grants, decode_array, encode_array
 from chainrule._errors import ChainruleError, DecodeError, NotGrantedError, StorageError
-from chainrule.runtime._codec import BinrefArray, BinrefWriter, Grants, decode_array, encode_array
 
 
 def reference(buffer, shape=(2,), dtype="float64", **data):
@@ -198,7 +198,7 @@ def test_an_unused_writer_creates_nothing(tmp_path):
 def test_killed_while_writing_leaves_no_final_name(tmp_path):
     code = (
         "import os, signal, sys, numpy as np\n"
-        "from chainrule.runtime._codec import BinrefWriter\n"
+        "from chainrule._codec import BinrefWriter\n"
         "writer = BinrefWriter(sys.argv[1])\n"
         "writer.write(np.zeros(1000))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -17,12 +17,11 @@ from typing import Any, Literal
 import numpy as np
 import pybase64
 
-from chainrule._errors import DecodeError, DefinitionError
-from chainrule.runtime._codec._binref_array import BinrefArray
-from chainrule.runtime._codec._binref_reading import Reference, read_binref
-from chainrule.runtime._codec._binref_writing import BinrefWriter
-from chainrule.runtime._codec._compression import compress, decompress
-from chainrule.runtime._codec._dtypes import (
+from chainrule._codec._binref_array import BinrefArray
+from chainrule._codec._binref_reading import Reference, read_binref
+from chainrule._codec._binref_writing import BinrefWriter
+from chainrule._codec._compression import compress, decompress
+from chainrule._codec._dtypes import (
     check_shape,
     dtype_from_name,
     dtype_name,
@@ -31,13 +30,14 @@ from chainrule.runtime._codec._dtypes import (
     raw_bytes,
     to_wire,
 )
-from chainrule.runtime._codec._grants import NO_GRANTS, Grants
-from chainrule.runtime._codec._json_buffers import (
+from chainrule._codec._grants import NO_GRANTS, Grants
+from chainrule._codec._json_buffers import (
     is_json_exact,
     read_json_buffer,
     write_json_buffer,
 )
-from chainrule.runtime._codec._limits import DEFAULT_LIMITS, Budget, Limits
+from chainrule._codec._limits import DEFAULT_LIMITS, Budget, Limits
+from chainrule._errors import DecodeError, DefinitionError
 
 __all__ = [
     "ArrayEncoder",

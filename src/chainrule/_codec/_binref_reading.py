@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from chainrule._codec._compression import decompress
+from chainrule._codec._dtypes import expected_bytes, from_wire
+from chainrule._codec._grants import Grants, is_url
 from chainrule._errors import DecodeError
-from chainrule.runtime._codec._compression import decompress
-from chainrule.runtime._codec._dtypes import expected_bytes, from_wire
-from chainrule.runtime._codec._grants import Grants, is_url
 
 __all__ = ["Reference", "read_binref"]
 
@@ -76,7 +76,7 @@ def read_binref(
 def _read(reference: Reference, nbytes: int, grants: Grants) -> Any:
     if is_url(reference.path):
         # Imported here: it brings in TLS and HTTP, which few need.
-        from chainrule.runtime._codec._remote import read_remote
+        from chainrule._codec._remote import read_remote
 
         return read_remote(grants.check_url(reference.path), reference.offset, nbytes)
     descriptor = grants.open_input(reference.path)

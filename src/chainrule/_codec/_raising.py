@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from chainrule._codec._limits import Budget
+from chainrule._codec._tables import MANY
 from chainrule._errors import ChainruleError
 from chainrule._trees import Key, join_path
-from chainrule.runtime._codec._limits import Budget
-from chainrule.runtime._codec._tables import MANY
 
 __all__ = ["NOT_SPECIAL", "Reader", "raise_mapping_items", "raise_tree"]
 

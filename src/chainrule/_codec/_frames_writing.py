@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import orjson
 
-from chainrule.runtime._codec._compression import compress
-from chainrule.runtime._codec._dtypes import NATIVE_NAMES, dtype_name, raw_bytes, to_wire
-from chainrule.runtime._codec._frames_layout import (
+from chainrule._codec._compression import compress
+from chainrule._codec._copying import write_pieces
+from chainrule._codec._dtypes import NATIVE_NAMES, dtype_name, raw_bytes, to_wire
+from chainrule._codec._frames_layout import (
     ALIGNMENT,
     MAGIC,
     PREFIX,
@@ -19,10 +20,9 @@ from chainrule.runtime._codec._frames_layout import (
     is_marked,
     padding,
 )
-from chainrule.runtime._codec._lowering import is_array, lower, to_plain, write_json
-from chainrule.runtime._codec._sparse import SparseArray, to_dense
-from chainrule.runtime._codec._tables import table_of
-from chainrule.runtime._copying import write_pieces
+from chainrule._codec._lowering import is_array, lower, to_plain, write_json
+from chainrule._codec._sparse import SparseArray, to_dense
+from chainrule._codec._tables import table_of
 
 __all__ = ["Frames", "encode_frames"]
 

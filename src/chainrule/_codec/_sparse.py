@@ -12,8 +12,8 @@ from chainrule._errors import CapabilityError, DecodeError, InputError, LimitErr
 
 __all__ = ["SparseArray", "decoded_sparse", "to_dense"]
 
-from chainrule.runtime._codec._dtypes import check_shape
-from chainrule.runtime._codec._limits import DEFAULT_LIMITS
+from chainrule._codec._dtypes import check_shape
+from chainrule._codec._limits import DEFAULT_LIMITS
 
 
 @dataclass(frozen=True, eq=False)

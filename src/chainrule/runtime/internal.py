@@ -1,0 +1,120 @@
+"""What other packages of this project use of `runtime`; no promise to users."""
+
+from chainrule.runtime._component import ENDPOINTS, LocalComponent, load_component
+from chainrule.runtime._component._author import failure_of
+from chainrule.runtime._component._document import (
+    SIDES,
+    Field,
+    Side,
+    capabilities_of,
+    differentiable_of,
+    endpoints_of,
+    fields_of,
+    full_name,
+)
+from chainrule.runtime._component._hashing import hash_parts
+from chainrule.runtime._component._isolation import load_module
+from chainrule.runtime._component._kept_output import copied_to, new_logs
+from chainrule.runtime._component._load import file_in
+from chainrule.runtime._component._peer_names import PEER_MODULES
+from chainrule.runtime._component._plain import to_plain
+from chainrule.runtime._component._summary import fields_html, summary_html, summary_text
+from chainrule.runtime._component._syntax import check_sources, check_syntax
+from chainrule.runtime._component._tagged import TAGGED
+from chainrule.runtime._config import ComponentConfig, ReferenceKind
+from chainrule.runtime._content import content_name
+from chainrule.runtime._derivatives import JACOBIAN, JVP, VJP, DerivativeKind, product_from_jacobian
+from chainrule.runtime._derivatives._batching import batched_product
+from chainrule.runtime._derivatives._kinds import BATCHED, DERIVATIVES
+from chainrule.runtime._derivatives._residuals import (
+    content_digest,
+    current_residual_cache,
+    set_jax_vjp_cache_size,
+)
+from chainrule.runtime._log_format import log_handler
+from chainrule.runtime._own_arrays import own_copy
+from chainrule.runtime._progress import is_heard, listening, progress, unheard
+from chainrule.runtime._runs import Run, checked_run_id, current_run
+from chainrule.runtime._schema import (
+    ArraySpec,
+    array_leaves,
+    describe_array,
+    describe_value,
+    is_array_type,
+)
+from chainrule.runtime._schema._coerce import is_tracer
+from chainrule.runtime._schema._dimensions import DimensionTable, enter_sizes
+from chainrule.runtime._schema._dtypes import PEER_DTYPES, numpy_dtype
+from chainrule.runtime._schema._json_schema import ArrayJsonSchema
+from chainrule.runtime._schema._leaves import unwrap
+from chainrule.runtime._schema._problems import dtype_mismatch
+from chainrule.runtime._schema._validate import check_shape
+from chainrule.runtime._shared_folder import SharedFolder
+from chainrule.runtime.testing._subject import Subject
+
+__all__ = [
+    "BATCHED",
+    "DERIVATIVES",
+    "ENDPOINTS",
+    "JACOBIAN",
+    "JVP",
+    "PEER_DTYPES",
+    "PEER_MODULES",
+    "SIDES",
+    "TAGGED",
+    "VJP",
+    "ArrayJsonSchema",
+    "ArraySpec",
+    "ComponentConfig",
+    "DerivativeKind",
+    "DimensionTable",
+    "Field",
+    "LocalComponent",
+    "ReferenceKind",
+    "Run",
+    "SharedFolder",
+    "Side",
+    "Subject",
+    "array_leaves",
+    "batched_product",
+    "capabilities_of",
+    "check_shape",
+    "check_sources",
+    "check_syntax",
+    "checked_run_id",
+    "content_digest",
+    "content_name",
+    "copied_to",
+    "current_residual_cache",
+    "current_run",
+    "describe_array",
+    "describe_value",
+    "differentiable_of",
+    "dtype_mismatch",
+    "endpoints_of",
+    "enter_sizes",
+    "failure_of",
+    "fields_html",
+    "fields_of",
+    "file_in",
+    "full_name",
+    "hash_parts",
+    "is_array_type",
+    "is_heard",
+    "is_tracer",
+    "listening",
+    "load_component",
+    "load_module",
+    "log_handler",
+    "new_logs",
+    "numpy_dtype",
+    "own_copy",
+    "product_from_jacobian",
+    "progress",
+    "set_jax_vjp_cache_size",
+    "summary_html",
+    "summary_text",
+    "to_plain",
+    "unheard",
+    "unwrap",
+]

@@ -1,0 +1,36 @@
+"""What other packages of this project use of `serve`; no promise to users."""
+
+from chainrule.serve._answering import Answerer
+from chainrule.serve._app import MakePool
+from chainrule.serve._calls import Call, CallError, Cancelled, Facts, Reply, stopping, unavailable
+from chainrule.serve._following import following_in_thread
+from chainrule.serve._forked import only_here
+from chainrule.serve._options import ServeOptions
+from chainrule.serve._page import static_file
+from chainrule.serve._pool import Counters, WorkerState
+from chainrule.serve._problems import problem_reply
+from chainrule.serve._residual_reuse import reuse_residuals
+from chainrule.serve._run import no_address
+from chainrule.serve._traffic import Traffic
+
+__all__ = [
+    "Answerer",
+    "Call",
+    "CallError",
+    "Cancelled",
+    "Counters",
+    "Facts",
+    "MakePool",
+    "Reply",
+    "ServeOptions",
+    "Traffic",
+    "WorkerState",
+    "following_in_thread",
+    "no_address",
+    "only_here",
+    "problem_reply",
+    "reuse_residuals",
+    "static_file",
+    "stopping",
+    "unavailable",
+]
