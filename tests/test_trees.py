@@ -12,23 +12,25 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, RootModel
 
 from chainrule._errors import PathError
-from chainrule._trees import (
+from chainrule._lru_cache import LRUCache
+from chainrule._paths import (
     Key,
-    LRUCache,
     escape_dict_key,
+    join_path,
+    matches_pattern,
+    path_to_pattern,
+    pattern_to_regex,
+    split_path,
+    unescape_dict_key,
+)
+from chainrule._trees import (
     filter_func,
     flatten_with_paths,
     get_at_path,
     is_arraylike,
     iterate_leaves,
-    join_path,
     map_with_paths,
-    matches_pattern,
-    path_to_pattern,
-    pattern_to_regex,
     set_at_path,
-    split_path,
-    unescape_dict_key,
 )
 
 keys = st.text(max_size=6) | st.sampled_from(

@@ -16,8 +16,6 @@ from pathlib import Path
 from chainrule._folders import cache_folder
 from chainrule._whole_files import whole_file
 
-__all__ = ["load_c_library"]
-
 _LOG = logging.getLogger(__name__)
 _FLAGS = ("-O3", "-std=c11", "-shared", "-fPIC", "-pthread")
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["cache_folder", "state_folder"]
-
 
 def cache_folder(*parts: str) -> Path:
     """For what can be made again: `$XDG_CACHE_HOME/chainrule/…`, by default in `~/.cache`."""

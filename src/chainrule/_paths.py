@@ -16,20 +16,6 @@ from functools import lru_cache
 
 from chainrule._errors import PathError
 
-__all__ = [
-    "Key",
-    "Segment",
-    "escape_dict_key",
-    "join_path",
-    "loc_to_path",
-    "matches_pattern",
-    "path_to_pattern",
-    "pattern_to_regex",
-    "render_segment",
-    "split_path",
-    "unescape_dict_key",
-]
-
 # One segment: an index (of no more digits than a machine can count to), a braced key (escapes allowed), or
 # a bare identifier. What an identifier is, Python knows better than a regular expression: combining marks
 # (NFD) are part of one, for example.

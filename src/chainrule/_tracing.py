@@ -16,8 +16,6 @@ from typing import Any, Literal
 
 from chainrule._errors import DefinitionError
 
-__all__ = ["current_traceparent", "export_spans", "is_traced", "span"]
-
 Kind = Literal["SERVER", "CLIENT", "INTERNAL"]
 
 _passed_on: ContextVar[str | None] = ContextVar("traceparent", default=None)

@@ -6,8 +6,6 @@ cursor, hide lines, retitle the window or, in some terminals, paste a command.
 
 from __future__ import annotations
 
-__all__ = ["visible"]
-
 # Controls of ASCII and of Latin-1 but newline and tab, separators that some terminals take for newlines, and
 # marks that reverse the order in which text is shown.
 _HIDDEN = (

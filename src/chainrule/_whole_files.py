@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["open_private", "whole_file", "write_whole"]
-
 
 def open_private(path: str, flags: int) -> int:
     """An opener (see `open`) of files that only this user may read."""

@@ -21,7 +21,7 @@ from jax.experimental.serialize_executable import serialize
 from chainrule import apply_component, component_errors, from_callable
 from chainrule._errors import CapabilityError, ComponentError
 from chainrule._jaxpr import _ffi
-from chainrule._trees import LRUCache
+from chainrule._lru_cache import LRUCache
 from chainrule.bridge import _overlap
 
 X = np.arange(3.0)

@@ -39,15 +39,6 @@ from chainrule._codec._json_buffers import (
 from chainrule._codec._limits import DEFAULT_LIMITS, Budget, Limits
 from chainrule._errors import DecodeError, DefinitionError
 
-__all__ = [
-    "ArrayEncoder",
-    "Encoding",
-    "decode_array",
-    "decode_array_within",
-    "encode_array",
-    "is_encoded_array",
-]
-
 Encoding = Literal["json", "base64", "binref"]
 
 

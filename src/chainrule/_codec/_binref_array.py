@@ -13,8 +13,6 @@ from chainrule._codec._binref_reading import Reference, read_binref
 from chainrule._codec._dtypes import dtype_from_name, expected_bytes
 from chainrule._codec._grants import Grants
 
-__all__ = ["BinrefArray"]
-
 
 @dataclass(frozen=True)
 class BinrefArray:

@@ -14,8 +14,6 @@ from chainrule._codec._dtypes import expected_bytes, from_wire
 from chainrule._codec._grants import Grants, is_url
 from chainrule._errors import DecodeError
 
-__all__ = ["Reference", "read_binref"]
-
 _REFERENCE = re.compile(
     r"(?P<path>.+?)(?::(?P<offset>\d{1,18})(?::(?P<size>\d{1,18}))?)?", re.DOTALL
 )

@@ -20,8 +20,6 @@ from chainrule._codec._compression import compress
 from chainrule._codec._dtypes import dtype_name, raw_bytes, to_wire
 from chainrule._errors import StorageError
 
-__all__ = ["BinrefWriter"]
-
 _MAX_FILE_BYTES = 100 * (1 << 20)
 _STORAGE_CODES = {
     errno.ENOSPC: "storage_full",

@@ -30,8 +30,6 @@ from chainrule._codec._raising import NOT_SPECIAL, raise_tree
 from chainrule._codec._sparse import SparseArray, decoded_sparse, to_dense
 from chainrule._errors import DecodeError, DefinitionError
 
-__all__ = ["FORMATS", "decode_body", "encode_body", "media_type_of"]
-
 _FRAMES = FRAMES_MEDIA_TYPE.removeprefix("application/")
 _ENCODINGS: dict[str, Encoding] = {"json": "json", "json+base64": "base64", "json+binref": "binref"}
 FORMATS: tuple[str, ...] = (*_ENCODINGS, _FRAMES)

@@ -9,8 +9,6 @@ from typing import Any
 
 from chainrule._errors import DecodeError, DefinitionError
 
-__all__ = ["COMPRESSIONS", "compress", "decompress"]
-
 COMPRESSIONS = ("lz4", "zstd")
 _MAX_WINDOW_BYTES = 1 << 27
 

@@ -16,19 +16,6 @@ import numpy as np
 from chainrule._codec._masked import MASKED, WHY_MASKED, has_masked
 from chainrule._errors import DecodeError, DefinitionError
 
-__all__ = [
-    "DTYPE_NAMES",
-    "NATIVE_IS_WIRE",
-    "NATIVE_NAMES",
-    "check_shape",
-    "dtype_from_name",
-    "dtype_name",
-    "expected_bytes",
-    "from_wire",
-    "raw_bytes",
-    "to_wire",
-]
-
 _FLOATS = ("float16", "float32", "float64")
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 DTYPE_NAMES: tuple[str, ...] = (*_FLOATS, *_INTEGERS, "bool", "complex64", "complex128", "bfloat16")

@@ -27,16 +27,6 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-__all__ = [
-    "ALIGNMENT",
-    "FRAMES_MEDIA_TYPE",
-    "MAGIC",
-    "PREFIX",
-    "VERSION",
-    "is_marked",
-    "padding",
-]
-
 FRAMES_MEDIA_TYPE = "application/vnd.chainrule.frames"
 PREFIX = struct.Struct("<8sHHIQ")
 MAGIC = b"\x89CRF\r\n\x1a\n"

@@ -31,8 +31,6 @@ from chainrule._codec._sparse import SparseArray, decoded_sparse
 from chainrule._codec._tables import common_layout, rows_in
 from chainrule._errors import ChainruleError, DecodeError
 
-__all__ = ["decode_frames", "frames_length"]
-
 _MAX_KNOWN_HEADER = 1024
 
 

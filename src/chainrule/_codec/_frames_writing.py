@@ -24,8 +24,6 @@ from chainrule._codec._lowering import is_array, lower, to_plain, write_json
 from chainrule._codec._sparse import SparseArray, to_dense
 from chainrule._codec._tables import table_of
 
-__all__ = ["Frames", "encode_frames"]
-
 _ZEROS = bytes(ALIGNMENT)
 # Buffers below this size are gathered into one piece: a system call costs more than copying them.
 _GATHER_BELOW = 16 * 1024

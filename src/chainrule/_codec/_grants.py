@@ -15,8 +15,6 @@ from urllib.parse import urlsplit
 
 from chainrule._errors import DecodeError, NotGrantedError
 
-__all__ = ["NO_GRANTS", "Grants", "is_url"]
-
 # The longest path that Linux opens; resolving a longer one costs a look at the disk per segment.
 _MAX_LENGTH = 4096
 

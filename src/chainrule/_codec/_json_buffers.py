@@ -9,8 +9,6 @@ import numpy as np
 
 from chainrule._errors import DecodeError
 
-__all__ = ["is_json_exact", "read_json_buffer", "write_json_buffer"]
-
 _FEW = 16
 # Above this, consecutive integers are no longer all floats.
 _EXACT_FLOAT = 2.0**53

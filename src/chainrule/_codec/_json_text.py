@@ -13,8 +13,6 @@ import jiter
 from chainrule._codec._limits import Limits
 from chainrule._errors import DecodeError, LimitError
 
-__all__ = ["parse_json"]
-
 # A list or object of three bytes takes about seventy in memory; this bounds what parsing may allocate.
 _MAX_CONTAINERS = 4_000_000
 

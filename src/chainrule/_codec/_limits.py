@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from chainrule._errors import LimitError
 
-__all__ = ["DEFAULT_LIMITS", "TRUSTING_LIMITS", "Budget", "Limits", "expansion_too_large"]
-
 _MIB = 1 << 20
 
 

@@ -18,9 +18,8 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from chainrule._codec._dtypes import dtype_name, to_wire
 from chainrule._codec._tables import MANY
 from chainrule._errors import DefinitionError
-from chainrule._trees import iterate_leaves, join_path
-
-__all__ = ["Writer", "is_array", "lower", "to_plain", "write_json"]
+from chainrule._paths import join_path
+from chainrule._trees import iterate_leaves
 
 _PLAIN = frozenset((str, bool, type(None)))
 _NUMBERS = frozenset((int, float, bool))

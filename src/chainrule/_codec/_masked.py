@@ -10,8 +10,6 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["MASKED", "WHY_MASKED", "has_masked"]
-
 MASKED = "array_masked"
 """Code of the error."""
 

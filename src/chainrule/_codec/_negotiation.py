@@ -16,8 +16,6 @@ from chainrule._codec._bodies import FORMATS, media_type_of
 from chainrule._codec._frames_layout import FRAMES_MEDIA_TYPE
 from chainrule._errors import InputError
 
-__all__ = ["Negotiated", "NotAcceptableError", "negotiate"]
-
 _COMPRESSIONS = {"none": None, "lz4": "lz4", "zstd": "zstd"}
 _GPU_TRANSPORTS = ("none",)
 

@@ -11,9 +11,7 @@ from typing import Any, Protocol
 from chainrule._codec._limits import Budget
 from chainrule._codec._tables import MANY
 from chainrule._errors import ChainruleError
-from chainrule._trees import Key, join_path
-
-__all__ = ["NOT_SPECIAL", "Reader", "raise_mapping_items", "raise_tree"]
+from chainrule._paths import Key, join_path
 
 NOT_SPECIAL = object()
 """Answer of a reader that leaves an object as it is."""

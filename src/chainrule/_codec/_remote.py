@@ -12,8 +12,6 @@ from typing import Any
 
 from chainrule._errors import CapabilityError, DecodeError, TransportError
 
-__all__ = ["read_remote"]
-
 _TIMEOUT_S = 30.0
 
 

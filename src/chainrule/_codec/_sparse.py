@@ -8,12 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from chainrule._errors import CapabilityError, DecodeError, InputError, LimitError
-
-__all__ = ["SparseArray", "decoded_sparse", "to_dense"]
-
 from chainrule._codec._dtypes import check_shape
 from chainrule._codec._limits import DEFAULT_LIMITS
+from chainrule._errors import CapabilityError, DecodeError, InputError, LimitError
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["MANY", "common_layout", "rows_in", "table_of"]
-
 MANY = 16
 """From this number on it pays to look whether arrays are alike."""
 

@@ -12,6 +12,8 @@ Invariant: nothing outside this package imports `jax._src` or a name that differ
 (`_names.py` holds them; `tests/_jaxpr/` fails loudly when JAX changes them).
 """
 
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
+
 from chainrule._jaxpr._dependence import derivative_pattern
 from chainrule._jaxpr._evaluate import (
     as_function,
@@ -28,14 +30,8 @@ from chainrule._jaxpr._names import (
     CALLBACKS,
     NO_TRACE,
     Atom,
-    ClosedJaxpr,
     DropVar,
     Effect,
-    Jaxpr,
-    JaxprEqn,
-    Literal,
-    Primitive,
-    Var,
     aval_of,
     close_program,
     current_trace,

@@ -25,6 +25,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 from chainrule._errors import CapabilityError
 from chainrule._jaxpr._evaluate import trace_avals
@@ -37,7 +38,7 @@ from chainrule._jaxpr._moves import (
     pad,
     scatter_windows,
 )
-from chainrule._jaxpr._names import ClosedJaxpr, JaxprEqn, Literal, is_reference, scan_layout
+from chainrule._jaxpr._names import is_reference, scan_layout
 from chainrule._jaxpr._programs import SubProgram, subprograms
 from chainrule._jaxpr._sets import SetAlgebra, Sets, Work
 from chainrule._jaxpr._source import plain_text

@@ -15,8 +15,6 @@ from jax.sharding import NamedSharding
 
 from chainrule._jaxpr._varying import divided_alike
 
-__all__ = ["divided_over_batch"]
-
 Function = Callable[..., list[Any]]
 
 

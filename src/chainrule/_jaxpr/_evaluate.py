@@ -11,18 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
-from chainrule._jaxpr._names import (
-    ClosedJaxpr,
-    JaxprEqn,
-    Literal,
-    Var,
-    bind_parameters,
-    equation_context,
-    trace_flat,
-)
-
-__all__ = ["Rule", "as_function", "bind_equation", "evaluate", "trace", "trace_avals"]
+from chainrule._jaxpr._names import bind_parameters, equation_context, trace_flat
 
 Rule = Callable[[JaxprEqn, list[Any]], Sequence[Any] | None]
 """Given an equation and its operand values, the result values, or `None` to bind it as it is."""

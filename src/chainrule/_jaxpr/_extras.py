@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import jax
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from chainrule._jaxpr._evaluate import evaluate
 from chainrule._jaxpr._folds import Fold
-from chainrule._jaxpr._names import ClosedJaxpr, JaxprEqn, constants_first
+from chainrule._jaxpr._names import constants_first
 
 if TYPE_CHECKING:
     from chainrule._jaxpr._rewrite import Rewriter
-
-__all__ = ["Binder", "Extra", "Staged"]
 
 
 @jax.tree_util.register_dataclass

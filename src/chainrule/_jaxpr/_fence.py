@@ -17,9 +17,8 @@ from typing import Any
 
 import jax
 from jax.experimental.xla_metadata import set_xla_metadata
+from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-
-from chainrule._jaxpr._names import Primitive
 
 
 def fence(values: Sequence[Any]) -> list[Any]:

@@ -35,16 +35,6 @@ import numpy as np
 
 from chainrule._errors import CapabilityError
 
-__all__ = [
-    "TARGET",
-    "HostFunction",
-    "HostTarget",
-    "ffi_version",
-    "register_function",
-    "supports",
-    "target_is_registered",
-]
-
 TARGET = "chainrule_host_call"
 
 # Padding stands for fields that are not read.

@@ -15,8 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-__all__ = ["FOLDS", "Fold", "ring"]
-
 Leaves = Sequence[Any]
 
 

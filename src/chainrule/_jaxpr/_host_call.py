@@ -27,16 +27,6 @@ from chainrule._jaxpr._ffi import (
     target_is_registered,
 )
 
-__all__ = [
-    "ORDERED_EFFECT",
-    "emit_call",
-    "is_exporting",
-    "lower_host_call",
-    "register_call",
-    "see_nans",
-    "uses_ffi",
-]
-
 ORDERED_EFFECT = _callback._OrderedIOEffect
 """Calls with this effect happen in program order, among themselves and with `io_callback(ordered=True)`."""
 

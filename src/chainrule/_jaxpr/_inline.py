@@ -6,20 +6,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from chainrule._jaxpr._names import (
-    Atom,
-    ClosedJaxpr,
-    DropVar,
-    JaxprEqn,
-    Literal,
-    Var,
-    close_program,
-    fresh_variable,
-    replace_equation,
-)
-from chainrule._jaxpr._programs import SubProgram, subprograms
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
-__all__ = ["CALLS", "inline_calls"]
+from chainrule._jaxpr._names import Atom, DropVar, close_program, fresh_variable, replace_equation
+from chainrule._jaxpr._programs import SubProgram, subprograms
 
 CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "call", "eval_jaxpr"})
 """Primitives that mean nothing but "run this program here".

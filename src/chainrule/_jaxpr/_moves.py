@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-
-from chainrule._jaxpr._names import JaxprEqn
+from jax.extend.core import JaxprEqn
 
 
 def move(eqn: JaxprEqn, array: np.ndarray) -> np.ndarray | None:

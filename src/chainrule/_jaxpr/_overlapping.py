@@ -23,8 +23,6 @@ from chainrule._jaxpr._ffi import TARGET, HostFunction, HostTarget, register_fun
 from chainrule._jaxpr._host_call import emit_call
 from chainrule._jaxpr._varying import array_aval
 
-__all__ = ["NOT_STARTED", "lower_overlapping"]
-
 NOT_STARTED = -1
 """The ticket of work that has not been started; those of other work are not negative."""
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from chainrule._jaxpr._names import ClosedJaxpr, Jaxpr, JaxprEqn, constants_first
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-__all__ = ["Role", "SubProgram", "subprograms"]
+from chainrule._jaxpr._names import constants_first
 
 Role = Literal[
     "call",  # runs once, exactly the equation: jit, remat, custom_jvp, custom_vjp, shard_map, …

@@ -24,11 +24,12 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from chainrule._errors import CapabilityError
 from chainrule._jaxpr._evaluate import evaluate, trace_avals
 from chainrule._jaxpr._extras import Binder, Extra, Staged
-from chainrule._jaxpr._names import ClosedJaxpr, JaxprEqn, aval_of
+from chainrule._jaxpr._names import aval_of
 from chainrule._jaxpr._programs import subprograms
 from chainrule._jaxpr._rewrite_branches import bind_cond
 from chainrule._jaxpr._rewrite_calls import (
@@ -39,8 +40,6 @@ from chainrule._jaxpr._rewrite_calls import (
 )
 from chainrule._jaxpr._rewrite_loops import bind_scan, bind_while
 from chainrule._jaxpr._source import locate
-
-__all__ = ["Claim", "Rewriter"]
 
 
 class Claim(Protocol):

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import JaxprEqn
 
 from chainrule._jaxpr._extras import Extra, Staged
-from chainrule._jaxpr._names import JaxprEqn
 from chainrule._jaxpr._programs import subprograms
 
 if TYPE_CHECKING:
     from chainrule._jaxpr._rewrite import Rewriter
-
-__all__ = ["bind_cond"]
 
 
 def bind_cond(

@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from chainrule._jaxpr._evaluate import bind_equation, trace_avals
 from chainrule._jaxpr._extras import Extra
-from chainrule._jaxpr._names import UNSPECIFIED, ClosedJaxpr, JaxprEqn, manual_axes
+from chainrule._jaxpr._names import UNSPECIFIED, manual_axes
 from chainrule._jaxpr._programs import subprograms
 
 if TYPE_CHECKING:
     from chainrule._jaxpr._rewrite import Rewriter
-
-__all__ = ["bind_call", "bind_custom_derivative", "bind_shard_map", "inline"]
 
 # Parameters with one entry per operand or per result, and what the new ones get.
 _PER_OPERAND = {

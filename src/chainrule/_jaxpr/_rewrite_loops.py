@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import JaxprEqn
 
 from chainrule._jaxpr._extras import Extra
 from chainrule._jaxpr._folds import FOLDS, Fold
-from chainrule._jaxpr._names import JaxprEqn, scan_layout
+from chainrule._jaxpr._names import scan_layout
 from chainrule._jaxpr._programs import SubProgram, subprograms
 
 if TYPE_CHECKING:
     from chainrule._jaxpr._rewrite import Rewriter
-
-__all__ = ["bind_scan", "bind_while"]
 
 
 def bind_scan(

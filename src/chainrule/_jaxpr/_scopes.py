@@ -6,10 +6,9 @@ import re
 from contextlib import AbstractContextManager
 
 import jax
+from jax.extend.core import JaxprEqn
 
-from chainrule._jaxpr._names import JaxprEqn, name_stack_of
-
-__all__ = ["component_of", "component_scope"]
+from chainrule._jaxpr._names import name_stack_of
 
 _PREFIX = "component:"
 _FOUND = re.compile(rf"{_PREFIX}([^()/]*)")

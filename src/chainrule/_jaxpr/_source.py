@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from chainrule._jaxpr._names import Jaxpr, JaxprEqn, user_frames_of
+from jax.extend.core import Jaxpr, JaxprEqn
 
-__all__ = ["SourceLocation", "call_sites", "locate", "plain_text"]
+from chainrule._jaxpr._names import user_frames_of
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,6 @@ import jax
 import numpy as np
 from jax._src import core as _core
 
-__all__ = ["array_aval", "as_type", "divided_alike", "has_mesh_in_type", "varies", "vary_alike"]
-
 # Named after what it does with an argument that varies less than the others, until JAX 0.8.
 _insert_casts: Any = getattr(_core, "auto_insert_reshard", None) or _core.standard_insert_pvary  # type: ignore[attr-defined]
 

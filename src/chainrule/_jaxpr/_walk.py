@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from chainrule._jaxpr._names import ClosedJaxpr, JaxprEqn
-from chainrule._jaxpr._programs import SubProgram, subprograms
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
-__all__ = ["Site", "walk"]
+from chainrule._jaxpr._programs import SubProgram, subprograms
 
 
 @dataclass(frozen=True)

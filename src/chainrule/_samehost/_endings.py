@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-__all__ = ["ending_facts", "ending_words"]
-
 
 def ending_facts(status: int | None) -> dict[str, Any]:
     """`{"signal": name}` of a process that a signal ended, `{"exit_code": …}` of any other.

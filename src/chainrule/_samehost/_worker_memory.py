@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-__all__ = ["with_memory_settings"]
-
 # Fresh memory is the larger part of the cost of large arrays; this keeps freed memory for the next call.
 _MALLOC = (
     "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:"

@@ -27,8 +27,6 @@ from chainrule.bridge._target import Batching, Target
 from chainrule.bridge._types import ArrayType, dtype_to_send
 from chainrule.harvest.internal import is_captured
 
-__all__ = ["apply_component", "from_callable"]
-
 
 def apply_component(
     component: Any,

@@ -11,8 +11,6 @@ from chainrule._jaxpr._varying import vary_alike
 from chainrule.bridge._calculus import make_call
 from chainrule.bridge._host import Call
 
-__all__ = ["ask", "bind_call", "host_call_p"]
-
 host_call_p = Primitive("host_call")
 host_call_p.multiple_results = True
 

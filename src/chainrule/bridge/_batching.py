@@ -27,8 +27,6 @@ from chainrule.bridge._host import Batch, Call
 from chainrule.bridge._materialize import jacobian_pays, multiply_jacobian
 from chainrule.bridge._native_batching import batched_site, is_native
 
-__all__ = ["batching_rule"]
-
 
 def batching_rule(operands: Any, axes: Any, *, call: Call) -> tuple[list[Any], list[int]]:
     """All results come back with the batch axis in front."""

@@ -17,16 +17,6 @@ from chainrule.bridge._requests import Request, Space
 from chainrule.bridge._routes import check_possible, split_operands
 from chainrule.bridge._site import Port, Site
 
-__all__ = [
-    "Vectors",
-    "check_inputs",
-    "differentiable",
-    "make_call",
-    "not_differentiable",
-    "open_call",
-    "pushed_forward",
-]
-
 Operands = list[Any]
 
 

@@ -17,8 +17,6 @@ from chainrule.bridge._target import HESSIAN_VECTOR_PRODUCT, Batching, Target
 from chainrule.bridge._types import ArrayType, as_array_type, read_types
 from chainrule.runtime.internal import JVP, VJP, DerivativeKind, own_copy
 
-__all__ = ["CallableTarget", "positional_arguments"]
-
 
 class CallableTarget(Target):
     """A function of positional arguments as a target; see `chainrule.from_callable`.

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic_core import PydanticCustomError
 
 from chainrule._errors import ComponentError, DefinitionError
-from chainrule._trees import LRUCache
+from chainrule._lru_cache import LRUCache
 from chainrule.bridge._defaults import with_defaults
 from chainrule.bridge._patterns import Patterns, array_patterns_of_document, fields_of_document
 from chainrule.bridge._skeleton import take_apart
@@ -29,8 +29,6 @@ from chainrule.runtime.internal import (
     own_copy,
     to_plain,
 )
-
-__all__ = ["ComponentTarget", "as_target"]
 
 _REMOTE_CONCURRENCY = 32
 _INDEX = re.compile(r"\[\d+\]")

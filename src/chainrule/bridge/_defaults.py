@@ -10,8 +10,6 @@ import numpy as np
 from chainrule.bridge._types import ArrayType
 from chainrule.runtime.internal import to_plain, unwrap
 
-__all__ = ["with_defaults"]
-
 
 def with_defaults(completed: Any, given: Any, model: Any) -> Any:
     """Completed inputs, with the author's defaults as arrays where the caller gave nothing.

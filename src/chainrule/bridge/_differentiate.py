@@ -27,8 +27,6 @@ from chainrule.bridge._requests import Space
 from chainrule.bridge._site import Port
 from chainrule.bridge._types import ArrayType, is_inexact
 
-__all__ = ["jvp_rule", "transpose_rule"]
-
 
 def jvp_rule(operands: Any, tangents: Any, *, call: Call) -> tuple[list[Any], list[Any]]:
     """A sum of one term for the moving primals and one for each slot with moving vectors."""

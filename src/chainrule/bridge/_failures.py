@@ -21,7 +21,7 @@ import numpy as np
 
 import chainrule
 from chainrule._errors import ChainruleError, ComponentError
-from chainrule._trees import LRUCache
+from chainrule._lru_cache import LRUCache
 
 _OURS = str(Path(chainrule.__file__).parent)
 _NUMBER = re.compile(r"\[chainrule failure (\d+)\]")

@@ -22,9 +22,6 @@ from chainrule.bridge._routes import answer, answer_batch, takes_batch
 from chainrule.bridge._site import Site
 from chainrule.bridge._types import ArrayType
 
-__all__ = ["Batch", "Call", "HostCall", "compute", "host_call"]
-
-
 # Vectors and results of one request for a batch; what is larger goes in several.
 _BATCH_BYTES = 1 << 26
 

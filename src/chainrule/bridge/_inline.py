@@ -16,14 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from chainrule._jaxpr import component_scope
-from chainrule._trees import LRUCache, is_arraylike
+from chainrule._lru_cache import LRUCache
+from chainrule._trees import is_arraylike
 from chainrule.bridge._precision import warn_if_narrowed
 from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._target import Target
 from chainrule.bridge._types import ArrayType, dtype_to_send
 from chainrule.runtime.internal import DimensionTable
-
-__all__ = ["NOT_TRACEABLE", "NotTraceableError", "call_inline", "has_symbolic_size"]
 
 NOT_TRACEABLE = (
     jax.errors.ConcretizationTypeError,

@@ -8,12 +8,11 @@ from numbers import Number
 from typing import Any
 
 from chainrule._errors import InputError
-from chainrule._trees import get_at_path, is_arraylike, iterate_leaves, join_path, set_at_path
+from chainrule._paths import join_path
+from chainrule._trees import get_at_path, is_arraylike, iterate_leaves, set_at_path
 from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._target import Target
 from chainrule.runtime.internal import describe_array, describe_value
-
-__all__ = ["take_inputs_apart"]
 
 
 def take_inputs_apart(

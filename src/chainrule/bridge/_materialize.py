@@ -16,8 +16,6 @@ from chainrule.bridge._host import Call
 from chainrule.bridge._requests import Space
 from chainrule.runtime.internal import JACOBIAN
 
-__all__ = ["jacobian_pays", "multiply_jacobian"]
-
 
 def jacobian_pays(call: Call, mapped: list[bool], size: int) -> bool:
     """Whether a batch of this size, of vectors only, is better answered by the Jacobian."""

@@ -12,8 +12,6 @@ from chainrule.bridge._requests import Request
 from chainrule.bridge._routes import answer
 from chainrule.bridge._site import Site, make_site
 
-__all__ = ["BY_DECLARATION", "batched_site", "broadcast_site", "check_first_example", "is_native"]
-
 _BY_CALLER = ("expand_dims", "broadcast_all")
 BY_DECLARATION = ("auto", "auto_experimental")
 

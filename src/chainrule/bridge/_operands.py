@@ -15,8 +15,6 @@ from chainrule._jaxpr._varying import has_mesh_in_type
 from chainrule.bridge._skeleton import Skeleton
 from chainrule.bridge._target import Target
 
-__all__ = ["as_operand", "check_statics", "hand_out"]
-
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 

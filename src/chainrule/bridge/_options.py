@@ -7,8 +7,6 @@ from typing import Literal, get_args
 
 from chainrule._errors import InputError
 
-__all__ = ["Effects", "Options", "VmapMethod", "check_choice", "check_count"]
-
 VmapMethod = Literal[
     "auto", "sequential", "concurrent", "expand_dims", "broadcast_all", "auto_experimental"
 ]

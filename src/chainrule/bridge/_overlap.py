@@ -17,11 +17,9 @@ from typing import Any, TypedDict
 import numpy as np
 
 from chainrule._jaxpr._overlapping import NOT_STARTED
-from chainrule._trees import LRUCache
+from chainrule._lru_cache import LRUCache
 from chainrule.bridge._failures import report_failure
 from chainrule.bridge._host import HostCall, compute
-
-__all__ = ["FinishCall", "StartCall", "overlapping_pair"]
 
 # A program that fails half-way never collects its tickets.
 _MAX_STARTED = 4096

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from chainrule._trees import Key, join_path, split_path
-
-__all__ = ["Patterns", "array_patterns_of_document", "fields_of_document"]
+from chainrule._paths import Key, join_path, split_path
 
 
 class Patterns:

@@ -16,8 +16,6 @@ import numpy as np
 
 from chainrule.bridge._target import Target
 
-__all__ = ["PrecisionWarning", "warn_if_narrowed"]
-
 
 class PrecisionWarning(UserWarning):
     """A component computes in a wider dtype than JAX is configured to hold."""

@@ -41,8 +41,6 @@ from chainrule.bridge._target import Target
 from chainrule.bridge._traced import trace_call
 from chainrule.bridge._types import is_inexact
 
-__all__ = ["call_site", "check_nans", "not_exportable"]
-
 
 def call_site(site: Site, arrays: Sequence[Any]) -> list[Any]:
     """The outputs of a site for arrays or tracers."""

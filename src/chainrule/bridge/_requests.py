@@ -27,8 +27,6 @@ from typing import Literal
 from chainrule.bridge._site import Port, Site
 from chainrule.bridge._types import ArrayType
 
-__all__ = ["Request", "Space", "apply_request", "jacobian_request"]
-
 Side = Literal["inputs", "outputs"]
 
 _NAMES: dict[tuple[int, Side], str] = {

@@ -23,16 +23,6 @@ from chainrule.bridge._types import ArrayType
 from chainrule.runtime import SparseArray
 from chainrule.runtime.internal import JACOBIAN, JVP, VJP, DerivativeKind, product_from_jacobian
 
-__all__ = [
-    "answer",
-    "answer_batch",
-    "check_possible",
-    "find_route",
-    "routes_to",
-    "split_operands",
-    "takes_batch",
-]
-
 Vectors = Sequence[Sequence[np.ndarray]]
 Route = Callable[[Site, Request, Any, Vectors], Mapping[str, Any]]
 Routes = Mapping[str, tuple[tuple[str, Route], ...]]

@@ -18,13 +18,11 @@ from typing import Any
 import numpy as np
 
 from chainrule._errors import CapabilityError, ComponentError, InputError
-from chainrule._trees import LRUCache
+from chainrule._lru_cache import LRUCache
 from chainrule.bridge._options import Options
 from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._target import Target
 from chainrule.bridge._types import ArrayType, as_array_type, dtype_to_send, is_inexact
-
-__all__ = ["Port", "Site", "check_result", "find_site", "make_site", "types_of"]
 
 Canonicalize = Callable[[np.dtype[Any]], np.dtype[Any]]
 """The dtype in which a framework holds arrays of some dtype (JAX without x64 has no float64)."""

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from chainrule._trees import get_at_path, iterate_leaves, join_path, split_path
-
-__all__ = ["Skeleton", "take_apart"]
+from chainrule._paths import join_path, split_path
+from chainrule._trees import get_at_path, iterate_leaves
 
 Build = Callable[[Sequence[Any]], Any]
 

@@ -26,8 +26,6 @@ from chainrule.bridge._types import ArrayType, is_inexact
 from chainrule.harvest.internal import sow_part
 from chainrule.runtime.internal import JVP, TAGGED, VJP, DerivativeKind
 
-__all__ = ["OpenedTarget", "open_target", "sow_cotangents", "sow_values"]
-
 _INPUTS, _PROBES, _OUTPUTS, _VALUES = "inputs", "probes", "outputs", "tagged"
 Types = dict[str, Any]
 """Name → tree of array types."""

@@ -19,11 +19,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from chainrule._trees import LRUCache
+from chainrule._lru_cache import LRUCache
 from chainrule.bridge._types import ArrayType
 from chainrule.runtime.internal import DerivativeKind, DimensionTable
-
-__all__ = ["HESSIAN_VECTOR_PRODUCT", "Batching", "Target"]
 
 Batching = Literal["elementwise", "leading"]
 HESSIAN_VECTOR_PRODUCT = "hessian_vector_product"

@@ -17,8 +17,6 @@ from chainrule._trees import get_at_path, is_arraylike, set_at_path
 from chainrule.bridge._skeleton import take_apart
 from chainrule.runtime import LocalComponent
 
-__all__ = ["TraceableEndpoints"]
-
 
 class TraceableEndpoints:
     """The derivative endpoints of a component in this process under their names.

@@ -24,8 +24,6 @@ from chainrule.bridge._site import Port, Site, check_result
 from chainrule.bridge._types import ArrayType
 from chainrule.runtime.internal import JACOBIAN, VJP
 
-__all__ = ["trace_call"]
-
 Vectors = Sequence[Sequence[Any]]
 
 

@@ -17,8 +17,6 @@ from chainrule.runtime.internal import (
     numpy_dtype,
 )
 
-__all__ = ["ArrayType", "as_array_type", "dtype_to_send", "fit_type", "is_inexact", "read_types"]
-
 
 @dataclass(frozen=True)
 class ArrayType:

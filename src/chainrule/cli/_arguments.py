@@ -5,15 +5,6 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from pathlib import Path
 
-__all__ = [
-    "add_component",
-    "add_component_or_url",
-    "add_derive_hvp",
-    "add_folders",
-    "add_payload",
-    "add_token",
-]
-
 _SOURCES = "a module file, its folder, file.py:name, or component.yaml"
 
 

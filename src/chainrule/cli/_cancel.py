@@ -9,8 +9,6 @@ from dataclasses import asdict
 from chainrule.cli._remote import add_job, open_server
 from chainrule.cli._streams import write_text
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The job."""

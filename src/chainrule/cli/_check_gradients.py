@@ -15,8 +15,6 @@ from chainrule.cli._tables import renderable_text
 from chainrule.runtime.internal import ComponentConfig
 from chainrule.runtime.testing import check_gradients
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The component, a point, and what to look at there."""

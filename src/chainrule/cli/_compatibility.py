@@ -17,8 +17,6 @@ from typing import Any
 
 from chainrule.runtime.internal import endpoints_of
 
-__all__ = ["Change", "compare"]
-
 Json = Mapping[str, Any]
 
 

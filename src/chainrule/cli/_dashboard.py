@@ -12,8 +12,6 @@ from chainrule._errors import InputError
 from chainrule.cli._remote import open_server
 from chainrule.client.internal import Server
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The servers, their tokens, and where the page is."""

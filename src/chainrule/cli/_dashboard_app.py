@@ -21,8 +21,6 @@ from chainrule._errors import ChainruleError
 from chainrule.client.internal import Server
 from chainrule.serve.internal import no_address, static_file
 
-__all__ = ["dashboard_app", "serve_dashboard"]
-
 _HOST = "127.0.0.1"
 
 

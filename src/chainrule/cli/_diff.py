@@ -16,8 +16,6 @@ from chainrule.cli._source import check_exists, is_url, read_document
 from chainrule.cli._streams import result_stream
 from chainrule.cli._tables import table_text
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Two components, here or served, or their OpenAPI documents."""

@@ -16,8 +16,6 @@ from chainrule.cli._source import check_source, is_url, open_component
 from chainrule.cli._streams import result_stream
 from chainrule.runtime.internal import ComponentConfig, Run
 
-__all__ = ["add_arguments", "endpoint_name", "run"]
-
 _SHORT_NAMES = {
     "jvp": "jacobian_vector_product",
     "vjp": "vector_jacobian_product",

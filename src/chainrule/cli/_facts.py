@@ -7,8 +7,6 @@ from typing import Any
 
 from chainrule.runtime.internal import Side, capabilities_of, fields_of
 
-__all__ = ["component_facts", "endpoint_facts"]
-
 
 def component_facts(document: Mapping[str, Any]) -> dict[str, Any]:
     """Identity, fields and endpoints of a component, from its OpenAPI document."""

@@ -9,8 +9,6 @@ from typing import NoReturn
 from chainrule._errors import CapabilityError, ChainruleError
 from chainrule.cli._streams import write_error
 
-__all__ = ["failures"]
-
 # Which extra brings a package that commands need.
 _EXTRAS = {
     **dict.fromkeys(("httptools", "starlette", "uvicorn", "uvloop", "zstandard"), "serve"),

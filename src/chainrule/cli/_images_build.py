@@ -18,8 +18,6 @@ from chainrule.deploy.images import (
     write_context,
 )
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The component, its image, and how it is built."""

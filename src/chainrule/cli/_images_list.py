@@ -21,8 +21,6 @@ from chainrule.deploy.images import (
     stop_container,
 )
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The containers, where the command is about some."""

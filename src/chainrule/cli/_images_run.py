@@ -10,8 +10,6 @@ from pathlib import Path
 from chainrule._errors import InputError
 from chainrule.deploy.images import RunOptions, call_image, find_engine, start_container
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The image, what it is given, and maybe a call."""

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from chainrule._errors import InputError, StorageError
 
-__all__ = ["TEMPLATES", "add_arguments", "run"]
-
 _FOLDER = Path(__file__).parent / "_templates"
 TEMPLATES = ("function", "module", "jax", "torch", "command")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")

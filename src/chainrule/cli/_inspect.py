@@ -12,8 +12,6 @@ from chainrule.cli._source import read_document
 from chainrule.cli._streams import result_stream
 from chainrule.cli._tables import table_text
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Only the component."""

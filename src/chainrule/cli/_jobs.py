@@ -10,8 +10,6 @@ from chainrule.cli._remote import add_server, job_row, open_server
 from chainrule.cli._streams import write_text
 from chainrule.cli._tables import table_text
 
-__all__ = ["add_arguments", "run"]
-
 _STATES = ("queued", "running", "succeeded", "failed", "cancelled")
 
 

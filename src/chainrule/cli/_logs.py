@@ -10,8 +10,6 @@ from chainrule.cli._remote import add_job, open_server
 from chainrule.cli._streams import write_error, write_text
 from chainrule.client.internal import JobEvent, JobInfo
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The job, and whether to follow it."""

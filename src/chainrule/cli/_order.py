@@ -14,8 +14,6 @@ from typing import Any
 from chainrule._errors import ChainruleError, ComponentError, InputError
 from chainrule.cli._streams import result_stream
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The function, example arguments, and how long to search for what."""

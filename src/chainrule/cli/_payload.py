@@ -12,10 +12,8 @@ import orjson
 
 from chainrule._codec import FRAMES_MEDIA_TYPE, Grants, Limits, decode_body
 from chainrule._errors import DecodeError, InputError, LimitError
-from chainrule._trees import Segment, split_path
+from chainrule._paths import Segment, split_path
 from chainrule.runtime.internal import describe_value
-
-__all__ = ["read_payload"]
 
 _SHORT = 300  # characters of a payload that are shown whole
 

@@ -15,8 +15,6 @@ from chainrule.cli._streams import result_stream
 from chainrule.runtime.internal import ComponentConfig
 from chainrule.runtime.testing import record
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The component, the call, and the file to write."""

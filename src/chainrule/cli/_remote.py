@@ -10,8 +10,6 @@ from chainrule._errors import InputError
 from chainrule.cli._arguments import add_token
 from chainrule.client.internal import Component, HttpTransport, JobInfo, Server
 
-__all__ = ["add_job", "add_server", "job_row", "open_served", "open_server"]
-
 _MAX_NOTE = 120  # characters in a table; `chainrule job logs` shows all
 
 

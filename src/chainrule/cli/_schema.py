@@ -9,8 +9,6 @@ from chainrule.cli._arguments import add_component_or_url
 from chainrule.cli._source import read_document
 from chainrule.cli._streams import result_stream
 
-__all__ = ["add_arguments", "run"]
-
 _PARTS = {"inputs": "Apply_InputSchema", "outputs": "Apply_OutputSchema"}
 
 

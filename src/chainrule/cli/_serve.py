@@ -20,8 +20,6 @@ from chainrule.cli._source import check_exists
 from chainrule.runtime.internal import ComponentConfig, log_handler
 from chainrule.serve import ServeOptions, serve
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The components, and how the server is run."""

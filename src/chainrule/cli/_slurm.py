@@ -10,8 +10,6 @@ from pathlib import Path
 from chainrule._errors import StorageError
 from chainrule.deploy.slurm import SlurmJob, batch_script
 
-__all__ = ["add_arguments", "run"]
-
 _FIELDS = (
     "component", "image", "servers", "run", "name", "cpus", "memory", "gpus", "nodes", "time",
     "partition", "account", "python",

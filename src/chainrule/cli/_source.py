@@ -18,15 +18,6 @@ from chainrule.runtime.internal import (
     load_component,
 )
 
-__all__ = [
-    "check_exists",
-    "check_source",
-    "component_folder",
-    "is_url",
-    "open_component",
-    "read_document",
-]
-
 _DESCRIBE = {"require_files": False}
 
 

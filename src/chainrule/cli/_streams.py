@@ -15,8 +15,6 @@ from contextlib import contextmanager, redirect_stdout
 from chainrule._errors import InputError, StorageError
 from chainrule._visible import visible
 
-__all__ = ["ResultStream", "reserve_streams", "result_stream", "write_error", "write_text"]
-
 
 def reserve_streams() -> None:
     """Give the descriptors 0, 1 and 2 to nobody else where the shell has closed them (`>&-`).

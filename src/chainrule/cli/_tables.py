@@ -8,8 +8,6 @@ from typing import Any
 
 from chainrule._visible import visible
 
-__all__ = ["make_table", "renderable_text", "table_text"]
-
 _MAX_FIRST = 32  # characters that the first column takes from the others, if it must
 
 

@@ -18,8 +18,6 @@ from chainrule.cli._streams import result_stream
 from chainrule.cli._tables import table_text
 from chainrule.runtime.testing import RegressionResult, find_tests, run_test
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The component and its test cases."""

@@ -16,8 +16,6 @@ from chainrule.cli._tables import make_table, renderable_text
 from chainrule.client.internal import JobInfo, Server
 from chainrule.runtime.internal import full_name
 
-__all__ = ["add_arguments", "run"]
-
 _JOBS = 12
 
 

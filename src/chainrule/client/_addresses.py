@@ -12,8 +12,6 @@ from urllib.parse import quote, urlsplit
 from chainrule._errors import InputError
 from chainrule.client._connections import Origin
 
-__all__ = ["Verify", "check_count", "check_seconds", "checked_token", "parse_url"]
-
 Verify = bool | str | PathLike[str] | ssl.SSLContext
 """How certificates are checked: as the system does, not at all, by a file of authorities, or by settings."""
 

@@ -26,8 +26,6 @@ from chainrule._errors import (
 from chainrule._paths import loc_to_path
 from chainrule._visible import visible
 
-__all__ = ["Answer", "answer_limits", "read_answer", "with_numpy_scalars"]
-
 # Members of enumerations take long to look up.
 _OK, _UNAVAILABLE = HTTPStatus.OK.value, HTTPStatus.SERVICE_UNAVAILABLE.value
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from chainrule.client._jobs import Job
 
-__all__ = ["AsyncTwins"]
-
 
 class AsyncTwins(ABC):
     """The asynchronous half of `Component`."""

@@ -32,8 +32,6 @@ from chainrule.runtime.internal import (
     summary_text,
 )
 
-__all__ = ["Component"]
-
 
 class Component(Places, AsyncTwins):
     """A component: in this process, in a process of its own, behind a URL, or a pool of replicas.

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from chainrule._errors import DefinitionError
 
-__all__ = ["create_with_conda"]
-
 _TOOLS = ("conda", "mamba", "micromamba")
 
 

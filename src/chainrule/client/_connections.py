@@ -30,15 +30,6 @@ from chainrule._errors import TransportError
 from chainrule.client._answers import Answer
 from chainrule.client._transport import Ticket
 
-__all__ = [
-    "MAX_DOCUMENT_BYTES",
-    "ConnectionPool",
-    "Deadline",
-    "LostConnectionError",
-    "Origin",
-    "Request",
-]
-
 # Servers close idle connections after five seconds or more; a younger one is most likely still open.
 _MAX_IDLE_S = 4.0
 _MAX_IDLE = 32

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from chainrule.client._transport import Transport
 
-__all__ = ["transport_of"]
-
 _HOMES = {
     "cluster": "chainrule.deploy.ray:attach",
     "image": "chainrule.deploy.images:open_image",

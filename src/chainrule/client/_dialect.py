@@ -8,8 +8,6 @@ from typing import Any
 
 from chainrule._codec import FRAMES_MEDIA_TYPE
 
-__all__ = ["NATIVE", "Dialect", "dialect_of"]
-
 
 @dataclass(frozen=True)
 class Dialect:

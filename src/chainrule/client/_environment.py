@@ -21,8 +21,6 @@ from typing import Any
 from chainrule._errors import DefinitionError
 from chainrule.client._conda import create_with_conda
 
-__all__ = ["ensure_environment", "environment_variables"]
-
 _FOLDER = ".chainrule-venv"
 _STAMP = "chainrule-stamp"
 _LAST = "CHAINRULE_PATH_LAST"

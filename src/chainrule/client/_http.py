@@ -41,8 +41,6 @@ from chainrule.client._server_jobs import ServerJob
 from chainrule.client._transport import Ticket, Transport
 from chainrule.runtime.internal import checked_run_id
 
-__all__ = ["HttpTransport"]
-
 # A server with several components has each of them at such a path below its own.
 _COMPONENT_PATH = re.compile(r"/c/[^/]+$")
 _FIRST_PAUSE_S = 0.1

@@ -12,8 +12,6 @@ from chainrule.client._transport import Ticket, Transport
 from chainrule.runtime import ComponentConfig, LocalComponent, load_component
 from chainrule.runtime.internal import Run
 
-__all__ = ["InProcessTransport"]
-
 
 class InProcessTransport(Transport):
     """Calls a component of this process; nothing is encoded. Arrays are copied, each way once.

@@ -14,8 +14,6 @@ from chainrule.client._progress_bar import progress_bar
 from chainrule.client._transport import Ticket
 from chainrule.runtime.internal import listening
 
-__all__ = ["CallJob", "Job", "Show", "not_done_yet", "showing"]
-
 Show = bool | Callable[[float, str], Any]
 """Whether a progress bar is shown, or what is called with fraction and message in its place."""
 

@@ -15,8 +15,6 @@ from chainrule.client._progress_bar import Bar, progress_bar
 from chainrule.client._transport import Ticket
 from chainrule.runtime.internal import describe_value
 
-__all__ = ["Outcome", "SendMany", "check_many", "results_of", "stream_outcomes"]
-
 # The calls compete with each other for places in a queue, and perhaps with those of other programs.
 _PATIENCE_S = 60.0
 

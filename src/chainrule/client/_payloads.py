@@ -9,10 +9,9 @@ from pydantic import BaseModel
 
 from chainrule._codec import Frames, encode_body, encode_frames
 from chainrule._errors import DefinitionError, InputError
-from chainrule._trees import is_arraylike, iterate_leaves, join_path
+from chainrule._paths import join_path
+from chainrule._trees import is_arraylike, iterate_leaves
 from chainrule.runtime.internal import BATCHED, DERIVATIVES, batched_product, is_tracer
-
-__all__ = ["as_body", "as_frames", "explained", "make_payload", "send_one_by_one", "takes_batches"]
 
 _KINDS = {kind.endpoint: kind for kind in DERIVATIVES}
 _ARGUMENTS: dict[str, tuple[str, ...]] = {

@@ -13,8 +13,6 @@ from chainrule.client._constructors import transport_of
 from chainrule.client._transport import Transport
 from chainrule.runtime import ComponentConfig, LocalComponent
 
-__all__ = ["Places"]
-
 
 class Places:
     """The part of `Component` that makes one.

@@ -9,8 +9,6 @@ from typing import Any
 from chainrule._errors import ChainruleError
 from chainrule._visible import visible
 
-__all__ = ["Bar", "progress_bar"]
-
 
 class Bar:
     """What a bar can be told.

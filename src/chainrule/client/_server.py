@@ -18,8 +18,6 @@ from chainrule.client._connections import (
     Request,
 )
 
-__all__ = ["JobEvent", "JobInfo", "Server"]
-
 _FINAL = frozenset(("succeeded", "failed", "cancelled"))
 # The server says that it is still there more often than this.
 _QUIET_S = 30.0

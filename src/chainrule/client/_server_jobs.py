@@ -12,8 +12,6 @@ from chainrule.client._connections import LostConnectionError
 from chainrule.client._jobs import Job, Show, not_done_yet, showing
 from chainrule.client._server import JobEvent, JobInfo, Server
 
-__all__ = ["ServerJob"]
-
 _STATUS = {"queued": "waiting", "succeeded": "done"}
 _PAUSE_S = 0.2
 # A server that is being restarted is waited for so long.

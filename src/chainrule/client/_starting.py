@@ -15,8 +15,6 @@ from functools import cache
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-__all__ = ["start_for_good"]
-
 T = TypeVar("T")
 
 

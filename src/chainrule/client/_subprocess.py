@@ -46,8 +46,6 @@ from chainrule.client._starting import start_for_good
 from chainrule.client._transport import Ticket, Transport
 from chainrule.runtime.internal import ComponentConfig, checked_run_id
 
-__all__ = ["SubprocessTransport"]
-
 _WORKER = "chainrule.serve._worker"
 _PATIENCE_S = 0.5
 _GRACE_S = 1.0

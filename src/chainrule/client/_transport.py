@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from chainrule.client._jobs import Job
     from chainrule.runtime import LocalComponent
 
-__all__ = ["Ticket", "Transport"]
-
 
 class Ticket:
     """Lets a call that is under way be given up from another thread.

@@ -13,8 +13,6 @@ from typing import Self
 
 from chainrule._errors import InputError
 
-__all__ = ["Installation", "install"]
-
 NAMES = ("graphax", "pcx", "tesseract_core", "tesseract_jax")
 
 

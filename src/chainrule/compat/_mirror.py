@@ -11,8 +11,6 @@ from typing import Any
 
 from chainrule.runtime.internal import PEER_MODULES
 
-__all__ = ["mirror"]
-
 
 def mirror(name: str, *more: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` of the stand-in for a module of `tesseract_core`.

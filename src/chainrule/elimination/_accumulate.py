@@ -13,8 +13,6 @@ from chainrule.elimination._rules import LocalJacobian, real_shape
 from chainrule.elimination._rules._elementwise import diagonal_structure
 from chainrule.elimination._structure import Structure, zero_structure
 
-__all__ = ["accumulate", "result_structures"]
-
 Place = tuple[int, int]
 """(output, input) by position."""
 

@@ -24,8 +24,6 @@ from chainrule.elimination._run import (
     sweep_untraced,
 )
 
-__all__ = ["hessian", "jacobian", "linearization", "value_and_jacobian"]
-
 Argnums = int | Sequence[int]
 
 

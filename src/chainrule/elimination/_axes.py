@@ -16,8 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Axis", "NotSeparableError", "Table", "Weight", "positions", "substitute"]
-
 
 class NotSeparableError(Exception):
     """A table of a variable that was split into several is no sum of tables (internal signal)."""

@@ -28,8 +28,6 @@ from chainrule.elimination._values import (
     scaled,
 )
 
-__all__ = ["Block", "add", "dense", "multiply", "product_structure", "reached", "sum_structure"]
-
 
 @dataclass(frozen=True)
 class Block:

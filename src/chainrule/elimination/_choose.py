@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from chainrule._trees import LRUCache
+from chainrule._lru_cache import LRUCache
 from chainrule.elimination._eliminate import Step
 from chainrule.elimination._find_order import is_wide, quick_order
 from chainrule.elimination._graph import Graph
@@ -16,8 +16,6 @@ from chainrule.elimination._orders import (
     markowitz_order,
     reverse_order,
 )
-
-__all__ = ["OrderLike", "choose_order"]
 
 OrderLike = str | Sequence[Step] | Order
 """`"auto"`, `"forward"`, `"reverse"`, `"markowitz"`, vertex numbers (pairs of them for edges), an `Order`."""

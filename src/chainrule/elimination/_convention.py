@@ -25,15 +25,6 @@ from chainrule.elimination._graph import Edges, Graph
 from chainrule.elimination._rules import real_shape
 from chainrule.elimination._structure import Structure, structure_of
 
-__all__ = [
-    "KeptEdge",
-    "kept_additions",
-    "kept_edges",
-    "kept_multiplications",
-    "kept_product",
-    "kept_sum",
-]
-
 
 @dataclass(frozen=True)
 class KeptEdge:

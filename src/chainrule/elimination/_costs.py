@@ -22,8 +22,6 @@ from functools import lru_cache
 from chainrule.elimination._axes import Axis
 from chainrule.elimination._structure import Structure, Term
 
-__all__ = ["additions", "multiplications", "nontrivial"]
-
 
 @dataclass(frozen=True)
 class _Side:

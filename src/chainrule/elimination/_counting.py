@@ -24,8 +24,6 @@ from chainrule.elimination._eliminate import Algebra, Step, eliminate
 from chainrule.elimination._graph import Graph, whole_graph
 from chainrule.elimination._structure import Structure
 
-__all__ = ["OperationCounts", "count_operations", "published_counts"]
-
 
 @dataclass
 class OperationCounts:

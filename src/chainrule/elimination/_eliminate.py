@@ -19,8 +19,6 @@ from chainrule._jaxpr import Var
 from chainrule.elimination._blocks import add, multiply, product_structure, sum_structure
 from chainrule.elimination._graph import Edges, Graph
 
-__all__ = ["STRUCTURES", "VALUES", "Algebra", "Elimination", "Step", "eliminate"]
-
 Step = int | tuple[int, int]
 """A vertex, or the edge between a vertex and another vertex or input."""
 

@@ -17,8 +17,6 @@ from chainrule.elimination._methods import Candidate, Plan, describe_error, make
 from chainrule.elimination._native import NativeUnavailableError
 from chainrule.elimination._run import is_about_the_way, run_method, run_native
 
-__all__ = ["Explanation", "explain_jacobian"]
-
 
 @dataclass(frozen=True)
 class Explanation:

@@ -34,16 +34,6 @@ from chainrule.elimination._search._problem import ZERO
 from chainrule.elimination._structure import Structure, structure_of
 from chainrule.elimination._work import Work, product_work, sum_work
 
-__all__ = [
-    "Objective",
-    "as_problem",
-    "find_order",
-    "find_order_of_graph",
-    "is_wide",
-    "quick_order",
-    "vertices_of",
-]
-
 _PATIENCE_S = 2.0
 """Searches that are over sooner show no progress bar."""
 

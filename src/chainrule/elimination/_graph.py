@@ -33,8 +33,6 @@ from chainrule.elimination._blocks import sum_structure
 from chainrule.elimination._rules import LocalJacobian, Site, has_rule, local_jacobian
 from chainrule.elimination._structure import Structure
 
-__all__ = ["Edges", "Graph", "build_graph", "check_linear", "check_rules", "whole_graph"]
-
 _log = logging.getLogger(__name__)
 
 _LARGE = 1_000_000

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from chainrule.elimination._order import Order
     from chainrule.elimination._result import StructuredJacobian
 
-__all__ = ["jacobian_html", "order_html"]
-
 _MOST_CELLS = 48
 _MOST_ENTRIES = 1_000_000
 _MOST_VERTICES = 60

@@ -15,8 +15,6 @@ from chainrule.elimination._choose import OrderLike
 from chainrule.elimination._counting import published_counts
 from chainrule.elimination._linearize import Linearization
 
-__all__ = ["jacve", "tree_allclose", "vertex_elimination_jaxpr"]
-
 
 def jacve(
     fun: Callable[..., Any],

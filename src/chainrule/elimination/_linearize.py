@@ -27,17 +27,6 @@ from chainrule.elimination._rules import complex_dtype, term_structure
 from chainrule.elimination._structure import zero_structure
 from chainrule.elimination._values import entries_of
 
-__all__ = [
-    "Linearization",
-    "Traced",
-    "as_examples",
-    "is_being_eliminated",
-    "is_structured",
-    "linearize_traced",
-    "trace_function",
-]
-
-
 _is_tracing: ContextVar[bool] = ContextVar("is_tracing", default=False)
 
 

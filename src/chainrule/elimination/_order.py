@@ -16,8 +16,6 @@ from chainrule.elimination._eliminate import Step
 from chainrule.elimination._graph import Graph
 from chainrule.elimination._html import order_html
 
-__all__ = ["COST_MODEL", "Order", "as_step", "fingerprint"]
-
 COST_MODEL = 3
 """Raised whenever structures or costs change, so that stored orders are not taken for current ones."""
 

@@ -16,8 +16,6 @@ from chainrule.elimination._eliminate import Algebra, Elimination, Step
 from chainrule.elimination._graph import Graph
 from chainrule.elimination._order import as_step
 
-__all__ = ["OrderError", "check_order", "forward_order", "markowitz_order", "reverse_order"]
-
 
 class OrderError(InputError):
     """An elimination order that does not fit the function."""

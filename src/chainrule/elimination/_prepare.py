@@ -20,8 +20,6 @@ from chainrule._jaxpr import (
     walk,
 )
 
-__all__ = ["flatten"]
-
 # Rematerialisation changes what is kept for a backward pass; elimination keeps nothing for later.
 _INLINED = CALLS | {"remat", "remat2", "checkpoint"}
 

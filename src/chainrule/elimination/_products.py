@@ -21,8 +21,6 @@ import numpy as np
 from chainrule.elimination._axes import Axis, NotSeparableError, Table, positions, substitute
 from chainrule.elimination._structure import Term, canonical_term
 
-__all__ = ["ProductPlan", "plan_product"]
-
 
 @dataclass(frozen=True)
 class ProductPlan:

@@ -17,8 +17,6 @@ from jax import lax
 
 from chainrule.elimination._axes import Axis, Table, positions
 
-__all__ = ["read", "spread"]
-
 
 def read(value: Any, axes: Sequence[Axis], sizes: Mapping[int, int]) -> tuple[Any, tuple[int, ...]]:
     """`value[axes(t)]` over the variables t that occur, and these variables in the result's order."""

@@ -23,8 +23,6 @@ from chainrule.elimination._values import common_dtype, scaled
 if TYPE_CHECKING:
     from jax.experimental.sparse import BCOO
 
-__all__ = ["StructuredJacobian"]
-
 
 @jax.tree_util.register_pytree_node_class
 class StructuredJacobian:

@@ -19,17 +19,6 @@ from chainrule.elimination._methods import Plan, describe_error
 from chainrule.elimination._native import NativeUnavailableError, native_function
 from chainrule.elimination._rules import as_real, complex_dtype
 
-__all__ = [
-    "Backend",
-    "Method",
-    "check_backend",
-    "check_method",
-    "is_about_the_way",
-    "run_method",
-    "run_native",
-    "run_plan",
-]
-
 Method = Literal["auto", "elimination", "jacrev", "jacfwd", "compressed"]
 Backend = Literal["auto", "xla", "native"]
 Outcome = tuple[Any, Any, Any]

@@ -31,8 +31,6 @@ import numpy as np
 
 from chainrule.elimination._axes import Axis, positions, substitute
 
-__all__ = ["Structure", "Term", "canonical_term", "dense_term", "structure_of", "zero_structure"]
-
 Shape = tuple[int, ...]
 
 # Weak, because constants of the user's become coefficients: what nobody uses any more is forgotten.

@@ -16,8 +16,6 @@ from functools import lru_cache
 from chainrule.elimination._axes import Axis
 from chainrule.elimination._structure import Term, canonical_term
 
-__all__ = ["MAX_TERMS", "Merge", "plan_sum"]
-
 _log = logging.getLogger(__name__)
 
 _LARGE = 1_000_000

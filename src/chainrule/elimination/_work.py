@@ -23,17 +23,6 @@ from chainrule.elimination._rules._moving import MOVING_RULES
 from chainrule.elimination._structure import Structure
 from chainrule.elimination._sums import plan_sum
 
-__all__ = [
-    "Work",
-    "elimination_work",
-    "partials_work",
-    "product_work",
-    "program_work",
-    "sum_work",
-    "sweep_work",
-    "work_of_program",
-]
-
 _WHILE_ITERATIONS = 10
 """What a `while` is taken to run: nobody knows before it does."""
 

@@ -7,8 +7,6 @@ from typing import Any
 from chainrule import _codec
 from chainrule.runtime._runs import current_run, get_config
 
-__all__ = ["BinrefArray", "BinrefWriter"]
-
 _MAX_FILE_BYTES = 100 * (1 << 20)
 
 

@@ -12,8 +12,6 @@ from typing import Any, Literal, get_args
 from chainrule._codec import DEFAULT_LIMITS, Grants, Limits
 from chainrule._errors import InputError
 
-__all__ = ["ComponentConfig", "ReferenceKind"]
-
 OutputFormat = Literal["json", "json+base64", "json+binref"]
 ReferenceKind = Literal["api_path", "image", "url"]
 

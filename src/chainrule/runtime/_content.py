@@ -22,8 +22,6 @@ from pydantic import BaseModel
 from chainrule._codec import SparseArray
 from chainrule._trees import is_arraylike
 
-__all__ = ["content_name"]
-
 _PLAIN = (str, int, float, complex, bool, bytes, type(None), date, time, timedelta, UUID)
 
 

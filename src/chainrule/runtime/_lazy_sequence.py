@@ -19,8 +19,6 @@ from chainrule._codec import Grants
 from chainrule._errors import DecodeError, InputError
 from chainrule.runtime._runs import get_config
 
-__all__ = ["LazySequence"]
-
 T = TypeVar("T")
 
 

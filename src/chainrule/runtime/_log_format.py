@@ -11,8 +11,6 @@ import orjson
 from chainrule._tracing import current_traceparent, is_traced
 from chainrule.runtime._runs import current_run
 
-__all__ = ["JsonFormatter", "log_handler"]
-
 
 class JsonFormatter(logging.Formatter):
     """`{"time", "level", "logger", "message", "run_id", "trace_id", …}`.

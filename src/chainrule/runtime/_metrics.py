@@ -25,8 +25,6 @@ from chainrule._errors import InputError, StorageError
 from chainrule._whole_files import whole_file, write_whole
 from chainrule.runtime._runs import Run, current_run
 
-__all__ = ["LocalLog", "RunLog", "log_artifact", "log_metric", "log_parameter", "open_log"]
-
 
 class RunLog(Protocol):
     """Where the log of one run goes."""

@@ -13,8 +13,6 @@ from typing import Any
 from chainrule._errors import DefinitionError, InputError, StorageError
 from chainrule.runtime._config import ComponentConfig
 
-__all__ = ["MlflowLog"]
-
 _ARGUMENTS = ("experiment_id", "run_name", "tags", "description", "parent_run_id", "run_id")
 
 

@@ -18,8 +18,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
 
-__all__ = ["Listener", "is_heard", "listening", "progress", "steps", "unheard"]
-
 T = TypeVar("T")
 Emit = Callable[[float, str], None]
 

@@ -21,8 +21,6 @@ from chainrule._errors import CapabilityError, NotGrantedError
 from chainrule.runtime._config import ReferenceKind
 from chainrule.runtime._runs import get_config
 
-__all__ = ["ComponentReference"]
-
 # Floors above this one are named here and imported only when a reference of their kind is opened.
 _OPENERS: dict[ReferenceKind, tuple[str, str]] = {
     "api_path": ("chainrule.runtime._component", "load_component"),

@@ -27,13 +27,12 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from chainrule._trees import LRUCache, iterate_leaves
+from chainrule._lru_cache import LRUCache
+from chainrule._trees import iterate_leaves
 from chainrule.runtime._component._capabilities import DERIVATIVE_ENDPOINTS, Implementation
 from chainrule.runtime._content import content_name
 from chainrule.runtime._own_arrays import own_copy
 from chainrule.runtime._shared_folder import SharedFolder
-
-__all__ = ["ResidualStore", "WithResiduals", "handing_on_residuals"]
 
 _log = logging.getLogger(__name__)
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from chainrule._whole_files import write_whole
 
-__all__ = ["SharedFolder"]
-
 
 class SharedFolder:
     """A folder as a bounded store. A disk that is full or gone costs pieces, not calls.

@@ -10,8 +10,6 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs
 
-__all__ = ["RUN_ID", "AccessLog"]
-
 _log = logging.getLogger("chainrule.access")
 
 RUN_ID = "chainrule.run_id"

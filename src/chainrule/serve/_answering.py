@@ -30,8 +30,6 @@ from chainrule.serve._parts import pack_replies, unpack_calls
 from chainrule.serve._problems import problem_reply
 from chainrule.serve._result_cache import ResultCache
 
-__all__ = ["Answerer", "plain_form"]
-
 _log = logging.getLogger(__name__)
 
 # What a zstd frame says that does not say its size, or says it wrongly.

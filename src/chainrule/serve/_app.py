@@ -47,8 +47,6 @@ from chainrule.serve._server_routes import with_server_routes
 from chainrule.serve._service import Service
 from chainrule.serve._status import status_routes
 
-__all__ = ["MakePool", "Server", "create_app"]
-
 _log = logging.getLogger(__name__)
 
 _MAX_SHOWN = 100  # characters of a path

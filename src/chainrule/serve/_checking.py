@@ -11,8 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from chainrule._errors import InputError
 from chainrule.runtime.internal import DERIVATIVES, ENDPOINTS, LocalComponent, progress, unheard
 
-__all__ = ["CHECK_GRADIENTS", "can_check", "run_check"]
-
 CHECK_GRADIENTS = "check_gradients"
 """The endpoint's name."""
 

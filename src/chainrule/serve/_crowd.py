@@ -20,8 +20,6 @@ from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from typing import Protocol
 
-__all__ = ["FOLLOWS", "Connection", "Crowd", "enough_descriptors"]
-
 FOLLOWS = "chainrule.follows"
 """In the ASGI scope of a request that is answered, but whose answer goes on as things happen."""
 

@@ -12,8 +12,6 @@ from chainrule.runtime.internal import SIDES, capabilities_of, fields_html, fiel
 from chainrule.serve._calls import Facts
 from chainrule.serve._page import PAGE_HEADERS
 
-__all__ = ["description_route"]
-
 
 def description_route(path: str, facts: Facts) -> Route:
     """The route of a component's description."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Protocol
 
-__all__ = ["Dispatcher"]
-
 Application = Callable[..., Awaitable[None]]
 
 

@@ -15,8 +15,6 @@ from typing import Any
 from chainrule.serve._service import Service
 from chainrule.serve._traffic import BOUNDS_S, EndpointTraffic
 
-__all__ = ["exposition"]
-
 Sample = tuple[str, Mapping[str, object], float]
 
 

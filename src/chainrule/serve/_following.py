@@ -16,8 +16,6 @@ from chainrule._samehost import Message, send_message
 from chainrule.runtime.internal import listening
 from chainrule.serve._calls import Watcher
 
-__all__ = ["following", "following_in_thread"]
-
 
 @contextlib.contextmanager
 def following(connection: socket.socket, message: Message) -> Iterator[None]:

@@ -15,8 +15,6 @@ import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["only_here"]
-
 T = TypeVar("T")
 
 

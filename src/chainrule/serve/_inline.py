@@ -21,8 +21,6 @@ from chainrule.serve._problems import problem_reply
 from chainrule.serve._thread import WorkerThread
 from chainrule.serve._traffic import Traffic
 
-__all__ = ["ThreadPool"]
-
 
 class ThreadPool:
     """One thread of this process that answers one call after the other.

@@ -21,8 +21,6 @@ from chainrule._trees import flatten_with_paths, set_at_path
 from chainrule.runtime.internal import LocalComponent, content_name
 from chainrule.serve._calls import Call, Reply
 
-__all__ = ["MergedCalls"]
-
 
 @dataclass(frozen=True)
 class _Part:

@@ -11,8 +11,6 @@ from typing import Literal
 
 from chainrule._errors import DefinitionError, InputError
 
-__all__ = ["ServeOptions", "is_loopback"]
-
 # Settings that are numbers, and the least that each may be.
 _AT_LEAST = {
     "port": 0,

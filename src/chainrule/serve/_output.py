@@ -9,8 +9,6 @@ from pathlib import Path
 
 from chainrule._errors import StorageError
 
-__all__ = ["OutputLog"]
-
 
 class OutputLog:
     """A log of bounded size: when it is full it becomes `<name>.1`, and a new one begins.

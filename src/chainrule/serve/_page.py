@@ -19,8 +19,6 @@ from starlette.routing import Route
 
 from chainrule.serve._script import join_modules
 
-__all__ = ["PAGE_HEADERS", "is_page", "page_routes", "static_file"]
-
 PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
     "form-action 'none'; object-src 'none'; require-trusted-types-for 'script'",

@@ -10,8 +10,6 @@ import orjson
 
 from chainrule.serve._calls import Call, Reply
 
-__all__ = ["pack_calls", "pack_replies", "unpack_calls", "unpack_replies"]
-
 _LENGTH = struct.Struct("<I")
 
 

@@ -8,8 +8,6 @@ from chainrule._tracing import export_spans
 from chainrule.runtime.internal import ComponentConfig, LocalComponent, log_handler
 from chainrule.serve._residual_reuse import reuse_residuals
 
-__all__ = ["prepare", "show_log"]
-
 
 def prepare(component: LocalComponent) -> None:
     """Let a component remember forward passes, and record spans where the operator wants them."""

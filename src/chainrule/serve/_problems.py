@@ -13,10 +13,8 @@ from typing import Any
 import orjson
 
 from chainrule._errors import ChainruleError, ComponentError
-from chainrule._trees import split_path
+from chainrule._paths import split_path
 from chainrule.serve._calls import Reply
-
-__all__ = ["PROBLEM", "problem_reply", "status_of"]
 
 PROBLEM = "application/problem+json"
 

@@ -7,8 +7,6 @@ import sys
 
 from chainrule.runtime.internal import LocalComponent, SharedFolder
 
-__all__ = ["reuse_residuals"]
-
 _log = logging.getLogger(__name__)
 
 # A worker answers one call at a time, mostly `apply` and then its gradient; a few callers may interleave.

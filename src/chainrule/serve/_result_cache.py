@@ -11,10 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from chainrule._codec import FRAMES_MEDIA_TYPE, TRUSTING_LIMITS, decode_body, encode_body
-from chainrule._trees import LRUCache
+from chainrule._lru_cache import LRUCache
 from chainrule.runtime.internal import LocalComponent, SharedFolder, content_name
-
-__all__ = ["ResultCache"]
 
 _MAX_ENTRIES = 1 << 16
 

@@ -26,8 +26,6 @@ from chainrule.serve._protocol import LimitedHttpProtocol, RequestLimit
 from chainrule.serve._security import LocalCallers
 from chainrule.serve._tls_door import TlsDoor
 
-__all__ = ["serve"]
-
 _log = logging.getLogger(__name__)
 
 

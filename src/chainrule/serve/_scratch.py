@@ -17,8 +17,6 @@ from pathlib import Path
 
 from chainrule._errors import StorageError
 
-__all__ = ["Scratch"]
-
 _PREFIX = "chainrule-scratch-"
 _MEMORY = Path("/dev/shm")
 

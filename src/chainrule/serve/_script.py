@@ -12,8 +12,6 @@ import re
 from collections.abc import Callable
 from graphlib import TopologicalSorter
 
-__all__ = ["join_modules"]
-
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+\.js)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(async )?(function|class|const)\b)", re.MULTILINE)
 

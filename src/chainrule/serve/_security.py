@@ -8,13 +8,11 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 from chainrule._errors import ChainruleError
-from chainrule._trees import LRUCache
+from chainrule._lru_cache import LRUCache
 from chainrule.serve._endpoint import send_reply
 from chainrule.serve._options import is_loopback
 from chainrule.serve._page import is_page
 from chainrule.serve._problems import problem_reply
-
-__all__ = ["BearerToken", "LocalCallers", "is_probe"]
 
 # A library for URLs is too lenient: it takes `[::1].evil.com` for `::1`, and knows users before an `@`.
 _HOST = re.compile(

@@ -11,8 +11,6 @@ from typing import Any
 
 from chainrule.serve._jobs._record import STATES
 
-__all__ = ["with_server_routes"]
-
 _ID = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
 _STATE = {"name": "state", "in": "query", "schema": {"enum": list(STATES)}}
 _LIMIT = {

@@ -16,8 +16,6 @@ from chainrule.serve._jobs import Jobs
 from chainrule.serve._service import Service
 from chainrule.serve._traffic import percentiles
 
-__all__ = ["status_routes"]
-
 _RATE_WINDOW_S = 10.0
 
 

@@ -11,8 +11,6 @@ from concurrent.futures import Future
 
 from chainrule.serve._answering import Answerer
 
-__all__ = ["WorkerThread"]
-
 _log = logging.getLogger(__name__)
 
 Task = Callable[[], None]

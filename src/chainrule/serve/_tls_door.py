@@ -14,8 +14,6 @@ from typing import Any
 
 from chainrule.serve._protocol import LimitedHttpProtocol
 
-__all__ = ["TlsDoor"]
-
 
 class TlsDoor(asyncio.Protocol):
     """Takes a connection, and has it handed to the HTTP protocol when it is secure.

@@ -10,8 +10,6 @@ from collections.abc import Awaitable
 from chainrule._errors import ChainruleError
 from chainrule.serve._calls import Call, Reply
 
-__all__ = ["BOUNDS_S", "EndpointTraffic", "Traffic", "percentiles"]
-
 BOUNDS_S = (
     0.001,
     0.0025,

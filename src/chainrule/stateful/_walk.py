@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
-from chainrule._trees import Key, Segment, join_path
+from chainrule._paths import Key, Segment, join_path
 from chainrule.stateful._containers import Container
 from chainrule.stateful._module import Module
 from chainrule.stateful._nodes import Node, has_leaves, is_node

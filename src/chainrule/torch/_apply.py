@@ -22,8 +22,6 @@ from chainrule.bridge.internal import (
 from chainrule.runtime.internal import PEER_DTYPES
 from chainrule.torch._function import HostFunction
 
-__all__ = ["apply_component"]
-
 
 def apply_component(
     component: Any,

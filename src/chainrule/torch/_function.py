@@ -29,8 +29,6 @@ from chainrule.bridge.internal import (
     pushed_forward,
 )
 
-__all__ = ["HostFunction"]
-
 
 class HostFunction(torch.autograd.Function):
     """`HostFunction.apply(call, *operands)`: the results of a call."""

@@ -8,8 +8,6 @@ from typing import Any
 
 import jax
 
-__all__ = ["argument_names", "leaf_names"]
-
 
 def argument_names(fun: Callable[..., Any], count: int) -> list[str]:
     """A name for each of the first positional arguments."""

@@ -31,8 +31,6 @@ from chainrule._jaxpr import (
     walk,
 )
 
-__all__ = ["Scope", "Section", "called_components", "divide", "open_calls", "scope_of"]
-
 _HOST_CALLS = frozenset({"host_call", "pure_callback", "io_callback"})
 """Primitives that leave JAX. The first is the one to which the bridge binds components."""
 

@@ -4,19 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = [
-    "CHARACTER",
-    "Arrow",
-    "Cells",
-    "Circle",
-    "Drawing",
-    "Group",
-    "Label",
-    "Point",
-    "Rectangle",
-    "Shape",
-]
-
 CHARACTER = 6.6
 """Width of a character of the pictures' text in pixels, on average and on the safe side."""
 

@@ -18,8 +18,6 @@ from chainrule.view._picture import Picture
 from chainrule.view._steps import Blocks, Step, Vertex, blocks_of, name_nodes, trace_steps
 from chainrule.view._svg import document
 
-__all__ = ["EliminationSteps", "elimination"]
-
 _MOST_VERTICES = 60
 _RADIUS = 17.0
 _CAPTION = 30.0

@@ -8,8 +8,6 @@ from typing import TypeGuard
 
 from chainrule.view._drawing import CHARACTER, Arrow, Circle, Drawing, Label, Shape
 
-__all__ = ["draw_flow"]
-
 _WIDTH, _LINE, _TOP = 320.0, 24.0, 58.0
 _VALUE, _COTANGENT, _GRID, _WRONG = "#4f46e5", "#d97706", "#e5e7eb", "#b91c1c"
 

@@ -20,8 +20,6 @@ from chainrule.view._picture import Picture
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["FlowRow", "GradientFlow", "gradient_flow"]
-
 
 @dataclass(frozen=True)
 class FlowRow:

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-__all__ = ["Edge", "Layout", "lay_out"]
-
 Edge = tuple[Any, Any]
 Point = tuple[float, float]
 

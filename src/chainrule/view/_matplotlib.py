@@ -24,8 +24,6 @@ from chainrule.view._drawing import (
     Shape,
 )
 
-__all__ = ["draw"]
-
 _PIXELS_PER_INCH = 96.0
 _FONT_SIZE = 11 * 72 / _PIXELS_PER_INCH
 

@@ -11,8 +11,6 @@ from pydantic import BaseModel
 
 from chainrule.view._schema import schema
 
-__all__ = ["load_ipython_extension", "unload_ipython_extension"]
-
 _METACLASS = type(BaseModel)
 
 

@@ -13,8 +13,6 @@ from chainrule.view._svg import document
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Picture"]
-
 _PLOTS = (".png", ".pdf")
 _DOTS_PER_INCH = 192
 _PAGE_HEAD = (

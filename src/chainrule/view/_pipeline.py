@@ -23,8 +23,6 @@ from chainrule.view._drawing import CHARACTER, Arrow, Drawing, Label, Rectangle,
 from chainrule.view._layout import lay_out
 from chainrule.view._picture import Picture
 
-__all__ = ["Link", "Part", "Pipeline", "pipeline"]
-
 RESULT = "result"
 
 _FILLS = {"component": ("#fef3c7", "#d97706"), "jax": ("#ffffff", "#6b7280")}

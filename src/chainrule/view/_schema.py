@@ -14,8 +14,6 @@ from rich.table import Table
 from chainrule._errors import InputError
 from chainrule.runtime.internal import SIDES, ArrayJsonSchema, Field, fields_html, fields_of
 
-__all__ = ["SchemaTable", "schema"]
-
 
 @dataclass(frozen=True)
 class SchemaTable:

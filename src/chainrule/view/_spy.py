@@ -15,8 +15,6 @@ from chainrule.elimination import StructuredJacobian
 from chainrule.view._drawing import Cells, Drawing, Group, Label, Rectangle, Shape
 from chainrule.view._picture import Picture
 
-__all__ = ["Spy", "SpyBlock", "spy"]
-
 _SIDE = 240.0
 _THINNEST = 6.0
 _MOST_CELLS = 120

@@ -10,8 +10,6 @@ from chainrule._jaxpr import Var
 from chainrule.elimination.internal import STRUCTURES, Edges, Elimination, Graph, OperationCounts
 from chainrule.elimination.internal import Step as OrderStep
 
-__all__ = ["Blocks", "Product", "Step", "Vertex", "blocks_of", "name_nodes", "trace_steps"]
-
 Blocks = dict[tuple[str, str], str]
 """(operand, result) → the structure of the block on that edge."""
 

@@ -7,8 +7,6 @@ from html import escape
 
 from chainrule.view._drawing import Arrow, Cells, Circle, Drawing, Group, Label, Rectangle, Shape
 
-__all__ = ["document"]
-
 # Inside a page, the style of an inline SVG applies to the whole page: hence the class in front.
 _STYLE = (
     ".chainrule-view text{font-family:system-ui,'DejaVu Sans',sans-serif;font-size:11px;fill:#1f2937;"

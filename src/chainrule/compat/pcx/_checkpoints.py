@@ -12,8 +12,6 @@ import numpy as np
 from chainrule.stateful import BaseParam, CheckpointError, DynamicParam, Mask
 from chainrule.stateful.layers import LayerParam
 
-__all__ = ["load_params", "save_params"]
-
 Filter = Callable[[Any], bool] | type
 
 

@@ -8,8 +8,6 @@ from typing import Any
 from chainrule.stateful import BaseParam, StaticParam
 from chainrule.stateful.internal import params_of, replicate
 
-__all__ = ["by_path", "gradient_tree"]
-
 
 def gradient_tree(tree: Any, gradients: Any) -> Any:
     """A copy of a tree whose parameters hold gradients; `None` where there is none.

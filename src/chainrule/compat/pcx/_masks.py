@@ -6,8 +6,6 @@ from typing import Any
 
 from chainrule.stateful import Mask
 
-__all__ = ["M", "M_has", "M_hasnot", "M_is"]
-
 
 class M(Mask):
     """A selection of parameters, by kind, predicate, attribute, or a combination.

@@ -13,8 +13,6 @@ from chainrule.compat.pcx._gradients import by_path, gradient_tree
 from chainrule.stateful import DynamicParam, StaticParam
 from chainrule.stateful.internal import params_of
 
-__all__ = ["Optim", "no_parameters"]
-
 
 class Optim(stateful.Optim):
     """An optax optimiser for the parameters that are left in a tree.

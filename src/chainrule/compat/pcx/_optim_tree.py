@@ -13,8 +13,6 @@ from chainrule.compat.pcx._optim import no_parameters
 from chainrule.stateful import DynamicParam, Module, OptimState, StaticParam
 from chainrule.stateful.internal import join, key_path, params_of
 
-__all__ = ["OptimTree"]
-
 Group = tuple[str, ...]
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from chainrule import predictive
 
-__all__ = ["step"]
-
 
 def step(
     module: Any, status: Any = None, *, clear_params: Any = None

@@ -15,8 +15,6 @@ import jax
 from chainrule import stateful
 from chainrule.stateful import RKG
 
-__all__ = ["vmap_with_lane_keys"]
-
 _LANES = "pcx_lanes"
 
 

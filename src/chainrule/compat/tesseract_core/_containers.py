@@ -33,18 +33,6 @@ from chainrule.deploy.images import (
 )
 from chainrule.deploy.internal import is_free
 
-__all__ = [
-    "Image",
-    "aliased",
-    "build_tesseract",
-    "chosen_port",
-    "container_engine",
-    "container_environment",
-    "run_tesseract",
-    "serve",
-    "teardown",
-]
-
 StreamLogs = bool | Callable[[str], Any]
 
 

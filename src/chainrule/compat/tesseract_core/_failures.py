@@ -16,8 +16,6 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from chainrule._errors import DefinitionError, InputError
 
-__all__ = ["as_validation_error", "load_errors", "pydantic_errors"]
-
 _TITLES = {
     "apply": "ApplyInputSchema",
     "jacobian": "JacobianInputSchema",

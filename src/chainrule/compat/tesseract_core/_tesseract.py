@@ -24,8 +24,6 @@ from chainrule.runtime.testing import RegressionSpec, run_test
 if TYPE_CHECKING:
     from chainrule.deploy.images import Container
 
-__all__ = ["Tesseract"]
-
 _ENDPOINTS = (
     "apply",
     "jacobian",

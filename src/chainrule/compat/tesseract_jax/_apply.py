@@ -8,8 +8,6 @@ from chainrule._errors import InputError
 from chainrule.bridge import apply_component
 from chainrule.compat.tesseract_core._failures import as_validation_error
 
-__all__ = ["apply_tesseract"]
-
 VmapMethod = Literal["sequential", "auto_experimental", "expand_dims", "broadcast_all"]
 
 

@@ -7,8 +7,6 @@ from typing import Any, TypeVar
 
 from chainrule import harvest
 
-__all__ = ["save_intermediates", "sow"]
-
 T = TypeVar("T")
 
 

@@ -14,10 +14,9 @@ import numpy as np
 import xxhash
 from pydantic import BaseModel
 
-from chainrule._trees import LRUCache, is_arraylike
+from chainrule._lru_cache import LRUCache
+from chainrule._trees import is_arraylike
 from chainrule.runtime.internal import content_digest
-
-__all__ = ["Affinity", "fingerprint"]
 
 FORWARD = frozenset({"apply"})
 BACKWARD = frozenset({"vector_jacobian_product"})

@@ -10,8 +10,6 @@ from time import monotonic
 
 from chainrule._errors import InputError
 
-__all__ = ["Autoscaler", "check_size"]
-
 
 class Autoscaler:
     """Follows the number of calls that run or wait.

@@ -24,8 +24,6 @@ from chainrule._errors import TransportError
 from chainrule.client import Ticket
 from chainrule.deploy._pool._replica import Replica
 
-__all__ = ["Dispatcher", "Slot"]
-
 # A call that may be poisonous leaves the last replica that is up to others, but does not wait for ever.
 _SPARE_LAST_S = 5.0
 

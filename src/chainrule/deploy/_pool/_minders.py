@@ -14,8 +14,6 @@ from chainrule.deploy._pool._dispatch import Dispatcher, Slot
 from chainrule.deploy._pool._replica import Replica
 from chainrule.runtime.internal import endpoints_of
 
-__all__ = ["Minders"]
-
 _log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S = 0.1

@@ -9,8 +9,6 @@ from typing import Any
 from chainrule._errors import TransportError
 from chainrule.client import Ticket
 
-__all__ = ["Replica", "ReplicaLostError"]
-
 
 class ReplicaLostError(TransportError):
     """A replica died, or cannot be reached any more, and with it the answer of a call.

@@ -15,8 +15,6 @@ from chainrule.deploy._pool._dispatch import Dispatcher, Slot
 from chainrule.deploy._pool._minders import Minders
 from chainrule.deploy._pool._replica import Replica, ReplicaLostError
 
-__all__ = ["PoolTransport"]
-
 _log = logging.getLogger(__name__)
 
 _POLL_S = 0.02

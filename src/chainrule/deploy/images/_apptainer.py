@@ -11,8 +11,6 @@ from collections.abc import Mapping
 
 from chainrule.deploy.images._plan import BuildPlan
 
-__all__ = ["apptainer_definition"]
-
 _FILES = ("scripts", "credentials", "local_requirements")
 
 

@@ -17,8 +17,6 @@ from chainrule.deploy.images._context import context_hash, write_context
 from chainrule.deploy.images._engine import Engine, find_engine
 from chainrule.deploy.images._plan import BuildPlan
 
-__all__ = ["BuiltImage", "build_image"]
-
 _FAILED = re.compile(r"chainrule-build-failed: (.+)")
 _SHOWN = 25
 # Health checks are no part of OCI's own format; the time of the build is no part of the content.

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["conda_environment", "is_conda_file"]
-
 
 def is_conda_file(name: str) -> bool:
     """Whether a file of requirements, by its name, is for conda."""

@@ -22,8 +22,6 @@ from chainrule.deploy.images._plan import TOKEN_FILE
 from chainrule.deploy.images._ready import free_port, is_free, wait_until_ready
 from chainrule.deploy.images._running import inspect_container, remove_container, state_folder
 
-__all__ = ["Container", "start_container"]
-
 _WATCHDOG = Path(__file__).with_name("_watchdog.py")
 _ATTEMPTS = 5
 

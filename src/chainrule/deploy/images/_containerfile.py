@@ -13,8 +13,6 @@ from collections.abc import Mapping
 
 from chainrule.deploy.images._plan import BuildPlan
 
-__all__ = ["containerfile", "quoted"]
-
 _COMPILE = "/opt/venv/bin/python -m compileall -q --invalidation-mode checked-hash /component"
 _CACHE = "--mount=type=cache,target=/build-cache"
 

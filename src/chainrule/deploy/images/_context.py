@@ -21,8 +21,6 @@ from chainrule.deploy.images._plan import BuildPlan
 from chainrule.deploy.images._wheel import write_wheel
 from chainrule.runtime.internal import hash_parts
 
-__all__ = ["context_hash", "write_context"]
-
 _SCRIPTS = Path(__file__).parent / "_scripts"
 # Hidden files are tools' and people's own (.git, .venv, .env with passwords): never part of an image.
 _IGNORED_NAMES = shutil.ignore_patterns(".*", "__pycache__", "*.pyc")

@@ -19,8 +19,6 @@ from typing import Any
 
 from chainrule._errors import CapabilityError, InputError, TransportError
 
-__all__ = ["Engine", "find_engine"]
-
 _KNOWN = ("podman", "docker")
 _TAIL = 60
 

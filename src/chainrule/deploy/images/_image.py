@@ -10,8 +10,6 @@ from chainrule._errors import CapabilityError, InputError
 from chainrule.deploy.images._engine import Engine
 from chainrule.deploy.images._plan import TOKEN_FILE
 
-__all__ = ["ComponentImage", "list_images"]
-
 
 @dataclass(frozen=True)
 class ComponentImage:

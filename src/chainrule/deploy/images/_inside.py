@@ -17,8 +17,6 @@ from chainrule.deploy.images._sbom import bill_of_materials
 from chainrule.runtime import LocalComponent, load_component
 from chainrule.runtime.testing import check_gradients, find_tests, run_test
 
-__all__ = ["facts_of", "main"]
-
 FACTS = Path("/opt/chainrule/facts.json")
 BILL = Path("/opt/chainrule/sbom.cdx.json")
 

@@ -9,8 +9,6 @@ from chainrule.deploy.images._engine import Engine
 from chainrule.deploy.images._image import ComponentImage
 from chainrule.deploy.images._options import RunOptions
 
-__all__ = ["ask_image", "call_image"]
-
 
 def call_image(image: str, call: Sequence[str], options: RunOptions, *, engine: Engine) -> int:
     """Have a container make one call, `["apply", "{…}"]`, on this process's own streams, and remove it.

@@ -14,8 +14,6 @@ from chainrule.deploy.images._image import ComponentImage
 from chainrule.deploy.images._options import RunOptions
 from chainrule.deploy.images._running import list_containers
 
-__all__ = ["ImageTransport", "open_image"]
-
 _SHOWN = 40
 
 

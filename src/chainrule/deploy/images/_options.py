@@ -10,8 +10,6 @@ from pathlib import Path
 from chainrule._errors import InputError
 from chainrule.deploy.images._engine import Engine
 
-__all__ = ["RunOptions"]
-
 Gpus = str | Sequence[str | int] | None
 Volumes = Mapping[str | Path, str] | Sequence[str] | None
 

@@ -17,8 +17,6 @@ from chainrule.deploy.images._requirements import Requirements, read_requirement
 from chainrule.deploy.images._settings import Changes, ImageSettings, read_settings
 from chainrule.runtime.internal import check_sources
 
-__all__ = ["TOKEN_FILE", "BuildPlan", "plan_build"]
-
 _MODULES = ("tesseract_api.py", "component.py", "component.yaml")
 TOKEN_FILE = "/run/chainrule/token"
 """Where a container finds the token that its callers must send."""

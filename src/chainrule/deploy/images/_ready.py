@@ -9,8 +9,6 @@ import time
 from chainrule._errors import TransportError
 from chainrule.deploy.images._engine import Engine
 
-__all__ = ["free_port", "is_free", "wait_until_ready"]
-
 _PAUSE_S = 0.05
 _LOOK_EVERY_S = 0.5
 _SHOWN = 40

@@ -18,8 +18,6 @@ from typing import Any
 from chainrule._errors import DefinitionError
 from chainrule.deploy.images._conda import conda_environment, is_conda_file
 
-__all__ = ["Requirements", "read_requirements"]
-
 _USUAL = ("pylock.toml", "requirements.txt", "tesseract_requirements.txt", "pyproject.toml")
 _LOCAL = re.compile(r"(?P<path>(?:\.|/|file://)[^\s\[;#]*)(?P<rest>.*)")
 _IGNORED = shutil.ignore_patterns(

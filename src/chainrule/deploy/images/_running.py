@@ -13,16 +13,6 @@ from chainrule import _folders
 from chainrule._errors import InputError
 from chainrule.deploy.images._engine import Engine
 
-__all__ = [
-    "ContainerFacts",
-    "container_log",
-    "inspect_container",
-    "list_containers",
-    "remove_container",
-    "state_folder",
-    "stop_container",
-]
-
 
 def state_folder() -> Path:
     """Where the tokens of this user's containers are."""

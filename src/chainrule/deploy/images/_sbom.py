@@ -9,8 +9,6 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any
 
-__all__ = ["bill_of_materials"]
-
 _DPKG_STATUS = Path("/var/lib/dpkg/status")
 _SPACE = uuid.UUID("b6a2ff2c-9a3e-5d14-8e0b-6f0f8a3b7a55")
 

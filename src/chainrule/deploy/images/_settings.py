@@ -15,8 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from chainrule._errors import DefinitionError, InputError
 
-__all__ = ["Credential", "ImageSettings", "read_settings"]
-
 _NAME = re.compile(r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # What goes into a netrc file or a shell word unquoted has to be one word.

@@ -15,8 +15,6 @@ from pathlib import Path
 
 import chainrule
 
-__all__ = ["write_wheel"]
-
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip file can express
 _METADATA = ("METADATA", "entry_points.txt")
 _TAGS = "Wheel-Version: 1.0\nGenerator: chainrule\nRoot-Is-Purelib: true\nTag: py3-none-any\n"

@@ -15,8 +15,6 @@ from chainrule.deploy._pool._autoscale import check_size
 from chainrule.deploy.local._pool import ProcessPool
 from chainrule.runtime import ComponentConfig
 
-__all__ = ["deploy"]
-
 
 def deploy(
     component: str | Path | Any,

@@ -10,8 +10,6 @@ from chainrule.client import Transport
 from chainrule.deploy._pool import Autoscaler, Dispatcher, Minders, PoolTransport
 from chainrule.deploy.local._replica import ProcessReplica
 
-__all__ = ["ProcessPool"]
-
 _SCALE_EVERY_S = 0.2
 
 

@@ -10,8 +10,6 @@ from chainrule._errors import ChainruleError, TransportError
 from chainrule.client import Ticket, Transport
 from chainrule.deploy._pool import Replica, ReplicaLostError
 
-__all__ = ["ProcessReplica"]
-
 _numbers = itertools.count()
 
 

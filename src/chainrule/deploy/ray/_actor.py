@@ -26,8 +26,6 @@ from chainrule.serve.internal import (
     reuse_residuals,
 )
 
-__all__ = ["GIVEN_UP", "Envelope", "ReplicaActor"]
-
 _log = logging.getLogger(__name__)
 
 _INLINE_BYTES = 1 << 16

@@ -17,8 +17,6 @@ from pydantic import BaseModel
 from chainrule._trees import is_arraylike
 from chainrule.runtime.internal import to_plain
 
-__all__ = ["fill_in", "take_out"]
-
 
 @dataclass(frozen=True)
 class _Gap:

@@ -6,8 +6,6 @@ import socket
 
 from chainrule._errors import CapabilityError, TransportError
 
-__all__ = ["NAMESPACE", "connect"]
-
 NAMESPACE = "chainrule"
 """Where the keepers of named pools are registered."""
 

@@ -16,8 +16,6 @@ from chainrule.runtime import ComponentConfig
 if TYPE_CHECKING:
     from chainrule.deploy.ray._pool import RayPool
 
-__all__ = ["attach", "delete", "deploy"]
-
 # The keeper costs next to nothing, and stays where the cluster itself stands and falls.
 _KEEPER = {
     "num_cpus": 0,

@@ -9,8 +9,6 @@ from chainrule.deploy.ray._cluster import connect
 if TYPE_CHECKING:
     from chainrule.serve.internal import MakePool
 
-__all__ = ["engine"]
-
 
 def engine(address: str | None = None) -> MakePool:
     """Let `chainrule.serve` answer calls by pools on a cluster.

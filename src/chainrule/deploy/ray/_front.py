@@ -33,8 +33,6 @@ from chainrule.serve.internal import (
     unavailable,
 )
 
-__all__ = ["PoolFront", "make_front"]
-
 POOL_PREFIX = "pool:"
 
 _TOLD = tuple(field.name for field in fields(Call) if field.name not in ("body", "watcher", "room"))

@@ -19,8 +19,6 @@ from ray.exceptions import RayError
 
 from chainrule.serve.internal import Cancelled
 
-__all__ = ["Interruption"]
-
 _LOOK_EVERY_S = 0.2
 _GRACE_S = 1.0
 

@@ -15,12 +15,10 @@ from typing import Any
 
 import ray
 
-from chainrule._trees import LRUCache
+from chainrule._lru_cache import LRUCache
 from chainrule.deploy._pool import Autoscaler
 from chainrule.deploy.ray._actor import ReplicaActor
 from chainrule.deploy.ray._plan import Plan
-
-__all__ = ["Keeper", "Report", "Roster"]
 
 # A caller that has not reported for so long is gone, and its load with it.
 _STALE_S = 10.0

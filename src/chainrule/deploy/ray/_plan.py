@@ -9,8 +9,6 @@ from typing import Any
 
 from chainrule.runtime import ComponentConfig
 
-__all__ = ["Plan", "actor_options"]
-
 _OWN_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 
 

@@ -12,13 +12,11 @@ import ray
 from ray.exceptions import RayError
 
 from chainrule._errors import TransportError
-from chainrule._trees import LRUCache
+from chainrule._lru_cache import LRUCache
 from chainrule.deploy._pool import PoolTransport
 from chainrule.deploy.ray._keeper import Report, Roster
 from chainrule.deploy.ray._plan import Plan
 from chainrule.deploy.ray._replica import ActorReplica
-
-__all__ = ["RayPool"]
 
 _log = logging.getLogger(__name__)
 

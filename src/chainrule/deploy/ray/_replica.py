@@ -30,8 +30,6 @@ from chainrule.deploy.ray._actor import GIVEN_UP, Envelope
 from chainrule.deploy.ray._cargo import take_out
 from chainrule.runtime.internal import is_heard, progress
 
-__all__ = ["ActorReplica"]
-
 _LOST = (RayActorError, ObjectLostError, OutOfMemoryError, WorkerCrashedError)
 _LOOK_AGAIN_S = 0.1
 _ASK_EVERY_S = 0.2

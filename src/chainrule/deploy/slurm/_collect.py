@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["collect", "main"]
-
 
 def main(count: str, registry: str, token_file: str) -> int:
     """Wait for every server, then write the registry; 1 when the servers end before that."""

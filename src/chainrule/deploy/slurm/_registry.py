@@ -10,8 +10,6 @@ from typing import Any
 from chainrule._errors import InputError
 from chainrule.client import Component
 
-__all__ = ["read_registry"]
-
 
 def read_registry(file: str | Path | None = None, **options: Any) -> list[Component]:
     """A handle to every server of a job.

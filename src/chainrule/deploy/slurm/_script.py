@@ -9,8 +9,6 @@ from pathlib import Path
 
 from chainrule._errors import InputError
 
-__all__ = ["SlurmJob", "batch_script"]
-
 _BODY = """\
 set -euo pipefail
 umask 077

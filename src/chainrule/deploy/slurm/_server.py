@@ -14,8 +14,6 @@ from urllib.parse import urlsplit
 
 from chainrule.serve import serve
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Serve until the job ends."""

@@ -6,10 +6,7 @@ one LLVM function whose lanes are batch elements (`_lower`, `_handler`) or one G
 calls it (`_kernel`), under `jit` and `vmap`, with the XLA program as the fallback and as the derivative.
 """
 
-from chainrule.elimination._native._kernel import (
-    NativeUnavailableError,
-    may_be_native,
-    native_function,
-)
+from chainrule.elimination._native._kernel import may_be_native, native_function
+from chainrule.elimination._native._scalars import NativeUnavailableError
 
 __all__ = ["NativeUnavailableError", "may_be_native", "native_function"]

@@ -15,8 +15,6 @@ import jax.numpy as jnp
 
 from chainrule.elimination._native._scalars import NativeUnavailableError, Node, ScalarProgram
 
-__all__ = ["batched_kernel"]
-
 _BLOCK = 256
 """Batch elements per thread block; 128 with two warps was as fast on an H200, within one per cent."""
 _WARPS = 4

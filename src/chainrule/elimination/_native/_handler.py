@@ -18,8 +18,6 @@ from chainrule._jaxpr._ffi import ffi_version
 from chainrule.elimination._native._lower import Kernel
 from chainrule.elimination._native._vectors import I1, I8, I32, I64, POINTER, byte_size, literal
 
-__all__ = ["emit_handler"]
-
 _PART_NS = 200_000
 """The least that is worth a thread, which takes about 20 µs to start and to end."""
 _CONTEXT = ir.LiteralStructType([I64, I64, POINTER, POINTER])

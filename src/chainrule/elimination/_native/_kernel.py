@@ -22,8 +22,6 @@ from chainrule.elimination._native._scalars import NativeUnavailableError, Scala
 if TYPE_CHECKING:
     from chainrule.elimination._native._machine import CompiledModule
 
-__all__ = ["NativeUnavailableError", "may_be_native", "native_function"]
-
 _registration = threading.Lock()
 _registered: dict[str, CompiledModule] = {}
 """Modules by call target, never dropped: XLA holds their addresses for the rest of the process."""

@@ -32,8 +32,6 @@ from chainrule.elimination._native._vectors import (
     transpose,
 )
 
-__all__ = ["Kernel", "VectorMath"]
-
 # One vector of each, to the nearest half order.
 _SIMPLE_NS, _FUNCTION_NS, _BYTE_NS = 0.3, 10.0, 0.03
 

@@ -15,8 +15,6 @@ from chainrule.elimination._native._handler import emit_handler
 from chainrule.elimination._native._lower import Counts, Kernel, VectorMath
 from chainrule.elimination._native._scalars import NativeUnavailableError, ScalarProgram
 
-__all__ = ["CompiledModule", "compile_module", "fingerprint_of", "lower"]
-
 _MOST_THREADS = 16
 
 _FUNCTIONS = (

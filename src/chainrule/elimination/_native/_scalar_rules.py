@@ -15,8 +15,6 @@ import numpy as np
 from chainrule._jaxpr import JaxprEqn, bind_equation
 from chainrule.elimination._native._scalars import NativeUnavailableError, ScalarProgram
 
-__all__ = ["DTYPES", "RULES", "TYPE_ONLY", "Rule", "aval_of", "dtype_name"]
-
 Rule = Callable[..., Any]
 """From the scalar program, an equation and its operands' nodes to the nodes of its result(s)."""
 

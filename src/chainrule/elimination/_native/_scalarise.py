@@ -27,8 +27,6 @@ from chainrule.elimination._native._scalar_rules import (
 )
 from chainrule.elimination._native._scalars import NativeUnavailableError, Node, ScalarProgram
 
-__all__ = ["has_scalar_form", "scalarise"]
-
 # By the time a kernel is built the derivative has been taken, so custom rules have done their work.
 _INLINED = frozenset(
     {"jit", "pjit", "closed_call", "core_call", "call", "remat", "remat2", "checkpoint",

@@ -15,8 +15,6 @@ import numpy as np
 
 from chainrule._errors import CapabilityError
 
-__all__ = ["NativeUnavailableError", "Node", "ScalarProgram"]
-
 MAX_NODES = 6_000
 """Compiling takes time as the square of this: three seconds here, minutes at ten times as many."""
 

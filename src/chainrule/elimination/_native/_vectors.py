@@ -10,11 +10,6 @@ from llvmlite import ir
 
 from chainrule.elimination._native._scalars import Node
 
-__all__ = [
-    "I1", "I8", "I32", "I64", "INSTRUCTIONS", "INTRINSICS", "POINTER", "SCALARS", "byte_size", "convert",
-    "literal", "pack", "splat", "stored_type", "to_mask", "transpose",
-]  # fmt: skip
-
 I1, I8, I32, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 POINTER = ir.PointerType()
 SCALARS = {"float32": ir.FloatType(), "float64": ir.DoubleType(), "bool": I1}

@@ -12,8 +12,6 @@ from typing import Any
 
 from chainrule._jaxpr import JaxprEqn
 
-__all__ = ["BatchAxes", "batch_axes"]
-
 
 @dataclass(frozen=True)
 class BatchAxes:

@@ -16,8 +16,6 @@ from chainrule.elimination._rules._site import Edge, LocalJacobian, Rule, Site, 
 from chainrule.elimination._structure import Structure, Term, dense_term, structure_of
 from chainrule.elimination._values import Cut, entries_of, scaled
 
-__all__ = ["BRANCH_RULES"]
-
 
 def _cond(site: Site) -> LocalJacobian:
     """`cond(index, *operands)`; the operands of a branch are those of the equation without the first."""

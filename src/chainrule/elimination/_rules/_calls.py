@@ -17,8 +17,6 @@ from chainrule.elimination._rules._linear import traced_rule, why_not_linear
 from chainrule.elimination._rules._site import Edge, LocalJacobian, Rule, Site
 from chainrule.elimination._structure import Structure, structure_of
 
-__all__ = ["CALL_RULES"]
-
 
 def _custom_jvp(site: Site) -> LocalJacobian:
     inner = _rule_as_jacobian(site)

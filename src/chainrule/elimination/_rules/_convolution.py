@@ -24,8 +24,6 @@ from chainrule.elimination._rules._fallback import fallback
 from chainrule.elimination._rules._site import Edge, LocalJacobian, Rule, Site, term_structure
 from chainrule.elimination._structure import Structure, Term, structure_of
 
-__all__ = ["CONVOLUTION_RULES"]
-
 _MAX_TAPS = 32
 """Every tap is a term of its own; a dense block is cheaper to plan than very many."""
 

@@ -32,8 +32,6 @@ from chainrule.elimination._rules._site import (
 from chainrule.elimination._structure import Structure
 from chainrule.elimination._values import Cut
 
-__all__ = ["ELEMENTWISE_RULES", "diagonal_structure"]
-
 
 @dataclass(frozen=True)
 class Factor:

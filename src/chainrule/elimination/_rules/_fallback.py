@@ -32,8 +32,6 @@ from chainrule.elimination._rules._site import (
 )
 from chainrule.elimination._structure import Structure
 
-__all__ = ["fallback"]
-
 
 def fallback(site: Site) -> LocalJacobian:
     """Dense partials, diagonal along the axes that the primitive maps over."""

@@ -9,8 +9,6 @@ from chainrule._jaxpr import ClosedJaxpr
 from chainrule.elimination._blocks import Block
 from chainrule.elimination._rules._site import Edge
 
-__all__ = ["InnerJacobian"]
-
 
 class InnerJacobian:
     """The blocks of a program's Jacobian, as structures now and with values later.

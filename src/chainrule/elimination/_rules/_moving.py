@@ -27,8 +27,6 @@ from chainrule.elimination._rules._site import (
 )
 from chainrule.elimination._structure import Structure
 
-__all__ = ["MOVING_RULES", "coordinates", "separable_axes"]
-
 
 def _move(
     site: Site, sizes: Sequence[int], out_axes: Sequence[Axis], in_axes: Sequence[Axis],

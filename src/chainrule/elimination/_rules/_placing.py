@@ -30,8 +30,6 @@ from chainrule.elimination._rules._site import (
 )
 from chainrule.elimination._structure import Structure
 
-__all__ = ["PLACING_RULES"]
-
 _EXACT = 2**24
 """Single precision counts exactly up to here."""
 

@@ -10,8 +10,6 @@ import jax.numpy as jnp
 from chainrule.elimination._rules._site import Edge, LocalJacobian, Rule, Site
 from chainrule.elimination._structure import Structure, dense_term, structure_of
 
-__all__ = ["REGISTERED_RULES", "Partials", "register_partials"]
-
 Partials = Callable[
     [Mapping[str, Any], Sequence[Any], Sequence[Any], Sequence[int]], Mapping[Edge, Any]
 ]

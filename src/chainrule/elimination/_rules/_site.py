@@ -14,21 +14,6 @@ from chainrule.elimination._axes import Axis
 from chainrule.elimination._structure import Structure, canonical_term, structure_of
 from chainrule.elimination._values import where_nonzero
 
-__all__ = [
-    "NOTHING",
-    "Edge",
-    "LocalJacobian",
-    "Rule",
-    "Site",
-    "as_real",
-    "complex_dtype",
-    "constant",
-    "is_complex",
-    "real_shape",
-    "selecting",
-    "term_structure",
-]
-
 Edge = tuple[int, int]
 """(result, operand) of an equation, by position."""
 

@@ -20,8 +20,6 @@ from chainrule.elimination._rules._site import (
 )
 from chainrule.elimination._structure import Structure
 
-__all__ = ["SUMMING_RULES"]
-
 
 def _reduced(site: Site, *, stored: bool) -> Structure | None:
     sizes = site.operand_shape(0)

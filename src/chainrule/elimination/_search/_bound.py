@@ -14,8 +14,6 @@ from collections.abc import Iterable
 
 from chainrule.elimination._search._problem import Problem
 
-__all__ = ["lower_bound", "vertex_bounds"]
-
 
 def lower_bound(problem: Problem, *, until: float = math.inf) -> int | None:
     """The bound, or `None` when the problem is not scalar and it does not hold.

@@ -14,8 +14,6 @@ from chainrule.elimination._search._bound import vertex_bounds
 from chainrule.elimination._search._construct import PartialOrder
 from chainrule.elimination._search._python_engine import PythonEngine
 
-__all__ = ["branch_and_bound"]
-
 
 def branch_and_bound(
     engine: PythonEngine, order: list[int], cost: int, *, until: float, most: int = 200_000

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from chainrule.elimination._search._problem import Problem
 from chainrule.elimination._search._python_engine import PartialGraph, PythonEngine
 
-__all__ = ["PartialOrder", "beam", "relative_markowitz"]
-
 _AHEAD = 0.5
 """How much of what the remaining vertices would cost next counts when partial orders are compared."""
 

@@ -15,8 +15,6 @@ from collections.abc import Iterator, Sequence
 from chainrule.elimination._search._problem import Problem
 from chainrule.elimination._search._python_engine import PartialGraph, PythonEngine
 
-__all__ = ["Step", "split_edges"]
-
 Step = int | tuple[int, int]
 """A vertex, or a vertex and the neighbour whose edge is eliminated alone."""
 

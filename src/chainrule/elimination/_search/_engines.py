@@ -9,8 +9,6 @@ from chainrule.elimination._search._native_engine import MOST_STRUCTURES, Native
 from chainrule.elimination._search._problem import Problem
 from chainrule.elimination._search._python_engine import PythonEngine
 
-__all__ = ["Engine", "make_engine"]
-
 _MOST_VERTICES = 4096
 """The engine in C keeps edges as a square of this size, 64 MB; Python keeps those there are."""
 

@@ -15,8 +15,6 @@ from chainrule._c_library import load_c_library
 from chainrule.elimination._search._problem import OutOfBudgetError, Problem
 from chainrule.elimination._search._python_engine import PythonEngine
 
-__all__ = ["MOST_STRUCTURES", "NativeEngine", "load_engine"]
-
 _UNKNOWN, _STOPPED = -2, -1
 _GO_ON, _PRODUCT = 0, 1
 

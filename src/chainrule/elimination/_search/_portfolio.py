@@ -19,8 +19,6 @@ from chainrule.elimination._search._engines import Engine, make_engine
 from chainrule.elimination._search._problem import OutOfBudgetError, Problem
 from chainrule.elimination._search._python_engine import PythonEngine
 
-__all__ = ["Found", "search"]
-
 _LOOK_AHEADS = (0.5, 0.0, 0.25, 1.0)
 _NOISES = (0.0, 0.0, 0.1, 0.3)
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-__all__ = ["ZERO", "Algebra", "OutOfBudgetError", "Problem", "ScalarAlgebra"]
-
 ZERO = -1
 """The structure of a product that has no entry: no edge comes of it."""
 

@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 
 from chainrule.elimination._search._problem import ZERO, OutOfBudgetError, Problem
 
-__all__ = ["PartialGraph", "PythonEngine"]
-
 
 def _bits(mask: int) -> Iterator[int]:
     while mask:

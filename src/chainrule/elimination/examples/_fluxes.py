@@ -6,8 +6,6 @@ from typing import Any
 
 import jax.numpy as jnp
 
-__all__ = ["roe_flux_1d", "roe_flux_3d"]
-
 Array = Any
 
 

@@ -17,8 +17,6 @@ from jax import lax
 
 from chainrule._jaxpr import Literal, Var, bind_equation, trace
 
-__all__ = ["black_scholes", "black_scholes_jacobian"]
-
 Array = Any
 
 

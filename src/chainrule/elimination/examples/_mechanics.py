@@ -6,8 +6,6 @@ from typing import Any
 
 import jax.numpy as jnp
 
-__all__ = ["human_heart_dipole", "propane_combustion", "robot_arm_6dof"]
-
 Array = Any
 
 

@@ -7,8 +7,6 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-__all__ = ["encoder", "perceptron"]
-
 Array = Any
 
 

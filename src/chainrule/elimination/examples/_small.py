@@ -6,8 +6,6 @@ from typing import Any
 
 import jax.numpy as jnp
 
-__all__ = ["helmholtz", "hole", "lighthouse", "simple"]
-
 Array = Any
 
 

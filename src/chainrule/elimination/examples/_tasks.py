@@ -19,8 +19,6 @@ from chainrule.elimination.examples._mechanics import (
 )
 from chainrule.elimination.examples._networks import encoder, perceptron
 
-__all__ = ["TASKS", "Task"]
-
 Array = Any
 
 

@@ -18,8 +18,6 @@ from chainrule._errors import (
 from chainrule.runtime._component._isolation import without_package
 from chainrule.runtime._component._problems import bad_output
 
-__all__ = ["call_author", "check_signature", "class_name", "failure_of", "is_jitted"]
-
 _MAX_CLASSES = 10
 
 

@@ -31,8 +31,6 @@ from chainrule.runtime._component._plain import to_plain
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._runs import get_config
 
-__all__ = ["define_command", "from_command"]
-
 _log = logging.getLogger(__name__)
 _STDERR_SHOWN = 2000
 

@@ -16,8 +16,6 @@ from chainrule._errors import DefinitionError
 from chainrule.runtime._component._command import from_command
 from chainrule.runtime._component._definition import Definition
 
-__all__ = ["define_from_command_file"]
-
 _KEYS = frozenset(
     (
         "name", "version", "description", "command", "inputs", "outputs", "format", "endpoints",

@@ -11,9 +11,8 @@ import numpy as np
 
 from chainrule._codec import Limits
 from chainrule._errors import ComponentError, LimitError
-from chainrule._trees import flatten_with_paths, is_arraylike, split_path
-
-__all__ = ["Format", "read_result", "write_payload"]
+from chainrule._paths import split_path
+from chainrule._trees import flatten_with_paths, is_arraylike
 
 Format = Literal["json", "npz"]
 _REST = "_json"

@@ -20,8 +20,6 @@ from chainrule._errors import DefinitionError
 from chainrule.runtime._schema import array_type
 from chainrule.runtime._schema._spec import make_spec
 
-__all__ = ["declared_model"]
-
 _SCALARS: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 _TYPE = re.compile(
     r"(?P<differentiable>differentiable\s+)?(?P<name>[a-z]+\d*)\s*"

@@ -11,8 +11,6 @@ from pydantic import BaseModel
 from chainrule._errors import DefinitionError
 from chainrule.runtime._component._capabilities import Implementation
 
-__all__ = ["Batching", "Definition"]
-
 Batching = Literal["elementwise", "leading"]
 
 

@@ -43,8 +43,6 @@ from chainrule.runtime._derivatives._kinds import (
 from chainrule.runtime._own_arrays import own_copy
 from chainrule.runtime._progress import unheard
 
-__all__ = ["with_derivatives"]
-
 _PRODUCTS: dict[DerivativeKind, Callable[..., Any]] = {
     JVP: jvp_from_jacobian,
     VJP: vjp_from_jacobian,

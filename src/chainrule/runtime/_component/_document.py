@@ -9,18 +9,6 @@ from typing import Any, Literal
 from chainrule.runtime._component._capabilities import ENDPOINTS, Capability, Cost
 from chainrule.runtime._schema import ArraySpec
 
-__all__ = [
-    "SIDES",
-    "Field",
-    "capabilities_of",
-    "differentiable_of",
-    "endpoints_of",
-    "fields_of",
-    "full_name",
-    "resolve",
-    "root_of",
-]
-
 Side = Literal["Input", "Output"]
 SIDES: tuple[Side, Side] = ("Input", "Output")
 _MAX_DEPTH = 8

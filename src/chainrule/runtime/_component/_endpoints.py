@@ -17,8 +17,6 @@ from chainrule.runtime._component._plain import to_plain
 from chainrule.runtime._component._schemas import Context, Schemas
 from chainrule.runtime._schema import describe_value
 
-__all__ = ["Endpoint", "Evaluation", "Payload", "check_fields", "evaluation_endpoint"]
-
 Payload = Mapping[str, Any]
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from chainrule._errors import DefinitionError, InputError
-from chainrule._trees import matches_pattern
+from chainrule._paths import matches_pattern
 from chainrule.runtime._component._capabilities import Cost, Implementation, derived
 from chainrule.runtime._derivatives import (
     HVP,

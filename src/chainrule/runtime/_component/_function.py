@@ -19,8 +19,6 @@ from chainrule.runtime._component._local import LocalComponent
 from chainrule.runtime._component._signature import read_signature, summary
 from chainrule.runtime._config import ComponentConfig
 
-__all__ = ["component"]
-
 Config = ComponentConfig | Mapping[str, Any] | None
 
 

@@ -15,8 +15,6 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-__all__ = ["hash_files", "hash_function", "hash_parts"]
-
 
 def hash_parts(parts: Iterable[tuple[str, bytes]]) -> str:
     """A hash over named pieces of content; lengths are hashed too, so that pieces cannot run together."""

@@ -37,8 +37,6 @@ from typing import Any
 from chainrule._errors import DefinitionError
 from chainrule.runtime._component._peer_names import resolve_peer_module
 
-__all__ = ["load_module", "loaded_sources", "without_package"]
-
 _PREFIX = "chainrule.runtime._loaded."
 _numbers = itertools.count()
 

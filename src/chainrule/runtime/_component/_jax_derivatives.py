@@ -20,8 +20,6 @@ from typing import Any
 
 from chainrule.runtime._component._capabilities import DERIVATIVE_ENDPOINTS
 
-__all__ = ["own_derivatives"]
-
 _TRANSFORMATIONS = {"jacfwd", "jacobian", "jacrev", "jit", "jvp", "linearize", "vjp"}
 _HELPERS = ("jax_recipes", "_trees", "tree_transforms")
 _CONTAINERS = {"dict", "frozenset", "list", "set", "sorted", "tuple"}

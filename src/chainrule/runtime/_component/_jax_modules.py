@@ -20,8 +20,6 @@ from typing import Any
 
 from chainrule.runtime._component._author import is_jitted
 
-__all__ = ["function_behind_apply"]
-
 
 def function_behind_apply(module: Any) -> Callable[[Any], Any] | None:
     """The jitted function that a module's `apply` stands for, or `None`."""

@@ -18,8 +18,6 @@ from chainrule.runtime._component._endpoints import Endpoint, Payload
 from chainrule.runtime._component._schemas import Context
 from chainrule.runtime._runs import current_run
 
-__all__ = ["copied_to", "keeping_output", "new_logs"]
-
 _LAST_WORDS_S = 2.0
 
 

@@ -29,8 +29,6 @@ from chainrule.runtime._own_arrays import own_copy
 from chainrule.runtime._runs import Run, current_run
 from chainrule.runtime._schema import ArraySpec
 
-__all__ = ["LocalComponent"]
-
 
 class LocalComponent:
     """A component in this process: typed endpoints around an author's program.

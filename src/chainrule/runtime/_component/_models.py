@@ -39,16 +39,6 @@ from typing_extensions import TypeAliasType
 from chainrule._errors import DefinitionError
 from chainrule.runtime._schema import ArraySpec, ShapeDType, is_array_type
 
-__all__ = [
-    "abstract_model",
-    "apply_model",
-    "contains",
-    "is_model",
-    "is_model_class",
-    "shows_caller",
-    "spec_of",
-]
-
 _WITHOUT_ARRAYS = (
     bool, int, float, complex, str, bytes, NoneType, enum.Enum, pathlib.PurePath, date, time, timedelta,
     uuid.UUID,

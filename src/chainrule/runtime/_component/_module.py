@@ -19,8 +19,6 @@ from chainrule.runtime._component._hashing import hash_files, hash_parts
 from chainrule.runtime._component._isolation import loaded_sources
 from chainrule.runtime._component._project_file import read_project_file
 
-__all__ = ["define_from_file", "define_from_module"]
-
 _REQUIRED = ("InputSchema", "OutputSchema", "apply")
 _SHORT_NAMES = {
     "jac": "jacobian",

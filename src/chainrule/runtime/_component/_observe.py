@@ -21,8 +21,6 @@ from chainrule.runtime._component._endpoints import Endpoint, Payload
 from chainrule.runtime._component._schemas import Context
 from chainrule.runtime._config import ComponentConfig
 
-__all__ = ["observed"]
-
 _profile_log = logging.getLogger("chainrule.runtime.profile")
 _trace_log = logging.getLogger("chainrule.runtime.trace")
 _ROWS = 30

@@ -16,7 +16,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.json_schema import models_json_schema
 
 from chainrule._errors import DefinitionError
-from chainrule._trees import pattern_to_regex
+from chainrule._paths import pattern_to_regex
 from chainrule.runtime._component._models import is_model_class
 from chainrule.runtime._component._schemas import Schemas
 from chainrule.runtime._derivatives._kinds import (
@@ -34,8 +34,6 @@ from chainrule.runtime._schema._leaves import unwrap
 
 if TYPE_CHECKING:
     from chainrule.runtime._component._local import LocalComponent
-
-__all__ = ["openapi_document"]
 
 Json = dict[str, Any]
 _REFERENCE = "#/components/schemas/{model}"

@@ -13,7 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from chainrule._trees import LRUCache, get_at_path, is_arraylike, map_with_paths
+from chainrule._lru_cache import LRUCache
+from chainrule._trees import get_at_path, is_arraylike, map_with_paths
 from chainrule.runtime._component._author import call_author
 from chainrule.runtime._component._plain import to_plain
 from chainrule.runtime._component._schemas import Context, Schemas

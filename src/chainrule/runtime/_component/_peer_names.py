@@ -11,8 +11,6 @@ import importlib
 from types import ModuleType
 from typing import Any
 
-__all__ = ["PEER_MODULES", "resolve_peer_module"]
-
 PEER_MODULES = {
     "tesseract_core.runtime": "chainrule.runtime",
     "tesseract_core.runtime.config": "chainrule.runtime._runs",

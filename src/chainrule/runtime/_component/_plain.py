@@ -19,8 +19,6 @@ from pydantic_core import to_jsonable_python
 from chainrule._trees import is_arraylike
 from chainrule.runtime._component._models import is_model, is_model_class, spec_of
 
-__all__ = ["to_plain"]
-
 _ATOMS = frozenset((str, int, float, bool, NoneType, np.ndarray))
 _CONTAINERS = (list, tuple, dict, Union, UnionType, Sequence, Mapping)
 

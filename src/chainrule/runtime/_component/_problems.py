@@ -19,8 +19,6 @@ from chainrule.runtime._schema import describe_value
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-__all__ = ["bad_input", "bad_output"]
-
 _SHOWN = 20
 _NAMED = 8
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from chainrule._errors import DefinitionError
 
-__all__ = ["read_project_file"]
-
 
 def read_project_file(folder: Path) -> dict[str, Any]:
     """The mapping in the project file; empty when there is none.

@@ -12,25 +12,11 @@ from pydantic import BaseModel
 from pydantic_core import PydanticCustomError
 
 from chainrule._errors import InputError, PathError
-from chainrule._trees import (
-    flatten_with_paths,
-    get_at_path,
-    is_arraylike,
-    matches_pattern,
-    path_to_pattern,
-)
+from chainrule._paths import matches_pattern, path_to_pattern
+from chainrule._trees import flatten_with_paths, get_at_path, is_arraylike
 from chainrule.runtime._component._schemas import Context, Schemas
 from chainrule.runtime._derivatives._kinds import BATCHED, DerivativeKind, Side, Vector
 from chainrule.runtime._schema import ArraySpec, build_validator, describe_value
-
-__all__ = [
-    "Blocks",
-    "fit_array",
-    "read_batched",
-    "read_free_vector",
-    "read_paths",
-    "read_vectors",
-]
 
 
 @dataclass(frozen=True)

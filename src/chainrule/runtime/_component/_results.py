@@ -16,8 +16,6 @@ from chainrule.runtime._component._schemas import Context, Schemas
 from chainrule.runtime._derivatives._kinds import DerivativeKind
 from chainrule.runtime._schema import ArraySpec, describe_value
 
-__all__ = ["read_derivative", "read_value"]
-
 _STRICT = {"strict_shapes": True}
 
 

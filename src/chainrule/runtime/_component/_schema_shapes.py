@@ -17,8 +17,6 @@ from chainrule.runtime._component._models import spec_of
 from chainrule.runtime._component._schemas import Schemas
 from chainrule.runtime._schema import ArraySpec, ShapeDType, array_leaves
 
-__all__ = ["shapes_from_schema", "with_abstract_eval"]
-
 
 def with_abstract_eval(
     given: Mapping[str, Implementation], schemas: Schemas

@@ -23,8 +23,6 @@ from chainrule.runtime._schema import ArraySpec, differentiable_leaves
 if TYPE_CHECKING:
     from chainrule.runtime._derivatives._kinds import Side
 
-__all__ = ["Context", "Schemas"]
-
 Context = dict[str, Any]
 
 

@@ -26,8 +26,6 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from chainrule._errors import DefinitionError
 from chainrule.runtime._component._models import is_model_class
 
-__all__ = ["Signature", "read_signature", "summary"]
-
 _CONFIG = ConfigDict(arbitrary_types_allowed=True)
 _ARGUMENT = re.compile(r"^\s+\*{0,2}(\w+)(?:\s*\([^)]*\))?:\s*(.*)$")
 

@@ -15,8 +15,6 @@ from chainrule.runtime._component._document import (
     full_name,
 )
 
-__all__ = ["fields_html", "summary_html", "summary_text"]
-
 _MAX_FIELDS = 12
 _MAX_DEFAULT = 40
 

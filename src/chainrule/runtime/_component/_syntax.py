@@ -11,8 +11,6 @@ from pathlib import Path
 
 from chainrule._errors import DefinitionError
 
-__all__ = ["check_sources", "check_syntax"]
-
 # Statements and literals that have changed since Python 3.11: type aliases and parameters, what stands in
 # an f-string, t-strings, `except` without parentheses.
 _CHANGED = re.compile(

@@ -19,8 +19,6 @@ from chainrule.runtime._component._schemas import Context, Schemas
 from chainrule.runtime._derivatives._kinds import COTANGENT, TANGENT
 from chainrule.runtime._schema import describe_value
 
-__all__ = ["TAGGED", "Tagged", "tagged_endpoint"]
-
 TAGGED = "tagged_intermediates"
 _ARGUMENTS = ("inputs", "tag", TANGENT.name, COTANGENT.name)
 _OPTIONAL = (*_ARGUMENTS[1:], "abstract")

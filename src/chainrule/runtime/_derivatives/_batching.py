@@ -10,8 +10,6 @@ import numpy as np
 from chainrule._errors import InputError
 from chainrule.runtime._own_arrays import own_copy
 
-__all__ = ["batch_length", "batched_product", "value_and_vjp"]
-
 
 def batch_length(vector: Mapping[str, Any]) -> int:
     """How many vectors a batch has.

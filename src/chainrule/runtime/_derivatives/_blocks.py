@@ -12,8 +12,6 @@ import numpy as np
 from chainrule._codec import SparseArray
 from chainrule.runtime._derivatives._layout import Layout
 
-__all__ = ["Entries", "dense_blocks", "sparse_blocks"]
-
 
 @dataclass(frozen=True)
 class Entries:

@@ -28,14 +28,6 @@ from chainrule.runtime._derivatives._sparsity import read_pattern
 from chainrule.runtime._derivatives._unit_vectors import UnitVectors
 from chainrule.runtime._own_arrays import own_copy
 
-__all__ = [
-    "jacobian_from_jvp",
-    "jacobian_from_vjp",
-    "jvp_from_jacobian",
-    "product_from_jacobian",
-    "vjp_from_jacobian",
-]
-
 
 def jvp_from_jacobian(
     jacobian_fn: Callable[..., Any],

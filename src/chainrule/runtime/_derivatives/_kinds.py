@@ -10,22 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-__all__ = [
-    "BATCHED",
-    "COTANGENT",
-    "DERIVATIVES",
-    "FIRST_ORDER",
-    "HVP",
-    "JACOBIAN",
-    "JVP",
-    "TANGENT",
-    "VALUE_AND_VJP",
-    "VJP",
-    "DerivativeKind",
-    "Side",
-    "Vector",
-]
-
 Side = Literal["inputs", "outputs"]
 
 BATCHED = "batched"

@@ -16,8 +16,6 @@ from chainrule.runtime._progress import steps
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = ["track"]
-
 T = TypeVar("T")
 
 PATIENCE_S = 2.0

@@ -16,17 +16,8 @@ import numpy as np
 import xxhash
 
 from chainrule._errors import InputError
-from chainrule._trees import LRUCache
+from chainrule._lru_cache import LRUCache
 from chainrule.runtime._shared_folder import SharedFolder
-
-__all__ = [
-    "ResidualCache",
-    "content_digest",
-    "current_residual_cache",
-    "own",
-    "same_content",
-    "set_jax_vjp_cache_size",
-]
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,6 @@ from chainrule.runtime._derivatives._layout import canonical, check_keys
 from chainrule.runtime._derivatives._stencils import Algorithm, Eps
 from chainrule.runtime._own_arrays import own_copy
 
-__all__ = ["hvp_from_vjp"]
-
 
 def hvp_from_vjp(
     vjp_fn: Callable[..., Mapping[str, Any]],

@@ -12,8 +12,6 @@ from chainrule._errors import InputError
 from chainrule._patterns import Pattern
 from chainrule.runtime._derivatives._layout import Layout
 
-__all__ = ["read_pattern"]
-
 
 def read_pattern(sparsity: Any, inputs: Layout, output_paths: tuple[str, ...]) -> Pattern:
     """The pattern that a user described.

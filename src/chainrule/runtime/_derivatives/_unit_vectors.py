@@ -13,8 +13,6 @@ from chainrule.runtime._derivatives._layout import Layout, answered
 from chainrule.runtime._derivatives._progress import track
 from chainrule.runtime._own_arrays import own_copy
 
-__all__ = ["UnitVectors"]
-
 BATCH = 64
 """Unit vectors per call of an endpoint that takes batches: enough to amortise, small enough to hold."""
 

@@ -23,12 +23,6 @@ from chainrule.runtime._schema._serialize import serialize_array
 from chainrule.runtime._schema._spec import ArraySpec, make_spec
 from chainrule.runtime._schema._validate import build_validator
 
-__all__ = [
-    "Array", "BFloat16", "Bool", "Complex64", "Complex128", "Differentiable", "Float16", "Float32",
-    "Float64", "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64",
-    "is_array_type", "is_differentiable",
-]  # fmt: skip
-
 
 class _ArrayMeta(type):
     """Shows array types as they are written."""

@@ -14,8 +14,6 @@ import numpy as np
 from chainrule.runtime._schema import _problems
 from chainrule.runtime._schema._dtypes import generality, mantissa_bits
 
-__all__ = ["cast_checked"]
-
 _ONE = np.uint64(1)
 
 

@@ -19,8 +19,6 @@ from chainrule.runtime._schema._dtypes import (
     generality,
 )
 
-__all__ = ["Coerced", "coerce", "decode", "is_kept_in_place", "is_tracer"]
-
 _LITERALS = (bool, int, float, complex, list, tuple)
 _TEXTS = {"U": "text", "S": "bytes"}
 

@@ -12,12 +12,10 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
-from chainrule._trees import Key, join_path
+from chainrule._paths import Key, join_path
 from chainrule.runtime._schema import _problems
 from chainrule.runtime._schema._leaves import is_union, join, spec_of, tuple_positions, unwrap
 from chainrule.runtime._schema._spec import ArraySpec
-
-__all__ = ["DimensionTable", "agree_on_dimensions", "enter_sizes"]
 
 DimensionTable = dict[str, tuple[int, str]]
 Found = tuple[str, Any, ArraySpec]

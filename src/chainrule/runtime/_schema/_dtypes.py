@@ -13,22 +13,6 @@ import numpy as np
 from chainrule._codec import dtype_from_name
 from chainrule._trees import is_arraylike, with_article
 
-__all__ = [
-    "ALL_DTYPES",
-    "BFLOAT16",
-    "PEER_DTYPES",
-    "canonical_dtype",
-    "castable_dtypes",
-    "describe_array",
-    "describe_type",
-    "describe_value",
-    "generality",
-    "mantissa_bits",
-    "number_kind",
-    "numpy_dtype",
-    "rounding_unit",
-]
-
 # In the order in which the peer lists them in its JSON schemas.
 PEER_DTYPES = (
     "float16", "float32", "float64", "int8", "int16", "int32", "int64", "bool",

@@ -16,8 +16,6 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from chainrule.runtime._schema._dtypes import castable_dtypes
 from chainrule.runtime._schema._spec import ArraySpec
 
-__all__ = ["ArrayJsonSchema", "array_json_schema"]
-
 
 class _ArrayData(BaseModel):
     model_config = ConfigDict(extra="forbid")

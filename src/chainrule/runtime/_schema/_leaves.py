@@ -18,16 +18,6 @@ from typing_extensions import is_typeddict
 from chainrule._errors import DefinitionError
 from chainrule.runtime._schema._spec import ArraySpec
 
-__all__ = [
-    "array_leaves",
-    "differentiable_leaves",
-    "is_union",
-    "join",
-    "spec_of",
-    "tuple_positions",
-    "unwrap",
-]
-
 Leaf = tuple[str, ArraySpec]
 
 

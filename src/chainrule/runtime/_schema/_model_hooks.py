@@ -25,8 +25,6 @@ try:
 except ImportError:  # a future pydantic: see above
     Decorator = None  # type: ignore[assignment,misc]
 
-__all__ = ["check_dimensions_of_model", "validate_default_of_field"]
-
 _VALIDATOR_NAME = "_chainrule_dimensions"
 _is_checking: ContextVar[bool] = ContextVar("chainrule_dimensions", default=False)
 

@@ -14,21 +14,6 @@ from chainrule._codec._masked import MASKED
 from chainrule._errors import ChainruleError
 from chainrule.runtime._schema._dtypes import ALL_DTYPES, describe_type
 
-__all__ = [
-    "decode_failed",
-    "dimension_conflict",
-    "dtype_mismatch",
-    "integer_too_long",
-    "invalid_dtype",
-    "masked",
-    "non_numeric",
-    "rank_mismatch",
-    "shape_mismatch",
-    "unit_mismatch",
-    "value_lost",
-]
-
-
 _PEER_TYPES = {"array_expected_integer", "array_invalid_dtype", "array_value_out_of_range"}
 
 

@@ -15,8 +15,6 @@ from pydantic_core import core_schema
 from chainrule._codec import encode_array
 from chainrule.runtime._schema._spec import ArraySpec
 
-__all__ = ["serialize_array"]
-
 
 def serialize_array(spec: ArraySpec) -> core_schema.SerSchema:
     """The serialiser of one declaration."""

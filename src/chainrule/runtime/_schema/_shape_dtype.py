@@ -16,8 +16,6 @@ from chainrule.runtime._schema._model_hooks import check_dimensions_of_model
 from chainrule.runtime._schema._spec import ArraySpec, make_spec
 from chainrule.runtime._schema._validate import check_shape
 
-__all__ = ["ShapeDType"]
-
 DTypeName = Literal[
     "float16", "float32", "float64", "int8", "int16", "int32", "int64", "bool",
     "uint8", "uint16", "uint32", "uint64", "complex64", "complex128", "bfloat16",

@@ -12,8 +12,6 @@ from chainrule._errors import DefinitionError
 from chainrule.runtime._schema._dtypes import ALL_DTYPES, describe_type
 from chainrule.runtime._schema._units import check_units
 
-__all__ = ["ArraySpec", "make_spec"]
-
 
 @dataclass(frozen=True)
 class ArraySpec:

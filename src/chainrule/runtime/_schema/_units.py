@@ -12,8 +12,6 @@ from typing import Any
 from chainrule._errors import DefinitionError
 from chainrule.runtime._schema._problems import unit_mismatch
 
-__all__ = ["check_units", "is_quantity", "quantity_in", "scaled_to"]
-
 
 @cache
 def _registry() -> Any:

@@ -23,8 +23,6 @@ from chainrule.runtime._schema._dtypes import generality, numpy_dtype
 from chainrule.runtime._schema._spec import ArraySpec
 from chainrule.runtime._schema._units import is_quantity, quantity_in, scaled_to
 
-__all__ = ["build_validator", "check_shape"]
-
 _NO_CONTEXT: Mapping[str, Any] = {}
 _ENCODED_KEYS = {"shape", "dtype", "data"}
 Validator = Callable[[Any, ValidationInfo], Any]

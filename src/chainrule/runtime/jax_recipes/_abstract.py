@@ -10,8 +10,6 @@ import jax.numpy as jnp
 
 from chainrule.runtime.jax_recipes._boundary import is_array, seal, split, unseal
 
-__all__ = ["abstract_arrays", "describe_arrays", "jax_abstract_eval"]
-
 
 def jax_abstract_eval(apply_jit: Callable[[Any], Any], abstract_inputs: Any) -> Any:
     """Evaluate a jitted function on shapes.

@@ -15,18 +15,6 @@ import jax
 import numpy as np
 from pydantic import BaseModel, RootModel
 
-__all__ = [
-    "Frame",
-    "Static",
-    "arrays_in",
-    "flat_frame",
-    "is_array",
-    "seal",
-    "split",
-    "unseal",
-]
-
-
 _NUMPY = (np.ndarray, np.generic)
 _KINDS = frozenset("fiubc")
 

@@ -15,8 +15,6 @@ from chainrule._errors import DefinitionError
 from chainrule.runtime.jax_recipes._boundary import Frame, seal, split, unseal
 from chainrule.runtime.jax_recipes._narrowing import is_inexact
 
-__all__ = ["jax_implicit"]
-
 Leaves = list[jax.Array]
 
 

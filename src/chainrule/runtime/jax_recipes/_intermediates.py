@@ -14,8 +14,6 @@ from chainrule.runtime.jax_recipes._boundary import seal, split, unseal
 from chainrule.runtime.jax_recipes._narrowing import fit, narrow
 from chainrule.runtime.jax_recipes._programs import Selection, prepare
 
-__all__ = ["jax_tagged_intermediates"]
-
 
 def jax_tagged_intermediates(
     apply_jit: Callable[[Any], Any],

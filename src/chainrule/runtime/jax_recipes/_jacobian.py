@@ -18,11 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from chainrule._errors import CapabilityError
-from chainrule._trees import LRUCache
+from chainrule._lru_cache import LRUCache
 from chainrule.runtime.jax_recipes._narrowing import Narrowed, narrow
 from chainrule.runtime.jax_recipes._programs import Selection, prepare
-
-__all__ = ["Mode", "choose_mode", "jax_jacobian"]
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,6 @@ from chainrule.runtime._derivatives._layout import check_shape
 from chainrule.runtime.jax_recipes._boundary import is_array, seal
 from chainrule.runtime.jax_recipes._programs import Selection
 
-__all__ = ["Narrowed", "fit", "is_inexact", "narrow", "select", "zeros_like_all"]
-
 
 @dataclass(frozen=True)
 class Narrowed:

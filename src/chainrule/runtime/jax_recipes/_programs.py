@@ -19,8 +19,6 @@ import jax
 from chainrule.runtime._derivatives._layout import canonical
 from chainrule.runtime.jax_recipes._boundary import Frame, arrays_in, flat_frame, split
 
-__all__ = ["Program", "Selection", "prepare"]
-
 MAX_PROGRAMS = 1024
 
 

@@ -23,8 +23,6 @@ from chainrule.runtime.jax_recipes._narrowing import fit, is_inexact, zeros_like
 from chainrule.runtime.jax_recipes._programs import Selection
 from chainrule.runtime.jax_recipes._shared_residuals import find_shared, share
 
-__all__ = ["jax_apply", "reuse_residuals"]
-
 
 def jax_apply(apply_jit: Callable[[Any], Any], inputs: Any) -> Any:
     """Call a jitted function `dict -> dict` with an endpoint's inputs.

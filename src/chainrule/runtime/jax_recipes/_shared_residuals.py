@@ -16,12 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from chainrule._trees import LRUCache
+from chainrule._lru_cache import LRUCache
 from chainrule.runtime._content import content_name
 from chainrule.runtime._derivatives._residuals import ResidualCache
 from chainrule.runtime.jax_recipes._programs import Selection
-
-__all__ = ["find_shared", "share"]
 
 Forward = Callable[[Selection, Any], Any]
 

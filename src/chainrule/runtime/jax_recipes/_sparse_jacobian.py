@@ -24,8 +24,6 @@ from chainrule.runtime._derivatives._sparsity import read_pattern
 from chainrule.runtime.jax_recipes._narrowing import Narrowed, narrow
 from chainrule.runtime.jax_recipes._programs import Selection, prepare
 
-__all__ = ["jax_sparse_jacobian"]
-
 
 def jax_sparse_jacobian(
     apply_jit: Callable[[Any], Any],

@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from chainrule._trees import Key, Segment, join_path
+from chainrule._paths import Key, Segment, join_path
 from chainrule.runtime._schema import describe_array, number_kind
-
-__all__ = ["compare"]
 
 Where = tuple[Segment, ...]
 

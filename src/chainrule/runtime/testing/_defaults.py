@@ -9,8 +9,6 @@ from pydantic import BaseModel, ValidationError
 
 from chainrule.runtime._component._document import resolve, root_of
 
-__all__ = ["with_defaults"]
-
 _NO_DOCUMENT: Mapping[str, Any] = {"components": {"schemas": {}}}
 
 

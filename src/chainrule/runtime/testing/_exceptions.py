@@ -17,8 +17,6 @@ from chainrule._errors import ChainruleError
 from chainrule.runtime._component._author import class_name
 from chainrule.runtime._component._isolation import without_package
 
-__all__ = ["describe_chain", "exception_name", "matches_exception"]
-
 
 def matches_exception(error: BaseException, name: str, regex: str | None) -> bool:
     """Whether an exception, or one that caused it, has this name (or a base of it) and message."""

@@ -30,8 +30,6 @@ from chainrule.runtime.testing._exceptions import (
 )
 from chainrule.runtime.testing._subject import decode_tree
 
-__all__ = ["RegressionResult", "RegressionSpec", "find_tests", "record", "run_test"]
-
 logger = logging.getLogger(__name__)
 
 

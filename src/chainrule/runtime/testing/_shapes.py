@@ -6,18 +6,16 @@ from typing import Any
 
 import numpy as np
 
+from chainrule._paths import join_path
 from chainrule._trees import (
     flatten_with_paths,
     get_at_path,
     is_arraylike,
     iterate_leaves,
-    join_path,
     map_with_paths,
 )
 from chainrule.runtime.testing._report import Check
 from chainrule.runtime.testing._subject import Subject
-
-__all__ = ["check_shapes"]
 
 
 def check_shapes(subject: Subject) -> Check:

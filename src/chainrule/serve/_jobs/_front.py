@@ -15,8 +15,6 @@ from chainrule.serve._jobs._runner import Jobs
 from chainrule.serve._problems import problem_reply
 from chainrule.serve._service import Service
 
-__all__ = ["JobFront"]
-
 _MAX_KEY = 255
 
 

@@ -10,8 +10,6 @@ from operator import itemgetter
 from chainrule.serve._jobs._live import LiveJob
 from chainrule.serve._service import Service
 
-__all__ = ["Lane"]
-
 
 class Lane:
     """Jobs of one component, first come first served.

@@ -10,8 +10,6 @@ from typing import Any
 
 from chainrule.serve._jobs._record import JobRecord
 
-__all__ = ["Event", "LiveJob"]
-
 Event = tuple[str, Any]
 """`("state" | "progress", JobRecord)` or `("log", (number, line))`."""
 

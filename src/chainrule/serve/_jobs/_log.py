@@ -10,8 +10,6 @@ from pathlib import Path
 
 from chainrule._whole_files import open_private
 
-__all__ = ["JobLog"]
-
 _MAX_BYTES = 10 << 20
 _MAX_LINE = 8192
 # A process that the component started and left behind may hold the pipe open; nobody waits for that.

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-__all__ = ["FINAL", "STATES", "JobRecord", "State"]
-
 State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 STATES: tuple[State, ...] = ("queued", "running", "succeeded", "failed", "cancelled")
 FINAL = frozenset(("succeeded", "failed", "cancelled"))

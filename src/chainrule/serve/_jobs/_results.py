@@ -20,8 +20,6 @@ from chainrule.serve._calls import Reply
 from chainrule.serve._jobs._record import JobRecord
 from chainrule.serve._jobs._store import damaged_result
 
-__all__ = ["to_reply"]
-
 
 def to_reply(
     record: JobRecord, content: bytes, accept: str | None, config: ComponentConfig

@@ -20,8 +20,6 @@ from chainrule.serve._jobs._front import JobFront
 from chainrule.serve._jobs._record import STATES, JobRecord
 from chainrule.serve._problems import problem_reply
 
-__all__ = ["job_routes"]
-
 _MAX_LISTED = 1000
 _NOT_STORED = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 

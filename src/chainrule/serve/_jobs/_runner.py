@@ -35,8 +35,6 @@ from chainrule.serve._problems import problem_reply
 from chainrule.serve._scratch import Scratch
 from chainrule.serve._service import Service
 
-__all__ = ["Jobs"]
-
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")

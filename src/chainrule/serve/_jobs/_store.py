@@ -30,8 +30,6 @@ from chainrule._errors import DefinitionError, StorageError
 from chainrule._whole_files import write_whole
 from chainrule.serve._jobs._record import STATES, JobRecord
 
-__all__ = ["JobStore"]
-
 _VERSION = 2
 _COLUMNS = tuple(field.name for field in fields(JobRecord))
 _SCHEMA = f"""

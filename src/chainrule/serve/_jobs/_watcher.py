@@ -8,8 +8,6 @@ from dataclasses import replace
 from chainrule.serve._jobs._live import LiveJob
 from chainrule.serve._jobs._log import JobLog
 
-__all__ = ["JobWatcher"]
-
 
 class JobWatcher:
     """Follows the call of one job.

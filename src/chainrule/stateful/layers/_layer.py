@@ -10,7 +10,7 @@ import equinox as eqx
 import jax
 
 from chainrule._errors import DefinitionError
-from chainrule._trees import Segment, split_path
+from chainrule._paths import Segment, split_path
 from chainrule.stateful._containers import List
 from chainrule.stateful._module import Module
 from chainrule.stateful._params import DynamicParam, Param, StaticParam

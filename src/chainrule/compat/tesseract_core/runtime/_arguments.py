@@ -15,8 +15,6 @@ from pydantic import ValidationError
 
 from chainrule.compat.tesseract_core.runtime._settings import RuntimeConfig, from_environment
 
-__all__ = ["COMMANDS", "ENDPOINT_COMMANDS", "UsageError", "make_parser", "read_settings"]
-
 ENDPOINT_COMMANDS = {
     "apply": "apply",
     "jacobian": "jacobian",

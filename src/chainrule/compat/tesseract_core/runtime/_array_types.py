@@ -7,8 +7,6 @@ from typing import Any, NoReturn
 
 from chainrule.runtime.internal import is_array_type
 
-__all__ = ["ALLOWED_DTYPE_NAMES", "ArrayFlags", "PydanticArrayAnnotation"]
-
 ALLOWED_DTYPE_NAMES = (
     "float16", "float32", "float64", "int8", "int16", "int32", "int64", "bool",
     "uint8", "uint16", "uint32", "uint64", "complex64", "complex128",

@@ -17,8 +17,6 @@ from chainrule._errors import InputError
 from chainrule.compat.tesseract_core.runtime._settings import RuntimeConfig
 from chainrule.runtime.internal import copied_to, new_logs
 
-__all__ = ["logged"]
-
 _OBSERVATIONS = ("chainrule.runtime.profile", "chainrule.runtime.trace")
 
 

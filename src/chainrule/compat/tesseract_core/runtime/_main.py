@@ -37,8 +37,6 @@ from chainrule.compat.tesseract_core.runtime._streams import result_descriptor
 from chainrule.runtime import LocalComponent, load_component
 from chainrule.runtime.internal import Run
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point; always leaves by `SystemExit`."""

@@ -8,8 +8,6 @@ from typing import Any
 
 from chainrule._errors import CapabilityError, InputError
 
-__all__ = ["read_payload"]
-
 
 def read_payload(text: str) -> Any:
     """The body of a request: JSON in the argument itself, or in the file or address after `@`.

@@ -17,17 +17,6 @@ from chainrule._errors import CapabilityError
 from chainrule.runtime import ComponentConfig
 from chainrule.runtime.internal import ReferenceKind, current_run
 
-__all__ = [
-    "RuntimeConfig",
-    "check_gpu_transport",
-    "component_settings",
-    "from_environment",
-    "get_config",
-    "override_config",
-    "snapshot_config",
-    "update_config",
-]
-
 # Whoever starts a component in this process or on the command line may as well run what it refers to.
 # A server gives its callers no such power.
 OWN_REFERENCES: frozenset[ReferenceKind] = frozenset({"api_path", "image", "url"})

@@ -11,8 +11,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
-__all__ = ["result_descriptor"]
-
 
 @contextmanager
 def result_descriptor() -> Iterator[int]:

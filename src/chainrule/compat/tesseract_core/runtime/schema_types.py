@@ -7,4 +7,9 @@ ALLOWED_DTYPE_NAMES = _array_types.ALLOWED_DTYPE_NAMES
 ArrayFlags = _array_types.ArrayFlags
 PydanticArrayAnnotation = _array_types.PydanticArrayAnnotation
 
-__getattr__, __dir__ = mirror("tesseract_core.runtime.schema_types", *_array_types.__all__)
+__getattr__, __dir__ = mirror(
+    "tesseract_core.runtime.schema_types",
+    "ALLOWED_DTYPE_NAMES",
+    "ArrayFlags",
+    "PydanticArrayAnnotation",
+)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from chainrule import _trees
+from chainrule import _lru_cache, _paths
 from chainrule._errors import PathError
-from chainrule._trees import Key, join_path
+from chainrule._paths import Key, join_path
 from chainrule.compat._mirror import mirror
 
 __getattr__, __dir__ = mirror("tesseract_core.runtime.tree_transforms", "path_to_index_op")
 
 
-class LRUCache(_trees.LRUCache[Any, Any]):
+class LRUCache(_lru_cache.LRUCache[Any, Any]):
     """A bounded mapping that forgets the least recently used entry, one entry by default."""
 
     def __init__(self, maxsize: int = 1) -> None:
@@ -26,7 +26,7 @@ class LRUCache(_trees.LRUCache[Any, Any]):
 
 def split_path(path: str) -> list[str]:
     """The segments of a path as they are written: `["a", "[0]", "{b.c}"]`."""
-    return [join_path(segment) for segment in _trees.split_path(path)]
+    return [join_path(segment) for segment in _paths.split_path(path)]
 
 
 def path_to_index_op(path: str) -> tuple[str, int | str]:
@@ -35,7 +35,7 @@ def path_to_index_op(path: str) -> tuple[str, int | str]:
     Raises:
         PathError: not exactly one segment; a `ValueError`.
     """
-    segments = _trees.split_path(path)
+    segments = _paths.split_path(path)
     if len(segments) != 1:
         raise PathError(f"Expected one segment of a path; found {path!r}.", code="path_malformed")
     segment = segments[0]
