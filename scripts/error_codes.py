@@ -18,21 +18,20 @@ EXPLANATIONS = ROOT / "scripts" / "error_explanations.yaml"
 
 _HEAD = """# Error codes
 
-Every code that an error can carry, by room: what it means, and how its message begins (… stands for facts of
-the case). The class decides the HTTP status and the exit code ([errors](errors.md)); the code says why. Codes
+Every code that an error can carry: what it means, and how its message begins (… stands for facts of the case).
+The class decides the HTTP status and the exit code ([errors](errors.md)); the code says why. Codes
 that begin with `array_` describe an array that does not fit its declaration.
 
 """
 
 
-def codes() -> dict[str, dict[str, tuple[str, str]]]:
-    """Room → code → (class, beginning of the message)."""
-    found: dict[str, dict[str, tuple[str, str]]] = {}
+def codes() -> dict[str, tuple[str, str]]:
+    """Code → (class, beginning of the message), as they are first found."""
+    found: dict[str, tuple[str, str]] = {}
     for path in sorted(SOURCE.rglob("*.py")):
-        parts = path.relative_to(SOURCE).parts
-        room = parts[0].removesuffix(".py")
         for code, raised, message in _codes_of(ast.parse(path.read_text())):
-            found.setdefault(room, {}).setdefault(code, (raised, message))
+            if code not in found or (message and not found[code][1]):
+                found[code] = (raised, message)
     return found
 
 
@@ -107,15 +106,13 @@ def _text(node: ast.expr) -> str:
 def page() -> str:
     """The page's text."""
     meanings = explanations()
-    sections = []
-    for room, entries in sorted(codes().items()):
-        rows = [
-            f"| `{code}` | `{raised}` | {_meaning(meanings.get(code), message)} |"
-            for code, (raised, message) in sorted(entries.items())
-        ]
-        head = [f"## {room}", "", "| code | raised by | what happened |", "| --- | --- | --- |"]
-        sections.append("\n".join([*head, *rows]))
-    return _HEAD + "\n\n".join(sections) + "\n"
+    rows = [
+        f"| `{code}` | `{raised}` | {_meaning(meanings.get(code), message)} |"
+        for code, (raised, message) in sorted(codes().items())
+    ]
+    return "\n".join(
+        [_HEAD + "| code | raised by | what happened |", "| --- | --- | --- |", *rows, ""]
+    )
 
 
 def explanations() -> dict[str, str]:
