@@ -19,8 +19,8 @@ EXPLANATIONS = ROOT / "scripts" / "error_explanations.yaml"
 _HEAD = """# Error codes
 
 Every code that an error can carry: what it means, and how its message begins (… stands for facts of the
-case). The class decides the HTTP status and the exit code ([errors](errors.md)); the code says why. Codes that
-begin with `array_` describe an array that does not fit its declaration.
+case). The class decides the HTTP status and the exit code ([errors](errors.md)); the code says why. Codes
+that begin with `array_` describe an array that does not fit its declaration.
 
 """
 
