@@ -2,7 +2,7 @@
 
 import pytest
 
-from chainrule._codec._copying import write_pieces
+from chainrule._codec._frames import write_pieces
 
 
 @pytest.mark.parametrize("sizes", [[], [0], [3], [1, 0, 5], [300, 1, 3]])

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from chainrule._codec import DEFAULT_LIMITS, BinrefArray, decode_array
-from chainrule._codec._masked import WHY_MASKED, has_masked
+from chainrule._codec._dtypes import WHY_MASKED, has_masked
 from chainrule._errors import ChainruleError
 from chainrule.runtime._schema import _problems
 from chainrule.runtime._schema._dtypes import (

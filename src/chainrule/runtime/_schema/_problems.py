@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-from chainrule._codec._masked import MASKED
+from chainrule._codec._dtypes import MASKED
 from chainrule._errors import ChainruleError
 from chainrule.runtime._schema._dtypes import ALL_DTYPES, describe_type
 
