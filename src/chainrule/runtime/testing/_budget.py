@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from chainrule.runtime._component._capabilities import NATIVE, Capability
+from chainrule.runtime._component._definition import NATIVE, Capability
 
 K = TypeVar("K")
 

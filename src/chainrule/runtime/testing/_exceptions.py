@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from chainrule._errors import ChainruleError
-from chainrule.runtime._component._author import class_name
+from chainrule.runtime._component._failures import class_name
 from chainrule.runtime._component._isolation import without_package
 
 
