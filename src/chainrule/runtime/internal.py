@@ -1,7 +1,8 @@
 """What other packages of this project use of `runtime`; no promise to users."""
 
 from chainrule.runtime._component import ENDPOINTS, LocalComponent, load_component
-from chainrule.runtime._component._author import failure_of
+from chainrule.runtime._component._definition import hash_parts
+from chainrule.runtime._component._derivative_handlers import TAGGED
 from chainrule.runtime._component._document import (
     SIDES,
     Field,
@@ -9,18 +10,17 @@ from chainrule.runtime._component._document import (
     capabilities_of,
     differentiable_of,
     endpoints_of,
+    fields_html,
     fields_of,
     full_name,
+    summary_html,
+    summary_text,
 )
-from chainrule.runtime._component._hashing import hash_parts
-from chainrule.runtime._component._isolation import load_module
-from chainrule.runtime._component._kept_output import copied_to, new_logs
-from chainrule.runtime._component._load import file_in
-from chainrule.runtime._component._peer_names import PEER_MODULES
-from chainrule.runtime._component._plain import to_plain
-from chainrule.runtime._component._summary import fields_html, summary_html, summary_text
-from chainrule.runtime._component._syntax import check_sources, check_syntax
-from chainrule.runtime._component._tagged import TAGGED
+from chainrule.runtime._component._failures import failure_of
+from chainrule.runtime._component._isolation import PEER_MODULES, load_module
+from chainrule.runtime._component._loading import check_sources, check_syntax, file_in
+from chainrule.runtime._component._observation import copied_to, new_logs
+from chainrule.runtime._component._schemas import to_plain
 from chainrule.runtime._config import ComponentConfig, ReferenceKind
 from chainrule.runtime._content import content_name
 from chainrule.runtime._derivatives import JACOBIAN, JVP, VJP, DerivativeKind, product_from_jacobian

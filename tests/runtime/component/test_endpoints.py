@@ -17,7 +17,7 @@ from chainrule._errors import (
 )
 from chainrule.runtime import Array, Differentiable, Float32, Float64, Int32, Limits, component
 from chainrule.runtime._component import Definition, LocalComponent
-from chainrule.runtime._component._capabilities import (
+from chainrule.runtime._component._definition import (
     DERIVATIVE_ENDPOINTS,
     ENDPOINTS,
     Implementation,

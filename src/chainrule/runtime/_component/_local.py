@@ -10,20 +10,24 @@ from typing import Any
 from pydantic import BaseModel
 
 from chainrule._errors import CapabilityError, InputError
-from chainrule.runtime._component._capabilities import (
+from chainrule.runtime._component._definition import (
     ABSENT,
     DERIVATIVE_ENDPOINTS,
     ENDPOINTS,
+    Batching,
     Capability,
+    Definition,
     Implementation,
 )
-from chainrule.runtime._component._definition import Batching, Definition
 from chainrule.runtime._component._document import full_name
-from chainrule.runtime._component._endpoints import Endpoint, check_fields, evaluation_endpoint
-from chainrule.runtime._component._plain import to_plain
-from chainrule.runtime._component._precision import declares_64_bits, in_double_precision
-from chainrule.runtime._component._schema_shapes import with_abstract_eval
-from chainrule.runtime._component._schemas import Context, Schemas
+from chainrule.runtime._component._handlers import (
+    Endpoint,
+    check_fields,
+    declares_64_bits,
+    evaluation_endpoint,
+    in_double_precision,
+)
+from chainrule.runtime._component._schemas import Context, Schemas, to_plain, with_abstract_eval
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._own_arrays import own_copy
 from chainrule.runtime._runs import Run, current_run
@@ -142,7 +146,7 @@ class LocalComponent:
         return f"<LocalComponent {full_name(self.name, self.version)}: {endpoints}>"
 
     def _repr_html_(self) -> str:
-        from chainrule.runtime._component._summary import summary_html
+        from chainrule.runtime._component._document import summary_html
 
         return summary_html(self.openapi_schema, "in this process")
 
@@ -374,7 +378,7 @@ def _complete(
 ) -> Mapping[str, Implementation]:
     if not any(name in given for name in DERIVATIVE_ENDPOINTS):
         return with_abstract_eval(given, schemas)
-    from chainrule.runtime._component._derive import with_derivatives
+    from chainrule.runtime._component._derivation import with_derivatives
     from chainrule.runtime._residuals import handing_on_residuals
 
     handing_on = handing_on_residuals(
@@ -393,8 +397,10 @@ def _make_endpoint(
     function = implementations[name].function
     endpoint: Endpoint
     if name in DERIVATIVE_ENDPOINTS:
-        from chainrule.runtime._component._derivative import derivative_endpoint
-        from chainrule.runtime._component._output_shapes import OutputShapes
+        from chainrule.runtime._component._derivative_handlers import (
+            OutputShapes,
+            derivative_endpoint,
+        )
 
         # A recipe holds vectors to their shapes by itself; its abstract evaluation is not native.
         told = implementations.get("abstract_eval")
@@ -402,17 +408,17 @@ def _make_endpoint(
         shapes = OutputShapes(schemas, told.function if told and is_native else None)
         endpoint = derivative_endpoint(name, schemas, function, shapes)
     elif name == "tagged_intermediates":
-        from chainrule.runtime._component._tagged import tagged_endpoint
+        from chainrule.runtime._component._derivative_handlers import tagged_endpoint
 
         endpoint = tagged_endpoint(schemas, function)
     else:
         endpoint = evaluation_endpoint(name, schemas, function)
     if config.profiling or config.tracing:
-        from chainrule.runtime._component._observe import observed
+        from chainrule.runtime._component._observation import observed
 
         endpoint = observed(name, endpoint, config)
     if config.keep_output:
-        from chainrule.runtime._component._kept_output import keeping_output
+        from chainrule.runtime._component._observation import keeping_output
 
         endpoint = keeping_output(endpoint)
     return endpoint

@@ -1,4 +1,4 @@
-"""From a function's signature to schemas, and from schema values back to a call.
+"""`@component`: a function with annotated arguments becomes a component.
 
     def solve(mesh: Mesh, load: Array[(3,), Float64], steps: int = 10) -> Array[("n",), Float64]: ...
 
@@ -11,20 +11,134 @@ annotation becomes fields:
     anything else               result
 
 A function of one argument that is itself a model takes that model as its InputSchema.
+
+A framework gives derivative endpoints and abstract evaluation for free. The recipes are in
+`chainrule.runtime.jax_recipes` and `torch_recipes`; they are imported when a component of that framework is
+made.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
+from functools import partial
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+    overload,
+)
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from chainrule._errors import DefinitionError
-from chainrule.runtime._component._models import is_model_class
+from chainrule.runtime._component._definition import (
+    Batching,
+    Definition,
+    Implementation,
+    derived,
+    hash_function,
+)
+from chainrule.runtime._component._derivation import Derivatives, finite_implementations
+from chainrule.runtime._component._failures import is_jitted
+from chainrule.runtime._component._local import LocalComponent
+from chainrule.runtime._component._schemas import is_model_class, to_plain
+from chainrule.runtime._config import ComponentConfig
+from chainrule.runtime._derivatives._kinds import HVP, JACOBIAN, JVP, VALUE_AND_VJP, VJP
+
+Config = ComponentConfig | Mapping[str, Any] | None
+
+
+@overload
+def component(function: Callable[..., Any], /, *, config: Config = None) -> LocalComponent: ...
+@overload
+def component(
+    *,
+    framework: Framework | None = None,
+    derivatives: Derivatives = None,
+    batching: Batching | None = None,
+    merge_up_to: int = 0,
+    name: str | None = None,
+    version: str = "unknown",
+    config: Config = None,
+) -> Callable[[Callable[..., Any]], LocalComponent]: ...
+def component(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    framework: Framework | None = None,
+    derivatives: Derivatives = None,
+    batching: Batching | None = None,
+    merge_up_to: int = 0,
+    name: str | None = None,
+    version: str = "unknown",
+    config: Config = None,
+) -> LocalComponent | Callable[[Callable[..., Any]], LocalComponent]:
+    """Make a component of a function: schemas from its annotations, prose from its docstring.
+
+    Args:
+        function: a function whose arguments and return value are annotated.
+        framework: `"jax"` and `"torch"` give every derivative endpoint and abstract evaluation for
+            free; `"numpy"` none. Without it, a jitted function counts as JAX, any other as NumPy.
+        derivatives: `"finite"` to differentiate a black box numerically, or a dictionary of options of
+            `finite_difference_jacobian`, where `eps` is `"auto"` unless given. Inputs and outputs to
+            differentiate are marked `Differentiable`.
+        batching: how the function treats extra leading axes, see `Definition`.
+        merge_up_to: how many concurrent single calls a server may merge into one, if it batches.
+        name: of the component; the function's name by default.
+        version: of the component.
+        config: settings of this component.
+
+    Returns:
+        The component; calling it calls the function as it was written.
+
+    Raises:
+        DefinitionError: the annotations do not describe a component, an option of `derivatives` does not
+            exist or has a value that cannot be used, or nothing is marked `Differentiable`.
+
+    Example:
+        >>> from chainrule.runtime import Array, Differentiable, Float64, component
+        >>> @component(derivatives="finite")
+        ... def square(x: Differentiable[Array[(2,), Float64]]) -> Differentiable[Array[(2,), Float64]]:
+        ...     return x**2
+        >>> square.apply({"x": [1.0, 3.0]})
+        {'result': array([1., 9.])}
+    """
+
+    def make(function: Callable[..., Any]) -> LocalComponent:
+        signature = read_signature(function)
+        chosen = framework or guess_framework(function)
+        apply, free, jax_function = framework_implementations(chosen, signature)
+        implementations = {"apply": Implementation(apply), **free}
+        if derivatives is not None:
+            implementations |= finite_implementations(
+                apply, derivatives, signature.input_schema, signature.output_schema
+            )
+        definition = Definition(
+            name=name or function.__name__,
+            version=version,
+            description=summary(inspect.getdoc(function) or ""),
+            input_schema=signature.input_schema,
+            output_schema=signature.output_schema,
+            implementations=implementations,
+            function=function,
+            content_hash=hash_function(inspect.unwrap(function)),
+            jax_function=jax_function,
+            jax_derivatives=derivatives is None,
+            batching=batching,
+            merge_up_to=merge_up_to,
+        )
+        return LocalComponent(definition, config)
+
+    return make if function is None else make(function)
+
 
 _CONFIG = ConfigDict(arbitrary_types_allowed=True)
 _ARGUMENT = re.compile(r"^\s+\*{0,2}(\w+)(?:\s*\([^)]*\))?:\s*(.*)$")
@@ -200,3 +314,100 @@ def _documented_arguments(docstring: str) -> dict[str, str]:
 def _bad(function: Callable[..., Any], reason: str) -> DefinitionError:
     name = getattr(function, "__name__", repr(function))
     return DefinitionError(f"The function {name} {reason}.", code="bad_signature")
+
+
+_RECIPES = {
+    JACOBIAN.endpoint: "jacobian",
+    JVP.endpoint: "jvp",
+    VJP.endpoint: "vjp",
+    HVP.endpoint: "hessian_vector_product",
+    VALUE_AND_VJP.endpoint: "value_and_vjp",
+    "abstract_eval": "abstract_eval",
+}
+# Values are tagged with `sow`, which is of JAX.
+_RECIPES_OF = {
+    "jax": {**_RECIPES, "tagged_intermediates": "tagged_intermediates"},
+    "torch": _RECIPES,
+}
+
+Framework = Literal["jax", "torch", "numpy"]
+
+
+class Free(NamedTuple):
+    """`apply` in a framework, the endpoints that come with it, and the traceable function of JAX."""
+
+    apply: Callable[[Any], Any]
+    endpoints: dict[str, Implementation]
+    jax_function: Callable[[Any], Any] | None
+
+
+def guess_framework(function: Callable[..., Any]) -> Framework:
+    """JAX for a jitted function, NumPy for any other."""
+    return "jax" if is_jitted(function) else "numpy"
+
+
+def framework_implementations(framework: Framework, signature: Signature) -> Free:
+    """How a function runs in its framework, and what follows.
+
+    Raises:
+        DefinitionError: an unknown framework (`unknown_framework`), or one that is not installed
+            (`framework_missing`).
+    """
+    if framework == "numpy":
+        return Free(signature.call_model, {}, None)
+    if framework not in ("jax", "torch"):
+        raise DefinitionError(
+            f"Unknown framework {framework!r}; use 'jax', 'torch' or 'numpy'.",
+            code="unknown_framework",
+        )
+
+    def tree_function(tree: Any) -> Any:
+        return _as_tree(signature.call_tree(tree))
+
+    recipes = _recipes(framework)
+    program = _jitted(tree_function) if framework == "jax" else tree_function
+    apply = partial(getattr(recipes, f"{framework}_apply"), program)
+    traceable = tree_function if framework == "jax" else None
+    return Free(apply, recipe_implementations(framework, program), traceable)
+
+
+def recipe_implementations(
+    framework: Framework, program: Callable[[Any], Any]
+) -> dict[str, Implementation]:
+    """Derivatives and abstract evaluation of a program from nested dicts to nested dicts."""
+    recipes = _recipes(framework)
+    return {
+        endpoint: derived(partial(getattr(recipes, f"{framework}_{recipe}"), program), framework)
+        for endpoint, recipe in _RECIPES_OF[framework].items()
+    }
+
+
+def _jitted(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The function compiled once per structure and non-array leaves, for any tree of inputs."""
+    import jax
+
+    from chainrule.runtime.jax_recipes._boundary import seal, split, unseal
+
+    @partial(jax.jit, static_argnums=0)
+    def run(frame: Any, arrays: Any) -> Any:
+        return seal(function(frame.join(arrays)))
+
+    def call(tree: Any) -> Any:
+        return unseal(run(*split(tree)))
+
+    return call
+
+
+def _recipes(framework: str) -> Any:
+    try:
+        return importlib.import_module(f"chainrule.runtime.{framework}_recipes")
+    except ModuleNotFoundError as error:
+        raise DefinitionError(
+            f"framework={framework!r} needs the package {error.name!r}: "
+            f"pip install 'chainrule[{framework}]'.",
+            code="framework_missing",
+        ) from error
+
+
+def _as_tree(outputs: Any) -> Any:
+    return to_plain(outputs) if isinstance(outputs, BaseModel) else outputs
