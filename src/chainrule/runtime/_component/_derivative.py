@@ -18,7 +18,7 @@ from chainrule.runtime._component._output_shapes import OutputShapes
 from chainrule.runtime._component._requests import Blocks, read_batched, read_paths, read_vectors
 from chainrule.runtime._component._results import read_derivative, read_value
 from chainrule.runtime._component._schemas import Context, Schemas
-from chainrule.runtime._derivatives._batching import batch_length, batched_product
+from chainrule.runtime._derivatives._derive import batch_length, batched_product
 from chainrule.runtime._derivatives._kinds import BATCHED, COTANGENT, DERIVATIVES, DerivativeKind
 
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from chainrule._codec import SparseArray
 from chainrule.runtime._derivatives._kinds import JACOBIAN, JVP, VJP, DerivativeKind
-from chainrule.runtime._derivatives._layout import Layout
-from chainrule.runtime._derivatives._products import contract
+from chainrule.runtime._derivatives._layout import Layout, contract
 from chainrule.runtime.testing._references import Samples
 from chainrule.runtime.testing._subject import Subject
 from chainrule.runtime.testing._taylor import Direction

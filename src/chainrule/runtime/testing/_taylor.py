@@ -15,7 +15,7 @@ import numpy as np
 
 from chainrule._errors import InputError
 from chainrule._trees import get_at_path, set_at_path
-from chainrule.runtime._derivatives._room import find_room
+from chainrule.runtime._derivatives._sampler import find_room
 from chainrule.runtime._derivatives._stencils import STENCILS
 from chainrule.runtime.testing._references import unit_roundoff
 from chainrule.runtime.testing._report import Check
