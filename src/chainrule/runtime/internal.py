@@ -24,7 +24,7 @@ from chainrule.runtime._component._schemas import to_plain
 from chainrule.runtime._config import ComponentConfig, ReferenceKind
 from chainrule.runtime._content import content_name
 from chainrule.runtime._derivatives import JACOBIAN, JVP, VJP, DerivativeKind, product_from_jacobian
-from chainrule.runtime._derivatives._batching import batched_product
+from chainrule.runtime._derivatives._derive import batched_product
 from chainrule.runtime._derivatives._kinds import BATCHED, DERIVATIVES
 from chainrule.runtime._derivatives._residuals import (
     content_digest,

@@ -15,7 +15,7 @@ from chainrule.runtime._derivatives import (
     value_and_vjp,
     vjp_from_jacobian,
 )
-from chainrule.runtime._derivatives._products import contract
+from chainrule.runtime._derivatives._layout import contract
 
 
 def sparse_jacobian(problem):

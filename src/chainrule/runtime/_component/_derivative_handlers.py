@@ -32,7 +32,7 @@ from chainrule.runtime._component._failures import (
 )
 from chainrule.runtime._component._handlers import Payload, check_fields
 from chainrule.runtime._component._schemas import Context, Schemas, to_plain
-from chainrule.runtime._derivatives._batching import batch_length, batched_product
+from chainrule.runtime._derivatives._derive import batch_length, batched_product
 from chainrule.runtime._derivatives._kinds import (
     BATCHED,
     COTANGENT,

@@ -43,7 +43,7 @@ from chainrule.runtime._derivatives._kinds import (
     DerivativeKind,
 )
 from chainrule.runtime._derivatives._layout import Layout
-from chainrule.runtime._derivatives._products import contract
+from chainrule.runtime._derivatives._layout import contract
 from chainrule.runtime._derivatives._stencils import Eps
 from chainrule.runtime.testing._references import (
     STEPS,

@@ -17,8 +17,7 @@ import numpy as np
 from chainrule._errors import InputError
 from chainrule._trees import get_at_path, set_at_path
 from chainrule.runtime._derivatives._layout import Layout, read_arrays
-from chainrule.runtime._derivatives._room import find_room
-from chainrule.runtime._derivatives._sampler import Sampler
+from chainrule.runtime._derivatives._sampler import Sampler, find_room
 from chainrule.runtime._derivatives._stencils import STENCILS, Eps, coarsest
 from chainrule.runtime._schema import rounding_unit
 from chainrule.runtime.testing._report import Check

@@ -17,7 +17,7 @@ from chainrule._paths import Key, Segment, join_path
 from chainrule._trees import get_at_path, set_at_path
 from chainrule.runtime._derivatives._kinds import Side
 from chainrule.runtime._derivatives._layout import Layout, read_arrays
-from chainrule.runtime._derivatives._program import Program
+from chainrule.runtime._derivatives._sampler import Program
 from chainrule.runtime._schema import describe_value
 
 
