@@ -19,8 +19,8 @@ import pytest
 from chainrule.client import Component
 from chainrule.runtime._config import ComponentConfig
 from chainrule.serve._calls import Call, CallError
-from chainrule.serve._inline import ThreadPool
 from chainrule.serve._pool import ProcessPool
+from chainrule.serve._thread import ThreadPool
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ Transport                what to implement for another way
 from chainrule.client._component import Component
 from chainrule.client._jobs import Job
 from chainrule.client._mapping import Outcome
-from chainrule.client._server import JobEvent, JobInfo
-from chainrule.client._server_jobs import ServerJob
+from chainrule.client._server import JobEvent, JobInfo, ServerJob
 from chainrule.client._transport import Ticket, Transport
 
 __all__ = [

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from chainrule._errors import CapabilityError, ChainruleError, TransportError
-from chainrule.client._addresses import check_count
 from chainrule.client._async_twins import AsyncTwins
+from chainrule.client._constructors import Places
 from chainrule.client._jobs import CallJob, Job
 from chainrule.client._mapping import Outcome, check_many, results_of, stream_outcomes
 from chainrule.client._payloads import (
@@ -21,8 +21,7 @@ from chainrule.client._payloads import (
     send_one_by_one,
     takes_batches,
 )
-from chainrule.client._places import Places
-from chainrule.client._transport import Ticket, Transport
+from chainrule.client._transport import Ticket, Transport, check_count
 from chainrule.runtime import ArraySpec, Capability, LocalComponent
 from chainrule.runtime.internal import (
     capabilities_of,

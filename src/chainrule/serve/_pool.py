@@ -12,14 +12,17 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from chainrule._errors import ChainruleError, DefinitionError
 from chainrule._samehost import is_supported
 from chainrule.serve._calls import Call, CallError, Facts, Reply, not_loaded, stopping, unavailable
-from chainrule.serve._output import OutputLog
+from chainrule.serve._logs import OutputLog
+from chainrule.serve._metrics import Traffic
 from chainrule.serve._process import WorkerProcess
-from chainrule.serve._traffic import Traffic
+
+if TYPE_CHECKING:
+    from chainrule.serve._merging import Merger
 
 _log = logging.getLogger(__name__)
 
@@ -316,3 +319,28 @@ class ProcessPool:
             if not turn.done():
                 turn.set_exception(stopping())
         await asyncio.gather(*(worker.close() for worker in list(self._workers)))
+
+
+@dataclass
+class Service:
+    """A component behind its pool.
+
+    Attributes:
+        name: of the component in URLs.
+        pool: what answers.
+        facts: known once the pool has started.
+        merger: makes one call of several where author or operator want that.
+    """
+
+    name: str
+    pool: Pool
+    facts: Facts
+    merger: Merger | None = None
+
+    async def call(self, call: Call) -> Reply:
+        """Have a call answered, alone or together with others.
+
+        Raises:
+            CallError: as by the pool.
+        """
+        return await (self.pool if self.merger is None else self.merger).call(call)

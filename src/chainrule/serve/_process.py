@@ -28,7 +28,7 @@ from chainrule._samehost import (
     with_memory_settings,
 )
 from chainrule.serve._calls import Call, CallError, Facts, Reply, SegmentBody, Watcher, too_slow
-from chainrule.serve._output import OutputLog
+from chainrule.serve._logs import OutputLog
 
 _CANCEL_GRACE_S = 0.5
 _LAST_BREATH_S = 0.5

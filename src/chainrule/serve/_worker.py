@@ -35,10 +35,8 @@ from chainrule._samehost import (
 )
 from chainrule.runtime.internal import load_component
 from chainrule.serve._answering import Answerer
+from chainrule.serve._author_code import following, only_here, prepare, show_log
 from chainrule.serve._calls import Call, Cancelled, Reply
-from chainrule.serve._following import following
-from chainrule.serve._forked import only_here
-from chainrule.serve._preparing import prepare, show_log
 from chainrule.serve._problems import problem_reply
 
 _PR_SET_PDEATHSIG = 1

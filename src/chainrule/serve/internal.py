@@ -2,16 +2,14 @@
 
 from chainrule.serve._answering import Answerer
 from chainrule.serve._app import MakePool
+from chainrule.serve._author_code import following_in_thread, only_here, reuse_residuals
 from chainrule.serve._calls import Call, CallError, Cancelled, Facts, Reply, stopping, unavailable
-from chainrule.serve._following import following_in_thread
-from chainrule.serve._forked import only_here
+from chainrule.serve._metrics import Traffic
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._page import static_file
 from chainrule.serve._pool import Counters, WorkerState
 from chainrule.serve._problems import problem_reply
-from chainrule.serve._residual_reuse import reuse_residuals
 from chainrule.serve._run import no_address
-from chainrule.serve._traffic import Traffic
 
 __all__ = [
     "Answerer",

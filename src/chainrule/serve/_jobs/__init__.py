@@ -10,8 +10,7 @@ _results    stored answers in the format that is asked for
 _routes     the HTTP interface
 """
 
-from chainrule.serve._jobs._front import JobFront
-from chainrule.serve._jobs._routes import job_routes
+from chainrule.serve._jobs._routes import JobFront, job_routes
 from chainrule.serve._jobs._runner import Jobs, to_standard_error
 
 __all__ = ["JobFront", "Jobs", "job_routes", "to_standard_error"]

@@ -1,4 +1,4 @@
-"""The server's own routes in the OpenAPI document: jobs, and how the server is.
+"""The server's own routes in the OpenAPI document: jobs and status.
 
 They stand beside those of the component, whose part of the document is not changed: clients find endpoints by
 their names.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from chainrule.serve._jobs._record import STATES
+from chainrule.serve._jobs._store import STATES
 
 _ID = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
 _STATE = {"name": "state", "in": "query", "schema": {"enum": list(STATES)}}

@@ -1,14 +1,23 @@
-"""One log line per request: who was asked for what, how it went and how long it took. Never what was sent."""
+"""Log lines of a server: one per request (`AccessLog`), and the output of author code (`OutputLog`).
+
+The access log has who asked for what, how it went and how long it took; never the data.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
+import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
+
+from chainrule._errors import StorageError
 
 _log = logging.getLogger("chainrule.access")
 
@@ -90,3 +99,52 @@ def _shown(value: Any) -> str:
     """A value in a line of text; quoted where the caller chose it so that it might be taken for more."""
     text = str(value)
     return text if text.isprintable() and not {" ", '"'} & set(text) else json.dumps(text)
+
+
+class OutputLog:
+    """A log of bounded size: when it is full it becomes `<name>.1`, and a new one begins.
+
+    Safe between threads. A disk that is full costs log lines, not calls.
+
+    Args:
+        path: the file.
+        max_bytes: size at which it is rotated; at most twice this is kept.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+
+    def __init__(self, path: Path, *, max_bytes: int = 10 << 20) -> None:
+        self._path = Path(path)
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - lives as long as the server
+        except OSError as error:
+            raise StorageError(
+                f"The log file {self._path} cannot be written: {error.strerror}."
+            ) from error
+
+    def follow(self) -> int:
+        """A descriptor for a process to write to; what it writes goes to the log until it closes it."""
+        reading, writing = os.pipe()
+        threading.Thread(
+            target=self._copy, args=(reading,), name="chainrule-log", daemon=True
+        ).start()
+        return writing
+
+    def _copy(self, descriptor: int) -> None:
+        with open(descriptor, "rb", buffering=0) as source:
+            while chunk := source.read(1 << 16):
+                with contextlib.suppress(OSError):
+                    self.write(chunk)
+
+    def write(self, chunk: bytes) -> None:
+        """Append something, in a new file when this one is full."""
+        with self._lock:
+            if self._file.tell() + len(chunk) > self._max_bytes:
+                self._file.close()
+                os.replace(self._path, f"{self._path}.1")
+                self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115
+            self._file.write(chunk)
