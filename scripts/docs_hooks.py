@@ -10,7 +10,6 @@ from argparse import SUPPRESS, Action, ArgumentParser
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from html import unescape
-from importlib import import_module
 from io import StringIO
 from typing import Any
 
@@ -62,9 +61,9 @@ def _with_pictures(markdown: str) -> str:
 def _commands() -> Iterator[str]:
     for name, command in COMMANDS.items():
         parser = ArgumentParser(add_help=False)
-        parser.set_defaults(command=name)
-        import_module(f"chainrule.cli.{command.module}").add_arguments(parser)
-        yield f"## `{name}`\n\n{command.help}\n\n| argument | meaning |\n| --- | --- |"
+        command.add_arguments(parser)
+        yield f"## `{name}`\n\n{command.help}\n\n```sh\n{command.example}\n```\n"
+        yield "| argument | meaning |\n| --- | --- |"
         yield from (_row(action) for action in parser._actions if action.help != SUPPRESS)
         yield ""
 

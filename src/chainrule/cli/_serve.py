@@ -15,8 +15,7 @@ from typing import Any
 
 from chainrule._codec import DEFAULT_LIMITS, Limits
 from chainrule._folders import state_folder
-from chainrule.cli._arguments import add_derive_hvp, add_folders
-from chainrule.cli._source import check_exists
+from chainrule.cli._sources import add_derive_hvp, add_folders, check_exists
 from chainrule.runtime.internal import ComponentConfig, log_handler
 from chainrule.serve import ServeOptions, serve
 
@@ -43,6 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--ray-address", metavar="ADDRESS", help="of the cluster, with --engine ray"
     )
+    parser.set_defaults(run=run)
 
 
 def _add_cache(parser: ArgumentParser) -> None:
@@ -257,6 +257,6 @@ def _announce(url: str) -> None:
 
 
 def _announce_json(url: str) -> None:
-    """One line for whoever started us: where the server is."""
+    """One line for the program that started the server: its URL and process."""
     sys.stdout.write(json.dumps({"url": url, "pid": os.getpid()}) + "\n")
     sys.stdout.flush()

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 import chainrule.runtime._component as package
 from chainrule._trees import flatten_with_paths, get_at_path
-from chainrule.cli._compatibility import compare
+from chainrule.cli._diff import compare
 from chainrule.cli._payload import read_payload
 from chainrule.runtime import Array, Float64, Grants, Limits, component
 from chainrule.runtime._component._definition import hash_parts

@@ -10,10 +10,17 @@ from typing import Any
 from chainrule._codec import BinrefWriter, encode_body
 from chainrule._errors import InputError, StorageError
 from chainrule._whole_files import write_whole
-from chainrule.cli._arguments import add_component_or_url, add_derive_hvp, add_folders, add_payload
-from chainrule.cli._payload import read_payload
-from chainrule.cli._source import check_source, is_url, open_component
-from chainrule.cli._streams import result_stream
+from chainrule.cli._output import result_stream
+from chainrule.cli._payload import add_payload, given_payload
+from chainrule.cli._sources import (
+    add_component,
+    add_derive_hvp,
+    add_folders,
+    check_source,
+    is_url,
+    open_component,
+    open_served,
+)
 from chainrule.runtime.internal import ComponentConfig, Run
 
 _SHORT_NAMES = {
@@ -29,27 +36,47 @@ def endpoint_name(name: str) -> str:
     return _SHORT_NAMES.get(name, name.replace("-", "_"))
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_apply_arguments(parser: ArgumentParser) -> None:
+    """The arguments of `apply`, which is short for `call apply`."""
+    parser.set_defaults(endpoint="apply")
+    _add_arguments(parser)
+
+
+def add_call_arguments(parser: ArgumentParser) -> None:
+    """The endpoint, and the arguments of one call."""
+    parser.add_argument(
+        "endpoint",
+        metavar="ENDPOINT",
+        help="apply, jacobian, jvp, vjp, hvp, value-and-vjp, abstract-eval or intermediates",
+    )
+    _add_arguments(parser)
+
+
+def _add_arguments(parser: ArgumentParser) -> None:
     """Component, payload, and how the result is written."""
-    if parser.get_default("command") == "call":
-        parser.add_argument(
-            "endpoint",
-            metavar="ENDPOINT",
-            help="apply, jacobian, jvp, vjp, hvp, value-and-vjp, abstract-eval or intermediates",
-        )
-    else:
-        parser.set_defaults(endpoint="apply")
-    add_component_or_url(parser)
+    add_component(parser)
     add_payload(parser)
     add_folders(parser)
     parser.add_argument(
-        "--output-format", "-f", default="json", help="json, json+base64 or json+binref"
+        "--output-format",
+        "-f",
+        default="json",
+        metavar="FORMAT",
+        help="Write arrays as json, json+base64 or json+binref (default: json)",
     )
-    parser.add_argument("--compression", help="lz4, for base64 and binref")
-    parser.add_argument("--output-file", help="write the result to this file in the output path")
-    parser.add_argument("--profiling", action="store_true", help="log a profile of the call")
     parser.add_argument(
-        "--tracing", action="store_true", help="log payload and result, abbreviated"
+        "--compression",
+        metavar="NAME",
+        help="Compress arrays in base64 and binref; lz4 (default: no compression)",
+    )
+    parser.add_argument(
+        "--output-file",
+        metavar="FILE",
+        help="Write the result to this file in the output path (default: standard output)",
+    )
+    parser.add_argument("--profiling", action="store_true", help="Log a profile of the call")
+    parser.add_argument(
+        "--tracing", action="store_true", help="Log payload and result, abbreviated"
     )
     add_derive_hvp(parser)
     parser.add_argument(
@@ -57,19 +84,18 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KIND",
-        help="open component references of this kind: api_path, url or image",
+        help="Open component references of this kind: api_path, url or image; repeat for more",
     )
+    parser.set_defaults(run=_run)
 
 
-def run(options: Namespace) -> int:
+def _run(options: Namespace) -> int:
     """Call the endpoint and write its result to standard output, or to a file in the output path."""
     with result_stream() as stdout:
         if not is_url(options.component):
             check_source(options.component)
         config = _config(options)
-        payload = read_payload(
-            options.payload, options.values, grants=config.grants, limits=config.limits
-        )
+        payload = given_payload(options, config)
         pieces = _encode(_call(options, config, payload), config)
         if options.output_file is None:
             stdout.write([*pieces, b"\n"])
@@ -81,8 +107,6 @@ def run(options: Namespace) -> int:
 def _call(options: Namespace, config: ComponentConfig, payload: dict[str, Any]) -> Any:
     endpoint = endpoint_name(options.endpoint)
     if is_url(options.component):
-        from chainrule.cli._remote import open_served
-
         with open_served(options) as served:
             return served.transport.call(endpoint, payload)
     component = open_component(options, config)
