@@ -5,9 +5,7 @@ reads the frame, makes NumPy views of the operand and result buffers and calls t
 call's one attribute, a number, stands for. `jax.pure_callback` does the same through several layers of copies
 and conversions, at about eight times the cost of a small call.
 
-The layouts below are those of `xla/ffi/api/c_api.h` (API major version 0), which ships with jaxlib. XLA keeps
-them stable within a major version and only appends; `_problem` compares sizes and version before the
-first field is trusted, and `tests/bridge/test_host_call.py` compares them with the header itself.
+`_call_frame` has the layouts; `_problem` compares sizes and version before the first field is trusted.
 
 Invariant: no exception leaves the handler. `ctypes` would swallow it, and XLA would take whatever is in the
 result buffers for an answer.
@@ -18,15 +16,11 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-import re
-import struct
-import sys
 import threading
 import weakref
 import zlib
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any, Protocol
 
 import jax
@@ -34,23 +28,20 @@ import ml_dtypes
 import numpy as np
 
 from chainrule._errors import CapabilityError
+from chainrule._jaxpr._call_frame import (
+    API_HEADER,
+    BUFFER_DATA,
+    CALL_FRAME,
+    ERROR_CREATE,
+    EXTENSION,
+    METADATA_EXTENSION,
+    METADATA_VERSION,
+    SCALAR_VALUE,
+    ffi_version,
+)
 
 TARGET = "chainrule_host_call"
 
-# Padding stands for fields that are not read.
-CALL_FRAME = struct.Struct("=QQQ16x" + "32xQ" + "32xQ" + "40xQ")
-"""struct_size, extension, api; tables of the arguments, of the results and of the attributes."""
-BUFFER_DATA_OFFSET = 24
-SCALAR_VALUE_OFFSET = 8
-EXTENSION = struct.Struct("=8xi12xQ")
-"""Kind, and for the metadata extension the address of the metadata."""
-API_HEADER = struct.Struct("=Q24xi12x")
-"""struct_size and major version; the table of functions follows."""
-ERROR_CREATE = struct.Struct("=QQQi4x")
-"""struct_size, extension, message, status code."""
-
-_METADATA_VERSION_OFFSET = 8 + 16  # inside the nested version struct: its major and minor
-_METADATA_EXTENSION = 1
 _UNKNOWN = 2  # absl's status code for "an error raised by somebody else"
 
 # What NumPy can view. XLA's four-bit types, for one, it cannot.
@@ -86,7 +77,7 @@ class View:
 
     def at(self, address: int) -> np.ndarray:
         """The array in the buffer that is described at an address."""
-        data = _Word.from_address(address + BUFFER_DATA_OFFSET)[0]
+        data = _Word.from_address(address + BUFFER_DATA)[0]
         if not data:  # an empty array
             return np.empty(self._shape, self._dtype)
         return np.ndarray(self._shape, self._dtype, self._memory.from_address(data))
@@ -164,21 +155,10 @@ def _handle(address: int) -> int | None:
 def _answer_metadata(extension: int) -> bool:
     """Before compiling XLA asks which version the handler speaks."""
     kind, metadata = EXTENSION.unpack(_bytes_at(extension, EXTENSION.size))
-    if kind != _METADATA_EXTENSION:
+    if kind != METADATA_EXTENSION:
         return False
-    _Word.from_address(metadata + _METADATA_VERSION_OFFSET)[0] = ffi_version()
+    _Word.from_address(metadata + METADATA_VERSION)[0] = ffi_version()
     return True
-
-
-@cache
-def ffi_version() -> int:
-    """The version of the interface that handlers speak, as XLA reads it: major and minor, 32 bits each.
-
-    It is that of the header that came with jaxlib, since layouts only grow.
-    """
-    header = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h").read_text()
-    numbers = re.findall(r"^#define XLA_FFI_API_M(?:AJOR|INOR) (\d+)", header, re.MULTILINE)
-    return int.from_bytes(struct.pack("=ii", *map(int, numbers)), sys.byteorder)
 
 
 @cache
@@ -206,7 +186,7 @@ def _execute(operands: int, results: int, attributes: int) -> str | None:
 
 def _read_number(attributes: int) -> int:
     scalar = _Word.from_address(attributes)[0]
-    value = _Word.from_address(scalar + SCALAR_VALUE_OFFSET)[0]
+    value = _Word.from_address(scalar + SCALAR_VALUE)[0]
     return _Word.from_address(value)[0]
 
 

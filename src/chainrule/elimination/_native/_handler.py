@@ -1,8 +1,7 @@
 """An XLA foreign-function handler in LLVM: from the call frame to the kernel and back.
 
-The layout of the frame is XLA's C interface (`xla/ffi/api/c_api.h`), the same that `chainrule._jaxpr._ffi`
-describes for handlers in Python. The elements past the last full block of lanes are computed in scratch
-memory. A long loop is shared by threads that are started for it and end with it.
+`chainrule._jaxpr._call_frame` has the layout of the frame. The elements past the last full block of lanes
+are computed in scratch memory. A long loop is shared by threads that are started for it and end with it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,21 @@ from typing import Any
 
 from llvmlite import ir
 
-from chainrule._jaxpr._ffi import ffi_version
+from chainrule._jaxpr._call_frame import (
+    BUFFER_DATA,
+    BUFFER_DIMENSIONS,
+    BUFFER_RANK,
+    EXTENSION_KIND,
+    EXTENSION_METADATA,
+    FRAME_EXTENSION,
+    FRAME_OPERANDS,
+    FRAME_RESULTS,
+    FRAME_STAGE,
+    METADATA_EXTENSION,
+    METADATA_VERSION,
+    STAGE_EXECUTE,
+    ffi_version,
+)
 from chainrule.elimination._native._lower import Kernel
 from chainrule.elimination._native._vectors import I1, I8, I32, I64, POINTER, byte_size, literal
 
@@ -22,13 +35,6 @@ _PART_NS = 200_000
 """The least that is worth a thread, which takes about 20 µs to start and to end."""
 _CONTEXT = ir.LiteralStructType([I64, I64, POINTER, POINTER])
 """What a part has to know: its first block, the first one after it, tables of arguments and of results."""
-
-# Byte offsets in the structures of the interface.
-_FRAME_EXTENSION, _FRAME_STAGE, _FRAME_ARGS, _FRAME_RETS = 8, 32, 40 + 32, 80 + 32
-_EXTENSION_TYPE, _EXTENSION_METADATA = 8, 24
-_METADATA_VERSION = 24  # major and minor, two 32-bit integers
-_BUFFER_DATA, _BUFFER_RANK, _BUFFER_DIMS = 24, 32, 40
-_STAGE_EXECUTE, _METADATA_EXTENSION = 3, 1
 
 
 def emit_handler(module: ir.Module, kernel: Kernel, *, threads: int) -> None:
@@ -44,25 +50,25 @@ def emit_handler(module: ir.Module, kernel: Kernel, *, threads: int) -> None:
     builder = ir.IRBuilder(handler.append_basic_block())
     null = ir.Constant(POINTER, None)
 
-    extension = _field(builder, frame, _FRAME_EXTENSION, POINTER)
+    extension = _field(builder, frame, FRAME_EXTENSION, POINTER)
     with builder.if_then(builder.icmp_unsigned("!=", extension, null)):
-        kind = _field(builder, extension, _EXTENSION_TYPE, I32)
-        is_query = builder.icmp_signed("==", kind, ir.Constant(I32, _METADATA_EXTENSION))
+        kind = _field(builder, extension, EXTENSION_KIND, I32)
+        is_query = builder.icmp_signed("==", kind, ir.Constant(I32, METADATA_EXTENSION))
         with builder.if_then(is_query):
-            metadata = _field(builder, extension, _EXTENSION_METADATA, POINTER)
-            address = builder.gep(metadata, [ir.Constant(I64, _METADATA_VERSION)], source_etype=I8)
+            metadata = _field(builder, extension, EXTENSION_METADATA, POINTER)
+            address = builder.gep(metadata, [ir.Constant(I64, METADATA_VERSION)], source_etype=I8)
             builder.store(ir.Constant(I64, ffi_version()), address)
             builder.ret(null)
 
-    stage = _field(builder, frame, _FRAME_STAGE, I32)
-    executes = builder.icmp_signed("==", stage, ir.Constant(I32, _STAGE_EXECUTE))
+    stage = _field(builder, frame, FRAME_STAGE, I32)
+    executes = builder.icmp_signed("==", stage, ir.Constant(I32, STAGE_EXECUTE))
     with builder.if_then(builder.not_(executes)):
         builder.ret(null)
 
     arguments = _data_pointers(
-        builder, _field(builder, frame, _FRAME_ARGS, POINTER), kernel.counts[0]
+        builder, _field(builder, frame, FRAME_OPERANDS, POINTER), kernel.counts[0]
     )
-    result_buffers = _field(builder, frame, _FRAME_RETS, POINTER)
+    result_buffers = _field(builder, frame, FRAME_RESULTS, POINTER)
     results = _data_pointers(builder, result_buffers, kernel.counts[1])
     size = _element_count(builder, handler, builder.load(result_buffers, typ=POINTER))
     batch = builder.sdiv(size, ir.Constant(I64, kernel.counts[1][0]))
@@ -238,7 +244,7 @@ def _data_pointers(builder: ir.IRBuilder, buffers: Any, counts: Sequence[int]) -
     pointers = []
     for index in range(len(counts)):
         slot = builder.gep(buffers, [ir.Constant(I64, index)], source_etype=POINTER)
-        pointers.append(_field(builder, builder.load(slot, typ=POINTER), _BUFFER_DATA, POINTER))
+        pointers.append(_field(builder, builder.load(slot, typ=POINTER), BUFFER_DATA, POINTER))
     return pointers
 
 
@@ -291,8 +297,8 @@ class _Rest:
 
 def _element_count(builder: ir.IRBuilder, function: ir.Function, buffer: Any) -> Any:
     """The product of a buffer's dimensions."""
-    rank = _field(builder, buffer, _BUFFER_RANK, I64)
-    dims = _field(builder, buffer, _BUFFER_DIMS, POINTER)
+    rank = _field(builder, buffer, BUFFER_RANK, I64)
+    dims = _field(builder, buffer, BUFFER_DIMENSIONS, POINTER)
     entry = builder.block
     head, body, done = (function.append_basic_block(name) for name in ("head", "body", "done"))
     builder.branch(head)
