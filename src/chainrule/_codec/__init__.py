@@ -32,7 +32,6 @@ from chainrule._codec._frames import (
     Frames,
     decode_frames,
     encode_frames,
-    frames_length,
 )
 from chainrule._codec._limits import (
     DEFAULT_LIMITS,
@@ -66,7 +65,6 @@ __all__ = [
     "encode_body",
     "encode_frames",
     "expansion_too_large",
-    "frames_length",
     "is_encoded_array",
     "media_type_of",
     "negotiate",
