@@ -26,7 +26,7 @@ from chainrule._codec._bodies import (
     media_type_of,
     negotiate,
 )
-from chainrule._codec._dtypes import DTYPE_NAMES, dtype_from_name
+from chainrule._codec._dtypes import DTYPE_NAMES, MASKED, WHY_MASKED, dtype_from_name, has_masked
 from chainrule._codec._frames import (
     FRAMES_MEDIA_TYPE,
     Frames,
@@ -47,7 +47,9 @@ __all__ = [
     "DTYPE_NAMES",
     "FORMATS",
     "FRAMES_MEDIA_TYPE",
+    "MASKED",
     "TRUSTING_LIMITS",
+    "WHY_MASKED",
     "BinrefArray",
     "BinrefWriter",
     "Encoding",
@@ -65,6 +67,7 @@ __all__ = [
     "encode_body",
     "encode_frames",
     "expansion_too_large",
+    "has_masked",
     "is_encoded_array",
     "media_type_of",
     "negotiate",
