@@ -26,13 +26,12 @@ from chainrule._codec._bodies import (
     media_type_of,
     negotiate,
 )
-from chainrule._codec._dtypes import DTYPE_NAMES, dtype_from_name
+from chainrule._codec._dtypes import DTYPE_NAMES, MASKED, WHY_MASKED, dtype_from_name, has_masked
 from chainrule._codec._frames import (
     FRAMES_MEDIA_TYPE,
     Frames,
     decode_frames,
     encode_frames,
-    frames_length,
 )
 from chainrule._codec._limits import (
     DEFAULT_LIMITS,
@@ -48,7 +47,9 @@ __all__ = [
     "DTYPE_NAMES",
     "FORMATS",
     "FRAMES_MEDIA_TYPE",
+    "MASKED",
     "TRUSTING_LIMITS",
+    "WHY_MASKED",
     "BinrefArray",
     "BinrefWriter",
     "Encoding",
@@ -66,7 +67,7 @@ __all__ = [
     "encode_body",
     "encode_frames",
     "expansion_too_large",
-    "frames_length",
+    "has_masked",
     "is_encoded_array",
     "media_type_of",
     "negotiate",

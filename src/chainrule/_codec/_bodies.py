@@ -143,9 +143,6 @@ class _JsonEncoder:
     def mapping(self, replaced: dict[Any, Any]) -> dict[Any, Any]:
         return replaced
 
-    def together(self, values: list[Any]) -> None:
-        return None
-
     def _encode_sparse(self, value: SparseArray) -> dict[str, Any]:
         return {
             "object_type": "sparse_array",
@@ -224,9 +221,6 @@ class _JsonReader:
         if is_encoded_array(node):
             return decode_array_within(node, self._grants, self._budget)
         return NOT_SPECIAL
-
-    def together(self, nodes: list[Any]) -> None:
-        return None
 
     def _sparse(self, node: Mapping[str, Any]) -> SparseArray:
         if node.keys() != {"object_type", "shape", "indices", "values"}:

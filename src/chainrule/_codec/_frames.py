@@ -25,19 +25,15 @@ In the tree, an object with exactly one member whose name starts with `$` stands
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import chain
-from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import orjson
 
 from chainrule._codec._compression import compress, decompress
 from chainrule._codec._dtypes import (
-    NATIVE_IS_WIRE,
     NATIVE_NAMES,
     check_shape,
     dtype_from_name,
@@ -59,7 +55,7 @@ from chainrule._codec._json_trees import (
 )
 from chainrule._codec._limits import DEFAULT_LIMITS, Budget, Limits
 from chainrule._codec._sparse import SparseArray, decoded_sparse, to_dense
-from chainrule._errors import ChainruleError, DecodeError
+from chainrule._errors import DecodeError
 
 FRAMES_MEDIA_TYPE = "application/vnd.chainrule.frames"
 PREFIX = struct.Struct("<8sHHIQ")
@@ -96,14 +92,6 @@ class Frames:
     pieces: tuple[bytes | memoryview, ...]
     nbytes: int
 
-    def write_into(self, target: Any) -> int:
-        """Write the message at the start of a writable buffer (shared memory, a map, a bytearray).
-
-        Returns:
-            The number of bytes written, `nbytes`.
-        """
-        return write_pieces(target, self.pieces)
-
     def __bytes__(self) -> bytes:
         return b"".join(self.pieces)
 
@@ -133,7 +121,7 @@ def encode_frames(tree: Any, *, compression: str | None = None, sparse: bool = T
 
 
 class _DataSection:
-    """Collects the buffers of a message while its tree is replaced."""
+    """Collects the buffers of a message while its tree is written."""
 
     def __init__(self, compression: str | None, sparse: bool) -> None:
         self.nbytes = 0
@@ -161,22 +149,6 @@ class _DataSection:
     def mapping(self, replaced: dict[Any, Any]) -> dict[Any, Any]:
         """A mapping, marked as such where it would read as something else."""
         return {"$map": replaced} if len(replaced) == 1 and is_marked(replaced) else replaced
-
-    def together(self, values: list[Any]) -> list[Any] | None:
-        """The nodes of small arrays that are alike."""
-        first = values[0]
-        if type(first) is not np.ndarray or self._compression is not None:
-            return None
-        name, length = NATIVE_NAMES.get(first.dtype), first.nbytes
-        is_small = name is not None and length < _GATHER_BELOW
-        table = table_of(values, ALIGNMENT) if is_small else None
-        if table is None:
-            return None
-        shape, begin = first.shape, self.nbytes
-        self._buffers.append(table.tobytes())
-        self.nbytes += table.nbytes
-        offsets = range(begin, self.nbytes, table.shape[1])
-        return [{"$array": [name, shape, offset, length]} for offset in offsets]
 
     def _add(self, array: Any) -> dict[str, Any]:
         name, shape, content = _wire_form(array)
@@ -221,18 +193,6 @@ def _wire_form(array: Any) -> tuple[str, tuple[int, ...], Any]:
     return dtype_name(wire.dtype), wire.shape, content
 
 
-_MAX_KNOWN_HEADER = 1024
-
-
-def frames_length(prefix: Any) -> int:
-    """The length of a message, from its first 24 bytes; for readers of a stream.
-
-    Raises:
-        DecodeError: not a message, or of another version.
-    """
-    return _read_prefix(memoryview(prefix))[1]
-
-
 def _read_prefix(view: memoryview) -> tuple[int, int]:
     if len(view) < PREFIX.size:
         raise _malformed(f"at least {PREFIX.size} bytes", f"{len(view)}")
@@ -264,27 +224,16 @@ def decode_frames(buffer: Any, *, limits: Limits = DEFAULT_LIMITS) -> Any:
         raise _malformed(f"a header of {header_nbytes} bytes", "fewer")
     header = bytes(view[PREFIX.size : start])
     data = view[start + padding(start) :].toreadonly()
-    in_place = NATIVE_IS_WIRE and _is_aligned(data)
-    if in_place and header_nbytes <= _MAX_KNOWN_HEADER:
-        known = _known_tree(header, len(data), limits)
-        if known is not None:
-            return _fill(known, data)
     budget = Budget(limits)
-    reader = _Reader(data, len(data), in_place, budget)
-    return restore_leaves(parse_json(header, limits), reader, budget)
+    return restore_leaves(parse_json(header, limits), _Reader(data, budget), budget)
 
 
-@dataclass
 class _Reader:
     """Turns the `$` nodes of a header into what they stand for."""
 
-    data: Any
-    nbytes: int
-    in_place: bool
-    budget: Budget
-
-    def __post_init__(self) -> None:
-        self._views: dict[np.dtype[Any], np.ndarray[Any, Any]] = {}
+    def __init__(self, data: memoryview, budget: Budget) -> None:
+        self._data = data
+        self._budget = budget
 
     def special(self, node: dict[str, Any], depth: int) -> Any:
         if len(node) != 1:
@@ -296,8 +245,7 @@ class _Reader:
             return NOT_SPECIAL
         ((name, content),) = node.items()
         if name == "$map" and isinstance(content, dict):
-            self.budget.enter(len(content), depth)
-            return restore_items(content, self, self.budget, depth)
+            return restore_items(content, self, self._budget, depth)
         if name == "$sparse" and isinstance(content, dict):
             return self._sparse(content)
         if name == "$float" and content in ("nan", "inf", "-inf"):
@@ -306,62 +254,27 @@ class _Reader:
             return _read_integer(content)
         raise _malformed("a node $array, $sparse, $float, $int or $map", f"{name[:20]!r}")
 
-    def together(self, nodes: list[Any]) -> list[Any] | None:
-        alike = common_layout(nodes) if self.in_place else None
-        if alike is None:
-            return None
-        name, sizes, offsets, stored = alike
-        try:
-            shape, dtype, nbytes = _layout(name, *sizes)
-        except (TypeError, ChainruleError):
-            return None
-        sound = (
-            0 < nbytes == stored
-            and offsets.start % ALIGNMENT == offsets.step % ALIGNMENT == 0
-            and 0 <= offsets.start < offsets[-1] <= self.nbytes - nbytes
-        )
-        if not (sound and shape and self.budget.try_take(nbytes, len(offsets))):
-            return None
-        return rows_in(self.data, shape, dtype, offsets)
-
     def _array(self, content: Any) -> Any:
         if not isinstance(content, list) or len(content) not in (4, 5):
             raise _malformed("$array: [dtype, shape, offset, nbytes]", "something else")
-        name, sizes, offset, stored = content if len(content) == 4 else content[:4]
-        try:
-            shape, dtype, nbytes = _layout(name, *sizes)
-        except TypeError:
-            # Not hashable: no list of numbers, or no name, and one of these says which.
-            check_shape(sizes)
-            dtype_from_name(name)
-            raise
-        self.budget.take(nbytes)
+        name, sizes, offset, stored, *compression = content
+        shape, dtype = check_shape(sizes), dtype_from_name(name)
+        nbytes = expected_bytes(shape, dtype)
+        self._budget.take(nbytes)
         if type(offset) is not int or type(stored) is not int or offset < 0 or stored < 0:
             raise _malformed("offset and nbytes as integers ≥ 0", "others")
-        if offset + stored > self.nbytes or offset % ALIGNMENT:
+        if offset + stored > len(self._data) or offset % ALIGNMENT:
             raise _malformed(
-                f"a buffer inside the {self.nbytes} bytes of data, at a multiple of {ALIGNMENT}",
+                f"a buffer inside the {len(self._data)} bytes of data, at a multiple of {ALIGNMENT}",
                 f"{stored} bytes at {offset}",
             )
-        if len(content) == 5:
-            self.budget.expand(nbytes)
-            packed = self.data[offset : offset + stored]
-            return from_wire(decompress(packed, content[4], nbytes), shape, dtype)
+        if compression:
+            self._budget.expand(nbytes)
+            packed = self._data[offset : offset + stored]
+            return from_wire(decompress(packed, compression[0], nbytes), shape, dtype)
         if stored != nbytes:
             raise _malformed(f"{nbytes} bytes for {name}{sizes}", f"{stored}")
-        if self.in_place and stored:
-            return self._slice(shape, dtype, offset, stored)
-        return from_wire(self.data, shape, dtype, offset)
-
-    def _slice(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int, nbytes: int
-    ) -> np.ndarray[Any, Any]:
-        """A part of the data section: of a thousand small arrays, slices are made fastest."""
-        view, size = self._views.get(dtype), dtype.itemsize
-        if view is None:
-            view = self._views[dtype] = np.frombuffer(self.data, dtype, len(self.data) // size)
-        part = view[offset // size : (offset + nbytes) // size]
-        return part if len(shape) == 1 else part.reshape(shape)
+        return from_wire(self._data, shape, dtype, offset)
 
     def _sparse(self, content: dict[str, Any]) -> SparseArray:
         if content.keys() != {"shape", "indices", "values"}:
@@ -375,69 +288,6 @@ class _Reader:
         return decoded_sparse(content["shape"], *parts)
 
 
-class _Place(NamedTuple):
-    """Where an array lies in the data section."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    offset: int
-
-
-class _Surveyor(_Reader):
-    """Finds the places of arrays, without data to read."""
-
-    has_more = False  # than arrays as they are
-
-    def together(self, nodes: list[Any]) -> list[Any] | None:
-        return None
-
-    def _array(self, content: Any) -> Any:
-        found = super()._array(content)
-        self.has_more |= type(found) is not _Place
-        return found
-
-    def _sparse(self, content: dict[str, Any]) -> Any:
-        self.has_more = True
-
-    def _slice(self, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int, nbytes: int) -> Any:
-        return _Place(shape, dtype, offset)
-
-
-# Callers send the same few headers again and again, with other numbers behind them.
-@lru_cache(maxsize=256)
-def _known_tree(header: bytes, nbytes: int, limits: Limits) -> Any:
-    """The tree of a header with a `_Place` for every array; `None` when it has to be read as others."""
-    budget = Budget(limits)
-    surveyor = _Surveyor(b"", nbytes, True, budget)
-    try:
-        tree = restore_leaves(parse_json(header, limits), surveyor, budget)
-    except (ChainruleError, TypeError, ValueError):
-        return None  # it is compressed, or wrong, and reading it tells how
-    return None if surveyor.has_more else tree
-
-
-def _fill(node: Any, data: memoryview) -> Any:
-    kind = type(node)
-    if kind is _Place:
-        return np.ndarray(node.shape, node.dtype, data, node.offset)
-    if kind is dict:
-        return {key: _fill(value, data) for key, value in node.items()}
-    return [_fill(item, data) for item in node] if kind is list else node
-
-
-# A body with many small arrays says the same of all of them. Typed, or `true` would pass for 1.
-@lru_cache(maxsize=1024, typed=True)
-def _layout(name: Any, *sizes: Any) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """Shape, dtype and bytes of an array, from what a header says of it."""
-    shape, dtype = check_shape(sizes), dtype_from_name(name)
-    return shape, dtype, expected_bytes(shape, dtype)
-
-
-def _is_aligned(view: memoryview) -> bool:
-    # A complex128 is two float64 to the machine: no dtype on the wire needs more.
-    return len(view) >= 8 and np.ndarray((), np.float64, view).flags.aligned
-
-
 def _read_integer(text: str) -> int:
     try:
         return int(text)
@@ -447,61 +297,3 @@ def _read_integer(text: str) -> int:
 
 def _malformed(expected: str, found: str) -> DecodeError:
     return DecodeError(f"Expected {expected}; found {found}.", code="frames_malformed")
-
-
-_dtype_and_shape = attrgetter("dtype", "shape")
-_content = itemgetter("$array")
-
-
-def table_of(arrays: Sequence[Any], alignment: int) -> np.ndarray[Any, Any] | None:
-    """The bytes of arrays that are alike, one per row, with zeros up to a multiple of `alignment`."""
-    first, count = arrays[0], len(arrays)
-    if set(map(type, arrays)) != {np.ndarray} or first.ndim == 0 or first.nbytes == 0:
-        return None
-    if list(map(_dtype_and_shape, arrays)).count(_dtype_and_shape(first)) != count:
-        return None
-    table = np.zeros((count, first.nbytes + -first.nbytes % alignment), np.uint8)
-    table[:, : first.nbytes] = np.concatenate(arrays).reshape(count, -1).view(np.uint8)
-    return table
-
-
-def common_layout(nodes: Sequence[Any]) -> tuple[str, list[int], range, int] | None:
-    """Dtype name, shape, offsets and bytes of nodes `$array` that tell only their offsets apart.
-
-    The numbers are integers, and the offsets grow in equal steps; nothing else has been checked.
-    """
-    try:
-        contents = list(map(_content, nodes))
-        names, shapes, offsets, sizes = zip(*contents, strict=True)
-        numbers = chain(offsets, sizes, chain.from_iterable(shapes))
-        # Types as well: `true` and `1.0` equal 1.
-        if set(map(type, chain(contents, shapes))) != {list} or set(map(type, numbers)) != {int}:
-            return None
-    except (KeyError, TypeError, ValueError):
-        return None
-    name, shape, start, nbytes = contents[0]
-    count, step = len(contents), offsets[1] - start
-    steps = range(start, start + count * step, step or 1)
-    alike = names.count(name) == shapes.count(shape) == sizes.count(nbytes) == count
-    if not alike or offsets != tuple(steps) or sum(map(len, nodes)) != count:
-        return None
-    return name, shape, steps, nbytes
-
-
-def rows_in(
-    data: Any, shape: tuple[int, ...], dtype: np.dtype[Any], offsets: range
-) -> list[np.ndarray[Any, Any]]:
-    """Arrays of one shape and dtype, which lie in `data` at the given offsets, without a copy."""
-    within = np.empty(shape, dtype).strides
-    table = np.ndarray((len(offsets), *shape), dtype, data, offsets.start, (offsets.step, *within))
-    return list(table)
-
-
-def write_pieces(target: Any, pieces: Iterable[bytes | memoryview]) -> int:
-    """Write bytes, piece after piece, at the start of a buffer; the number of bytes."""
-    view, position = memoryview(target), 0
-    for piece in pieces:
-        end = position + len(piece)
-        view[position:end] = piece
-        position = end
-    return position

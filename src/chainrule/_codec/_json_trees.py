@@ -37,9 +37,6 @@ _INT64 = range(-(2**63), 2**64)
 _TEXT = frozenset((str,))
 _KEYS = (str, int, float, bool, type(None), Enum, UUID, date, time)
 _SURROGATE = re.compile("[\ud800-\udfff]")
-MANY = 16
-"""From this number on it pays to look whether arrays are alike."""
-
 _MAX_DEPTH = 254
 """Of orjson; Python's own stack ends later."""
 
@@ -51,14 +48,11 @@ class Writer(Protocol):
         """The node of an array, of NaN, an infinity or an integer beyond 64 bits, or of any other object."""
 
     def mapping(self, replaced: dict[Any, Any]) -> dict[Any, Any]:
-        """A replaced mapping, for formats in which some mappings have a meaning."""
-
-    def together(self, values: list[Any]) -> list[Any] | None:
-        """The nodes of `MANY` or more values at once; `None` when they have to be taken one by one."""
+        """A mapping whose leaves are replaced, for formats in which some mappings have a meaning."""
 
 
 def write_json(tree: Any, writer: Writer, options: int) -> bytes:
-    """Nested data, replaced, as JSON text.
+    """Nested data as JSON text.
 
     Raises:
         DefinitionError: something that no JSON text can say (`not_encodable`); its path says where.
@@ -122,11 +116,9 @@ def replace_leaves(node: Any, writer: Writer) -> Any:
     if kind is dict:
         if not _TEXT.issuperset(map(type, node)):
             _check_keys(node)
-        return writer.mapping(
-            dict(zip(node, _replace_items(list(node.values()), writer), strict=True))
-        )
+        return writer.mapping({key: replace_leaves(item, writer) for key, item in node.items()})
     if kind is list or kind is tuple:
-        return node if _is_plain_numbers(node) else _replace_items(node, writer)
+        return node if _is_plain_numbers(node) else [replace_leaves(i, writer) for i in node]
     return _replace_other(node, writer)
 
 
@@ -138,16 +130,6 @@ def _check_keys(node: dict[Any, Any]) -> None:
             raise _not_encodable(f"A mapping with a key of type {type(key).__name__}")
         if texts.setdefault(str(key), key) is not key:
             raise _not_encodable(f"A mapping with two keys that read {str(key)[:60]!r}")
-
-
-def _replace_items(values: Any, writer: Writer) -> list[Any]:
-    together = writer.together(values) if len(values) >= MANY else None
-    if together is not None:
-        return together
-    leaf = writer.leaf
-    return [
-        leaf(item) if type(item) is np.ndarray else replace_leaves(item, writer) for item in values
-    ]
 
 
 def _replace_other(node: Any, writer: Writer) -> Any:
@@ -190,95 +172,6 @@ def to_plain(value: Any) -> Any:
         raise _not_encodable(f"A value of type {type(value).__name__}") from None
 
 
-NOT_SPECIAL = object()
-"""Answer of a reader that leaves an object as it is."""
-
-_CONTAINERS = frozenset((dict, list))
-
-
-class Reader(Protocol):
-    """What a format makes of objects that stand for something else."""
-
-    def special(self, node: dict[str, Any], depth: int) -> Any:
-        """What an object stands for, or `NOT_SPECIAL`."""
-
-    def together(self, nodes: list[Any]) -> list[Any] | None:
-        """What `MANY` or more nodes stand for; `None` when they have to be taken one by one."""
-
-
-def restore_leaves(node: Any, reader: Reader, budget: Budget, depth: int = 0) -> Any:
-    """Replace, in place, every object that stands for something else.
-
-    Args:
-        node: freshly parsed JSON; it is modified.
-        reader: says what objects stand for.
-        budget: bounds on depth and number of fields; lists of plain numbers are not counted.
-        depth: nesting of `node`.
-
-    Raises:
-        ChainruleError: whatever the reader or the budget raises, with its path into the data.
-    """
-    if type(node) is dict:
-        found = reader.special(node, depth)
-        if found is not NOT_SPECIAL:
-            return found
-        budget.enter(len(node), depth)
-        return restore_items(node, reader, budget, depth)
-    return _restore_list(node, reader, budget, depth) if type(node) is list else node
-
-
-def restore_items(
-    node: dict[str, Any], reader: Reader, budget: Budget, depth: int
-) -> dict[str, Any]:
-    """`restore_leaves` for the items of a mapping that was accounted for already."""
-    together = reader.together(list(node.values())) if len(node) >= MANY else None
-    if together is None:
-        _restore_each(node, node.items(), reader, budget, depth + 1)
-    else:
-        node.update(zip(tuple(node), together, strict=True))
-    return node
-
-
-def _restore_list(node: list[Any], reader: Reader, budget: Budget, depth: int) -> Any:
-    kinds = set(map(type, node))
-    if kinds.isdisjoint(_CONTAINERS):
-        return node
-    budget.enter(len(node) if dict in kinds else 0, depth)
-    together = reader.together(node) if len(node) >= MANY else None
-    if together is None:
-        _restore_each(node, enumerate(node), reader, budget, depth + 1)
-    else:
-        node[:] = together
-    return node
-
-
-def _restore_each(
-    node: Any, items: Iterable[tuple[Any, Any]], reader: Reader, budget: Budget, depth: int
-) -> None:
-    key: Any = None
-    special = reader.special
-    try:
-        for key, value in items:
-            kind = type(value)
-            if kind is dict:
-                found = special(value, depth)
-                if found is NOT_SPECIAL:
-                    budget.enter(len(value), depth)
-                    restore_items(value, reader, budget, depth)
-                else:
-                    node[key] = found
-            elif kind is list:
-                _restore_list(value, reader, budget, depth)
-    except ChainruleError as error:
-        error.path = _prepend(key, error.path)
-        raise
-
-
-def _prepend(key: Any, path: str | None) -> str:
-    segment = key if isinstance(key, int) or key.isidentifier() else Key(key)
-    return join_path(segment) + (f".{path}" if path else "")
-
-
 # A list or object of three bytes takes about seventy in memory; this bounds what parsing may allocate.
 _MAX_CONTAINERS = 4_000_000
 
@@ -314,3 +207,62 @@ def _explain(limits: Limits, reason: str) -> DecodeError | LimitError:
             details={"limit": limits.max_depth},
         )
     return DecodeError(f"The body is not valid JSON: {reason[:200]}.", code="json_invalid")
+
+
+NOT_SPECIAL = object()
+"""Answer of a reader that leaves an object as it is."""
+
+_CONTAINERS = frozenset((dict, list))
+
+
+class Reader(Protocol):
+    """What a format makes of objects that stand for something else."""
+
+    def special(self, node: dict[str, Any], depth: int) -> Any:
+        """What an object stands for, or `NOT_SPECIAL`."""
+
+
+def restore_leaves(node: Any, reader: Reader, budget: Budget, depth: int = 0) -> Any:
+    """Replace, in place, every object that stands for something else.
+
+    Args:
+        node: freshly parsed JSON; it is modified.
+        reader: says what objects stand for.
+        budget: bounds on depth and number of fields; lists of plain numbers are not counted.
+        depth: nesting of `node`.
+
+    Raises:
+        ChainruleError: raised by the reader or the budget, with its path into the data.
+    """
+    if type(node) is dict:
+        found = reader.special(node, depth)
+        return restore_items(node, reader, budget, depth) if found is NOT_SPECIAL else found
+    if type(node) is list:
+        kinds = set(map(type, node))
+        if not kinds.isdisjoint(_CONTAINERS):
+            budget.enter(len(node) if dict in kinds else 0, depth)
+            _restore_each(node, enumerate(node), reader, budget, depth + 1)
+    return node
+
+
+def restore_items(
+    node: dict[str, Any], reader: Reader, budget: Budget, depth: int
+) -> dict[str, Any]:
+    """`restore_leaves` for a mapping that stands for itself."""
+    budget.enter(len(node), depth)
+    _restore_each(node, node.items(), reader, budget, depth + 1)
+    return node
+
+
+def _restore_each(
+    node: Any, items: Iterable[tuple[Any, Any]], reader: Reader, budget: Budget, depth: int
+) -> None:
+    key: Any = None
+    try:
+        for key, value in items:
+            if type(value) in _CONTAINERS:
+                node[key] = restore_leaves(value, reader, budget, depth)
+    except ChainruleError as error:
+        segment = key if isinstance(key, int) or key.isidentifier() else Key(key)
+        error.path = join_path(segment) + (f".{error.path}" if error.path else "")
+        raise

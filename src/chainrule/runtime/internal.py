@@ -42,13 +42,11 @@ from chainrule.runtime._schema import (
     describe_value,
     is_array_type,
 )
-from chainrule.runtime._schema._coerce import is_tracer
-from chainrule.runtime._schema._dimensions import DimensionTable, enter_sizes
-from chainrule.runtime._schema._dtypes import PEER_DTYPES, numpy_dtype
 from chainrule.runtime._schema._json_schema import ArrayJsonSchema
-from chainrule.runtime._schema._leaves import unwrap
+from chainrule.runtime._schema._leaves import DimensionTable, enter_sizes, unwrap
 from chainrule.runtime._schema._problems import dtype_mismatch
-from chainrule.runtime._schema._validate import check_shape
+from chainrule.runtime._schema._spec import PEER_DTYPES, numpy_dtype
+from chainrule.runtime._schema._validation import check_shape, is_tracer
 from chainrule.runtime._shared_folder import SharedFolder
 from chainrule.runtime.testing._subject import Subject
 

@@ -1,4 +1,4 @@
-"""Many small arrays that are alike are written and read together, with the same bytes and the same errors."""
+"""Many small arrays in one message: the bytes of the format, and the errors of single arrays."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_there_and_back(dtype, shape, count, odd, order, seed):
             assert raw["list"][index] == raw["map"][f"k{index}"] == stored
 
 
-def test_arrays_that_are_alike_are_views_into_the_message():
+def test_small_arrays_are_views_into_the_message():
     message = np.frombuffer(
         bytearray(bytes(encode_frames([np.ones(3)] * COUNT)) + bytes(64)), np.uint8
     )
@@ -144,7 +144,7 @@ def test_of_nodes_that_are_alike_and_bad_the_first_bad_one_is_named(node, place)
     assert caught.value.path == f"x.[{place}]"
 
 
-def test_offsets_that_fall_or_stay_are_read_one_by_one():
+def test_offsets_may_fall_or_stay():
     data = np.arange(8.0 * COUNT)
     falling = [{"$array": ["float64", [1], 64 * i, 8]} for i in reversed(range(COUNT))]
     assert [a.item() for a in decode_frames(message_of(falling, data.tobytes()))] == [
@@ -154,7 +154,7 @@ def test_offsets_that_fall_or_stay_are_read_one_by_one():
     assert [a.item() for a in decode_frames(message_of(same, data.tobytes()))] == [8.0] * COUNT
 
 
-def test_the_arrays_of_a_table_count_against_the_limits():
+def test_every_array_counts_against_the_limits():
     message = bytes(encode_frames({f"k{i}": np.ones(4) for i in range(COUNT)}))
     for limits, path in (
         (Limits(max_total_bytes=32 * 10), "k10"),
@@ -168,7 +168,7 @@ def test_the_arrays_of_a_table_count_against_the_limits():
     assert caught.value.code == "too_many_fields"
 
 
-def test_compressed_arrays_are_taken_one_by_one():
+def test_many_compressed_arrays():
     tree = [np.full(100, i, "int64") for i in range(COUNT)]
     message = bytes(encode_frames(tree, compression="lz4"))
     assert len(message) < 100 * 8 * COUNT / 2
