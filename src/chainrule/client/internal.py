@@ -3,7 +3,6 @@
 from chainrule.client._answers import Answer, read_answer
 from chainrule.client._component import Component
 from chainrule.client._http import HttpTransport
-from chainrule.client._payloads import make_payload
 from chainrule.client._server import JobEvent, JobInfo, Server
 from chainrule.client._subprocess import SubprocessTransport
 
@@ -15,6 +14,5 @@ __all__ = [
     "JobInfo",
     "Server",
     "SubprocessTransport",
-    "make_payload",
     "read_answer",
 ]

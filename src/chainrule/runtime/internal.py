@@ -1,6 +1,5 @@
 """What other packages of this project use of `runtime`; no promise to users."""
 
-from chainrule.runtime._component import ENDPOINTS, LocalComponent, load_component
 from chainrule.runtime._component._definition import hash_parts
 from chainrule.runtime._component._derivative_handlers import TAGGED
 from chainrule.runtime._component._document import (
@@ -18,18 +17,35 @@ from chainrule.runtime._component._document import (
 )
 from chainrule.runtime._component._failures import failure_of
 from chainrule.runtime._component._isolation import PEER_MODULES, load_module
-from chainrule.runtime._component._loading import check_sources, check_syntax, file_in
+from chainrule.runtime._component._loading import (
+    check_sources,
+    check_syntax,
+    file_in,
+    load_component,
+)
+from chainrule.runtime._component._local import LocalComponent
 from chainrule.runtime._component._observation import copied_to, new_logs
 from chainrule.runtime._component._schemas import to_plain
 from chainrule.runtime._config import ComponentConfig, ReferenceKind
 from chainrule.runtime._content import content_name
-from chainrule.runtime._derivatives import JACOBIAN, JVP, VJP, DerivativeKind, product_from_jacobian
+from chainrule.runtime._derivatives import product_from_jacobian
 from chainrule.runtime._derivatives._derive import batched_product
-from chainrule.runtime._derivatives._kinds import BATCHED, DERIVATIVES
 from chainrule.runtime._derivatives._residuals import (
     content_digest,
     current_residual_cache,
     set_jax_vjp_cache_size,
+)
+from chainrule.runtime._endpoints import (
+    BATCHED,
+    DERIVATIVES,
+    ENDPOINTS,
+    JACOBIAN,
+    JVP,
+    VJP,
+    AsyncEndpointMethods,
+    CallingBack,
+    DerivativeKind,
+    EndpointMethods,
 )
 from chainrule.runtime._log_format import log_handler
 from chainrule.runtime._own_arrays import own_copy
@@ -63,9 +79,12 @@ __all__ = [
     "VJP",
     "ArrayJsonSchema",
     "ArraySpec",
+    "AsyncEndpointMethods",
+    "CallingBack",
     "ComponentConfig",
     "DerivativeKind",
     "DimensionTable",
+    "EndpointMethods",
     "Field",
     "LocalComponent",
     "ReferenceKind",

@@ -42,16 +42,12 @@ from chainrule._codec import Limits
 from chainrule._errors import ComponentError, DefinitionError, LimitError
 from chainrule._paths import split_path
 from chainrule._trees import flatten_with_paths, is_arraylike
-from chainrule.runtime._component._definition import (
-    ENDPOINTS,
-    Definition,
-    Implementation,
-    hash_parts,
-)
+from chainrule.runtime._component._definition import Definition, Implementation, hash_parts
 from chainrule.runtime._component._derivation import Derivatives, finite_implementations
 from chainrule.runtime._component._local import LocalComponent
 from chainrule.runtime._component._schemas import to_plain
 from chainrule.runtime._config import ComponentConfig
+from chainrule.runtime._endpoints import ENDPOINTS
 from chainrule.runtime._runs import get_config
 from chainrule.runtime._schema import array_type
 from chainrule.runtime._schema._spec import make_spec

@@ -22,16 +22,6 @@ from pydantic import BaseModel
 
 from chainrule._errors import DefinitionError
 
-DERIVATIVE_ENDPOINTS = (
-    "jacobian",
-    "jacobian_vector_product",
-    "vector_jacobian_product",
-    "hessian_vector_product",
-    "value_and_vjp",
-)
-ENDPOINTS = ("apply", *DERIVATIVE_ENDPOINTS, "abstract_eval", "tagged_intermediates")
-"""Every endpoint that an author can define, in the order in which they are listed."""
-
 
 @dataclass(frozen=True)
 class Cost:

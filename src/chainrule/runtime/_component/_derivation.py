@@ -45,7 +45,8 @@ from chainrule.runtime._derivatives import (
     value_and_vjp,
     vjp_from_jacobian,
 )
-from chainrule.runtime._derivatives._kinds import (
+from chainrule.runtime._derivatives._stencils import ALGORITHMS, check_eps, find_stencil
+from chainrule.runtime._endpoints import (
     DERIVATIVES,
     HVP,
     JACOBIAN,
@@ -54,7 +55,6 @@ from chainrule.runtime._derivatives._kinds import (
     VJP,
     DerivativeKind,
 )
-from chainrule.runtime._derivatives._stencils import ALGORITHMS, check_eps, find_stencil
 from chainrule.runtime._own_arrays import own_copy
 from chainrule.runtime._progress import unheard
 from chainrule.runtime._schema import describe_value, differentiable_leaves

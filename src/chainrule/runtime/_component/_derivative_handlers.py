@@ -24,7 +24,7 @@ from chainrule._codec import SparseArray
 from chainrule._errors import CapabilityError, ComponentError, InputError, PathError
 from chainrule._lru_cache import LRUCache
 from chainrule._paths import matches_pattern, path_to_pattern
-from chainrule._trees import flatten_with_paths, get_at_path, is_arraylike, map_with_paths
+from chainrule._trees import flatten_with_paths, get_at_path, is_arraylike
 from chainrule.runtime._component._failures import (
     call_author,
     check_signature,
@@ -33,21 +33,23 @@ from chainrule.runtime._component._failures import (
 from chainrule.runtime._component._handlers import Payload, check_fields
 from chainrule.runtime._component._schemas import Context, Schemas, to_plain
 from chainrule.runtime._derivatives._derive import batch_length, batched_product
-from chainrule.runtime._derivatives._kinds import (
+from chainrule.runtime._endpoints import (
+    ABSTRACT_EVAL,
     BATCHED,
     COTANGENT,
-    DERIVATIVES,
+    TAGGED,
     TANGENT,
     DerivativeKind,
     Side,
     Vector,
+    to_abstract,
 )
 from chainrule.runtime._schema import ArraySpec, build_validator, describe_value
 
 
 @dataclass(frozen=True)
 class Derivative:
-    """Any of the derivative endpoints.
+    """The handler of any of the derivative endpoints.
 
     Attributes:
         kind: which of them.
@@ -109,12 +111,11 @@ class Derivative:
         )
 
 
-def derivative_endpoint(
-    name: str, schemas: Schemas, function: Callable[..., Any], shapes: OutputShapes
+def derivative_handler(
+    kind: DerivativeKind, schemas: Schemas, function: Callable[..., Any], shapes: OutputShapes
 ) -> Derivative:
-    """The derivative endpoint of a name."""
-    (kind,) = (kind for kind in DERIVATIVES if kind.endpoint == name)
-    check_signature(function, name, kind.argument_names)
+    """The handler of a derivative endpoint."""
+    check_signature(function, kind.endpoint, kind.argument_names)
     can_batch = kind.takes_batches and takes_argument(function, BATCHED)
     return Derivative(kind, schemas, function, can_batch, shapes)
 
@@ -456,8 +457,6 @@ def _bad(message: str) -> ComponentError:
     return ComponentError(f"{message}.", code="bad_output")
 
 
-ABSTRACT_EVAL = "abstract_eval"
-
 Shapes = Mapping[str, ArraySpec]
 
 
@@ -492,14 +491,14 @@ class OutputShapes:
         }
 
     def _ask(self, abstract_eval: Callable[[Any], Any], inputs: BaseModel) -> Any:
-        tree = map_with_paths(_abstract, to_plain(inputs))
+        tree = to_abstract(to_plain(inputs))
         key = repr(tree)
         answer = self._answers.get(key)
         if answer is None:
             context: Context = {"dims": {}}
-            model = self._schemas.read_abstract_inputs(tree, ABSTRACT_EVAL, context)
-            result = call_author(abstract_eval, ABSTRACT_EVAL, model)
-            answer = self._schemas.read_abstract_outputs(result, ABSTRACT_EVAL, context)
+            model = self._schemas.read_abstract_inputs(tree, ABSTRACT_EVAL.endpoint, context)
+            result = call_author(abstract_eval, ABSTRACT_EVAL.endpoint, model)
+            answer = self._schemas.read_abstract_outputs(result, ABSTRACT_EVAL.endpoint, context)
             self._answers.put(key, answer)
         return answer
 
@@ -518,20 +517,12 @@ def _with_sizes(spec: ArraySpec, table: Mapping[str, tuple[int, str]]) -> ArrayS
     return replace(spec, shape=sizes)
 
 
-def _abstract(path: str, leaf: Any) -> Any:
-    if not is_arraylike(leaf):
-        return leaf
-    return {"shape": list(leaf.shape), "dtype": str(leaf.dtype)}
-
-
-TAGGED = "tagged_intermediates"
-_ARGUMENTS = ("inputs", "tag", TANGENT.name, COTANGENT.name)
-_OPTIONAL = (*_ARGUMENTS[1:], "abstract")
+_TAGGED = TAGGED.endpoint
 
 
 @dataclass(frozen=True)
 class Tagged:
-    """The endpoint. A request has `inputs`, and may have the other arguments and `abstract`.
+    """The handler of `tagged_intermediates`.
 
     Attributes:
         schemas: of the component.
@@ -546,14 +537,14 @@ class Tagged:
 
     def __call__(self, payload: Payload, context: Context) -> Any:
         """`{name: {mode: value}}` as a plain tree."""
-        check_fields(payload, ("inputs",), TAGGED, _OPTIONAL)
+        check_fields(payload, TAGGED.required_names, _TAGGED, TAGGED.optional_names)
         read = self._abstract if payload.get("abstract") else self._concrete
         arguments = {"tag": _read_tag(payload), **read(payload, context)}
-        return to_plain(_checked(call_author(self.function, TAGGED, **arguments)))
+        return to_plain(_checked(call_author(self.function, _TAGGED, **arguments)))
 
     def _concrete(self, payload: Payload, context: Context) -> dict[str, Any]:
         arguments: dict[str, Any] = {
-            "inputs": self.schemas.read_inputs(payload["inputs"], TAGGED, context)
+            "inputs": self.schemas.read_inputs(payload["inputs"], _TAGGED, context)
         }
         for vector in (TANGENT, COTANGENT):
             given = payload.get(vector.name)
@@ -567,17 +558,17 @@ class Tagged:
     def _abstract(self, payload: Payload, context: Context) -> dict[str, Any]:
         if not self.knows_shapes:
             raise CapabilityError(
-                f"{TAGGED} of this component does not tell shapes without computing; its author can let "
+                f"{_TAGGED} of this component does not tell shapes without computing; its author can let "
                 "it take `abstract`.",
                 code="no_abstract_intermediates",
             )
-        inputs = self.schemas.read_abstract_inputs(payload["inputs"], TAGGED, context)
+        inputs = self.schemas.read_abstract_inputs(payload["inputs"], _TAGGED, context)
         return {"inputs": inputs, TANGENT.name: None, COTANGENT.name: None, "abstract": True}
 
 
-def tagged_endpoint(schemas: Schemas, function: Callable[..., Any]) -> Tagged:
-    """The endpoint around a function."""
-    check_signature(function, TAGGED, _ARGUMENTS)
+def tagged_handler(schemas: Schemas, function: Callable[..., Any]) -> Tagged:
+    """The handler around a function."""
+    check_signature(function, _TAGGED, ("inputs", "tag", TANGENT.name, COTANGENT.name))
     return Tagged(schemas, function, takes_argument(function, "abstract"))
 
 
@@ -596,7 +587,7 @@ def _checked(result: Any) -> Any:
     if isinstance(result, Mapping) and all(isinstance(entry, Mapping) for entry in result.values()):
         return result
     raise ComponentError(
-        f"{TAGGED} returned {describe_value(result)}, expected "
+        f"{_TAGGED} returned {describe_value(result)}, expected "
         '{name: {"primal": value, "tangent" or "cotangent": value}}.',
         code="bad_output",
     )

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Literal
 
-from chainrule.runtime._component._definition import ENDPOINTS, Capability, Cost
+from chainrule.runtime._component._definition import Capability, Cost
+from chainrule.runtime._endpoints import ENDPOINTS
 from chainrule.runtime._schema import ArraySpec
 
 Side = Literal["Input", "Output"]

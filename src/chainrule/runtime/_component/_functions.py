@@ -51,7 +51,7 @@ from chainrule.runtime._component._failures import is_jitted
 from chainrule.runtime._component._local import LocalComponent
 from chainrule.runtime._component._schemas import is_model_class, to_plain
 from chainrule.runtime._config import ComponentConfig
-from chainrule.runtime._derivatives._kinds import HVP, JACOBIAN, JVP, VALUE_AND_VJP, VJP
+from chainrule.runtime._endpoints import HVP, JACOBIAN, JVP, VALUE_AND_VJP, VJP
 
 Config = ComponentConfig | Mapping[str, Any] | None
 

@@ -27,8 +27,8 @@ from chainrule.runtime._schema import array_leaves, describe_value
 Payload = Mapping[str, Any]
 
 
-class Endpoint(Protocol):
-    """Something a component can be asked for.
+class Handler(Protocol):
+    """Answers the requests of one endpoint.
 
     Attributes:
         can_batch: whether a batch of vectors is answered in one call.
@@ -62,8 +62,8 @@ class Evaluation:
         return to_plain(self.read_outputs(result, self.name, context))
 
 
-def evaluation_endpoint(name: str, schemas: Schemas, function: Callable[[Any], Any]) -> Evaluation:
-    """The endpoint `apply` or `abstract_eval`."""
+def evaluation_handler(name: str, schemas: Schemas, function: Callable[[Any], Any]) -> Evaluation:
+    """The handler of `apply` or `abstract_eval`."""
     check_signature(function, name, 1)
     if name == "apply":
         return Evaluation(name, function, schemas.read_inputs, schemas.read_outputs)
@@ -133,21 +133,21 @@ def double_precision() -> AbstractContextManager[Any]:
     return enable_x64(True)
 
 
-def in_double_precision(endpoint: Endpoint) -> Endpoint:
-    """The endpoint with x64 enabled while it runs."""
-    return _Double(endpoint)
+def in_double_precision(handler: Handler) -> Handler:
+    """The handler with x64 enabled while it runs."""
+    return _Double(handler)
 
 
 class _Double:
-    def __init__(self, endpoint: Endpoint) -> None:
-        self.can_batch = endpoint.can_batch
-        self._endpoint = endpoint
+    def __init__(self, handler: Handler) -> None:
+        self.can_batch = handler.can_batch
+        self._handler = handler
 
     def __call__(self, payload: Payload, context: Context) -> Any:
         if "jax" not in sys.modules:
-            return self._endpoint(payload, context)
+            return self._handler(payload, context)
         with double_precision():
-            return self._endpoint(payload, context)
+            return self._handler(payload, context)
 
 
 def was_loaded_narrow(module: ModuleType) -> bool:

@@ -19,8 +19,6 @@ from typing import Any
 
 from chainrule._errors import DefinitionError
 from chainrule.runtime._component._definition import (
-    DERIVATIVE_ENDPOINTS,
-    ENDPOINTS,
     Definition,
     Implementation,
     hash_files,
@@ -31,6 +29,7 @@ from chainrule.runtime._component._handlers import double_precision, was_loaded_
 from chainrule.runtime._component._isolation import load_module, loaded_sources
 from chainrule.runtime._component._local import LocalComponent
 from chainrule.runtime._config import ComponentConfig
+from chainrule.runtime._endpoints import DERIVATIVE_ENDPOINTS, ENDPOINTS
 from chainrule.runtime._runs import Run, activate
 
 Source = str | Path | ModuleType | Callable[..., Any] | LocalComponent
@@ -215,7 +214,7 @@ def _define_module(module: Any, **facts: Any) -> Definition:
     if jax_function is not None:
         from chainrule.runtime._component._functions import recipe_implementations
         from chainrule.runtime._component._jax_modules import own_derivatives
-        from chainrule.runtime._derivatives import FIRST_ORDER
+        from chainrule.runtime._endpoints import FIRST_ORDER
 
         own = own_derivatives(module, jax_function)
         free = recipe_implementations("jax", jax_function)

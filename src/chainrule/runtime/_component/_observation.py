@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from chainrule._trees import is_arraylike
-from chainrule.runtime._component._handlers import Endpoint, Payload
+from chainrule.runtime._component._handlers import Handler, Payload
 from chainrule.runtime._component._schemas import Context
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._runs import current_run
@@ -38,23 +38,23 @@ _ROWS = 30
 _SHOWN = 10
 
 
-def observed(name: str, endpoint: Endpoint, config: ComponentConfig) -> Endpoint:
-    """The endpoint with the observations that its component's settings ask for."""
+def observed(name: str, handler: Handler, config: ComponentConfig) -> Handler:
+    """The handler with the observations that its component's settings ask for."""
     if config.profiling:
-        endpoint = _Profiled(name, endpoint)
-    return _Traced(name, endpoint) if config.tracing else endpoint
+        handler = _Profiled(name, handler)
+    return _Traced(name, handler) if config.tracing else handler
 
 
 class _Profiled:
-    def __init__(self, name: str, endpoint: Endpoint) -> None:
+    def __init__(self, name: str, handler: Handler) -> None:
         self.name = name
-        self._endpoint = endpoint
-        self.can_batch = endpoint.can_batch
+        self._handler = handler
+        self.can_batch = handler.can_batch
 
     def __call__(self, payload: Payload, context: Context) -> Any:
         profile = cProfile.Profile()
         try:
-            return profile.runcall(self._endpoint, payload, context)
+            return profile.runcall(self._handler, payload, context)
         finally:
             _profile_log.info("%s\n%s", self.name, _profile_text(profile))
 
@@ -68,14 +68,14 @@ def _profile_text(profile: cProfile.Profile) -> str:
 
 
 class _Traced:
-    def __init__(self, name: str, endpoint: Endpoint) -> None:
+    def __init__(self, name: str, handler: Handler) -> None:
         self.name = name
-        self._endpoint = endpoint
-        self.can_batch = endpoint.can_batch
+        self._handler = handler
+        self.can_batch = handler.can_batch
 
     def __call__(self, payload: Payload, context: Context) -> Any:
         _trace_log.info("%s called with %s", self.name, _abbreviated(payload))
-        result = self._endpoint(payload, context)
+        result = self._handler(payload, context)
         _trace_log.info("%s returned %s", self.name, _abbreviated(result))
         return result
 
@@ -99,21 +99,21 @@ def _short(node: Any) -> Any:
 _LAST_WORDS_S = 2.0
 
 
-def keeping_output(endpoint: Endpoint) -> Endpoint:
-    """The endpoint that keeps what is printed while it runs."""
-    return _Kept(endpoint)
+def keeping_output(handler: Handler) -> Handler:
+    """The handler that keeps what is printed while it runs."""
+    return _Kept(handler)
 
 
 class _Kept:
-    def __init__(self, endpoint: Endpoint) -> None:
-        self.can_batch = endpoint.can_batch
-        self._endpoint = endpoint
+    def __init__(self, handler: Handler) -> None:
+        self.can_batch = handler.can_batch
+        self._handler = handler
 
     def __call__(self, payload: Payload, context: Context) -> Any:
         run = current_run.get()
         assert run is not None, "an endpoint is called in a run"
         with copied_to(new_logs(run.folder) / "tesseract.log"):
-            return self._endpoint(payload, context)
+            return self._handler(payload, context)
 
 
 def new_logs(folder: Path) -> Path:

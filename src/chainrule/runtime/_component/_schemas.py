@@ -58,7 +58,7 @@ from chainrule.runtime._schema import (
 )
 
 if TYPE_CHECKING:
-    from chainrule.runtime._derivatives._kinds import Side
+    from chainrule.runtime._endpoints import Side
 
 _WITHOUT_ARRAYS = (
     bool, int, float, complex, str, bytes, NoneType, enum.Enum, pathlib.PurePath, date, time, timedelta,

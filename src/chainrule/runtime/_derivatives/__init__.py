@@ -1,7 +1,6 @@
-"""Derivative endpoints: what they are, and how a missing one follows from another or from `apply`.
+"""How a missing derivative endpoint follows from another or from `apply`.
 
-Modules, in reading order
-    _kinds          the derivative endpoints as data
+What the endpoints are is described in `chainrule.runtime._endpoints`. Modules, in reading order
     _layout         paths as rows and columns: named arrays as long vectors, Jacobian blocks as a matrix
     _derive         one endpoint from another
     _stencils       finite-difference formulas and step sizes as data
@@ -27,27 +26,9 @@ from chainrule.runtime._derivatives._differences import (
     finite_difference_vjp,
 )
 from chainrule.runtime._derivatives._implicit import ImplicitFunction, Products
-from chainrule.runtime._derivatives._kinds import (
-    DERIVATIVES,
-    FIRST_ORDER,
-    HVP,
-    JACOBIAN,
-    JVP,
-    VALUE_AND_VJP,
-    VJP,
-    DerivativeKind,
-)
 from chainrule.runtime._derivatives._residuals import set_jax_vjp_cache_size
 
 __all__ = [
-    "DERIVATIVES",
-    "FIRST_ORDER",
-    "HVP",
-    "JACOBIAN",
-    "JVP",
-    "VALUE_AND_VJP",
-    "VJP",
-    "DerivativeKind",
     "ImplicitFunction",
     "Products",
     "batched_product",

@@ -22,7 +22,7 @@ import numpy as np
 from chainrule._codec import SparseArray
 from chainrule._errors import ComponentError, InputError, PathError
 from chainrule._trees import get_at_path
-from chainrule.runtime._derivatives._kinds import DerivativeKind
+from chainrule.runtime._endpoints import DerivativeKind
 from chainrule.runtime._schema import describe_array, number_kind
 
 

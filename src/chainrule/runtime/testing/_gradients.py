@@ -29,10 +29,11 @@ from chainrule._trees import (
     get_at_path,
     is_arraylike,
     iterate_leaves,
-    map_with_paths,
 )
 from chainrule.runtime._component._definition import NATIVE, Capability
-from chainrule.runtime._derivatives._kinds import (
+from chainrule.runtime._derivatives._layout import Layout, contract
+from chainrule.runtime._derivatives._stencils import Eps
+from chainrule.runtime._endpoints import (
     DERIVATIVES,
     FIRST_ORDER,
     HVP,
@@ -41,9 +42,8 @@ from chainrule.runtime._derivatives._kinds import (
     VALUE_AND_VJP,
     VJP,
     DerivativeKind,
+    to_abstract,
 )
-from chainrule.runtime._derivatives._layout import Layout, contract
-from chainrule.runtime._derivatives._stencils import Eps
 from chainrule.runtime.testing._references import (
     STEPS,
     Direction,
@@ -462,8 +462,7 @@ def check_shapes(subject: Subject) -> Check:
         if is_arraylike(leaf)
     }
     try:
-        abstract_inputs = map_with_paths(_abstract, subject.inputs)
-        told = _avals(subject.component.abstract_eval(abstract_inputs))
+        told = _avals(subject.component.abstract_eval(to_abstract(subject.inputs)))
     except Exception as error:
         return Check.raised("abstract_eval", "shapes", error)
     wrong = [
@@ -477,12 +476,6 @@ def check_shapes(subject: Subject) -> Check:
 
 def _facts(leaf: Any) -> str:
     return f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}"
-
-
-def _abstract(path: str, leaf: Any) -> Any:
-    if not is_arraylike(leaf):
-        return leaf
-    return {"shape": list(leaf.shape), "dtype": np.dtype(leaf.dtype).name}
 
 
 def _avals(tree: Any) -> dict[str, str]:
