@@ -4,10 +4,9 @@ from chainrule.serve._answering import Answerer
 from chainrule.serve._app import MakePool
 from chainrule.serve._author_code import following_in_thread, only_here, reuse_residuals
 from chainrule.serve._calls import Call, CallError, Cancelled, Facts, Reply, stopping, unavailable
-from chainrule.serve._metrics import Traffic
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._page import static_file
-from chainrule.serve._pool import Counters, WorkerState
+from chainrule.serve._pool import Pool, WorkerState
 from chainrule.serve._problems import problem_reply
 from chainrule.serve._run import no_address
 
@@ -16,12 +15,11 @@ __all__ = [
     "Call",
     "CallError",
     "Cancelled",
-    "Counters",
     "Facts",
     "MakePool",
+    "Pool",
     "Reply",
     "ServeOptions",
-    "Traffic",
     "WorkerState",
     "following_in_thread",
     "no_address",
