@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from chainrule._errors import CapabilityError, ChainruleError, TransportError
-from chainrule.client._constructors import Places
+from chainrule.client._constructors import Constructors
 from chainrule.client._jobs import CallJob, Job
 from chainrule.client._mapping import Outcome, check_many, results_of, stream_outcomes
 from chainrule.client._payloads import (
@@ -33,7 +33,7 @@ from chainrule.runtime.internal import (
 )
 
 
-class Component(Places, EndpointMethods, AsyncEndpointMethods):
+class Component(Constructors, EndpointMethods, AsyncEndpointMethods):
     """A component: in this process, in a process of its own, behind a URL, or a pool of replicas.
 
     Made by `from_api`, `from_source`, `from_url`, `from_image` or `from_cluster`. Inputs and results are

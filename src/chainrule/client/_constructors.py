@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
 
 from chainrule._errors import DefinitionError
+from chainrule._registry import provided
 from chainrule.client._connections import Verify
 from chainrule.client._transport import Transport
 from chainrule.runtime import ComponentConfig, LocalComponent
 
 
-class Places:
+class Constructors:
     """The part of `Component` that makes one.
 
     Args:
@@ -155,7 +155,7 @@ class Places:
             TransportError: there is no such cluster or no such pool.
         """
         options = {"address": address, "startup_timeout": startup_timeout}
-        return cls(transport_of("cluster", name, **options))
+        return cls(provided("cluster_transport")(name, **options))
 
     @classmethod
     def from_image(
@@ -202,8 +202,7 @@ class Places:
             TransportError: the container did not start; the message has its log.
         """
         return cls(
-            transport_of(
-                "image",
+            provided("image_transport")(
                 image,
                 gpus=gpus,
                 memory=memory,
@@ -229,16 +228,3 @@ def _check_no_url(source: Any) -> None:
             f"{source} is the address of a server, not of a file: Component.from_url({source!r}).",
             code="bad_source",
         )
-
-
-_HOMES = {
-    "cluster": "chainrule.deploy.ray:attach",
-    "image": "chainrule.deploy.images:open_image",
-}
-
-
-def transport_of(kind: str, *args: Any, **options: Any) -> Transport:
-    """Make the transport of a kind; the module that has it is imported now."""
-    module, _, name = _HOMES[kind].partition(":")
-    make: Callable[..., Transport] = getattr(import_module(module), name)
-    return make(*args, **options)

@@ -30,6 +30,7 @@ import orjson
 
 from chainrule._codec import DEFAULT_LIMITS, TRUSTING_LIMITS, Frames
 from chainrule._errors import DecodeError, DefinitionError, StorageError, TransportError
+from chainrule._registry import home_of
 from chainrule._samehost import (
     CANCEL,
     CallMemory,
@@ -50,7 +51,6 @@ from chainrule.client._payloads import NATIVE, as_frames
 from chainrule.client._transport import Ticket, Transport, check_seconds
 from chainrule.runtime.internal import ComponentConfig, checked_run_id
 
-_WORKER = "chainrule.serve._worker"
 _PATIENCE_S = 0.5
 _GRACE_S = 1.0
 
@@ -169,7 +169,7 @@ class SubprocessTransport(Transport):
     def _spawn(self, descriptor: int) -> subprocess.Popen[bytes]:
         try:
             return subprocess.Popen(
-                [self._python, "-m", _WORKER, str(descriptor)],
+                [self._python, "-m", home_of("worker"), str(descriptor)],
                 pass_fds=[descriptor],
                 stdin=subprocess.DEVNULL,
                 env=with_memory_settings(self._variables or os.environ),

@@ -29,20 +29,22 @@ from chainrule._codec import (
 )
 from chainrule._errors import ChainruleError, ComponentError, DecodeError, InputError
 from chainrule._lru_cache import LRUCache
-from chainrule._tracing import is_traced, span
+from chainrule._tracing import export_spans, is_traced, span
 from chainrule.runtime.internal import (
     DERIVATIVES,
     ENDPOINTS,
+    ComponentConfig,
     LocalComponent,
     Run,
     SharedFolder,
     content_name,
     describe_value,
     failure_of,
+    load_component,
     progress,
     unheard,
 )
-from chainrule.serve._author_code import only_here
+from chainrule.serve._author_code import REMEMBERED, only_here, reuse_residuals
 from chainrule.serve._calls import Call, Cancelled, Facts, Reply
 from chainrule.serve._merging import MergedCalls, pack_replies, unpack_calls
 from chainrule.serve._problems import problem_reply
@@ -70,6 +72,33 @@ class Answerer:
         self._merged = MergedCalls(
             component, decode=self._payload, encode=self._encoded, answer=self._reply
         )
+
+    @classmethod
+    def load(
+        cls,
+        source: Any,
+        config: ComponentConfig,
+        *,
+        copy_results: bool = True,
+        remembered: int = REMEMBERED,
+    ) -> Answerer:
+        """Load a component, in the process and on the thread that will answer its calls.
+
+        Args:
+            source: what `load_component` takes.
+            config: the component's settings.
+            copy_results: see `Answerer`.
+            remembered: how many forward passes of a JAX component are remembered for their gradients.
+
+        Raises:
+            ChainruleError: the component cannot be loaded.
+            Exception: what the component's code raised.
+        """
+        component = only_here(lambda: load_component(source, config=config))
+        reuse_residuals(component, remembered=remembered)
+        if component.config.traces_to:
+            export_spans(component.config.traces_to, component.name)
+        return cls(component, copy_results=copy_results)
 
     @property
     def facts(self) -> Facts:

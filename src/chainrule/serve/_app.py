@@ -30,7 +30,7 @@ from chainrule.serve._metrics import status_routes
 from chainrule.serve._openapi import with_server_routes
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._page import description_route, page_routes
-from chainrule.serve._pool import Pool, ProcessPool, Service
+from chainrule.serve._pool import Pool, Service, WorkerPool
 from chainrule.serve._problems import PROBLEM
 from chainrule.serve._same_host import (
     MEMORY_HEADER,
@@ -40,7 +40,6 @@ from chainrule.serve._same_host import (
 )
 from chainrule.serve._scratch import Scratch
 from chainrule.serve._security import BearerToken
-from chainrule.serve._thread import ThreadPool
 
 _log = logging.getLogger(__name__)
 
@@ -121,21 +120,16 @@ class Server:
             self.app = AccessLog(self.app)
 
     def _make_pool(self, source: Any, config: ComponentConfig, options: ServeOptions) -> Pool:
-        limits: dict[str, Any] = {
-            "timeout_s": options.timeout_s,
-            "startup_timeout_s": options.startup_timeout_s,
-            "max_queue": options.max_queue,
-        }
-        if options.workers == 0:
-            return ThreadPool(source, config, **limits)
         if options.workers > 1 and config.residual_folder is None:
             config = config.replace(residual_folder=self._shared_folder())
-        return ProcessPool(
+        return WorkerPool(
             source,
             config,
             workers=options.workers,
+            timeout_s=options.timeout_s,
+            max_queue=options.max_queue,
+            startup_timeout_s=options.startup_timeout_s,
             log=self._log,
-            **limits,
         )
 
     def _shared_folder(self) -> Path | None:

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from chainrule._samehost import Message, send_message
-from chainrule._tracing import export_spans
 from chainrule.runtime.internal import (
     ComponentConfig,
     LocalComponent,
@@ -52,13 +51,6 @@ def _end(error: BaseException | None) -> None:
     os._exit(0 if error is None else 1)
 
 
-def prepare(component: LocalComponent) -> None:
-    """Let a component remember forward passes, and record spans where the operator wants them."""
-    reuse_residuals(component)
-    if component.config.traces_to:
-        export_spans(component.config.traces_to, component.name)
-
-
 def show_log(config: ComponentConfig) -> None:
     """Let what Chainrule has to say out; the author's loggers stay as the author sets them.
 
@@ -76,10 +68,10 @@ def show_log(config: ComponentConfig) -> None:
 _log = logging.getLogger(__name__)
 
 # A worker answers one call at a time, mostly `apply` and then its gradient; a few callers may interleave.
-_REMEMBERED = 4
+REMEMBERED = 4
 
 
-def reuse_residuals(component: LocalComponent, *, remembered: int = _REMEMBERED) -> None:
+def reuse_residuals(component: LocalComponent, *, remembered: int = REMEMBERED) -> None:
     """Keep what backward passes need, where that pays, for components that use the JAX recipes.
 
     Whether it pays is timed with the first call of each program, and logged. An author who set the size of

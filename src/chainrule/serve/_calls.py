@@ -76,6 +76,11 @@ class Call:
     merged: bool = False
     room: Segment | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """Size of the body."""
+        return len(self.body) if isinstance(self.body, bytes) else self.body.nbytes
+
     def timeout_s(self, of_others: float | None) -> float | None:
         """How long this call may run: what its watcher says, or as long as all others."""
         return of_others if self.watcher is None else self.watcher.timeout_s

@@ -121,7 +121,7 @@ class Endpoint:
 
     def refuse(self, status: int) -> None:
         """Count a request that does not reach the component."""
-        self._service.pool.traffic.refuse(self._name, status)
+        self._service.pool.metrics.refuse(self._name, status)
 
     async def _take_on(
         self,

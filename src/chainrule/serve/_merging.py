@@ -19,7 +19,7 @@ import asyncio
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
@@ -27,8 +27,10 @@ import orjson
 from chainrule._errors import ChainruleError, InputError
 from chainrule._trees import flatten_with_paths, set_at_path
 from chainrule.runtime.internal import LocalComponent, content_name
-from chainrule.serve._calls import Call, CallError, Reply, place_body
-from chainrule.serve._pool import Pool
+from chainrule.serve._calls import Call, Reply, place_body
+
+if TYPE_CHECKING:
+    from chainrule.serve._pool import Pool
 
 Waiting = tuple[Call, asyncio.Future[Reply]]
 
@@ -64,7 +66,7 @@ class Merger:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting.append((call, future))
         self._look()
-        return await self._pool.traffic.counted(call, future)
+        return await self._pool.metrics.with_request(call, future)
 
     def _look(self) -> None:
         """Send what is due, or see to it that somebody looks again."""
@@ -100,12 +102,10 @@ class Merger:
                 self._send()
 
     async def _answer_together(self, entries: list[Waiting]) -> None:
-        calls = [call for call, _ in entries]
-        merged = self._merged(calls)
         try:
-            reply = await self._pool.call(merged)
+            reply = await self._pool.call(self._merged([call for call, _ in entries]))
             replies = unpack_replies(b"".join(reply.open()))
-        except CallError as error:
+        except ChainruleError as error:
             if error.code != "worker_crashed":
                 _settle_all(entries, error)
                 return

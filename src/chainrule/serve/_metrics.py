@@ -11,7 +11,6 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
-from dataclasses import asdict
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +47,16 @@ BOUNDS_S = (
 
 _RECENT = 1024
 _CANCELLED = 499
+OUTCOMES = ("answered", "crashed", "timed_out", "cancelled", "turned_away")
+_OUTCOME_OF_CODE = {
+    "call_timeout": "timed_out",
+    "queue_full": "turned_away",
+    "replica_lost": "crashed",
+    "worker_crashed": "crashed",
+}
 
 
-class EndpointTraffic:
+class EndpointMetrics:
     """What passed through one endpoint. Plain numbers: every request adds to all of them.
 
     Attributes:
@@ -70,54 +76,61 @@ class EndpointTraffic:
         self.sent = 0
 
 
-class Traffic:
-    """Requests of one component.
+class Metrics:
+    """What is counted of one component. Calls are counted by their outcome, requests by their endpoint.
+
+    A call is what a worker is given. It is one request, or several that were merged.
 
     Attributes:
+        outcomes: what became of calls → how many.
         endpoints: name → what passed through.
         recent: when the last requests ended (`time.perf_counter`), and how long they took.
     """
 
     def __init__(self) -> None:
-        self.endpoints: dict[str, EndpointTraffic] = {}
+        self.outcomes = dict.fromkeys(OUTCOMES, 0)
+        self.endpoints: dict[str, EndpointMetrics] = {}
         self.recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
 
-    async def counted(self, call: Call, answer: Awaitable[Reply]) -> Reply:
-        """Wait for the answer to a call, and count it whatever it is. Of merged calls each is counted."""
-        if call.merged:
-            return await answer
-        start = time.perf_counter()
-        status, reply = _CANCELLED, None
+    async def with_outcome(self, answer: Awaitable[Reply]) -> Reply:
+        """Wait for the answer to a call, and count what became of it."""
+        outcome: str | None = "cancelled"
         try:
             reply = await answer
-            status = reply.status
+            outcome = "answered"
+            return reply
+        except ChainruleError as error:
+            outcome = _OUTCOME_OF_CODE.get(error.code)
+            raise
+        finally:
+            if outcome is not None:
+                self.outcomes[outcome] += 1
+
+    async def with_request(self, call: Call, answer: Awaitable[Reply]) -> Reply:
+        """Wait for the answer to a request, and count it whatever it is."""
+        start = time.perf_counter()
+        status, sent = _CANCELLED, 0
+        try:
+            reply = await answer
+            status, sent = reply.status, reply.nbytes
             return reply
         except ChainruleError as error:
             status = error.http_status
             raise
         finally:
-            self.record(call, status, time.perf_counter() - start, reply)
-
-    def record(self, call: Call, status: int, seconds: float, reply: Reply | None) -> None:
-        """Count a request that is over."""
-        body = call.body
-        received = len(body) if type(body) is bytes else body.nbytes
-        self.add(call.endpoint, status, seconds, received, 0 if reply is None else reply.nbytes)
+            self._add(call, status, time.perf_counter() - start, sent)
 
     def refuse(self, endpoint: str, status: int) -> None:
-        """Count a request that was turned away before anybody was to answer it; it took no time."""
-        entry = self.endpoints.setdefault(endpoint, EndpointTraffic())
+        """Count a request that was turned away before it reached a pool; it took no time."""
+        entry = self.endpoints.setdefault(endpoint, EndpointMetrics())
         entry.statuses[status] = entry.statuses.get(status, 0) + 1
 
-    def add(self, endpoint: str, status: int, seconds: float, received: int, sent: int) -> None:
-        """Count a request that is over, whoever answered it."""
-        entry = self.endpoints.get(endpoint)
-        if entry is None:
-            entry = self.endpoints[endpoint] = EndpointTraffic()
-        entry.statuses[status] = entry.statuses.get(status, 0) + 1
+    def _add(self, call: Call, status: int, seconds: float, sent: int) -> None:
+        self.refuse(call.endpoint, status)
+        entry = self.endpoints[call.endpoint]
         entry.buckets[bisect_left(BOUNDS_S, seconds)] += 1
         entry.seconds += seconds
-        entry.received += received
+        entry.received += call.nbytes
         entry.sent += sent
         self.recent.append((time.perf_counter(), seconds))
 
@@ -160,9 +173,9 @@ def exposition(services: Mapping[str, Service], jobs: Mapping[str, int]) -> str:
     )
     lines += _family("received_bytes", "counter", "Bodies of requests.", _bytes(named, "received"))
     lines += _family("sent_bytes", "counter", "Bodies of answers.", _bytes(named, "sent"))
-    for outcome in ("answered", "crashed", "timed_out", "cancelled", "turned_away"):
+    for outcome in OUTCOMES:
         samples = [
-            ("_total", {"component": name}, asdict(service.pool.counters)[outcome])
+            ("_total", {"component": name}, service.pool.metrics.outcomes[outcome])
             for name, service in named
         ]
         lines += _family(f"calls_{outcome}", "counter", f"Calls that were {outcome}.", samples)
@@ -181,7 +194,11 @@ def exposition(services: Mapping[str, Service], jobs: Mapping[str, int]) -> str:
 
 
 _GAUGES: tuple[Any, ...] = (
-    ("calls_running", "Calls that a worker computes.", lambda s: s.pool.counters.running),
+    (
+        "calls_running",
+        "Calls that a worker computes.",
+        lambda s: s.pool.under_way - s.pool.queue_length,
+    ),
     ("calls_waiting", "Calls that wait for a worker.", lambda s: s.pool.queue_length),
     ("workers", "Workers that are up.", lambda s: s.pool.alive),
 )
@@ -208,9 +225,9 @@ def _bytes(named: Iterable[tuple[str, Service]], direction: str) -> Iterator[Sam
 
 def _endpoints(
     named: Iterable[tuple[str, Service]],
-) -> Iterator[tuple[dict[str, object], EndpointTraffic]]:
+) -> Iterator[tuple[dict[str, object], EndpointMetrics]]:
     for name, service in named:
-        for endpoint, entry in service.pool.traffic.endpoints.items():
+        for endpoint, entry in service.pool.metrics.endpoints.items():
             yield {"component": name, "endpoint": endpoint}, entry
 
 
@@ -268,9 +285,9 @@ def _state(service: Service) -> dict[str, object]:
 
 def _load(services: Mapping[str, Service]) -> dict[str, Any]:
     pools = [service.pool for service in services.values()]
-    traffic = [pool.traffic for pool in pools]
+    metrics = [pool.metrics for pool in pools]
     now = time.perf_counter()
-    recent = [entry for counted in traffic for entry in counted.recent]
+    recent = [entry for counted in metrics for entry in counted.recent]
     lately = [ended for ended, _ in recent if now - ended <= _RATE_WINDOW_S]
     return {
         "components": [_facts(service) for service in services.values()],
@@ -284,9 +301,9 @@ def _load(services: Mapping[str, Service]) -> dict[str, Any]:
             "limit": sum(pool.max_queue for pool in pools),
         },
         "requests": {
-            "total": sum(counted.total for counted in traffic),
-            "errors": sum(counted.errors for counted in traffic),
-            "in_flight": sum(pool.counters.running + pool.queue_length for pool in pools),
+            "total": sum(counted.total for counted in metrics),
+            "errors": sum(counted.errors for counted in metrics),
+            "in_flight": sum(pool.under_way for pool in pools),
             "per_second": len(lately) / _RATE_WINDOW_S,
         },
         "latency_s": percentiles([seconds for _, seconds in recent]),

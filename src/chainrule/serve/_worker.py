@@ -33,9 +33,8 @@ from chainrule._samehost import (
     send_message,
     stored,
 )
-from chainrule.runtime.internal import load_component
 from chainrule.serve._answering import Answerer
-from chainrule.serve._author_code import following, only_here, prepare, show_log
+from chainrule.serve._author_code import following, show_log
 from chainrule.serve._calls import Call, Cancelled, Reply
 from chainrule.serve._problems import problem_reply
 
@@ -161,11 +160,8 @@ def _load(setup: bytes) -> tuple[Answerer | None, Reply]:
     try:
         source, config = pickle.loads(setup)
         show_log(config)
-        component = only_here(lambda: load_component(source, config=config))
-        prepare(component)
-        answerer = Answerer(
-            component, copy_results=False
-        )  # `_send` copies them to the caller's memory
+        # Results are copied by `_send`, into the memory of the caller.
+        answerer = Answerer.load(source, config, copy_results=False)
         return answerer, Reply(200, "application/json", [orjson.dumps(asdict(answerer.facts))])
     except ChainruleError as error:
         return None, problem_reply(error, debug=True)
