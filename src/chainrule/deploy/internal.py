@@ -1,5 +1,5 @@
 """What other packages of this project use of `deploy`; no promise to users."""
 
-from chainrule.deploy.images._ready import is_free
+from chainrule.deploy.images._container import is_free
 
 __all__ = ["is_free"]

@@ -1,19 +1,84 @@
-"""A pool as a transport: every call is answered by some replica, whatever becomes of the others."""
+"""A pool as a transport: every call is answered by some replica, even when others die."""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+import xxhash
+from pydantic import BaseModel
+
 from chainrule._errors import InputError, TransportError
+from chainrule._lru_cache import LRUCache
+from chainrule._trees import is_arraylike
 from chainrule.client import Ticket, Transport
-from chainrule.deploy._pool._affinity import Affinity, fingerprint
-from chainrule.deploy._pool._dispatch import Dispatcher, Slot
-from chainrule.deploy._pool._minders import Minders
-from chainrule.deploy._pool._replica import Replica, ReplicaLostError
+from chainrule.deploy._pool._dispatch import Dispatcher, Replica, ReplicaLostError, Slot
+from chainrule.deploy._pool._supervision import Supervisor
+from chainrule.runtime.internal import content_digest
+
+FORWARD = frozenset({"apply"})
+BACKWARD = frozenset({"vector_jacobian_product"})
+_REMEMBERED = 4096
+
+
+def fingerprint(tree: Any) -> bytes:
+    """A digest of nested data: structure, values, and (a bounded sample of) the bytes of arrays."""
+    arrays: list[np.ndarray] = []
+    text = repr(_outline(tree, arrays))
+    return xxhash.xxh3_128_digest(text.encode()) + content_digest(arrays)
+
+
+def _outline(node: Any, arrays: list[np.ndarray]) -> Any:
+    if isinstance(node, BaseModel):
+        node = dict(node)
+    if isinstance(node, Mapping):
+        return {key: _outline(value, arrays) for key, value in node.items()}
+    if isinstance(node, (list, tuple)):
+        return [_outline(item, arrays) for item in node]
+    if is_arraylike(node):
+        arrays.append(np.asarray(node))
+        return "array"
+    return node
+
+
+class ForwardPasses:
+    """Which replica ran the forward pass of which inputs. Safe between threads."""
+
+    def __init__(self) -> None:
+        self._homes: LRUCache[bytes, str] = LRUCache(_REMEMBERED)
+        self._lock = threading.Lock()
+        self._hits = self._misses = 0
+
+    def home(self, endpoint: str, point: bytes | None) -> str | None:
+        """The replica that a call should go to; `None` when any will do."""
+        if endpoint not in BACKWARD or point is None:
+            return None
+        found = self._homes.get(point)
+        with self._lock:
+            self._hits += found is not None
+            self._misses += found is None
+        return found
+
+    def note(self, endpoint: str, point: bytes | None, replica: str) -> None:
+        """A replica has answered a call."""
+        if endpoint in FORWARD and point is not None:
+            self._homes.put(point, replica)
+
+    def concerns(self, endpoint: str) -> bool:
+        """Whether it matters where this endpoint runs."""
+        return endpoint in FORWARD or endpoint in BACKWARD
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many gradients found their forward pass, and how many did not."""
+        with self._lock:
+            return {"hits": self._hits, "misses": self._misses}
+
 
 _log = logging.getLogger(__name__)
 
@@ -55,17 +120,17 @@ class PoolTransport(Transport):
         self._max_deaths = max_deaths
         self._startup_timeout_s = startup_timeout_s
         self._dispatcher = Dispatcher(depth, startup_timeout_s)
-        self._affinity = Affinity()
-        self._minders = Minders(self._dispatcher)
+        self._forward_passes = ForwardPasses()
+        self._supervisor = Supervisor(self._dispatcher)
         self._repeated = 0
         self.is_closed = False
         # At the end of the interpreter each replica goes by itself.
-        weakref.finalize(self, self._minders.close_aside).atexit = False
+        weakref.finalize(self, self._supervisor.close_in_thread).atexit = False
 
     @property
     def known_document(self) -> dict[str, Any] | None:
         """The document that the first replica gave."""
-        return self._minders.document
+        return self._supervisor.document
 
     def start(self) -> None:
         """Get ready for calls, if that was put off until the first of them."""
@@ -73,10 +138,10 @@ class PoolTransport(Transport):
     def describe(self) -> dict[str, Any]:
         """The document that the first replica gave."""
         self.start()
-        if self._minders.document is None:
+        if self._supervisor.document is None:
             self.wait_until_ready(1)
-        assert self._minders.document is not None, "a replica that is up has told it"
-        return self._minders.document
+        assert self._supervisor.document is not None, "a replica that is up has told it"
+        return self._supervisor.document
 
     def health(self) -> dict[str, Any]:
         """`ok` while a replica is up, `degraded` while none is; and what `status` says."""
@@ -97,7 +162,7 @@ class PoolTransport(Transport):
             ],
             "waiting": self._dispatcher.waiting,
             "repeated": self._repeated,
-            "affinity": self._affinity.counts,
+            "affinity": self._forward_passes.counts,
         }
 
     def call(
@@ -136,7 +201,7 @@ class PoolTransport(Transport):
                         slot, lambda replica: replica.call_many(endpoint, payloads, ticket=ticket)
                     )
                 for point in points:
-                    self._affinity.note(endpoint, point, slot.replica.id)
+                    self._forward_passes.note(endpoint, point, slot.replica.id)
                 return answers
             except ReplicaLostError:
                 self._repeated += len(payloads)
@@ -159,11 +224,11 @@ class PoolTransport(Transport):
         deaths = 0
         while True:
             try:
-                home = self._affinity.home(endpoint, point) if not deaths else None
+                home = self._forward_passes.home(endpoint, point) if not deaths else None
                 # Once a replica has died of it, a call runs alone: the next death is no one else's doing.
                 with self._dispatcher.lease(prefer=home, alone=deaths > 0, ticket=ticket) as slot:
                     answer = self._ask(slot, ask)
-                self._affinity.note(endpoint, point, slot.replica.id)
+                self._forward_passes.note(endpoint, point, slot.replica.id)
                 return answer
             except ReplicaLostError as error:
                 if error.never_began:
@@ -175,11 +240,11 @@ class PoolTransport(Transport):
     def close(self) -> None:
         """Let go of the replicas."""
         self.is_closed = True
-        self._minders.close()
+        self._supervisor.close()
 
     def add_replica(self, replica: Replica) -> None:
         """Start one more replica, and keep it alive."""
-        self._minders.add(replica)
+        self._supervisor.add(replica)
 
     def remove_replica(self, slot: Slot) -> None:
         """Let a replica go once it has answered the calls it has."""
@@ -194,8 +259,8 @@ class PoolTransport(Transport):
         """
         deadline = time.monotonic() + self._startup_timeout_s
         while True:
-            if self._minders.failure is not None:
-                raise self._minders.failure
+            if self._supervisor.failure is not None:
+                raise self._supervisor.failure
             up = self._dispatcher.up
             if up >= count:
                 return
@@ -210,12 +275,12 @@ class PoolTransport(Transport):
             )
         _log.warning("%s: %d of %d replicas are up; others may follow", self.place, up, count)
 
-    def has_homes(self, endpoint: str) -> bool:
+    def depends_on_replica(self, endpoint: str) -> bool:
         """Whether it matters which replica answers an endpoint."""
-        return self._minders.gives_gradients and self._affinity.concerns(endpoint)
+        return self._supervisor.gives_gradients and self._forward_passes.concerns(endpoint)
 
     def _point(self, endpoint: str, payload: Mapping[str, Any]) -> bytes | None:
-        return fingerprint(payload.get("inputs")) if self.has_homes(endpoint) else None
+        return fingerprint(payload.get("inputs")) if self.depends_on_replica(endpoint) else None
 
     def _ask(self, slot: Slot, ask: Callable[[Replica], T]) -> T:
         try:

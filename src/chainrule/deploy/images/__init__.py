@@ -12,23 +12,21 @@ stop_container               stop and remove one
 `Component.from_image` is the handle that most people want.
 """
 
-from chainrule.deploy.images._apptainer import apptainer_definition
 from chainrule.deploy.images._build import BuiltImage, build_image
-from chainrule.deploy.images._container import Container, start_container
-from chainrule.deploy.images._containerfile import containerfile
-from chainrule.deploy.images._context import context_hash, write_context
-from chainrule.deploy.images._engine import Engine, find_engine
-from chainrule.deploy.images._image import ComponentImage, list_images
-from chainrule.deploy.images._one_call import ask_image, call_image
-from chainrule.deploy.images._open import ImageTransport, open_image
-from chainrule.deploy.images._options import RunOptions
-from chainrule.deploy.images._plan import BuildPlan, plan_build
-from chainrule.deploy.images._running import (
+from chainrule.deploy.images._calls import ImageTransport, ask_image, call_image, open_image
+from chainrule.deploy.images._container import (
+    Container,
     ContainerFacts,
     container_log,
     list_containers,
+    start_container,
     stop_container,
 )
+from chainrule.deploy.images._context import context_hash, write_context
+from chainrule.deploy.images._engine import Engine, find_engine
+from chainrule.deploy.images._image import ComponentImage, RunOptions, list_images
+from chainrule.deploy.images._plan import BuildPlan, plan_build
+from chainrule.deploy.images._recipes import apptainer_definition, containerfile
 from chainrule.deploy.images._settings import Credential, ImageSettings, read_settings
 
 __all__ = [

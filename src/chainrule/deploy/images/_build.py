@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from chainrule._errors import CapabilityError, DefinitionError, InputError, TransportError
-from chainrule.deploy.images._containerfile import quoted
 from chainrule.deploy.images._context import context_hash, write_context
 from chainrule.deploy.images._engine import Engine, find_engine
 from chainrule.deploy.images._plan import BuildPlan
+from chainrule.deploy.images._recipes import quoted
 
 _FAILED = re.compile(r"chainrule-build-failed: (.+)")
 _SHOWN = 25

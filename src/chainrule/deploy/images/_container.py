@@ -7,20 +7,25 @@ only the user can enter, so that a later process of the same user can find the c
 
 from __future__ import annotations
 
+import http.client
+import json
 import secrets
+import shutil
+import socket
 import subprocess
 import sys
+import time
 import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from chainrule._errors import CapabilityError, StorageError, TransportError
+from chainrule import _folders
+from chainrule._errors import CapabilityError, InputError, StorageError, TransportError
 from chainrule.deploy.images._engine import Engine
-from chainrule.deploy.images._image import ComponentImage
-from chainrule.deploy.images._options import RunOptions
+from chainrule.deploy.images._image import ComponentImage, RunOptions
 from chainrule.deploy.images._plan import TOKEN_FILE
-from chainrule.deploy.images._ready import free_port, is_free, wait_until_ready
-from chainrule.deploy.images._running import inspect_container, remove_container, state_folder
 
 _WATCHDOG = Path(__file__).with_name("_watchdog.py")
 _ATTEMPTS = 5
@@ -207,3 +212,168 @@ def _release(watchdog: subprocess.Popen[bytes]) -> None:
     assert watchdog.stdin is not None
     watchdog.stdin.close()
     watchdog.wait()
+
+
+_PAUSE_S = 0.05
+_LOOK_EVERY_S = 0.5
+_SHOWN_LINES = 40
+
+
+def free_port() -> int:
+    """A port of loopback that nobody uses at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def is_free(port: int) -> bool:
+    """Whether a port of loopback can be listened on."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def wait_until_ready(engine: Engine, name: str, port: int, timeout_s: float) -> None:
+    """Wait until a container answers.
+
+    Raises:
+        TransportError: it ended (`container_failed`) or took too long (`startup_timeout`); its last lines
+            are in the message.
+    """
+    start = looked = time.monotonic()
+    while not _answers(port):
+        now = time.monotonic()
+        if now - looked > _LOOK_EVERY_S:
+            looked = now
+            _check_running(engine, name)
+        if now - start > timeout_s:
+            raise TransportError(
+                f"The container did not answer within {timeout_s:g} s. "
+                f"Its log:\n{_last_lines(engine, name)}",
+                code="startup_timeout",
+            )
+        time.sleep(_PAUSE_S)
+    _check_running(engine, name)  # or another one answers on its port
+
+
+def _check_running(engine: Engine, name: str) -> None:
+    state = engine.inspect("container", name)["State"]
+    if not state["Running"]:
+        raise TransportError(
+            f"The container ended with status {state['ExitCode']}. "
+            f"Its log:\n{_last_lines(engine, name)}",
+            code="container_failed",
+        )
+
+
+def _answers(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2.0)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _last_lines(engine: Engine, name: str) -> str:
+    return engine.log(name, _SHOWN_LINES).strip() or "(nothing)"
+
+
+def state_folder() -> Path:
+    """Where the tokens of this user's containers are."""
+    return _folders.state_folder("containers")
+
+
+@dataclass(frozen=True)
+class ContainerFacts:
+    """A container as a listing shows it.
+
+    Attributes:
+        name: by which the engine knows it.
+        component: what it serves.
+        image_id: that it was started from.
+        state: `running`, `exited`, ….
+        url: where it answers.
+        owned: whether a process will remove it when it ends.
+    """
+
+    name: str
+    component: str
+    image_id: str
+    state: str
+    url: str
+    owned: bool
+
+    @property
+    def token(self) -> str | None:
+        """Its token, where this user started it."""
+        file = state_folder() / self.name / "token"
+        return file.read_text() if file.is_file() else None
+
+
+def list_containers(engine: Engine) -> list[ContainerFacts]:
+    """Every container that was started here, dead ones included."""
+    template = "{{.Names}}"
+    asked = ("ps", "--all", "--filter", "label=chainrule.container", "--format", template)
+    found = {name: inspect_container(engine, name) for name in engine.ask(*asked).split()}
+    # One that has just been removed is none any more.
+    return [_facts(name, facts) for name, facts in found.items() if facts is not None]
+
+
+def inspect_container(engine: Engine, name: str) -> dict[str, Any] | None:
+    """What the engine knows of a container; `None` when there is none of this name."""
+    done = engine.run(["container", "inspect", name])
+    return json.loads(done.stdout)[0] if done.returncode == 0 else None
+
+
+def _facts(name: str, facts: Mapping[str, Any]) -> ContainerFacts:
+    labels = facts["Config"]["Labels"]
+    return ContainerFacts(
+        name=name,
+        component=labels["chainrule.container"],
+        image_id=labels["chainrule.image"],
+        state=facts["State"]["Status"],
+        url=f"http://127.0.0.1:{labels['chainrule.port']}",
+        owned=labels["chainrule.owned"] == "true",
+    )
+
+
+def stop_container(engine: Engine, name: str) -> None:
+    """Stop and remove a container of ours.
+
+    Raises:
+        InputError: there is no such container (`container_missing`).
+    """
+    _check_container(engine, name)
+    remove_container(engine, name)
+
+
+def container_log(engine: Engine, name: str, lines: int | None = None) -> str:
+    """What a container has written, errors included; its last lines where a number is given.
+
+    Raises:
+        InputError: there is no such container (`container_missing`).
+    """
+    _check_container(engine, name)
+    return engine.log(name, lines)
+
+
+def _check_container(engine: Engine, name: str) -> None:
+    if inspect_container(engine, name) is None:
+        raise InputError(
+            f"There is no container {name!r}. `chainrule image ps` shows those of components.",
+            code="container_missing",
+        )
+
+
+def remove_container(engine: Engine, name: str) -> None:
+    """Stop and remove a container, if it is there, and its token."""
+    engine.run(["stop", "--time", "5", name])
+    engine.run(["rm", "--force", name])
+    shutil.rmtree(state_folder() / name, ignore_errors=True)

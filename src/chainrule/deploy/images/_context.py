@@ -10,15 +10,18 @@ package_data/                   what it wants elsewhere in the image
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import shutil
+import zipfile
 from collections.abc import Iterator
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
+import chainrule
 from chainrule._errors import StorageError
-from chainrule.deploy.images._apptainer import apptainer_definition
-from chainrule.deploy.images._containerfile import containerfile
 from chainrule.deploy.images._plan import BuildPlan
-from chainrule.deploy.images._wheel import write_wheel
+from chainrule.deploy.images._recipes import apptainer_definition, containerfile
 from chainrule.runtime.internal import hash_parts
 
 _SCRIPTS = Path(__file__).parent / "_scripts"
@@ -105,3 +108,36 @@ def _parts(folder: Path) -> Iterator[tuple[str, bytes]]:
         if path.is_file():
             mode = path.stat().st_mode & 0o777
             yield f"{path.relative_to(folder).as_posix()} {mode:o}", path.read_bytes()
+
+
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip file can express
+_METADATA = ("METADATA", "entry_points.txt")
+_TAGS = "Wheel-Version: 1.0\nGenerator: chainrule\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+
+
+def write_wheel(folder: Path) -> Path:
+    """Write `chainrule-<version>-py3-none-any.whl` into a folder."""
+    installed = distribution("chainrule")
+    wheel = folder / f"chainrule-{installed.version}-py3-none-any.whl"
+    info = f"chainrule-{installed.version}.dist-info"
+    record = []
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in _contents(installed, info):
+            archive.writestr(zipfile.ZipInfo(name, _EPOCH), content, zipfile.ZIP_DEFLATED)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=")
+            record.append(f"{name},sha256={digest.decode()},{len(content)}")
+        lines = "\n".join([*record, f"{info}/RECORD,,", ""])
+        archive.writestr(zipfile.ZipInfo(f"{info}/RECORD", _EPOCH), lines)
+    return wheel
+
+
+def _contents(installed: Distribution, info: str) -> Iterator[tuple[str, bytes]]:
+    package = Path(chainrule.__file__).parent
+    for file in sorted(package.rglob("*")):
+        if file.is_file() and "__pycache__" not in file.parts:
+            yield f"chainrule/{file.relative_to(package).as_posix()}", file.read_bytes()
+    yield f"{info}/WHEEL", _TAGS.encode()
+    for name in _METADATA:
+        text = installed.read_text(name)
+        if text is not None:
+            yield f"{info}/{name}", text.encode()

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from chainrule._errors import DefinitionError
+from chainrule._errors import ChainruleError, DefinitionError, TransportError
 from chainrule._processors import processors
-from chainrule.client import Component
+from chainrule.client import Component, Ticket, Transport
 from chainrule.client.internal import SubprocessTransport
-from chainrule.deploy._pool._autoscale import check_size
-from chainrule.deploy.local._pool import ProcessPool
+from chainrule.deploy._pool import (
+    Autoscaler,
+    Dispatcher,
+    PoolTransport,
+    Replica,
+    ReplicaLostError,
+    Supervisor,
+)
+from chainrule.deploy._pool._supervision import check_size
 from chainrule.runtime import ComponentConfig
 
 
@@ -83,3 +92,119 @@ def _check_source(source: Any) -> None:
             "component.py:name, or a function of an importable module.",
             code="not_picklable",
         ) from None
+
+
+_SCALE_EVERY_S = 0.2
+
+
+class ProcessPool(PoolTransport):
+    """Processes of this machine, started and ended here.
+
+    Args:
+        spawn: starts a process and loads the component in it.
+        minimum: processes that always stay.
+        maximum: processes there are at most.
+        **settings: of `PoolTransport`.
+    """
+
+    def __init__(
+        self, spawn: Callable[[], Transport], minimum: int, maximum: int, **settings: Any
+    ) -> None:
+        size = str(maximum) if minimum == maximum else f"{minimum} to {maximum}"
+        super().__init__(f"processes of a pool, {size}", depth=1, max_replicas=maximum, **settings)
+        try:
+            for _ in range(minimum):
+                self.add_replica(ProcessReplica(spawn))
+            self.wait_until_ready(minimum)
+        except BaseException:
+            self.close()
+            raise
+        if minimum < maximum:
+            scaler = Autoscaler(minimum, maximum)
+            threading.Thread(
+                target=_scale,
+                args=(scaler, self._supervisor, self._dispatcher, spawn),
+                name="chainrule-autoscale",
+                daemon=True,
+            ).start()
+
+
+def _scale(
+    scaler: Autoscaler,
+    supervisor: Supervisor,
+    dispatcher: Dispatcher,
+    spawn: Callable[[], Transport],
+) -> None:
+    """Follow the load until the pool is closed. It does not know the pool, and does not keep it alive."""
+    while not supervisor.closed.wait(_SCALE_EVERY_S):
+        staying = [slot for slot in dispatcher.slots if not slot.is_leaving]
+        target = scaler.target(len(staying), dispatcher.load)
+        for _ in range(target - len(staying)):
+            supervisor.add(ProcessReplica(spawn))
+        for slot in sorted(staying, key=lambda slot: slot.in_flight)[: len(staying) - target]:
+            dispatcher.remove(slot)
+
+
+_numbers = itertools.count()
+
+
+class ProcessReplica(Replica):
+    """A child process with the component.
+
+    Args:
+        spawn: starts a process and loads the component in it.
+    """
+
+    def __init__(self, spawn: Callable[[], Transport]) -> None:
+        self.id = f"process-{next(_numbers)}"
+        self._spawn = spawn
+        self._transport: Transport | None = None
+
+    def start(self) -> dict[str, Any]:
+        """A new process, in place of the one before."""
+        self.stop()
+        self._transport = self._spawn()
+        return self._transport.describe()
+
+    def call(
+        self,
+        endpoint: str,
+        payload: Mapping[str, Any],
+        *,
+        run_id: str | None = None,
+        ticket: Ticket | None = None,
+    ) -> Any:
+        """Have the process answer."""
+        transport = self._transport
+        if transport is None or transport.health()["status"] != "ok":
+            # It ended between two calls. It must be started by the thread that minds it, not by ours.
+            raise ReplicaLostError("The process ended before the call.", never_began=True)
+        try:
+            return transport.call(endpoint, payload, run_id=run_id, ticket=ticket)
+        except TransportError as error:
+            if error.code == "worker_crashed":
+                raise ReplicaLostError(error.message, details=error.details) from error
+            is_over = error.code == "cancelled" and transport.health()["status"] != "ok"
+            if is_over or error.code == "call_timeout":
+                raise ReplicaLostError(error.message, code=error.code, may_repeat=False) from error
+            raise
+
+    def call_many(
+        self, endpoint: str, payloads: Sequence[Mapping[str, Any]], *, ticket: Ticket | None = None
+    ) -> list[Any]:
+        """One after the other: a message to a process costs too little to share it."""
+        answers: list[Any] = []
+        for payload in payloads:
+            try:
+                answers.append(self.call(endpoint, payload, ticket=ticket))
+            except ReplicaLostError:
+                raise
+            except ChainruleError as error:
+                answers.append(error)
+        return answers
+
+    def stop(self) -> None:
+        """End the process."""
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None

@@ -1,4 +1,4 @@
-"""What a pool is to be: one immutable object, kept by its keeper on the cluster."""
+"""What travels between callers, the manager of a pool and its replicas. Imports without Ray."""
 
 from __future__ import annotations
 
@@ -60,3 +60,48 @@ def actor_options(
         options["runtime_env"] = dict(runtime_env)
     # Restarts are Ray's business, repeats are the caller's: a replayed call could kill every replica.
     return {**options, "max_restarts": -1, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a caller says of itself.
+
+    Attributes:
+        caller: who it is.
+        version: of the roster it has.
+        load: calls it runs or has waiting.
+        in_flight: replica → calls it has not answered.
+        dead: replicas that do not come back by themselves.
+    """
+
+    caller: str
+    version: str
+    load: int
+    in_flight: Mapping[str, int]
+    dead: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Who is in the pool.
+
+    Attributes:
+        version: another one after every change.
+        actors: replica → handle of its actor.
+    """
+
+    version: str
+    actors: Mapping[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """An answer in the form in which servers send it: exceptions travel so, and whole calls over HTTP."""
+
+    status: int
+    content_type: str
+    body: Any
+
+
+CANCELLED = Envelope(499, "text/plain", b"")
+"""In place of an answer that nobody waits for."""

@@ -1,13 +1,17 @@
-"""The batch script of a job that serves a component on every one of its tasks."""
+"""The batch script of a job that serves a component on every one of its tasks, and handles to the servers."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from chainrule._errors import InputError
+from chainrule.client import Component
 
 _BODY = """\
 set -euo pipefail
@@ -20,7 +24,7 @@ servers=""
 
 finish() {
     if [ -n "$servers" ]; then
-        # The servers end by themselves when they are asked to; srun, asked to end, would kill them.
+        # A signal to the servers lets them finish their calls; srun would kill them.
         scancel --quiet --signal=TERM "${SLURM_JOB_ID}.0" 2>/dev/null || kill "$servers" 2>/dev/null || true
         wait "$servers" || true
     fi
@@ -30,18 +34,18 @@ finish() {
 trap finish EXIT
 trap 'exit 143' TERM INT
 
-# Callers need a token of this job; sbcast carries it to every node.
+# Callers need a token of this job; sbcast copies it to every node.
 @PYTHON@ -c 'import secrets; print(secrets.token_urlsafe(32))' > "$scratch/token"
 sbcast --force --preserve "$scratch/token" "$token"
 
-# Every server writes one line, saying where it is, and srun brings the lines here.
+# Every server writes one line with its URL, and srun forwards the lines.
 mkfifo "$scratch/announcements"
 srun --ntasks=@SERVERS@ --kill-on-bad-exit=1 \\
     @COMMAND@ --token-file "$token" \\
     > "$scratch/announcements" &
 servers=$!
 exec 3< "$scratch/announcements"
-@PYTHON@ -m chainrule.deploy.slurm._collect @SERVERS@ "$registry" "$scratch/token" <&3
+@PYTHON@ -m chainrule.deploy.slurm._inside collect @SERVERS@ "$registry" "$scratch/token" <&3
 export CHAINRULE_REGISTRY="$registry"
 
 @DRIVER@
@@ -53,19 +57,20 @@ class SlurmJob:
     """What a job asks for.
 
     Attributes:
-        component: a component's file or folder, on a file system that the nodes see; or, with `image`,
-            its place in the image.
-        image: an Apptainer image to run it in.
-        servers: how many.
-        run: a command that uses them; the job ends with it. Without one they serve until the job ends.
-        name: of the job.
-        cpus: per server.
-        memory: per node, such as `16G`.
-        gpus: per server.
-        nodes: to spread over.
-        time: limit, such as `02:00:00`.
-        partition: to wait in.
-        account: that pays.
+        component: file or folder of a component, on a file system that the nodes can read; or, with
+            `image`, its place in the image.
+        image: an Apptainer image to serve the component in.
+        servers: number of servers.
+        run: a command that uses the servers; the job ends with it. Without one they serve until the job
+            ends.
+        name: name of the job.
+        cpus: CPUs per server.
+        memory: memory per node, such as `16G`.
+        gpus: GPUs per server.
+        nodes: number of nodes; Slurm chooses when not given.
+        time: time limit, such as `02:00:00`.
+        partition: partition of the job.
+        account: account that is charged.
         python: the interpreter on the nodes.
 
     Raises:
@@ -94,7 +99,9 @@ class SlurmJob:
         words = (self.name, self.memory, self.time, self.partition, self.account)
         bad = [word for word in words if word is not None and not re.fullmatch(r"[\w.:+/-]+", word)]
         if bad:
-            raise InputError(f"{bad[0]!r} cannot stand in a batch script.", code="bad_option")
+            raise InputError(
+                f"{bad[0]!r} cannot be written into a batch script.", code="bad_option"
+            )
 
 
 def batch_script(job: SlurmJob) -> str:
@@ -131,10 +138,33 @@ def _directives(job: SlurmJob) -> list[str]:
 
 
 def _server_command(job: SlurmJob) -> list[str]:
-    module = ["-m", "chainrule.deploy.slurm._server"]
+    module = ["-m", "chainrule.deploy.slurm._inside", "serve"]
     if job.image is None:
         assert job.component is not None
         return [job.python, *module, str(Path(job.component).absolute())]
     devices = ["--nv"] if job.gpus else []
     component = [] if job.component is None else [job.component]
     return ["apptainer", "exec", *devices, job.image, "/opt/venv/bin/python", *module, *component]
+
+
+def read_registry(file: str | Path | None = None, **options: Any) -> list[Component]:
+    """A handle to every server of a job.
+
+    Args:
+        file: the registry; the one that `CHAINRULE_REGISTRY` names when not given, as it does within the
+            job.
+        **options: as `Component.from_url` takes them.
+
+    Raises:
+        InputError: there is no such file, or it is not a registry (`registry_missing`).
+    """
+    path = file or os.environ.get("CHAINRULE_REGISTRY", "")
+    try:
+        content = json.loads(Path(path).read_text())
+        urls = [server["url"] for server in content["servers"]]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise InputError(
+            f"Expected the registry of a job of `chainrule deploy slurm` at {str(path)!r}: {error}.",
+            code="registry_missing",
+        ) from error
+    return [Component.from_url(url, token=content["token"], **options) for url in urls]

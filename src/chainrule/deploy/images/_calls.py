@@ -1,20 +1,18 @@
-"""`open_image`: from the name of an image to a transport, for `Component.from_image`."""
+"""Calls of an image: a transport to a container that stays, or a container for one call."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from chainrule._errors import TransportError
+from chainrule._errors import ComponentError, TransportError
 from chainrule.client import Ticket
 from chainrule.client.internal import HttpTransport
-from chainrule.deploy.images._container import Container, start_container
+from chainrule.deploy.images._container import Container, list_containers, start_container
 from chainrule.deploy.images._engine import Engine, find_engine
-from chainrule.deploy.images._image import ComponentImage
-from chainrule.deploy.images._options import RunOptions
-from chainrule.deploy.images._running import list_containers
+from chainrule.deploy.images._image import ComponentImage, RunOptions
 
-_SHOWN = 40
+_SHOWN_LINES = 40
 
 
 class ImageTransport(HttpTransport):
@@ -42,7 +40,9 @@ class ImageTransport(HttpTransport):
             return super().call(endpoint, payload, run_id=run_id, ticket=ticket)
         except TransportError as error:
             if not self.container.is_running:
-                error.add_note(f"The container has ended. Its log:\n{self.container.log(_SHOWN)}")
+                error.add_note(
+                    f"The container has ended. Its log:\n{self.container.log(_SHOWN_LINES)}"
+                )
             raise
 
     def close(self) -> None:
@@ -83,3 +83,42 @@ def _running(engine: Engine, image: str) -> Container | None:
             port = int(facts.url.rpartition(":")[2])
             return Container(engine, facts.name, image, port=port, token=facts.token, watchdog=None)
     return None
+
+
+def call_image(image: str, call: Sequence[str], options: RunOptions, *, engine: Engine) -> int:
+    """Have a container make one call, `["apply", "{…}"]`, on this process's own streams, and remove it.
+
+    Returns:
+        The exit code of the call.
+    """
+    return engine.pass_through(*_one_call(image, call, options, engine))
+
+
+def ask_image(
+    image: str, call: Sequence[str], options: RunOptions, *, engine: Engine
+) -> tuple[str, str]:
+    """Have a container make one call and remove it.
+
+    Returns:
+        What it wrote on standard output, and on standard error.
+
+    Raises:
+        ComponentError: the call failed (`container_call_failed`).
+    """
+    done = engine.run(_one_call(image, call, options, engine))
+    if done.returncode:
+        raise ComponentError(
+            f"`{call[0]}` failed in a container of {image} with status {done.returncode}:\n"
+            f"{done.stderr.strip()[-2000:]}",
+            code="container_call_failed",
+            details={"exit_code": done.returncode},
+        )
+    return done.stdout, done.stderr
+
+
+def _one_call(image: str, call: Sequence[str], options: RunOptions, engine: Engine) -> list[str]:
+    found = ComponentImage.find(engine, image)
+    arguments = options.arguments(engine, **found.folders)
+    with_files = options.input_path is not None or options.output_path is not None
+    command = found.one_call_command(list(call), with_files=with_files)
+    return ["run", "--rm", "--no-healthcheck", *arguments, image, *command]

@@ -1,16 +1,15 @@
-"""The keeper of a pool: an actor that makes replicas, knows who they are, and how many there should be.
+"""The manager of a pool: an actor that makes replicas, knows who they are, and how many there should be.
 
 Calls do not pass through it. Callers report their load twice a second, and learn of changes by the answer.
 Replicas leave word here of how far a call is, where its caller looks; callers, that they have given one up.
-Replicas belong to the keeper: when it is lost, Ray ends them, starts it again, and it makes new ones.
+Replicas belong to the manager: when it is lost, Ray ends them, starts it again, and it makes new ones.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import Any
 
 import ray
@@ -18,50 +17,18 @@ import ray
 from chainrule._lru_cache import LRUCache
 from chainrule.deploy._pool import Autoscaler
 from chainrule.deploy.ray._actor import ReplicaActor
-from chainrule.deploy.ray._plan import Plan
+from chainrule.deploy.ray._messages import Plan, Report, Roster
 
 # A caller that has not reported for so long is gone, and its load with it.
 _STALE_S = 10.0
 # A replica that dies for good will often do so again, for the same reason.
 _REPLACE_EVERY_S = 2.0
-_WORDS = 1024
+_REMEMBERED = 1024
 # Code that keeps Python from running keeps its replica from looking here.
-_LOOKS_WITHIN_S = 1.0
+_ASKS_WITHIN_S = 1.0
 
 
-@dataclass(frozen=True)
-class Report:
-    """What a caller says of itself.
-
-    Attributes:
-        caller: who it is.
-        version: of the roster it has.
-        load: calls it runs or has waiting.
-        in_flight: replica → calls it has not answered.
-        dead: replicas that do not come back by themselves.
-    """
-
-    caller: str
-    version: str
-    load: int
-    in_flight: Mapping[str, int]
-    dead: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Roster:
-    """Who is in the pool.
-
-    Attributes:
-        version: another one after every change.
-        actors: replica → handle of its actor.
-    """
-
-    version: str
-    actors: Mapping[str, Any] = field(repr=False)
-
-
-class Keeper:
+class PoolManager:
     """Makes replicas and lets them go.
 
     Args:
@@ -78,9 +45,9 @@ class Keeper:
         self._leaving: dict[str, Any] = {}
         self._last_replaced = 0.0
         self._reports: dict[str, tuple[float, Report]] = {}
-        self._words: LRUCache[str, tuple[float, str]] = LRUCache(_WORDS)
-        self._given_up: LRUCache[str, bool] = LRUCache(_WORDS)
-        self._last_looks: dict[str, float] = {}
+        self._progress: LRUCache[str, tuple[float, str]] = LRUCache(_REMEMBERED)
+        self._cancelled: LRUCache[str, bool] = LRUCache(_REMEMBERED)
+        self._last_asked: dict[str, float] = {}
         self._own_handle = ray.get_runtime_context().current_actor
         self._resize(plan.minimum)
 
@@ -114,26 +81,26 @@ class Keeper:
             self._resize(self._plan.minimum)
             self._let_go()
 
-    def leave_word(self, call: str, fraction: float, message: str) -> None:
+    def set_progress(self, call: str, fraction: float, message: str) -> None:
         """A replica says how far a call is."""
-        self._words.put(call, (fraction, message))
+        self._progress.put(call, (fraction, message))
 
-    def last_word(self, call: str) -> tuple[float, str] | None:
+    def progress_of(self, call: str) -> tuple[float, str] | None:
         """How far a call is."""
-        return self._words.get(call)
+        return self._progress.get(call)
 
-    def give_up(self, call: str) -> None:
+    def cancel(self, call: str) -> None:
         """A caller does not want the answer of a call any more."""
-        self._given_up.put(call, True)
+        self._cancelled.put(call, True)
 
-    def look(self, replica: str, call: str) -> bool:
+    def is_cancelled(self, replica: str, call: str) -> bool:
         """A replica asks whether the call it is at has been given up."""
-        self._last_looks[replica] = time.monotonic()
-        return self._given_up.get(call) is not None
+        self._last_asked[replica] = time.monotonic()
+        return self._cancelled.get(call) is not None
 
     def is_stuck(self, replica: str) -> bool:
         """Whether a replica with a call that lasts has not even looked."""
-        return time.monotonic() - self._last_looks.get(replica, 0.0) > _LOOKS_WITHIN_S
+        return time.monotonic() - self._last_asked.get(replica, 0.0) > _ASKS_WITHIN_S
 
     def _replace(self, dead: Iterable[str]) -> None:
         size = len(self._actors)
@@ -160,4 +127,4 @@ class Keeper:
         for replica in list(self._leaving):
             if not any(report.in_flight.get(replica) for report in reports):
                 ray.kill(self._leaving.pop(replica))
-                self._last_looks.pop(replica, None)
+                self._last_asked.pop(replica, None)
