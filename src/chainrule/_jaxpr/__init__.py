@@ -16,16 +16,16 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Va
 
 from chainrule._jaxpr._dependence import derivative_pattern
 from chainrule._jaxpr._evaluate import (
+    CALLS,
     as_function,
     bind_equation,
     evaluate,
+    inline_calls,
     trace,
     trace_avals,
 )
-from chainrule._jaxpr._extras import Extra
+from chainrule._jaxpr._extras import FOLDS, Extra, Fold, ring
 from chainrule._jaxpr._fence import fence
-from chainrule._jaxpr._folds import FOLDS, Fold, ring
-from chainrule._jaxpr._inline import CALLS, inline_calls
 from chainrule._jaxpr._names import (
     CALLBACKS,
     NO_TRACE,
@@ -48,11 +48,20 @@ from chainrule._jaxpr._names import (
     scan_layout,
     trace_state,
 )
-from chainrule._jaxpr._programs import Role, SubProgram, subprograms
+from chainrule._jaxpr._programs import (
+    Role,
+    Site,
+    SourceLocation,
+    SubProgram,
+    call_sites,
+    component_of,
+    component_scope,
+    locate,
+    plain_text,
+    subprograms,
+    walk,
+)
 from chainrule._jaxpr._rewrite import Claim, Rewriter
-from chainrule._jaxpr._scopes import component_of, component_scope
-from chainrule._jaxpr._source import SourceLocation, call_sites, locate, plain_text
-from chainrule._jaxpr._walk import Site, walk
 
 __all__ = [
     "CALLBACKS",

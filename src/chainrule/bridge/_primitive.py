@@ -26,8 +26,8 @@ from chainrule._jaxpr._host_call import (
     see_nans,
     uses_ffi,
 )
+from chainrule._jaxpr._meshes import array_aval
 from chainrule._jaxpr._overlapping import lower_overlapping
-from chainrule._jaxpr._varying import array_aval
 from chainrule.bridge._ask import bind_call, host_call_p
 from chainrule.bridge._batching import batching_rule
 from chainrule.bridge._differentiate import jvp_rule, transpose_rule
