@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "chainrule"
 PAGE = ROOT / "docs" / "explanation" / "architecture.md"
 
-COMPONENT = '''\
+COMPONENT = """\
 import numpy as np
 from pydantic import BaseModel
 
@@ -54,7 +54,7 @@ def vector_jacobian_product(inputs, vjp_inputs, vjp_outputs, cotangent_vector):
 
 def abstract_eval(abstract_inputs):
     return {"y": {"shape": abstract_inputs.x.shape, "dtype": "float64"}}
-'''
+"""
 
 
 class Walk:
@@ -121,7 +121,10 @@ def request(folder: Path) -> Walk:
     walk = Walk()
     with walk.profiled_threads():
         thread = threading.Thread(
-            target=serve, args=(str(file),), kwargs={"port": 0, "workers": 0, "on_ready": ready}, daemon=True
+            target=serve,
+            args=(str(file),),
+            kwargs={"port": 0, "workers": 0, "on_ready": ready},
+            daemon=True,
         )
         thread.start()
         is_ready.wait()
@@ -213,7 +216,9 @@ def section(page: str, way: str) -> tuple[int, int]:
     """Where the table of a way begins and ends on the page."""
     found = re.search(rf"<!-- walk: {way} -->\n(.*?)<!-- end -->", page, re.DOTALL)
     if found is None:
-        raise ValueError(f"{PAGE.name} has no place for the way {way!r}: <!-- walk: {way} --> … <!-- end -->")
+        raise ValueError(
+            f"{PAGE.name} has no place for the way {way!r}: <!-- walk: {way} --> … <!-- end -->"
+        )
     return found.start(1), found.end(1)
 
 

@@ -42,8 +42,7 @@ from chainrule.runtime._derivatives._kinds import (
     VJP,
     DerivativeKind,
 )
-from chainrule.runtime._derivatives._layout import Layout
-from chainrule.runtime._derivatives._layout import contract
+from chainrule.runtime._derivatives._layout import Layout, contract
 from chainrule.runtime._derivatives._stencils import Eps
 from chainrule.runtime.testing._references import (
     STEPS,
