@@ -8,8 +8,23 @@ Vocabulary
                  from its inputs and outputs to the equation's operands and results.
     atom         a variable or a literal.
 
+Modules, in reading order
+    _names        every name of JAX that is private or differs between versions
+    _programs     sub-programs of an equation, all equations of a program, where an equation comes from
+    _evaluate     run a program equation by equation; trace; inline calls
+    _extras       arrays that leave a rewritten program, and how loops fold them
+    _rewrite      the rewriter: run a program with some equations replaced, at any depth
+    _fence        values that XLA computes once
+    _moves        primitives that only move elements, on NumPy arrays
+    _sets         one set of numbers per element of an array
+    _dependence   where a Jacobian can be non-zero, proved from the program
+    _meshes       arrays and calls that are divided over devices
+    _call_frame   the layout of XLA's call frame
+    _host_call    calls of the host out of compiled programs
+    _overlapping  independent calls of the host that run at the same time
+
 Invariant: nothing outside this package imports `jax._src` or a name that differs between JAX versions
-(`_names.py` holds them; `tests/_jaxpr/` fails loudly when JAX changes them).
+(`tests/_jaxpr/` fails loudly when JAX changes them).
 """
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var

@@ -7,8 +7,8 @@ several layers of copies and conversions, at about eight times the cost of a sma
 chooses between the two when a program is lowered.
 
 Memory: the views are of XLA's own buffers. XLA keeps operands and results alive until the handler returns and
-may reuse them right after, so no view may be used later: a function that keeps an operand copies it. The views
-hold no reference to anything of XLA's.
+may reuse them right after. So no view may be used later: a function that keeps an operand copies it. The
+views hold no reference to anything of XLA's.
 
 Invariant: no exception leaves the handler. `ctypes` would swallow it, and XLA would take whatever is in the
 result buffers for an answer.
