@@ -1,7 +1,6 @@
 """What other packages of this project use of `runtime`; no promise to users."""
 
 from chainrule.runtime._component._definition import hash_parts
-from chainrule.runtime._component._derivative_handlers import TAGGED
 from chainrule.runtime._component._document import (
     SIDES,
     Field,
@@ -41,6 +40,7 @@ from chainrule.runtime._endpoints import (
     ENDPOINTS,
     JACOBIAN,
     JVP,
+    TAGGED,
     VJP,
     AsyncEndpointMethods,
     CallingBack,

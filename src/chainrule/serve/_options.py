@@ -250,12 +250,12 @@ def _flags(option: Field[Any]) -> tuple[str, ...]:
 
 def _default(option: Field[Any]) -> str | None:
     """The default in words; `None` for switches, and where there is nothing to say."""
-    if isinstance(option.default, bool):
+    default: Any = option.default
+    if isinstance(default, bool):
         return None
-    if option.default is None:
+    if default is None:
         return _described(option).unset
-    is_large = option.name.endswith("_bytes")
-    return f"{option.default >> 30} GiB" if is_large else f"{option.default}"
+    return f"{default >> 30} GiB" if option.name.endswith("_bytes") else f"{default}"
 
 
 def _metavar(option: Field[Any], kind: Any) -> str:
