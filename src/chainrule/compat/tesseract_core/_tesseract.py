@@ -14,7 +14,7 @@ from chainrule.client import Component
 from chainrule.client.internal import make_payload
 from chainrule.compat.tesseract_core._encodings import RequestedEncoding, ServerCapabilities
 from chainrule.compat.tesseract_core._failures import load_errors, pydantic_errors
-from chainrule.compat.tesseract_core.runtime._settings import (
+from chainrule.compat.tesseract_core.runtime.config import (
     check_gpu_transport,
     component_settings,
 )
