@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks._harness import interleaved
 from chainrule.elimination import examples, find_order, jacobian
-from chainrule.elimination._prices import Prices
+from chainrule.elimination._work import Prices
 
 _TASKS: dict[str, tuple[tuple[float, ...], float]] = {
     "roe_flux_1d": ((0.01, 0.02, 0.02, 0.01, 0.03, 0.03), 2.0),

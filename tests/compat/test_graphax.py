@@ -76,6 +76,9 @@ def test_of_a_jaxpr_and_sparse():
     program = jax.make_jaxpr(f)(x)
     (block,) = gx.vertex_elimination_jaxpr(program.jaxpr, "fwd", program.consts, x)
     np.testing.assert_allclose(block, jax.jacrev(f)(x), rtol=1e-6)
+    pair = jax.make_jaxpr(lambda x, y: (x * y, jnp.sin(x)))(2.0, 3.0)
+    rows = gx.vertex_elimination_jaxpr(pair.jaxpr, "rev", pair.consts, 2.0, 3.0, argnums=(0, 1))
+    assert gx.tree_allclose(rows, [(3.0, 2.0), (np.cos(2.0), 0.0)])
     (sparse,) = gx.jacve(f, "fwd", sparse_representation=True)(x)
     assert sparse.nse == 4
     np.testing.assert_allclose(sparse.todense(), jax.jacrev(f)(x), rtol=1e-6)

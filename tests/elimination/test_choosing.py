@@ -14,14 +14,20 @@ import pytest
 
 from chainrule import ChainruleError
 from chainrule.elimination import explain_jacobian, find_order, jacobian
-from chainrule.elimination._choose import choose_order
 from chainrule.elimination._counting import count_operations
-from chainrule.elimination._find_order import as_problem, quick_order
+from chainrule.elimination._find_order import as_problem, choose_order, quick_order
 from chainrule.elimination._linearize import trace_function
 from chainrule.elimination._methods import make_plan
-from chainrule.elimination._prices import CPU_PRICES, GPU_PRICES, prices
 from chainrule.elimination._search import _quick, quick_search
-from chainrule.elimination._work import Work, elimination_work, sweep_work, work_of_program
+from chainrule.elimination._work import (
+    CPU_PRICES,
+    GPU_PRICES,
+    Work,
+    elimination_work,
+    prices,
+    sweep_work,
+    work_of_program,
+)
 from chainrule.elimination.examples import TASKS
 
 V = np.array([0.3, -0.7, 1.2])

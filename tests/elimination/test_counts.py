@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import pytest
 
 from chainrule.elimination import find_order, jacve, linearization
-from chainrule.elimination._choose import choose_order
 from chainrule.elimination._counting import count_operations, published_counts
 from chainrule.elimination._eliminate import STRUCTURES, Elimination
-from chainrule.elimination._find_order import as_problem, vertices_of
+from chainrule.elimination._find_order import as_problem, choose_order, vertices_of
 from chainrule.elimination._linearize import trace_function
 from chainrule.elimination._search._engines import make_engine
 from chainrule.elimination.examples import (

@@ -191,7 +191,7 @@ def test_where_maximum_and_clip_have_native_jacobians(caplog):
 
 
 def test_what_llvm_refuses_is_left_to_xla():
-    from chainrule.elimination._native._machine import compile_module
+    from chainrule.elimination._native._cpu import compile_module
 
     with pytest.raises(NativeUnavailableError, match="LLVM"):
         compile_module("define i32 @handler() { ret float 1.0 }")
@@ -231,11 +231,10 @@ def test_results_that_are_one_number_everywhere():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_loops_of_any_length(dtype, threads, monkeypatch):
     """Long ones are shared by several threads, in parts that need not be equal."""
-    from chainrule.elimination._native import _handler, _machine
     from chainrule.elimination._native._lower import Kernel
 
-    monkeypatch.setattr(_machine, "processors", lambda: 1 if threads == "one" else 4)
-    monkeypatch.setattr(_handler, "_PART_NS", 1)
+    monkeypatch.setattr(_cpu, "processors", lambda: 1 if threads == "one" else 4)
+    monkeypatch.setattr(_cpu, "_PART_NS", 1)
     calls = []
     if threads == "none can be started":
         import llvmlite.binding as llvm

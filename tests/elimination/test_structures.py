@@ -7,7 +7,6 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chainrule.elimination._axes import Axis, Table
 from chainrule.elimination._blocks import (
     Block,
     add,
@@ -16,7 +15,7 @@ from chainrule.elimination._blocks import (
     product_structure,
     sum_structure,
 )
-from chainrule.elimination._structure import canonical_term, structure_of
+from chainrule.elimination._structure import Axis, Table, canonical_term, structure_of
 
 SHAPES = st.lists(st.integers(1, 4), min_size=0, max_size=2).map(tuple)
 

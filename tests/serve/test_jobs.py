@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chainrule.serve._jobs._lane import Lane
-from chainrule.serve._jobs._live import LiveJob
-from chainrule.serve._jobs._record import JobRecord
+from chainrule.serve._jobs._live import Lane, LiveJob
+from chainrule.serve._jobs._store import JobRecord
 
 JOB_COMPONENT = str(Path(__file__).with_name("job_component.py"))
 FRAMES = "application/vnd.chainrule.frames"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from chainrule.client import Component
-from chainrule.serve._access import AccessLog
+from chainrule.serve._logs import AccessLog
 
 HERE = Path(__file__).parent
 SECRET = 98765.4321

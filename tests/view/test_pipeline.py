@@ -17,7 +17,7 @@ import chainrule
 from chainrule import view
 from chainrule._jaxpr import evaluate, trace
 from chainrule.runtime import Array, Differentiable, Float32
-from chainrule.view._divide import divide, open_calls
+from chainrule.view._pipeline import divide, open_calls
 
 sine = chainrule.from_callable(
     np.sin, vjp=lambda x, u: (np.cos(x[0]) * u,), abstract=lambda x: x

@@ -19,9 +19,14 @@ import numpy as np
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
-from chainrule._jaxpr._ffi import TARGET, HostFunction, HostTarget, register_function
-from chainrule._jaxpr._host_call import emit_call
-from chainrule._jaxpr._varying import array_aval
+from chainrule._jaxpr._host_call import (
+    TARGET,
+    HostFunction,
+    HostTarget,
+    emit_call,
+    register_function,
+)
+from chainrule._jaxpr._meshes import array_aval
 
 NOT_STARTED = -1
 """The ticket of work that has not been started; those of other work are not negative."""

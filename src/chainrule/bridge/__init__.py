@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from chainrule.bridge._apply import apply_component, from_callable
     from chainrule.bridge._failures import component_errors
-    from chainrule.bridge._precision import PrecisionWarning
+    from chainrule.bridge._types import PrecisionWarning
 
 __all__ = [
     "PrecisionWarning",
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "PrecisionWarning": "chainrule.bridge._precision",
+    "PrecisionWarning": "chainrule.bridge._types",
     "apply_component": "chainrule.bridge._apply",
     "component_errors": "chainrule.bridge._failures",
     "from_callable": "chainrule.bridge._apply",

@@ -12,19 +12,24 @@ import numpy as np
 
 from chainrule._jaxpr import is_staging
 from chainrule._trees import is_arraylike, map_with_paths
-from chainrule.bridge._callable import CallableTarget, positional_arguments
 from chainrule.bridge._component_target import as_target
 from chainrule.bridge._inline import NotTraceableError, call_inline, has_symbolic_size
 from chainrule.bridge._inputs import take_inputs_apart
 from chainrule.bridge._operands import as_operand, check_statics, hand_out
-from chainrule.bridge._options import Effects, Options, VmapMethod
-from chainrule.bridge._precision import warn_if_narrowed
 from chainrule.bridge._primitive import call_site, check_nans, not_exportable
 from chainrule.bridge._site import find_site
 from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._tagged import open_target, sow_cotangents, sow_values
-from chainrule.bridge._target import Batching, Target
-from chainrule.bridge._types import ArrayType, dtype_to_send
+from chainrule.bridge._target import (
+    Batching,
+    CallableTarget,
+    Effects,
+    Options,
+    Target,
+    VmapMethod,
+    positional_arguments,
+)
+from chainrule.bridge._types import ArrayType, dtype_to_send, warn_if_narrowed
 from chainrule.harvest.internal import is_captured
 
 
@@ -203,7 +208,7 @@ def _call(target: Target, inputs: Any, options: Options, *, inline: bool) -> Any
         raise not_exportable(target)
     types = [ArrayType(array.shape, array.dtype) for array in arrays]
     site = find_site(target, options, skeleton, types, jax.dtypes.canonicalize_dtype)
-    warn_if_narrowed(target, {p.path: p.wire_dtype or p.type.dtype for p in site.outputs})
+    warn_if_narrowed(target.name, {p.path: p.wire_dtype or p.type.dtype for p in site.outputs})
     return site.output_skeleton.build(call_site(site, arrays))
 
 
@@ -217,7 +222,8 @@ def _call_now(target: Target, skeleton: Skeleton, operands: list[jax.Array]) -> 
     output_skeleton, results = take_apart(outputs, lambda path, leaf: is_arraylike(leaf))
     check_nans(target, output_skeleton.paths, results)
     warn_if_narrowed(
-        target, {p: np.dtype(r.dtype) for p, r in zip(output_skeleton.paths, results, strict=True)}
+        target.name,
+        {p: np.dtype(r.dtype) for p, r in zip(output_skeleton.paths, results, strict=True)},
     )
     # JAX may look at the memory later, or always, and a component may return the same buffer every time.
     return output_skeleton.build(hand_out([np.array(result) for result in results], operands))

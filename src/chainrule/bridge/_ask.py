@@ -7,7 +7,7 @@ from typing import Any
 
 from jax.extend.core import Primitive
 
-from chainrule._jaxpr._varying import vary_alike
+from chainrule._jaxpr._meshes import vary_alike
 from chainrule.bridge._calculus import make_call
 from chainrule.bridge._host import Call
 

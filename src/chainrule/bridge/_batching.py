@@ -21,7 +21,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from chainrule._errors import CapabilityError
-from chainrule._jaxpr._varying import divided_alike
+from chainrule._jaxpr._meshes import divided_alike
 from chainrule.bridge._ask import bind_call
 from chainrule.bridge._host import Batch, Call
 from chainrule.bridge._materialize import jacobian_pays, multiply_jacobian

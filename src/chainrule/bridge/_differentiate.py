@@ -11,7 +11,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from chainrule._errors import CapabilityError
-from chainrule._jaxpr._varying import array_aval, as_type, vary_alike
+from chainrule._jaxpr._meshes import array_aval, as_type, vary_alike
 from chainrule.bridge._ask import ask, bind_call
 from chainrule.bridge._calculus import (
     Vectors,

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
 from chainrule._errors import InputError
-from chainrule._jaxpr._varying import has_mesh_in_type
+from chainrule._jaxpr._meshes import has_mesh_in_type
 from chainrule.bridge._skeleton import Skeleton
 from chainrule.bridge._target import Target
 

@@ -26,19 +26,18 @@ from chainrule._jaxpr._host_call import (
     see_nans,
     uses_ffi,
 )
+from chainrule._jaxpr._meshes import array_aval
 from chainrule._jaxpr._overlapping import lower_overlapping
-from chainrule._jaxpr._varying import array_aval
 from chainrule.bridge._ask import bind_call, host_call_p
 from chainrule.bridge._batching import batching_rule
 from chainrule.bridge._differentiate import jvp_rule, transpose_rule
 from chainrule.bridge._host import Batch, Call, host_call
-from chainrule.bridge._inline import NotTraceableError
+from chainrule.bridge._inline import NotTraceableError, trace_call
 from chainrule.bridge._operands import hand_out
 from chainrule.bridge._overlap import overlapping_pair
 from chainrule.bridge._requests import apply_request
 from chainrule.bridge._site import Site
 from chainrule.bridge._target import Target
-from chainrule.bridge._traced import trace_call
 from chainrule.bridge._types import is_inexact
 
 

@@ -19,10 +19,9 @@ import numpy as np
 
 from chainrule._errors import CapabilityError, ComponentError, InputError
 from chainrule._lru_cache import LRUCache
-from chainrule.bridge._options import Options
 from chainrule.bridge._skeleton import Skeleton, take_apart
-from chainrule.bridge._target import Target
-from chainrule.bridge._types import ArrayType, as_array_type, dtype_to_send, is_inexact
+from chainrule.bridge._target import Options, Target
+from chainrule.bridge._types import ArrayType, dtype_to_send, is_inexact, types_of
 
 Canonicalize = Callable[[np.dtype[Any]], np.dtype[Any]]
 """The dtype in which a framework holds arrays of some dtype (JAX without x64 has no float64)."""
@@ -170,12 +169,6 @@ def _evaluate_abstractly(
         '(`abstract="evaluate"` of a callable).',
         code="no_abstract_eval",
     )
-
-
-def types_of(outputs: Any) -> Any:
-    """A tree with the type of every array in the place of the array."""
-    skeleton, arrays = take_apart(outputs, lambda path, leaf: as_array_type(leaf) is not None)
-    return skeleton.build([as_array_type(array) for array in arrays])
 
 
 def check_result(

@@ -12,11 +12,10 @@ from chainrule.bridge._calculus import (
 from chainrule.bridge._component_target import as_target
 from chainrule.bridge._host import Batch, Call, host_call
 from chainrule.bridge._inputs import take_inputs_apart
-from chainrule.bridge._options import Options, VmapMethod
-from chainrule.bridge._precision import warn_if_narrowed
 from chainrule.bridge._requests import apply_request
 from chainrule.bridge._site import find_site
-from chainrule.bridge._types import ArrayType, is_inexact
+from chainrule.bridge._target import Options, VmapMethod
+from chainrule.bridge._types import ArrayType, is_inexact, warn_if_narrowed
 
 __all__ = [
     "ArrayType",

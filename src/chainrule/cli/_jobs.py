@@ -11,7 +11,7 @@ from typing import Any
 
 from chainrule.cli._output import make_table, renderable_text, write_error, write_text
 from chainrule.cli._sources import add_server, open_server
-from chainrule.client.internal import JobEvent, JobInfo
+from chainrule.client import JobEvent, JobInfo
 
 _STATES = ("queued", "running", "succeeded", "failed", "cancelled")
 _MAX_NOTE = 120  # characters in a table; `chainrule job logs` shows all

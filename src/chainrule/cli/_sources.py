@@ -19,7 +19,8 @@ from chainrule.runtime.internal import (
 )
 
 if TYPE_CHECKING:  # most commands call a component in this process and need no client
-    from chainrule.client.internal import Component, Server
+    from chainrule.client import Component
+    from chainrule.client.internal import Server
 
 # The OpenAPI document can be made without the files that a run needs.
 _DESCRIBE = {"require_files": False}
@@ -108,7 +109,7 @@ def open_served(options: Namespace) -> Component:
     Raises:
         InputError: the URL is not one, or the token file cannot be read.
     """
-    from chainrule.client.internal import Component
+    from chainrule.client import Component
 
     return Component.from_url(options.component, token=_read_token(options.token_file))
 

@@ -18,27 +18,21 @@ import orjson
 from chainrule._errors import CapabilityError, TransportError
 from chainrule._samehost import is_supported
 from chainrule._tracing import current_traceparent, is_traced, span
-from chainrule.client._addresses import (
-    Verify,
-    check_count,
-    check_seconds,
-    checked_token,
-    parse_url,
-)
 from chainrule.client._answers import Answer, answer_limits, read_answer
 from chainrule.client._connections import (
     ConnectionPool,
     Deadline,
     LostConnectionError,
     Request,
+    Verify,
+    checked_token,
+    parse_url,
 )
-from chainrule.client._dialect import Dialect, dialect_of
 from chainrule.client._jobs import Job
-from chainrule.client._payloads import as_body
+from chainrule.client._payloads import Dialect, as_body, dialect_of
 from chainrule.client._same_host import SharedMemory
-from chainrule.client._server import JobInfo, Server
-from chainrule.client._server_jobs import ServerJob
-from chainrule.client._transport import Ticket, Transport
+from chainrule.client._server import JobInfo, Server, ServerJob
+from chainrule.client._transport import Ticket, Transport, check_count, check_seconds
 from chainrule.runtime.internal import checked_run_id
 
 # A server with several components has each of them at such a path below its own.

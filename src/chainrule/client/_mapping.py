@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from chainrule._errors import ChainruleError, InputError, TransportError
-from chainrule.client._progress_bar import Bar, progress_bar
+from chainrule.client._jobs import Bar, progress_bar
 from chainrule.client._transport import Ticket
 from chainrule.runtime.internal import describe_value
 

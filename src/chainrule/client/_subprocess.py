@@ -1,7 +1,12 @@
-"""A component in a process of its own: started here, reached by messages, gone when we are.
+"""A component in a process of its own: started here, reached by messages, ended with this process.
 
 The process runs the same worker as a server's, so a crash of the author's code is an exception here and the
 next call gets a new process. Arrays go through shared memory; there is no port and no HTTP.
+
+A worker asks Linux to kill it when its parent dies (`PR_SET_PDEATHSIG`), so that a busy one does not outlive
+this process. For Linux the parent is the *thread* that started it: a component that was opened on a thread
+would lose its process as soon as that thread ends. So children of other threads are started by one thread
+that stays (`start_for_good`).
 """
 
 from __future__ import annotations
@@ -15,14 +20,17 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from functools import cache, partial
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import orjson
 
 from chainrule._codec import DEFAULT_LIMITS, TRUSTING_LIMITS, Frames
 from chainrule._errors import DecodeError, DefinitionError, StorageError, TransportError
+from chainrule._registry import home_of
 from chainrule._samehost import (
     CANCEL,
     CallMemory,
@@ -36,17 +44,13 @@ from chainrule._samehost import (
     socket_pair,
     with_memory_settings,
 )
-from chainrule.client._addresses import check_seconds
 from chainrule.client._answers import Answer, read_answer
 from chainrule.client._connections import LostConnectionError
-from chainrule.client._dialect import NATIVE
 from chainrule.client._environment import environment_variables
-from chainrule.client._payloads import as_frames
-from chainrule.client._starting import start_for_good
-from chainrule.client._transport import Ticket, Transport
+from chainrule.client._payloads import NATIVE, as_frames
+from chainrule.client._transport import Ticket, Transport, check_seconds
 from chainrule.runtime.internal import ComponentConfig, checked_run_id
 
-_WORKER = "chainrule.serve._worker"
 _PATIENCE_S = 0.5
 _GRACE_S = 1.0
 
@@ -165,7 +169,7 @@ class SubprocessTransport(Transport):
     def _spawn(self, descriptor: int) -> subprocess.Popen[bytes]:
         try:
             return subprocess.Popen(
-                [self._python, "-m", _WORKER, str(descriptor)],
+                [self._python, "-m", home_of("worker"), str(descriptor)],
                 pass_fds=[descriptor],
                 stdin=subprocess.DEVNULL,
                 env=with_memory_settings(self._variables or os.environ),
@@ -347,3 +351,33 @@ def _read_facts(answer: Answer) -> dict[str, Any]:
     if content.get("traceback"):
         error.add_note(f"Traceback of the component:\n{content['traceback']}")
     raise error
+
+
+T = TypeVar("T")
+
+
+def start_for_good(start: Callable[[], T]) -> T:
+    """Call something that starts a process, on a thread that lives as long as this process."""
+    if threading.current_thread() is threading.main_thread():
+        return start()
+    future: Future[T] = Future()
+    _starter(os.getpid()).put((start, future))
+    return future.result()
+
+
+@cache
+def _starter(pid: int) -> SimpleQueue[Any]:
+    """What the thread is told; a forked process has one of its own."""
+    tasks: SimpleQueue[Any] = SimpleQueue()
+    threading.Thread(target=_run, args=(tasks,), name="chainrule-starter", daemon=True).start()
+    return tasks
+
+
+def _run(tasks: SimpleQueue[Any]) -> None:
+    while True:
+        start, future = tasks.get()
+        try:
+            future.set_result(start())
+        except BaseException as error:
+            future.set_exception(error)
+        del start, future  # what they refer to must not wait for the next task

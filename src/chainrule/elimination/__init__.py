@@ -3,17 +3,45 @@
 A function's jaxpr is a graph of local partials. Eliminating its vertices one by one, by the chain rule,
 leaves the Jacobian; forward and reverse mode are two of the possible orders. Blocks keep their structure
 (diagonals, stencils, selections, replications), so that what is zero or repeated is never computed.
+
+Modules, in reading order:
+
+    _structure    the static shape of a Jacobian block: axes, terms, structures
+    _arithmetic   products and sums of terms, planned on structures
+    _blocks       blocks with numbers: the plans carried out, and paths that a selection cuts
+    _rules        local partials: one rule per primitive
+    _flatten      from a user's function to a flat program
+    _graph        the computational graph of a flat program
+    _eliminate    vertex elimination, and the blocks it leaves
+    _result       `StructuredJacobian`: a block as users see it
+    _linearize    a function traced at a point; `Linearization`
+    _counting     multiplications and additions, by the convention of the literature
+    _work         how much work a program is, and what that costs by backend
+    _orders       `Order`, the classical orders, the check of a given one
+    _search       searching for a cheap order, on the bare graph
+    _find_order   the graph as a search problem; the choice of an order
+    _sweeps       JAX's own sweeps, whole and compressed
+    _native       an eliminated program as one kernel, by LLVM or Pallas
+    _methods      the planner: what each way is expected to take, and running one
+    _explain      the ways of computing a Jacobian as a table
+    _html         orders and blocks in a notebook
+    _api          the public transformations
+    examples      the benchmark functions of the literature
 """
 
-from chainrule.elimination._api import hessian, jacobian, linearization, value_and_jacobian
+from chainrule.elimination._api import (
+    hessian,
+    jacobian,
+    jacve,
+    linearization,
+    value_and_jacobian,
+)
 from chainrule.elimination._counting import OperationCounts
 from chainrule.elimination._explain import Explanation, explain_jacobian
 from chainrule.elimination._find_order import find_order
-from chainrule.elimination._jacve import jacve, tree_allclose, vertex_elimination_jaxpr
 from chainrule.elimination._linearize import Linearization
 from chainrule.elimination._methods import Candidate
-from chainrule.elimination._order import Order
-from chainrule.elimination._orders import OrderError
+from chainrule.elimination._orders import Order, OrderError
 from chainrule.elimination._result import StructuredJacobian
 from chainrule.elimination._rules import register_partials
 
@@ -32,7 +60,5 @@ __all__ = [
     "jacve",
     "linearization",
     "register_partials",
-    "tree_allclose",
     "value_and_jacobian",
-    "vertex_elimination_jaxpr",
 ]

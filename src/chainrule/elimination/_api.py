@@ -10,19 +10,22 @@ from typing import Any
 import jax
 
 from chainrule._errors import InputError
-from chainrule.elimination._choose import OrderLike, choose_order
+from chainrule.elimination._counting import published_counts
+from chainrule.elimination._find_order import OrderLike, choose_order
 from chainrule.elimination._graph import check_rules
 from chainrule.elimination._linearize import Linearization, linearize_traced, trace_function
-from chainrule.elimination._methods import is_being_compiled, make_plan, pays_native
-from chainrule.elimination._run import (
+from chainrule.elimination._methods import (
     Backend,
     Method,
     check_backend,
     check_method,
+    is_being_compiled,
+    make_plan,
+    pays_native,
     run_method,
     run_plan,
-    sweep_untraced,
 )
+from chainrule.elimination._sweeps import Outcome, sweep_untraced
 
 Argnums = int | Sequence[int]
 
@@ -99,13 +102,7 @@ def jacobian(
                [0., 0., 4.]], dtype=float32)
     """
     settings = _Settings(method, order, backend, has_aux, sparse, strict, wants_value=False)
-
-    @wraps(fun)
-    def jacobian_of(*args: Any, **kwargs: Any) -> Any:
-        _, aux, derivative = _compute(fun, argnums, settings, args, kwargs)
-        return (derivative, aux) if has_aux else derivative
-
-    return jacobian_of
+    return _derivative(fun, argnums, settings)
 
 
 def value_and_jacobian(
@@ -132,13 +129,22 @@ def value_and_jacobian(
         strict: see `jacobian`.
     """
     settings = _Settings(method, order, backend, has_aux, sparse, strict, wants_value=True)
+    return _derivative(fun, argnums, settings)
+
+
+def _derivative(
+    fun: Callable[..., Any], argnums: Argnums, settings: _Settings
+) -> Callable[..., Any]:
+    """The function that computes the Jacobian, with the value or without."""
 
     @wraps(fun)
-    def both(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        value, aux, derivative = _compute(fun, argnums, settings, args, kwargs)
-        return ((value, aux) if has_aux else value), derivative
+    def derivative(*args: Any, **kwargs: Any) -> Any:
+        value, aux, jacobian_of = _compute(fun, argnums, settings, args, kwargs)
+        if settings.wants_value:
+            return ((value, aux) if settings.has_aux else value), jacobian_of
+        return (jacobian_of, aux) if settings.has_aux else jacobian_of
 
-    return both
+    return derivative
 
 
 @dataclass(frozen=True)
@@ -181,68 +187,16 @@ def _compute(
     settings: _Settings,
     args: Sequence[Any],
     kwargs: dict[str, Any],
-) -> tuple[Any, Any, Any]:
+) -> Outcome:
     """The value, the auxiliary result and the Jacobian, by the method that was asked for or chosen."""
-    try:
-        return _compute_traced(fun, argnums, settings, args, kwargs)
-    except _NEEDS_VALUES:
-        if not settings.leaves_the_choice:
-            raise
-        return _sweep_with_values(fun, argnums, settings, args, kwargs)
-
-
-_NEEDS_VALUES = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-    jax.errors.NonConcreteBooleanIndexError,
-)
-"""What JAX raises where a function that is being traced looks at values: `if x[0] > 0`, for example."""
-
-
-def _sweep_with_values(
-    fun: Callable[..., Any],
-    argnums: Argnums,
-    settings: _Settings,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-) -> tuple[Any, Any, Any]:
-    """JAX's own sweep over a function that looks at values. Outside of `jit`, JAX does not trace those."""
-
-    def with_outputs(*given: Any, **named: Any) -> tuple[Any, Any]:
-        result = fun(*given, **named)
-        value, aux = result if settings.has_aux else (result, None)
-        return value, (value, aux)
-
-    positions = tuple(argnums) if isinstance(argnums, Sequence) else argnums
-    sweep = jax.jacrev(with_outputs, positions, has_aux=True)
-    derivative, (value, aux) = sweep(*args, **kwargs)
-    return value, aux, derivative
-
-
-def _compute_traced(
-    fun: Callable[..., Any],
-    argnums: Argnums,
-    settings: _Settings,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-) -> tuple[Any, Any, Any]:
-    wants_value = settings.wants_value
     if settings.leaves_the_choice:
-        try:
-            traced = trace_function(
-                fun, argnums, args, kwargs, has_aux=settings.has_aux, needs_graph=False
-            )
-            plan = make_plan(traced, compiled=is_being_compiled(traced))
-            return run_plan(traced, plan, wants_value=wants_value)
-        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
-            return sweep_untraced(fun, argnums, args, kwargs, error, has_aux=settings.has_aux)
+        return _compute_in_the_best_way(fun, argnums, settings, args, kwargs)
     eliminates = settings.method in ("auto", "elimination")
     traced = trace_function(
         fun, argnums, args, kwargs, has_aux=settings.has_aux, needs_graph=eliminates
     )
     if not eliminates:
-        return run_method(traced, (), settings.method, "xla", wants_value=wants_value)
+        return run_method(traced, (), settings.method, "xla", wants_value=settings.wants_value)
     if settings.strict:
         check_rules(traced.graph)
     vertices = choose_order(traced.graph, settings.order)
@@ -252,7 +206,24 @@ def _compute_traced(
     backend: str = settings.backend
     if backend == "auto":
         backend = "native" if pays_native(traced, vertices) else "xla"
-    return run_method(traced, vertices, "elimination", backend, wants_value=wants_value)
+    return run_method(traced, vertices, "elimination", backend, wants_value=settings.wants_value)
+
+
+def _compute_in_the_best_way(
+    fun: Callable[..., Any],
+    argnums: Argnums,
+    settings: _Settings,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> Outcome:
+    """By the method with the least estimated time; a function that JAX cannot trace is swept as it is."""
+    has_aux = settings.has_aux
+    try:
+        traced = trace_function(fun, argnums, args, kwargs, has_aux=has_aux, needs_graph=False)
+        plan = make_plan(traced, compiled=is_being_compiled(traced))
+        return run_plan(traced, plan, wants_value=settings.wants_value)
+    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
+        return sweep_untraced(fun, argnums, args, kwargs, error, has_aux=has_aux)
 
 
 def hessian(
@@ -274,3 +245,54 @@ def hessian(
     """
     gradient = jacobian(fun, argnums, order="reverse", has_aux=has_aux)
     return jacobian(gradient, argnums, order=order, has_aux=has_aux, sparse=sparse)
+
+
+def jacve(
+    fun: Callable[..., Any],
+    order: OrderLike = "auto",
+    argnums: Argnums = (0,),
+    has_aux: bool = False,
+    count_ops: bool = False,
+    sparse_representation: bool = False,
+) -> Callable[..., Any]:
+    """The Jacobian of `fun` by vertex elimination.
+
+    Args:
+        fun: a function of pytrees that JAX can trace.
+        order: `"forward"`, `"reverse"`, `"markowitz"`, `"auto"`, or vertex numbers (an equation of the
+            jaxpr each, from 1).
+        argnums: which positional arguments to differentiate with respect to.
+        has_aux: return `(value, jacobian)` instead of the Jacobian alone.
+        count_ops: return `(result, counts)`, with `num_muls`, `num_adds` and `order_counts`, by the
+            ancestor's convention, in which dead ends count too; `linearization(...).counts` has what this
+            package does.
+        sparse_representation: leave the blocks as `StructuredJacobian`s.
+
+    Returns:
+        A function of `fun`'s arguments, whose result is arranged like that of `jax.jacrev(fun, argnums)`.
+    """
+    linearized = linearization(fun, argnums, order=order)
+
+    @wraps(fun)
+    def jacobian_of(*args: Any, **kwargs: Any) -> Any:
+        found = linearized(*args, **kwargs)
+        result = found.blocks if sparse_representation else found.jacobian
+        if has_aux:
+            result = (found.value, result)
+        return (result, _counts(found, order)) if count_ops else result
+
+    return jacobian_of
+
+
+_PURE = {"forward": "forward", "fwd": "forward", "reverse": "reverse", "rev": "reverse"}
+
+
+def _counts(found: Linearization, order: OrderLike) -> dict[str, Any]:
+    """Counted as the ancestor counts: also what is multiplied on ways that lead nowhere."""
+    pure = _PURE.get(order) if isinstance(order, str) else None
+    counts = published_counts(found.graph, pure or found.order)
+    return {
+        "num_muls": counts.multiplications,
+        "num_adds": counts.additions,
+        "order_counts": list(counts.per_vertex),
+    }

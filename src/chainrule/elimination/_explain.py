@@ -13,9 +13,16 @@ import jax
 from chainrule._errors import InputError
 from chainrule.elimination._eliminate import Step
 from chainrule.elimination._linearize import Traced, as_examples, trace_function
-from chainrule.elimination._methods import Candidate, Plan, describe_error, make_plan
+from chainrule.elimination._methods import (
+    Candidate,
+    Plan,
+    is_about_the_way,
+    make_plan,
+    run_method,
+    run_native,
+)
 from chainrule.elimination._native import NativeUnavailableError
-from chainrule.elimination._run import is_about_the_way, run_method, run_native
+from chainrule.elimination._sweeps import describe_error
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""Finding a cheap order for a function: the graph as a search problem, and the answer as an `Order`."""
+"""Finding an order for a function: the graph as a search problem, and the answer as an `Order`.
+
+`find_order` searches for as long as the user says. `choose_order` turns what a user says about the order
+(`order="auto"`, a name, vertices, an `Order`) into steps; its searches are short and the same everywhere.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +17,35 @@ from typing import Any, Literal
 
 from chainrule._errors import InputError
 from chainrule._jaxpr import Var
+from chainrule._lru_cache import LRUCache
 from chainrule.elimination._blocks import product_structure, sum_structure
-from chainrule.elimination._convention import (
+from chainrule.elimination._counting import (
     KeptEdge,
+    additions,
+    count_operations,
     kept_edges,
     kept_multiplications,
     kept_product,
     kept_sum,
+    nontrivial,
 )
-from chainrule.elimination._costs import additions, nontrivial
-from chainrule.elimination._counting import count_operations
 from chainrule.elimination._eliminate import Step
 from chainrule.elimination._graph import Edges, Graph
 from chainrule.elimination._linearize import as_examples, trace_function
-from chainrule.elimination._order import Order, fingerprint
-from chainrule.elimination._prices import prices
+from chainrule.elimination._orders import (
+    Order,
+    OrderError,
+    check_order,
+    fingerprint,
+    forward_order,
+    markowitz_order,
+    reverse_order,
+)
 from chainrule.elimination._rules import real_shape
 from chainrule.elimination._search import Found, Problem, quick_search, search, split_edges
 from chainrule.elimination._search._problem import ZERO
 from chainrule.elimination._structure import Structure, structure_of
-from chainrule.elimination._work import Work, product_work, sum_work
+from chainrule.elimination._work import Work, prices, product_work, sum_work
 
 _PATIENCE_S = 2.0
 """Searches that are over sooner show no progress bar."""
@@ -345,3 +358,74 @@ class _Reporter:
     def __exit__(self, *exception: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+OrderLike = str | Sequence[Step] | Order
+"""`"auto"`, `"forward"`, `"reverse"`, `"markowitz"`, vertex numbers (pairs of them for edges), an `Order`."""
+
+_MOST_SEARCHED = 2000
+"""Larger graphs are not searched."""
+
+_searches: LRUCache[str, tuple[Step, ...]] = LRUCache(512)
+
+
+def _searched(graph: Graph) -> tuple[Step, ...]:
+    """An order with few nontrivial multiplications: the same one in every process."""
+    if not _is_worth_a_search(graph):
+        return _narrow_side_first(graph)
+    name = fingerprint(graph)
+    known = _searches.get(name)
+    if known is None:
+        known = quick_order(graph)
+        _searches.put(name, known)
+    return known
+
+
+def _is_worth_a_search(graph: Graph) -> bool:
+    return 2 <= len(graph.required) <= _MOST_SEARCHED
+
+
+def _narrow_side_first(graph: Graph) -> tuple[int, ...]:
+    return reverse_order(graph) if is_wide(graph) else forward_order(graph)
+
+
+_NAMED: dict[str, Callable[[Graph], tuple[Step, ...]]] = {
+    "auto": _searched,
+    "forward": forward_order,
+    "fwd": forward_order,
+    "reverse": reverse_order,
+    "rev": reverse_order,
+    "markowitz": markowitz_order,
+}
+
+
+def choose_order(graph: Graph, order: OrderLike) -> tuple[Step, ...]:
+    """The vertices in the order in which to eliminate them.
+
+    Raises:
+        OrderError: an unknown name, a sequence that does not fit the graph, or an `Order` that was found
+            for another program.
+    """
+    if isinstance(order, Order):
+        return check_order(graph, _own_vertices(graph, order))
+    if not isinstance(order, str):
+        return check_order(graph, order)
+    if order not in _NAMED:
+        raise OrderError(
+            f"There is no order called {order!r}. Named orders are {', '.join(map(repr, _NAMED))}; "
+            "otherwise pass vertex numbers or what `find_order` returns.",
+            code="unknown_order",
+        )
+    return _NAMED[order](graph)
+
+
+def _own_vertices(graph: Graph, order: Order) -> tuple[Step, ...]:
+    own = fingerprint(graph)
+    if order.fingerprint != own:
+        raise OrderError(
+            f"The order was found for the program {order.fingerprint[:12]}…, but this function, at "
+            f"these shapes and argnums, is {own[:12]}…. Call `find_order` with this function and "
+            "arguments, or pass `order.vertices` if you know that the equations are the same.",
+            code="order_of_another_program",
+        )
+    return order.vertices

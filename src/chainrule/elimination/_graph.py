@@ -1,4 +1,4 @@
-"""The computational graph of a program: what depends on what, and with which structure.
+"""The computational graph of a function's program: what depends on what, and with which structure.
 
 A vertex is an equation of the flat program, numbered from 1. A node is a variable; an equation with
 several results has several nodes and one number. An edge goes from a result to an operand and carries the

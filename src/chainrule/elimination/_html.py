@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from chainrule.elimination._order import Order
+    from chainrule.elimination._orders import Order
     from chainrule.elimination._result import StructuredJacobian
 
 _MOST_CELLS = 48

@@ -15,17 +15,14 @@ import jax.numpy as jnp
 
 from chainrule._errors import InputError
 from chainrule._jaxpr import trace
-from chainrule.elimination._accumulate import accumulate
-from chainrule.elimination._axes import Axis
-from chainrule.elimination._blocks import Block, multiply
+from chainrule.elimination._blocks import Block, entries_of, multiply
 from chainrule.elimination._counting import OperationCounts, count_operations
-from chainrule.elimination._eliminate import Step
+from chainrule.elimination._eliminate import Step, accumulate
+from chainrule.elimination._flatten import flatten
 from chainrule.elimination._graph import Graph, build_graph, check_linear
-from chainrule.elimination._prepare import flatten
 from chainrule.elimination._result import StructuredJacobian
 from chainrule.elimination._rules import complex_dtype, term_structure
-from chainrule.elimination._structure import zero_structure
-from chainrule.elimination._values import entries_of
+from chainrule.elimination._structure import Axis, zero_structure
 
 _is_tracing: ContextVar[bool] = ContextVar("is_tracing", default=False)
 

@@ -1,8 +1,8 @@
-"""The ways of computing a Jacobian, and what each is expected to take.
+"""The ways of computing a Jacobian: what each is expected to take, and running one of them.
 
-An estimate is the work of a way (`_work`) at the prices of the backend (`_prices`), times the batch that the
-`vmap`s around the call carry, plus calling, writing and returning the blocks. It is an estimate of one
-compiled call; searching and compiling are paid once and are not in it.
+An estimate is the work of a way at the prices of the backend (`_work`), times the batch that the `vmap`s
+around the call carry, plus calling, writing and returning the blocks. It is an estimate of one compiled call;
+searching and compiling are paid once and are not in it.
 
 Cheap decisions come first. One product gives a Jacobian with one row, or with one column: no order is
 searched and no pattern is proved for it. What cannot be done, or cannot pay, is left out with the reason;
@@ -15,22 +15,43 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import jax
 
-from chainrule._errors import CapabilityError
-from chainrule._jaxpr import CALLBACKS, hidden_batch_size, subprograms, walk
-from chainrule.elimination._choose import choose_order
-from chainrule.elimination._compressed import colour
+from chainrule._errors import CapabilityError, ChainruleError, InputError
+from chainrule._jaxpr import (
+    CALLBACKS,
+    close_program,
+    hidden_batch_size,
+    subprograms,
+    trace_avals,
+    walk,
+)
 from chainrule.elimination._counting import count_operations
 from chainrule.elimination._eliminate import Step
+from chainrule.elimination._find_order import choose_order
 from chainrule.elimination._graph import Graph
-from chainrule.elimination._linearize import Traced, is_being_eliminated
-from chainrule.elimination._native import may_be_native
-from chainrule.elimination._prices import Prices, prices
+from chainrule.elimination._linearize import Traced, is_being_eliminated, linearize_traced
+from chainrule.elimination._native import NativeUnavailableError, may_be_native, native_function
 from chainrule.elimination._rules import real_shape
-from chainrule.elimination._sweeps import why_no_sweep
-from chainrule.elimination._work import Work, elimination_work, partials_work, sweep_work
+from chainrule.elimination._sweeps import (
+    SWEEPS,
+    Outcome,
+    colour,
+    compressed,
+    describe_error,
+    sweep,
+    why_no_sweep,
+)
+from chainrule.elimination._work import (
+    Prices,
+    Work,
+    elimination_work,
+    partials_work,
+    prices,
+    sweep_work,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -258,11 +279,6 @@ class _Planner:
                 )
 
 
-def describe_error(error: BaseException) -> str:
-    """The kind of an error and the first line of its message."""
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}".rstrip(": ")
-
-
 def _holder_of_a_callback(graph: Graph) -> int | None:
     """A vertex whose equation holds a callback inside: elimination evaluates such equations twice."""
     for vertex in graph.partials:
@@ -352,3 +368,100 @@ class _Offer:
             arithmetic=work.arithmetic * repeats,
             transcendental=work.transcendental * repeats,
         )
+
+
+Method = Literal["auto", "elimination", "jacrev", "jacfwd", "compressed"]
+
+
+Backend = Literal["auto", "xla", "native"]
+
+
+def check_method(method: str) -> None:
+    """Refuse a method that does not exist."""
+    known = ("auto", "elimination", *SWEEPS, "compressed")
+    if method not in known:
+        names = ", ".join(map(repr, known))
+        raise InputError(
+            f"There is no method {method!r}; it is one of {names}.", code="unknown_method"
+        )
+
+
+def check_backend(backend: str) -> None:
+    """Refuse a backend that does not exist."""
+    if backend not in ("auto", "xla", "native"):
+        raise InputError(
+            f"There is no backend {backend!r}; it is 'auto', 'xla' or 'native'.",
+            code="unknown_backend",
+        )
+
+
+def run_method(
+    traced: Traced, order: tuple[Step, ...], method: str, backend: str, *, wants_value: bool
+) -> Outcome:
+    """The value, the auxiliary result and the dense Jacobian, in one way."""
+    if method in SWEEPS:
+        return sweep(method, traced)
+    if method == "compressed":
+        return compressed(traced)
+    if backend == "native":
+        try:
+            return run_native(traced, order, wants_value)
+        except NativeUnavailableError as error:
+            _log.info("No native kernel for this Jacobian, XLA computes it: %s", error)
+    found = linearize_traced(traced, order)
+    return found.value, found.aux, found.jacobian
+
+
+def run_plan(traced: Traced, plan: Plan, *, wants_value: bool) -> Outcome:
+    """The first candidate of a plan; if it fails for a reason of ours, JAX's sweeps."""
+    best, *others = plan.candidates
+    ways = [best, *(candidate for candidate in others if candidate.method in SWEEPS)]
+    while True:
+        way = ways.pop(0)
+        try:
+            return run_method(traced, plan.order, way.method, way.backend, wants_value=wants_value)
+        except Exception as error:
+            if not ways or not is_about_the_way(error):
+                raise
+            _log.warning(
+                "The Jacobian by %s failed, JAX computes it by %s: %s",
+                way.name, ways[0].name, describe_error(error), exc_info=True,
+            )  # fmt: skip
+
+
+def is_about_the_way(error: Exception) -> bool:
+    """Whether another way of computing a Jacobian may succeed where this error occurred.
+
+    Not if the program ran and failed: a callback that raised would run, and raise, again.
+    """
+    if isinstance(error, ChainruleError):
+        return isinstance(error, CapabilityError)
+    return not isinstance(error, jax.errors.JaxRuntimeError)
+
+
+def run_native(traced: Traced, order: tuple[Step, ...], wants_value: bool) -> Outcome:
+    """The eliminated program, traced once more without batch axes, as a kernel.
+
+    A kernel computes all its outputs, so nothing may be among them that nobody reads.
+
+    Raises:
+        NativeUnavailableError: the eliminated program cannot become a kernel.
+    """
+    trees = []
+
+    def flat(*operands: Any) -> list[Any]:
+        found = linearize_traced(replace(traced, operands=operands), order)
+        value = found.value if wants_value else None
+        leaves, tree = jax.tree.flatten((value, found.aux, found.jacobian))
+        trees.append(tree)
+        return leaves
+
+    program = trace_avals(flat, [jax.typeof(operand) for operand in traced.operands])
+    operands = list(traced.operands)
+    if any(isinstance(const, jax.core.Tracer) for const in program.consts):
+        # What the function closes over is being traced too: to the kernel these are inputs.
+        operands = [*program.consts, *operands]
+        jaxpr = program.jaxpr
+        variables = (*jaxpr.constvars, *jaxpr.invars)
+        program = close_program(variables, jaxpr.outvars, jaxpr.eqns, like=jaxpr)
+    return jax.tree.unflatten(trees[-1], native_function(program)(*operands))

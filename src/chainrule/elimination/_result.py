@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from chainrule._errors import InputError
-from chainrule.elimination._blocks import Block, dense, multiply
+from chainrule.elimination._blocks import Block, common_dtype, dense, multiply, scaled
 from chainrule.elimination._html import jacobian_html
 from chainrule.elimination._structure import (
     Structure,
@@ -18,7 +18,6 @@ from chainrule.elimination._structure import (
     structure_of,
     zero_structure,
 )
-from chainrule.elimination._values import common_dtype, scaled
 
 if TYPE_CHECKING:
     from jax.experimental.sparse import BCOO

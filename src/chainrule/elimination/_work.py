@@ -1,8 +1,13 @@
-"""How much work a program, a sweep of derivatives or an elimination is, by kind of work.
+"""How much work a program, a sweep of derivatives or an elimination is, and what that costs by backend.
 
-The kinds are those whose price differs by orders of magnitude between machines: arithmetic in a fused loop,
-transcendental functions, multiply-adds in a matrix product, kernels that are launched, components that are
-asked. `_prices` says what each of them costs.
+The kinds of work are those whose price differs by orders of magnitude between machines: arithmetic in a fused
+loop, transcendental functions, multiply-adds in a matrix product, kernels that are launched, components that
+are called.
+
+The prices decide between ways of computing a Jacobian that differ by the number of sweeps, by what is shared,
+or by whether a kernel is launched at all, so they only have to be right to a factor of two or so. They are
+constants: a call of `jacobian` never measures the machine that it runs on. `explain_jacobian(measure=True)`
+measures the ways themselves. `python -m benchmarks.device_elimination` measures prices.
 """
 
 from __future__ import annotations
@@ -12,16 +17,17 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
+import jax
+
 from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, subprograms, walk
+from chainrule.elimination._arithmetic import plan_product, plan_sum
 from chainrule.elimination._blocks import product_structure, sum_structure
 from chainrule.elimination._eliminate import Algebra, Step, eliminate
 from chainrule.elimination._graph import Graph
-from chainrule.elimination._products import plan_product
 from chainrule.elimination._rules import real_shape
 from chainrule.elimination._rules._elementwise import ELEMENTWISE_RULES
 from chainrule.elimination._rules._moving import MOVING_RULES
 from chainrule.elimination._structure import Structure
-from chainrule.elimination._sums import plan_sum
 
 _WHILE_ITERATIONS = 10
 """What a `while` is taken to run: nobody knows before it does."""
@@ -240,3 +246,58 @@ def sum_work(first: Structure, second: Structure) -> Work:
         elif merge.result.valued:
             arithmetic += stored * (len(merge.sources) - 1)
     return Work(arithmetic, placed=placed, entries=entries)
+
+
+COMPONENT_CALL_S = 5e-4
+"""What asking a component is taken to cost: between one in this process and one on another host."""
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Seconds per unit of work.
+
+    Attributes:
+        call: one call of a compiled program.
+        result: every array that it returns beside the first.
+        kernel: launching one part of the program.
+        arithmetic: one operation on one number in a fused loop.
+        transcendental: one sine or the like.
+        contraction: one multiply-add of a matrix product.
+        written: one number written to a result.
+    """
+
+    call: float
+    result: float
+    kernel: float
+    arithmetic: float
+    transcendental: float
+    contraction: float
+    written: float
+
+    def seconds(self, work: Work) -> float:
+        """What some work takes, calling and returning aside."""
+        return (
+            (work.arithmetic + work.placed) * self.arithmetic
+            + work.transcendental * self.transcendental
+            + work.contraction * self.contraction
+            + work.kernels * self.kernel
+            + work.calls * COMPONENT_CALL_S
+        )
+
+
+CPU_PRICES = Prices(
+    call=6e-6, result=1.3e-6, kernel=4e-7, arithmetic=1e-10, transcendental=2e-9,
+    contraction=5e-11, written=5e-10,
+)  # fmt: skip
+"""Those of a core of an ordinary server."""
+
+GPU_PRICES = Prices(
+    call=8.2e-5, result=4.7e-6, kernel=6.7e-7, arithmetic=4.5e-14, transcendental=6.1e-13,
+    contraction=1.2e-14, written=2e-12,
+)  # fmt: skip
+"""Those of an NVIDIA H200 with JAX 0.11, float32; see docs/benchmarks.md."""
+
+
+def prices() -> Prices:
+    """The prices of the default backend. Every accelerator counts as a GPU."""
+    return CPU_PRICES if jax.default_backend() == "cpu" else GPU_PRICES

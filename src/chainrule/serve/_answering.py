@@ -1,16 +1,24 @@
-"""From a call's bytes to a reply's bytes, once, in one direction: the whole work of a worker."""
+"""From the bytes of a call to the bytes of its reply: the whole work of a worker.
+
+`Answerer` decodes the body, calls the component and encodes the result. It is used by worker processes, by
+the worker thread and by replicas on a cluster. Two things are beside the component's own endpoints:
+`check_gradients` (one call with a bound on its cost) and the cache of results.
+"""
 
 from __future__ import annotations
 
 import logging
 import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from chainrule._codec import (
+    FRAMES_MEDIA_TYPE,
+    TRUSTING_LIMITS,
     BinrefWriter,
     Limits,
     Negotiated,
@@ -20,15 +28,26 @@ from chainrule._codec import (
     negotiate,
 )
 from chainrule._errors import ChainruleError, ComponentError, DecodeError, InputError
-from chainrule._tracing import is_traced, span
-from chainrule.runtime.internal import LocalComponent, Run, describe_value, failure_of
+from chainrule._lru_cache import LRUCache
+from chainrule._tracing import export_spans, is_traced, span
+from chainrule.runtime.internal import (
+    DERIVATIVES,
+    ENDPOINTS,
+    ComponentConfig,
+    LocalComponent,
+    Run,
+    SharedFolder,
+    content_name,
+    describe_value,
+    failure_of,
+    load_component,
+    progress,
+    unheard,
+)
+from chainrule.serve._author_code import REMEMBERED, only_here, reuse_residuals
 from chainrule.serve._calls import Call, Cancelled, Facts, Reply
-from chainrule.serve._checking import CHECK_GRADIENTS, can_check, run_check
-from chainrule.serve._forked import only_here
-from chainrule.serve._merged import MergedCalls
-from chainrule.serve._parts import pack_replies, unpack_calls
+from chainrule.serve._merging import MergedCalls, pack_replies, unpack_calls
 from chainrule.serve._problems import problem_reply
-from chainrule.serve._result_cache import ResultCache
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +72,33 @@ class Answerer:
         self._merged = MergedCalls(
             component, decode=self._payload, encode=self._encoded, answer=self._reply
         )
+
+    @classmethod
+    def load(
+        cls,
+        source: Any,
+        config: ComponentConfig,
+        *,
+        copy_results: bool = True,
+        remembered: int = REMEMBERED,
+    ) -> Answerer:
+        """Load a component, in the process and on the thread that will answer its calls.
+
+        Args:
+            source: what `load_component` takes.
+            config: the component's settings.
+            copy_results: see `Answerer`.
+            remembered: how many forward passes of a JAX component are remembered for their gradients.
+
+        Raises:
+            ChainruleError: the component cannot be loaded.
+            Exception: what the component's code raised.
+        """
+        component = only_here(lambda: load_component(source, config=config))
+        reuse_residuals(component, remembered=remembered)
+        if component.config.traces_to:
+            export_spans(component.config.traces_to, component.name)
+        return cls(component, copy_results=copy_results)
 
     @property
     def facts(self) -> Facts:
@@ -232,3 +278,112 @@ def _expand_zstd(body: Any, max_bytes: int) -> bytes:
 
 def _damaged(encoding: str) -> DecodeError:
     return DecodeError(f"The body is not sound {encoding}.", code="bad_content_encoding")
+
+
+CHECK_GRADIENTS = "check_gradients"
+"""The endpoint's name."""
+
+
+class _Request(BaseModel):
+    """What a caller may ask for; the bounds keep one check from being a thousand calls."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    inputs: Any
+    input_paths: list[str] | None = None
+    output_paths: list[str] | None = None
+    endpoints: list[str] | None = None
+    max_evals: int = Field(200, ge=10, le=1000)
+    max_output_samples: int = Field(20, ge=1, le=200)
+    rtol: float = Field(0.1, gt=0, lt=1)
+    seed: int = 0
+
+
+def can_check(endpoints: list[str]) -> bool:
+    """Whether a component with these endpoints has a derivative to check."""
+    return any(kind.endpoint in endpoints for kind in DERIVATIVES)
+
+
+class _Counted:
+    """A component that says how much of a budget its calls have spent."""
+
+    def __init__(self, component: LocalComponent, budget: int) -> None:
+        self._component = component
+        self._budget = budget
+        self._count = 0
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._component, name)
+        return partial(self._call, value) if name in ENDPOINTS else value
+
+    def _call(self, endpoint: Callable[..., Any], *args: Any) -> Any:
+        self._count += 1
+        progress(min(self._count / self._budget, 1.0), f"{self._count} calls")
+        with unheard():
+            return endpoint(*args)
+
+
+def run_check(component: LocalComponent, payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the derivatives of a component at the inputs of a request.
+
+    Raises:
+        InputError: the request asks for something else, or for too much.
+    """
+    from chainrule.runtime.testing import check_gradients
+
+    try:
+        request = _Request.model_validate(payload)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_input=False)
+        raise InputError(
+            f"This is not a gradient check: {problems[0]['msg']}.",
+            code="invalid_input",
+            details={"problems": problems},
+        ) from None
+    options = request.model_dump(exclude={"inputs"})
+    counted = _Counted(component, request.max_evals)
+    report = check_gradients(counted, {"inputs": request.inputs}, show_progress=False, **options)
+    return report.to_dict()
+
+
+_MAX_ENTRIES = 1 << 16
+
+
+class ResultCache:
+    """What a component answered before.
+
+    Args:
+        component: whose settings say where, and how much.
+    """
+
+    def __init__(self, component: LocalComponent) -> None:
+        config = component.config
+        self._hash = component.content_hash
+        self._memory: LRUCache[str, bytes] = LRUCache(
+            _MAX_ENTRIES, max_bytes=config.max_cache_bytes, size_of=len
+        )
+        self._folder = None
+        if config.cache_folder is not None:
+            self._folder = SharedFolder(config.cache_folder, max_bytes=config.max_cache_bytes)
+
+    @classmethod
+    def of(cls, component: LocalComponent) -> ResultCache | None:
+        """The cache of a component, if its settings ask for one."""
+        wanted = component.config.cache
+        return cls(component) if component.name in wanted or "*" in wanted else None
+
+    def result(self, endpoint: str, payload: Any, compute: Callable[[], Any]) -> Any:
+        """The result of a request, from here or computed. Failures are not kept."""
+        name = content_name(self._hash, endpoint, payload)
+        if name is None:
+            return compute()
+        content = self._memory.get(name) if self._folder is None else self._folder.read(name)
+        if content is not None:
+            return decode_body(content, media_type=FRAMES_MEDIA_TYPE, limits=TRUSTING_LIMITS)
+        result = compute()
+        content = b"".join(encode_body(result, format=FRAMES_MEDIA_TYPE))
+        if self._folder is None:
+            self._memory.put(name, content)
+        else:
+            self._folder.write(name, content)
+        return result

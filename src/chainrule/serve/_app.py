@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,19 +21,16 @@ from starlette.routing import Route
 from chainrule._errors import DefinitionError, StorageError
 from chainrule._samehost import is_supported
 from chainrule.runtime.internal import ComponentConfig, LocalComponent
-from chainrule.serve._access import AccessLog
-from chainrule.serve._bodies import Intake, place_body
-from chainrule.serve._calls import Facts
-from chainrule.serve._description import description_route
-from chainrule.serve._dispatch import Dispatcher
-from chainrule.serve._endpoint import Endpoint
-from chainrule.serve._inline import ThreadPool
+from chainrule.serve._calls import Facts, place_body
+from chainrule.serve._endpoint import Endpoint, Intake
 from chainrule.serve._jobs import JobFront, Jobs, job_routes, to_standard_error
+from chainrule.serve._logs import AccessLog, OutputLog
 from chainrule.serve._merging import Merger
+from chainrule.serve._metrics import status_routes
+from chainrule.serve._openapi import with_server_routes
 from chainrule.serve._options import ServeOptions
-from chainrule.serve._output import OutputLog
-from chainrule.serve._page import page_routes
-from chainrule.serve._pool import Pool, ProcessPool
+from chainrule.serve._page import description_route, page_routes
+from chainrule.serve._pool import Pool, Service, WorkerPool
 from chainrule.serve._problems import PROBLEM
 from chainrule.serve._same_host import (
     MEMORY_HEADER,
@@ -43,9 +40,6 @@ from chainrule.serve._same_host import (
 )
 from chainrule.serve._scratch import Scratch
 from chainrule.serve._security import BearerToken
-from chainrule.serve._server_routes import with_server_routes
-from chainrule.serve._service import Service
-from chainrule.serve._status import status_routes
 
 _log = logging.getLogger(__name__)
 
@@ -126,21 +120,16 @@ class Server:
             self.app = AccessLog(self.app)
 
     def _make_pool(self, source: Any, config: ComponentConfig, options: ServeOptions) -> Pool:
-        limits: dict[str, Any] = {
-            "timeout_s": options.timeout_s,
-            "startup_timeout_s": options.startup_timeout_s,
-            "max_queue": options.max_queue,
-        }
-        if options.workers == 0:
-            return ThreadPool(source, config, **limits)
         if options.workers > 1 and config.residual_folder is None:
             config = config.replace(residual_folder=self._shared_folder())
-        return ProcessPool(
+        return WorkerPool(
             source,
             config,
             workers=options.workers,
+            timeout_s=options.timeout_s,
+            max_queue=options.max_queue,
+            startup_timeout_s=options.startup_timeout_s,
             log=self._log,
-            **limits,
         )
 
     def _shared_folder(self) -> Path | None:
@@ -343,3 +332,47 @@ def _url_name(name: str) -> str:
 
 async def _health(request: Request) -> Response:
     return JSONResponse({"status": "ok"})
+
+
+Application = Callable[..., Awaitable[None]]
+
+
+class CountingApplication(Protocol):
+    """Answers requests, and counts those that do not come to it."""
+
+    def __call__(self, *args: Any) -> Awaitable[None]:
+        """Answer one request."""
+
+    def refuse(self, status: int) -> None:
+        """Count a request that was turned away."""
+
+
+class Dispatcher:
+    """Calls of a component go straight to their endpoint, everything else through the router.
+
+    A router looks at one route after the other, and what it adds to a request (middleware, exception
+    handlers) endpoints do not need: they answer every error themselves.
+
+    Args:
+        router: answers everything else.
+
+    Attributes:
+        endpoints: path → what answers `POST` there.
+    """
+
+    def __init__(self, router: Application) -> None:
+        self._router = router
+        self.endpoints: dict[str, CountingApplication] = {}
+
+    def refuse(self, scope: MutableMapping[str, Any], status: int) -> None:
+        """Count a request that somebody before us turned away, where it is a call of a component."""
+        endpoint = self.endpoints.get(scope["path"]) if scope["method"] == "POST" else None
+        if endpoint is not None:
+            endpoint.refuse(status)
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        """Answer one request."""
+        application: Application = self._router
+        if scope["type"] == "http" and scope["method"] == "POST" and not scope.get("root_path"):
+            application = self.endpoints.get(scope["path"], application)
+        await application(scope, receive, send)

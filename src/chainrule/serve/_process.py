@@ -28,7 +28,7 @@ from chainrule._samehost import (
     with_memory_settings,
 )
 from chainrule.serve._calls import Call, CallError, Facts, Reply, SegmentBody, Watcher, too_slow
-from chainrule.serve._output import OutputLog
+from chainrule.serve._logs import OutputLog
 
 _CANCEL_GRACE_S = 0.5
 _LAST_BREATH_S = 0.5
@@ -40,7 +40,7 @@ class WorkerProcess:
     Args:
         source: what `load_component` takes.
         config: the component's settings.
-        on_exit: called on the event loop when the process has ended.
+        on_change: called on the event loop when the process has ended.
         log: where its output goes; the server's own error stream when not given.
     """
 
@@ -48,11 +48,11 @@ class WorkerProcess:
         self,
         source: Any,
         config: Any,
-        on_exit: Callable[[WorkerProcess], None],
+        on_change: Callable[[WorkerProcess], None],
         log: OutputLog | None = None,
     ) -> None:
         self._setup = _pickled(source, config)
-        self._on_exit = on_exit
+        self._on_change = on_change
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._answer: asyncio.Future[Message] | None = None
@@ -200,7 +200,7 @@ class WorkerProcess:
             self.kill()
 
     def kill(self) -> None:
-        """End the process at once; `on_exit` follows."""
+        """End the process at once; `on_change` follows."""
         self._is_doomed = True
         if self._process is not None and self.is_alive:
             self._process.kill()
@@ -264,7 +264,7 @@ class WorkerProcess:
         self._connection.close()
         self._fail_answer(self._end_error())
         self._answer = None
-        self._on_exit(self)
+        self._on_change(self)
 
     def _fail_answer(self, error: ChainruleError) -> None:
         if self._answer is None or self._answer.done():

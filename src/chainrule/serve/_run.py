@@ -20,11 +20,15 @@ import uvicorn
 from chainrule._errors import InputError, TransportError
 from chainrule.runtime.internal import ComponentConfig
 from chainrule.serve._app import MakePool, Server
-from chainrule.serve._crowd import Crowd, enough_descriptors
+from chainrule.serve._connections import (
+    ConnectionLimit,
+    LimitedHttpProtocol,
+    RequestLimit,
+    TlsHandshake,
+    enough_descriptors,
+)
 from chainrule.serve._options import ServeOptions
-from chainrule.serve._protocol import LimitedHttpProtocol, RequestLimit
 from chainrule.serve._security import LocalCallers
-from chainrule.serve._tls_door import TlsDoor
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +56,7 @@ def serve(
     options = ServeOptions(**settings)
     server = Server(components, options=options, config=config, make_pool=make_pool)
     with enough_descriptors(options.max_connections) as max_connections:
-        _run(server, _Runner(server, options, Crowd(max_connections), on_ready))
+        _run(server, _Runner(server, options, ConnectionLimit(max_connections), on_ready))
 
 
 def _run(server: Server, runner: _Runner) -> None:
@@ -108,8 +112,8 @@ def no_address(host: str, port: int, reason: Exception) -> TransportError:
 
 def _make_door(
     protocol: type[LimitedHttpProtocol], context: ssl.SSLContext, **state: Any
-) -> TlsDoor:
-    return TlsDoor(protocol(**state), context)
+) -> TlsHandshake:
+    return TlsHandshake(protocol(**state), context)
 
 
 class _Runner(uvicorn.Server):
@@ -117,15 +121,15 @@ class _Runner(uvicorn.Server):
         self,
         server: Server,
         options: ServeOptions,
-        crowd: Crowd,
+        connection_limit: ConnectionLimit,
         on_ready: Callable[[str], None] | None,
     ) -> None:
-        protocol = LimitedHttpProtocol.configured(options.read_timeout_s, crowd)
+        protocol = LimitedHttpProtocol.configured(options.read_timeout_s, connection_limit)
         app = server.app
         if options.token_file is None and not options.insecure:
             app = LocalCallers(app)
         config = uvicorn.Config(
-            RequestLimit(app, crowd),
+            RequestLimit(app, connection_limit),
             host=options.host,
             port=options.port,
             http=protocol,
@@ -155,7 +159,7 @@ class _Runner(uvicorn.Server):
             make_door = partial(_make_door, protocol, config.ssl)
             config.http_protocol_class, config.ssl = make_door, None  # type: ignore[assignment]
         super().__init__(config)
-        crowd.connections = self.server_state.connections  # type: ignore[assignment]
+        connection_limit.connections = self.server_state.connections  # type: ignore[assignment]
         self._server = server
         self._options = options
         self._on_ready = on_ready

@@ -33,12 +33,9 @@ from chainrule._samehost import (
     send_message,
     stored,
 )
-from chainrule.runtime.internal import load_component
 from chainrule.serve._answering import Answerer
+from chainrule.serve._author_code import following, show_log
 from chainrule.serve._calls import Call, Cancelled, Reply
-from chainrule.serve._following import following
-from chainrule.serve._forked import only_here
-from chainrule.serve._preparing import prepare, show_log
 from chainrule.serve._problems import problem_reply
 
 _PR_SET_PDEATHSIG = 1
@@ -163,11 +160,8 @@ def _load(setup: bytes) -> tuple[Answerer | None, Reply]:
     try:
         source, config = pickle.loads(setup)
         show_log(config)
-        component = only_here(lambda: load_component(source, config=config))
-        prepare(component)
-        answerer = Answerer(
-            component, copy_results=False
-        )  # `_send` copies them to the caller's memory
+        # Results are copied by `_send`, into the memory of the caller.
+        answerer = Answerer.load(source, config, copy_results=False)
         return answerer, Reply(200, "application/json", [orjson.dumps(asdict(answerer.facts))])
     except ChainruleError as error:
         return None, problem_reply(error, debug=True)

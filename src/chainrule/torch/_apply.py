@@ -82,7 +82,7 @@ def apply_component(
         # Imported here because it imports JAX, which such a component does, too.
         from chainrule.bridge.internal import warn_if_narrowed
 
-        warn_if_narrowed(target, {port.path: port.type.dtype for port in site.outputs})
+        warn_if_narrowed(target.name, {port.path: port.type.dtype for port in site.outputs})
     call = Call(site, apply_request(site), Batch.none(len(tensors)))
     return site.output_skeleton.build(list(HostFunction.apply(call, *tensors)))
 

@@ -10,14 +10,17 @@ Pictures show themselves in a notebook and have `.svg()`, `.html()`, `.plot(ax)`
 `.save(path)`. After `%load_ext chainrule.view`, notebooks show classes of schemas as tables, too.
 """
 
-from chainrule.view._elimination import EliminationSteps, elimination
+from chainrule.view._elimination import EliminationSteps, Product, Step, Vertex, elimination
 from chainrule.view._gradient_flow import FlowRow, GradientFlow, gradient_flow
-from chainrule.view._notebook import load_ipython_extension, unload_ipython_extension
 from chainrule.view._picture import Picture
 from chainrule.view._pipeline import Link, Part, Pipeline, pipeline
-from chainrule.view._schema import SchemaTable, schema
+from chainrule.view._schema import (
+    SchemaTable,
+    load_ipython_extension,
+    schema,
+    unload_ipython_extension,
+)
 from chainrule.view._spy import Spy, SpyBlock, spy
-from chainrule.view._steps import Product, Step, Vertex
 
 __all__ = [
     "EliminationSteps",

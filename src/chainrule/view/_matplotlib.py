@@ -12,7 +12,7 @@ from matplotlib.patches import FancyBboxPatch, PathPatch, Polygon
 from matplotlib.path import Path as LinePath
 from matplotlib.patheffects import withStroke
 
-from chainrule.view._drawing import (
+from chainrule.view._picture import (
     Arrow,
     Cells,
     Circle,

@@ -1,4 +1,8 @@
-"""What a component takes and gives, as a table."""
+"""What a component takes and gives, as a table; and `%load_ext chainrule.view`.
+
+Objects show themselves in a notebook. Schemas are classes, which IPython asks for no repr; the extension
+tells it how to show them.
+"""
 
 from __future__ import annotations
 
@@ -71,3 +75,29 @@ def schema(subject: Any) -> SchemaTable:
             code="no_schema",
         )
     return SchemaTable({f"{side.lower()}s": tuple(fields_of(document, side)) for side in SIDES})
+
+
+_METACLASS = type(BaseModel)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Show classes of schemas as tables of their fields; called by `%load_ext chainrule.view`.
+
+    Args:
+        shell: the shell of IPython.
+    """
+    _html_formatter(shell).for_type(_METACLASS, _schema_html)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Show them as IPython does; called by `%unload_ext chainrule.view`."""
+    _html_formatter(shell).pop(_METACLASS, None)
+
+
+def _html_formatter(shell: Any) -> Any:
+    return shell.display_formatter.formatters["text/html"]
+
+
+def _schema_html(model: type[BaseModel]) -> str | None:
+    """The table of a model; nothing where it has no fields to show, such as `BaseModel` itself."""
+    return schema(model)._repr_html_() if model.model_fields else None

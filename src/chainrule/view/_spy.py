@@ -12,8 +12,7 @@ import numpy as np
 
 from chainrule._errors import InputError
 from chainrule.elimination import StructuredJacobian
-from chainrule.view._drawing import Cells, Drawing, Group, Label, Rectangle, Shape
-from chainrule.view._picture import Picture
+from chainrule.view._picture import Cells, Drawing, Group, Label, Picture, Rectangle, Shape
 
 _SIDE = 240.0
 _THINNEST = 6.0

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from chainrule import elimination
+from chainrule._jaxpr import ClosedJaxpr, evaluate
 from chainrule.elimination import StructuredJacobian
 
 __all__ = ["jacve", "tree_allclose", "vertex_elimination_jaxpr"]
@@ -86,16 +87,15 @@ def vertex_elimination_jaxpr(
         count_ops: as in `jacve`.
         sparse_representation: as in `jacve`.
     """
-    return elimination.vertex_elimination_jaxpr(
-        jaxpr,
-        order,
-        consts,
-        *args,
-        argnums=_one_or_several(argnums),
-        has_aux=has_aux,
-        count_ops=count_ops,
-        sparse_representation=sparse_representation,
+    program = ClosedJaxpr(jaxpr, list(consts))
+
+    def function(*operands: Any) -> list[Any]:
+        return evaluate(program, operands)
+
+    native = elimination.jacve(
+        function, order, _one_or_several(argnums), has_aux, count_ops, sparse_representation
     )
+    return native(*args)
 
 
 def tree_allclose(tree1: Any, tree2: Any, equal_nan: bool = False) -> Any:

@@ -58,7 +58,7 @@ class Supervisor:
         if self.closed.is_set():  # just now, by another thread, which has not seen this one
             slot.is_leaving = True
         thread = threading.Thread(
-            target=self._mind, args=(slot,), name=f"chainrule-{replica.id}", daemon=True
+            target=self._supervise, args=(slot,), name=f"chainrule-{replica.id}", daemon=True
         )
         self._threads.add(thread)
         thread.start()

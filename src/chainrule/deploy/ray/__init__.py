@@ -6,7 +6,6 @@ delete   end a pool of that name
 engine   lets `chainrule.serve` answer calls by pools
 """
 
-from chainrule.deploy.ray._deploy import attach, delete, deploy
-from chainrule.deploy.ray._engine import engine
+from chainrule.deploy.ray._deploy import attach, delete, deploy, engine
 
 __all__ = ["attach", "delete", "deploy", "engine"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
@@ -22,11 +21,10 @@ from chainrule.deploy.ray._pool import RayPool
 from chainrule.serve.internal import (
     Call,
     CallError,
-    Counters,
     Facts,
+    Pool,
     Reply,
     ServeOptions,
-    Traffic,
     WorkerState,
     following_in_thread,
     stopping,
@@ -61,7 +59,7 @@ def make_server_pool(source: Any, config: Any, options: ServeOptions) -> RayServ
     return RayServerPool(open_pool, max_queue=options.max_queue)
 
 
-class RayServerPool:
+class RayServerPool(Pool):
     """A pool, as a server sees what answers its calls.
 
     Args:
@@ -69,15 +67,10 @@ class RayServerPool:
         max_queue: how many calls may wait.
     """
 
-    uses_segments = False
-
     def __init__(self, open_pool: Callable[[], RayPool], *, max_queue: int) -> None:
+        super().__init__(max_queue=max_queue)
         self._open_pool = open_pool
-        self.max_queue = max_queue
-        self.counters = Counters()
-        self.traffic = Traffic()
         self._pool: RayPool | None = None
-        self._stopping = False
 
     async def start(self) -> Facts:
         """Find or deploy the pool."""
@@ -91,17 +84,7 @@ class RayServerPool:
     @property
     def queue_length(self) -> int:
         """How many calls wait here; each server in front of a pool has a queue of its own."""
-        return max(0, self.counters.running - self.size)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether calls can be expected to be answered."""
-        return not self._stopping and self.alive > 0
-
-    @property
-    def alive(self) -> int:
-        """How many replicas are up."""
-        return sum(worker.state != "starting" for worker in self.workers)
+        return max(0, self.under_way - self.size)
 
     @property
     def size(self) -> int:
@@ -120,7 +103,7 @@ class RayServerPool:
             if replica["state"] != "leaving"
         ]
 
-    async def call(self, call: Call) -> Reply:
+    async def answer(self, call: Call) -> Reply:
         """Have a call answered by a replica.
 
         Raises:
@@ -128,32 +111,22 @@ class RayServerPool:
             ReplicaLostError: the replica died, and the call may not be repeated.
             InputError: the call kills every replica that tries (`poison_input`).
         """
-        return await self.traffic.counted(call, self._answer(call))
-
-    async def _answer(self, call: Call) -> Reply:
-        if self._stopping:
+        if self.is_stopping:
             raise stopping()
-        if self.queue_length >= self.max_queue:
-            self.counters.turned_away += 1
+        if self.queue_length > self.max_queue:  # this call is counted already
             raise unavailable(f"{self.max_queue} calls wait already.", "queue_full")
         if call.watcher is not None:
             await call.watcher.on_start()
         ticket = Ticket()
-        self.counters.running += 1
         try:
             loop = asyncio.get_running_loop()
             ask = self._ask if call.watcher is None else partial(self._ask_watched, loop)
             envelope = await loop.run_in_executor(self._threads, ask, call, ticket)
         except asyncio.CancelledError:
-            self.counters.cancelled += 1
             ticket.cancel()
             raise
         except TransportError as error:
-            self.counters.crashed += 1
             raise _as_call_error(error) from error
-        finally:
-            self.counters.running -= 1
-        self.counters.answered += 1
         return Reply(envelope.status, envelope.content_type, [memoryview(envelope.body)])
 
     def _ask_watched(self, loop: asyncio.AbstractEventLoop, call: Call, ticket: Ticket) -> Envelope:
@@ -190,16 +163,9 @@ class RayServerPool:
             return None  # the replica says what is wrong with it
         return fingerprint(payload.get("inputs")) if isinstance(payload, dict) else None
 
-    async def drain(self, grace_s: float) -> None:
-        """Take no new calls, and wait until those under way are answered."""
-        self._stopping = True
-        deadline = time.monotonic() + grace_s
-        while self.counters.running and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
-
     async def stop(self) -> None:
         """Let go of the pool; one that was deployed for this server ends."""
-        self._stopping = True
+        self.is_stopping = True
         pool, self._pool = self._pool, None
         if pool is not None:
             await asyncio.get_running_loop().run_in_executor(None, pool.close)

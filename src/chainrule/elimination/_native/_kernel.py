@@ -13,14 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from chainrule._jaxpr import ClosedJaxpr, evaluate
-from chainrule._jaxpr._divided import divided_over_batch
-from chainrule._jaxpr._varying import varies
+from chainrule._jaxpr._meshes import divided_over_batch, varies
 from chainrule.elimination._native._gpu import batched_kernel
 from chainrule.elimination._native._scalarise import has_scalar_form, scalarise
 from chainrule.elimination._native._scalars import NativeUnavailableError, ScalarProgram
 
 if TYPE_CHECKING:
-    from chainrule.elimination._native._machine import CompiledModule
+    from chainrule.elimination._native._cpu import CompiledModule
 
 _registration = threading.Lock()
 _registered: dict[str, CompiledModule] = {}
@@ -132,7 +131,7 @@ def on_batches(kernel: Way, single: Way) -> Way:
 def _register(program: ClosedJaxpr, scalars: ScalarProgram) -> str:
     """Make a program's kernel known to XLA; the name of the call target."""
     assembly = _assemble(program, scalars)
-    from chainrule.elimination._native._machine import compile_module, fingerprint_of
+    from chainrule.elimination._native._cpu import compile_module, fingerprint_of
 
     target = f"chainrule_native_{fingerprint_of(assembly)}"
     with _registration:
@@ -150,7 +149,7 @@ def _assemble(program: ClosedJaxpr, scalars: ScalarProgram) -> str:
     if 0 in counts[1]:
         raise NativeUnavailableError("A native kernel writes non-empty arrays only.")
     try:
-        from chainrule.elimination._native._machine import lower
+        from chainrule.elimination._native._cpu import lower
     except (ImportError, OSError) as error:  # not installed, or without its library
         raise NativeUnavailableError(
             "Native kernels need llvmlite: pip install 'chainrule[native]'."

@@ -1,7 +1,13 @@
-"""From a program over small arrays to its scalars."""
+"""From a program over small arrays to its scalars.
+
+An array is a NumPy array of numbers of scalar nodes, so that reshapes, slices, transposes and concatenations
+are NumPy's own and leave no trace in the result. `RULES` is a table of what every primitive does to such
+arrays: one line or one small function per primitive.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,14 +22,6 @@ from chainrule._jaxpr import (
     bind_equation,
     inline_calls,
     locate,
-)
-from chainrule.elimination._native._scalar_rules import (
-    DTYPES,
-    RULES,
-    TYPE_ONLY,
-    Rule,
-    aval_of,
-    dtype_name,
 )
 from chainrule.elimination._native._scalars import NativeUnavailableError, Node, ScalarProgram
 
@@ -123,3 +121,366 @@ def _constant_nodes(scalars: ScalarProgram, constant: Any) -> np.ndarray:
     dtype = "float64" if is_integer else dtype_name(constant.dtype)
     numbers = [scalars.constant(value, dtype) for value in np.asarray(constant).ravel()]
     return np.array(numbers, np.int64).reshape(constant.shape)
+
+
+Rule = Callable[..., Any]
+"""From the scalar program, an equation and its operands' nodes to the nodes of its result(s)."""
+
+
+DTYPES = frozenset({"float32", "float64", "bool"})
+"""What a kernel computes in."""
+
+
+TYPE_ONLY = frozenset(
+    {
+        "device_put",
+        "layout_constraint",
+        "name",
+        "optimization_barrier",
+        "reshard",
+        "sharding_constraint",
+    }
+)
+"""Primitives that say something about values, and leave them as they are."""
+
+
+def aval_of(atom: Any) -> Any:
+    """The shape and dtype of a variable or literal (JAX's own annotation says less)."""
+    return atom.aval
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name of a dtype that a kernel can compute in."""
+    name = dtype.name
+    if name not in DTYPES:
+        raise NativeUnavailableError(
+            f"A native kernel computes in float32 and float64, found {name}; use backend='xla'."
+        )
+    return name
+
+
+def _elementwise(operation: str) -> Rule:
+    def rule(scalars: ScalarProgram, eqn: JaxprEqn, *operands: np.ndarray) -> np.ndarray:
+        dtype = dtype_name(aval_of(eqn.outvars[0]).dtype)
+        operand_dtype = dtype_name(aval_of(eqn.invars[0]).dtype)
+        operands = tuple(_coerce_constants(scalars, operand_dtype, xs) for xs in operands)
+        used = _for_dtype(operation, operand_dtype)
+        return _map(lambda *xs: scalars.apply(used, dtype, *xs), *operands)
+
+    return rule
+
+
+_OF_BOOLEANS = {
+    "and": "and", "or": "or", "not": "not", "xor": "xor", "ne": "xor", "max": "or", "min": "and",
+}  # fmt: skip
+
+
+def _for_dtype(operation: str, dtype: str) -> str:
+    """The operation that does to operands of a dtype what a primitive does."""
+    if dtype != "bool":
+        return operation
+    if operation not in _OF_BOOLEANS:
+        raise NativeUnavailableError(
+            f"A native kernel has no {operation!r} of booleans; use backend='xla'."
+        )
+    return _OF_BOOLEANS[operation]
+
+
+def _coerce_constants(scalars: ScalarProgram, dtype: str, numbers: np.ndarray) -> np.ndarray:
+    """Integer constants (the exponent of a power) take the dtype of the value they act on."""
+
+    def coerce(number: int) -> int:
+        value = scalars.constant_value(number)
+        return number if value is None or dtype == "bool" else scalars.constant(value, dtype)
+
+    return _map(coerce, numbers)
+
+
+def _map(function: Callable[..., int], *operands: np.ndarray) -> np.ndarray:
+    broadcast = np.broadcast_arrays(*operands)
+    results = [function(*map(int, xs)) for xs in zip(*(a.ravel() for a in broadcast), strict=True)]
+    return np.array(results, np.int64).reshape(broadcast[0].shape)
+
+
+def _integer_pow(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
+    exponent = eqn.params["y"]
+    dtype = dtype_name(aval_of(eqn.outvars[0]).dtype)
+
+    def power(base: int) -> int:
+        result, square, rest = scalars.constant(1.0, dtype), base, abs(exponent)
+        while rest:
+            if rest & 1:
+                result = scalars.apply("mul", dtype, result, square)
+            rest >>= 1
+            if rest:
+                square = scalars.apply("mul", dtype, square, square)
+        if exponent < 0:
+            result = scalars.apply("div", dtype, scalars.constant(1.0, dtype), result)
+        return result
+
+    return _map(power, x)
+
+
+def _composed(build: Callable[[ScalarProgram, str, int], int]) -> Rule:
+    """A rule for a unary function that is written in terms of others."""
+
+    def rule(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
+        dtype = dtype_name(aval_of(eqn.outvars[0]).dtype)
+        return _map(lambda node: build(scalars, dtype, node), x)
+
+    return rule
+
+
+def _logistic(scalars: ScalarProgram, dtype: str, x: int) -> int:
+    one = scalars.constant(1.0, dtype)
+    decay = scalars.apply("exp", dtype, scalars.apply("neg", dtype, x))
+    return scalars.apply("div", dtype, one, scalars.apply("add", dtype, one, decay))
+
+
+def _rsqrt(scalars: ScalarProgram, dtype: str, x: int) -> int:
+    return scalars.apply(
+        "div", dtype, scalars.constant(1.0, dtype), scalars.apply("sqrt", dtype, x)
+    )
+
+
+def _square(scalars: ScalarProgram, dtype: str, x: int) -> int:
+    return scalars.apply("mul", dtype, x, x)
+
+
+def _convert(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
+    return _in_dtype(scalars, dtype_name(eqn.params["new_dtype"]), x)
+
+
+def _in_dtype(scalars: ScalarProgram, dtype: str, x: np.ndarray) -> np.ndarray:
+    def convert(number: int) -> int:
+        node = scalars.nodes[number]
+        if node.dtype == dtype:
+            return number
+        if node.operation == "constant":
+            return scalars.constant(_known(scalars, number), dtype)
+        if dtype == "bool":
+            return scalars.apply("ne", dtype, number, scalars.constant(0.0, node.dtype))
+        return scalars.apply("convert", dtype, number)
+
+    return _map(convert, x)
+
+
+def _known(scalars: ScalarProgram, number: int) -> Any:
+    """The value of a constant; `None` for other nodes."""
+    node = scalars.nodes[number]
+    if node.operation != "constant":
+        return None
+    return node.value if node.dtype == "bool" else node.value[0]
+
+
+def _select_n(scalars: ScalarProgram, eqn: JaxprEqn, which: np.ndarray, *cases: np.ndarray) -> Any:
+    dtype = dtype_name(aval_of(eqn.outvars[0]).dtype)
+
+    def select(chosen: int, *values: int) -> int:
+        case = _known(scalars, chosen)
+        if case is not None:
+            return values[int(case)]
+        if len(values) != 2:
+            raise NativeUnavailableError("A native kernel selects between two cases only.")
+        return scalars.apply("select", dtype, chosen, values[1], values[0])
+
+    return _map(select, which, *cases)
+
+
+def _identity(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
+    return x
+
+
+def _as_they_are(scalars: ScalarProgram, eqn: JaxprEqn, *xs: np.ndarray) -> Any:
+    return list(xs) if eqn.primitive.multiple_results else xs[0]
+
+
+def _reshape(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
+    order = eqn.params["dimensions"]
+    return (x if order is None else x.transpose(order)).reshape(aval_of(eqn.outvars[0]).shape)
+
+
+def _same_entries(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
+    return x.reshape(aval_of(eqn.outvars[0]).shape)
+
+
+def _broadcast(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
+    shape = eqn.params["shape"]
+    expanded = [1] * len(shape)
+    for axis, target in enumerate(eqn.params["broadcast_dimensions"]):
+        expanded[target] = x.shape[axis]
+    return np.broadcast_to(x.reshape(expanded), shape)
+
+
+def _transpose(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
+    return x.transpose(eqn.params["permutation"])
+
+
+def _slice(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
+    starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
+    strides = eqn.params["strides"] or (1,) * x.ndim
+    return x[tuple(slice(*bounds) for bounds in zip(starts, limits, strides, strict=True))]
+
+
+def _concatenate(scalars: ScalarProgram, eqn: JaxprEqn, *xs: np.ndarray) -> np.ndarray:
+    return np.concatenate(xs, axis=eqn.params["dimension"])
+
+
+def _stack(scalars: ScalarProgram, eqn: JaxprEqn, *xs: np.ndarray) -> np.ndarray:
+    return np.stack(xs, axis=eqn.params["axis"])
+
+
+def _unstack(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> list[np.ndarray]:
+    return list(np.moveaxis(x, eqn.params["axis"], 0))
+
+
+def _tile(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
+    return np.tile(x, eqn.params["reps"])
+
+
+def _split(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> list[np.ndarray]:
+    return np.split(x, np.cumsum(eqn.params["sizes"])[:-1], axis=eqn.params["axis"])
+
+
+def _rev(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
+    return np.flip(x, eqn.params["dimensions"])
+
+
+def _pad(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray, fill: np.ndarray) -> np.ndarray:
+    config = eqn.params["padding_config"]
+    if any(low < 0 or high < 0 or interior for low, high, interior in config):
+        raise NativeUnavailableError("A native kernel pads with plain margins only.")
+    return np.pad(x, [(low, high) for low, high, _ in config], constant_values=int(fill))
+
+
+def _reduce(operation: str) -> Rule:
+    def rule(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
+        dtype = dtype_name(aval_of(eqn.outvars[0]).dtype)
+        axes = tuple(eqn.params["axes"])
+        kept = [axis for axis in range(x.ndim) if axis not in axes]
+        rows = x.transpose((*kept, *axes)).reshape((*(x.shape[a] for a in kept), -1))
+        if rows.shape[-1] == 0:
+            raise NativeUnavailableError("A native kernel reduces non-empty axes only.")
+        return _fold(scalars, _for_dtype(operation, dtype), dtype, rows)
+
+    return rule
+
+
+def _fold(scalars: ScalarProgram, operation: str, dtype: str, rows: np.ndarray) -> np.ndarray:
+    total = rows[..., 0]
+    for column in range(1, rows.shape[-1]):
+        step = rows[..., column]
+        total = _map(lambda a, b: scalars.apply(operation, dtype, a, b), total, step)
+    return total
+
+
+def _dot_general(scalars: ScalarProgram, eqn: JaxprEqn, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    dtype = dtype_name(aval_of(eqn.outvars[0]).dtype)
+    (contract_a, contract_b), (batch_a, batch_b) = eqn.params["dimension_numbers"]
+    free_a = [i for i in range(a.ndim) if i not in contract_a and i not in batch_a]
+    free_b = [i for i in range(b.ndim) if i not in contract_b and i not in batch_b]
+    n_batch, n_free = len(batch_a), (len(free_a), len(free_b))
+    left = a.transpose((*batch_a, *free_a, *contract_a))
+    right = b.transpose((*batch_b, *free_b, *contract_b))
+    batch, length = left.shape[:n_batch], int(np.prod(left.shape[n_batch + n_free[0] :]))
+    if length == 0:
+        return np.full(aval_of(eqn.outvars[0]).shape, scalars.constant(0.0, dtype))
+    rows, columns = left.shape[n_batch:][: n_free[0]], right.shape[n_batch:][: n_free[1]]
+    left = _in_dtype(scalars, dtype, left).reshape(*batch, *rows, *(1,) * n_free[1], length)
+    right = _in_dtype(scalars, dtype, right).reshape(*batch, *(1,) * n_free[0], *columns, length)
+    products = _map(lambda x, y: scalars.apply("mul", dtype, x, y), left, right)
+    return _fold(scalars, "add", dtype, products)
+
+
+def _gather(
+    scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray, indices: np.ndarray
+) -> np.ndarray:
+    numbered = np.arange(1, x.size + 1, dtype=np.int32).reshape(x.shape)
+    params = {**eqn.params, "fill_value": 0}
+    with jax.ensure_compile_time_eval():
+        (moved,) = bind_equation(eqn, [numbered, _places(scalars, indices)], params)
+    source = np.asarray(moved) - 1
+    if (source < 0).any():
+        raise NativeUnavailableError("A native kernel reads only what is there.")
+    return x.ravel()[source]
+
+
+def _scatter(operation: str | None) -> Rule:
+    """Put updates at known places of an array, each at one of its own: instead of what is there, or added."""
+
+    def rule(
+        scalars: ScalarProgram,
+        eqn: JaxprEqn,
+        x: np.ndarray,
+        indices: np.ndarray,
+        updates: np.ndarray,
+    ) -> np.ndarray:
+        dtype = dtype_name(aval_of(eqn.outvars[0]).dtype)
+        numbered = np.arange(1, updates.size + 1, dtype=np.int32).reshape(updates.shape)
+        with jax.ensure_compile_time_eval():
+            moved = jax.lax.scatter(
+                np.zeros(x.shape, np.int32), _places(scalars, indices), numbered,
+                eqn.params["dimension_numbers"], mode=eqn.params["mode"],
+            )  # fmt: skip
+        source = np.asarray(moved) - 1
+        if np.count_nonzero(source >= 0) != updates.size:
+            raise NativeUnavailableError(
+                "A native kernel writes every update to a place of its own."
+            )
+        new = updates.ravel()[source]
+        if operation is not None:
+            new = _map(lambda old, more: scalars.apply(operation, dtype, old, more), x, new)
+        return np.where(source >= 0, new, x)
+
+    return rule
+
+
+def _places(scalars: ScalarProgram, indices: np.ndarray) -> np.ndarray:
+    known = [_known(scalars, number) for number in indices.ravel().tolist()]
+    if None in known:
+        raise NativeUnavailableError("A native kernel moves entries to places that are known.")
+    return np.array(known, np.int32).reshape(indices.shape)
+
+
+_ELEMENTWISE = (
+    "add sub mul div neg sin cos tan exp log sqrt tanh sinh cosh asin acos atan atan2 asinh acosh atanh "
+    "pow abs sign max min log1p expm1 exp2 erf erfc cbrt lt le gt ge eq ne and or xor not"
+).split()
+
+RULES: dict[str, Rule] = {
+    **{name: _elementwise(name) for name in _ELEMENTWISE},
+    "add_any": _elementwise("add"),
+    "integer_pow": _integer_pow,
+    "square": _composed(_square),
+    "logistic": _composed(_logistic),
+    "rsqrt": _composed(_rsqrt),
+    "convert_element_type": _convert,
+    "select_n": _select_n,
+    **dict.fromkeys(TYPE_ONLY, _as_they_are),
+    "copy": _identity,
+    "copy_p": _identity,
+    "stop_gradient": _identity,
+    "reshape": _reshape,
+    "squeeze": _same_entries,
+    "expand_dims": _same_entries,
+    "broadcast_in_dim": _broadcast,
+    "transpose": _transpose,
+    "slice": _slice,
+    "concatenate": _concatenate,
+    "stack": _stack,
+    "unstack": _unstack,
+    "tile": _tile,
+    "split": _split,
+    "rev": _rev,
+    "pad": _pad,
+    "gather": _gather,
+    "scatter": _scatter(None),
+    **dict.fromkeys(("scatter-add", "scatter_add"), _scatter("add")),
+    "reduce_sum": _reduce("add"),
+    "reduce_max": _reduce("max"),
+    "reduce_min": _reduce("min"),
+    "reduce_prod": _reduce("mul"),
+    "reduce_and": _reduce("and"),
+    "reduce_or": _reduce("or"),
+    "dot_general": _dot_general,
+}

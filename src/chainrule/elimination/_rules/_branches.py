@@ -9,12 +9,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from chainrule._jaxpr import subprograms
-from chainrule.elimination._blocks import Block, dense, reached
+from chainrule.elimination._blocks import Block, Cut, dense, entries_of, reached, scaled
 from chainrule.elimination._rules._fallback import fallback
 from chainrule.elimination._rules._inner import InnerJacobian
 from chainrule.elimination._rules._site import Edge, LocalJacobian, Rule, Site, is_complex
 from chainrule.elimination._structure import Structure, Term, dense_term, structure_of
-from chainrule.elimination._values import Cut, entries_of, scaled
 
 
 def _cond(site: Site) -> LocalJacobian:

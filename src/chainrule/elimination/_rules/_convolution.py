@@ -19,10 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from chainrule.elimination._axes import Axis
 from chainrule.elimination._rules._fallback import fallback
 from chainrule.elimination._rules._site import Edge, LocalJacobian, Rule, Site, term_structure
-from chainrule.elimination._structure import Structure, Term, structure_of
+from chainrule.elimination._structure import Axis, Structure, Term, structure_of
 
 _MAX_TAPS = 32
 """Every tap is a term of its own; a dense block is cheaper to plan than very many."""

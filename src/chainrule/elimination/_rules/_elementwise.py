@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from chainrule._jaxpr import bind_equation
-from chainrule.elimination._axes import Axis
+from chainrule.elimination._blocks import Cut
 from chainrule.elimination._rules._site import (
     NOTHING,
     Edge,
@@ -29,8 +29,7 @@ from chainrule.elimination._rules._site import (
     selecting,
     term_structure,
 )
-from chainrule.elimination._structure import Structure
-from chainrule.elimination._values import Cut
+from chainrule.elimination._structure import Axis, Structure
 
 
 @dataclass(frozen=True)

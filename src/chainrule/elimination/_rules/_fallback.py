@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 
 from chainrule._jaxpr import JaxprEqn, as_function
-from chainrule.elimination._axes import Axis
 from chainrule.elimination._rules._batch import batch_axes
 from chainrule.elimination._rules._linear import why_no_matrix
 from chainrule.elimination._rules._site import (
@@ -30,7 +29,7 @@ from chainrule.elimination._rules._site import (
     selecting,
     term_structure,
 )
-from chainrule.elimination._structure import Structure
+from chainrule.elimination._structure import Axis, Structure
 
 
 def fallback(site: Site) -> LocalJacobian:

@@ -19,17 +19,17 @@ class InnerJacobian:
     """
 
     def __init__(self, program: ClosedJaxpr, inputs: Sequence[int]) -> None:
-        # Rules are the ground the machine stands on; this one needs the whole machine again.
-        from chainrule.elimination import _accumulate
+        # A cycle: the graph is built from rules, and these rules build the graph of a program inside.
+        from chainrule.elimination._eliminate import accumulate, result_structures
+        from chainrule.elimination._flatten import flatten
         from chainrule.elimination._graph import build_graph
-        from chainrule.elimination._prepare import flatten
 
         self._graph = build_graph(flatten(program), inputs)
         reasons = (local.not_linear for local in self._graph.partials.values())
         self.not_linear = next((reason for reason in reasons if reason is not None), None)
         self._order = tuple(reversed(self._graph.required))
-        self._accumulate = _accumulate.accumulate
-        found = _accumulate.result_structures(self._graph, self._order)
+        self._accumulate = accumulate
+        found = result_structures(self._graph, self._order)
         self.structures = {place: s for place, s in found.items() if not s.is_zero}
 
     def evaluate(self, operands: Sequence[Any]) -> dict[Edge, Block]:

@@ -39,7 +39,7 @@ from chainrule._jaxpr import (
     subprograms,
     trace_avals,
 )
-from chainrule.elimination._prepare import flatten
+from chainrule.elimination._flatten import flatten
 
 _WITH_RULES = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
 

@@ -14,7 +14,6 @@ import jax
 import numpy as np
 
 from chainrule._jaxpr import bind_equation
-from chainrule.elimination._axes import Axis, Table
 from chainrule.elimination._rules._fallback import fallback
 from chainrule.elimination._rules._site import (
     NOTHING,
@@ -25,7 +24,7 @@ from chainrule.elimination._rules._site import (
     constant,
     term_structure,
 )
-from chainrule.elimination._structure import Structure
+from chainrule.elimination._structure import Axis, Structure, Table
 
 
 def _move(

@@ -17,7 +17,6 @@ import numpy as np
 from jax import lax
 
 from chainrule._jaxpr import JaxprEqn, bind_equation
-from chainrule.elimination._axes import Axis
 from chainrule.elimination._rules._fallback import fallback
 from chainrule.elimination._rules._moving import coordinates, separable_axes
 from chainrule.elimination._rules._site import (
@@ -28,7 +27,7 @@ from chainrule.elimination._rules._site import (
     constant,
     term_structure,
 )
-from chainrule.elimination._structure import Structure
+from chainrule.elimination._structure import Axis, Structure
 
 _EXACT = 2**24
 """Single precision counts exactly up to here."""

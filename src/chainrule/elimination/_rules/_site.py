@@ -10,9 +10,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from chainrule._jaxpr import JaxprEqn
-from chainrule.elimination._axes import Axis
-from chainrule.elimination._structure import Structure, canonical_term, structure_of
-from chainrule.elimination._values import where_nonzero
+from chainrule.elimination._blocks import where_nonzero
+from chainrule.elimination._structure import Axis, Structure, canonical_term, structure_of
 
 Edge = tuple[int, int]
 """(result, operand) of an equation, by position."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from chainrule.elimination._axes import Axis
 from chainrule.elimination._rules._site import (
     NOTHING,
     Edge,
@@ -18,7 +17,7 @@ from chainrule.elimination._rules._site import (
     selecting,
     term_structure,
 )
-from chainrule.elimination._structure import Structure
+from chainrule.elimination._structure import Axis, Structure
 
 
 def _reduced(site: Site, *, stored: bool) -> Structure | None:

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel, GetCoreSchemaHandler, ValidationInfo, ValidatorFunctionWrapHandler
 from pydantic_core import CoreSchema
 
-from chainrule.runtime._schema._dimensions import agree_on_dimensions
+from chainrule.runtime._schema._leaves import agree_on_dimensions
 
 try:
     from pydantic._internal._decorators import Decorator, ModelValidatorDecoratorInfo

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from chainrule._errors import CapabilityError
-from chainrule.runtime._derivatives._kinds import JVP, VJP
 from chainrule.runtime._derivatives._layout import check_keys
+from chainrule.runtime._endpoints import JVP, VJP
 from chainrule.runtime.jax_recipes._boundary import seal, unseal
 from chainrule.runtime.jax_recipes._narrowing import Narrowed, fit, narrow, zeros_like_all
 from chainrule.runtime.jax_recipes._programs import Program, Selection, prepare

@@ -18,8 +18,7 @@ import numpy as np
 from chainrule._codec import SparseArray
 from chainrule._jaxpr import derivative_pattern
 from chainrule._patterns import Pattern
-from chainrule.runtime._derivatives._blocks import Entries, sparse_blocks
-from chainrule.runtime._derivatives._layout import Layout
+from chainrule.runtime._derivatives._layout import Entries, Layout, sparse_blocks
 from chainrule.runtime._derivatives._sparsity import read_pattern
 from chainrule.runtime.jax_recipes._narrowing import Narrowed, narrow
 from chainrule.runtime.jax_recipes._programs import Selection, prepare

@@ -24,16 +24,12 @@ import orjson
 from chainrule._codec import FRAMES_MEDIA_TYPE, negotiate
 from chainrule._errors import CapabilityError, ChainruleError, InputError, StorageError
 from chainrule.serve._calls import Call, CallError, Reply, stopping, unavailable
-from chainrule.serve._jobs._lane import Lane
-from chainrule.serve._jobs._live import LiveJob
-from chainrule.serve._jobs._log import JobLog
-from chainrule.serve._jobs._record import JobRecord, State
-from chainrule.serve._jobs._store import JobStore, body_digest
-from chainrule.serve._jobs._watcher import JobWatcher
+from chainrule.serve._jobs._live import JobLog, JobWatcher, Lane, LiveJob
+from chainrule.serve._jobs._store import JobRecord, JobStore, State, body_digest
 from chainrule.serve._options import ServeOptions
+from chainrule.serve._pool import Service
 from chainrule.serve._problems import problem_reply
 from chainrule.serve._scratch import Scratch
-from chainrule.serve._service import Service
 
 _log = logging.getLogger(__name__)
 
