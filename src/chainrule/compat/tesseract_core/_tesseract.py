@@ -13,7 +13,7 @@ from chainrule._errors import CapabilityError
 from chainrule.client import Component
 from chainrule.compat.tesseract_core._encodings import RequestedEncoding, ServerCapabilities
 from chainrule.compat.tesseract_core._failures import load_errors, pydantic_errors
-from chainrule.compat.tesseract_core.runtime._settings import (
+from chainrule.compat.tesseract_core.runtime.config import (
     check_gpu_transport,
     component_settings,
 )

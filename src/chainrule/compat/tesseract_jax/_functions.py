@@ -1,9 +1,11 @@
-"""`apply_tesseract`: `apply_component` with the ancestor's arguments."""
+"""`apply_tesseract`, `sow` and `save_intermediates` with exactly the ancestor's arguments."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
 
+from chainrule import harvest
 from chainrule._errors import InputError
 from chainrule.bridge import apply_component
 from chainrule.compat.tesseract_core._failures import as_validation_error
@@ -45,3 +47,23 @@ def apply_tesseract(
             raise
         # The ancestor asks for shapes first, so that is the endpoint that refuses.
         raise as_validation_error(error, "abstract_eval", {"inputs": inputs}) from error
+
+
+T = TypeVar("T")
+
+
+def sow(value: T, name: str, *, tag: str = "intermediates") -> T:
+    """Mark a value, a pytree, under a name; the identity."""
+    return harvest.sow(value, name, tag=tag)
+
+
+def save_intermediates(
+    fn: Callable[..., Any], *, tag: str = "intermediates"
+) -> Callable[..., tuple[Any, dict[str, dict[str, Any]]]]:
+    """A function that returns `(result, {name: {"primal": …, "cotangent": …}})`.
+
+    Args:
+        fn: any function that JAX can trace; `jax.grad(f)` for cotangents.
+        tag: only values marked with this tag are returned.
+    """
+    return harvest.save_intermediates(fn, tag=tag)
