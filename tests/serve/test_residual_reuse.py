@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from chainrule.runtime import component
-from chainrule.runtime._derivatives._residuals import current_residual_cache
+from chainrule.runtime._residuals import current_residual_cache
 from chainrule.runtime.experimental import set_jax_vjp_cache_size
 from chainrule.serve._author_code import reuse_residuals
 
