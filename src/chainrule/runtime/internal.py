@@ -29,11 +29,6 @@ from chainrule.runtime._config import ComponentConfig, ReferenceKind
 from chainrule.runtime._content import content_name
 from chainrule.runtime._derivatives import product_from_jacobian
 from chainrule.runtime._derivatives._derive import batched_product
-from chainrule.runtime._derivatives._residuals import (
-    content_digest,
-    current_residual_cache,
-    set_jax_vjp_cache_size,
-)
 from chainrule.runtime._endpoints import (
     BATCHED,
     DERIVATIVES,
@@ -50,6 +45,11 @@ from chainrule.runtime._endpoints import (
 from chainrule.runtime._log_format import log_handler
 from chainrule.runtime._own_arrays import own_copy
 from chainrule.runtime._progress import is_heard, listening, progress, unheard
+from chainrule.runtime._residuals import (
+    content_digest,
+    current_residual_cache,
+    set_jax_vjp_cache_size,
+)
 from chainrule.runtime._runs import Run, checked_run_id, current_run
 from chainrule.runtime._schema import (
     ArraySpec,
