@@ -30,10 +30,9 @@ from typing import Any
 from chainrule._lru_cache import LRUCache
 from chainrule._trees import iterate_leaves
 from chainrule.runtime._component._definition import Implementation
-from chainrule.runtime._content import content_name
+from chainrule.runtime._content_store import SharedFolder, content_name
 from chainrule.runtime._endpoints import DERIVATIVE_ENDPOINTS
 from chainrule.runtime._own_arrays import own_copy
-from chainrule.runtime._shared_folder import SharedFolder
 
 _log = logging.getLogger(__name__)
 

@@ -6,7 +6,6 @@ files it requires.
 
 from typing import Any
 
-from chainrule.runtime._binref import BinrefArray, BinrefWriter
 from chainrule.runtime._derivatives import (
     finite_difference_jacobian,
     finite_difference_jvp,
@@ -17,12 +16,17 @@ from chainrule.runtime._derivatives import (
     vjp_from_jacobian,
 )
 from chainrule.runtime._derivatives._residuals import set_jax_vjp_cache_size
-from chainrule.runtime._files import InputPath, OutputPath, require_file
-from chainrule.runtime._lazy_sequence import LazySequence
-from chainrule.runtime._metrics import log_artifact, log_metric, log_parameter
+from chainrule.runtime._files import (
+    BinrefArray,
+    BinrefWriter,
+    InputPath,
+    LazySequence,
+    OutputPath,
+    require_file,
+)
 from chainrule.runtime._references import ComponentReference
 from chainrule.runtime._references import ComponentReference as TesseractReference
-from chainrule.runtime._runs import get_config
+from chainrule.runtime._runs import get_config, log_artifact, log_metric, log_parameter
 
 __all__ = [
     "BinrefArray",

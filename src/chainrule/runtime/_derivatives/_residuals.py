@@ -17,7 +17,7 @@ import xxhash
 
 from chainrule._errors import InputError
 from chainrule._lru_cache import LRUCache
-from chainrule.runtime._shared_folder import SharedFolder
+from chainrule.runtime._content_store import SharedFolder
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from chainrule._lru_cache import LRUCache
-from chainrule.runtime._content import content_name
+from chainrule.runtime._content_store import content_name
 from chainrule.runtime._derivatives._residuals import ResidualCache
 from chainrule.runtime.jax_recipes._programs import Selection
 
