@@ -40,10 +40,9 @@ import xxhash
 from chainrule._errors import InputError
 from chainrule._lru_cache import LRUCache
 from chainrule._trees import flatten_with_paths, is_arraylike, iterate_leaves
-from chainrule.runtime._content import content_name
+from chainrule.runtime._content_store import SharedFolder, content_name
 from chainrule.runtime._endpoints import DERIVATIVE_ENDPOINTS
 from chainrule.runtime._own_arrays import own_copy, own_copy_of_array
-from chainrule.runtime._shared_folder import SharedFolder
 
 if TYPE_CHECKING:
     from chainrule.runtime._component._definition import Implementation

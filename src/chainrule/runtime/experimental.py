@@ -8,14 +8,18 @@ files it requires.
 
 from typing import Any
 
-from chainrule.runtime._binref import BinrefArray, BinrefWriter
-from chainrule.runtime._files import InputPath, OutputPath, require_file
-from chainrule.runtime._lazy_sequence import LazySequence
-from chainrule.runtime._metrics import log_artifact, log_metric, log_parameter
+from chainrule.runtime._files import (
+    BinrefArray,
+    BinrefWriter,
+    InputPath,
+    LazySequence,
+    OutputPath,
+    require_file,
+)
 from chainrule.runtime._references import ComponentReference
 from chainrule.runtime._references import ComponentReference as TesseractReference
 from chainrule.runtime._residuals import set_jax_vjp_cache_size
-from chainrule.runtime._runs import get_config
+from chainrule.runtime._runs import get_config, log_artifact, log_metric, log_parameter
 from chainrule.runtime.derivatives import (
     finite_difference_jacobian,
     finite_difference_jvp,

@@ -26,7 +26,7 @@ import numpy as np
 from chainrule._lru_cache import LRUCache
 from chainrule._partition import Static, is_array, seal
 from chainrule._trees import get_at_path, set_at_path
-from chainrule.runtime._content import content_name
+from chainrule.runtime._content_store import content_name
 from chainrule.runtime._residuals import (
     ResidualStore,
     content_digest,
@@ -93,8 +93,8 @@ def _forward(program: Selection, arrays: Any) -> Any:
         return _only_inexact(outputs), seal(outputs)
 
     primal, pull, outputs = jax.vjp(function, varying, has_aux=True)
-    leaves, structure = jax.tree_util.tree_flatten(primal)
-    shapes = Static((structure, tuple((a.shape, a.dtype) for a in leaves)))
+    results, structure = jax.tree_util.tree_flatten(primal)
+    shapes = Static((structure, tuple((a.shape, a.dtype) for a in results)))
     return outputs, shapes, pull
 
 
