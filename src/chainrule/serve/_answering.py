@@ -42,9 +42,10 @@ from chainrule.runtime.internal import (
     failure_of,
     load_component,
     progress,
+    reuse_residuals,
     unheard,
 )
-from chainrule.serve._author_code import REMEMBERED, only_here, reuse_residuals
+from chainrule.serve._author_code import only_here
 from chainrule.serve._calls import Call, Cancelled, Facts, Reply
 from chainrule.serve._merging import MergedCalls, pack_replies, unpack_calls
 from chainrule.serve._problems import problem_reply
@@ -80,7 +81,7 @@ class Answerer:
         config: ComponentConfig,
         *,
         copy_results: bool = True,
-        remembered: int = REMEMBERED,
+        remembered: int = 4,
     ) -> Answerer:
         """Load a component, in the process and on the thread that will answer its calls.
 

@@ -18,7 +18,6 @@ no_address            the error of a server that cannot listen where it was told
 only_here             calls author code; a process that it forks ends there
 option_table          the fields of `ServeOptions` in Markdown
 problem_reply         the reply for an error
-reuse_residuals       lets a JAX component remember forward passes for gradients
 static_file           one of the files that make up a page
 stopping              the error of a call while the server stops
 unavailable           the error of a call that was not run and may be repeated later
@@ -26,7 +25,7 @@ unavailable           the error of a call that was not run and may be repeated l
 
 from chainrule.serve._answering import Answerer
 from chainrule.serve._app import MakePool
-from chainrule.serve._author_code import following_in_thread, only_here, reuse_residuals
+from chainrule.serve._author_code import following_in_thread, only_here
 from chainrule.serve._calls import Call, CallError, Cancelled, Facts, Reply, stopping, unavailable
 from chainrule.serve._options import ServeOptions, add_option_arguments, option_table
 from chainrule.serve._page import static_file
@@ -51,7 +50,6 @@ __all__ = [
     "only_here",
     "option_table",
     "problem_reply",
-    "reuse_residuals",
     "static_file",
     "stopping",
     "unavailable",

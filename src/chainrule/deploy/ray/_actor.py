@@ -21,14 +21,13 @@ from chainrule._errors import ChainruleError, ComponentError
 from chainrule._trees import is_arraylike
 from chainrule.deploy.ray._messages import CANCELLED, Envelope, Plan
 from chainrule.runtime import LocalComponent, load_component
-from chainrule.runtime.internal import Run, listening, to_plain
+from chainrule.runtime.internal import Run, listening, reuse_residuals, to_plain
 from chainrule.serve.internal import (
     Answerer,
     Call,
     Cancelled,
     only_here,
     problem_reply,
-    reuse_residuals,
 )
 
 _log = logging.getLogger(__name__)
