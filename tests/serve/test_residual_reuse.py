@@ -8,7 +8,7 @@ import pytest
 from chainrule.runtime import component
 from chainrule.runtime.experimental import set_jax_vjp_cache_size
 from chainrule.runtime.internal import current_residual_cache
-from chainrule.serve.internal import reuse_residuals
+from chainrule.serve._author_code import reuse_residuals
 
 COMPONENT = """
 from chainrule.runtime import Array, Differentiable, Float32, component
