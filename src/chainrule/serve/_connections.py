@@ -186,7 +186,7 @@ class RequestLimit:
 
     def __init__(self, app: Any, connection_limit: ConnectionLimit) -> None:
         self._app = app
-        self._crowd = connection_limit
+        self._limit = connection_limit
         self._running = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -194,7 +194,7 @@ class RequestLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        is_full = self._crowd.is_full(self._running) and not is_probe(scope)
+        is_full = self._limit.is_full(self._running) and not is_probe(scope)
         self._running += 1
         try:
             await (turn_away if is_full else self._app)(scope, receive, send)
