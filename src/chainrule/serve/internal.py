@@ -10,7 +10,6 @@ Facts                 what a server says about a component without asking it aga
 MakePool              makes the pool of a component, from its source and settings
 Pool                  what answers the calls of a component: base class of engines
 Reply                 one encoded answer
-ServeOptions          settings of a server (public, too)
 WorkerState           what one worker does, for `/status`
 add_option_arguments  adds a flag for every field of `ServeOptions` to a parser
 following_in_thread   passes the progress and log lines of a call on a thread on to its watcher
@@ -27,7 +26,7 @@ from chainrule.serve._answering import Answerer
 from chainrule.serve._app import MakePool
 from chainrule.serve._author_code import following_in_thread, only_here
 from chainrule.serve._calls import Call, CallError, Cancelled, Facts, Reply, stopping, unavailable
-from chainrule.serve._options import ServeOptions, add_option_arguments, option_table
+from chainrule.serve._options import add_option_arguments, option_table
 from chainrule.serve._page import static_file
 from chainrule.serve._pool import Pool, WorkerState
 from chainrule.serve._problems import problem_reply
@@ -42,7 +41,6 @@ __all__ = [
     "MakePool",
     "Pool",
     "Reply",
-    "ServeOptions",
     "WorkerState",
     "add_option_arguments",
     "following_in_thread",
