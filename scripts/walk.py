@@ -164,6 +164,9 @@ def gradient(folder: Path) -> Walk:
     file.write_text(COMPONENT)
     component = Component.from_source(file)
 
+    # The profiler sees this thread only, so XLA has to call the host from it.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+
     def loss(x: Any) -> Any:
         return jnp.sum(apply_component(component, {"x": x})["y"] ** 2)
 

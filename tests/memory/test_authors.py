@@ -27,7 +27,6 @@ from chainrule.runtime import (
     WithResiduals,
     load_component,
 )
-from chainrule.runtime._own_arrays import own_copy
 from chainrule.runtime.derivatives import (
     ImplicitFunction,
     finite_difference_jacobian,
@@ -35,6 +34,7 @@ from chainrule.runtime.derivatives import (
     jacobian_from_jvp,
     jacobian_from_vjp,
 )
+from chainrule.runtime.internal import own_copy
 
 try:
     import torch

@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from chainrule.client import Component
-from chainrule.runtime._config import ComponentConfig
-from chainrule.serve._calls import Call, CallError
+from chainrule.runtime import ComponentConfig
 from chainrule.serve._pool import WorkerPool
+from chainrule.serve.internal import Call, CallError
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from chainrule.runtime import component
-from chainrule.runtime._derivatives._residuals import current_residual_cache
 from chainrule.runtime.experimental import set_jax_vjp_cache_size
-from chainrule.serve._author_code import reuse_residuals
+from chainrule.runtime.internal import current_residual_cache
+from chainrule.serve.internal import reuse_residuals
 
 COMPONENT = """
 from chainrule.runtime import Array, Differentiable, Float32, component

@@ -134,7 +134,7 @@ def _error_of(answer: Answer) -> ChainruleError:
 
 
 def _read_problem(answer: Answer) -> dict[str, Any]:
-    """The body of an error, whoever wrote it: a problem of ours, the peer's JSON, or plain text."""
+    """The body of an error: a problem of Chainrule, JSON of another server, or plain text."""
     body = bytes(answer.body)
     if "json" in answer.content_type:
         try:

@@ -165,7 +165,7 @@ class ConnectionPool:
         Raises:
             LostConnectionError: the connection could not be made (`unreachable`), broke
                 (`connection_lost`), or the answer was not complete in time (`timeout`).
-            TransportError: the server sends us elsewhere (`redirected`), or more than it may
+            TransportError: the server redirects (`redirected`), or more than it may
                 (`answer_too_large`).
         """
         connection = self._take(deadline)
@@ -199,7 +199,7 @@ class ConnectionPool:
                     yield response
 
     def close(self) -> None:
-        """Close the connections that nobody uses."""
+        """Close the connections that no call uses."""
         with self._lock:
             _close_all(self._idle)
 

@@ -1,4 +1,4 @@
-"""A component behind a URL: one of ours or a real Tesseract."""
+"""A component behind a URL, served by Chainrule or by a Tesseract."""
 
 from __future__ import annotations
 
@@ -99,6 +99,8 @@ class HttpTransport(Transport):
         scheme = "http" if origin.tls is None else "https"
         self.place = f"{scheme}://{origin}{self._base}"
         self._share_memory = share_memory
+        # Lock order: `_agreement`, then `_lock`, then the locks of the connection pool and the shared memory,
+        # which are held for a few instructions only. The first two are held while the server is asked.
         self._lock = threading.Lock()
         self._agreement = threading.Lock()
         self._document: dict[str, Any] | None = None
@@ -133,7 +135,7 @@ class HttpTransport(Transport):
             return self._get("/openapi.json")
         except CapabilityError as error:
             reason = error.message
-            if error.code != "not_found":  # not a server of ours
+            if error.code != "not_found":  # not a server of Chainrule
                 reason = (
                     f"the server has no {self._base}/openapi.json. Name the server, such as "
                     "http://host:8000, or one of its components, http://host:8000/c/name."
@@ -186,7 +188,7 @@ class HttpTransport(Transport):
     def submit(
         self, endpoint: str, payload: Mapping[str, Any], *, run_id: str | None = None
     ) -> Job | None:
-        """Have the server take a call on as a job; `None` when it is not one of ours."""
+        """Have the server take a call on as a job; `None` when it is not one of Chainrule."""
         dialect = self._agree()
         if not dialect.is_native:
             return None

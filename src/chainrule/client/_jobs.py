@@ -138,7 +138,7 @@ class CallJob(Job):
                 self._show = None
 
     def cancel(self) -> None:
-        """Give the call up. A server stops the work when it notices that nobody waits any more."""
+        """Give the call up. A server stops the work when it notices that the caller has left."""
         self._ticket.cancel()
         self._future.cancel()  # where it has not begun: it need not wait for a thread to learn that
 
@@ -171,15 +171,15 @@ class CallJob(Job):
 
 
 def not_done_yet() -> TimeoutError:
-    """Whoever waits has waited long enough."""
+    """The error of a caller who has waited as long as it wanted."""
     return TimeoutError("The job is not done yet; it goes on.")
 
 
 @contextmanager
 def showing(progress: Show, label: str) -> Iterator[Callable[[float, str], Any]]:
-    """What to call with the progress of a job, for whoever wants to see it.
+    """What to call with the progress of a job.
 
-    A job that is done is shown as done, whatever its author has said, or not said, of its progress.
+    A job that is done is shown as done, also if its author has not reported progress.
     """
     if not callable(progress):
         with progress_bar(label) if progress else nullcontext() as bar:
@@ -198,7 +198,7 @@ def showing(progress: Show, label: str) -> Iterator[Callable[[float, str], Any]]
 
 
 def _ignore(fraction: float, message: str) -> None:
-    """Nobody looks."""
+    """Progress is not shown."""
 
 
 class Bar:
@@ -207,7 +207,7 @@ class Bar:
     Args:
         progress: of rich.
         label: what it is about.
-        total: how far there is to go; `None` while nobody knows.
+        total: how far there is to go; `None` while that is unknown.
     """
 
     def __init__(self, progress: Any, label: str, total: float | None) -> None:

@@ -144,7 +144,7 @@ class _Stream:
 
 
 def results_of(outcomes: Generator[Outcome, None, None]) -> Iterator[Any]:
-    """Results; the first failure is raised, and what is under way is given up, as when nobody asks on."""
+    """Results; the first failure is raised, and what is under way is given up."""
     with closing(outcomes):
         for outcome in outcomes:
             if outcome.error is not None:

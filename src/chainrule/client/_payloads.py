@@ -82,10 +82,10 @@ class Dialect:
     """How to talk to a server.
 
     Attributes:
-        content_type: of the requests we send.
+        content_type: of requests.
         body_format: the codec's name of the format that goes with it.
-        accept: what we ask for; `None` asks for whatever the server likes.
-        is_native: whether the server is one of ours.
+        accept: which formats of answers are asked for; `None` leaves that to the server.
+        is_native: whether the server is one of Chainrule.
     """
 
     content_type: str

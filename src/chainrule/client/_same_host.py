@@ -132,7 +132,7 @@ class SharedMemory:
     def _received(
         self, answer: Answer, channel: _Channel, memory: CallMemory, max_bytes: int
     ) -> Answer:
-        """An answer with its body, in memory of our own."""
+        """An answer with its body, in memory of this process."""
         form, _, size = (answer.memory or "").partition(" ")
         if not form:  # from the server in place of the worker, which may still use the memory
             memory.close()
@@ -218,7 +218,7 @@ class _Channel:
     """One connection for descriptors, for one call at a time.
 
     Raises:
-        OSError: the server is not on this host, or does not accept us.
+        OSError: the server is not on this host, or refuses the secret.
     """
 
     def __init__(self, offer: _Offer) -> None:
@@ -228,7 +228,7 @@ class _Channel:
             send_message(self._connection, {"secret": offer.secret})
             message = receive_message(self._connection)
             if message is None or "channel" not in message.header:
-                raise ConnectionRefusedError("the server does not accept our secret")
+                raise ConnectionRefusedError("the server refuses the secret")
             message.close()
             self._name = str(message.header["channel"])
         except DecodeError as error:

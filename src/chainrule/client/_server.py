@@ -51,7 +51,7 @@ class JobInfo:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> JobInfo:
-        """From the job object of a server, which may be newer than we are."""
+        """From the job object of a server, which may be of a newer version."""
         return cls(**{f.name: content[f.name] for f in fields(cls) if f.name in content})
 
     @property

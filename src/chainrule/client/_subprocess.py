@@ -86,7 +86,7 @@ class SubprocessTransport(Transport):
             "config": config, "python": python, "startup_timeout": startup_timeout, "timeout": timeout,
         }  # fmt: skip
         self._source = source
-        # The process is ours: its tracebacks are for our eyes, and it has nothing to fear from our calls.
+        # The caller owns the process: it may see tracebacks, and its calls are trusted.
         settings = ComponentConfig.make(config).replace(debug=True)
         if settings.limits is DEFAULT_LIMITS:
             settings = settings.replace(limits=TRUSTING_LIMITS)
@@ -188,8 +188,9 @@ class SubprocessTransport(Transport):
             self._stop()
             self._start()
         assert self._process is not None
-        process, connection, is_over = self._process, self._connection, threading.Event()
-        ticket.when_cancelled(lambda: _interrupt(process, connection, is_over))
+        connection = self._connection
+        interruption = _Interruption(self._process, connection)
+        ticket.when_cancelled(interruption.interrupt)
         try:
             return connection.exchange(header, body)
         except LostConnectionError as error:
@@ -202,7 +203,7 @@ class SubprocessTransport(Transport):
             self._stop()
             raise
         finally:
-            is_over.set()
+            interruption.call_is_over()
             ticket.when_cancelled(None)
 
     def _stop(self) -> None:
@@ -240,7 +241,7 @@ class _WorkerConnection:
     """The connection to a worker: one call at a time, large bodies in shared memory.
 
     Args:
-        connection: our end.
+        connection: this end of it.
         place: the other side, for messages.
     """
 
@@ -316,20 +317,39 @@ class _WorkerConnection:
         )
 
 
-def _interrupt(
-    process: subprocess.Popen[bytes], connection: _WorkerConnection, is_over: threading.Event
-) -> None:
-    """Break off a call; where the author's code does not come back to Python for it, end the process."""
+class _Interruption:
+    """Breaks off one call, from another thread, and never the next one.
 
-    def end_if_busy() -> None:
-        if not is_over.wait(_GRACE_S):
-            process.kill()
+    The lock decides the race of reply and cancellation: while it is held, the call is not over. So the worker
+    gets the message and the signal before the next call, and drops them if it has replied already.
 
-    if is_over.is_set():
-        return
-    connection.send_cancel()
-    process.send_signal(signal.SIGUSR1)
-    threading.Thread(target=end_if_busy, name="chainrule-interrupt", daemon=True).start()
+    Args:
+        process: runs the call.
+        connection: to it.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], connection: _WorkerConnection) -> None:
+        self._process, self._connection = process, connection
+        self._lock = threading.Lock()
+        self._is_over = threading.Event()
+
+    def interrupt(self) -> None:
+        """Break the call off; where the author's code does not come back to Python, end the process."""
+        with self._lock:
+            if self._is_over.is_set():
+                return
+            self._connection.send_cancel()
+            self._process.send_signal(signal.SIGUSR1)
+        threading.Thread(target=self._end_if_busy, name="chainrule-interrupt", daemon=True).start()
+
+    def call_is_over(self) -> None:
+        """There is nothing to break off any more."""
+        with self._lock:
+            self._is_over.set()
+
+    def _end_if_busy(self) -> None:
+        if not self._is_over.wait(_GRACE_S):
+            self._process.kill()
 
 
 def _end(process: subprocess.Popen[bytes], connection: _WorkerConnection) -> None:

@@ -82,7 +82,7 @@ class Transport(ABC):
 
     @property
     def known_document(self) -> dict[str, Any] | None:
-        """The OpenAPI document as far as it is known without asking anybody."""
+        """The OpenAPI document as far as it is known without a request."""
         return None
 
     @abstractmethod
@@ -204,7 +204,7 @@ class InProcessTransport(Transport):
             return self.local.call(endpoint, payload, run=run)
 
     def health(self) -> dict[str, Any]:
-        """Always well: we are running."""
+        """Always well while this process runs."""
         return dict(self.local.health())
 
     def close(self) -> None:

@@ -26,14 +26,9 @@ from chainrule.runtime._component._local import LocalComponent
 from chainrule.runtime._component._observation import copied_to, new_logs
 from chainrule.runtime._component._schemas import to_plain
 from chainrule.runtime._config import ComponentConfig, ReferenceKind
-from chainrule.runtime._content import content_name
+from chainrule.runtime._content_store import SharedFolder, content_name
 from chainrule.runtime._derivatives import product_from_jacobian
 from chainrule.runtime._derivatives._derive import batched_product
-from chainrule.runtime._derivatives._residuals import (
-    content_digest,
-    current_residual_cache,
-    set_jax_vjp_cache_size,
-)
 from chainrule.runtime._endpoints import (
     BATCHED,
     DERIVATIVES,
@@ -47,10 +42,14 @@ from chainrule.runtime._endpoints import (
     DerivativeKind,
     EndpointMethods,
 )
-from chainrule.runtime._log_format import log_handler
 from chainrule.runtime._own_arrays import own_copy
 from chainrule.runtime._progress import is_heard, listening, progress, unheard
-from chainrule.runtime._runs import Run, checked_run_id, current_run
+from chainrule.runtime._residuals import (
+    content_digest,
+    current_residual_cache,
+    set_jax_vjp_cache_size,
+)
+from chainrule.runtime._runs import Run, checked_run_id, current_run, log_handler
 from chainrule.runtime._schema import (
     ArraySpec,
     array_leaves,
@@ -63,7 +62,6 @@ from chainrule.runtime._schema._leaves import DimensionTable, enter_sizes, unwra
 from chainrule.runtime._schema._problems import dtype_mismatch
 from chainrule.runtime._schema._spec import PEER_DTYPES, numpy_dtype
 from chainrule.runtime._schema._validation import check_shape, is_tracer
-from chainrule.runtime._shared_folder import SharedFolder
 from chainrule.runtime.testing._subject import Subject
 
 __all__ = [

@@ -146,8 +146,9 @@ class Answerer:
         return Reply(200, "application/octet-stream", pack_replies(replies))
 
     def _encoded(self, call: Call, result: Any) -> Reply:
-        form = self._form(call)
-        return Reply(200, form.media_type, self._encode(result, form, Run(self._config)))
+        form, run = self._form(call), Run(self._config)
+        pieces = encode_result(result, form, self._config, lambda: run.folder.name)
+        return Reply(200, form.media_type, pieces)
 
     def _reply(self, call: Call) -> Reply:
         try:
@@ -174,7 +175,9 @@ class Answerer:
         run = Run(self._config, run_id=call.run_id)
         payload = self._payload(call)
         result = only_here(lambda: self._result(call.endpoint, payload, run))
-        return Reply(200, form.media_type, self._encode(result, form, run))
+        return Reply(
+            200, form.media_type, encode_result(result, form, self._config, lambda: run.folder.name)
+        )
 
     def _form(self, call: Call) -> Negotiated:
         form = negotiate(
@@ -218,12 +221,27 @@ class Answerer:
                 f"This is not a regression test: {error.errors()[0]['msg']}.", code="invalid_input"
             ) from None
 
-    def _encode(self, result: Any, form: Negotiated, run: Run) -> list[Any]:
-        options: dict[str, Any] = {"compression": form.compression, "sparse": form.sparse}
-        if form.format != "json+binref":
-            return encode_body(result, format=form.format, **options)
-        with BinrefWriter(self._config.output_path, run=run.folder.name) as writer:
-            return encode_body(result, format=form.format, writer=writer, **options)
+
+def encode_result(
+    result: Any, form: Negotiated, config: ComponentConfig, run_name: Callable[[], str]
+) -> list[Any]:
+    """A result as the pieces of a body.
+
+    Args:
+        result: a plain tree.
+        form: format, compression, and whether sparse arrays may be sent as such.
+        config: says where files go.
+        run_name: gives the folder of the run, for arrays that go to files; not called for others.
+    """
+    options: dict[str, Any] = {
+        "format": form.format,
+        "compression": form.compression,
+        "sparse": form.sparse,
+    }
+    if form.format != "json+binref":
+        return encode_body(result, **options)
+    with BinrefWriter(config.output_path, run=run_name()) as writer:
+        return encode_body(result, writer=writer, **options)
 
 
 def plain_form(endpoint: str, form: Negotiated) -> Negotiated:

@@ -95,7 +95,7 @@ def reuse_residuals(component: LocalComponent, *, remembered: int = REMEMBERED) 
 
 @contextlib.contextmanager
 def following(connection: socket.socket, message: Message) -> Iterator[None]:
-    """While a call that somebody follows is answered, tell the server about it.
+    """While the call of a job is answered, send its progress and output to the server.
 
     Args:
         connection: to the server.

@@ -60,7 +60,7 @@ class Call:
         content_type, content_encoding, accept: the headers of these names.
         run_id: what the caller wants its files to be known by.
         traceparent: the caller's place in its trace.
-        watcher: who hears of its progress and output, if anybody does.
+        watcher: is told of its progress and output, where the call is a job.
         merged: whether the body holds several calls, see `_merging`.
         room: shared memory that the caller offers for the answer.
     """
@@ -175,7 +175,7 @@ class CallError(TransportError):
 
 
 class Cancelled(BaseException):
-    """Raised on the worker's thread when nobody wants the answer any more."""
+    """Raised on the worker's thread when the answer is not wanted any more."""
 
 
 def unavailable(message: str, code: str, retry_after_s: int = 1) -> CallError:

@@ -227,29 +227,24 @@ class QuietTransport:
 class LimitedHttpProtocol(HttpToolsProtocol):
     """uvicorn's protocol with bounds on what callers send and on their time.
 
-    Attributes:
+    Args:
         read_timeout_s: for the headers of a request, and for the next part of an answer to be read.
         connection_limit: the bounds of all connections together.
+        **state: what uvicorn gives to a protocol.
     """
 
-    read_timeout_s = 30.0
-    connection_limit = ConnectionLimit(1024)
     _head_timer: asyncio.TimerHandle | None = None
     _reader_timer: asyncio.TimerHandle | None = None
     _waits_since = 0.0
     _got_on = False  # the last packet completed a head, brought some of a body, or ended a request
     _head_bytes = 0  # of packets that did not
 
-    @classmethod
-    def configured(
-        cls, timeout_s: float, connection_limit: ConnectionLimit
-    ) -> type[LimitedHttpProtocol]:
-        """The same protocol with other bounds."""
-        return type(
-            cls.__name__,
-            (cls,),
-            {"read_timeout_s": timeout_s, "connection_limit": connection_limit},
-        )
+    def __init__(
+        self, read_timeout_s: float, connection_limit: ConnectionLimit, **state: Any
+    ) -> None:
+        super().__init__(**state)
+        self.read_timeout_s = read_timeout_s
+        self.connection_limit = connection_limit
 
     @property
     def address(self) -> str:
@@ -310,9 +305,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self._waits_since = self.loop.time()
         super().on_response_complete()
-        if (
-            self.pipeline
-        ):  # uvicorn would read on, and keep what it reads, faster than we can answer
+        if self.pipeline:
+            # uvicorn would read on, and keep what it reads, faster than requests are answered.
             self.flow.pause_reading()
 
     def _expect_head(self) -> None:
@@ -408,7 +402,7 @@ class TlsHandshake(asyncio.Protocol):
                 ssl=self._context,
                 ssl_handshake_timeout=behind.read_timeout_s,
             )
-        except OSError:  # no handshake, or none in time: there is nobody to tell
+        except OSError:  # no handshake, or none in time: the caller cannot be told
             self._socket.close()
         finally:
             behind.connections.discard(self)

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from chainrule._errors import ChainruleError, DecodeError, InputError, LimitError, StorageError
@@ -22,21 +22,21 @@ from chainrule.serve._logs import RUN_ID
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._pool import Service
 from chainrule.serve._problems import problem_reply
-from chainrule.serve._same_host import MEMORY_HEADER, ClientMemory
+from chainrule.serve._same_host import (
+    MEMORY_HEADER,
+    ClientMemory,
+    SameHostListener,
+    UnknownMemoryError,
+)
+
+if TYPE_CHECKING:
+    from chainrule.serve._jobs import JobReplies
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Claim = Callable[[Mapping[bytes, bytes]], ClientMemory | None]
 
 # A caller that leaves is noticed only after this: most calls are over by then, and watching costs.
 _WATCH_AFTER_S = 0.03
 _NO_QUERY: Mapping[str, str] = {}
-
-
-class JobTaker(Protocol):
-    """Answers requests that are to be jobs."""
-
-    async def answer(self, service: Service, call: Call, *, key: str | None, waits: bool) -> Reply:
-        """The job object, or the answer of the job for a caller who waits."""
 
 
 class Endpoint:
@@ -46,7 +46,7 @@ class Endpoint:
         service: the component.
         name: of the endpoint.
         options: of the server.
-        claim: the shared memory that a request names in its headers.
+        same_host: receives the shared memory of clients on this host, where that is offered.
         intake: bounds the bodies of all endpoints together.
         jobs: where requests go that are to outlive their connection.
     """
@@ -56,15 +56,15 @@ class Endpoint:
         service: Service,
         name: str,
         options: ServeOptions,
-        claim: Claim,
+        same_host: SameHostListener | None,
         intake: Intake,
-        jobs: JobTaker,
+        jobs: JobReplies,
     ) -> None:
         self._service = service
         self._name = name
         self._timeout_s = options.read_timeout_s
         self._debug = options.debug
-        self._claim = claim
+        self._same_host = same_host
         self._intake = intake
         self._jobs = jobs
         # Calls that are merged have one run together.
@@ -99,6 +99,15 @@ class Endpoint:
             return
         if reply is not None:
             await send_reply(send, reply)
+
+    def _claim(self, headers: Mapping[bytes, bytes]) -> ClientMemory | None:
+        """The shared memory that a request names in its headers."""
+        named = headers.get(MEMORY_HEADER)
+        if named is None:
+            return None
+        if self._same_host is None:
+            raise UnknownMemoryError("This server shares no memory with its clients.")
+        return self._same_host.claim(named, is_mapped_here=not self._service.pool.uses_segments)
 
     def _checked_size(self, body: SegmentBody, declared: int | None) -> int:
         """The size of a body in shared memory, if it may have it and is the only one."""
@@ -195,7 +204,12 @@ class Endpoint:
 
 
 class _Watch:
-    """Cancels the current task when the caller disconnects."""
+    """Cancels the current task when the caller disconnects.
+
+    The race of reply and disconnection: the watcher runs only between two steps of the watched task, and
+    `stop` is called in the step in which the reply arrives there. So the cancellation comes either while the
+    task still waits in `_answer`, which expects it, or never.
+    """
 
     def __init__(self, receive: Receive) -> None:
         self.left = False

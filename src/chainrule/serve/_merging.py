@@ -27,7 +27,7 @@ import orjson
 from chainrule._errors import ChainruleError, InputError
 from chainrule._trees import flatten_with_paths, set_at_path
 from chainrule.runtime.internal import LocalComponent, content_name
-from chainrule.serve._calls import Call, Reply, place_body
+from chainrule.serve._calls import Call, Reply
 
 if TYPE_CHECKING:
     from chainrule.serve._pool import Pool
@@ -69,7 +69,7 @@ class Merger:
         return await self._pool.metrics.with_request(call, future)
 
     def _look(self) -> None:
-        """Send what is due, or see to it that somebody looks again."""
+        """Send what is due, or set a timer for what is not."""
         if self._under_way >= self._pool.size:
             return
         if len(self._waiting) >= self._max_size:
@@ -117,9 +117,7 @@ class Merger:
             _settle(future, one)
 
     def _merged(self, calls: Sequence[Call]) -> Call:
-        body = pack_calls(calls)
-        placed = place_body(body) if self._pool.uses_segments else body
-        return Call(calls[0].endpoint, placed, merged=True)
+        return Call(calls[0].endpoint, self._pool.placed(pack_calls(calls)), merged=True)
 
     async def _answer_alone(self, entry: Waiting) -> None:
         call, future = entry
@@ -172,7 +170,7 @@ class MergedCalls:
         component: of the calls.
         decode: the payload of a call.
         encode: the reply to a call, from its result.
-        answer: answers one call alone, whatever is wrong with it.
+        answer: answers one call alone; an error becomes a reply.
     """
 
     def __init__(

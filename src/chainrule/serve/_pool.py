@@ -30,7 +30,9 @@ from chainrule.serve._calls import (
     CallError,
     Facts,
     Reply,
+    SegmentBody,
     not_loaded,
+    place_body,
     stopping,
     too_slow,
     unavailable,
@@ -133,6 +135,14 @@ class Pool(ABC):
     def is_ready(self) -> bool:
         """Whether calls can be expected to be answered."""
         return not self.is_stopping and self.alive > 0
+
+    def placed(self, body: bytes) -> bytes | SegmentBody:
+        """A body where a worker can read it.
+
+        Raises:
+            StorageError: there is no memory for it.
+        """
+        return place_body(body) if self.uses_segments else body
 
     async def call(self, call: Call) -> Reply:
         """Have a call answered, and count it.

@@ -149,15 +149,20 @@ class WorkerProcess:
             }
         }
         self._watcher = call.watcher
+        answer = self._send_call(header, call)
         try:
-            message = await asyncio.wait_for(self._send_call(header, call), timeout_s)
-            return self._to_reply(message, call.room)
+            return self._to_reply(await asyncio.wait_for(answer, timeout_s), call.room)
         except TimeoutError:
             self.kill()
             assert timeout_s is not None
             raise too_slow(call.endpoint, timeout_s, was_stopped=True) from None
         except asyncio.CancelledError:
-            await self._cancel()
+            # The reply may have arrived in the step in which the caller left. Then the worker is free, and
+            # would not answer a message that asks it to break off.
+            if answer.cancelled() or not answer.done():
+                await self._cancel()
+            elif answer.exception() is None:
+                answer.result().close()
             raise
 
     def _send_call(self, header: dict[str, Any], call: Call) -> asyncio.Future[Message]:
@@ -189,13 +194,20 @@ class WorkerProcess:
         return self._answer
 
     async def _cancel(self) -> None:
-        """Ask the author's code to stop; kill it when it does not."""
+        """Ask the author's code to stop; kill it when it does not.
+
+        The message goes first and the signal after it: a worker heeds a signal only if a message is there
+        (others send SIGUSR1, too). Exactly one reply follows in either case: the worker breaks off and
+        says so (499), or it had finished before the signal came, and this is its reply, which is not wanted
+        any more. It then reads the message when it waits for the next call, and drops it. The memory of the
+        caller is free when this returns: no worker writes to it any more.
+        """
         self._answer = answer = self._loop.create_future()
         try:
             send_message(self._connection, CANCEL)
             os.kill(self.pid, signal.SIGUSR1)
             message = await asyncio.wait_for(answer, _CANCEL_GRACE_S)
-            message.close()  # it may have been finished after all
+            message.close()
         except (TimeoutError, CallError, asyncio.CancelledError, OSError):
             self.kill()
 
@@ -252,7 +264,7 @@ class WorkerProcess:
         elif self._answer is not None and not self._answer.done():
             self._answer.set_result(message)
         else:
-            self.kill()  # an answer that nobody asked for: the author's code writes to our socket
+            self.kill()  # an unexpected answer: the author's code writes to the socket
 
     def _on_process_end(self) -> None:
         assert self._process is not None, "it was started"
@@ -270,7 +282,7 @@ class WorkerProcess:
         if self._answer is None or self._answer.done():
             return
         self._answer.set_exception(error)
-        # Nobody may be waiting any more; that is not an error.
+        # If no caller waits any more, asyncio must not report the exception as lost.
         self._answer.exception()
 
     def _end_error(self) -> CallError:

@@ -1,4 +1,4 @@
-"""Who may call: whoever has the bearer token; without one, this machine, but no web page of others."""
+"""Which callers are allowed: those with the token; without one, this machine, but no foreign web page."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _unauthorized(scope: Mapping[str, Any]) -> UnauthorizedError:
 
 
 class ForeignOriginError(ChainruleError):
-    """A browser brought this request from a page of somebody else: HTTP 403."""
+    """A web page of another site made this request: HTTP 403."""
 
     default_code = "foreign_origin"
     http_status = 403
@@ -85,7 +85,7 @@ class ForeignOriginError(ChainruleError):
 
 
 class LocalCallers:
-    """ASGI middleware for a server on loopback without a token: no web page of somebody else may call.
+    """ASGI middleware for a server on loopback without a token: no web page of another site may call.
 
     A browser on this machine can reach what other machines cannot. What a page of another site sends
     carries that site's name: as `Origin`, or, where the site made its own name point to this machine, as

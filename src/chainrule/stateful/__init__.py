@@ -8,7 +8,7 @@ The modules, in the order in which to read them:
 
     _frames         where the values of parameters are while a transformed function runs
     _values         what a parameter may hold, and when one value can replace another
-    _statics        equality, snapshots and copies of what is not an array
+    _snapshots      equality, snapshots and copies of what is not an array
     _nodes          what parameters, modules and containers have in common
     _params         parameters; their arithmetic is in _operators
     _containers     lists, dictionaries and tuples inside a module

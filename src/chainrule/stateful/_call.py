@@ -20,7 +20,7 @@ from chainrule.stateful._errors import TrackingError
 from chainrule.stateful._frames import Frame, enter, write_all
 from chainrule.stateful._nodes import Node
 from chainrule.stateful._plan import Plan
-from chainrule.stateful._statics import same
+from chainrule.stateful._snapshots import same
 
 
 class Outcome(NamedTuple):
@@ -188,7 +188,7 @@ class Transformation:
         @functools.wraps(fun)
         def method(*args: Any, **kwargs: Any) -> Any:
             module = kwargs.pop("self")
-            if isinstance(fun, Transformation):  # tracks the module in its turn
+            if isinstance(fun, Transformation):  # it tracks the module itself
                 return fun.__get__(module)(*args, **kwargs)
             return fun(module, *args, **kwargs)
 

@@ -39,7 +39,7 @@ from chainrule.stateful._frames import Watch, local, write_all
 from chainrule.stateful._masks import resolve_mask
 from chainrule.stateful._nodes import has_identity
 from chainrule.stateful._plan import Plan, keyword_of, plain_values
-from chainrule.stateful._statics import Static
+from chainrule.stateful._snapshots import Static
 from chainrule.stateful._values import is_arraylike
 from chainrule.stateful._walk import flatten
 

@@ -36,7 +36,7 @@ from chainrule.stateful._frames import (
 )
 from chainrule.stateful._nodes import Node
 from chainrule.stateful._operators import Operators, unwrap
-from chainrule.stateful._statics import Static
+from chainrule.stateful._snapshots import Static
 from chainrule.stateful._values import check_value, describe, strong
 
 T = TypeVar("T")

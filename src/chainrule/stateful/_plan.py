@@ -20,7 +20,7 @@ from chainrule.stateful._frames import peek_static, structure_edited
 from chainrule.stateful._nodes import Node, has_identity
 from chainrule.stateful._params import BaseParam, DynamicParam, StaticParam
 from chainrule.stateful._random import RKG
-from chainrule.stateful._statics import Static
+from chainrule.stateful._snapshots import Static
 from chainrule.stateful._values import is_arraylike
 from chainrule.stateful._walk import Structure, flatten, replicate
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from chainrule.runtime._derivatives import _residuals
-from chainrule.runtime._derivatives._residuals import current_residual_cache
+from chainrule.runtime import _residuals
+from chainrule.runtime._residuals import current_residual_cache
 from chainrule.runtime.jax_recipes import jax_apply, jax_vjp, set_jax_vjp_cache_size
 
 

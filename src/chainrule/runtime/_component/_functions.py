@@ -386,11 +386,12 @@ def _jitted(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """The function compiled once per structure and non-array leaves, for any tree of inputs."""
     import jax
 
-    from chainrule.runtime.jax_recipes._boundary import seal, split, unseal
+    from chainrule._partition import seal, unseal
+    from chainrule.runtime.jax_recipes._programs import split
 
     @partial(jax.jit, static_argnums=0)
-    def run(frame: Any, arrays: Any) -> Any:
-        return seal(function(frame.join(arrays)))
+    def run(template: Any, arrays: Any) -> Any:
+        return seal(function(template.join(arrays)))
 
     def call(tree: Any) -> Any:
         return unseal(run(*split(tree)))

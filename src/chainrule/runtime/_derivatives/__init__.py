@@ -26,7 +26,6 @@ from chainrule.runtime._derivatives._differences import (
     finite_difference_vjp,
 )
 from chainrule.runtime._derivatives._implicit import ImplicitFunction, Products
-from chainrule.runtime._derivatives._residuals import set_jax_vjp_cache_size
 
 __all__ = [
     "ImplicitFunction",
@@ -40,7 +39,6 @@ __all__ = [
     "jacobian_from_vjp",
     "jvp_from_jacobian",
     "product_from_jacobian",
-    "set_jax_vjp_cache_size",
     "value_and_vjp",
     "vjp_from_jacobian",
 ]

@@ -122,7 +122,8 @@ def product_from_jacobian(
     }
     if kind.vector_over == "inputs":
         return products
-    # The cotangent of a real input is real, also where an output is complex.
+    # JAX pairs a cotangent u with a tangent t as Re Σ u·t, without conjugation. Then Re Σ u·(J t) = Re(Jᵀu)·t
+    # for every real t: the cotangent of a real input is Re(Jᵀu), also where an output is complex.
     return {path: u if np.iscomplexobj(arrays[path]) else u.real for path, u in products.items()}
 
 

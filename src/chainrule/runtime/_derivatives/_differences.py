@@ -154,10 +154,12 @@ def finite_difference_vjp(
         for slope, weights in random_directions(sampler, count, seed):
             along = sampler.outputs.join(cotangent_vector) @ slope
             gradient = gradient + along * weights / count
-        return columns.split(gradient)
+        return columns.split(gradient.real)
     for entry in difference_columns(sampler, _read(sparsity, sampler)):
         gradient = entry.add_transposed(sampler.outputs.join(cotangent_vector), gradient)
-    return columns.split(gradient)
+    # Re Σ u·(J t) = Re(Jᵀu)·t for every real move t: the cotangent of a real input is real, also where an
+    # output and its cotangent u are complex.
+    return columns.split(gradient.real)
 
 
 def finite_difference_jvp(

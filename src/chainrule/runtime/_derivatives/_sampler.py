@@ -270,9 +270,11 @@ DOUBT = 0.1
 """Quotients over one step and over two may differ by this much of themselves. The error of the formula
 that extrapolates from them is about the square of that."""
 SHORTER = 16
+"""The factor between a step that is too long and the next one that is tried."""
 LOUD = 1e4
 """A change of the outputs that is this many times their rounding error is known to four digits."""
 LONGER = 1024
+"""The factor between a step that the outputs do not notice and the next one that is tried."""
 
 
 class Difference(NamedTuple):
@@ -407,6 +409,7 @@ class Sampler:
         This is about steps that a program whose outputs vary on the scale of one would not notice; such a
         program is the most that is tried for. A column of zeros is asked for once more at most.
         """
+        # The best step for outputs that vary on the scale of one, see `_stencils._automatic`.
         longest = self._unit ** (1 / (self.stencil.order + 1))
         while (reach := np.max(np.abs(move))) < min(longest, LOUD * self._unit):
             if self._is_loud(found):

@@ -33,7 +33,7 @@ class LiveJob:
     Attributes:
         record: what is known now.
         task: what runs it, once it is running.
-        is_cancelled: whether somebody asked for its end.
+        is_cancelled: whether a caller asked for its end.
         is_ending: whether its outcome is decided and only has to be kept.
         ended: set after its last event.
     """
@@ -47,7 +47,7 @@ class LiveJob:
         self._listeners: set[_Listener] = set()
 
     def publish(self, kind: str, data: Any) -> None:
-        """Tell everybody who listens."""
+        """Tell all listeners."""
         for listener in self._listeners:
             listener.put((kind, data))
 
@@ -95,7 +95,7 @@ class _Listener:
                 yield None
 
 
-class Lane:
+class JobQueue:
     """Jobs of one component, first come first served.
 
     Each has the number of its arrival, and the queue is in order of these numbers. So a place in the queue is
@@ -157,7 +157,7 @@ class Lane:
 
 _MAX_BYTES = 10 << 20
 _MAX_LINE = 8192
-# A process that the component started and left behind may hold the pipe open; nobody waits for that.
+# A process that the component started and left behind may hold the pipe open; it is not waited for.
 _PATIENCE_S = 0.5
 
 
@@ -200,6 +200,7 @@ class JobLog:
 
     def write(self, chunk: bytes) -> None:
         """Add some output. A disk that is full costs lines, not jobs."""
+        # Lock order: the lock of a job's log, then that of the server's log (`pass_on`); never the other way.
         with self._lock:
             with contextlib.suppress(OSError):
                 self._pass_on(chunk)

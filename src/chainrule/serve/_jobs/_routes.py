@@ -15,15 +15,13 @@ from starlette.routing import Route
 from chainrule._codec import (
     FRAMES_MEDIA_TYPE,
     TRUSTING_LIMITS,
-    BinrefWriter,
     Negotiated,
     decode_body,
-    encode_body,
     negotiate,
 )
 from chainrule._errors import ChainruleError, InputError
 from chainrule.runtime.internal import ComponentConfig, Run
-from chainrule.serve._answering import plain_form
+from chainrule.serve._answering import encode_result, plain_form
 from chainrule.serve._calls import Call, Reply, stopping
 from chainrule.serve._connections import FOLLOWS
 from chainrule.serve._endpoint import send_reply
@@ -42,8 +40,8 @@ class JobGoneError(ChainruleError):
     http_status = 410
 
 
-class JobFront:
-    """Takes jobs on and hands answers out.
+class JobReplies:
+    """Makes jobs of requests, and replies of jobs.
 
     Args:
         jobs: the jobs of the server.
@@ -159,24 +157,17 @@ def to_reply(
         tree = decode_body(content, media_type=FRAMES_MEDIA_TYPE, limits=TRUSTING_LIMITS)
     except InputError as error:  # of no caller's doing
         raise damaged_result() from error
-    options: dict[str, Any] = {
-        "format": form.format,
-        "compression": form.compression,
-        "sparse": form.sparse,
-    }
-    if form.format != "json+binref":
-        return Reply(200, form.media_type, encode_body(tree, **options))
-    with BinrefWriter(config.output_path, run=f"run_{record.run_id}") as writer:
-        return Reply(200, form.media_type, encode_body(tree, writer=writer, **options))
+    pieces = encode_result(tree, form, config, lambda: f"run_{record.run_id}")
+    return Reply(200, form.media_type, pieces)
 
 
 _MAX_LISTED = 1000
 _NOT_STORED = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
-def job_routes(front: JobFront) -> list[Route]:
+def job_routes(replies: JobReplies) -> list[Route]:
     """The routes by which callers find, watch, fetch and cancel jobs."""
-    routes = _Routes(front)
+    routes = _Routes(replies)
     return [
         Route("/jobs", _answered(routes.listed), methods=["GET"]),
         Route("/jobs/{id}", _answered(routes.one), methods=["GET"]),
@@ -201,9 +192,9 @@ def _answered(
 
 
 class _Routes:
-    def __init__(self, front: JobFront) -> None:
-        self._front = front
-        self._jobs = front.jobs
+    def __init__(self, replies: JobReplies) -> None:
+        self._replies = replies
+        self._jobs = replies.jobs
 
     async def listed(self, request: Request) -> Response:
         records = await self._jobs.newest(*_filters(request))
@@ -211,13 +202,13 @@ class _Routes:
         return Response(content, headers=_NOT_STORED, media_type="application/json")
 
     async def one(self, request: Request) -> Reply:
-        return self._front.describe(await self._find(request))
+        return self._replies.describe(await self._find(request))
 
     async def cancelled(self, request: Request) -> Reply:
-        return self._front.describe(await self._jobs.cancel(await self._find(request)))
+        return self._replies.describe(await self._jobs.cancel(await self._find(request)))
 
     async def result(self, request: Request) -> Reply:
-        return await self._front.result(await self._find(request), request.headers.get("accept"))
+        return await self._replies.result(await self._find(request), request.headers.get("accept"))
 
     async def log(self, request: Request) -> Response:
         record = await self._find(request)

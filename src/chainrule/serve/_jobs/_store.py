@@ -158,7 +158,7 @@ class JobStore:
 
     def _open(self) -> sqlite3.Connection:
         path = self.folder / "jobs.sqlite"
-        # SQLite gives the files beside it the mode of the database, which is ours from its first byte on.
+        # SQLite gives the files beside it the mode of the database, which is private from its first byte on.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         database.execute("PRAGMA journal_mode = WAL")
@@ -335,7 +335,7 @@ class JobStore:
         return self._path(job_id, "log")
 
     def sweep(self) -> None:
-        """Drop results past their time, the oldest beyond the bound, and jobs nobody will ask for."""
+        """Drop results past their time, the oldest beyond the bound, and old jobs."""
         now = time.time()
         self._drop_results("finished_at < ?", now - self._retention_s)
         excess = "SELECT number FROM (SELECT number, SUM(result_bytes) OVER (ORDER BY number DESC) AS total "

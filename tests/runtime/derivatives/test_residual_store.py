@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from chainrule._errors import InputError
-from chainrule.runtime._derivatives import _residuals
-from chainrule.runtime._derivatives._residuals import (
-    ResidualCache,
+from chainrule.runtime import _residuals
+from chainrule.runtime._residuals import (
+    ResidualStore,
     content_digest,
     own,
     same_content,
@@ -55,7 +55,7 @@ def test_nan_is_equal_to_itself():
 
 def test_a_change_that_the_digest_does_not_sample_is_a_miss():
     large = np.zeros(1 << 20)
-    cache = ResidualCache(2)
+    cache = ResidualStore(2)
     cache.keep("f", own([large]), "residuals", 0)
     assert cache.find("f", [large.copy()]) == "residuals"
     for index in range(700, 1400, 7):
@@ -66,20 +66,20 @@ def test_a_change_that_the_digest_does_not_sample_is_a_miss():
 
 def test_a_collision_never_returns_another_points_residuals(monkeypatch):
     monkeypatch.setattr(_residuals, "content_digest", lambda arrays: b"same")
-    cache = ResidualCache(4)
+    cache = ResidualStore(4)
     cache.keep("f", (np.zeros(3),), "at zero", 0)
     assert cache.find("f", [np.ones(3)]) is None
     assert cache.find("f", [np.zeros(3)]) == "at zero"
 
 
 def test_programs_are_told_apart():
-    cache = ResidualCache(4)
+    cache = ResidualStore(4)
     cache.keep("f", (np.zeros(3),), "f", 0)
     assert cache.find("g", [np.zeros(3)]) is None
 
 
 def test_bounded_by_number_and_by_bytes():
-    cache = ResidualCache(2, max_bytes=1000)
+    cache = ResidualStore(2, max_bytes=1000)
     for value in range(3):
         cache.keep("f", (np.full(1, float(value)),), value, 0)
     assert len(cache) == 2
@@ -93,7 +93,7 @@ def test_bounded_by_number_and_by_bytes():
 
 def test_caller_may_change_its_arrays():
     x = np.zeros(3)
-    cache = ResidualCache(1)
+    cache = ResidualStore(1)
     cache.keep("f", own([x]), "at zero", 0)
     x[:] = 1.0
     assert cache.find("f", [x]) is None
@@ -101,7 +101,7 @@ def test_caller_may_change_its_arrays():
 
 
 def test_many_threads():
-    cache = ResidualCache(8)
+    cache = ResidualStore(8)
 
     def work(value):
         point = np.full(100, float(value % 16))

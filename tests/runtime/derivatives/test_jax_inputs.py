@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, ConfigDict, create_model, field_serializer
 
+from chainrule._partition import Template
 from chainrule.runtime.jax_recipes import jax_jvp
-from chainrule.runtime.jax_recipes._boundary import Frame, split
+from chainrule.runtime.jax_recipes._programs import split
 
 X, Y = np.arange(3.0), np.ones((2, 2), np.int32)
 
@@ -36,7 +37,7 @@ def test_a_flat_mapping_is_taken_apart_as_jax_does_it(inputs):
     tree = dict(inputs) if isinstance(inputs, BaseModel) else inputs
     leaves, structure = jax.tree.flatten(tree)
     frame, arrays = split(inputs)
-    assert frame == Frame(structure, (None,) * len(leaves))
+    assert frame == Template(structure, (None,) * len(leaves))
     assert all(mine is theirs for mine, theirs in zip(arrays, leaves, strict=True))
     assert frame.join(arrays).keys() == tree.keys()
 

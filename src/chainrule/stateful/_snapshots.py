@@ -2,7 +2,9 @@
 
 `Static` makes any object usable as auxiliary data of a pytree and as part of a cache key. Two statics are
 equal when using one for the other cannot be noticed: containers are compared item by item, arrays by content,
-`nan` equals itself, everything else by `==` with identity first.
+numbers by what they print (so `nan` equals itself and `-0.0` is not `0.0`), everything else by `==` with
+identity first. `chainrule._partition` has a simpler `Static` for the arguments of one call, which nothing
+edits meanwhile.
 
 An object may be edited in place after it became part of a key, and then no longer be what the key stood for.
 So a static keeps a *snapshot* of what can be edited:
@@ -130,6 +132,9 @@ def same(a: Any, b: Any) -> bool:
         return True
     if type(a) is not type(b):
         return False
+    if isinstance(a, (float, complex, np.inexact)):
+        # 0.0 == -0.0, and they compile to different programs; NaN is not equal to itself.
+        return repr(a) == repr(b)
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, Mapping):
