@@ -449,7 +449,7 @@ def test_what_a_container_is_given(tmp_path):
     for wrong in ({"volumes": ["/:x"]}, {"volumes": ["/nowhere/at/all:/x"]}):
         with pytest.raises(InputError):
             images.RunOptions(**wrong).arguments(podman, **given)
-    with pytest.raises(InputError, match="nobody"):
+    with pytest.raises(InputError, match="cannot be called"):
         images.RunOptions(network="none")
 
 

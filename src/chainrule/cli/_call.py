@@ -86,7 +86,7 @@ def _add_arguments(parser: ArgumentParser) -> None:
         metavar="KIND",
         help="Open component references of this kind: api_path, url or image; repeat for more",
     )
-    parser.set_defaults(run=_run)
+    parser.set_defaults(handler=_run)
 
 
 def _run(options: Namespace) -> int:

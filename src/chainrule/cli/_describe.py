@@ -17,7 +17,7 @@ _PARTS = {"inputs": "Apply_InputSchema", "outputs": "Apply_OutputSchema"}
 def add_check_arguments(parser: ArgumentParser) -> None:
     """The component."""
     add_component(parser)
-    parser.set_defaults(run=_check)
+    parser.set_defaults(handler=_check)
 
 
 def _check(options: Namespace) -> int:
@@ -44,7 +44,7 @@ def add_schema_arguments(parser: ArgumentParser) -> None:
         default="openapi",
         help="Print the whole document, or the JSON schema of the inputs or outputs (default: openapi)",
     )
-    parser.set_defaults(run=_schema)
+    parser.set_defaults(handler=_schema)
 
 
 def _schema(options: Namespace) -> int:
@@ -62,7 +62,7 @@ def _schema(options: Namespace) -> int:
 def add_inspect_arguments(parser: ArgumentParser) -> None:
     """The component."""
     add_component(parser)
-    parser.set_defaults(run=_inspect)
+    parser.set_defaults(handler=_inspect)
 
 
 def _inspect(options: Namespace) -> int:

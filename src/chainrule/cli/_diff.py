@@ -32,7 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
             name, metavar=name.upper(), help="A component, its URL, or its OpenAPI document (.json)"
         )
     add_token(parser)
-    parser.set_defaults(run=_run)
+    parser.set_defaults(handler=_run)
 
 
 def _run(options: Namespace) -> int:

@@ -107,7 +107,7 @@ def add_build_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--quiet", "-q", action="store_true", help="Do not show the engine's progress"
     )
-    parser.set_defaults(run=_build)
+    parser.set_defaults(handler=_build)
 
 
 def _build(options: Namespace) -> int:
@@ -226,7 +226,7 @@ def add_run_arguments(parser: ArgumentParser) -> None:
         help="Give up when it does not answer after this many seconds (default: 120)",
     )
     _add_engine(parser)
-    parser.set_defaults(run=_run)
+    parser.set_defaults(handler=_run)
 
 
 def _run(options: Namespace) -> int:
@@ -261,7 +261,7 @@ def _run(options: Namespace) -> int:
 def add_list_arguments(parser: ArgumentParser) -> None:
     """The engine."""
     _add_engine(parser)
-    parser.set_defaults(run=_list)
+    parser.set_defaults(handler=_list)
 
 
 def _list(options: Namespace) -> int:
@@ -284,7 +284,7 @@ def _image_row(image: ComponentImage) -> dict[str, str]:
 def add_ps_arguments(parser: ArgumentParser) -> None:
     """The engine."""
     _add_engine(parser)
-    parser.set_defaults(run=_ps)
+    parser.set_defaults(handler=_ps)
 
 
 def _ps(options: Namespace) -> int:
@@ -314,7 +314,7 @@ def add_logs_arguments(parser: ArgumentParser) -> None:
         "--tail", type=int, metavar="LINES", help="Print only the last lines (default: all)"
     )
     _add_engine(parser)
-    parser.set_defaults(run=_logs)
+    parser.set_defaults(handler=_logs)
 
 
 def _logs(options: Namespace) -> int:
@@ -332,7 +332,7 @@ def add_stop_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--all", action="store_true", help="Stop every container of a component")
     _add_engine(parser)
-    parser.set_defaults(run=_stop)
+    parser.set_defaults(handler=_stop)
 
 
 def _stop(options: Namespace) -> int:

@@ -33,7 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="What to start from (default: function)",
     )
     parser.add_argument("--name", help="Name of the component (default: the name of the folder)")
-    parser.set_defaults(run=_run)
+    parser.set_defaults(handler=_run)
 
 
 def _run(options: Namespace) -> int:

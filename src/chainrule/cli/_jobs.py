@@ -26,7 +26,7 @@ def add_list_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--limit", type=int, default=20, metavar="N", help="List the newest N jobs (default: 20)"
     )
-    parser.set_defaults(run=_list)
+    parser.set_defaults(handler=_list)
 
 
 def _list(options: Namespace) -> int:
@@ -66,7 +66,7 @@ def _note(job: JobInfo) -> str:
 def add_show_arguments(parser: ArgumentParser) -> None:
     """The job."""
     _add_job(parser)
-    parser.set_defaults(run=_show)
+    parser.set_defaults(handler=_show)
 
 
 def _add_job(parser: ArgumentParser) -> None:
@@ -92,7 +92,7 @@ def add_logs_arguments(parser: ArgumentParser) -> None:
     """The job, and whether to follow it."""
     _add_job(parser)
     parser.add_argument("--follow", "-f", action="store_true", help="Follow the job until it ends")
-    parser.set_defaults(run=_logs)
+    parser.set_defaults(handler=_logs)
 
 
 def _logs(options: Namespace) -> int:
@@ -125,7 +125,7 @@ def _write_event(event: JobEvent, as_json: bool) -> None:
 def add_cancel_arguments(parser: ArgumentParser) -> None:
     """The job."""
     _add_job(parser)
-    parser.set_defaults(run=_cancel)
+    parser.set_defaults(handler=_cancel)
 
 
 def _cancel(options: Namespace) -> int:

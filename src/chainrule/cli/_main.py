@@ -1,7 +1,7 @@
 """Which commands there are, and how one is found and run.
 
 A command's name has one word, or two where it belongs to a group: `job list`. Each has a function that adds
-its arguments to a parser and sets `run` to the function that runs it and returns the exit code. Only the
+its arguments to a parser and sets `handler` to the function that runs it and returns the exit code. Only the
 module of the command that was asked for is imported, and the overview does not even import `argparse`, so
 that the command line starts quickly. (typer alone takes as long to import as pydantic.)
 """
@@ -29,7 +29,7 @@ class Command(NamedTuple):
     example: str
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Add the arguments to the parser, and set `run`."""
+        """Add the arguments to the parser, and set `handler`."""
         module, _, function = self.arguments.partition(":")
         getattr(importlib.import_module(f"chainrule.cli.{module}"), function)(parser)
 
@@ -240,7 +240,7 @@ def _run(name: str, rest: list[str]) -> int:
         parser = make_parser(name)
     options = parser.parse_intermixed_args(rest)
     with failures(as_json=options.json):
-        return options.run(options)
+        return options.handler(options)
 
 
 @contextmanager

@@ -41,7 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="Seed of the search (default: 0)")
     parser.add_argument("--edges", action="store_true", help="Eliminate single edges, too")
     parser.add_argument("--float64", action="store_true", help="Trace in double precision")
-    parser.set_defaults(run=_run)
+    parser.set_defaults(handler=_run)
 
 
 def _run(options: Namespace) -> int:

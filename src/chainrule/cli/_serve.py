@@ -45,7 +45,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--ray-address", metavar="ADDRESS", help="of the cluster, with --engine ray"
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(handler=run)
 
 
 def _add_cache(parser: ArgumentParser) -> None:

@@ -60,7 +60,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="FILE",
         help="Write the script to this file (default: standard output)",
     )
-    parser.set_defaults(run=_run)
+    parser.set_defaults(handler=_run)
 
 
 def _run(options: Namespace) -> int:

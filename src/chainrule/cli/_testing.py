@@ -89,7 +89,7 @@ def add_gradient_arguments(parser: ArgumentParser) -> None:
         action="store_false",
         help="Do not show the progress",
     )
-    parser.set_defaults(run=_check_gradients)
+    parser.set_defaults(handler=_check_gradients)
 
 
 def _check_gradients(options: Namespace) -> int:
@@ -158,7 +158,7 @@ def add_record_arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help="Record the exception that the call raises; without it a failing call records nothing",
     )
-    parser.set_defaults(run=_record)
+    parser.set_defaults(handler=_record)
 
 
 def _record(options: Namespace) -> int:
@@ -195,7 +195,7 @@ def add_test_arguments(parser: ArgumentParser) -> None:
         help="Files of test cases (default: test_cases/test_*.json beside the component, or in the working "
         "directory for a URL)",
     )
-    parser.set_defaults(run=_test)
+    parser.set_defaults(handler=_test)
 
 
 def _test(options: Namespace) -> int:

@@ -45,7 +45,7 @@ def add_top_arguments(parser: ArgumentParser) -> None:
         help="Draw again after this many seconds (default: 1)",
     )
     parser.add_argument("--once", action="store_true", help="Draw once and end")
-    parser.set_defaults(run=_top)
+    parser.set_defaults(handler=_top)
 
 
 def _top(options: Namespace) -> int:
@@ -152,7 +152,7 @@ def add_dashboard_arguments(parser: ArgumentParser) -> None:
         metavar="SECONDS",
         help="Show a server as unreachable after this many seconds (default: 3)",
     )
-    parser.set_defaults(run=_dashboard)
+    parser.set_defaults(handler=_dashboard)
 
 
 def _dashboard(options: Namespace) -> int:

@@ -1,14 +1,17 @@
-"""Replicas of one component behind one transport, whatever runs them: processes here, actors on a cluster.
+"""Replicas of one component behind one transport: processes on this machine, or actors on a cluster.
 
-Replica         one copy of the component, reached by messages; it may die at any time
-Dispatcher      which replica gets the next call, and who waits
-Supervisor         threads that keep replicas alive
-Affinity        which replica ran the forward pass of some inputs
-Autoscaler      how many replicas there should be
-PoolTransport   all of it as a `Transport`: retries, poisonous inputs, replacement
+The invariant: when a replica dies, its callers wait longer but still get their answer, as long as calls may
+run twice and the input is not what kills the replica.
 
-The invariant: a replica's death costs its callers time, never an answer, as long as calls may run twice and
-the input is not what kills it.
+Modules, in reading order:
+
+    _dispatch      `Replica`, one copy of the component that may die at any time; `Dispatcher`, which
+    replica gets
+                   the next call, and which call waits
+    _supervision   `Supervisor`, threads that start replicas again; `Autoscaler`, how many there should be
+    _transport     `PoolTransport`, all of it as a `Transport` that repeats calls; `ForwardPasses`, which
+    replica
+                   ran the forward pass of some inputs
 """
 
 from chainrule.deploy._pool._dispatch import Dispatcher, Replica, ReplicaLostError, Slot

@@ -24,22 +24,24 @@ _log = logging.getLogger(__name__)
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 10.0
 _TRIES_TO_START = 3
-_LAST_WORD_S = 5.0
+_STOP_WITHIN_S = 5.0
 
 
 class Supervisor:
-    """A thread for each replica: starts it, waits until somebody notices its death, and starts it again.
+    """A thread for each replica: starts it, waits until a caller notices its death, and starts it again.
 
-    One thread for all its lives, because Linux ends a child with the thread that made it.
+    The same thread starts a replica every time, and lives as long as the replica: a child process asks
+    Linux to end it when its parent dies (`PR_SET_PDEATHSIG`), and "parent" there is the thread that made
+    the child.
 
     Args:
-        dispatcher: that is told which replicas are up.
+        dispatcher: is told which replicas are up.
 
     Attributes:
         document: the OpenAPI document that the first replica gave; `None` before.
         gives_gradients: whether the component has a vector-Jacobian product.
-        failure: why not a single replica can be started; `None` as long as there is hope.
-        closed: set when the replicas are to go.
+        failure: why no replica can be started; `None` while one is up or may still come up.
+        closed: set when the replicas have to end.
     """
 
     def __init__(self, dispatcher: Dispatcher) -> None:
@@ -55,7 +57,8 @@ class Supervisor:
         """Start one more replica, and keep it alive."""
         slot = Slot(replica)
         self._dispatcher.add(slot)
-        if self.closed.is_set():  # just now, by another thread, which has not seen this one
+        # `close` sets `closed` before it looks at the slots. So either it sees this slot, or we see `closed`.
+        if self.closed.is_set():
             slot.is_leaving = True
         thread = threading.Thread(
             target=self._supervise, args=(slot,), name=f"chainrule-{replica.id}", daemon=True
@@ -64,19 +67,20 @@ class Supervisor:
         thread.start()
 
     def close(self) -> None:
-        """Let go of the replicas, and wait a moment until they are gone."""
+        """End the replicas, and wait a moment until they have ended."""
         self.closed.set()
         self._dispatcher.close()
         for slot in self._dispatcher.slots:
             slot.is_leaving = True
             slot.changed.set()
         for thread in list(self._threads):
-            thread.join(_LAST_WORD_S)
+            thread.join(_STOP_WITHIN_S)
 
     def close_in_thread(self) -> None:
         """`close` on a thread of its own.
 
-        For the garbage collector, which may run in any thread, also in one that holds a lock of ours.
+        The garbage collector calls this, in any thread: also in one that holds the dispatcher's lock, for
+        which `close` would then wait for ever.
         """
         threading.Thread(target=self.close, name="chainrule-close", daemon=True).start()
 
@@ -111,16 +115,16 @@ class Supervisor:
 class Autoscaler:
     """Follows the number of calls that run or wait.
 
-    Growing answers a queue that is there; shrinking is a guess about the future, and loses a compiled
-    component. So a pool grows in one step to what the load asks for, and shrinks by one replica each time
-    the load has asked for fewer during `quiet_s`.
+    Growing answers calls that wait now; shrinking bets that none will come, and loses a compiled component.
+    So a pool grows in one step to what the load needs, and shrinks by one replica each time the load has
+    needed fewer for `quiet_s`.
 
     Args:
-        minimum: replicas that always stay.
-        maximum: replicas there are at most.
-        calls_per_replica: load that one replica is expected to bear.
-        quiet_s: seconds of lower load before a replica goes.
-        clock: seconds that never go back.
+        minimum: the least number of replicas.
+        maximum: the greatest number of replicas.
+        calls_per_replica: number of calls that one replica should have.
+        quiet_s: seconds of lower load before a replica ends.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -142,7 +146,7 @@ class Autoscaler:
         """How many replicas there should be now.
 
         Args:
-            size: replicas there are, those that are being started included.
+            size: number of replicas, those that are starting included.
             load: calls that run or wait.
         """
         asked = math.ceil(load / self._calls_per_replica)
@@ -172,7 +176,7 @@ def check_size(replicas: int, autoscale: tuple[int, int] | None) -> tuple[int, i
             return minimum, maximum
     found = f"replicas={replicas!r}" if autoscale is None else f"autoscale={autoscale!r}"
     raise InputError(
-        f"A pool has at least one replica and at most as many as it may have; found {found}. Pass for "
-        "example replicas=2, or autoscale=(1, 8).",
+        f"A pool has at least one replica, and the least number is not above the greatest; found {found}. "
+        "Pass for example replicas=2, or autoscale=(1, 8).",
         code="bad_pool_size",
     )

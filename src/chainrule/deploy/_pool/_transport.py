@@ -21,9 +21,14 @@ from chainrule.deploy._pool._dispatch import Dispatcher, Replica, ReplicaLostErr
 from chainrule.deploy._pool._supervision import Supervisor
 from chainrule.runtime.internal import content_digest
 
-FORWARD = frozenset({"apply"})
-BACKWARD = frozenset({"vector_jacobian_product"})
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_FORWARD = "apply"
+_BACKWARD = "vector_jacobian_product"
 _REMEMBERED = 4096
+_POLL_S = 0.02
 
 
 def fingerprint(tree: Any) -> bytes:
@@ -47,31 +52,35 @@ def _outline(node: Any, arrays: list[np.ndarray]) -> Any:
 
 
 class ForwardPasses:
-    """Which replica ran the forward pass of which inputs. Safe between threads."""
+    """Which replica ran the forward pass of which inputs. Safe between threads.
+
+    A gradient goes to the replica that ran its forward pass, which still has the residuals. Replicas find
+    residuals by the content of the inputs, so a wrong or forgotten entry only costs another forward pass.
+    """
 
     def __init__(self) -> None:
-        self._homes: LRUCache[bytes, str] = LRUCache(_REMEMBERED)
+        self._replicas: LRUCache[bytes, str] = LRUCache(_REMEMBERED)
         self._lock = threading.Lock()
         self._hits = self._misses = 0
 
-    def home(self, endpoint: str, point: bytes | None) -> str | None:
-        """The replica that a call should go to; `None` when any will do."""
-        if endpoint not in BACKWARD or point is None:
+    def replica_for(self, endpoint: str, point: bytes | None) -> str | None:
+        """The replica that a call should go to; `None` when it does not matter."""
+        if endpoint != _BACKWARD or point is None:
             return None
-        found = self._homes.get(point)
+        found = self._replicas.get(point)
         with self._lock:
             self._hits += found is not None
             self._misses += found is None
         return found
 
     def note(self, endpoint: str, point: bytes | None, replica: str) -> None:
-        """A replica has answered a call."""
-        if endpoint in FORWARD and point is not None:
-            self._homes.put(point, replica)
+        """Note that a replica has answered a call."""
+        if endpoint == _FORWARD and point is not None:
+            self._replicas.put(point, replica)
 
     def concerns(self, endpoint: str) -> bool:
         """Whether it matters where this endpoint runs."""
-        return endpoint in FORWARD or endpoint in BACKWARD
+        return endpoint in (_FORWARD, _BACKWARD)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -80,22 +89,15 @@ class ForwardPasses:
             return {"hits": self._hits, "misses": self._misses}
 
 
-_log = logging.getLogger(__name__)
-
-_POLL_S = 0.02
-
-T = TypeVar("T")
-
-
 class PoolTransport(Transport):
-    """Replicas of one component behind the interface of all transports; they go when it is closed or dropped.
+    """Replicas of one component as one transport. They end when it is closed or garbage-collected.
 
     Args:
-        place: where the pool is, for people.
+        place: where the pool is, for messages.
         depth: calls that one replica may have at once.
-        max_replicas: how many there will be at most.
+        max_replicas: the greatest number of replicas.
         idempotent: calls may run twice; they are then repeated when a replica dies.
-        max_deaths: after so many deaths of replicas, a call's input is held to be the cause.
+        max_deaths: a call that this many replicas died of is refused (`poison_input`).
         startup_timeout_s: how long callers wait while no replica is up.
 
     Attributes:
@@ -112,7 +114,7 @@ class PoolTransport(Transport):
         max_deaths: int,
         startup_timeout_s: float,
     ) -> None:
-        # A call that waits behind another one in a dead replica has not run, but nobody can tell.
+        # Without repeats a replica has one call at a time: of two in a dead replica, it is unknown which ran.
         depth = depth if idempotent else 1
         self.place = place
         self.max_concurrency = max_replicas * depth
@@ -124,7 +126,7 @@ class PoolTransport(Transport):
         self._supervisor = Supervisor(self._dispatcher)
         self._repeated = 0
         self.is_closed = False
-        # At the end of the interpreter each replica goes by itself.
+        # Not at exit: the replicas end with this process anyway, and no thread can be started then.
         weakref.finalize(self, self._supervisor.close_in_thread).atexit = False
 
     @property
@@ -133,14 +135,14 @@ class PoolTransport(Transport):
         return self._supervisor.document
 
     def start(self) -> None:
-        """Get ready for calls, if that was put off until the first of them."""
+        """Connect to the replicas; a pool that does so at its first call overrides this."""
 
     def describe(self) -> dict[str, Any]:
         """The document that the first replica gave."""
         self.start()
         if self._supervisor.document is None:
             self.wait_until_ready(1)
-        assert self._supervisor.document is not None, "a replica that is up has told it"
+        assert self._supervisor.document is not None, "set before a replica is marked as up"
         return self._supervisor.document
 
     def health(self) -> dict[str, Any]:
@@ -149,7 +151,7 @@ class PoolTransport(Transport):
         return {"status": "ok" if self._dispatcher.up else "degraded", **self.status()}
 
     def status(self) -> dict[str, Any]:
-        """Replicas and their states, calls that wait, calls that were repeated, gradients that went home."""
+        """Replicas and their states, calls that wait, repeated calls, and gradients that found residuals."""
         return {
             "replicas": [
                 {
@@ -190,7 +192,7 @@ class PoolTransport(Transport):
     def call_many(
         self, endpoint: str, payloads: Sequence[Mapping[str, Any]], *, ticket: Ticket | None = None
     ) -> list[Any]:
-        """Several calls in one message to one replica. If it dies, each of them is on its own."""
+        """Several calls in one message to one replica. If it dies, they are repeated one by one."""
         self.start()
         ticket = ticket or Ticket()
         if self._idempotent:
@@ -218,15 +220,19 @@ class PoolTransport(Transport):
             endpoint: what is asked for.
             point: fingerprint of the inputs.
             ask: sends the call.
-            ticket: by which the caller may give up.
+            ticket: with which the caller may cancel.
         """
         self.start()
         deaths = 0
         while True:
             try:
-                home = self._forward_passes.home(endpoint, point) if not deaths else None
-                # Once a replica has died of it, a call runs alone: the next death is no one else's doing.
-                with self._dispatcher.lease(prefer=home, alone=deaths > 0, ticket=ticket) as slot:
+                preferred = (
+                    self._forward_passes.replica_for(endpoint, point) if not deaths else None
+                )
+                # After one death the call runs alone on a replica: if that dies too, this call is the cause.
+                with self._dispatcher.lease(
+                    prefer=preferred, alone=deaths > 0, ticket=ticket
+                ) as slot:
                     answer = self._ask(slot, ask)
                 self._forward_passes.note(endpoint, point, slot.replica.id)
                 return answer
@@ -238,7 +244,7 @@ class PoolTransport(Transport):
                 self._repeated += 1
 
     def close(self) -> None:
-        """Let go of the replicas."""
+        """End the replicas, or the connections to them."""
         self.is_closed = True
         self._supervisor.close()
 
@@ -247,11 +253,11 @@ class PoolTransport(Transport):
         self._supervisor.add(replica)
 
     def remove_replica(self, slot: Slot) -> None:
-        """Let a replica go once it has answered the calls it has."""
+        """Give a replica no more calls; it leaves when it has answered those it has."""
         self._dispatcher.remove(slot)
 
     def wait_until_ready(self, count: int) -> None:
-        """Wait until some replicas are up; at the end of the time, one is enough.
+        """Wait until `count` replicas are up; when the time is over, one is enough.
 
         Raises:
             DefinitionError: the component cannot be loaded.

@@ -19,8 +19,8 @@ class ImageTransport(HttpTransport):
     """Requests to a container.
 
     Args:
-        container: that answers; it is closed with the transport.
-        timeout: seconds that any one wait may last.
+        container: the container; it is closed with the transport.
+        timeout: seconds after which a request that gets no data fails.
     """
 
     def __init__(self, container: Container, timeout: float | None = None) -> None:
@@ -35,7 +35,7 @@ class ImageTransport(HttpTransport):
         run_id: str | None = None,
         ticket: Ticket | None = None,
     ) -> Any:
-        """Ask an endpoint; a container that died of it is said to have died, with its last lines."""
+        """Call an endpoint. If the container ends, the error has its last lines as a note."""
         try:
             return super().call(endpoint, payload, run_id=run_id, ticket=ticket)
         except TransportError as error:
@@ -46,7 +46,7 @@ class ImageTransport(HttpTransport):
             raise
 
     def close(self) -> None:
-        """Close the connections, and the container where it is owned."""
+        """Close the connections, and the container if it is owned."""
         super().close()
         self.container.close()
 
@@ -75,7 +75,7 @@ def open_image(
 
 
 def _running(engine: Engine, image: str) -> Container | None:
-    """A running container of the image that belongs to nobody in particular."""
+    """A running container of the image that no process owns."""
     wanted = ComponentImage.find(engine, image)
     for facts in list_containers(engine):
         is_ours = facts.image_id == wanted.id and facts.state == "running" and not facts.owned
@@ -86,7 +86,7 @@ def _running(engine: Engine, image: str) -> Container | None:
 
 
 def call_image(image: str, call: Sequence[str], options: RunOptions, *, engine: Engine) -> int:
-    """Have a container make one call, `["apply", "{…}"]`, on this process's own streams, and remove it.
+    """Make one call, `["apply", "{…}"]`, in a new container, on the streams of this process.
 
     Returns:
         The exit code of the call.
@@ -97,10 +97,10 @@ def call_image(image: str, call: Sequence[str], options: RunOptions, *, engine: 
 def ask_image(
     image: str, call: Sequence[str], options: RunOptions, *, engine: Engine
 ) -> tuple[str, str]:
-    """Have a container make one call and remove it.
+    """Make one call in a new container.
 
     Returns:
-        What it wrote on standard output, and on standard error.
+        Its standard output and its standard error.
 
     Raises:
         ComponentError: the call failed (`container_call_failed`).

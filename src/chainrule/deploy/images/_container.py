@@ -1,8 +1,8 @@
-"""A running container: started on a free port of loopback, waited for, and removed whatever happens.
+"""Running containers: started on a free port of loopback, waited for, listed and removed.
 
 A container that is *owned* ends with its owner, the object or the process: see `_watchdog`. One that is not
-stays until somebody stops it. Every container of an image of ours has a token of its own, in a folder that
-only the user can enter, so that a later process of the same user can find the container and call it.
+owned stays until it is stopped. Every container of an image of ours has a token of its own, in a folder
+that only the user can enter, so that a later process of the same user can find the container and call it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Container:
     """A container that answers calls.
 
     Attributes:
-        name: by which the engine knows it.
-        image: that it was started from.
-        url: where it answers.
-        token: that it asks for; `None` for a Tesseract's image, which knows no tokens.
+        name: its name in the engine.
+        image: the image it was started from.
+        url: its URL.
+        token: the token that callers send; `None` for a Tesseract's image, which has no tokens.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class Container:
 
     @property
     def is_running(self) -> bool:
-        """Whether it is still there and running."""
+        """Whether it exists and runs."""
         facts = inspect_container(self.engine, self.name)
         return facts is not None and facts["State"]["Running"]
 
     def log(self, lines: int | None = None) -> str:
-        """What it has written."""
+        """Its output."""
         return self.engine.log(self.name, lines)
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ def start_container(
 
     Args:
         image: its name.
-        options: what the container is given.
+        options: options of the container.
         engine: podman or docker.
         owned: whether it ends with the returned object and with this process.
         port: of loopback; a free one when not given.
@@ -111,7 +111,7 @@ def start_container(
         try:
             return _start(found, image, options, engine, chosen, owned, startup_timeout)
         except TransportError:
-            # Between the choice of a port and its use somebody else may have taken it.
+            # Another process may have taken the port between its choice and its use; then try another one.
             if is_free(chosen):
                 raise
     return _start(found, image, options, engine, port or free_port(), owned, startup_timeout)
@@ -129,7 +129,7 @@ def _start(
     name = f"chainrule-{secrets.token_hex(6)}"
     folder = state_folder() / name
     token = _write_token(folder, is_asked_for=found.is_native)
-    # First the one that cleans up, then what is to be cleaned up.
+    # The watchdog is started before the container, so that no container is ever without one.
     watchdog = _watch(engine, name, folder) if owned else None
     container = Container(engine, name, image, port=port, token=token, watchdog=watchdog)
     host = "127.0.0.1" if options.network == "host" else "0.0.0.0"
@@ -172,7 +172,7 @@ def _labels(labels: Mapping[str, str]) -> list[str]:
 
 
 def _protection(image: ComponentImage, folder: Path) -> list[str]:
-    """What our own images do without; others may rely on it. The readiness is asked for from outside."""
+    """Restrictions for our own images, which need no privileges; other images may need them."""
     if not image.is_native:
         return []
     token = ["--volume", f"{folder / 'token'}:{TOKEN_FILE}:ro"]
@@ -180,7 +180,7 @@ def _protection(image: ComponentImage, folder: Path) -> list[str]:
 
 
 def _write_token(folder: Path, *, is_asked_for: bool) -> str | None:
-    """A new token. The folder is closed to others; the file is open, for the container's user to read."""
+    """Write a new token. Only the user may enter the folder; the container's user may read the file."""
     try:
         folder.mkdir(mode=0o700, parents=True)
         if not is_asked_for:
@@ -198,7 +198,7 @@ def _write_token(folder: Path, *, is_asked_for: bool) -> str | None:
 
 
 def _watch(engine: Engine, name: str, folder: Path) -> subprocess.Popen[bytes]:
-    # A session of its own: Ctrl-C in the terminal is for the owner, not for the one that cleans up.
+    # A session of its own, so that Ctrl-C in the terminal does not reach the watchdog.
     return subprocess.Popen(
         [sys.executable, "-I", str(_WATCHDOG), str(folder), name, *engine.command],
         stdin=subprocess.PIPE,
@@ -220,7 +220,7 @@ _SHOWN_LINES = 40
 
 
 def free_port() -> int:
-    """A port of loopback that nobody uses at the moment."""
+    """A port of loopback that is free at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -257,7 +257,7 @@ def wait_until_ready(engine: Engine, name: str, port: int, timeout_s: float) -> 
                 code="startup_timeout",
             )
         time.sleep(_PAUSE_S)
-    _check_running(engine, name)  # or another one answers on its port
+    _check_running(engine, name)  # otherwise another server answers on its port
 
 
 def _check_running(engine: Engine, name: str) -> None:
@@ -286,7 +286,7 @@ def _last_lines(engine: Engine, name: str) -> str:
 
 
 def state_folder() -> Path:
-    """Where the tokens of this user's containers are."""
+    """The folder with the tokens of this user's containers."""
     return _folders.state_folder("containers")
 
 
@@ -295,11 +295,11 @@ class ContainerFacts:
     """A container as a listing shows it.
 
     Attributes:
-        name: by which the engine knows it.
-        component: what it serves.
-        image_id: that it was started from.
+        name: its name in the engine.
+        component: name of its component.
+        image_id: id of the image it was started from.
         state: `running`, `exited`, ….
-        url: where it answers.
+        url: its URL.
         owned: whether a process will remove it when it ends.
     """
 
@@ -318,16 +318,16 @@ class ContainerFacts:
 
 
 def list_containers(engine: Engine) -> list[ContainerFacts]:
-    """Every container that was started here, dead ones included."""
+    """Every container that was started by Chainrule, those that have ended included."""
     template = "{{.Names}}"
     asked = ("ps", "--all", "--filter", "label=chainrule.container", "--format", template)
     found = {name: inspect_container(engine, name) for name in engine.ask(*asked).split()}
-    # One that has just been removed is none any more.
+    # A container may have been removed since the list was made.
     return [_facts(name, facts) for name, facts in found.items() if facts is not None]
 
 
 def inspect_container(engine: Engine, name: str) -> dict[str, Any] | None:
-    """What the engine knows of a container; `None` when there is none of this name."""
+    """Everything that the engine tells about a container; `None` when it does not exist."""
     done = engine.run(["container", "inspect", name])
     return json.loads(done.stdout)[0] if done.returncode == 0 else None
 
@@ -345,7 +345,7 @@ def _facts(name: str, facts: Mapping[str, Any]) -> ContainerFacts:
 
 
 def stop_container(engine: Engine, name: str) -> None:
-    """Stop and remove a container of ours.
+    """Stop and remove a container that Chainrule started.
 
     Raises:
         InputError: there is no such container (`container_missing`).
@@ -355,7 +355,7 @@ def stop_container(engine: Engine, name: str) -> None:
 
 
 def container_log(engine: Engine, name: str, lines: int | None = None) -> str:
-    """What a container has written, errors included; its last lines where a number is given.
+    """The output of a container, errors included; its last lines where a number is given.
 
     Raises:
         InputError: there is no such container (`container_missing`).
@@ -373,7 +373,7 @@ def _check_container(engine: Engine, name: str) -> None:
 
 
 def remove_container(engine: Engine, name: str) -> None:
-    """Stop and remove a container, if it is there, and its token."""
+    """Stop and remove a container, if it exists, and its token."""
     engine.run(["stop", "--time", "5", name])
     engine.run(["rm", "--force", name])
     shutil.rmtree(state_folder() / name, ignore_errors=True)

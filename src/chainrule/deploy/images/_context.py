@@ -2,10 +2,10 @@
 
 Containerfile, component.def    the recipe for podman and docker, and for Apptainer
 scripts/                        what both recipes run
-chainrule-….whl                 this very Chainrule
+chainrule-….whl                 the Chainrule that is running
 requirements.txt, …             packages of the component, local ones included
 component/                      the component's folder, without hidden files and caches
-package_data/                   what it wants elsewhere in the image
+package_data/                   files for other places in the image
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from chainrule.deploy.images._recipes import apptainer_definition, containerfile
 from chainrule.runtime.internal import hash_parts
 
 _SCRIPTS = Path(__file__).parent / "_scripts"
-# Hidden files are tools' and people's own (.git, .venv, .env with passwords): never part of an image.
+# Hidden files belong to tools and users (.git, .venv, .env with passwords), not to an image.
 _IGNORED_NAMES = shutil.ignore_patterns(".*", "__pycache__", "*.pyc")
 _RECIPES = ("Containerfile", "component.def")
 
@@ -71,7 +71,7 @@ def write_context(plan: BuildPlan, folder: Path) -> Path:
 
 
 def _write(plan: BuildPlan, folder: Path) -> None:
-    # First of all, because these files mark the folder as a context.
+    # Written first, because these files mark the folder as a context.
     (folder / "Containerfile").write_text(containerfile(plan), encoding="utf-8")
     (folder / "component.def").write_text(apptainer_definition(plan), encoding="utf-8")
     shutil.copytree(_SCRIPTS, folder / "scripts", ignore=_left_out)
@@ -92,7 +92,7 @@ def _write(plan: BuildPlan, folder: Path) -> None:
 
 
 def _normalise(folder: Path) -> None:
-    """Let everybody read: in the image another user does, and permissions are part of what is built."""
+    """Make everything readable for the image's user, with the same permissions on every machine."""
     for path in folder.rglob("*"):
         is_open = path.is_dir() or path.stat().st_mode & 0o100
         path.chmod(0o755 if is_open else 0o644)
@@ -116,7 +116,11 @@ _TAGS = "Wheel-Version: 1.0\nGenerator: chainrule\nRoot-Is-Purelib: true\nTag: p
 
 
 def write_wheel(folder: Path) -> Path:
-    """Write `chainrule-<version>-py3-none-any.whl` into a folder."""
+    """Write `chainrule-<version>-py3-none-any.whl` into a folder: the Chainrule that is running.
+
+    It is made from the installed files. So it works for an editable checkout as for an installed package,
+    needs neither a build tool nor a network, and its bytes depend only on the files.
+    """
     installed = distribution("chainrule")
     wheel = folder / f"chainrule-{installed.version}-py3-none-any.whl"
     info = f"chainrule-{installed.version}.dist-info"

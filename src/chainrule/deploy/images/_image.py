@@ -18,12 +18,12 @@ class ComponentImage:
     """An image with a component in it.
 
     Attributes:
-        id: by which the engine knows it.
+        id: the engine's id.
         tags: its names.
-        labels: what it says of itself.
+        labels: its labels.
         env: its variables.
-        command: what it does by default.
-        size_bytes: on disk.
+        command: its default command.
+        size_bytes: its size on disk.
     """
 
     id: str
@@ -35,7 +35,7 @@ class ComponentImage:
 
     @classmethod
     def find(cls, engine: Engine, name: str) -> ComponentImage:
-        """The image of a name, fetched from its registry where it is not here.
+        """The image of a name, pulled from its registry where it is missing.
 
         Raises:
             CapabilityError: there is no such image (`image_missing`).
@@ -89,26 +89,26 @@ class ComponentImage:
 
     @property
     def folders(self) -> dict[str, str]:
-        """Where it reads files that callers name, and where it writes files of runs."""
+        """Its folders for files that payloads name, and for files of runs."""
         if self.is_native:
             return {"inputs": "/input", "outputs": "/output"}
         return {"inputs": "/tesseract/input_data", "outputs": "/tesseract/output_data"}
 
     def serve_command(self, host: str, port: int, workers: int) -> list[str]:
-        """What the container runs to answer on a port."""
+        """The command that serves on a port."""
         where = ["--host", host, "--port", str(port), "--num-workers", str(workers)]
         if self.is_native:
             return [*self.command, *where, "--token-file", TOKEN_FILE]
         return ["serve", *where]
 
     def one_call_command(self, arguments: list[str], *, with_files: bool) -> list[str]:
-        """What the container runs for one call: `apply '{…}'`, or `call vjp '{…}'`.
+        """The command for one call: `apply '{…}'`, or `call vjp '{…}'`.
 
         Args:
-            arguments: the command and what follows it.
-            with_files: folders for files are given to the container.
+            arguments: the command and its arguments.
+            with_files: whether the container has folders for files.
         """
-        # The component stands behind the command, which has two words where the endpoint is named.
+        # The component follows the command, which has two words in `call vjp`.
         length = 2 if arguments[0] == "call" else 1
         command, rest = arguments[:length], arguments[length:]
         if not self.is_native:  # a Tesseract's commands are its endpoints
@@ -129,7 +129,7 @@ def _pull(engine: Engine, name: str) -> None:
 
 
 def list_images(engine: Engine) -> list[ComponentImage]:
-    """Every image here that has a component."""
+    """Every image on this machine that has a component."""
     ids = list(dict.fromkeys(engine.ask("images", "--quiet", "--no-trunc").split()))
     if not ids:
         return []
@@ -144,22 +144,22 @@ Volumes = Mapping[str | Path, str] | Sequence[str] | None
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What a container is given.
+    """What a container is given; an immutable object.
 
     Attributes:
         gpus: `"all"`, or numbers or names of NVIDIA devices.
-        memory: the most it may use, such as `"2g"`.
+        memory: limit of its memory, such as `"2g"`.
         volumes: `{folder here: folder there}`, or `"here:there[:ro|rw]"`s; read-only unless `:rw` is added.
-        env: variables.
+        env: its variables.
         network: a network of the engine, or `"host"`; the engine's default when not given.
         user: `uid[:gid]` to run as; the image's own when not given.
-        input_path: folder here that callers may name files in.
-        output_path: folder here for files of runs; the container then runs as the calling user.
+        input_path: folder on this machine that payloads may name files in.
+        output_path: folder on this machine for files of runs; the container then runs as the calling user.
         workers: processes that answer calls.
         extra: further arguments of the engine's `run`.
 
     Raises:
-        InputError: they cannot be (`bad_option`).
+        InputError: an option cannot have this value (`bad_option`).
     """
 
     gpus: Gpus = None
@@ -176,16 +176,16 @@ class RunOptions:
     def __post_init__(self) -> None:
         if self.network == "none":
             raise InputError(
-                "With network='none' nobody could call the component.", code="bad_option"
+                "With network='none' the component cannot be called.", code="bad_option"
             )
 
     def arguments(self, engine: Engine, *, inputs: str, outputs: str) -> list[str]:
         """The engine's arguments.
 
         Args:
-            engine: podman and docker differ in how they name devices and users.
-            inputs: where the image expects files to read.
-            outputs: where it writes files of runs.
+            engine: the engine; podman and docker name devices and users differently.
+            inputs: the image's folder for files that payloads name.
+            outputs: the image's folder for files of runs.
         """
         arguments = [*_devices(self.gpus, engine)]
         for source, target, mode in (*_mounts(self.volumes), *self._folders(inputs, outputs)):
@@ -194,7 +194,7 @@ class RunOptions:
             arguments += ["--env", f"{name}={value}"]
         for flag, given in (("--memory", self.memory), ("--network", self.network)):
             arguments += [] if given is None else [flag, given]
-        return [*arguments, *self._who(engine), *engine.run_args, *self.extra]
+        return [*arguments, *self._user_arguments(engine), *engine.run_args, *self.extra]
 
     def _folders(self, inputs: str, outputs: str) -> Iterator[tuple[Path, str, str]]:
         if self.input_path is not None:
@@ -203,12 +203,12 @@ class RunOptions:
             Path(self.output_path).mkdir(parents=True, exist_ok=True)
             yield _existing(self.output_path), outputs, "rw"
 
-    def _who(self, engine: Engine) -> list[str]:
+    def _user_arguments(self, engine: Engine) -> list[str]:
         if self.user is not None:
             return ["--user", self.user]
         if self.output_path is None:
             return []
-        # Files of a run belong to whoever started it, as if it had run without a container.
+        # Files of a run belong to the user who started it, as they do without a container.
         keep = ["--userns", "keep-id"] if engine.kind == "podman" and os.getuid() else []
         return [*keep, "--user", f"{os.getuid()}:{os.getgid()}"]
 

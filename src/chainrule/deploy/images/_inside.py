@@ -1,4 +1,4 @@
-"""The last step of a build, run inside the image: what it is made of, and whether the component works.
+"""The last step of a build, run inside the image: which packages it has, and whether the component works.
 
 python -m chainrule.deploy.images._inside /component/component.py --check --run-tests
 """
@@ -25,7 +25,7 @@ BILL = Path("/opt/chainrule/sbom.cdx.json")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the facts and the bill of materials; 1 when a check fails."""
+    """Write the facts and the bill of materials; return 1 when a check fails."""
     options = _parser().parse_args(arguments)
     step = "component"
     try:
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def facts_of(component: LocalComponent) -> dict[str, Any]:
-    """What only the loaded component knows: its name and version, its schema's hash, its endpoints."""
+    """Facts that only a loaded component knows: name, version, hash of the schema, endpoints."""
     document = component.openapi_schema
     interface = {key: document[key] for key in ("paths", "components")}
     text = json.dumps(interface, sort_keys=True, separators=(",", ":"))
@@ -100,14 +100,14 @@ _SPACE = uuid.UUID("b6a2ff2c-9a3e-5d14-8e0b-6f0f8a3b7a55")
 
 
 def bill_of_materials(name: str, version: str) -> dict[str, Any]:
-    """What this environment consists of, as a CycloneDX document.
+    """The Python and Debian packages of this environment, as a CycloneDX 1.5 document.
 
     Args:
-        name: of the component that it is made for.
-        version: of that component.
+        name: name of the component.
+        version: version of the component.
     """
     parts = sorted([*_python_packages(), *_debian_packages()], key=lambda part: part["purl"])
-    # The same content has the same number: no clock, no chance.
+    # Equal contents have equal serial numbers, so no clock and no random number is used.
     serial = uuid.uuid5(_SPACE, "\n".join([name, version, *(part["purl"] for part in parts)]))
     return {
         "bomFormat": "CycloneDX",

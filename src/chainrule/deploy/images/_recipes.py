@@ -29,7 +29,7 @@ def containerfile(plan: BuildPlan) -> str:
 
 
 def quoted(value: str) -> str:
-    """A value of ENV or LABEL. These know no escape for the end of a line."""
+    """A value of ENV or LABEL, in one line: these have no escape for a line break."""
     return json.dumps(" ".join(value.splitlines()), ensure_ascii=False).replace("$", "\\$")
 
 
@@ -82,7 +82,7 @@ def _component(plan: BuildPlan) -> list[str]:
 
 
 def _assignments(keyword: str, values: Mapping[str, str]) -> list[str]:
-    """One line for all of them: every line costs a layer."""
+    """All of them in one line, because every line makes a layer."""
     pairs = " ".join(f"{name}={quoted(value)}" for name, value in values.items())
     return [f"{keyword} {pairs}"] if pairs else []
 
@@ -137,7 +137,7 @@ def _post(plan: BuildPlan) -> list[str]:
 
 
 def _shell_of(step: str) -> str:
-    """A line of a Containerfile as a line of shell; what is not a command cannot be carried over."""
+    """A line of a Containerfile as a line of shell; only RUN has an equivalent."""
     keyword, _, rest = step.strip().partition(" ")
     if keyword.upper() == "RUN":
         return rest

@@ -1,4 +1,4 @@
-"""Which packages a component needs, whatever kind of file says so.
+"""Which packages a component needs, from any of these files.
 
 requirements.txt, tesseract_requirements.txt    pip's format; local paths are copied along
 pylock.toml, pylock.<name>.toml                 PEP 751: exact versions and hashes
@@ -50,7 +50,7 @@ class Requirements:
         return is_conda_file(self.name)
 
     def names(self, package: str) -> bool:
-        """Whether a package is among them by its very name."""
+        """Whether a package is among them, by exactly this name."""
         pattern = rf'^\s*(?:name = "|- )?{re.escape(package)}(?![\w-])'
         return re.search(pattern, self.text, re.MULTILINE) is not None
 

@@ -24,6 +24,9 @@ from chainrule.deploy._pool import (
 from chainrule.deploy._pool._supervision import check_size
 from chainrule.runtime import ComponentConfig
 
+_SCALE_EVERY_S = 0.2
+_numbers = itertools.count()
+
 
 def deploy(
     component: str | Path | Any,
@@ -37,25 +40,25 @@ def deploy(
     max_deaths: int = 3,
     python: str | Path | None = None,
 ) -> Component:
-    """Start processes that answer for a component, in parallel and in spite of crashes.
+    """Start processes that answer calls of a component in parallel, and are replaced when they crash.
 
     Args:
         component: path of the module file or its folder, or a function that can be pickled.
-        replicas: how many processes; one per processor that may be used when not given.
+        replicas: number of processes; one per available processor when not given.
         autoscale: least and greatest number of processes instead; more are started while calls wait.
         config: settings of the component.
         timeout: seconds that a call may take; a call that takes longer ends its process.
         startup_timeout: seconds that loading the component may take.
         idempotent: calls may run twice; they are repeated when their process dies.
-        max_deaths: after so many deaths, a call's input is held to be the cause (`poison_input`).
+        max_deaths: a call that this many processes died of is refused (`poison_input`).
         python: the interpreter to use instead of this one.
 
     Returns:
-        A handle like any other; the processes end when it is closed, or dropped.
+        A handle like any other; the processes end when it is closed or garbage-collected.
 
     Raises:
         DefinitionError: the component cannot be loaded.
-        InputError: a pool cannot have this size, or a component not these settings.
+        InputError: the size of the pool or the settings are not possible.
     """
     size = processors() if replicas is None else replicas
     minimum, maximum = check_size(size, autoscale)
@@ -94,16 +97,13 @@ def _check_source(source: Any) -> None:
         ) from None
 
 
-_SCALE_EVERY_S = 0.2
-
-
 class ProcessPool(PoolTransport):
     """Processes of this machine, started and ended here.
 
     Args:
         spawn: starts a process and loads the component in it.
-        minimum: processes that always stay.
-        maximum: processes there are at most.
+        minimum: the least number of processes.
+        maximum: the greatest number of processes.
         **settings: of `PoolTransport`.
     """
 
@@ -135,7 +135,7 @@ def _scale(
     dispatcher: Dispatcher,
     spawn: Callable[[], Transport],
 ) -> None:
-    """Follow the load until the pool is closed. It does not know the pool, and does not keep it alive."""
+    """Follow the load until the pool is closed. Has no reference to the pool, which can so be collected."""
     while not supervisor.closed.wait(_SCALE_EVERY_S):
         staying = [slot for slot in dispatcher.slots if not slot.is_leaving]
         target = scaler.target(len(staying), dispatcher.load)
@@ -143,9 +143,6 @@ def _scale(
             supervisor.add(ProcessReplica(spawn))
         for slot in sorted(staying, key=lambda slot: slot.in_flight)[: len(staying) - target]:
             dispatcher.remove(slot)
-
-
-_numbers = itertools.count()
 
 
 class ProcessReplica(Replica):
@@ -177,7 +174,7 @@ class ProcessReplica(Replica):
         """Have the process answer."""
         transport = self._transport
         if transport is None or transport.health()["status"] != "ok":
-            # It ended between two calls. It must be started by the thread that minds it, not by ours.
+            # It ended between two calls. Only its supervisor's thread may start it again; see `Supervisor`.
             raise ReplicaLostError("The process ended before the call.", never_began=True)
         try:
             return transport.call(endpoint, payload, run_id=run_id, ticket=ticket)
@@ -192,7 +189,7 @@ class ProcessReplica(Replica):
     def call_many(
         self, endpoint: str, payloads: Sequence[Mapping[str, Any]], *, ticket: Ticket | None = None
     ) -> list[Any]:
-        """One after the other: a message to a process costs too little to share it."""
+        """One after the other: a message to a process takes too little time to be shared."""
         answers: list[Any] = []
         for payload in payloads:
             try:

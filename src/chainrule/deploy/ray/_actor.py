@@ -36,12 +36,12 @@ _INLINE_BYTES = 1 << 16
 
 
 class ReplicaActor:
-    """Answers calls, one at a time. Never raises: an exception would come back as one of Ray's.
+    """Answers calls, one at a time. Never raises: Ray would wrap the exception in one of its own.
 
     Args:
-        plan: of the pool.
-        replica: its id.
-        manager: of the pool, with whom the replica leaves word of its progress.
+        plan: the plan of the pool.
+        replica: id of this replica.
+        manager: the manager of the pool.
     """
 
     def __init__(self, plan: Plan, replica: str, manager: Any) -> None:
@@ -56,7 +56,7 @@ class ReplicaActor:
             self._failure = _problem("Loading the component", error, code="load_failed")
 
     def describe(self) -> dict[str, Any] | Envelope:
-        """What a server tells about the component; why there is none, if it could not be loaded."""
+        """What a server tells about the component; the error if it could not be loaded."""
         return self._failure or asdict(self._answerer.facts)
 
     def call(
@@ -68,15 +68,15 @@ class ReplicaActor:
         is_heard: bool,
         *values: Any,
     ) -> Any:
-        """The answer of an endpoint, or why there is none.
+        """The answer of an endpoint, or the error.
 
         Args:
             endpoint: its name.
             payload: the request.
-            run_id: what files of this call are to be known by.
-            name: by which the call may be given up; `None` when it will not be.
-            is_heard: whether somebody asks, by this name, how far it is.
-            *values: of the references in the payload.
+            run_id: id of the run that the files of this call belong to.
+            name: under which the call can be cancelled; `None` when it will not be.
+            is_heard: whether the caller asks under this name how far it is.
+            *values: values of the references in the payload.
         """
         try:
             with self._watched(name, is_heard):
@@ -103,7 +103,7 @@ class ReplicaActor:
     def answer(
         self, fields: Mapping[str, Any], body: Any, name: str | None, is_heard: bool
     ) -> Envelope:
-        """A call that came over HTTP, from bytes to bytes."""
+        """Answer a call that came over HTTP, from bytes to bytes."""
         if self._failure is not None:
             return self._failure
         try:
@@ -112,7 +112,7 @@ class ReplicaActor:
         except Cancelled:
             return CANCELLED
         content: Any = b"".join(reply.pieces)
-        if len(content) > _INLINE_BYTES:  # as an array it is shared, not copied
+        if len(content) > _INLINE_BYTES:  # Ray shares arrays without a copy, but not bytes
             content = np.frombuffer(content, np.uint8)
         return Envelope(reply.status, reply.content_type, content)
 
@@ -148,7 +148,7 @@ def _problem(what: str, error: Exception, code: str = "internal_error") -> Envel
         failure = ComponentError(f"{what} raised {type(error).__name__}: {error}", code=code)
         failure.__cause__ = error
         error = failure
-    # The cluster is the caller's own, so its tracebacks are for the caller's eyes.
+    # The cluster belongs to the caller, so he may see its tracebacks.
     reply = problem_reply(error, debug=True)
     return Envelope(reply.status, reply.content_type, b"".join(reply.pieces))
 
@@ -158,14 +158,20 @@ _GRACE_S = 1.0
 
 
 class Interruption:
-    """Watches over the calls of one replica. Made by the main thread, on which Ray runs an actor's calls.
+    """Interrupts the call that a replica runs when its caller has cancelled it.
 
-    A signal is what breaks into Python code, even where it sleeps. Code that is not back in Python within
-    the grace ends with its process; Ray starts another one.
+    Ray takes back calls that wait in an actor, but does not interrupt one that runs. So callers tell the
+    pool's manager, and a thread of each replica asks there while a call lasts. It then sends a signal to
+    the main thread, on which Ray runs an actor's calls; the handler raises `Cancelled` there, even where
+    Python sleeps. Code that does not return to Python within a grace period ends with its process, and Ray
+    starts another one.
+
+    The race: the call may end, and the next one begin, between the question and the signal. The handler
+    therefore compares the names of the two calls, in the main thread, where the current call cannot change.
 
     Args:
-        replica: its id.
-        manager: of the pool, with whom callers leave word.
+        replica: id of this replica.
+        manager: the manager of the pool.
     """
 
     def __init__(self, replica: str, manager: Any) -> None:
@@ -177,10 +183,10 @@ class Interruption:
 
     @contextmanager
     def watching(self, call: str | None) -> Iterator[None]:
-        """Let a call be given up while the block runs; it then ends with `Cancelled`.
+        """Let a call be cancelled while the block runs; it then ends with `Cancelled`.
 
         Args:
-            call: by which its caller would name it; `None` when nobody would.
+            call: its name; `None` for a call that cannot be cancelled.
         """
         self._current = call
         try:
@@ -189,7 +195,6 @@ class Interruption:
             self._current = None
 
     def _on_signal(self, *_: Any) -> None:
-        # Meanwhile the call may have ended, and another one begun.
         if self._current is not None and self._current == self._unwanted:
             self._current = None
             raise Cancelled
@@ -199,7 +204,7 @@ class Interruption:
         while True:
             time.sleep(_LOOK_EVERY_S)
             call = self._current
-            # A call that has just begun will be over soon: only the others are worth a message.
+            # Most calls end before the second look, and need no message to the manager.
             if call is not None and call == before and self._is_cancelled(call):
                 self._break_off(call)
             before = call
@@ -208,7 +213,7 @@ class Interruption:
         try:
             return ray.get(self._manager.is_cancelled.remote(self._replica, call), timeout=5.0)
         except RayError:
-            return False  # the manager is being started again; the next look finds it
+            return False  # the manager is restarting; ask again later
 
     def _break_off(self, call: str) -> None:
         self._unwanted = call
@@ -222,13 +227,22 @@ class Interruption:
 
 @dataclass(frozen=True)
 class _Placeholder:
-    """Where the value of a reference belongs."""
+    """In place of a reference; its value is inserted on the replica."""
 
     number: int
 
 
 def extract_references(node: Any, references: list[Any]) -> Any:
-    """The tree as it can be sent; references are appended to the list and leave a gap."""
+    """The payload as it is sent: plain data and arrays, with a placeholder for every reference.
+
+    Ray passes arrays by reference and maps them where they are used, without a copy. A reference that a
+    caller puts into the inputs (`ray.put(array)`) is sent as an argument of its own, which Ray resolves on
+    the replica.
+
+    Args:
+        node: the payload.
+        references: references are appended here.
+    """
     if type(node) is np.ndarray:
         return node
     if isinstance(node, ray.ObjectRef):
@@ -240,12 +254,12 @@ def extract_references(node: Any, references: list[Any]) -> Any:
         return {key: extract_references(value, references) for key, value in node.items()}
     if isinstance(node, (list, tuple)):
         return [extract_references(item, references) for item in node]
-    # Arrays of NumPy's other classes stay what they are: a masked one is refused where it arrives.
+    # Arrays of NumPy's subclasses stay what they are, so that the component can refuse a masked one.
     return np.asarray(node) if is_arraylike(node) and not isinstance(node, np.ndarray) else node
 
 
 def insert_values(node: Any, values: tuple[Any, ...]) -> Any:
-    """The tree with the values of its references."""
+    """The payload with the values of its references."""
     if not values:
         return node
     if isinstance(node, _Placeholder):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from chainrule.serve.internal import MakePool
 
 
-# The manager costs next to nothing, and stays where the cluster itself stands and falls.
+# The manager needs almost no resources. It runs on the head node, without which the cluster ends anyway.
 _MANAGER_OPTIONS = {
     "num_cpus": 0,
     "max_restarts": -1,
@@ -47,19 +47,19 @@ def deploy(
 
     Args:
         component: path of the module file or its folder, as every node sees it, or a function.
-        name: under which `Component.from_cluster` and servers find the pool. A pool with a name lives until
+        name: under which `Component.from_cluster` and servers find the pool. A pool with a name stays until
             `delete`; one without ends with its handle.
-        replicas: how many.
-        resources: that each replica occupies, such as `{"CPU": 1, "GPU": 0.5, "memory": 2e9}`; one core
+        replicas: number of replicas.
+        resources: what each replica occupies, such as `{"CPU": 1, "GPU": 0.5, "memory": 2e9}`; one core
             when not given.
-        autoscale: least and greatest number of replicas instead; more are made while calls wait.
+        autoscale: least and greatest number of replicas instead; more are started while calls wait.
         config: settings of the component.
         timeout: seconds that a message may take; after that its replica is started again.
         startup_timeout: seconds that the replicas may take to be ready.
         idempotent: calls may run twice; they are repeated when their replica or its node is lost.
-        max_deaths: after so many lost replicas, a call's input is held to be the cause (`poison_input`).
-        quiet: seconds of lower load before a replica goes.
-        runtime_env: what Ray has to bring to the nodes: `working_dir`, `pip`, `env_vars`, ….
+        max_deaths: a call that this many replicas died of is refused (`poison_input`).
+        quiet: seconds of lower load before a replica ends.
+        runtime_env: what Ray installs on the nodes: `working_dir`, `pip`, `env_vars`, ….
         address: of the cluster; the one this process is connected to, or that `ray.init` finds, or a new
             one on this machine, when not given.
 
@@ -68,8 +68,8 @@ def deploy(
 
     Raises:
         DefinitionError: the component cannot be loaded.
-        InputError: there is a pool of this name already, or a pool cannot have this size.
-        TransportError: there is no such cluster, or it has no room.
+        InputError: there is a pool of this name already, or the size is not possible.
+        TransportError: there is no such cluster, or its resources are taken.
     """
     minimum, maximum = check_size(replicas, autoscale)
     plan = Plan(
@@ -96,7 +96,7 @@ def deploy(
 
 
 def attach(name: str, *, address: str | None = None, startup_timeout: float = 60.0) -> RayPool:
-    """The way to a pool that was deployed under a name.
+    """A transport to the pool that was deployed under a name.
 
     Args:
         name: of the pool.
@@ -130,14 +130,14 @@ def delete(name: str, *, address: str | None = None) -> None:
 
 
 def engine(address: str | None = None) -> MakePool:
-    """Let `chainrule.serve` answer calls by pools on a cluster.
+    """Let `chainrule.serve` answer calls with pools on a cluster.
 
     Args:
         address: of the cluster.
 
     Returns:
         What `serve` and `create_app` take as `make_pool`. A source `pool:NAME` is the pool of that name,
-        which other servers may front as well; any other source is deployed, with as many replicas as the
+        which other servers may use too; any other source is deployed, with as many replicas as the
         server has workers, and ends with the server.
 
     Raises:
@@ -174,7 +174,7 @@ def _start_manager(plan: Plan) -> Any:
         options |= {"name": plan.name, "namespace": NAMESPACE, "lifetime": "detached"}
     try:
         return ray.remote(PoolManager).options(**options).remote(plan)
-    except ValueError as error:  # Ray's word for a name that is taken
+    except ValueError as error:  # Ray raises this where the name is taken
         raise InputError(
             f"There is a pool {plan.name!r} on this cluster already. Use Component.from_cluster, another "
             "name, or chainrule.deploy.ray.delete first.",
@@ -196,17 +196,17 @@ def _find_manager(name: str) -> Any:
 
 
 NAMESPACE = "chainrule"
-"""Where the managers of named pools are registered."""
+"""The namespace in which the managers of named pools are registered."""
 
-_PATIENCE_S = 5.0
+_CONNECT_WITHIN_S = 5.0
 
 
 def connect(address: str | None, *, start: bool = False) -> None:
-    """Connect to a cluster, unless this process already is.
+    """Connect to a cluster, unless this process is connected already.
 
     Args:
-        address: of the cluster; without one, the one that Ray finds from here.
-        start: without an address, and where Ray finds none, start one on this machine.
+        address: address of the cluster; the one that Ray finds from here when not given.
+        start: start a cluster on this machine where no address is given and Ray finds none.
 
     Raises:
         CapabilityError: Ray is not installed (`ray_missing`).
@@ -217,13 +217,13 @@ def connect(address: str | None, *, start: bool = False) -> None:
     except ModuleNotFoundError:
         raise CapabilityError(
             "Pools on a cluster need Ray: pip install 'chainrule[ray]'. On one machine, "
-            "chainrule.deploy.local does without.",
+            "chainrule.deploy.local does not need it.",
             code="ray_missing",
         ) from None
     if ray.is_initialized():
         return
     try:
-        _knock(address)
+        _check_reachable(address)
         ray.init(address=address or (None if start else "auto"), namespace=NAMESPACE)
     except OSError as error:
         raise TransportError(
@@ -233,13 +233,13 @@ def connect(address: str | None, *, start: bool = False) -> None:
         ) from error
 
 
-def _knock(address: str | None) -> None:
-    """See whether anybody listens at an address: Ray itself tries for minutes.
+def _check_reachable(address: str | None) -> None:
+    """Try to connect to an address for a few seconds; Ray itself would try for minutes.
 
     Raises:
-        OSError: nobody does.
+        OSError: nothing listens there.
     """
     place = (address or "").removeprefix("ray://")
     host, separator, port = place.rpartition(":")
     if separator and port.isdecimal():
-        socket.create_connection((host.strip("[]"), int(port)), _PATIENCE_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_WITHIN_S).close()

@@ -1,4 +1,4 @@
-"""A server in front of a pool: bytes come by HTTP, go to a replica, and come back as bytes."""
+"""A pool on a cluster as a server uses it: requests go to replicas, and answers come back, as bytes."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ POOL_PREFIX = "pool:"
 
 _TOLD = tuple(field.name for field in fields(Call) if field.name not in ("body", "watcher", "room"))
 _INLINE_BYTES = 1 << 16
-# Reading a body to know where it belongs must not cost more than a forward pass on a wrong replica.
+# A body is decoded here only to find its replica, which must cost less than another forward pass.
 _READ_JSON_BYTES = 1 << 16
 
 
 def make_server_pool(source: Any, config: Any, options: ServeOptions) -> RayServerPool:
-    """What answers the calls of a component, by a pool; see `engine`."""
+    """The pool that answers the calls of a component; see `engine`."""
 
     def open_pool() -> RayPool:
         if isinstance(source, str) and source.startswith(POOL_PREFIX):
@@ -60,7 +60,7 @@ def make_server_pool(source: Any, config: Any, options: ServeOptions) -> RayServ
 
 
 class RayServerPool(Pool):
-    """A pool, as a server sees what answers its calls.
+    """A `RayPool` behind the interface of a server's pools.
 
     Args:
         open_pool: finds the pool or deploys it.
@@ -93,7 +93,7 @@ class RayServerPool(Pool):
 
     @property
     def workers(self) -> list[WorkerState]:
-        """What the replicas do, as far as this server's calls go."""
+        """What the replicas do with the calls of this server."""
         if self._pool is None:
             return []
         replicas = self._pool.status()["replicas"]
@@ -138,7 +138,7 @@ class RayServerPool(Pool):
         assert self._pool is not None
         told = {name: getattr(call, name) for name in _TOLD}
         body = call.body
-        if len(body) > _INLINE_BYTES:  # as an array it is shared, not copied
+        if len(body) > _INLINE_BYTES:  # Ray shares arrays without a copy, but not bytes
             body = np.frombuffer(body, np.uint8)
         return self._pool.attempt(
             call.endpoint,
@@ -148,7 +148,7 @@ class RayServerPool(Pool):
         )
 
     def _point(self, call: Call) -> bytes | None:
-        """Fingerprint of the inputs, where it is cheap to have."""
+        """Fingerprint of the inputs, where it is cheap."""
         assert self._pool is not None
         is_cheap = call.content_type == FRAMES_MEDIA_TYPE or len(call.body) <= _READ_JSON_BYTES
         if (
@@ -160,11 +160,11 @@ class RayServerPool(Pool):
         try:
             payload = decode_body(call.body, media_type=call.content_type)
         except ChainruleError:
-            return None  # the replica says what is wrong with it
+            return None  # the replica reports what is wrong with it
         return fingerprint(payload.get("inputs")) if isinstance(payload, dict) else None
 
     async def stop(self) -> None:
-        """Let go of the pool; one that was deployed for this server ends."""
+        """Stop using the pool; one that was deployed for this server ends."""
         self.is_stopping = True
         pool, self._pool = self._pool, None
         if pool is not None:

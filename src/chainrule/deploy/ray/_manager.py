@@ -1,8 +1,9 @@
-"""The manager of a pool: an actor that makes replicas, knows who they are, and how many there should be.
+"""The manager of a pool: an actor that makes the replicas and decides how many there are.
 
-Calls do not pass through it. Callers report their load twice a second, and learn of changes by the answer.
-Replicas leave word here of how far a call is, where its caller looks; callers, that they have given one up.
-Replicas belong to the manager: when it is lost, Ray ends them, starts it again, and it makes new ones.
+Calls do not pass through it. Callers report their load twice a second, and the answer tells them of
+changes. Replicas store here how far a call is, and its caller reads it; callers store here which calls they
+have cancelled, and replicas read that. Replicas belong to the manager: when it is lost, Ray ends them and
+restarts it, and it makes new ones.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from chainrule.deploy._pool import Autoscaler
 from chainrule.deploy.ray._actor import ReplicaActor
 from chainrule.deploy.ray._messages import Plan, Report, Roster
 
-# A caller that has not reported for so long is gone, and its load with it.
+# The load of a caller that has not reported for so long does not count any more.
 _STALE_S = 10.0
-# A replica that dies for good will often do so again, for the same reason.
+# A replica that Ray gave up will often fail again for the same reason, so replacements are rare.
 _REPLACE_EVERY_S = 2.0
 _REMEMBERED = 1024
-# Code that keeps Python from running keeps its replica from looking here.
+# A replica whose code holds the interpreter's lock does not ask; see `is_stuck`.
 _ASKS_WITHIN_S = 1.0
 
 
 class PoolManager:
-    """Makes replicas and lets them go.
+    """Makes and ends replicas.
 
     Args:
-        plan: of the pool.
+        plan: the plan of the pool.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -52,15 +53,15 @@ class PoolManager:
         self._resize(plan.minimum)
 
     def plan(self) -> Plan:
-        """What was ordered."""
+        """The plan of the pool."""
         return self._plan
 
     def roster(self) -> Roster:
-        """Who is in the pool now."""
+        """The replicas of the pool now."""
         return Roster(self._version, dict(self._actors))
 
     def report(self, report: Report) -> Roster | None:
-        """Hear a caller; tells it of changes."""
+        """Take the report of a caller; return the roster if it has changed."""
         now = time.monotonic()
         self._reports[report.caller] = (now, report)
         self._reports = {
@@ -75,14 +76,14 @@ class PoolManager:
         return None if report.version == self._version else self.roster()
 
     def forget(self, caller: str) -> None:
-        """A caller has left; when it was the last one, nobody needs more than the least."""
+        """Note that a caller has left; after the last one the least number of replicas is enough."""
         self._reports.pop(caller, None)
         if not self._reports:
             self._resize(self._plan.minimum)
             self._let_go()
 
     def set_progress(self, call: str, fraction: float, message: str) -> None:
-        """A replica says how far a call is."""
+        """Store how far a call is."""
         self._progress.put(call, (fraction, message))
 
     def progress_of(self, call: str) -> tuple[float, str] | None:
@@ -90,16 +91,16 @@ class PoolManager:
         return self._progress.get(call)
 
     def cancel(self, call: str) -> None:
-        """A caller does not want the answer of a call any more."""
+        """Store that the answer of a call is not wanted any more."""
         self._cancelled.put(call, True)
 
     def is_cancelled(self, replica: str, call: str) -> bool:
-        """A replica asks whether the call it is at has been given up."""
+        """Whether a call was cancelled; the replica that runs it asks."""
         self._last_asked[replica] = time.monotonic()
         return self._cancelled.get(call) is not None
 
     def is_stuck(self, replica: str) -> bool:
-        """Whether a replica with a call that lasts has not even looked."""
+        """Whether a replica that runs a long call has stopped asking: its process is blocked."""
         return time.monotonic() - self._last_asked.get(replica, 0.0) > _ASKS_WITHIN_S
 
     def _replace(self, dead: Iterable[str]) -> None:
@@ -120,7 +121,10 @@ class PoolManager:
         self._version = secrets.token_hex(8)
 
     def _let_go(self) -> None:
-        """End replicas that every caller knows to be leaving and expects nothing of."""
+        """End the replicas that leave, once every caller knows that and has no call there.
+
+        A caller with an older roster may still send calls to them, so its next report comes first.
+        """
         reports = [report for _, report in self._reports.values()]
         if not all(report.version == self._version for report in reports):
             return

@@ -14,21 +14,21 @@ _OWN_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A pool, as it was ordered.
+    """What a pool should be. One immutable object, kept by the manager.
 
     Attributes:
         source: what `load_component` takes.
         config: settings of the component.
-        minimum, maximum: how many replicas there are at least and at most.
-        options: of each replica's actor, as Ray calls them.
-        depth: calls that one caller gives to a replica at once.
-        max_group: evaluations that go to a replica in one message.
+        minimum, maximum: the least and the greatest number of replicas.
+        options: Ray's options for the actor of each replica.
+        depth: calls that one caller sends to a replica at once.
+        max_group: the greatest number of calls in one message.
         residuals: forward passes that each replica remembers for gradients.
-        timeout_s: how long one message may take; `None` for ever.
+        timeout_s: how long the answer to one message may take; `None` for no limit.
         idempotent, max_deaths: as in `deploy`.
-        quiet_s: seconds of lower load before a replica goes.
-        name: by which others find the pool; `None` when it is its maker's alone.
-        id: of this pool, and of no other.
+        quiet_s: seconds of lower load before a replica ends.
+        name: under which other processes find the pool; `None` when only its handle knows it.
+        id: unique to this pool.
     """
 
     source: Any
@@ -58,20 +58,20 @@ def actor_options(
     options["resources"] = given
     if runtime_env:
         options["runtime_env"] = dict(runtime_env)
-    # Restarts are Ray's business, repeats are the caller's: a replayed call could kill every replica.
+    # Ray restarts replicas, but callers repeat calls: a call that Ray repeats could kill every replica.
     return {**options, "max_restarts": -1, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a caller says of itself.
+    """What a caller tells the manager twice a second.
 
     Attributes:
-        caller: who it is.
-        version: of the roster it has.
-        load: calls it runs or has waiting.
-        in_flight: replica → calls it has not answered.
-        dead: replicas that do not come back by themselves.
+        caller: id of the caller.
+        version: version of its roster.
+        load: its calls that run or wait.
+        in_flight: replica → calls of this caller that it has not answered.
+        dead: replicas that Ray does not restart.
     """
 
     caller: str
@@ -83,10 +83,10 @@ class Report:
 
 @dataclass(frozen=True)
 class Roster:
-    """Who is in the pool.
+    """The replicas of the pool.
 
     Attributes:
-        version: another one after every change.
+        version: changes with the set of replicas.
         actors: replica → handle of its actor.
     """
 
@@ -96,7 +96,7 @@ class Roster:
 
 @dataclass(frozen=True)
 class Envelope:
-    """An answer in the form in which servers send it: exceptions travel so, and whole calls over HTTP."""
+    """An encoded answer, as servers send it: for exceptions, and for calls that came over HTTP."""
 
     status: int
     content_type: str
@@ -104,4 +104,4 @@ class Envelope:
 
 
 CANCELLED = Envelope(499, "text/plain", b"")
-"""In place of an answer that nobody waits for."""
+"""In place of the answer of a cancelled call."""

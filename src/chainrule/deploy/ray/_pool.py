@@ -42,14 +42,13 @@ _ANSWER_WITHIN_S = 10.0
 
 
 class RayPool(PoolTransport):
-    """A way to the replicas of a manager. It can be sent to other processes of the cluster.
+    """A transport to the replicas of a manager. It can be sent to other processes of the cluster.
 
-    It looks for the replicas when it is first used: a process that receives it cannot ask Ray for anything
-    before it has been received.
+    It asks for the replicas when it is first used: while a process unpickles it, Ray cannot be asked yet.
 
     Args:
         manager: handle of the manager.
-        plan: of the pool.
+        plan: the plan of the pool.
         ends_with_handle: whether closing it ends the pool.
         startup_timeout_s: how long to wait for replicas.
     """
@@ -94,7 +93,7 @@ class RayPool(PoolTransport):
                     code="pool_unavailable",
                 ) from error
             self._reporter.start()
-            # Ray does not survive a thread that asks it for something while the interpreter ends.
+            # Ray crashes when a thread calls it while the interpreter ends.
             atexit.register(self.close)
             self._is_started = True
         self.wait_until_ready(self._plan.minimum)
@@ -105,17 +104,17 @@ class RayPool(PoolTransport):
         return next(replica.facts for replica in self._replicas if replica.facts)
 
     def group_size(self) -> int:
-        """As many calls as keep a replica busy for longer than a message is under way."""
+        """So many calls in one message that they take longer than the message itself."""
         if self._each_s is None:
             return 1
         return max(1, min(int(_MESSAGE_S / self._each_s), self.max_group))
 
     def _note_time(self, each_s: float) -> None:
-        """A call took so long. The longest ones count, and are forgotten in time."""
+        """Note how long a call took: a maximum that decays, so that one slow call does not count for ever."""
         self._each_s = max(each_s, _FORGET * (self._each_s or 0.0))
 
     def close(self) -> None:
-        """Let go of the replicas; a pool that nobody else knows by a name ends."""
+        """Stop using the replicas; a pool without a name ends."""
         atexit.unregister(self.close)
         self._stop_reporting.set()
         for slot in self._dispatcher.slots:
@@ -148,12 +147,12 @@ class RayPool(PoolTransport):
                 self.remove_replica(slot)
 
     def _report(self) -> None:
-        # Ray would start a cluster of its own if it were asked for anything after its end.
+        # After `ray.shutdown`, any call of Ray would start a new cluster.
         while not self._stop_reporting.wait(_REPORT_EVERY_S) and ray.is_initialized():
             try:
                 answer = self._manager.report.remote(self._make_report())
                 roster = ray.get(answer, timeout=_ANSWER_WITHIN_S)
-            except Exception as error:  # more than its own errors, while Ray is being shut down
+            except Exception as error:  # Ray raises more than its own errors while it shuts down
                 _log.info("%s: the manager does not answer (%s)", self.place, type(error).__name__)
                 continue
             if roster is not None and not self._stop_reporting.is_set():
@@ -170,7 +169,7 @@ class RayPool(PoolTransport):
         )
 
 
-# A process that receives a pool with every task it runs finds the same one again.
+# A process that receives the same pool with every task uses one transport for all.
 _received: LRUCache[str, RayPool] = LRUCache(64)
 
 
@@ -186,19 +185,19 @@ def _attach(manager: Any, plan: Plan, startup_timeout_s: float) -> RayPool:
 _LOST = (RayActorError, ObjectLostError, OutOfMemoryError, WorkerCrashedError)
 _LOOK_AGAIN_S = 0.1
 _ASK_EVERY_S = 0.2
-# Longer than a replica takes to look, to break off and to end.
+# Longer than a replica takes to ask the manager, to interrupt the call and to end.
 _GIVE_UP_S = 3.0
 
 
 class ActorReplica(Replica):
-    """An actor of the pool's manager. Ray starts it again after a crash, on another node if need be.
+    """Messages to the actor of a replica. Ray restarts the actor after a crash, on another node if necessary.
 
     Args:
-        id: of the replica.
-        actor: its handle.
-        manager: of the pool, who knows how far calls are.
+        id: id of the replica.
+        actor: handle of the actor.
+        manager: the manager of the pool.
         timeout_s: how long one message may take.
-        on_timed: is told how long a call took, in seconds.
+        on_timed: called with the seconds that a call took.
     """
 
     def __init__(
@@ -231,7 +230,7 @@ class ActorReplica(Replica):
         raise TransportError("This component has been closed.", code="closed")
 
     def _describe(self) -> dict[str, Any] | Envelope | None:
-        """What the actor says of itself; `None` while it cannot."""
+        """What the actor tells about the component; `None` while it starts."""
         try:
             return ray.get(self._actor.describe.remote(), timeout=1.0)
         except GetTimeoutError:
@@ -239,7 +238,7 @@ class ActorReplica(Replica):
         except ActorDiedError as error:
             self.is_dead = True
             raise TransportError(
-                "The replica's actor has ended for good; the pool makes another one.",
+                "Ray does not restart this replica any more; the pool makes another one.",
                 code="replica_lost",
             ) from error
         except _LOST:
@@ -288,7 +287,7 @@ class ActorReplica(Replica):
         return self._wait(reference, ticket, name)
 
     def stop(self) -> None:
-        """Nothing: actors are their manager's."""
+        """Stop waiting; the manager ends the actor."""
         self._is_stopped.set()
 
     def _wait(self, reference: Any, ticket: Ticket | None, name: str | None) -> Any:
@@ -307,7 +306,7 @@ class ActorReplica(Replica):
             ) from error
 
     def _wait_watching(self, reference: Any, ticket: Ticket, name: str | None) -> Any:
-        """Wait for the answer, the end of the time, or that the caller gives up."""
+        """Wait for the answer, the timeout, or the cancellation."""
         changed = threading.Event()
         future: Future[Any] = reference.future()
         future.add_done_callback(lambda _: changed.set())
@@ -332,7 +331,7 @@ class ActorReplica(Replica):
         )
 
     def _give_up(self, reference: Any, future: Future[Any], name: str | None) -> NoReturn:
-        """Have a call that waits never run, and one that runs broken off, with its process if need be."""
+        """Take back a call that waits, interrupt one that runs, and end its process if that fails."""
         ray.cancel(reference)
         self._manager.cancel.remote(name)
         try:
@@ -340,14 +339,14 @@ class ActorReplica(Replica):
         except _LOST as error:
             raise _cancelled(ReplicaLostError, may_repeat=False) from error
         except TimeoutError:
-            # Either it waits behind somebody else's call, or it keeps its own process from looking.
+            # Either it waits behind another caller's call, or it blocks its process, which cannot ask.
             if ray.get(self._manager.is_stuck.remote(self.id)):
                 ray.kill(self._actor, no_restart=False)
                 raise _cancelled(ReplicaLostError, may_repeat=False) from None
         raise _cancelled()
 
     def _pass_on_progress(self, name: str | None) -> None:
-        """Tell whoever listens here how far the call is there."""
+        """Report here how far the call is there."""
         try:
             word = ray.get(self._manager.progress_of.remote(name), timeout=1.0)
         except RayError:
@@ -357,12 +356,12 @@ class ActorReplica(Replica):
 
 
 def _name_for(ticket: Ticket | None) -> str | None:
-    """A name for a call that somebody may ask for, or give up."""
+    """A name for a call whose progress is asked for, or that may be cancelled."""
     return secrets.token_hex(8) if ticket is not None or is_heard() else None
 
 
 def _cancelled(kind: type[TransportError] = TransportError, **facts: Any) -> TransportError:
-    return kind("The call was given up.", code="cancelled", **facts)
+    return kind("The call was cancelled.", code="cancelled", **facts)
 
 
 def _error_in(envelope: Envelope) -> ChainruleError:
@@ -372,4 +371,4 @@ def _error_in(envelope: Envelope) -> ChainruleError:
         read_answer(Answer(envelope.status, envelope.content_type, envelope.body))
     except ChainruleError as error:
         return error
-    raise AssertionError("an envelope that is no answer carries an error")
+    raise AssertionError("an envelope in place of an answer has an error")
