@@ -16,6 +16,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from chainrule._errors import CapabilityError, NotGrantedError
+from chainrule._registry import provided
 from chainrule.runtime._config import ReferenceKind
 from chainrule.runtime._runs import get_config
 
@@ -94,11 +95,10 @@ def _opener(kind: ReferenceKind) -> Any:
 
         return load_component
     try:
-        # The client is above this layer; its top-level name is loaded here, when a reference is opened.
-        from chainrule import Component
+        client = provided("component")
     except ImportError as error:
         raise CapabilityError(
             f"References of type {kind!r} cannot be opened here: {error}.",
             code="reference_unsupported",
         ) from error
-    return Component.from_url if kind == "url" else Component.from_image
+    return client.from_url if kind == "url" else client.from_image
