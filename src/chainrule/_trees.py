@@ -224,7 +224,7 @@ _UNCHANGED = object()
 
 
 class _Edit:
-    """What is to become of one node: a new value, new parts of the old or the new value, or both."""
+    """The change of one node: a new value, new parts of the old or the new value, or both."""
 
     __slots__ = ("parts", "value")
 

@@ -1,11 +1,11 @@
-"""`ComponentReference`: a field in which a caller names another component to be used.
+"""`ComponentReference`: a field in which a caller names another component that the author's code calls.
 
     {"type": "api_path", "ref": "…/tesseract_api.py"}    a file, loaded into this process
     {"type": "url",      "ref": "http://host:8000"}      a served component
-    {"type": "image",    "ref": "solver:1.2"}            a container image, started for the purpose
+    {"type": "image",    "ref": "solver:1.2"}            a container image, which is started
 
-Each of the three acts on the caller's word (runs code, sends requests, starts containers), so each is
-refused unless the operator lists it in `allow_references`. A component object may be passed in Python.
+Each of the three lets the caller run code, send requests or start containers here, so each is refused unless
+the operator lists it in `allow_references`. A component object may be passed in Python.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def _open(value: Any) -> ComponentReference:
     kind, ref = cast(ReferenceKind, value["type"]), value["ref"]
     if kind not in get_config().allow_references:
         raise NotGrantedError(
-            f"A reference of type {kind!r} would be opened on the caller's word; this component does "
-            f"not allow that. Its operator can set allow_references=[{kind!r}].",
+            f"This component does not open references of type {kind!r}. Its operator can allow them with "
+            f"allow_references=[{kind!r}].",
             code="reference_not_granted",
         )
     return ComponentReference(_opener(kind)(ref), kind, ref)
