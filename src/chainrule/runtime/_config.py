@@ -47,8 +47,8 @@ class ComponentConfig:
         mlflow_tracking_uri: send metrics, parameters and artifacts to this MLflow store instead of
             local files.
         mlflow_run_extra_args: keyword arguments for `mlflow.start_run`.
-        max_residual_bytes: what `apply` leaves for its derivatives (`WithResiduals`), all calls together;
-            0 keeps nothing.
+        max_residual_bytes: what `apply` leaves for its derivatives (`WithResiduals`) and the inputs that it
+            belongs to, all calls together; 0 keeps nothing.
         residual_folder: where processes of this component find each other's residuals.
         cache: names of components whose results are kept and given again for equal requests, where they are
             served; `"*"` for every component. Only for components that compute the same every time.
