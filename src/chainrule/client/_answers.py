@@ -98,7 +98,7 @@ def _decoded(answer: Answer, limits: Limits) -> Any:
     except LimitError as error:  # of the answer: the request is not at fault
         raise TransportError(
             f"The answer declares more data than is read: {error.message} Pass a larger max_answer_bytes if "
-            "the server is to be trusted.",
+            "you trust the server.",
             code="answer_too_large",
             details=error.details,
         ) from error

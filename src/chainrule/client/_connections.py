@@ -296,7 +296,7 @@ class ConnectionPool:
         except _TooLargeError as error:
             raise TransportError(
                 f"The answer of {self.origin} has {error}, and at most {max_bytes} are read. Pass a larger "
-                "max_answer_bytes if the server is to be trusted.",
+                "max_answer_bytes if you trust the server.",
                 code="answer_too_large",
                 details={"limit": max_bytes},
             ) from None

@@ -32,7 +32,7 @@ from chainrule.client._connections import LostConnectionError, Request
 # Bodies up to this size are as fast over HTTP.
 _LARGE_BYTES = 1 << 17
 _MAX_IDLE = 32
-# After so many in a row the server is taken to be one that cannot be reached this way.
+# After this many failures in a row shared memory is not tried any more.
 _MAX_FAILURES = 3
 
 
@@ -197,7 +197,7 @@ class SharedMemory:
 def _too_large(nbytes: int, max_bytes: int) -> TransportError:
     return TransportError(
         f"The answer has {nbytes} bytes, and at most {max_bytes} are read. Pass a larger max_answer_bytes if "
-        "the server is to be trusted.",
+        "you trust the server.",
         code="answer_too_large",
         details={"limit": max_bytes},
     )

@@ -183,7 +183,7 @@ def _events(response: HTTPResponse) -> Iterator[JobEvent]:
 
 _STATUS = {"queued": "waiting", "succeeded": "done"}
 _PAUSE_S = 0.2
-# A server that is being restarted is waited for so long.
+# How long a server that is being restarted is waited for.
 _PATIENCE_S = 30.0
 
 

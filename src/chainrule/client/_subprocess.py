@@ -276,7 +276,7 @@ class _WorkerConnection:
         return Answer(int(message.header["status"]), str(message.header["content_type"]), content)
 
     def send_cancel(self) -> None:
-        """Say that the call under way in another thread is to be broken off; a signal has to follow."""
+        """Ask the worker to break off the call of another thread; a signal has to follow."""
         with contextlib.suppress(OSError):  # it has ended, and the call with it
             send_message(self._connection, CANCEL)
 

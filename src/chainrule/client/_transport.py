@@ -107,7 +107,7 @@ class Transport(ABC):
         Args:
             endpoint: its name.
             payload: the whole request.
-            run_id: what files of this call are to be known by.
+            run_id: the id by which files of this call are known.
             ticket: by which the caller may give up.
 
         Raises:
@@ -208,7 +208,7 @@ class InProcessTransport(Transport):
         return dict(self.local.health())
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Nothing to close."""
 
 
 def _load(source: Any, config: ComponentConfig) -> InProcessTransport:

@@ -35,6 +35,7 @@ from chainrule import _codec
 from chainrule._codec import Grants
 from chainrule._errors import DecodeError, InputError, NotGrantedError
 from chainrule.runtime._runs import current_run, get_config
+from chainrule.runtime._schema import dimension_check
 
 # What existing components import from `tesseract_core.runtime.file_interactions`.
 __all__ = ["InputPath", "OutputPath", "require_file"]
@@ -164,7 +165,8 @@ class LazySequence(Generic[T]):
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         (item,) = get_args(source) or (Any,)
-        adapter: TypeAdapter[Any] = TypeAdapter(item)
+        # Items are validated later than the tree they belong to, so they check named dimensions themselves.
+        adapter: TypeAdapter[Any] = TypeAdapter(Annotated[item, dimension_check(item)])
 
         def validate(value: Any, info: core_schema.ValidationInfo) -> LazySequence[Any]:
             return _from_value(value, adapter, dict(info.context or {}))

@@ -28,6 +28,7 @@ from __future__ import annotations
 import inspect
 import logging
 import pickle
+import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -46,6 +47,7 @@ from chainrule.runtime._own_arrays import own_copy, own_copy_of_array
 
 if TYPE_CHECKING:
     from chainrule.runtime._component._definition import Implementation
+    from chainrule.runtime._component._local import LocalComponent
 
 _log = logging.getLogger(__name__)
 
@@ -374,6 +376,32 @@ def set_jax_vjp_cache_size(
     _of_jax = ResidualStore(size, max_bytes=max_bytes, only_if_it_pays=only_if_it_pays)
 
 
-def current_residual_cache() -> ResidualStore:
+def jax_residuals() -> ResidualStore:
     """The store of the JAX recipes."""
     return _of_jax
+
+
+def reuse_residuals(component: LocalComponent, *, remembered: int = 4) -> None:
+    """Let a component that uses the JAX recipes keep what backward passes need, where that pays.
+
+    For processes that answer the calls of one component. Whether it pays is timed with the first call of
+    each program, and logged. An author who set the size of the cache is not overruled. The processes of
+    one component share what they keep.
+
+    Args:
+        component: the component, loaded.
+        remembered: how many forward passes are kept. A process answers one call at a time, mostly `apply`
+            and then its gradient; a few callers may interleave.
+    """
+    if "chainrule.runtime.jax_recipes" not in sys.modules:
+        return
+    if not jax_residuals().max_entries:
+        set_jax_vjp_cache_size(remembered, only_if_it_pays=True)
+        _log.info(
+            "%s: VJP residuals of the last %d calls are kept if it pays", component.name, remembered
+        )
+    config = component.config
+    if config.residual_folder is not None:
+        jax_residuals().shared = SharedFolder(
+            config.residual_folder, max_bytes=config.max_residual_bytes
+        )

@@ -44,11 +44,7 @@ from chainrule.runtime._endpoints import (
 )
 from chainrule.runtime._own_arrays import own_copy
 from chainrule.runtime._progress import is_heard, listening, progress, unheard
-from chainrule.runtime._residuals import (
-    content_digest,
-    current_residual_cache,
-    set_jax_vjp_cache_size,
-)
+from chainrule.runtime._residuals import content_digest, reuse_residuals
 from chainrule.runtime._runs import Run, checked_run_id, current_run, log_handler
 from chainrule.runtime._schema import (
     ArraySpec,
@@ -100,7 +96,6 @@ __all__ = [
     "content_digest",
     "content_name",
     "copied_to",
-    "current_residual_cache",
     "current_run",
     "describe_array",
     "describe_value",
@@ -126,7 +121,7 @@ __all__ = [
     "own_copy",
     "product_from_jacobian",
     "progress",
-    "set_jax_vjp_cache_size",
+    "reuse_residuals",
     "summary_html",
     "summary_text",
     "to_plain",

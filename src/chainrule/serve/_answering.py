@@ -42,9 +42,10 @@ from chainrule.runtime.internal import (
     failure_of,
     load_component,
     progress,
+    reuse_residuals,
     unheard,
 )
-from chainrule.serve._author_code import REMEMBERED, only_here, reuse_residuals
+from chainrule.serve._author_code import only_here
 from chainrule.serve._calls import Call, Cancelled, Facts, Reply
 from chainrule.serve._merging import MergedCalls, pack_replies, unpack_calls
 from chainrule.serve._problems import problem_reply
@@ -62,10 +63,13 @@ class Answerer:
         component: the component.
         copy_results: `False` where a reply is written out before the next call begins: until then its pieces
             may be arrays of the author's.
+
+    Attributes:
+        component: the component.
     """
 
     def __init__(self, component: LocalComponent, *, copy_results: bool = True) -> None:
-        self._component = component
+        self.component = component
         self._copy_results = copy_results
         self._config = component.config
         self._cache = ResultCache.of(component)
@@ -80,7 +84,7 @@ class Answerer:
         config: ComponentConfig,
         *,
         copy_results: bool = True,
-        remembered: int = REMEMBERED,
+        remembered: int = 4,
     ) -> Answerer:
         """Load a component, in the process and on the thread that will answer its calls.
 
@@ -103,7 +107,7 @@ class Answerer:
     @property
     def facts(self) -> Facts:
         """What the server tells about the component."""
-        component = self._component
+        component = self.component
         endpoints = [name for name in component.available_endpoints if name != "health"]
         if can_check(endpoints):
             endpoints.append(CHECK_GRADIENTS)
@@ -127,8 +131,8 @@ class Answerer:
             return self._answer_merged(call)
         if not is_traced(call.traceparent):
             return self._reply(call)
-        facts = {"chainrule.component": self._component.name, "chainrule.endpoint": call.endpoint}
-        name = f"{self._component.name} {call.endpoint}"
+        facts = {"chainrule.component": self.component.name, "chainrule.endpoint": call.endpoint}
+        name = f"{self.component.name} {call.endpoint}"
         with span(name, kind="SERVER", parent=call.traceparent, attributes=facts) as current:
             reply = self._reply(call)
             if current is not None:
@@ -204,9 +208,9 @@ class Answerer:
         if endpoint == "test":
             return self._test(payload)
         if endpoint == CHECK_GRADIENTS:
-            return run_check(self._component, payload)
+            return run_check(self.component, payload)
         compute = partial(
-            self._component.call, endpoint, payload, run=run, copy_results=self._copy_results
+            self.component.call, endpoint, payload, run=run, copy_results=self._copy_results
         )
         return compute() if self._cache is None else self._cache.result(endpoint, payload, compute)
 
@@ -215,7 +219,7 @@ class Answerer:
         from chainrule.runtime.testing import run_test
 
         try:
-            return asdict(run_test(self._component, payload))
+            return asdict(run_test(self.component, payload))
         except ValidationError as error:
             raise InputError(
                 f"This is not a regression test: {error.errors()[0]['msg']}.", code="invalid_input"

@@ -81,7 +81,7 @@ class ConnectionLimit:
         self._warned_at: dict[str, float] = {}
 
     def is_full(self, running: int) -> bool:
-        """Whether requests are to be turned away.
+        """Whether further requests are turned away.
 
         Args:
             running: how many are being answered, of those who follow something too. The connections are
@@ -133,7 +133,7 @@ def longest_waiting(connections: Iterable[Connection], count: int) -> list[Conne
 
 @contextlib.contextmanager
 def enough_descriptors(limit: int) -> Iterator[int]:
-    """Let this process open files enough for so many connections; gives how many there can be."""
+    """Raise the limit of open files as far as this many connections need; gives how many there can be."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = limit + spare_of(limit) + _OTHER_DESCRIPTORS
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -148,7 +148,7 @@ def enough_descriptors(limit: int) -> Iterator[int]:
 
 
 def _fitting(limit: int, descriptors: int) -> int:
-    """How many connections, fewer than wanted, so many descriptors are enough for."""
+    """How many connections this many descriptors are enough for, where that is fewer than wanted."""
     room = descriptors - min(_OTHER_DESCRIPTORS, descriptors // 2)
     fitting = max(1, room - spare_of(room))
     _log.warning(
@@ -177,7 +177,7 @@ _BODY_HEADERS = frozenset((b"content-length", b"transfer-encoding"))
 
 
 class RequestLimit:
-    """ASGI middleware that answers 503 when as many requests are under way as may be.
+    """ASGI middleware that answers 503 when the limit of requests under way is reached.
 
     Args:
         app: answers the others.
@@ -186,7 +186,7 @@ class RequestLimit:
 
     def __init__(self, app: Any, connection_limit: ConnectionLimit) -> None:
         self._app = app
-        self._crowd = connection_limit
+        self._limit = connection_limit
         self._running = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -194,7 +194,7 @@ class RequestLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        is_full = self._crowd.is_full(self._running) and not is_probe(scope)
+        is_full = self._limit.is_full(self._running) and not is_probe(scope)
         self._running += 1
         try:
             await (turn_away if is_full else self._app)(scope, receive, send)

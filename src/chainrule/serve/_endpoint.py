@@ -279,7 +279,7 @@ async def send_reply(send: Send, reply: Reply, *, close: bool = False) -> None:
 
 async def turn_away(scope: Any, receive: Any, send: Any) -> None:
     """Answer a request beyond the limit; an ASGI application."""
-    error = unavailable("As many requests are under way as may be.", "connections_full")
+    error = unavailable("The limit of requests under way is reached.", "connections_full")
     await send_reply(send, problem_reply(error), close=True)
 
 
@@ -393,8 +393,8 @@ async def read_body(
         receive: of the ASGI connection.
         nbytes: the declared length, if there is one.
         max_bytes: a longer body is refused while it is read.
-        timeout_s: how long the caller may pause; the whole may take so long, and as long as its bytes need at
-            the slowest pace that is allowed.
+        timeout_s: how long the caller may pause. The whole body may take that long, plus the time that its
+            bytes need at the slowest pace that is allowed.
         in_segment: a large body goes into shared memory.
         grow: makes room for what has come.
 

@@ -64,7 +64,7 @@ def is_page(scope: MutableMapping[str, Any]) -> bool:
 def page_routes() -> list[Route]:
     """The page and its parts, at the root and under every component.
 
-    Any name under `/c/` gets the page: who has no token shall not learn which names there are.
+    Any name under `/c/` gets the page: callers without a token must not learn which names there are.
     """
 
     async def page(request: Request) -> Response:

@@ -87,7 +87,7 @@ class Worker:
                 continue
             if message is None:
                 return
-            if "call" in message.header:  # and not that a call is to be broken off which is over
+            if "call" in message.header:  # otherwise it asks to break off a call that is over
                 self._answer(answerer, message)
             del message
 

@@ -10,7 +10,6 @@ Facts                 what a server says about a component without asking it aga
 MakePool              makes the pool of a component, from its source and settings
 Pool                  what answers the calls of a component: base class of engines
 Reply                 one encoded answer
-ServeOptions          settings of a server (public, too)
 WorkerState           what one worker does, for `/status`
 add_option_arguments  adds a flag for every field of `ServeOptions` to a parser
 following_in_thread   passes the progress and log lines of a call on a thread on to its watcher
@@ -18,7 +17,6 @@ no_address            the error of a server that cannot listen where it was told
 only_here             calls author code; a process that it forks ends there
 option_table          the fields of `ServeOptions` in Markdown
 problem_reply         the reply for an error
-reuse_residuals       lets a JAX component remember forward passes for gradients
 static_file           one of the files that make up a page
 stopping              the error of a call while the server stops
 unavailable           the error of a call that was not run and may be repeated later
@@ -26,9 +24,9 @@ unavailable           the error of a call that was not run and may be repeated l
 
 from chainrule.serve._answering import Answerer
 from chainrule.serve._app import MakePool
-from chainrule.serve._author_code import following_in_thread, only_here, reuse_residuals
+from chainrule.serve._author_code import following_in_thread, only_here
 from chainrule.serve._calls import Call, CallError, Cancelled, Facts, Reply, stopping, unavailable
-from chainrule.serve._options import ServeOptions, add_option_arguments, option_table
+from chainrule.serve._options import add_option_arguments, option_table
 from chainrule.serve._page import static_file
 from chainrule.serve._pool import Pool, WorkerState
 from chainrule.serve._problems import problem_reply
@@ -43,7 +41,6 @@ __all__ = [
     "MakePool",
     "Pool",
     "Reply",
-    "ServeOptions",
     "WorkerState",
     "add_option_arguments",
     "following_in_thread",
@@ -51,7 +48,6 @@ __all__ = [
     "only_here",
     "option_table",
     "problem_reply",
-    "reuse_residuals",
     "static_file",
     "stopping",
     "unavailable",

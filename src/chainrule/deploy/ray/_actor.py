@@ -20,7 +20,7 @@ from ray.exceptions import RayError
 from chainrule._errors import ChainruleError, ComponentError
 from chainrule._trees import is_arraylike
 from chainrule.deploy.ray._messages import CANCELLED, Envelope, Plan
-from chainrule.runtime import LocalComponent, load_component
+from chainrule.runtime import LocalComponent
 from chainrule.runtime.internal import Run, listening, to_plain
 from chainrule.serve.internal import (
     Answerer,
@@ -28,7 +28,6 @@ from chainrule.serve.internal import (
     Cancelled,
     only_here,
     problem_reply,
-    reuse_residuals,
 )
 
 _log = logging.getLogger(__name__)
@@ -51,9 +50,8 @@ class ReplicaActor:
         self._component: LocalComponent | None = None
         self._failure: Envelope | None = None
         try:
-            self._component = only_here(lambda: load_component(plan.source, config=plan.config))
-            reuse_residuals(self._component, remembered=plan.residuals)
-            self._answerer = Answerer(self._component)
+            self._answerer = Answerer.load(plan.source, plan.config, remembered=plan.residuals)
+            self._component = self._answerer.component
         except Exception as error:
             self._failure = _problem("Loading the component", error, code="load_failed")
 

@@ -18,13 +18,13 @@ from chainrule.deploy._pool import fingerprint
 from chainrule.deploy.ray._deploy import attach, deploy
 from chainrule.deploy.ray._messages import Envelope
 from chainrule.deploy.ray._pool import RayPool
+from chainrule.serve import ServeOptions
 from chainrule.serve.internal import (
     Call,
     CallError,
     Facts,
     Pool,
     Reply,
-    ServeOptions,
     WorkerState,
     following_in_thread,
     stopping,

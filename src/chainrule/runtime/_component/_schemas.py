@@ -55,6 +55,7 @@ from chainrule.runtime._schema import (
     array_leaves,
     differentiable_leaves,
     is_array_type,
+    with_dimension_check,
 )
 
 if TYPE_CHECKING:
@@ -92,12 +93,13 @@ def apply_model(model: type[BaseModel], root: str) -> type[BaseModel]:
         root: what the author's outermost model counts as, `InputSchema` or `OutputSchema`, whatever its
             own name: clients look for that name.
     """
-    return _Rewriter(_strict_subclass, {model: root}).model(model)
+    return with_dimension_check(_Rewriter(_strict_subclass, {model: root}).model(model))
 
 
 def abstract_model(model: type[BaseModel], root: str) -> type[BaseModel]:
     """The model whose arrays are shapes and dtypes; arguments as in `apply_model`."""
-    return _Rewriter(_abstract_twin, {model: root}, ShapeDType.__class_getitem__).model(model)
+    rewriter = _Rewriter(_abstract_twin, {model: root}, ShapeDType.__class_getitem__)
+    return with_dimension_check(rewriter.model(model))
 
 
 Build = Callable[[type[BaseModel], str, dict[str, FieldInfo]], type[BaseModel]]

@@ -31,7 +31,12 @@ from chainrule.runtime._schema._array import (
     is_array_type,
     is_differentiable,
 )
-from chainrule.runtime._schema._leaves import array_leaves, differentiable_leaves
+from chainrule.runtime._schema._leaves import (
+    array_leaves,
+    differentiable_leaves,
+    dimension_check,
+    with_dimension_check,
+)
 from chainrule.runtime._schema._spec import (
     ArraySpec,
     describe_array,
@@ -67,8 +72,10 @@ __all__ = [
     "describe_array",
     "describe_value",
     "differentiable_leaves",
+    "dimension_check",
     "is_array_type",
     "is_differentiable",
     "number_kind",
     "rounding_unit",
+    "with_dimension_check",
 ]

@@ -21,6 +21,7 @@ from pydantic import (
     GetJsonSchemaHandler,
     NonNegativeInt,
     SerializationInfo,
+    Tag,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
@@ -28,10 +29,6 @@ from pydantic_core import CoreSchema, core_schema
 from chainrule._codec import encode_array
 from chainrule._errors import DefinitionError
 from chainrule.runtime._schema import _problems
-from chainrule.runtime._schema._model_hooks import (
-    check_dimensions_of_model,
-    validate_default_of_field,
-)
 from chainrule.runtime._schema._spec import ArraySpec, castable_dtypes, make_spec
 from chainrule.runtime._schema._validation import build_validator, check_shape, coerce
 
@@ -78,17 +75,15 @@ class Array(metaclass=_ArrayMeta):
                 "A field needs the shape and dtype of its array: write Array[..., None] for anything.",
                 code="bad_array_type",
             )
-        validate_default_of_field(handler)
-        if cls.spec.dimension_names:
-            check_dimensions_of_model(handler)
         as_needed, as_is = (build_validator(cls.spec, exact=exact) for exact in (False, True))
-        return core_schema.lax_or_strict_schema(
+        schema = core_schema.lax_or_strict_schema(
             core_schema.with_info_plain_validator_function(as_needed),
             core_schema.with_info_plain_validator_function(as_is),
             serialization=serialize_array(cls.spec),
-            # What `pydantic.Tag` sets: the name of a union's member in the location of an error.
-            metadata={"pydantic_internal_union_tag_key": str(cls.spec)},
         )
+        # The name of a union's member in the location of an error.
+        tag = Tag(str(cls.spec))
+        return tag.__get_pydantic_core_schema__(source, lambda _: schema)  # type: ignore[arg-type]
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -217,8 +212,6 @@ class _ShapeOf:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        if cls.spec.dimension_names:
-            check_dimensions_of_model(handler)
         return core_schema.chain_schema(
             [
                 core_schema.no_info_plain_validator_function(_from_array),

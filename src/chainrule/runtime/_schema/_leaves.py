@@ -3,10 +3,12 @@
 A pattern has `[]` for a list element, `{}` for a mapping value, and its own `[0]` for a position of a fixed
 tuple. Members of a union share a pattern; their declarations are merged.
 
-A name of a dimension means one size everywhere in one call. The table maps a name to the size and the path
-where it was first seen; one table may be passed through the validation of inputs and of outputs, in the
-context key `dims`. Sizes are read from final values, so members of a union that were tried and dropped leave
-no trace.
+A name of a dimension means one size everywhere in one call. That concerns a whole tree, and pydantic shows an
+annotation only its own value. So components check it where they validate a whole tree: `with_dimension_check`
+gives their outermost model a validator that runs last, on final values, so members of a union that were tried
+and dropped leave no trace. An author's model that is made by hand, outside of a call, is not checked. The
+table maps a name to the size and the path where it was first seen; one table is passed through the validation
+of inputs and of outputs, in the context key `dims`.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import is_dataclass
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel, ValidationInfo, create_model, model_validator
 from typing_extensions import is_typeddict
 
 from chainrule._errors import DefinitionError
@@ -169,15 +171,42 @@ DimensionTable = dict[str, tuple[int, str]]
 Found = tuple[str, Any, ArraySpec]
 
 
-def agree_on_dimensions(model: BaseModel, table: DimensionTable | None = None) -> None:
-    """Enter the named sizes of a validated model into a table.
+def with_dimension_check(model: type[BaseModel]) -> type[BaseModel]:
+    """A subclass whose values have one size for every name of a dimension; the model itself if it has none.
 
     Raises:
-        PydanticCustomError: `array_dimension_conflict`, when a name already has another size.
+        DefinitionError: see `array_leaves`.
     """
-    known: DimensionTable = {} if table is None else table
-    for path, array, spec in _named_arrays(model, type(model), ""):
-        enter_sizes(known, path, spec, array.shape)
+    if not any(spec.dimension_names for spec in array_leaves(model).values()):
+        return model
+    return create_model(
+        model.__name__,
+        __base__=model,
+        __doc__=model.__doc__,
+        __module__=model.__module__,
+        __validators__={"check_named_dimensions": model_validator(mode="after")(_check_model)},
+    )
+
+
+def _check_model(model: BaseModel, info: ValidationInfo) -> BaseModel:
+    _enter_all_sizes(model, type(model), info)
+    return model
+
+
+def dimension_check(annotation: Any) -> AfterValidator:
+    """The same for values of any annotation: `Annotated[annotation, dimension_check(annotation)]`."""
+
+    def check(value: Any, info: ValidationInfo) -> Any:
+        _enter_all_sizes(value, annotation, info)
+        return value
+
+    return AfterValidator(check)
+
+
+def _enter_all_sizes(value: Any, annotation: Any, info: ValidationInfo) -> None:
+    table: DimensionTable = (info.context or {}).get("dims", {})
+    for path, array, spec in _named_arrays(value, annotation, ""):
+        enter_sizes(table, path, spec, array.shape)
 
 
 def enter_sizes(table: DimensionTable, path: str, spec: ArraySpec, shape: Sequence[int]) -> None:
@@ -204,7 +233,8 @@ def _named_arrays(value: Any, annotation: Any, path: str) -> Iterator[Found]:
     annotation = _member_for(value, unwrap(annotation))
     spec = spec_of(annotation)
     if spec is not None:
-        if spec.dimension_names and len(value.shape) == len(spec.dimension_names):
+        shape = getattr(value, "shape", ())
+        if spec.dimension_names and len(shape) == len(spec.dimension_names):
             yield path, value, spec
         return
     for segment, child, child_annotation in _parts_of_value(value, annotation):

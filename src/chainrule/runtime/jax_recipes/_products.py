@@ -23,7 +23,7 @@ from chainrule.runtime.jax_recipes._programs import (
     prepare,
     zeros_like_all,
 )
-from chainrule.runtime.jax_recipes._residuals import reuse_residuals
+from chainrule.runtime.jax_recipes._residuals import vjp_from_residuals
 
 Apply = Callable[[Any], Any]
 
@@ -91,7 +91,7 @@ def jax_vjp(
     program, arrays = prepare(_vjp, apply_jit, inputs, vjp_inputs, vjp_outputs, batched)
     check_keys(cotangent_vector, program.selection.outputs, str(VJP.vector))
     cotangents = dict(cotangent_vector)
-    reused = reuse_residuals(program.selection, arrays, cotangents, batched)
+    reused = vjp_from_residuals(program.selection, arrays, cotangents, batched)
     return program.run(arrays, cotangents) if reused is None else reused
 
 

@@ -30,7 +30,7 @@ from chainrule.runtime._content_store import content_name
 from chainrule.runtime._residuals import (
     ResidualStore,
     content_digest,
-    current_residual_cache,
+    jax_residuals,
     own,
 )
 from chainrule.runtime.jax_recipes._programs import Selection, fit, is_inexact, zeros_like_all
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 def apply_and_keep(program: Selection, arrays: tuple[Any, ...]) -> Any | None:
     """The outputs, sealed, of a forward pass whose backward function is kept; `None` where it is not."""
-    store = current_residual_cache()
+    store = jax_residuals()
     if not store.max_entries or not _are_known(arrays) or not _is_kept(store, program, arrays):
         return None
     owned = own(arrays)
@@ -51,11 +51,11 @@ def apply_and_keep(program: Selection, arrays: tuple[Any, ...]) -> Any | None:
     return outputs
 
 
-def reuse_residuals(
+def vjp_from_residuals(
     selection: Selection, arrays: tuple[Any, ...], cotangents: dict[str, Any], batched: bool
 ) -> dict[str, jax.Array] | None:
     """The VJP from kept residuals; `None` when there are none for these inputs."""
-    store = current_residual_cache()
+    store = jax_residuals()
     if not store.max_entries or not _are_known(arrays) or not _all_arrays(selection, arrays):
         return None
     program = Selection(selection.apply_jit, selection.template)

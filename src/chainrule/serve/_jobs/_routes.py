@@ -53,7 +53,7 @@ class JobReplies:
         self._config = config
 
     async def answer(self, service: Service, call: Call, *, key: str | None, waits: bool) -> Reply:
-        """Answer a request that is to be a job.
+        """Answer a request that becomes a job.
 
         Args:
             service: the component.
@@ -155,7 +155,7 @@ def to_reply(
         return Reply(200, FRAMES_MEDIA_TYPE, [content])
     try:
         tree = decode_body(content, media_type=FRAMES_MEDIA_TYPE, limits=TRUSTING_LIMITS)
-    except InputError as error:  # of no caller's doing
+    except InputError as error:  # not the fault of a caller
         raise damaged_result() from error
     pieces = encode_result(tree, form, config, lambda: f"run_{record.run_id}")
     return Reply(200, form.media_type, pieces)

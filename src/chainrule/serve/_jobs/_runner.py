@@ -213,6 +213,8 @@ class Jobs:
         if live is None:
             return record
         live.is_cancelled = True
+        # The race of reply and cancellation: a job whose worker has replied (`is_ending`) keeps its outcome,
+        # which the task is about to write down. Cancelling the task then would lose the answer.
         if live.task is not None:
             if not live.is_ending:
                 live.task.cancel()
