@@ -44,7 +44,7 @@ class EnergyModule(predictive.EnergyModule):
 
 
 class _Seen:
-    """The shape of a node's last prediction. All are equal, so that a compiled program does not depend on it."""
+    """The shape of a node's last prediction. All are equal: compiled programs do not depend on it."""
 
     __slots__ = ("shape",)
 
