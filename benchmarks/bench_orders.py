@@ -13,8 +13,8 @@ from chainrule.elimination import find_order
 from chainrule.elimination._counting import published_counts
 from chainrule.elimination._find_order import as_problem
 from chainrule.elimination._linearize import trace_function
-from chainrule.elimination._search import lower_bound
-from chainrule.elimination._search._engines import make_engine
+from chainrule.elimination._search import PartialGraph, lower_bound
+from chainrule.elimination._search._improve import anneal, greedy
 from chainrule.elimination.examples import TASKS, Task
 
 # task: AlphaGrad's and the best known multiplications, nontrivial ones of the best unit-aware order (None:
@@ -75,12 +75,12 @@ def _pure(task: Task, objective: str) -> str:
 
 def _moves(task: Task) -> Row:
     """How many moves of a vertex annealing tries in a second, once the structures have been met."""
-    engine = make_engine(as_problem(_graph(task), "multiplications")[0])
-    order = engine.greedy(0.5, 0.0, 1)
+    graph = PartialGraph(as_problem(_graph(task), "multiplications")[0], compiled=True)
+    order = greedy(graph, 0.5, 0.0, 1)
     passes, window, tries = [1.0] * 20, 24, 4
-    engine.anneal(order, passes, window, tries, 1)
+    anneal(graph, order, passes, window, tries, 1)
     start = time.perf_counter()
-    engine.anneal(order, passes, window, tries, 1)
+    anneal(graph, order, passes, window, tries, 1)
     seconds = time.perf_counter() - start
     moves = len(passes) * tries * (len(order) - 1)
     return Row(

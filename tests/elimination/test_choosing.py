@@ -18,7 +18,7 @@ from chainrule.elimination._counting import count_operations
 from chainrule.elimination._find_order import as_problem, choose_order, quick_order
 from chainrule.elimination._linearize import trace_function
 from chainrule.elimination._methods import make_plan
-from chainrule.elimination._search import _quick, quick_search
+from chainrule.elimination._search import _portfolio, quick_search
 from chainrule.elimination._work import (
     CPU_PRICES,
     GPU_PRICES,
@@ -294,7 +294,7 @@ def test_auto_does_not_take_orders_that_were_found_elsewhere():
 def test_a_quick_search_without_room_gives_the_safer_direction(monkeypatch):
     task = TASKS[0]
     problem, _ = as_problem(traced(task.function, *task.arguments()).graph, "nontrivial")
-    monkeypatch.setattr(_quick, "_MOST_WORK", 0)
+    monkeypatch.setattr(_portfolio, "_MOST_WORK", 0)
     forward = list(problem.eliminable)
     assert quick_search(problem, reverse_first=False) == forward
     assert quick_search(problem, reverse_first=True) == forward[::-1]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from chainrule.elimination import Order, OrderError, find_order, jacobian, linearization
 from chainrule.elimination._counting import count_operations
 from chainrule.elimination._linearize import trace_function
-from chainrule.elimination._search._edges import _Splitting
+from chainrule.elimination._search._improve import _Splitting
 
 POINT = (0.3, 0.4)
 

@@ -1,30 +1,42 @@
-"""The order search on bare graphs: both engines, the bound, and optima known from elsewhere."""
+"""The order search on bare graphs: interpreted and compiled, the bound, and optima known from elsewhere."""
 
 import dataclasses
 import itertools
 import math
 import random
-import signal
 import time
-import types
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chainrule.elimination._search import Problem, _native_engine, lower_bound, search
-from chainrule.elimination._search._branch import branch_and_bound
-from chainrule.elimination._search._construct import beam, relative_markowitz
-from chainrule.elimination._search._native_engine import NativeEngine, load_engine
-from chainrule.elimination._search._problem import ZERO, OutOfBudgetError
-from chainrule.elimination._search._python_engine import PythonEngine
+from chainrule.elimination._search import (
+    ZERO,
+    PartialGraph,
+    Problem,
+    _partial_graph,
+    _portfolio,
+    lower_bound,
+    search,
+)
+from chainrule.elimination._search._improve import (
+    anneal,
+    beam,
+    branch_and_bound,
+    greedy,
+    order_windows,
+    relative_markowitz,
+)
+from chainrule.elimination._search._problem import OutOfBudgetError
+
+MODES = [False, True] if _partial_graph.can_compile() else [False]
+compiled_too = pytest.mark.parametrize(
+    "compiled", MODES, ids=["interpreted", "compiled"][: len(MODES)]
+)
 
 
-def engines(problem):
-    found = [PythonEngine(problem)]
-    if load_engine() is not None:
-        found.append(NativeEngine(problem, load_engine()))
-    return found
+def graphs(problem):
+    return [PartialGraph(problem, compiled=compiled) for compiled in MODES]
 
 
 @st.composite
@@ -80,12 +92,42 @@ def cheapest_chain(dims):
 
 
 @given(scalar_problems(), st.randoms(use_true_random=False))
-def test_engines_agree_with_each_other_and_with_counting(problem, rng):
+def test_interpreted_and_compiled_costs_are_those_counted_by_hand(problem, rng):
     order = list(problem.eliminable)
     rng.shuffle(order)
     expected = count_by_hand(problem, order)
-    for engine in engines(problem):
-        assert engine.costs(order) == expected
+    for graph in graphs(problem):
+        assert graph.order_costs(order) == expected
+
+
+@given(scalar_problems(), st.integers(0, 1000))
+def test_interpreted_and_compiled_searches_take_the_same_decisions(problem, seed):
+    order = list(problem.eliminable)
+    found = [
+        (
+            greedy(graph, 0.5, 0.3, seed),
+            relative_markowitz(graph),
+            order_windows(graph, order, 4),
+            anneal(graph, order, [2.0, 0.5], 3, 2, seed) if len(order) > 1 else None,
+            graph.work > 0,
+        )
+        for graph in graphs(problem)
+    ]
+    assert all(each == found[0] for each in found)
+
+
+@given(scalar_problems(), st.randoms(use_true_random=False))
+def test_a_trial_is_taken_back(problem, rng):
+    order = list(problem.eliminable)
+    rng.shuffle(order)
+    half = len(order) // 2
+    expected = count_by_hand(problem, order)
+    for graph in graphs(problem):
+        graph.reset()
+        assert graph.eliminate_all(order[:half]) == expected[:half]
+        with graph.trial():
+            graph.eliminate_all(reversed(order[half:]))
+        assert graph.eliminate_all(order[half:]) == expected[half:]
 
 
 def count_by_hand(problem, order):
@@ -117,11 +159,11 @@ def test_search_finds_the_optimum_and_the_bound_is_below_it(problem):
 
 @given(scalar_problems(max_inner=7))
 def test_branch_and_bound_is_as_good_as_trying_everything(problem):
-    engine = PythonEngine(problem)
+    graph = PartialGraph(problem)
     forward = list(problem.eliminable)
-    exact = engine.windows(forward, len(forward))
+    exact = order_windows(graph, forward, len(forward))
     found, is_proven = branch_and_bound(
-        engine, forward, sum(engine.costs(forward)), until=time.perf_counter() + 60
+        graph, forward, sum(graph.order_costs(forward)), until=time.perf_counter() + 60
     )
     assert is_proven
     assert sum(count_by_hand(problem, found)) == sum(count_by_hand(problem, exact))
@@ -129,13 +171,13 @@ def test_branch_and_bound_is_as_good_as_trying_everything(problem):
 
 @given(scalar_problems())
 def test_beam_and_relative_markowitz_give_orders(problem):
-    engine = PythonEngine(problem)
-    for order in (beam(engine, 3), relative_markowitz(engine)):
+    graph = PartialGraph(problem)
+    for order in (beam(graph, 3), relative_markowitz(graph)):
         assert sorted(order) == list(problem.eliminable)
     # A beam that keeps everything is dynamic programming over all sets.
     if len(problem.eliminable) <= 4:
-        widest = sum(engine.costs(beam(engine, 16)))
-        assert widest == sum(engine.costs(engine.windows(problem.eliminable, 4)))
+        widest = sum(graph.order_costs(beam(graph, 16)))
+        assert widest == sum(graph.order_costs(order_windows(graph, problem.eliminable, 4)))
 
 
 def narrow(seed, inner=16):
@@ -159,10 +201,10 @@ def test_branch_and_bound_proves_what_cuts_cannot():
 
 
 def test_search_stops_a_beam_that_takes_too_long():
-    engine = PythonEngine(layered(2))
-    engine.deadline = time.perf_counter() - 1
+    graph = PartialGraph(layered(2))
+    graph.deadline = time.perf_counter() - 1
     with pytest.raises(OutOfBudgetError):
-        beam(engine, 4)
+        beam(graph, 4)
 
 
 @given(st.lists(st.integers(1, 30), min_size=3, max_size=9))
@@ -179,27 +221,20 @@ def test_matrix_chain(dims):
     assert found.is_optimal
 
 
-@pytest.mark.parametrize("native", [False, True])
-def test_a_greedy_pass_that_is_cut_short_is_completed(native, monkeypatch):
+@compiled_too
+def test_a_greedy_pass_that_is_cut_short_is_completed(compiled, monkeypatch):
     """The clock counts the products that were asked for: enough for both sweeps and most of a greedy pass."""
-    if native and load_engine() is None:
-        pytest.skip("no C compiler")
-    portfolio = "chainrule.elimination._search._portfolio"
-
-    def engine(problem):
-        return NativeEngine(problem, load_engine()) if native else PythonEngine(problem)
-
+    monkeypatch.setattr(_portfolio, "_COMPILED_FROM_S", 0.0 if compiled else math.inf)
     clock = {}
-    monkeypatch.setattr(f"{portfolio}.make_engine", engine)
-    monkeypatch.setattr(time, "perf_counter", lambda: float(clock["algebra"].asked))
     problem, algebra = _hourglasses()
-    sweeps = engine(problem)
+    sweeps = PartialGraph(problem, compiled=compiled)
     clock["algebra"] = algebra
-    forward = sum(sweeps.costs(problem.eliminable))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(clock["algebra"].asked))
+    forward = sum(sweeps.order_costs(problem.eliminable))
     first = algebra.asked
-    reverse = sum(sweeps.costs(problem.eliminable[::-1]))
+    reverse = sum(sweeps.order_costs(problem.eliminable[::-1]))
     both = algebra.asked
-    greedy = sum(sweeps.costs(sweeps.greedy(0.5, 0.0, 1)))
+    cheapest = sum(sweeps.order_costs(greedy(sweeps, 0.5, 0.0, 1)))
     needed = algebra.asked - both
     problem, algebra = _hourglasses()
     clock["algebra"] = algebra
@@ -207,7 +242,7 @@ def test_a_greedy_pass_that_is_cut_short_is_completed(native, monkeypatch):
     assert algebra.asked <= both + needed + first
     assert found.method == "greedy"
     assert sorted(found.order) == sorted(problem.eliminable)
-    assert greedy < found.cost < min(forward, reverse)
+    assert cheapest < found.cost < min(forward, reverse)
 
 
 def _hourglasses():
@@ -252,73 +287,92 @@ def chain(length, algebra):
     return Problem(length + 2, edges, tuple(range(1, length + 1)), frozenset(), algebra)
 
 
-def test_more_structures_than_tables_hold_are_evaluated_in_python():
+@compiled_too
+def test_more_structures_than_compiled_tables_hold(compiled, monkeypatch):
+    monkeypatch.setattr(_portfolio, "_COMPILED_FROM_S", 0.0 if compiled else math.inf)
     problem = chain(20, Growing())
-    for engine in engines(problem):
-        assert engine.costs(problem.eliminable) == [1] * 20
+    assert PartialGraph(problem).order_costs(problem.eliminable) == [1] * 20
     assert search(problem, budget_s=0.05).cost == 20
 
 
-@pytest.mark.skipif(load_engine() is None, reason="no compiler")
-def test_products_are_learnt_on_the_way():
-    """Nothing begins anew after a product that is not known: the first time is as much work as the second."""
+@compiled_too
+def test_products_are_learnt_on_the_way(compiled):
+    """Nothing is chosen anew after a product that is not known: the first time finds what the second does."""
     dims = [2 + k % 7 for k in range(60)]
     edges = tuple((v, v + 1, v) for v in range(59))
     problem = dataclasses.replace(chain(58, MatrixChain(dims)), edges=edges)
     order = list(problem.eliminable)
     for work in (
-        lambda engine: engine.costs(order),
-        lambda engine: engine.greedy(0.5, 0.1, 3),
-        lambda engine: engine.anneal(order, [9.0, 1.0], 5, 2, 7),
-        lambda engine: engine.windows(order, 4),
+        lambda graph: graph.order_costs(order),
+        lambda graph: greedy(graph, 0.5, 0.1, 3),
+        lambda graph: anneal(graph, order, [9.0, 1.0], 5, 2, 7),
+        lambda graph: order_windows(graph, order, 4),
     ):
-        engine = NativeEngine(problem, load_engine())
-        found = work(engine)
-        eliminations = engine.evaluations
-        assert work(engine) == found
-        assert engine.evaluations == 2 * eliminations
+        graph = PartialGraph(problem, compiled=compiled)
+        assert work(graph) == work(graph)
 
 
-def test_engines_keep_their_time():
+@compiled_too
+def test_a_journal_that_is_full_grows(compiled):
+    """Every vertex of a layer reads the whole layer before it, so that one elimination makes many edges."""
+    width, depth = 40, 6
+    edges = [
+        (layer * width + u, (layer + 1) * width + v)
+        for layer in range(depth - 1)
+        for u in range(width)
+        for v in range(width)
+    ]
+    inner = range(width, (depth - 1) * width)
+    graph = PartialGraph(Problem.scalar(width * depth, edges, inner), compiled=compiled)
+    assert sum(graph.order_costs(inner)) == width**3 * (depth - 2)
+
+
+@compiled_too
+def test_graphs_keep_their_time(compiled):
     """Also where every product is known: on thousands of vertices a greedy pass takes seconds."""
     order = list(range(1, 31))
-    for engine in engines(Problem.scalar(32, [(v, v + 1) for v in range(31)], order)):
-        for improve in (
-            lambda engine: engine.greedy(0.5, 0.0, 0),
-            lambda engine: engine.anneal(order, [1.0], 5, 2, 0),
-            lambda engine: engine.windows(order, 3),
-        ):
-            engine.deadline = math.inf
-            improve(engine)
-            engine.deadline = 0.0
-            with pytest.raises(OutOfBudgetError):
-                improve(engine)
+    problem = Problem.scalar(32, [(v, v + 1) for v in range(31)], order)
+    graph = PartialGraph(problem, compiled=compiled)
+    for improve in (
+        lambda: greedy(graph, 0.5, 0.0, 0),
+        lambda: order_windows(graph, order, 3),
+    ):
+        graph.deadline = math.inf
+        improve()
+        graph.deadline = 0.0
+        with pytest.raises(OutOfBudgetError):
+            improve()
 
 
-@pytest.mark.skipif(load_engine() is None, reason="no compiler")
-def test_an_interrupt_reaches_the_engine_in_c(monkeypatch):
-    """It is raised where Python code begins to run: when a product is asked for, or whether to go on."""
+@compiled_too
+def test_an_interrupt_leaves_a_graph_that_can_be_reset(compiled):
+    class Interrupted(MatrixChain):
+        is_armed = True
 
-    class Interrupted(Growing):
         def product(self, out_edge, in_edge):
-            raise KeyboardInterrupt
+            if self.is_armed:
+                raise KeyboardInterrupt
+            return super().product(out_edge, in_edge)
 
-    engine = NativeEngine(chain(5, Interrupted()), load_engine())
+    dims = [3, 4, 5, 6, 7]
+    algebra = Interrupted(dims)
+    edges = tuple((v, v + 1, v) for v in range(4))
+    problem = Problem(5, edges, (1, 2, 3), frozenset(), algebra)
+    graph = PartialGraph(problem, compiled=compiled)
     with pytest.raises(KeyboardInterrupt):
-        engine.greedy(0.5, 0.0, 0)
-    order = list(range(1, 31))
-    engine = NativeEngine(Problem.scalar(32, [(v, v + 1) for v in range(31)], order), load_engine())
-    questions = iter(range(3))
+        greedy(graph, 0.5, 0.0, 0)
+    algebra.is_armed = False
+    assert graph.order_costs([1, 2, 3]) == [3 * 4 * 5, 3 * 5 * 6, 3 * 6 * 7]
 
-    def interrupted_at_the_fourth():
-        if next(questions, None) is None:
-            signal.default_int_handler(signal.SIGINT, None)  # what Ctrl-C runs
-        return 0.0
 
-    clock = types.SimpleNamespace(perf_counter=interrupted_at_the_fourth)
-    monkeypatch.setattr(_native_engine, "time", clock)
-    with pytest.raises(KeyboardInterrupt):
-        engine.anneal(order, [1.0] * 1000, 5, 2, 0)
+def test_a_graph_of_many_vertices_is_not_stored_as_a_square():
+    order = list(range(1, 900))
+    problem = Problem.scalar(901, [(v, v + 1) for v in range(900)], order)
+    graph = PartialGraph(problem)
+    assert graph.order_costs(order) == [1] * 899
+    with graph.trial():
+        graph.eliminate_all(order[:5])
+    assert graph.order_costs(order[::-1]) == [1] * 899
 
 
 def test_a_bound_that_takes_too_long_is_that_of_fewer_vertices():
@@ -337,22 +391,22 @@ def test_product_without_entries_makes_no_edge():
 
     # 0 → 1 → 2 → 3 with a middle edge of another kind: nothing gets through.
     problem = Problem(4, ((0, 1, 0), (1, 2, 1), (2, 3, 0)), (1, 2), frozenset(), Orthogonal())
-    for engine in engines(problem):
-        assert engine.costs([1, 2]) == [0, 0]
+    for graph in graphs(problem):
+        assert graph.order_costs([1, 2]) == [0, 0]
 
 
 @given(scalar_problems())
 def test_windows_and_annealing_never_lose_vertices_or_make_it_worse(problem):
     order = list(problem.eliminable)
-    for engine in engines(problem):
-        start = sum(engine.costs(order))
-        improved = engine.windows(order, 4)
+    for graph in graphs(problem):
+        start = sum(graph.order_costs(order))
+        improved = order_windows(graph, order, 4)
         assert sorted(improved) == order
-        assert sum(engine.costs(improved)) <= start
+        assert sum(graph.order_costs(improved)) <= start
         if len(order) > 1:
-            last, best = engine.anneal(order, [1.0, 0.1], 3, 2, seed=1)
+            last, best = anneal(graph, order, [1.0, 0.1], 3, 2, seed=1)
             assert sorted(last) == sorted(best) == order
-            assert sum(engine.costs(best)) <= start
+            assert sum(graph.order_costs(best)) <= start
 
 
 def layered(seed, width=8, depth=6):
@@ -369,12 +423,11 @@ def layered(seed, width=8, depth=6):
 
 def test_same_seed_same_order():
     problem = layered(0)
-    for engine in engines(problem):
-        assert engine.greedy(0.5, 0.3, 7) == engine.greedy(0.5, 0.3, 7)
-        order = engine.greedy(0.5, 0.0, 1)
-        assert engine.anneal(order, [2.0, 1.0], 8, 2, 3) == engine.anneal(
-            order, [2.0, 1.0], 8, 2, 3
-        )
+    for graph in graphs(problem):
+        assert greedy(graph, 0.5, 0.3, 7) == greedy(graph, 0.5, 0.3, 7)
+        order = greedy(graph, 0.5, 0.0, 1)
+        again = [anneal(graph, order, [2.0, 1.0], 8, 2, 3) for _ in range(2)]
+        assert again[0] == again[1]
 
 
 def test_interrupt_returns_the_best_so_far():
@@ -390,7 +443,7 @@ def test_an_interrupt_while_the_bound_is_computed_keeps_the_first_order(monkeypa
     def interrupt(problem, until):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("chainrule.elimination._search._portfolio.lower_bound", interrupt)
+    monkeypatch.setattr(_portfolio, "lower_bound", interrupt)
     found = search(layered(1), budget_s=60)
     assert (found.method, found.bound, found.is_interrupted) == ("forward", None, True)
 

@@ -301,10 +301,12 @@ def _ffi_call(ctx: Any, operands: Sequence[Any], function: HostFunction) -> Sequ
     return emit_call(ctx, operands, target)
 
 
-def emit_call(ctx: Any, operands: Sequence[Any], target: HostTarget) -> Sequence[Any]:
-    """Add a call of the FFI handler to the program."""
+def emit_call(
+    ctx: Any, operands: Sequence[Any], target: HostTarget, **attributes: np.int64
+) -> Sequence[Any]:
+    """Add a call of the FFI handler to the program; XLA hands over attributes in the order of their names."""
     lower = jax.ffi.build_ffi_lowering_function(TARGET)
-    return lower(ctx, *operands, number=np.int64(target.number)).results
+    return lower(ctx, *operands, number=np.int64(target.number), **attributes).results
 
 
 def _lower_callback(

@@ -22,10 +22,11 @@ from chainrule._errors import ComponentError, DefinitionError
 from chainrule._lru_cache import LRUCache
 from chainrule._paths import Key, join_path, split_path
 from chainrule.bridge._skeleton import take_apart
-from chainrule.bridge._target import HESSIAN_VECTOR_PRODUCT, Target
+from chainrule.bridge._target import Target
 from chainrule.bridge._types import ArrayType, fit_type, read_types
 from chainrule.runtime import LocalComponent
 from chainrule.runtime.internal import (
+    BATCHED,
     DerivativeKind,
     DimensionTable,
     array_leaves,
@@ -42,6 +43,15 @@ _INDEX = re.compile(r"\[\d+\]")
 
 class ComponentTarget(Target):
     """A component behind the methods that all of them share: `apply`, `jacobian`, …, `abstract_eval`."""
+
+    abstract_advice = (
+        "Two ways out. Give every array of the outputs its shape in the schema, in numbers or in names of "
+        'dimensions that the inputs have: `y: Array[("n",), Float64]` in the OutputSchema, where the '
+        'InputSchema has `x: Array[("n",), Float64]`. Or write the endpoint, for example `def '
+        'abstract_eval(abstract_inputs): return {"y": abstract_inputs.x}`, which says that `y` has the shape '
+        "and dtype of `x`. Without changing the component: `infer_by_evaluation=True` allows one real "
+        "evaluation per signature."
+    )
 
     def __init__(self, component: Any) -> None:
         self._component = component
@@ -102,31 +112,11 @@ class ComponentTarget(Target):
         inputs: Any,
         input_paths: Sequence[str],
         output_paths: Sequence[str],
-        vector: Mapping[str, np.ndarray] | None,
+        vectors: Sequence[Mapping[str, np.ndarray]] = (),
+        *,
+        batched: bool = False,
     ) -> Mapping[str, Any]:
         """Ask a derivative endpoint, in the schema's spelling of the paths."""
-        return self._ask(kind, inputs, input_paths, output_paths, vector)
-
-    def batched_product(
-        self,
-        kind: DerivativeKind,
-        inputs: Any,
-        input_paths: Sequence[str],
-        output_paths: Sequence[str],
-        vectors: Mapping[str, np.ndarray],
-    ) -> Mapping[str, Any]:
-        """The same for a batch of vectors, in one request."""
-        return self._ask(kind, inputs, input_paths, output_paths, vectors, batched=True)
-
-    def _ask(
-        self,
-        kind: DerivativeKind,
-        inputs: Any,
-        input_paths: Sequence[str],
-        output_paths: Sequence[str],
-        vector: Mapping[str, np.ndarray] | None,
-        **options: bool,
-    ) -> Mapping[str, Any]:
         spelled = {
             "inputs": {path: self._inputs.spell(path) for path in input_paths},
             "outputs": {path: self._outputs.spell(path) for path in output_paths},
@@ -136,12 +126,12 @@ class ComponentTarget(Target):
             kind.inputs_argument: list(spelled["inputs"].values()),
             kind.outputs_argument: list(spelled["outputs"].values()),
         }
-        if kind.vector is not None:
-            assert vector is not None
-            assert kind.vector_over is not None
-            names = spelled[kind.vector_over]
-            arguments[kind.vector] = {names[path]: value for path, value in vector.items()}
-        answer = self._ask_endpoint(kind.endpoint, **arguments, **options)
+        for vector, values in zip(kind.vectors, vectors, strict=True):
+            names = spelled[vector.over]
+            arguments[vector.name] = {names[path]: value for path, value in values.items()}
+        if batched:
+            arguments[BATCHED] = True
+        answer = self._ask_endpoint(kind.endpoint, **arguments)
         return _rename(answer, [spelled[side] for side in kind.result_over])
 
     def _ask_endpoint(self, name: str, **arguments: Any) -> Any:
@@ -153,26 +143,6 @@ class ComponentTarget(Target):
         ):  # a peer's component in this process, which may get our arrays as they are
             arguments = own_copy(arguments)
         return getattr(self._component, name)(**arguments)
-
-    def hessian_vector_product(
-        self,
-        inputs: Any,
-        input_paths: Sequence[str],
-        output_paths: Sequence[str],
-        cotangents: Mapping[str, np.ndarray],
-        tangents: Mapping[str, np.ndarray],
-    ) -> Mapping[str, np.ndarray]:
-        """Ask the second-derivative endpoint."""
-        names = {path: self._inputs.spell(path) for path in input_paths}
-        answer = self._ask_endpoint(
-            HESSIAN_VECTOR_PRODUCT,
-            inputs=inputs,
-            hvp_inputs=list(names.values()),
-            hvp_outputs=[self._outputs.spell(path) for path in output_paths],
-            cotangent_vector={self._outputs.spell(p): v for p, v in cotangents.items()},
-            tangent_vector={names[p]: v for p, v in tangents.items()},
-        )
-        return _rename(answer, [names])
 
     def tagged(
         self,

@@ -27,9 +27,8 @@ import numpy as np
 from chainrule._jaxpr import component_scope
 from chainrule._lru_cache import LRUCache
 from chainrule._trees import get_at_path, is_arraylike, set_at_path
-from chainrule.bridge._host import Call
-from chainrule.bridge._requests import Request, Space
-from chainrule.bridge._routes import find_route, routes_to, split_operands
+from chainrule.bridge._requests import Call, Request, Space
+from chainrule.bridge._routes import find_route, sides
 from chainrule.bridge._site import Port, Site, check_result
 from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._target import Target
@@ -155,7 +154,7 @@ def trace_call(call: Call, *operands: Any) -> list[Any]:
 
 def _answer(site: Site, request: Request, *operands: Any) -> list[Any]:
     """The answer to one request, checked."""
-    primals, vectors = split_operands(site, request, operands)
+    primals, vectors = request.split(site, operands)
     rows = request.result.ports(site)
     if request.slots:
         traced = _with_tracers(site)
@@ -191,16 +190,16 @@ def _with_tracers(site: Site) -> Site:
 
 
 def _product(site: Site, request: Request, inputs: Any, vectors: Vectors) -> Mapping[str, Any]:
-    return find_route(site, request, _IN_PROGRAM)(site, request, inputs, vectors)
+    route = find_route(site, request, contract=_contract_jacobian, transpose=_transpose)
+    return route(site, request, inputs, vectors)
 
 
 def _contract_jacobian(
     site: Site, request: Request, inputs: Any, vectors: Vectors
 ) -> Mapping[str, Any]:
     given, wanted = request.slots[0].paths(site), request.result.paths(site)
-    is_jvp = request.name == "jvp"
-    sides = (given, wanted) if is_jvp else (wanted, given)
-    blocks = site.target.derivative(JACOBIAN, inputs, *sides, None)
+    is_jvp, paths = request.name == "jvp", sides(site, request)
+    blocks = site.target.derivative(JACOBIAN, inputs, *paths)
 
     def term(path: str, other: str, along: Any) -> Any:
         if is_jvp:
@@ -213,7 +212,7 @@ def _contract_jacobian(
 
 def _transpose(site: Site, request: Request, inputs: Any, vectors: Vectors) -> Mapping[str, Any]:
     """A form linear in u, from one that is linear in v: Re⟨A v, u⟩ = Re⟨Aᵀ u, v⟩ for all unit vectors u."""
-    flipped = request.transposed(0, request.result)
+    flipped = request.transposed()
     along = dict(zip(request.slots[0].paths(site), vectors[0], strict=True))
     types = request.result.types(site)
 
@@ -234,14 +233,11 @@ def _transpose(site: Site, request: Request, inputs: Any, vectors: Vectors) -> M
     return dict(zip(request.result.paths(site), found, strict=True))
 
 
-_IN_PROGRAM = routes_to(_contract_jacobian, _transpose)
-
-
 def _jacobian(site: Site, rows: Space, columns: Space, inputs: Any) -> list[Any]:
     """The blocks of a Jacobian, row by row: by its endpoint, or by one product per unit vector."""
     names = rows.paths(site), columns.paths(site)
     if JACOBIAN.endpoint in site.target.endpoints:
-        found = site.target.derivative(JACOBIAN, inputs, names[1], names[0], None)
+        found = site.target.derivative(JACOBIAN, inputs, names[1], names[0])
         return [found[row][column] for row in names[0] for column in names[1]]
     by_rows = VJP.endpoint in site.target.endpoints
     given, wanted = (rows, columns) if by_rows else (columns, rows)

@@ -27,10 +27,9 @@ from chainrule._lru_cache import LRUCache
 from chainrule._trees import flatten_with_paths, map_with_paths
 from chainrule.bridge._skeleton import take_apart
 from chainrule.bridge._types import ArrayType, as_array_type, read_types, types_of
-from chainrule.runtime.internal import JVP, VJP, DerivativeKind, DimensionTable, own_copy
+from chainrule.runtime.internal import HVP, JVP, VJP, DerivativeKind, DimensionTable, own_copy
 
 Batching = Literal["elementwise", "leading"]
-HESSIAN_VECTOR_PRODUCT = "hessian_vector_product"
 _SIGNATURES_REMEMBERED = 512
 
 
@@ -49,6 +48,7 @@ class Target(ABC):
         jax_function: the same function, traceable by JAX, or `None`.
         jax_derivatives: whether its derivatives by JAX are those of the endpoints.
         runs_jax: whether a call runs JAX in this process, which a host call must not do.
+        abstract_advice: how to let the shapes of its outputs be known.
     """
 
     name: str
@@ -60,6 +60,7 @@ class Target(ABC):
     jax_function: Callable[[Any], Any] | None = None
     jax_derivatives: bool = True
     runs_jax: bool = False
+    abstract_advice: str = ""
 
     @cached_property
     def _memories(self) -> defaultdict[str, LRUCache[Hashable, Any]]:
@@ -84,31 +85,24 @@ class Target(ABC):
         inputs: Any,
         input_paths: Sequence[str],
         output_paths: Sequence[str],
-        vector: Mapping[str, np.ndarray] | None,
+        vectors: Sequence[Mapping[str, np.ndarray]] = (),
+        *,
+        batched: bool = False,
     ) -> Mapping[str, Any]:
-        """Ask a first-order derivative endpoint."""
+        """Ask a derivative endpoint.
 
-    def batched_product(
-        self,
-        kind: DerivativeKind,
-        inputs: Any,
-        input_paths: Sequence[str],
-        output_paths: Sequence[str],
-        vectors: Mapping[str, np.ndarray],
-    ) -> Mapping[str, Any]:
-        """Ask a product endpoint for a batch of vectors; asked only if in `batched_endpoints`."""
-        raise NotImplementedError
+        Args:
+            kind: which one; asked only if it is in `endpoints`.
+            inputs: as of `apply`.
+            input_paths: with respect to which it is.
+            output_paths: of which it is.
+            vectors: by path, one for each of `kind.vectors`.
+            batched: whether the vectors have a batch axis in front, and the result gets one; asked only if
+                the endpoint is in `batched_endpoints`.
 
-    def hessian_vector_product(
-        self,
-        inputs: Any,
-        input_paths: Sequence[str],
-        output_paths: Sequence[str],
-        cotangents: Mapping[str, np.ndarray],
-        tangents: Mapping[str, np.ndarray],
-    ) -> Mapping[str, np.ndarray]:
-        """The derivative of the vector-Jacobian product along `tangents`; asked only if in `endpoints`."""
-        raise NotImplementedError
+        Returns:
+            Arrays by the paths of `kind.result_over`.
+        """
 
     def complete_inputs(self, inputs: Any) -> tuple[Any, DimensionTable]:
         """Inputs with an `ArrayType` at every array, checked, with defaults filled in; named sizes."""
@@ -166,6 +160,8 @@ VmapMethod = Literal[
     "auto", "sequential", "concurrent", "expand_dims", "broadcast_all", "auto_experimental"
 ]
 Effects = Literal["none", "ordered"]
+DECLARED = ("auto", "auto_experimental")
+"""The methods that follow what the target declares about batches."""
 
 
 @dataclass(frozen=True)
@@ -211,6 +207,12 @@ class CallableTarget(Target):
     Its input tree is the tuple of arguments, its output tree is what the function returns.
     """
 
+    abstract_advice = (
+        "Describe the result: `from_callable(f, abstract=lambda x: x)` if it has the shape and dtype of the "
+        "argument, or `abstract=lambda x: jax.ShapeDtypeStruct(shape, dtype)`. Or allow one real evaluation "
+        'per signature: `abstract="evaluate"`.'
+    )
+
     def __init__(
         self,
         function: Callable[..., Any],
@@ -227,7 +229,7 @@ class CallableTarget(Target):
         self._products: dict[str, Any] = {
             JVP.endpoint: jvp,
             VJP.endpoint: vjp,
-            HESSIAN_VECTOR_PRODUCT: hvp,
+            HVP.endpoint: hvp,
         }
         self._abstract = abstract
         self.name = name or str(getattr(function, "__name__", type(function).__name__))
@@ -263,33 +265,19 @@ class CallableTarget(Target):
         inputs: tuple[Any, ...],
         input_paths: Sequence[str],
         output_paths: Sequence[str],
-        vector: Mapping[str, np.ndarray] | None,
+        vectors: Sequence[Mapping[str, np.ndarray]] = (),
+        *,
+        batched: bool = False,
     ) -> Mapping[str, Any]:
         """A product, from whole trees: what was not given is zero, what was not asked for is dropped."""
-        assert vector is not None
-        if kind is JVP:
-            answer = self._ask(kind.endpoint, inputs, _spread(inputs, vector))
+        trees = [
+            _spread(inputs if vector.over == "inputs" else self._output_types(inputs), values)
+            for vector, values in zip(kind.vectors, vectors, strict=True)
+        ]
+        answer = self._products[kind.endpoint](*own_copy((inputs, *trees)))
+        if kind.result_over == ("outputs",):
             return flatten_with_paths(answer, output_paths)
-        cotangents = _spread(self._output_types(inputs), vector)
-        answer = self._ask(kind.endpoint, inputs, cotangents)
         return flatten_with_paths(self._check_tuple(answer, inputs), input_paths)
-
-    def hessian_vector_product(
-        self,
-        inputs: tuple[Any, ...],
-        input_paths: Sequence[str],
-        output_paths: Sequence[str],
-        cotangents: Mapping[str, np.ndarray],
-        tangents: Mapping[str, np.ndarray],
-    ) -> Mapping[str, np.ndarray]:
-        """The author's second derivative, from whole trees."""
-        spread = _spread(self._output_types(inputs), cotangents)
-        answer = self._ask(HESSIAN_VECTOR_PRODUCT, inputs, spread, _spread(inputs, tangents))
-        return flatten_with_paths(self._check_tuple(answer, inputs), input_paths)
-
-    def _ask(self, endpoint: str, *arguments: Any) -> Any:
-        """Call a product of the author's."""
-        return self._products[endpoint](*own_copy(arguments))
 
     def _check_tuple(self, answer: Any, inputs: tuple[Any, ...]) -> Any:
         if isinstance(answer, (tuple, list)) and len(answer) == len(inputs):

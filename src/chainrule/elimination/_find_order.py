@@ -42,8 +42,15 @@ from chainrule.elimination._orders import (
     reverse_order,
 )
 from chainrule.elimination._rules import real_shape
-from chainrule.elimination._search import Found, Problem, quick_search, search, split_edges
-from chainrule.elimination._search._problem import ZERO
+from chainrule.elimination._search import (
+    ZERO,
+    Found,
+    PartialGraph,
+    Problem,
+    quick_search,
+    search,
+    split_edges,
+)
 from chainrule.elimination._structure import Structure, structure_of
 from chainrule.elimination._work import Work, prices, product_work, sum_work
 
@@ -163,7 +170,7 @@ def _with_edges(
 ) -> Order:
     """The order with single edges where that is cheaper; as it was otherwise."""
     start = time.perf_counter()
-    steps, cost = split_edges(problem, found.order, budget_s=budget_s)
+    steps, cost = split_edges(PartialGraph(problem), found.order, budget_s=budget_s)
     taken = _steps_of(graph, nodes, steps)
     better = replace(
         order, vertices=taken, cost=_cost(graph, taken, order.objective, cost), method="edges",

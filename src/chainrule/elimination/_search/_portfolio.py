@@ -1,8 +1,13 @@
-"""The search: constructions first, then annealing and exact windows until the time is up.
+"""Two searches over the same moves: one for as long as the user says, one that is short and always the same.
 
-In this order: forward and reverse; greedy Markowitz, plain and with look-ahead; relative Markowitz; a beam;
-where there are few vertices, dynamic programming over all sets or branch and bound; and, for the rest of the
-time, annealing from the best order or a greedy one with random ties, each finished with exact windows.
+`search`: constructions first, then annealing and exact windows until the time is up. In this order: forward
+and reverse; greedy Markowitz, plain and with look-ahead; relative Markowitz; a beam; where there are few
+vertices, dynamic programming over all sets or branch and bound; and, for the rest of the time, annealing from
+the best order or a greedy one with random ties, each finished with exact windows.
+
+`quick_search` is what `order="auto"` takes: it counts its work instead of looking at the clock. A search that
+stops by the time finds another order on a machine that is busy, and JAX then compiles another program. It is
+always interpreted: compiling takes longer than the search.
 """
 
 from __future__ import annotations
@@ -12,12 +17,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from chainrule.elimination._search._bound import lower_bound
-from chainrule.elimination._search._branch import branch_and_bound
-from chainrule.elimination._search._construct import beam, relative_markowitz
-from chainrule.elimination._search._engines import Engine, make_engine
-from chainrule.elimination._search._problem import OutOfBudgetError, Problem
-from chainrule.elimination._search._python_engine import PythonEngine
+from chainrule.elimination._search._improve import (
+    anneal,
+    beam,
+    branch_and_bound,
+    greedy,
+    order_windows,
+    relative_markowitz,
+)
+from chainrule.elimination._search._partial_graph import PartialGraph, TooManyStructuresError
+from chainrule.elimination._search._problem import OutOfBudgetError, Problem, lower_bound
 
 _LOOK_AHEADS = (0.5, 0.0, 0.25, 1.0)
 _NOISES = (0.0, 0.0, 0.1, 0.3)
@@ -31,6 +40,16 @@ _FEW = 24
 _SHARE = 0.15
 """The part of the budget that the beam may take; branch and bound may take twice as much."""
 
+
+_COMPILED_FROM_S = 1.0
+"""Budgets from which the search is compiled, where numba is installed. Loading or compiling the code is not
+charged to the budget, but a user who asks for less than a second does not want to wait for it."""
+
+_EXACT_INTERPRETED, _EXACT_COMPILED = 8, 12
+"""The widest window that is put into its best order in less than a second or so."""
+
+_SWEEPS_PER_OFFER = 8
+"""Annealing passes after which the best order is looked at."""
 
 _BOUND_S = 0.3
 """How long the bound may take beside the budget: enough for half a thousand vertices."""
@@ -86,28 +105,22 @@ def search(
         reverse_first: which of forward and reverse runs in any case.
         on_progress: called about ten times a second with the best so far and the time spent.
     """
-    run = _Run(problem, make_engine(problem), budget_s, seed, on_progress)
     try:
-        run.construct(starts, reverse_first=reverse_first)
-        run.improve()
-    except OutOfBudgetError:
-        pass
-    except KeyboardInterrupt:
-        if run.best is None:
-            raise
-        return replace(run.best, is_interrupted=True)
-    assert run.best is not None
-    return run.best
+        graph = PartialGraph(problem, compiled=budget_s >= _COMPILED_FROM_S)
+        return _Run(graph, budget_s, seed, on_progress).found(starts, reverse_first=reverse_first)
+    except TooManyStructuresError:
+        run = _Run(PartialGraph(problem), budget_s, seed, on_progress)
+        return run.found(starts, reverse_first=reverse_first)
 
 
 class _Run:
     """The state of one search."""
 
     def __init__(
-        self, problem: Problem, engine: Engine, budget_s: float, seed: int,
+        self, graph: PartialGraph, budget_s: float, seed: int,
         on_progress: Callable[[Found, float], None] | None,
     ) -> None:  # fmt: skip
-        self.problem, self.engine, self.budget_s = problem, engine, budget_s
+        self.problem, self.graph, self.budget_s = graph.problem, graph, budget_s
         self.bound: int | None = None
         self.best: Found | None = None
         self._seed = seed
@@ -116,6 +129,20 @@ class _Run:
         self._on_progress = on_progress
         self._patience = 0.0
         """How long evaluating one order may take beyond the budget: as long as the first one took."""
+
+    def found(self, starts: Sequence[Sequence[int]], *, reverse_first: bool) -> Found:
+        """The best order when the time is up, or the user interrupts."""
+        try:
+            self.construct(starts, reverse_first=reverse_first)
+            self.improve()
+        except OutOfBudgetError:
+            pass
+        except KeyboardInterrupt:
+            if self.best is None:
+                raise
+            return replace(self.best, is_interrupted=True)
+        assert self.best is not None
+        return self.best
 
     @property
     def elapsed(self) -> float:
@@ -131,11 +158,11 @@ class _Run:
 
     def offer(self, order: Sequence[int], method: str) -> int:
         """Keep an order if it is the best so far; its cost."""
-        cost = sum(self.engine.costs(order))
+        cost = sum(self.graph.order_costs(order))
         if self.best is None or cost < self.best.cost:
             bound = self.bound if cost else 0  # nothing costs less than nothing
             self.best = Found(
-                tuple(order), cost, bound, method, self.elapsed, self.engine.evaluations
+                tuple(order), cost, bound, method, self.elapsed, self.graph.evaluations
             )
         if self._on_progress is not None and self.elapsed - self._reported > 0.1:
             self._reported = self.elapsed
@@ -152,7 +179,7 @@ class _Run:
         self._patience = self.elapsed
         self._find_bound()
         # On large blocks the other direction, and every greedy pass, may take for ever.
-        self.engine.deadline = self._began + self.budget_s
+        self.graph.deadline = self._began + self.budget_s
         self.offer(*pure[1])
         for start in starts:
             self.offer(start, "given")
@@ -160,12 +187,12 @@ class _Run:
             if self.is_over:
                 return
             try:
-                self.offer(self.engine.greedy(look_ahead, 0.0, self.next_seed()), "greedy")
+                self.offer(greedy(self.graph, look_ahead, 0.0, self.next_seed()), "greedy")
             except OutOfBudgetError as stopped:
                 self._complete(stopped.partial, pure[0][0])
                 raise
         self._try(relative_markowitz, "relative Markowitz")
-        self._try(lambda engine: beam(engine, _BEAM), "beam")
+        self._try(lambda graph: beam(graph, _BEAM), "beam")
 
     def _find_bound(self) -> None:
         """The bound, of as many vertices as there is time for; a moment of it is not charged."""
@@ -182,27 +209,29 @@ class _Run:
     def _complete(self, partial: Sequence[int], order: Sequence[int]) -> None:
         """Offer a greedy order that was cut short, the rest in a given order, if that is soon evaluated."""
         chosen = set(partial)
-        self.engine.deadline = time.perf_counter() + self._patience
+        self.graph.deadline = time.perf_counter() + self._patience
         with contextlib.suppress(OutOfBudgetError):
             self.offer([*partial, *(v for v in order if v not in chosen)], "greedy")
 
-    def _try(self, construct: Callable[[PythonEngine], list[int]], method: str) -> None:
+    def _try(self, construct: Callable[[PartialGraph], list[int]], method: str) -> None:
         """Offer an order, unless making it takes too long or there is nothing to gain."""
         if self.is_over:
             return
-        engine = PythonEngine(self.problem)
-        engine.deadline = time.perf_counter() + _SHARE * self.budget_s
+        self.graph.deadline = time.perf_counter() + _SHARE * self.budget_s
         try:
-            self.offer(construct(engine), method)
+            order = construct(self.graph)
         except OutOfBudgetError:
             return
+        finally:
+            self.graph.deadline = self._began + self.budget_s
+        self.offer(order, method)
 
     def improve(self) -> None:
         """Restarted annealing, each restart finished with exact windows."""
         length = len(self.problem.eliminable)
         if length < 2:
             return
-        if length <= self.engine.exact_width:
+        if length <= (_EXACT_COMPILED if self.graph.is_compiled else _EXACT_INTERPRETED):
             self._settle()
         elif length <= _FEW:
             self._branch()
@@ -217,7 +246,7 @@ class _Run:
     def _settle(self) -> None:
         """Few vertices: one window holds them all, and what it finds is the best there is."""
         assert self.best is not None
-        order = self.engine.windows(self.best.order, len(self.best.order))
+        order = order_windows(self.graph, self.best.order, len(self.best.order))
         self.bound = self.offer(order, "exact")
         self.best = replace(self.best, bound=self.bound)
 
@@ -228,7 +257,7 @@ class _Run:
         if self.is_over:
             return
         order, is_proven = branch_and_bound(
-            PythonEngine(self.problem), list(self.best.order), self.best.cost,
+            self.graph, list(self.best.order), self.best.cost,
             until=time.perf_counter() + 2 * _SHARE * self.budget_s,
         )  # fmt: skip
         cost = self.offer(order, "branch and bound")
@@ -242,7 +271,7 @@ class _Run:
         if seed % 3 == 0:
             return list(self.best.order)
         look_ahead = _LOOK_AHEADS[seed % len(_LOOK_AHEADS)]
-        return self.engine.greedy(look_ahead, _NOISES[seed % len(_NOISES)], seed)
+        return greedy(self.graph, look_ahead, _NOISES[seed % len(_NOISES)], seed)
 
     def _anneal(self, order: list[int], sweeps: int) -> list[int]:
         cost = self.offer(order, "greedy")
@@ -251,20 +280,73 @@ class _Run:
         cooling = (coldest / hottest) ** (1 / max(1, sweeps - 1))
         temperatures = [hottest * cooling**step for step in range(sweeps)]
         window = max(1, min(len(order) - 1, 24))
-        for start in range(0, sweeps, self.engine.sweeps_per_call):
+        for start in range(0, sweeps, _SWEEPS_PER_OFFER):
             if self.is_over:
                 break
-            part = temperatures[start : start + self.engine.sweeps_per_call]
-            order, best = self.engine.anneal(order, part, window, 4, self.next_seed())
+            part = temperatures[start : start + _SWEEPS_PER_OFFER]
+            order, best = anneal(self.graph, order, part, window, 4, self.next_seed())
             self.offer(best, "annealing")
         return order
 
     def _polish(self, order: list[int], width: int) -> list[int]:
         cost = self.offer(order, "annealing")
         while not self.is_over:
-            order = self.engine.windows(order, width)
+            order = order_windows(self.graph, order, width)
             improved = self.offer(order, "exact windows")
             if improved >= cost:
                 return order
             cost = improved
         return order
+
+
+_MOST_WORK = 300_000
+"""Pairs of edges that are looked at: about as many microseconds."""
+
+_QUICK_SWEEPS, _WINDOW, _TRIES = 10, 24, 2
+"""Of the annealing. On the graphs of the literature they end within a few percent of a long search."""
+
+
+def quick_search(problem: Problem, *, reverse_first: bool) -> list[int]:
+    """An order that is no worse than forward or reverse, whichever comes first.
+
+    Args:
+        problem: the graph.
+        reverse_first: which of the two is evaluated in any case.
+    """
+    graph = PartialGraph(problem)
+    forward = list(problem.eliminable)
+    pure = [forward[::-1], forward] if reverse_first else [forward, forward[::-1]]
+    best, lowest = pure[0], sum(graph.order_costs(pure[0]))
+    graph.most_work = graph.work + _MOST_WORK
+    makers: list[Callable[[], Sequence[int]]] = [
+        lambda: pure[1],
+        lambda: relative_markowitz(graph),
+        lambda: greedy(graph, 0.0, 0.0, 0),
+        lambda: _annealed(graph, best, lowest),
+    ]
+    with contextlib.suppress(OutOfBudgetError):
+        for make in makers:
+            order = list(make())
+            cost = sum(graph.order_costs(order))
+            if cost < lowest:
+                best, lowest = order, cost
+    return best
+
+
+def _annealed(graph: PartialGraph, order: list[int], cost: int) -> list[int]:
+    """The best order after any pass; that of the last pass for which there was room."""
+    mean_cost = cost / max(1, len(order))
+    hottest, coldest = max(1.0, 0.08 * mean_cost), 0.05 * max(1.0, 0.02 * mean_cost)
+    best, lowest = order, cost
+    for sweep in range(_QUICK_SWEEPS if len(order) > 1 else 0):
+        temperature = hottest * (coldest / hottest) ** (sweep / (_QUICK_SWEEPS - 1))
+        window = min(len(order) - 1, _WINDOW)
+        try:
+            order, _ = anneal(graph, order, [temperature], window, _TRIES, sweep)
+        except OutOfBudgetError:
+            break
+        found = sum(graph.order_costs(order))
+        if found < lowest:
+            best, lowest = order, found
+    graph.most_work = graph.work + _MOST_WORK  # room to evaluate what was found
+    return best

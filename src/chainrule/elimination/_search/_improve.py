@@ -1,0 +1,326 @@
+"""Making orders: built from the front, improved in windows, proven by branch and bound, split into edges.
+
+Everything here evaluates orders on a `PartialGraph` and is deterministic for a seed.
+
+The fact it stands on: the graph that is left after eliminating a *set* of vertices does not depend on the
+order in which they went. So a change inside a window of an order changes the costs inside that window only,
+of partial orders of the same vertices only the cheapest is worth keeping, and the best order of a window is
+found by dynamic programming over its subsets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from chainrule.elimination._search._partial_graph import EVERY, PartialGraph
+from chainrule.elimination._search._problem import OutOfBudgetError, Problem, vertex_bounds
+
+_AHEAD = 0.5
+"""How much of what the remaining vertices would cost next counts when partial orders are compared."""
+
+
+def greedy(graph: PartialGraph, look_ahead: float, noise: float, seed: int) -> list[int]:
+    """Eliminate next the vertex with the smallest score.
+
+    The score is the cost of the vertex plus `look_ahead` × the change of the summed costs of its
+    neighbours, times a random factor of relative size `noise`; ties are broken at random.
+
+    Raises:
+        OutOfBudgetError: with the part of the order that was made.
+    """
+    rng = random.Random(seed)
+    graph.reset()
+    remaining = list(graph.problem.eliminable)
+    order: list[int] = []
+    while remaining:
+        try:
+            graph.check_budget()
+            scores = graph.scores(remaining, look_ahead)
+        except OutOfBudgetError:
+            raise OutOfBudgetError(order) from None
+        spread = [(score * (1 + noise * rng.random()), rng.random()) for score in scores]
+        vertex = remaining.pop(min(range(len(spread)), key=spread.__getitem__))
+        graph.eliminate(vertex)
+        order.append(vertex)
+    return order
+
+
+def relative_markowitz(graph: PartialGraph) -> list[int]:
+    """Always the vertex whose cost is furthest below (inputs it depends on) × (outputs that depend on it).
+
+    That product is what the vertex costs where everything before it or everything after it is gone; a
+    vertex with many of both is cheap now, or never again.
+    """
+    inputs, outputs = _reach(graph.problem)
+    graph.reset()
+    vertices = list(graph.problem.eliminable)
+    costs = dict(zip(vertices, graph.costs(vertices), strict=True))
+    order = []
+    while costs:
+        graph.check_budget()
+        vertex = min(costs, key=lambda v: costs[v] - inputs[v] * outputs[v])
+        _, costs = _extend(graph, vertex, costs)
+        order.append(vertex)
+    return order
+
+
+def _extend(graph: PartialGraph, vertex: int, costs: dict[int, int]) -> tuple[int, dict[int, int]]:
+    """Eliminate a vertex: its cost, and what each remaining one would cost next."""
+    before, after = graph.neighbours(vertex)
+    cost = graph.eliminate(vertex)
+    near = [v for v in dict.fromkeys((*before, *after)) if v in costs]
+    grown = {v: c for v, c in costs.items() if v != vertex}
+    grown.update(zip(near, graph.costs(near), strict=True))
+    return cost, grown
+
+
+def _reach(problem: Problem) -> tuple[list[int], list[int]]:
+    """Per vertex, how many inputs reach it and how many outputs it reaches."""
+    before = [1 << v if v in set(problem.inputs) else 0 for v in range(problem.size)]
+    after = [1 << v if v in set(problem.outputs) else 0 for v in range(problem.size)]
+    # Edges go from smaller to larger depth, whatever the numbers; repeat until nothing changes.
+    changed = True
+    while changed:
+        changed = False
+        for source, target, _ in problem.edges:
+            grown = before[target] | before[source], after[source] | after[target]
+            changed |= grown != (before[target], after[source])
+            before[target], after[source] = grown
+    return [mask.bit_count() for mask in before], [mask.bit_count() for mask in after]
+
+
+@dataclass(frozen=True)
+class _PartialOrder:
+    """An order that is not finished.
+
+    Attributes:
+        order: the vertices so far.
+        cost: what they cost.
+        costs: what each remaining vertex would cost next.
+    """
+
+    order: tuple[int, ...]
+    cost: int
+    costs: dict[int, int]
+
+    @property
+    def outlook(self) -> float:
+        """What has been paid, and a share of what is in sight."""
+        return self.cost + _AHEAD * sum(self.costs.values())
+
+
+def beam(graph: PartialGraph, width: int) -> list[int]:
+    """The best of the orders that stay among the `width` most promising partial ones at every length."""
+    graph.reset()
+    vertices = graph.problem.eliminable
+    kept = [_PartialOrder((), 0, dict(zip(vertices, graph.costs(vertices), strict=True)))]
+    for _ in vertices:
+        grown: dict[frozenset[int], _PartialOrder] = {}
+        for partial in kept:
+            for candidate in _extensions(graph, partial, 2 * width):
+                key = frozenset(candidate.order)
+                if key not in grown or candidate.cost < grown[key].cost:
+                    grown[key] = candidate
+        kept = sorted(grown.values(), key=lambda partial: partial.outlook)[:width]
+    return list(min(kept, key=lambda partial: partial.cost).order)
+
+
+def _extensions(graph: PartialGraph, partial: _PartialOrder, most: int) -> Iterator[_PartialOrder]:
+    """The partial order with one more vertex, for the cheapest few: what is dear now is seldom right next."""
+    with graph.trial():
+        graph.eliminate_all(partial.order)
+        for vertex in sorted(partial.costs, key=partial.costs.__getitem__)[:most]:
+            graph.check_budget()
+            with graph.trial():
+                cost, costs = _extend(graph, vertex, partial.costs)
+            yield _PartialOrder((*partial.order, vertex), partial.cost + cost, costs)
+
+
+def anneal(
+    graph: PartialGraph,
+    order: Sequence[int],
+    temperatures: Sequence[float],
+    window: int,
+    tries: int,
+    seed: int,
+) -> tuple[list[int], list[int]]:
+    """One annealing pass per temperature: the order after the last, and the best after any."""
+    costs = graph.vector(graph.order_costs(order))
+    current = graph.vector(order)
+    best, lowest = list(order), sum(costs)
+    for number, temperature in enumerate(temperatures):
+        graph.anneal(current, costs, temperature, window, tries, seed * len(temperatures) + number)
+        if sum(costs) < lowest:
+            best, lowest = list(map(int, current)), sum(costs)
+    return list(map(int, current)), best
+
+
+def order_windows(graph: PartialGraph, order: Sequence[int], width: int) -> list[int]:
+    """Every window of `width` neighbours put into its best order, from left to right."""
+    order = list(order)
+    graph.reset()
+    for position in range(len(order) - 1):
+        graph.check_budget()
+        segment = order[position : position + width]
+        order[position : position + width] = _best_order(segment, graph.subset_costs(segment))
+        graph.eliminate(order[position])
+    return order
+
+
+def _best_order(segment: list[int], costs: Sequence[int]) -> list[int]:
+    """Dynamic programming over subsets; as it is, if nothing is cheaper."""
+    width = len(segment)
+    totals, last = [0] * (1 << width), [0] * (1 << width)
+    for subset in range(1, 1 << width):
+        totals[subset], last[subset] = min(
+            (totals[without] + costs[without * width + k], k)
+            for k in range(width)
+            if (without := subset & ~(1 << k)) != subset
+        )
+    everything = (1 << width) - 1
+    if totals[everything] >= sum(costs[((1 << k) - 1) * width + k] for k in range(width)):
+        return segment
+    chosen, subset = [], everything
+    while subset:
+        chosen.append(segment[last[subset]])
+        subset &= ~(1 << last[subset])
+    return chosen[::-1]
+
+
+def branch_and_bound(
+    graph: PartialGraph, order: Sequence[int], cost: int, *, until: float, most: int = 200_000
+) -> tuple[list[int], bool]:
+    """The cheapest order found, and whether it is proven to be.
+
+    Orders are extended depth first, cheap vertices first. A branch is cut off when what it has cost, plus the
+    least that every remaining vertex can cost (`vertex_bounds`; 0 where that bound does not hold), is no less
+    than the best order known, or when the same set of vertices was reached more cheaply before.
+
+    Args:
+        graph: of the problem.
+        order: the best order known.
+        cost: its cost.
+        until: when to stop, on the clock of `time.perf_counter`.
+        most: how many partial orders to look at.
+    """
+    graph.reset()
+    tree = _Tree(graph, list(order), cost, until, most)
+    vertices = graph.problem.eliminable
+    tree.visit((), 0, dict(zip(vertices, graph.costs(vertices), strict=True)))
+    return tree.order, not tree.is_cut_short
+
+
+class _Tree:
+    def __init__(
+        self, graph: PartialGraph, order: list[int], cost: int, until: float, most: int
+    ) -> None:
+        self.order = order
+        self.is_cut_short = False
+        self._graph, self._cost, self._until, self._most = graph, cost, until, most
+        self._least = vertex_bounds(graph.problem)
+        self._reached: dict[frozenset[int], int] = {}
+
+    def visit(self, order: tuple[int, ...], cost: int, costs: dict[int, int]) -> None:
+        if not costs:
+            if cost < self._cost:
+                self.order, self._cost = list(order), cost
+            return
+        remaining = sum(self._least[v] for v in costs)
+        for vertex in sorted(costs, key=costs.__getitem__):
+            total = cost + costs[vertex]
+            if total + remaining - self._least[vertex] >= self._cost:
+                continue
+            grown = frozenset((*order, vertex))
+            if self._reached.get(grown, self._cost) <= total:
+                continue
+            self._reached[grown] = total
+            if len(self._reached) > self._most or time.perf_counter() > self._until:
+                self.is_cut_short = True
+            if self.is_cut_short:
+                return
+            with self._graph.trial():
+                _, left = _extend(self._graph, vertex, costs)
+                self.visit((*order, vertex), total, left)
+
+
+Step = int | tuple[int, int]
+"""A vertex, or a vertex and the neighbour whose edge is eliminated alone."""
+
+
+def split_edges(
+    graph: PartialGraph, order: Sequence[int], *, budget_s: float
+) -> tuple[list[Step], int]:
+    """An order with single edges put before their vertices while that pays, and its cost.
+
+    Eliminating a vertex multiplies all its in-edges with all its out-edges at the same time. Taking one
+    out-edge (or in-edge) ahead of the others can be cheaper: its products fall onto edges that exist already,
+    and the others profit from what happens to the graph in between. Every path through the vertex so gets its
+    own place in the order of multiplication.
+
+    Hill climbing: walk through the order; at every position try each edge that is there of a vertex that
+    is still to come, and keep the first that makes the whole cheaper. A keyboard interrupt ends it early.
+    """
+    steps = list[Step](order)
+    with contextlib.suppress(KeyboardInterrupt):
+        search = _Splitting(graph, steps, time.perf_counter() + budget_s)
+        while search.walk():
+            pass
+    graph.reset()
+    return steps, sum(_take(graph, steps))
+
+
+class _Splitting:
+    """Changes the steps that it is given."""
+
+    def __init__(self, graph: PartialGraph, steps: list[Step], deadline: float) -> None:
+        self._graph, self._deadline = graph, deadline
+        self._steps = steps
+        graph.reset()
+        self._costs = _take(graph, steps)
+
+    @property
+    def _is_over(self) -> bool:
+        return time.perf_counter() > self._deadline
+
+    def walk(self) -> bool:
+        """One walk through the order; whether it found anything and there is time for another."""
+        self._graph.reset()
+        improved, position = False, 0
+        while position < len(self._steps) and not self._is_over:
+            improved |= self._split_here(position)
+            _take(self._graph, [self._steps[position]])
+            position += 1
+        return improved and not self._is_over
+
+    def _split_here(self, position: int) -> bool:
+        rest, cost = self._steps[position:], sum(self._costs[position:])
+        for edge in self._edges(rest):
+            if self._is_over:
+                return False
+            with self._graph.trial():
+                costs = _take(self._graph, [edge, *rest])
+            if sum(costs) < cost:
+                self._steps[position:] = [edge, *rest]
+                self._costs[position:] = costs
+                return True
+        return False
+
+    def _edges(self, rest: Sequence[Step]) -> Iterator[Step]:
+        """Edges whose vertex has others beside it on that side; taking an only one is taking the vertex."""
+        for vertex in [step for step in rest if isinstance(step, int)]:
+            operands, readers = self._graph.neighbours(vertex)
+            if len(readers) > 1:
+                yield from ((vertex, reader) for reader in sorted(readers))
+            # An output keeps its own edges: there is nothing to take away on that side.
+            if len(operands) > 1 and vertex not in self._graph.problem.kept:
+                yield from ((vertex, operand) for operand in sorted(operands))
+
+
+def _take(graph: PartialGraph, steps: Sequence[Step]) -> list[int]:
+    """Carry out steps; what each costs."""
+    pairs = [step if isinstance(step, tuple) else (step, EVERY) for step in steps]
+    return graph.eliminate_all([v for v, _ in pairs], [end for _, end in pairs])
