@@ -10,7 +10,7 @@ from jax.extend.core import Primitive
 
 from chainrule import ChainruleError
 from chainrule.elimination import (
-    _run,
+    _methods,
     explain_jacobian,
     jacobian,
     register_partials,
@@ -101,7 +101,7 @@ def test_a_kernel_that_cannot_be_made_is_not_measured(monkeypatch):
         raise NativeUnavailableError("no")
 
     assert explain_jacobian(jnp.sin, V).candidates[0].backend == "native"
-    monkeypatch.setattr(_run, "native_function", refuse)
+    monkeypatch.setattr(_methods, "native_function", refuse)
     measured = explain_jacobian(jnp.sin, V, measure=True).candidates
     assert {candidate.backend for candidate in measured} == {"xla"}
 
