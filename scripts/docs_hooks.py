@@ -1,8 +1,8 @@
 """Hooks of `mkdocs build`: what can be known from the code is not written twice.
 
-`<!-- commands -->` becomes the commands and options of the command line. `<!-- show: name -->` becomes the
-picture that the Python blocks above it on the page call so; the page's blocks are run for that. Formulas
-become MathML, which browsers draw without a script.
+`<!-- commands -->` becomes the commands and options of the command line, and `<!-- serve options -->` the
+table of `ServeOptions`. `<!-- show: name -->` becomes the picture that the Python blocks above it on the page
+call so; the page's blocks are run for that. Formulas become MathML, which browsers draw without a script.
 """
 
 import re
@@ -10,15 +10,16 @@ from argparse import SUPPRESS, Action, ArgumentParser
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from html import unescape
-from importlib import import_module
 from io import StringIO
 from typing import Any
 
 from latex2mathml.converter import convert
 
 from chainrule.cli._main import COMMANDS
+from chainrule.serve.internal import option_table
 
 _COMMANDS = "<!-- commands -->"
+_SERVE_OPTIONS = "<!-- serve options -->"
 _SHOW = "<!-- show:"
 _BLOCK_OR_SHOW = re.compile(
     r"^```python\n(?P<code>.*?)^```|<!-- show: (?P<name>\w+) -->", re.M | re.S
@@ -33,6 +34,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replace the markers of a page."""
     if _COMMANDS in markdown:
         markdown = markdown.replace(_COMMANDS, "\n".join(_commands()))
+    markdown = markdown.replace(_SERVE_OPTIONS, option_table())
     return _with_pictures(markdown) if _SHOW in markdown else markdown
 
 
@@ -62,9 +64,9 @@ def _with_pictures(markdown: str) -> str:
 def _commands() -> Iterator[str]:
     for name, command in COMMANDS.items():
         parser = ArgumentParser(add_help=False)
-        parser.set_defaults(command=name)
-        import_module(f"chainrule.cli.{command.module}").add_arguments(parser)
-        yield f"## `{name}`\n\n{command.help}\n\n| argument | meaning |\n| --- | --- |"
+        command.add_arguments(parser)
+        yield f"## `{name}`\n\n{command.help}\n\n```sh\n{command.example}\n```\n"
+        yield "| argument | meaning |\n| --- | --- |"
         yield from (_row(action) for action in parser._actions if action.help != SUPPRESS)
         yield ""
 

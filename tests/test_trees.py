@@ -29,6 +29,7 @@ from chainrule._trees import (
     get_at_path,
     is_arraylike,
     iterate_leaves,
+    map_leaves,
     map_with_paths,
     set_at_path,
 )
@@ -299,6 +300,53 @@ def test_ten_thousand_fields_are_rebuilt_in_one_pass():
     doubled = map_with_paths(lambda path, leaf: 2 * leaf, tree)
     assert doubled == {f"k{i}": 2 * i for i in range(10_000)}
     assert copies <= 2
+
+
+class Open(BaseModel, extra="allow"):
+    v: int
+
+
+class Table(dict):
+    """A dictionary of an author's class, which cannot be made from items."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.name = name
+
+
+def test_mapping_leaves_makes_every_container_again_as_what_it_is():
+    table = Table("t")
+    table["x"] = [1, (2,)]
+    tree = {"a": table, 3: Pair(3, Rows([4])), "m": Open(v=5, more=[6])}
+    doubled = map_leaves(lambda leaf: 2 * leaf, tree)
+    assert list(doubled) == ["a", 3, "m"]
+    assert type(doubled["a"]) is Table
+    assert doubled["a"].name == "t"
+    assert doubled["a"] == {"x": [2, (4,)]}
+    assert doubled[3] == Pair(6, Rows([8]))
+    assert doubled["m"] == Open(v=10, more=[12])
+    assert table["x"] == [1, (2,)]
+    assert tree["m"].more == [6]
+
+
+def test_mapping_leaves_to_plain_data():
+    tree = {"a": Table("t"), 3: Pair(3, Rows([4])), "m": Open(v=5, more=(6,))}
+    assert map_leaves(str, tree, plain=True) == {
+        "a": {}, 3: ["3", ["4"]], "m": {"v": "5", "more": ["6"]},
+    }  # fmt: skip
+
+
+def test_mapping_leaves_stops_where_it_is_told():
+    tree = {"a": [1, 2], "b": {"c": [3]}}
+    assert map_leaves(len, tree, is_leaf=lambda node: isinstance(node, list)) == {
+        "a": 2, "b": {"c": 1},
+    }  # fmt: skip
+
+
+def test_extra_fields_of_a_model_have_paths():
+    model = Open(v=1, more={"x": 2})
+    assert flatten_with_paths(model) == {"v": 1, "more.x": 2}
+    assert set_at_path(model, {"more.x": 3}) == Open(v=1, more={"x": 3})
 
 
 # Functions of trees

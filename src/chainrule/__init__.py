@@ -9,6 +9,8 @@ importing nothing. Each room has its own package: `chainrule.runtime` (package a
 import importlib as _importlib
 from typing import TYPE_CHECKING, Any
 
+from chainrule._registry import register as _register
+
 if TYPE_CHECKING:
     from chainrule._errors import ChainruleError, ComponentError, InputError
     from chainrule.bridge import apply_component, component_errors, from_callable
@@ -59,6 +61,13 @@ __all__ = [
     "save_intermediates",
     "sow",
 ]
+
+# What packages of lower layers need from higher ones; see `_registry`.
+_register(
+    cluster_transport="chainrule.deploy.ray:attach",
+    image_transport="chainrule.deploy.images:open_image",
+    worker="chainrule.serve._worker",
+)
 
 
 def __getattr__(name: str) -> Any:

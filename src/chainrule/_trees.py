@@ -1,16 +1,30 @@
-"""Paths into nested data: one grammar and one tree walk for everybody.
+"""The walk over nested data: leaves with their paths, single nodes by path, trees rebuilt with other leaves.
 
 Vocabulary
     tree      nested mappings, sequences, pydantic models, NamedTuples; everything else is a leaf.
     path      names one node, in the grammar of `chainrule._paths`: `params.{layer.0}.weights.[2]`.
 
+Which function a walk needs:
+
+    iterate_leaves(tree)              look at every leaf, with the segments of its path
+    map_leaves(function, tree)        the same tree with `function(leaf)` at every leaf
+    map_leaves(…, plain=True)         the same as dictionaries and lists
+    map_leaves(…, is_leaf=test)       stop at other nodes too: `test(node)` says which
+    flatten_with_paths(tree)          `{path: leaf}`
+    map_with_paths(function, tree)    `function(path, leaf)` at every leaf
+    get_at_path, set_at_path          one node, or new values at some paths
+
 Invariant: `get_at_path(set_at_path(tree, {p: v}), p) is v`, and `set_at_path` shares every node that is
-not on the way to a changed leaf with the tree it was given.
+not on the way to a changed leaf with the tree it was given. Two walks are not made of these: that of the
+codec, which replaces what JSON has no form for and keeps a budget, and that of `runtime._schema`, which goes
+through annotations and values side by side.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from chainrule._errors import PathError
@@ -39,6 +53,7 @@ __all__ = [
     "is_arraylike",
     "iterate_leaves",
     "join_path",
+    "map_leaves",
     "map_with_paths",
     "matches_pattern",
     "path_to_pattern",
@@ -64,23 +79,36 @@ def _is_model(node: Any) -> bool:
     return hasattr(type(node), "model_fields") and not isinstance(node, type)
 
 
+@lru_cache(maxsize=1024)  # asking takes longer than copying a small array
+def _is_container(kind: type) -> bool:
+    """Whether nodes of a class have children."""
+    is_model = hasattr(kind, "model_fields") and not issubclass(kind, type)
+    return is_model or issubclass(kind, (Mapping, list, tuple))
+
+
 def _is_namedtuple(node: Any) -> bool:
     return isinstance(node, tuple) and hasattr(node, "_fields")
 
 
 def _children(node: Any) -> Iterator[tuple[Segment, Any]] | None:
     """The children of an inner node with their segments, or `None` for a leaf."""
+    kind: Any = type(node)
+    if not _is_container(kind):
+        return None
     if isinstance(node, Mapping):
         return ((_key_segment(key), value) for key, value in node.items())
     if _is_model(node):
         if getattr(type(node), "__pydantic_root_model__", False):
             return _children(node.root)
-        return ((name, getattr(node, name)) for name in type(node).model_fields)
+        return ((name, getattr(node, name)) for name in _field_names(node))
     if _is_namedtuple(node):
         return zip(node._fields, node, strict=True)
-    if isinstance(node, (list, tuple)):
-        return iter(enumerate(node))
-    return None
+    return enumerate(node)
+
+
+def _field_names(model: Any) -> tuple[str, ...]:
+    """The fields of a model, and those that it holds beyond its declaration (`extra="allow"`)."""
+    return (*type(model).model_fields, *(getattr(model, "__pydantic_extra__", None) or ()))
 
 
 def _key_segment(key: Any) -> Segment:
@@ -147,7 +175,7 @@ def _step(node: Any, segment: Segment) -> Any:
         raise LookupError(segment)
     if isinstance(segment, Key):
         raise LookupError(segment)
-    if _is_model(node) and segment not in type(node).model_fields:
+    if _is_model(node) and segment not in _field_names(node):
         raise LookupError(segment)
     return getattr(node, segment)
 
@@ -245,7 +273,7 @@ def _edited_child(node: Any, edit: _Edit, segments: tuple[Segment, ...]) -> Any:
 def _with_parts(node: Any, parts: dict[Segment, Any]) -> Any:
     """A shallow copy of a node with some of its parts replaced."""
     if isinstance(node, Mapping):
-        return {**node, **{_own_key(node, segment): part for segment, part in parts.items()}}
+        return _with_items(node, {_own_key(node, segment): part for segment, part in parts.items()})
     if _is_model(node):
         if getattr(type(node), "__pydantic_root_model__", False):
             return node.model_copy(update={"root": _with_parts(node.root, parts)})
@@ -253,12 +281,31 @@ def _with_parts(node: Any, parts: dict[Segment, Any]) -> Any:
     if _is_namedtuple(node):
         return type(node)(*(parts.get(name, part) for name, part in _namedtuple_items(node, parts)))
     if isinstance(node, (list, tuple)) and all(isinstance(segment, int) for segment in parts):
-        return type(node)(parts.get(index, part) for index, part in enumerate(node))
+        return _with_sequence(node, [parts.get(index, part) for index, part in enumerate(node)])
     raise PathError(
         f"Cannot set {', '.join(map(render_segment, parts))} of {with_article(type(node).__name__)}: "
         "only mappings, models, lists and tuples can be rebuilt with a new part.",
         path=render_segment(next(iter(parts))),
     )
+
+
+def _with_items(node: Mapping[Any, Any], items: Mapping[Any, Any]) -> Any:
+    """A copy of a mapping with some items replaced or added; of its own class if that is a dictionary."""
+    if type(node) is dict or not isinstance(node, dict):
+        return {**node, **items}
+    # A class of the author's may need other arguments than items: copying knows how to make one.
+    clone = copy.copy(node)
+    clone.update(items)
+    return clone
+
+
+def _with_sequence(node: Any, parts: list[Any]) -> Any:
+    """A list or tuple of the same class with all parts replaced."""
+    if type(node) is list or not isinstance(node, list):
+        return type(node)(parts)
+    clone = copy.copy(node)
+    clone[:] = parts
+    return clone
 
 
 def _own_key(node: Mapping[Any, Any], segment: Segment) -> Any:
@@ -272,6 +319,62 @@ def _namedtuple_items(node: Any, parts: Mapping[Segment, Any]) -> Iterator[tuple
     """The fields of a named tuple under the segment by which they are replaced: name or position."""
     for index, (name, part) in enumerate(zip(node._fields, node, strict=True)):
         yield (index if index in parts else name), part
+
+
+def map_leaves(
+    function: Callable[[Any], Any],
+    tree: Any,
+    *,
+    is_leaf: Callable[[Any], bool] | None = None,
+    plain: bool = False,
+) -> Any:
+    """A new tree with `function(leaf)` at every leaf; no container is shared with the old one.
+
+    Recursive, for trees as deep as Python's stack allows (some hundred levels).
+
+    Args:
+        function: of one leaf.
+        tree: nested data.
+        is_leaf: what else counts as a leaf.
+        plain: mappings and models become dictionaries, sequences lists; otherwise every container is made
+            again as what it is.
+
+    Example:
+        >>> map_leaves(lambda x: 2 * x, {"a": [1, 2], "b": (3,)})
+        {'a': [2, 4], 'b': (6,)}
+        >>> map_leaves(lambda x: 2 * x, {"b": (3,)}, plain=True)
+        {'b': [6]}
+    """
+
+    def visit(node: Any) -> Any:
+        if is_leaf is not None and is_leaf(node):
+            return function(node)
+        kind: Any = type(node)
+        if kind is dict:
+            return {key: visit(child) for key, child in node.items()}
+        if kind is list:
+            return [visit(child) for child in node]
+        if not _is_container(kind):
+            return function(node)
+        if isinstance(node, Mapping):
+            items = {key: visit(child) for key, child in node.items()}
+            return items if plain else _with_items(node, items)
+        if isinstance(node, (list, tuple)):
+            parts = [visit(child) for child in node]
+            if plain:
+                return parts
+            return kind(*parts) if _is_namedtuple(node) else _with_sequence(node, parts)
+        return visit_model(node)
+
+    def visit_model(node: Any) -> Any:
+        is_root = getattr(type(node), "__pydantic_root_model__", False)
+        if is_root and plain:
+            return visit(node.root)
+        fields = {name: visit(getattr(node, name)) for name in _field_names(node)}
+        # `model_copy` does not validate again, and puts extra fields where they belong.
+        return fields if plain else node.model_copy(update=fields)
+
+    return visit(tree)
 
 
 def map_with_paths(function: Callable[[str, Any], Any], tree: Any) -> Any:

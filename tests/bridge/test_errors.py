@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from chainrule import ComponentError, apply_component, component_errors, from_callable
-from chainrule._errors import ChainruleError, DefinitionError, InputError
+from chainrule._errors import CapabilityError, ChainruleError, DefinitionError, InputError
 from chainrule.bridge._failures import report_failure
 from chainrule.runtime import Array, Differentiable, Float64, component
 
@@ -346,6 +346,29 @@ def test_nans_are_reported_with_their_component():
 
     error, _ = jax.jit(checkify.checkify(f, errors=checkify.nan_checks))(X)
     assert "nan" in error.get()
+
+
+def test_a_component_without_shapes_says_what_to_write():
+    class Shapeless:
+        name = "solver"
+        available_endpoints = ("apply",)
+        openapi_schema = {  # noqa: RUF012
+            "components": {"schemas": {"ApplyInputSchema": {}, "ApplyOutputSchema": {}}}
+        }
+
+        def apply(self, inputs):
+            return {"y": inputs["x"]}
+
+    with pytest.raises(CapabilityError) as caught:
+        jax.jit(lambda x: apply_component(Shapeless(), {"x": x}))(X)
+    assert caught.value.code == "no_abstract_eval"
+    for part in (
+        "solver has no `abstract_eval`",
+        "`x` f64[3]",
+        'y: Array[("n",), Float64]',
+        "def abstract_eval(abstract_inputs):",
+    ):
+        assert part in str(caught.value)
 
 
 def test_errors_are_ours():

@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 
 from chainrule import apply_component, component_errors, from_callable
 from chainrule.runtime import Array, Differentiable, Float32, component
+
+torch = pytest.importorskip("torch")
 
 
 def gpus():

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from chainrule import apply_component
 from chainrule._errors import CapabilityError
-from chainrule.bridge._host import Batch
+from chainrule.bridge._requests import Batch
 from chainrule.client import Component
 from chainrule.runtime import Array, Differentiable, Float64, load_component
 

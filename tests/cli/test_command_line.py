@@ -1,6 +1,7 @@
 """`chainrule …`: results on standard output, everything else on standard error, documented exit codes."""
 
 import json
+import shlex
 import socket
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from chainrule._codec import decode_body
 from chainrule.cli import main
-from chainrule.cli._main import COMMANDS
+from chainrule.cli._main import COMMANDS, find_command, make_parser
 
 COMPONENT = """
 import os, sys
@@ -428,6 +429,17 @@ def test_overview_and_usage_errors(run):
         code, out, _ = run(*name.split(), "--help")
         assert code == 0
         assert b"--json" in out
+        assert COMMANDS[name].example in out.decode()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_in_the_help_parse(name, monkeypatch):
+    program, *words = shlex.split(COMMANDS[name].example)
+    assert program == "chainrule"
+    assert find_command(words)[0] == name
+    parser = make_parser(name)
+    monkeypatch.setattr(parser, "error", pytest.fail)
+    parser.parse_intermixed_args(find_command(words)[1])
 
 
 def test_the_overview_imports_next_to_nothing():

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from chainrule.cli import main
-from chainrule.cli._compatibility import compare
+from chainrule.cli._diff import compare
 from chainrule.runtime import component
-from chainrule.runtime._component._function import component as make
+from chainrule.runtime._component._functions import component as make
 
 HEADER = "from chainrule.runtime import *\nfrom pydantic import BaseModel\n"
 OLD = """

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from chainrule.cli import main
-from chainrule.cli._streams import ResultStream
+from chainrule.cli._output import ResultStream
 from chainrule.elimination import Order
 
 FUNCTION = """

@@ -11,7 +11,7 @@ import pytest
 from chainrule._codec import encode_body
 from chainrule._errors import InputError, TransportError
 from chainrule.client import Component
-from chainrule.client._http import HttpTransport
+from chainrule.client.internal import HttpTransport
 
 DOCUMENT = {
     "info": {"title": "fake", "version": "1"},

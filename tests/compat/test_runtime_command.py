@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from chainrule.compat.tesseract_core import Tesseract
-from chainrule.compat.tesseract_core.runtime._arguments import make_parser
-from chainrule.compat.tesseract_core.runtime._main import main
+from chainrule.compat.tesseract_core.runtime._main import main, make_parser
 
 HERE = Path(__file__).parent
 SCALING = HERE / "programs" / "scaling"

@@ -20,9 +20,9 @@ from chainrule._errors import (
 from chainrule.cli import main
 from chainrule.deploy import images
 from chainrule.deploy.images._build import _names
+from chainrule.deploy.images._context import write_wheel
+from chainrule.deploy.images._inside import bill_of_materials
 from chainrule.deploy.images._requirements import Requirements
-from chainrule.deploy.images._sbom import bill_of_materials
-from chainrule.deploy.images._wheel import write_wheel
 
 MODULE = "def apply(inputs): ...\n"
 
@@ -449,7 +449,7 @@ def test_what_a_container_is_given(tmp_path):
     for wrong in ({"volumes": ["/:x"]}, {"volumes": ["/nowhere/at/all:/x"]}):
         with pytest.raises(InputError):
             images.RunOptions(**wrong).arguments(podman, **given)
-    with pytest.raises(InputError, match="nobody"):
+    with pytest.raises(InputError, match="cannot be called"):
         images.RunOptions(network="none")
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from chainrule._errors import DefinitionError, InputError, TransportError
 from chainrule.client import Ticket
 from chainrule.deploy._pool import (
-    Affinity,
     Autoscaler,
     Dispatcher,
+    ForwardPasses,
     PoolTransport,
     Replica,
     ReplicaLostError,
@@ -426,10 +426,10 @@ def test_fingerprints_tell_inputs_apart():
 
 
 def test_only_gradients_after_a_forward_pass_have_a_home():
-    affinity = Affinity()
-    affinity.note("jacobian", b"1", "a")
-    affinity.note("apply", b"2", "b")
-    assert affinity.home("vector_jacobian_product", b"1") is None
-    assert affinity.home("vector_jacobian_product", b"2") == "b"
-    assert affinity.home("apply", b"2") is None
-    assert affinity.counts == {"hits": 1, "misses": 1}
+    passes = ForwardPasses()
+    passes.note("jacobian", b"1", "a")
+    passes.note("apply", b"2", "b")
+    assert passes.replica_for("vector_jacobian_product", b"1") is None
+    assert passes.replica_for("vector_jacobian_product", b"2") == "b"
+    assert passes.replica_for("apply", b"2") is None
+    assert passes.counts == {"hits": 1, "misses": 1}

@@ -12,7 +12,7 @@ import pytest
 from chainrule._errors import InputError
 from chainrule.cli import main
 from chainrule.deploy.slurm import SlurmJob, batch_script, read_registry
-from chainrule.deploy.slurm._collect import collect
+from chainrule.deploy.slurm._inside import collect
 
 COMPONENT = """
 from chainrule import component
@@ -123,7 +123,7 @@ def test_the_script_asks_for_what_was_wanted():
         "time=01:00:00", "partition=long", "account=lab",
     ]  # fmt: skip
     assert (
-        "apptainer exec --nv heat.sif /opt/venv/bin/python -m chainrule.deploy.slurm._server"
+        "apptainer exec --nv heat.sif /opt/venv/bin/python -m chainrule.deploy.slurm._inside serve"
         in script
     )
     assert "sleep" not in script  # nothing is polled

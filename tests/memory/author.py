@@ -5,6 +5,7 @@ how many of the arrays that the author holds have changed.
 """
 
 import ctypes
+import importlib.util
 import threading
 import time
 
@@ -123,7 +124,7 @@ WAYS = {function.__name__: function for function in (
     overwrite_in_a_thread_later, keep, keep_a_part, keep_in_torch, return_the_input,
     return_a_view_of_the_input_and_keep_it, return_the_same_buffer, return_what_is_kept, keep_and_raise,
     overwrite_and_raise, keep_and_take_long,
-)}  # fmt: skip
+) if "torch" not in function.__name__ or importlib.util.find_spec("torch")}  # fmt: skip
 
 
 class InputSchema(BaseModel):

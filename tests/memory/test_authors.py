@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import (
@@ -19,7 +18,6 @@ from pydantic import (
     model_validator,
 )
 
-import chainrule.torch
 from chainrule import component
 from chainrule.runtime import (
     Array,
@@ -29,7 +27,6 @@ from chainrule.runtime import (
     WithResiduals,
     load_component,
 )
-from chainrule.runtime._own_arrays import own_copy
 from chainrule.runtime.derivatives import (
     ImplicitFunction,
     finite_difference_jacobian,
@@ -37,9 +34,22 @@ from chainrule.runtime.derivatives import (
     jacobian_from_jvp,
     jacobian_from_vjp,
 )
+from chainrule.runtime.internal import own_copy
+
+try:
+    import torch
+except ImportError:  # one more kind of array where it is installed
+    torch = None
+
+TENSORS = () if torch is None else (torch.Tensor,)
+needs_torch = pytest.mark.skipif(torch is None, reason="torch is not installed")
 
 Vector = Array[(None,), Float64]
 Moving = Differentiable[Vector]
+
+
+def tensor():
+    return a() if torch is None else torch.ones(3, dtype=torch.float64)
 
 
 def destroy(tree):
@@ -47,7 +57,7 @@ def destroy(tree):
     if isinstance(tree, np.ndarray):
         assert tree.flags.writeable
         tree[...] = np.nan if tree.dtype.kind == "f" else 0
-    elif isinstance(tree, torch.Tensor):
+    elif isinstance(tree, TENSORS):
         tree.fill_(torch.nan)
     elif isinstance(tree, BaseModel):
         destroy(dict(tree))
@@ -135,7 +145,7 @@ CALLS = {
     "undeclared": (
         Undeclared,
         lambda: {
-            "anything": [a(), {"k": (a(), torch.ones(3))}], "plain": a(), "options": {"k": a()},
+            "anything": [a(), {"k": (a(), tensor())}], "plain": a(), "options": {"k": a()},
             "nested": {"k": [a()]}, "extra": a(),
         },
     ),
@@ -144,7 +154,7 @@ CALLS = {
 
 
 def arrays_in(tree):
-    if isinstance(tree, (np.ndarray, torch.Tensor)):
+    if isinstance(tree, (np.ndarray, *TENSORS)):
         return [tree]
     if isinstance(tree, BaseModel):
         tree = dict(tree)
@@ -193,7 +203,7 @@ def test_results_of_every_kind_are_the_callers_own():
         "plain": np.ones(3),
         "items": [np.ones(3)],
         "anything": {"k": np.ones(3)},
-        "tensor": torch.ones(3, dtype=torch.float64),
+        "tensor": tensor(),
     }
 
     class Results(BaseModel):
@@ -396,6 +406,7 @@ def test_residuals_stay_as_they_were():
     assert len(runs) == 2  # what was kept is found by the inputs as they were
 
 
+@needs_torch
 def test_components_in_torch_get_tensors_of_their_own():
     """`torch.func` itself forbids to overwrite what is not differentiated, so derivatives are left out."""
 
@@ -411,7 +422,10 @@ def test_components_in_torch_get_tensors_of_their_own():
     np.testing.assert_array_equal([held["x"], held["fixed"]], [X, FIXED])
 
 
+@needs_torch
 def test_torch_programs_keep_their_tensors():
+    import chainrule.torch
+
     def abstract_eval(abstract_inputs):
         return {"y": abstract_inputs.x}
 
@@ -428,6 +442,7 @@ def test_torch_programs_keep_their_tensors():
     np.testing.assert_array_equal([x.detach().numpy(), fixed.numpy()], [X, FIXED])
 
 
+@needs_torch
 def test_tensors_of_the_caller_stay_as_they_are():
     tensor = torch.tensor(X)
     authored = module(apply=apply)
@@ -481,7 +496,7 @@ def grown(tree):
         return type(tree)(map(grown, tree))
     makers = {
         "array": a,
-        "tensor": lambda: torch.ones(3),
+        "tensor": tensor,
         "sparse": lambda: SparseArray((3,), [[0], [1]], np.ones(2)),
         "number": lambda: 2.5,
         "none": lambda: None,

@@ -11,7 +11,7 @@ import pytest
 
 from chainrule import Component
 from chainrule._errors import InputError
-from chainrule.cli._dashboard import _token_files
+from chainrule.cli._watch import _token_files
 
 TOKEN = "correct-horse-battery-staple"
 NOBODY = "http://127.0.0.1:9"

@@ -7,7 +7,7 @@ from importlib.resources import files
 
 import pytest
 
-from chainrule.serve._script import join_modules
+from chainrule.serve._page import join_modules
 
 WEB = files("chainrule.serve") / "_web"
 PARTS = sorted(file.name for file in WEB.iterdir() if file.name.endswith(".js"))

@@ -7,7 +7,7 @@ import signal
 import sys
 
 from chainrule._codec import Limits
-from chainrule.runtime._config import ComponentConfig
+from chainrule.runtime import ComponentConfig
 from chainrule.serve import serve
 
 if __name__ == "__main__":

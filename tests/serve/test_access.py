@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from chainrule._errors import DefinitionError, InputError, StorageError, TransportError
-from chainrule.runtime._config import ComponentConfig
+from chainrule.runtime import ComponentConfig
 from chainrule.serve import ServeOptions, create_app, serve
 
 TOKEN = "correct-horse-battery-staple"

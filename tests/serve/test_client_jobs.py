@@ -16,7 +16,7 @@ from chainrule._errors import (
     TransportError,
 )
 from chainrule.client import Component
-from chainrule.client._in_process import InProcessTransport
+from chainrule.client._transport import InProcessTransport
 
 HERE = Path(__file__).parent
 JOB_COMPONENT = str(HERE / "job_component.py")

@@ -19,9 +19,8 @@ import pytest
 import zstandard
 
 from chainrule._codec import encode_body, encode_frames
-from chainrule.serve._bodies import SlowCallerError, read_body
-from chainrule.serve._crowd import enough_descriptors, longest_waiting
-from chainrule.serve._protocol import QuietTransport
+from chainrule.serve._connections import QuietTransport, enough_descriptors, longest_waiting
+from chainrule.serve._endpoint import SlowCallerError, read_body
 
 JSON = {"Content-Type": "application/json"}
 BODY = b'{"inputs": {"x": [1.0, 2.0]}}'

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chainrule.serve._jobs._lane import Lane
-from chainrule.serve._jobs._live import LiveJob
-from chainrule.serve._jobs._record import JobRecord
+from chainrule.serve._jobs._live import JobQueue, LiveJob
+from chainrule.serve._jobs._store import JobRecord
 
 JOB_COMPONENT = str(Path(__file__).with_name("job_component.py"))
 FRAMES = "application/vnd.chainrule.frames"
@@ -280,23 +279,23 @@ def live_job(kind=LiveJob):
 
 @given(st.lists(st.sampled_from(["put", "take", "remove"]), max_size=60), st.randoms())
 def test_places_in_a_queue(steps, random):
-    """A lane is a list: first in, first out, and any job can leave."""
+    """A queue is a list: first in, first out, and any job can leave."""
 
     async def follow():
-        lane, expected = Lane(None), []
+        queue, expected = JobQueue(None), []
         for step in steps:
             if step == "put":
                 expected.append(live_job())
-                lane.put(expected[-1])
+                queue.put(expected[-1])
             elif expected and step == "take":
-                assert await lane.take() is expected.pop(0)
+                assert await queue.take() is expected.pop(0)
             elif expected:
                 gone = expected.pop(random.randrange(len(expected)))
-                assert lane.remove(gone)
-                assert not lane.remove(gone)
-                assert lane.position(gone.record.id) == 0
-            assert len(lane) == len(expected)
-            found = [lane.position(live.record.id) for live in expected]
+                assert queue.remove(gone)
+                assert not queue.remove(gone)
+                assert queue.position(gone.record.id) == 0
+            assert len(queue) == len(expected)
+            found = [queue.position(live.record.id) for live in expected]
             assert found == list(range(len(expected)))
 
     asyncio.run(follow())
@@ -316,13 +315,13 @@ def test_a_place_costs_the_same_in_a_long_queue():
     """`GET /jobs?limit=1000` asks for a thousand places, on the event loop."""
 
     async def looks(size):
-        lane, jobs = Lane(None), [live_job(CountedJob) for _ in range(size)]
+        queue, jobs = JobQueue(None), [live_job(CountedJob) for _ in range(size)]
         for job in jobs:
-            lane.put(job)
+            queue.put(job)
         last, middle = jobs[-1].record.id, jobs[size // 2]
         before = CountedJob.looks
-        lane.position(last)
-        lane.remove(middle)
+        queue.position(last)
+        queue.remove(middle)
         return CountedJob.looks - before
 
     assert asyncio.run(looks(10_000)) == asyncio.run(looks(10))

@@ -136,8 +136,7 @@ def test_a_caller_that_waits_is_sent_to_the_next_server(start_server, tmp_path, 
 
 
 def test_what_a_killed_server_left_behind_is_removed(tmp_path):
-    from chainrule.serve._jobs._record import JobRecord
-    from chainrule.serve._jobs._store import JobStore, body_digest
+    from chainrule.serve._jobs._store import JobRecord, JobStore, body_digest
 
     store = JobStore(tmp_path, retention_s=3600, max_bytes=1000)
     body = b"body" * 50_000  # large enough for a file
@@ -195,8 +194,7 @@ def test_results_are_kept_for_their_time_and_no_longer(start_server, tmp_path, w
 
 @pytest.mark.parametrize("size", [100, 100_000], ids=["in rows", "in files"])
 def test_results_are_bounded_in_bytes(tmp_path, size):
-    from chainrule.serve._jobs._record import JobRecord
-    from chainrule.serve._jobs._store import JobStore, body_digest
+    from chainrule.serve._jobs._store import JobRecord, JobStore, body_digest
 
     store = JobStore(tmp_path, retention_s=3600, max_bytes=2 * size + 50)
     records = []

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from chainrule.client import Component
-from chainrule.serve._access import AccessLog
+from chainrule.serve._logs import AccessLog
 
 HERE = Path(__file__).parent
 SECRET = 98765.4321
@@ -24,7 +24,7 @@ def serve(tmp_path, workers):
         "access_log": True, "log_format": "json", "log_file": str(log),
     }  # fmt: skip
     code = (
-        "import logging, sys; from chainrule.runtime._log_format import log_handler; "
+        "import logging, sys; from chainrule.runtime.internal import log_handler; "
         "logging.basicConfig(level=logging.INFO, handlers=[log_handler('json')]); "
         "import runpy; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
     )

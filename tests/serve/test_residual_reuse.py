@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from chainrule.runtime import component
-from chainrule.runtime._derivatives._residuals import current_residual_cache
+from chainrule.runtime._residuals import jax_residuals
 from chainrule.runtime.experimental import set_jax_vjp_cache_size
-from chainrule.serve._residual_reuse import reuse_residuals
+from chainrule.runtime.internal import reuse_residuals
 
 COMPONENT = """
 from chainrule.runtime import Array, Differentiable, Float32, component
@@ -55,11 +55,11 @@ def test_an_author_who_set_the_cache_is_not_overruled():
 
     made = component(double)
     reuse_residuals(made)
-    assert current_residual_cache().only_if_it_pays
+    assert jax_residuals().only_if_it_pays
     set_jax_vjp_cache_size(2)
     reuse_residuals(made)
-    assert current_residual_cache().max_entries == 2
-    assert not current_residual_cache().only_if_it_pays
+    assert jax_residuals().max_entries == 2
+    assert not jax_residuals().only_if_it_pays
 
 
 def double(x: float) -> float:

@@ -113,16 +113,15 @@ def test_in_this_process_and_with_nothing_kept(tmp_path):
 
 
 def test_residuals_that_cannot_be_pickled_stay_where_they_are(tmp_path, caplog):
+    from chainrule.runtime._content_store import SharedFolder
     from chainrule.runtime._residuals import ResidualStore
 
-    store = ResidualStore(max_bytes=1000, folder=tmp_path)
-    other = ResidualStore(max_bytes=1000, folder=tmp_path)
-    store.keep("a", lambda: None)
-    assert store.find("a") is not None
-    assert other.find("a") is None
+    store, other = (ResidualStore(shared=SharedFolder(tmp_path, max_bytes=1000)) for _ in range(2))
+    store.share("a", lambda: None)
+    assert other.find_shared("a") is None
     assert "cannot be pickled" in caplog.text
-    store.keep("b", np.arange(3))
-    np.testing.assert_array_equal(other.find("b").residuals, np.arange(3))
+    store.share("b", np.arange(3))
+    np.testing.assert_array_equal(other.find_shared("b"), np.arange(3))
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from chainrule.client import Component
-from chainrule.runtime._shared_folder import SharedFolder
+from chainrule.runtime.internal import SharedFolder
 
 JOB_COMPONENT = Path(__file__).with_name("job_component.py")
 

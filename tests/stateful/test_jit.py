@@ -113,6 +113,17 @@ def test_static_values_and_metadata_select_the_program():
     assert float(f(1.0, net=net)) == 12
 
 
+def test_the_sign_of_a_static_zero_selects_the_program():
+    @cs.jit
+    def f(x, *, zero):
+        return x / zero.get()
+
+    zero = cs.static(0.0)
+    assert float(f(1.0, zero=zero)) == float("inf")
+    zero.set(-0.0)
+    assert float(f(1.0, zero=zero)) == float("-inf")
+
+
 def test_plain_keyword_arguments():
     @cs.jit
     def f(x, *, net, scale, how):

@@ -1,26 +1,45 @@
-"""How nested data with arrays becomes bytes and comes back: one implementation for everybody.
+"""Nested data with arrays as bytes, and back: one implementation for server, client and command line.
 
 Single arrays travel as JSON objects (`encode_array`, `decode_array`), whole bodies in one of the formats
-`json`, `json+base64`, `json+binref` or `application/vnd.chainrule.frames`. Decoders trust nothing: sizes
-are checked before allocation, files and addresses against `Grants`, nesting and counts against `Limits`.
+`json`, `json+base64`, `json+binref` or `application/vnd.chainrule.frames`. Decoders check sizes before they
+allocate, files and addresses against `Grants`, nesting and counts against `Limits`. In reading order:
+
+    _dtypes        dtypes, shapes and the bytes of one array
+    _limits        Limits, Grants, and the Budget of one body
+    _compression   single buffers, compressed
+    _binrefs       arrays in files: references, reading, writing
+    _arrays        one array as a JSON object
+    _sparse        SparseArray
+    _json_trees    trees as JSON text, with the leaves that JSON has no form for
+    _frames        the native format: a JSON header and raw buffers
+    _bodies        all formats: negotiation, writing, reading
 """
 
 from chainrule._codec._arrays import Encoding, decode_array, encode_array, is_encoded_array
-from chainrule._codec._binref_array import BinrefArray
-from chainrule._codec._binref_writing import BinrefWriter
-from chainrule._codec._bodies import FORMATS, decode_body, encode_body, media_type_of
-from chainrule._codec._dtypes import DTYPE_NAMES, dtype_from_name
-from chainrule._codec._frames_layout import FRAMES_MEDIA_TYPE
-from chainrule._codec._frames_reading import decode_frames, frames_length
-from chainrule._codec._frames_writing import Frames, encode_frames
-from chainrule._codec._grants import Grants
+from chainrule._codec._binrefs import BinrefArray, BinrefWriter
+from chainrule._codec._bodies import (
+    FORMATS,
+    Negotiated,
+    NotAcceptableError,
+    decode_body,
+    encode_body,
+    media_type_of,
+    negotiate,
+)
+from chainrule._codec._dtypes import DTYPE_NAMES, MASKED, WHY_MASKED, dtype_from_name, has_masked
+from chainrule._codec._frames import (
+    FRAMES_MEDIA_TYPE,
+    Frames,
+    decode_frames,
+    encode_frames,
+)
 from chainrule._codec._limits import (
     DEFAULT_LIMITS,
     TRUSTING_LIMITS,
+    Grants,
     Limits,
     expansion_too_large,
 )
-from chainrule._codec._negotiation import Negotiated, NotAcceptableError, negotiate
 from chainrule._codec._sparse import SparseArray
 
 __all__ = [
@@ -28,7 +47,9 @@ __all__ = [
     "DTYPE_NAMES",
     "FORMATS",
     "FRAMES_MEDIA_TYPE",
+    "MASKED",
     "TRUSTING_LIMITS",
+    "WHY_MASKED",
     "BinrefArray",
     "BinrefWriter",
     "Encoding",
@@ -46,7 +67,7 @@ __all__ = [
     "encode_body",
     "encode_frames",
     "expansion_too_large",
-    "frames_length",
+    "has_masked",
     "is_encoded_array",
     "media_type_of",
     "negotiate",

@@ -1,6 +1,9 @@
-"""The dtypes that have a name on the wire, and shapes that can be trusted.
+"""Dtypes, shapes and the bytes of one array.
 
-Bytes on the wire are little-endian and C-ordered. `bfloat16` is ours; the other names are the peer's.
+Bytes on the wire are little-endian and C-ordered. The dtype names are those of Tesseract, and `bfloat16`.
+
+Masked arrays are refused wherever arrays come in: their masked entries have no value, and NumPy returns the
+numbers below the mask when it is asked for a plain array.
 """
 
 from __future__ import annotations
@@ -8,12 +11,12 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from chainrule._codec._masked import MASKED, WHY_MASKED, has_masked
 from chainrule._errors import DecodeError, DefinitionError
 
 _FLOATS = ("float16", "float32", "float64")
@@ -162,3 +165,34 @@ def from_wire(buffer: Any, shape: tuple[int, ...], dtype: np.dtype[Any], offset:
         array = array.astype(dtype)
     array.setflags(write=False)
     return array
+
+
+MASKED = "array_masked"
+"""Code of the error."""
+
+WHY_MASKED = (
+    "a masked array, whose masked entries have no value; fill them, `array.filled(value)`, or leave them "
+    "out, `array.compressed()`"
+)
+
+_SUMMABLE = frozenset((int, float))
+
+
+def has_masked(value: Any) -> bool:
+    """Whether a value, or one inside nested lists, is a masked array with masked entries."""
+    # Looked up: whoever has a masked array has imported `numpy.ma`, nobody else should.
+    numpy_ma = sys.modules.get("numpy.ma")
+    return numpy_ma is not None and _has_masked(value, numpy_ma, _MAX_RANK)
+
+
+def _has_masked(value: Any, numpy_ma: Any, max_depth: int) -> bool:
+    if not isinstance(value, (list, tuple)):
+        return isinstance(value, numpy_ma.MaskedArray) and bool(numpy_ma.is_masked(value))
+    if not value or not max_depth:
+        return False
+    if type(value[0]) in _SUMMABLE:
+        # A sum with a masked term is masked, and adding is faster than looking at every number. These are
+        # looked at where something else is among them.
+        with suppress(ArithmeticError, TypeError, ValueError, Warning):
+            return _has_masked(sum(value), numpy_ma, 0)
+    return any(_has_masked(item, numpy_ma, max_depth - 1) for item in value)

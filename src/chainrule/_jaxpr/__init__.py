@@ -8,24 +8,39 @@ Vocabulary
                  from its inputs and outputs to the equation's operands and results.
     atom         a variable or a literal.
 
+Modules, in reading order
+    _names        every name of JAX that is private or differs between versions
+    _programs     sub-programs of an equation, all equations of a program, where an equation comes from
+    _evaluate     run a program equation by equation; trace; inline calls
+    _extras       arrays that leave a rewritten program, and how loops fold them
+    _rewrite      the rewriter: run a program with some equations replaced, at any depth
+    _fence        values that XLA computes once
+    _moves        primitives that only move elements, on NumPy arrays
+    _sets         one set of numbers per element of an array
+    _dependence   where a Jacobian can be non-zero, proved from the program
+    _meshes       arrays and calls that are divided over devices
+    _call_frame   the layout of XLA's call frame
+    _host_call    calls of the host out of compiled programs
+    _overlapping  independent calls of the host that run at the same time
+
 Invariant: nothing outside this package imports `jax._src` or a name that differs between JAX versions
-(`_names.py` holds them; `tests/_jaxpr/` fails loudly when JAX changes them).
+(`tests/_jaxpr/` fails loudly when JAX changes them).
 """
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
 
 from chainrule._jaxpr._dependence import derivative_pattern
 from chainrule._jaxpr._evaluate import (
+    CALLS,
     as_function,
     bind_equation,
     evaluate,
+    inline_calls,
     trace,
     trace_avals,
 )
-from chainrule._jaxpr._extras import Extra
+from chainrule._jaxpr._extras import FOLDS, Extra, Fold, ring
 from chainrule._jaxpr._fence import fence
-from chainrule._jaxpr._folds import FOLDS, Fold, ring
-from chainrule._jaxpr._inline import CALLS, inline_calls
 from chainrule._jaxpr._names import (
     CALLBACKS,
     NO_TRACE,
@@ -48,11 +63,20 @@ from chainrule._jaxpr._names import (
     scan_layout,
     trace_state,
 )
-from chainrule._jaxpr._programs import Role, SubProgram, subprograms
+from chainrule._jaxpr._programs import (
+    Role,
+    Site,
+    SourceLocation,
+    SubProgram,
+    call_sites,
+    component_of,
+    component_scope,
+    locate,
+    plain_text,
+    subprograms,
+    walk,
+)
 from chainrule._jaxpr._rewrite import Claim, Rewriter
-from chainrule._jaxpr._scopes import component_of, component_scope
-from chainrule._jaxpr._source import SourceLocation, call_sites, locate, plain_text
-from chainrule._jaxpr._walk import Site, walk
 
 __all__ = [
     "CALLBACKS",

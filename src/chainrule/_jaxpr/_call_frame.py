@@ -1,8 +1,8 @@
 """The layout of XLA's call frames: the only place that knows it.
 
 XLA calls a foreign function with the address of one `XLA_FFI_CallFrame`. Two handlers read it: the one in
-Python (`_ffi`), which unpacks whole structures, and the one that `elimination` emits in LLVM, which loads
-fields at their offsets. Both take the offsets from here.
+Python (`_host_call`), which unpacks whole structures, and the one that `elimination` emits in LLVM, which
+loads fields at their offsets. Both take the offsets from here.
 
 The offsets are those of `xla/ffi/api/c_api.h` (API major version 0), which ships with jaxlib, on platforms
 with pointers of 64 bits. XLA keeps them within a major version and only appends fields.

@@ -39,10 +39,8 @@ from chainrule._jaxpr._moves import (
     scatter_windows,
 )
 from chainrule._jaxpr._names import is_reference, scan_layout
-from chainrule._jaxpr._programs import SubProgram, subprograms
+from chainrule._jaxpr._programs import SubProgram, plain_text, subprograms, walk
 from chainrule._jaxpr._sets import SetAlgebra, Sets, Work
-from chainrule._jaxpr._source import plain_text
-from chainrule._jaxpr._walk import walk
 from chainrule._lru_cache import LRUCache
 from chainrule._patterns import Pattern
 

@@ -1,14 +1,35 @@
-"""Lowering a call of the host: the FFI handler where it works, JAX's own callback elsewhere."""
+"""Calls of the host out of compiled programs: an XLA FFI handler in Python, JAX's own callback elsewhere.
+
+The handler is a `ctypes` callback: it reads the call frame (`_call_frame`), makes NumPy views of the operand
+and result buffers and calls the host function that the call's one attribute, a number, stands for. `_problem`
+compares sizes and version before the first field is trusted. `jax.pure_callback` does the same through
+several layers of copies and conversions, at about eight times the cost of a small call. `lower_host_call`
+chooses between the two when a program is lowered.
+
+Memory: the views are of XLA's own buffers. XLA keeps operands and results alive until the handler returns and
+may reuse them right after. So no view may be used later: a function that keeps an operand copies it. The
+views hold no reference to anything of XLA's.
+
+Invariant: no exception leaves the handler. `ctypes` would swallow it, and XLA would take whatever is in the
+result buffers for an answer.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import itertools
+import math
 import os
+import threading
+import weakref
+import zlib
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from inspect import signature
-from typing import Any
+from typing import Any, Protocol
 
 import jax
+import ml_dtypes
 import numpy as np
 from jax._src import callback as _callback
 from jax._src import checkify as _checkify
@@ -18,14 +39,206 @@ from jax._src.interpreters import mlir as _mlir
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from chainrule._jaxpr._ffi import (
-    TARGET,
-    HostFunction,
-    HostTarget,
-    register_function,
-    supports,
-    target_is_registered,
+from chainrule._errors import CapabilityError
+from chainrule._jaxpr._call_frame import (
+    API_HEADER,
+    BUFFER_DATA,
+    CALL_FRAME,
+    ERROR_CREATE,
+    EXTENSION,
+    METADATA_EXTENSION,
+    METADATA_VERSION,
+    SCALAR_VALUE,
+    ffi_version,
 )
+
+TARGET = "chainrule_host_call"
+
+_UNKNOWN = 2  # absl's status code for "an error raised by somebody else"
+
+# What NumPy can view. XLA's four-bit types, for one, it cannot.
+_SUPPORTED = frozenset(
+    np.dtype(scalar)
+    for scalar in (
+        np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64,
+        np.float16, np.float32, np.float64, np.complex64, np.complex128, ml_dtypes.bfloat16,
+    )
+)  # fmt: skip
+
+
+class HostFunction(Protocol):
+    """What a call's number stands for; its `repr` says which function it is.
+
+    Attributes:
+        targets: empty at first; how compiled programs call it, by the types of operands and results.
+    """
+
+    targets: dict[Any, HostTarget]
+
+    def run(self, operands: list[np.ndarray], results: list[np.ndarray]) -> str | None:
+        """Fill `results`; return `None`, or the text of the error. Never raises."""
+        ...
+
+
+class View:
+    """How NumPy sees one buffer; shape and dtype are known from the compiled program."""
+
+    def __init__(self, aval: Any) -> None:
+        self._shape, self._dtype = tuple(aval.shape), np.dtype(aval.dtype)
+        self._memory = ctypes.c_char * (self._dtype.itemsize * math.prod(self._shape))
+
+    def at(self, address: int) -> np.ndarray:
+        """The array in the buffer that is described at an address."""
+        data = _Word.from_address(address + BUFFER_DATA)[0]
+        if not data:  # an empty array
+            return np.empty(self._shape, self._dtype)
+        return np.ndarray(self._shape, self._dtype, self._memory.from_address(data))
+
+
+class HostTarget:
+    """A host function as compiled programs call it: with a number, and views of its buffers."""
+
+    def __init__(
+        self, function: HostFunction, operands: Sequence[Any], results: Sequence[Any]
+    ) -> None:
+        # Counted, so that a program has the same text in every process and is found in the compilation
+        # cache; with a digest, so that a program from elsewhere does not find another function's buffers.
+        digest = zlib.crc32(repr((function, operands, results)).encode())
+        self.number = digest << 24 | next(_numbers)
+        self.function = function
+        self.operands = [View(aval) for aval in operands]
+        self.results = [View(aval) for aval in results]
+
+    def __reduce__(self) -> Any:
+        """Refuse to be pickled: the number means nothing, or something else, in another process."""
+        raise CapabilityError(
+            f"This compiled program calls this host ({self.function!r}) and cannot be serialised. Compile it "
+            "again where it is to run; with `jax_compilation_cache_dir` JAX keeps what XLA made of it. Only "
+            "programs whose components are written in JAX and run in this process can be serialised or "
+            "exported.",
+            code="not_serializable",
+        )
+
+
+_Word = ctypes.c_uint64 * 1
+_numbers = itertools.count(1)
+_by_number: weakref.WeakValueDictionary[int, HostTarget] = weakref.WeakValueDictionary()
+
+
+def register_function(
+    function: HostFunction, operands: Sequence[Any], results: Sequence[Any]
+) -> HostTarget:
+    """What compiled programs find by its number, for as long as somebody keeps it or its function alive.
+
+    The same function has the same number, so that XLA sees equal calls as equal and merges them. That a
+    program keeps it is not enough: XLA may run it when whoever compiled it has dropped it.
+    """
+    key = (tuple(operands), tuple(results))
+    target = function.targets.get(key)
+    if target is None:
+        target = function.targets.setdefault(key, HostTarget(function, operands, results))
+        _by_number[target.number] = target
+    return target
+
+
+def supports(dtypes: Sequence[Any]) -> bool:
+    """Whether NumPy can view buffers of all these dtypes."""
+    return all(dtype in _SUPPORTED for dtype in dtypes)
+
+
+# `ctypes.string_at` without its Python wrapper.
+_bytes_at = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
+    ("PyBytes_FromStringAndSize", ctypes.pythonapi)
+)
+
+
+def _handle(address: int) -> int | None:
+    frame = _bytes_at(address, CALL_FRAME.size)
+    size, extension, api, operands, results, attributes = CALL_FRAME.unpack(frame)
+    try:
+        if extension and _answer_metadata(extension):
+            return None
+        text = _problem(size, api) or _execute(operands, results, attributes)
+    except BaseException as error:
+        text = f"chainrule's host call failed: {type(error).__name__}: {error}"
+    return None if text is None else _new_error(api, text)
+
+
+def _answer_metadata(extension: int) -> bool:
+    """Before compiling XLA asks which version the handler speaks."""
+    kind, metadata = EXTENSION.unpack(_bytes_at(extension, EXTENSION.size))
+    if kind != METADATA_EXTENSION:
+        return False
+    _Word.from_address(metadata + METADATA_VERSION)[0] = ffi_version()
+    return True
+
+
+@cache
+def _problem(size: int, api: int) -> str | None:
+    """What is wrong with this XLA's interface, by the size of a frame and the address of the API."""
+    api_size, major = API_HEADER.unpack(_bytes_at(api, API_HEADER.size))
+    if major == 0 and size >= CALL_FRAME.size and api_size >= API_HEADER.size + 8:
+        return None
+    return (
+        f"This jaxlib speaks XLA FFI {major} with call frames of {size} bytes; chainrule knows major "
+        f"version 0 with frames of {CALL_FRAME.size} bytes. Set CHAINRULE_HOST_CALL=callback."
+    )
+
+
+def _execute(operands: int, results: int, attributes: int) -> str | None:
+    number = _read_number(attributes)
+    target = _by_number.get(number)
+    if target is None:
+        return (
+            f"The compiled program calls host function {number}, which is not alive in this process: it "
+            "was compiled elsewhere, or outlived everything that knew its component."
+        )
+    return target.function.run(_arrays(target.operands, operands), _arrays(target.results, results))
+
+
+def _read_number(attributes: int) -> int:
+    scalar = _Word.from_address(attributes)[0]
+    value = _Word.from_address(scalar + SCALAR_VALUE)[0]
+    return _Word.from_address(value)[0]
+
+
+def _arrays(views: list[View], table: int) -> list[np.ndarray]:
+    return [
+        view.at(_Word.from_address(table + 8 * position)[0]) for position, view in enumerate(views)
+    ]
+
+
+_CREATE_ERROR = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)
+
+
+def _new_error(api: int, text: str) -> int:
+    """An error object of XLA, made by the first function of the API's table."""
+    pointer = _Word.from_address(api + API_HEADER.size)[0]
+    message = ctypes.create_string_buffer(text.encode())
+    return _CREATE_ERROR(pointer)(ERROR_CREATE.pack(28, 0, ctypes.addressof(message), _UNKNOWN))
+
+
+_HANDLER = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(_handle)
+_registration = threading.Lock()
+_registered: list[bool] = []
+
+
+def target_is_registered() -> bool:
+    """Register the handler with XLA's CPU backend at the first call; whether XLA accepted it."""
+    with _registration:
+        if not _registered:
+            _registered.append(_register())
+    return _registered[0]
+
+
+def _register() -> bool:
+    pointer = ctypes.cast(_HANDLER, ctypes.c_void_p).value
+    try:
+        jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(pointer), platform="cpu")
+    except Exception:  # another XLA, another interface: the caller has a slower way
+        return False
+    return True
+
 
 ORDERED_EFFECT = _callback._OrderedIOEffect
 """Calls with this effect happen in program order, among themselves and with `io_callback(ordered=True)`."""
@@ -88,10 +301,12 @@ def _ffi_call(ctx: Any, operands: Sequence[Any], function: HostFunction) -> Sequ
     return emit_call(ctx, operands, target)
 
 
-def emit_call(ctx: Any, operands: Sequence[Any], target: HostTarget) -> Sequence[Any]:
-    """Add a call of the FFI handler to the program."""
+def emit_call(
+    ctx: Any, operands: Sequence[Any], target: HostTarget, **attributes: np.int64
+) -> Sequence[Any]:
+    """Add a call of the FFI handler to the program; XLA hands over attributes in the order of their names."""
     lower = jax.ffi.build_ffi_lowering_function(TARGET)
-    return lower(ctx, *operands, number=np.int64(target.number)).results
+    return lower(ctx, *operands, number=np.int64(target.number), **attributes).results
 
 
 def _lower_callback(

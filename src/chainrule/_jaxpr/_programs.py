@@ -1,19 +1,25 @@
-"""A uniform view of the sub-programs of higher-order primitives.
+"""Programs as data: their sub-programs, every equation, and where an equation comes from.
 
-One table says, per primitive, where its sub-programs sit in the parameters, how often they run and how
-their inputs and outputs map to the operands and results of the equation. A primitive that is not in the
-table but carries a program is still seen, with the role `"unknown"`, so that no caller can overlook one.
+One table (`_READERS`) says, per higher-order primitive, where its sub-programs are in the parameters, how
+often they run and how their inputs and outputs map to the operands and results of the equation. A primitive
+that is not in the table but carries a program is still seen, with the role `"unknown"`, so that no caller can
+overlook one. `walk` visits all equations at any depth; `locate` and `component_of` say which line of the user
+and which component made one.
 """
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from chainrule._jaxpr._names import constants_first
+from chainrule._jaxpr._names import constants_first, name_stack_of, user_frames_of
 
 Role = Literal[
     "call",  # runs once, exactly the equation: jit, remat, custom_jvp, custom_vjp, shard_map, …
@@ -150,3 +156,80 @@ _READERS: dict[str, Callable[[JaxprEqn], Iterator[SubProgram]]] = {
     "cond": _cond,
     "custom_linear_solve": _linear_solve,
 }
+
+
+@dataclass(frozen=True)
+class Site:
+    """An equation and the way to it.
+
+    Attributes:
+        equation: the equation.
+        position: its position in the program that holds it.
+        within: the (equation, sub-program) pairs that lead there, outermost first.
+    """
+
+    equation: JaxprEqn
+    position: int
+    within: tuple[tuple[JaxprEqn, SubProgram], ...] = ()
+
+
+def walk(program: ClosedJaxpr) -> Iterator[Site]:
+    """Every equation in program order; an equation comes before those of its sub-programs."""
+    stack: list[Iterator[Site]] = [_sites(program, ())]
+    while stack:
+        site = next(stack[-1], None)
+        if site is None:
+            stack.pop()
+            continue
+        yield site
+        for sub in reversed(subprograms(site.equation)):
+            stack.append(_sites(sub.program, (*site.within, (site.equation, sub))))
+
+
+def _sites(program: ClosedJaxpr, within: tuple[tuple[JaxprEqn, SubProgram], ...]) -> Iterator[Site]:
+    return (Site(eqn, position, within) for position, eqn in enumerate(program.jaxpr.eqns))
+
+
+@dataclass(frozen=True)
+class SourceLocation:
+    """A line of the user's program. `str()` gives `file:line (function)`."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} ({self.function})"
+
+
+def locate(eqn: JaxprEqn) -> SourceLocation | None:
+    """The user's line that made an equation; `None` when JAX kept no traceback."""
+    return next(iter(call_sites(eqn, 1)), None)
+
+
+def call_sites(eqn: JaxprEqn, count: int) -> tuple[SourceLocation, ...]:
+    """The user's line that made an equation and the calls that led there, innermost first."""
+    return tuple(
+        SourceLocation(frame.file_name, frame.start_line, frame.function_name)
+        for frame in itertools.islice(user_frames_of(eqn), count)
+    )
+
+
+def plain_text(jaxpr: Jaxpr) -> str:
+    """A program as JAX prints it, never in colours: `str` writes those on a terminal and in a notebook."""
+    return jaxpr.pretty_print(use_color=False)
+
+
+_PREFIX = "component:"
+_FOUND = re.compile(rf"{_PREFIX}([^()/]*)")
+
+
+def component_scope(name: str) -> AbstractContextManager[None]:
+    """Equations traced inside belong to the component of this name."""
+    return jax.named_scope(_PREFIX + re.sub(r"[()/]", "_", name))
+
+
+def component_of(eqn: JaxprEqn) -> str | None:
+    """The component that an equation belongs to, also after transformations; the outermost of several."""
+    found = _FOUND.search(name_stack_of(eqn))
+    return None if found is None else found[1]

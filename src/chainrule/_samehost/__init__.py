@@ -32,15 +32,19 @@ Between a client and a server on the same host
 
     One call at a time per channel. Closing the channel closes what was sent over it.
 
-Nothing here imports a web framework.
+Nothing here imports a web framework. In reading order:
+
+    _messages   packets with a JSON header, and how the process at the other end ended
+    _segments   shared memory: its rules, the caller's pool, the worker's maps, the worker's own memory
 """
 
-from chainrule._samehost._endings import ending_facts, ending_words
 from chainrule._samehost._messages import (
     CANCEL,
     INLINE_BYTES,
     Message,
     connect,
+    ending_facts,
+    ending_words,
     has_message,
     limit_waiting,
     listen,
@@ -55,8 +59,8 @@ from chainrule._samehost._segments import (
     SegmentPool,
     is_supported,
     stored,
+    with_memory_settings,
 )
-from chainrule._samehost._worker_memory import with_memory_settings
 
 __all__ = [
     "CANCEL",

@@ -1,4 +1,4 @@
-"""One packet, one message: a JSON header, an inline body, descriptors."""
+"""Messages between two processes, one packet each, and how the other process ended."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import array
 import errno
 import os
 import select
+import signal
 import socket
 import struct
 from collections.abc import Mapping, Sequence
@@ -161,3 +162,23 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 def _close(descriptors: Sequence[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
+
+
+def ending_facts(status: int | None) -> dict[str, Any]:
+    """`{"signal": name}` of a process that a signal ended, `{"exit_code": …}` of any other.
+
+    Args:
+        status: as `subprocess.Popen.returncode` has it.
+    """
+    if status is None or status >= 0:
+        return {"exit_code": status}
+    try:
+        return {"signal": signal.Signals(-status).name}
+    except ValueError:  # most real-time signals have no name
+        return {"signal": f"signal {-status}"}
+
+
+def ending_words(status: int | None) -> str:
+    """The same as the end of a sentence: `by SIGKILL`, `with status 3`."""
+    facts = ending_facts(status)
+    return f"by {facts['signal']}" if "signal" in facts else f"with status {facts['exit_code']}"

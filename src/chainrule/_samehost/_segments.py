@@ -31,7 +31,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -368,3 +368,20 @@ class MappedSegments:
     def _drop_oldest(self) -> None:
         # Not closed: a call may be using it. It is closed when nothing refers to it any more.
         del self._segments[next(iter(self._segments))]
+
+
+# Fresh memory is the larger part of the cost of large arrays; this keeps freed memory for the next call.
+_MALLOC = (
+    "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:"
+    "glibc.malloc.trim_threshold=4294967296:glibc.malloc.top_pad=67108864"
+)
+# A result is copied to shared memory for another process, on another processor. Past this size the copy
+# leaves the caches alone: it need not take the memory from the other's first, nor throw out what Python
+# needs for the next call. The C library does so by itself from a share of the last cache on, which it
+# takes to be hundreds of megabytes on some virtual machines.
+_COPIES = "glibc.cpu.x86_non_temporal_threshold=0x200000"
+
+
+def with_memory_settings(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Environment variables for a process that runs a component; `GLIBC_TUNABLES` of the user stays."""
+    return {"GLIBC_TUNABLES": f"{_MALLOC}:{_COPIES}", **variables}

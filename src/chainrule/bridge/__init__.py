@@ -5,11 +5,25 @@
     component_errors     the exceptions of components themselves, also out of compiled programs
     PrecisionWarning     a component computes in 64 bits and JAX holds 32
 
-How it is made, from the outside in: `_apply` takes the inputs apart and decides between `_inline` (JAX
-components become part of the program) and `_primitive` (everything else is a call of the host). The rules of
-the primitive, `_differentiate` and `_batching`, rearrange `_requests`; `_host` carries them out, by the
-`_routes` that a `_target` offers. The parts below `_apply` that do not need JAX are shared with
-`chainrule.torch`.
+Modules, in reading order
+    _apply             `apply_component` and `from_callable`
+    _inputs            what of the inputs is an operand, and what is part of the program
+    _target            the interface to something with endpoints; options of a call; callables
+    _component_target  components as targets: in this process, served, real Tesseracts
+    _types             shapes and dtypes of arrays before they exist, and how they are converted
+    _site              one target at one signature: a flat function from arrays to arrays
+    _requests          what can be asked of a site, and the rules for derivatives
+    _primitive         the JAX primitive of a call, and its rules
+    _inline            components written in JAX as part of the caller's program
+    _host              running a call on the host: batches, threads, calls that overlap
+    _routes            from a request to the endpoints of a target
+    _failures          exceptions out of compiled programs
+    _tagged            values that a component tags, from under a call
+    _skeleton          trees whose arrays were taken out
+
+`_apply` decides between `_inline` (JAX components become part of the program) and `_primitive` (all others
+are called on the host). All modules but `_apply`, `_primitive`, `_inline` and `_tagged` work without JAX:
+`chainrule.torch` uses them by way of `internal`.
 """
 
 import importlib as _importlib
@@ -18,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from chainrule.bridge._apply import apply_component, from_callable
     from chainrule.bridge._failures import component_errors
-    from chainrule.bridge._precision import PrecisionWarning
+    from chainrule.bridge._types import PrecisionWarning
 
 __all__ = [
     "PrecisionWarning",
@@ -28,7 +42,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "PrecisionWarning": "chainrule.bridge._precision",
+    "PrecisionWarning": "chainrule.bridge._types",
     "apply_component": "chainrule.bridge._apply",
     "component_errors": "chainrule.bridge._failures",
     "from_callable": "chainrule.bridge._apply",

@@ -10,22 +10,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from chainrule._errors import InputError
 from chainrule._jaxpr import is_staging
 from chainrule._trees import is_arraylike, map_with_paths
-from chainrule.bridge._callable import CallableTarget, positional_arguments
 from chainrule.bridge._component_target import as_target
 from chainrule.bridge._inline import NotTraceableError, call_inline, has_symbolic_size
 from chainrule.bridge._inputs import take_inputs_apart
-from chainrule.bridge._operands import as_operand, check_statics, hand_out
-from chainrule.bridge._options import Effects, Options, VmapMethod
-from chainrule.bridge._precision import warn_if_narrowed
-from chainrule.bridge._primitive import call_site, check_nans, not_exportable
+from chainrule.bridge._primitive import call_site, check_nans, hand_out, not_exportable
 from chainrule.bridge._site import find_site
 from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._tagged import open_target, sow_cotangents, sow_values
-from chainrule.bridge._target import Batching, Target
-from chainrule.bridge._types import ArrayType, dtype_to_send
+from chainrule.bridge._target import (
+    Batching,
+    CallableTarget,
+    Effects,
+    Options,
+    Target,
+    VmapMethod,
+    positional_arguments,
+)
+from chainrule.bridge._types import ArrayType, dtype_to_send, warn_if_narrowed
 from chainrule.harvest.internal import is_captured
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+"""Leaves that can hold no traced value."""
 
 
 def apply_component(
@@ -189,9 +197,9 @@ def _float_as_array(path: str, leaf: Any) -> Any:
 
 def _call(target: Target, inputs: Any, options: Options, *, inline: bool) -> Any:
     skeleton, leaves = take_inputs_apart(target, inputs, jnp.asarray, _is_traced)
-    check_statics(target, skeleton)
+    _check_statics(target, skeleton)
     pairs = zip(skeleton.paths, leaves, strict=True)
-    arrays = [as_operand(target, path, leaf) for path, leaf in pairs]
+    arrays = [_as_operand(target, path, leaf) for path, leaf in pairs]
     if not (any(map(_is_traced, arrays)) or is_staging()):
         return _call_now(target, skeleton, arrays)
     if inline and target.jax_function is not None:
@@ -203,7 +211,7 @@ def _call(target: Target, inputs: Any, options: Options, *, inline: bool) -> Any
         raise not_exportable(target)
     types = [ArrayType(array.shape, array.dtype) for array in arrays]
     site = find_site(target, options, skeleton, types, jax.dtypes.canonicalize_dtype)
-    warn_if_narrowed(target, {p.path: p.wire_dtype or p.type.dtype for p in site.outputs})
+    warn_if_narrowed(target.name, {p.path: p.wire_dtype or p.type.dtype for p in site.outputs})
     return site.output_skeleton.build(call_site(site, arrays))
 
 
@@ -217,7 +225,8 @@ def _call_now(target: Target, skeleton: Skeleton, operands: list[jax.Array]) -> 
     output_skeleton, results = take_apart(outputs, lambda path, leaf: is_arraylike(leaf))
     check_nans(target, output_skeleton.paths, results)
     warn_if_narrowed(
-        target, {p: np.dtype(r.dtype) for p, r in zip(output_skeleton.paths, results, strict=True)}
+        target.name,
+        {p: np.dtype(r.dtype) for p, r in zip(output_skeleton.paths, results, strict=True)},
     )
     # JAX may look at the memory later, or always, and a component may return the same buffer every time.
     return output_skeleton.build(hand_out([np.array(result) for result in results], operands))
@@ -225,3 +234,66 @@ def _call_now(target: Target, skeleton: Skeleton, operands: list[jax.Array]) -> 
 
 def _is_traced(leaf: Any) -> bool:
     return isinstance(leaf, jax.core.Tracer)
+
+
+def _as_operand(target: Target, path: str, leaf: Any) -> jax.Array:
+    """An array of any framework as one of JAX.
+
+    Raises:
+        InputError: it has a dtype that JAX or NumPy does not have.
+    """
+    try:
+        array = jnp.asarray(leaf)
+    except TypeError as error:
+        raise InputError(
+            f"`{path}` of {target.name} is an array of {leaf.dtype}, which JAX does not have. Pass "
+            "numbers, or text and objects outside of arrays.",
+            code="not_an_array",
+            path=path,
+        ) from error
+    if not isinstance(array.dtype, np.dtype):
+        raise InputError(
+            f"`{path}` of {target.name} is an array of {array.dtype}, which only JAX has. Pass the numbers "
+            "behind random keys: `jax.random.key_data(key)`.",
+            code="not_an_array",
+            path=path,
+        )
+    if _is_wrapped(leaf, array):
+        raise InputError(
+            f"`{path}` of {target.name} has integers that do not fit into the 32 bits that JAX holds. Call "
+            '`jax.config.update("jax_enable_x64", True)` at the start of your program.',
+            code="array_value_out_of_range",
+            path=path,
+        )
+    return array
+
+
+def _is_wrapped(leaf: Any, array: Any) -> bool:
+    """Whether integers became others because JAX is configured to hold 32 bits."""
+    if not isinstance(leaf, (np.ndarray, np.generic)) or leaf.dtype == array.dtype:
+        return False
+    return leaf.dtype.kind in "iu" and not np.array_equal(leaf.astype(array.dtype), leaf)
+
+
+def _check_statics(target: Target, skeleton: Skeleton) -> None:
+    """Check that no traced value is hidden in an object that nobody looks into.
+
+    Raises:
+        InputError: one is.
+    """
+    for path, leaf in skeleton.statics:
+        if not isinstance(leaf, _PLAIN) and _hides_tracer(leaf):
+            raise InputError(
+                f"`{path}` of {target.name} is a {type(leaf).__name__} with traced values in it. Pass them "
+                "in dictionaries, lists, tuples or models of pydantic (in dataclasses only where a schema "
+                "declares arrays in their fields): inside of other objects they are not found.",
+                code="hidden_tracer",
+                path=path,
+            )
+
+
+def _hides_tracer(leaf: Any) -> bool:
+    parts = jax.tree.leaves(leaf)
+    if len(parts) == 1 and parts[0] is leaf:  # an object of a class that JAX does not know
+        parts = list(getattr(leaf, "__dict__", {}).values())
+    return any(isinstance(part, jax.core.Tracer) for part in parts)

@@ -1,11 +1,17 @@
-"""Components as targets: ours in this process, ours over HTTP, and real Tesseracts, by what they offer."""
+"""Components as targets: ours in this process, ours over HTTP, and real Tesseracts, by what they offer.
+
+A tree alone does not say whether `a` in `params.a` is a field or a key. A schema does, by the pattern
+`params.{}`, and endpoints then expect `params.{a}`: `Patterns` finds the pattern of a path and its spelling.
+Arrays that the caller left out have their shapes from the schema and their values from its defaults
+(`with_defaults`).
+"""
 
 from __future__ import annotations
 
 import copy
 import re
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -14,13 +20,13 @@ from pydantic_core import PydanticCustomError
 
 from chainrule._errors import ComponentError, DefinitionError
 from chainrule._lru_cache import LRUCache
-from chainrule.bridge._defaults import with_defaults
-from chainrule.bridge._patterns import Patterns, array_patterns_of_document, fields_of_document
+from chainrule._paths import Key, join_path, split_path
 from chainrule.bridge._skeleton import take_apart
-from chainrule.bridge._target import HESSIAN_VECTOR_PRODUCT, Target
+from chainrule.bridge._target import Target
 from chainrule.bridge._types import ArrayType, fit_type, read_types
 from chainrule.runtime import LocalComponent
 from chainrule.runtime.internal import (
+    BATCHED,
     DerivativeKind,
     DimensionTable,
     array_leaves,
@@ -28,6 +34,7 @@ from chainrule.runtime.internal import (
     numpy_dtype,
     own_copy,
     to_plain,
+    unwrap,
 )
 
 _REMOTE_CONCURRENCY = 32
@@ -36,6 +43,15 @@ _INDEX = re.compile(r"\[\d+\]")
 
 class ComponentTarget(Target):
     """A component behind the methods that all of them share: `apply`, `jacobian`, …, `abstract_eval`."""
+
+    abstract_advice = (
+        "Two ways out. Give every array of the outputs its shape in the schema, in numbers or in names of "
+        'dimensions that the inputs have: `y: Array[("n",), Float64]` in the OutputSchema, where the '
+        'InputSchema has `x: Array[("n",), Float64]`. Or write the endpoint, for example `def '
+        'abstract_eval(abstract_inputs): return {"y": abstract_inputs.x}`, which says that `y` has the shape '
+        "and dtype of `x`. Without changing the component: `infer_by_evaluation=True` allows one real "
+        "evaluation per signature."
+    )
 
     def __init__(self, component: Any) -> None:
         self._component = component
@@ -96,31 +112,11 @@ class ComponentTarget(Target):
         inputs: Any,
         input_paths: Sequence[str],
         output_paths: Sequence[str],
-        vector: Mapping[str, np.ndarray] | None,
+        vectors: Sequence[Mapping[str, np.ndarray]] = (),
+        *,
+        batched: bool = False,
     ) -> Mapping[str, Any]:
         """Ask a derivative endpoint, in the schema's spelling of the paths."""
-        return self._ask(kind, inputs, input_paths, output_paths, vector)
-
-    def batched_product(
-        self,
-        kind: DerivativeKind,
-        inputs: Any,
-        input_paths: Sequence[str],
-        output_paths: Sequence[str],
-        vectors: Mapping[str, np.ndarray],
-    ) -> Mapping[str, Any]:
-        """The same for a batch of vectors, in one request."""
-        return self._ask(kind, inputs, input_paths, output_paths, vectors, batched=True)
-
-    def _ask(
-        self,
-        kind: DerivativeKind,
-        inputs: Any,
-        input_paths: Sequence[str],
-        output_paths: Sequence[str],
-        vector: Mapping[str, np.ndarray] | None,
-        **options: bool,
-    ) -> Mapping[str, Any]:
         spelled = {
             "inputs": {path: self._inputs.spell(path) for path in input_paths},
             "outputs": {path: self._outputs.spell(path) for path in output_paths},
@@ -130,12 +126,12 @@ class ComponentTarget(Target):
             kind.inputs_argument: list(spelled["inputs"].values()),
             kind.outputs_argument: list(spelled["outputs"].values()),
         }
-        if kind.vector is not None:
-            assert vector is not None
-            assert kind.vector_over is not None
-            names = spelled[kind.vector_over]
-            arguments[kind.vector] = {names[path]: value for path, value in vector.items()}
-        answer = self._ask_endpoint(kind.endpoint, **arguments, **options)
+        for vector, values in zip(kind.vectors, vectors, strict=True):
+            names = spelled[vector.over]
+            arguments[vector.name] = {names[path]: value for path, value in values.items()}
+        if batched:
+            arguments[BATCHED] = True
+        answer = self._ask_endpoint(kind.endpoint, **arguments)
         return _rename(answer, [spelled[side] for side in kind.result_over])
 
     def _ask_endpoint(self, name: str, **arguments: Any) -> Any:
@@ -147,26 +143,6 @@ class ComponentTarget(Target):
         ):  # a peer's component in this process, which may get our arrays as they are
             arguments = own_copy(arguments)
         return getattr(self._component, name)(**arguments)
-
-    def hessian_vector_product(
-        self,
-        inputs: Any,
-        input_paths: Sequence[str],
-        output_paths: Sequence[str],
-        cotangents: Mapping[str, np.ndarray],
-        tangents: Mapping[str, np.ndarray],
-    ) -> Mapping[str, np.ndarray]:
-        """Ask the second-derivative endpoint."""
-        names = {path: self._inputs.spell(path) for path in input_paths}
-        answer = self._ask_endpoint(
-            HESSIAN_VECTOR_PRODUCT,
-            inputs=inputs,
-            hvp_inputs=list(names.values()),
-            hvp_outputs=[self._outputs.spell(path) for path in output_paths],
-            cotangent_vector={self._outputs.spell(p): v for p, v in cotangents.items()},
-            tangent_vector={names[p]: v for p, v in tangents.items()},
-        )
-        return _rename(answer, [names])
 
     def tagged(
         self,
@@ -198,7 +174,7 @@ class ComponentTarget(Target):
     def with_tracers(self) -> Target:
         """The same component behind the functions of its author themselves."""
         # Imported here because it imports JAX, which torch does without.
-        from chainrule.bridge._traceable import TraceableEndpoints
+        from chainrule.bridge._inline import TraceableEndpoints
 
         twin = copy.copy(self)
         twin._component = endpoints = TraceableEndpoints(self._component)
@@ -335,3 +311,130 @@ def _rename(answer: Any, levels: Sequence[Mapping[str, str]]) -> Any:
         return answer
     names, *inner = levels
     return {path: _rename(answer[name], inner) for path, name in names.items()}
+
+
+def with_defaults(completed: Any, given: Any, model: Any) -> Any:
+    """Completed inputs, with the author's defaults as arrays where the caller gave nothing.
+
+    Args:
+        completed: what the schema makes of the inputs, arrays as types.
+        given: the inputs as they came.
+        model: the author's model of them. Below lists, dicts and unions nobody looks for defaults: types
+            that stay say so.
+    """
+    fields = getattr(unwrap(model), "model_fields", None)
+    if not isinstance(completed, Mapping) or not isinstance(given, Mapping) or not fields:
+        return completed
+    filled = {}
+    for name, value in completed.items():
+        if name not in fields:
+            filled[name] = value
+        elif name in given:
+            filled[name] = with_defaults(value, given[name], fields[name].annotation)
+        else:
+            default = fields[name].get_default(call_default_factory=True)
+            filled[name] = _as_arrays(value, to_plain(default))
+    return filled
+
+
+def _as_arrays(completed: Any, default: Any) -> Any:
+    if isinstance(completed, ArrayType):
+        return np.broadcast_to(np.asarray(default, completed.dtype), completed.shape)
+    if isinstance(completed, Mapping) and isinstance(default, Mapping):
+        return {name: _as_arrays(value, default.get(name)) for name, value in completed.items()}
+    if isinstance(completed, list) and isinstance(default, (list, tuple)):
+        return [_as_arrays(*pair) for pair in zip(completed, default, strict=True)]
+    return completed
+
+
+class Patterns:
+    """A set of path patterns with a value for each."""
+
+    def __init__(self, declared: Mapping[str, Any]) -> None:
+        self._declared = [(pattern.split("."), value) for pattern, value in declared.items()]
+        self._known: dict[str, tuple[str, Any] | None] = {}
+
+    def find(self, path: str) -> tuple[str, Any] | None:
+        """The schema's spelling of a path and the value of its pattern; `None` if no pattern fits."""
+        if path not in self._known:
+            self._known[path] = self._search(path)
+        return self._known[path]
+
+    def __contains__(self, path: str) -> bool:
+        return self.find(path) is not None
+
+    def has_below(self, path: str, names: Collection[str | int]) -> bool:
+        """Whether a pattern is one of these names below a path, or goes on from there."""
+        segments = split_path(path)
+        depth = len(segments)
+        return any(
+            len(parts) > depth
+            and all(map(_fits, segments, parts))
+            and any(_fits(name, parts[depth]) for name in names)
+            for parts, _ in self._declared
+        )
+
+    def spell(self, path: str) -> str:
+        """A path as the schema spells it."""
+        found = self.find(path)
+        return path if found is None else found[0]
+
+    def _search(self, path: str) -> tuple[str, Any] | None:
+        segments = split_path(path)
+        for parts, value in self._declared:
+            if len(parts) == len(segments) and all(map(_fits, segments, parts)):
+                spelled = (
+                    Key(s) if part == "{}" else s for s, part in zip(segments, parts, strict=True)
+                )
+                return join_path(*spelled), value
+        return None
+
+
+def _fits(segment: str | int, part: str) -> bool:
+    if isinstance(segment, int):
+        return part in ("[]", f"[{segment}]")
+    return part in ("{}", segment)
+
+
+def array_patterns_of_document(document: Mapping[str, Any], model: str) -> dict[str, None]:
+    """The patterns of all arrays in one model of an OpenAPI document."""
+    schemas = document["components"]["schemas"]
+    if model not in schemas:
+        return {}
+    return dict.fromkeys(_walk(schemas[model], "", schemas, frozenset()))
+
+
+def fields_of_document(document: Mapping[str, Any], model: str) -> Collection[str] | None:
+    """The fields of one model of an OpenAPI document; `None` if it takes others, or does not say."""
+    schema = document["components"]["schemas"].get(model, {})
+    if schema.get("additionalProperties") is not False:
+        return None
+    return schema.get("properties", {}).keys()
+
+
+def _walk(
+    schema: Mapping[str, Any], prefix: str, schemas: Mapping[str, Any], parents: frozenset[str]
+) -> Iterator[str]:
+    reference = schema.get("$ref")
+    if reference is not None:
+        name = reference.rpartition("/")[2]
+        if name not in parents:  # a recursive model ends where it begins again
+            yield from _walk(schemas[name], prefix, schemas, parents | {name})
+        return
+    properties = schema.get("properties", {})
+    if properties.get("object_type", {}).get("const") == "array":
+        yield prefix
+        return
+    for name, part in properties.items():
+        yield from _walk(part, _join(prefix, name), schemas, parents)
+    for number, part in enumerate(schema.get("prefixItems", ())):
+        yield from _walk(part, _join(prefix, f"[{number}]"), schemas, parents)
+    for key, segment in (("items", "[]"), ("additionalProperties", "{}")):
+        if isinstance(schema.get(key), Mapping):
+            yield from _walk(schema[key], _join(prefix, segment), schemas, parents)
+    for part in (*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())):
+        yield from _walk(part, prefix, schemas, parents)
+
+
+def _join(prefix: str, segment: str) -> str:
+    return f"{prefix}.{segment}" if prefix else segment

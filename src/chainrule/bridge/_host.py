@@ -7,90 +7,25 @@ again.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
+from chainrule._errors import ComponentError
+from chainrule._lru_cache import LRUCache
 from chainrule.bridge._failures import report_failure
-from chainrule.bridge._native_batching import BY_DECLARATION, check_first_example
-from chainrule.bridge._requests import Request
+from chainrule.bridge._requests import Call, Request
 from chainrule.bridge._routes import answer, answer_batch, takes_batch
 from chainrule.bridge._site import Site
-from chainrule.bridge._types import ArrayType
+from chainrule.bridge._target import DECLARED
 
 # Vectors and results of one request for a batch; what is larger goes in several.
 _BATCH_BYTES = 1 << 26
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Batch axes that the host loops over, outermost first.
-
-    Attributes:
-        sizes: one per axis.
-        mapped: for every operand, which of these axes it has; those it has are in front, in order.
-    """
-
-    sizes: tuple[int, ...]
-    mapped: tuple[tuple[bool, ...], ...]
-
-    @classmethod
-    def none(cls, operand_count: int) -> Batch:
-        """No batch."""
-        return cls((), ((),) * operand_count)
-
-    def select(self, operands: Sequence[np.ndarray], index: tuple[int, ...]) -> list[np.ndarray]:
-        """One example."""
-        return [
-            operand[tuple(i for i, has in zip(index, mapped, strict=True) if has)]
-            for operand, mapped in zip(operands, self.mapped, strict=True)
-        ]
-
-    def flatten(self, operand: np.ndarray, mapped: tuple[bool, ...]) -> np.ndarray:
-        """An operand with one batch axis for all, repeated along those that it does not have."""
-        shape = operand.shape[sum(mapped) :]
-        ones = (n if has else 1 for n, has in zip(self.sizes, mapped, strict=True))
-        full = np.broadcast_to(operand.reshape(*ones, *shape), (*self.sizes, *shape))
-        return full.reshape(math.prod(self.sizes), *shape)
-
-    def with_outer(self, size: int, mapped: Sequence[bool]) -> Batch:
-        """The batch with one more axis around it."""
-        pairs = zip(mapped, self.mapped, strict=True)
-        return Batch((size, *self.sizes), tuple((outer, *inner) for outer, inner in pairs))
-
-
-@dataclass(frozen=True, repr=False)
-class Call:
-    """All that one equation says: which request, at which site, over which batch."""
-
-    site: Site
-    request: Request
-    batch: Batch
-
-    def __repr__(self) -> str:
-        batch = f", batch {list(self.batch.sizes)}" if self.batch.sizes else ""
-        return f"{self.request.name} of {self.site.target.name}{batch}"
-
-    @property
-    def operand_types(self) -> tuple[ArrayType, ...]:
-        """The types of the operands, batch axes included."""
-        spaces = (types for slot in self.request.slots for types in slot.types(self.site))
-        types = (*(port.type for port in self.site.inputs), *spaces)
-        sizes = self.batch.sizes
-        return tuple(
-            type_.with_leading(*(size for size, has in zip(sizes, axes, strict=True) if has))
-            for type_, axes in zip(types, self.batch.mapped, strict=True)
-        )
-
-    @property
-    def result_types(self) -> tuple[ArrayType, ...]:
-        """The types of the results, batch axes included."""
-        types = self.request.result_types(self.site)
-        return tuple(type_.with_leading(*self.batch.sizes) for type_ in types)
 
 
 def compute(call: Call, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
@@ -98,7 +33,7 @@ def compute(call: Call, operands: Sequence[np.ndarray], results: Sequence[np.nda
     if not call.batch.sizes:
         _store(answer(call.site, call.request, operands), results)
         if call.site.example is not None and call.site.options.spot_check:
-            check_first_example(call.site, call.request, operands, results)
+            _check_first_example(call.site, call.request, operands, results)
         return
     if _only_vectors_vary(call) and takes_batch(call.site, call.request):
         _compute_at_once(call, operands, results)
@@ -117,9 +52,31 @@ def compute(call: Call, operands: Sequence[np.ndarray], results: Sequence[np.nda
     each_index(compute_one, list(np.ndindex(*call.batch.sizes)), _concurrency(call.site))
 
 
+def _check_first_example(
+    site: Site, request: Request, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]
+) -> None:
+    """Compare the first example of a native batch with a call of its own.
+
+    Raises:
+        ComponentError: they differ, so the component does not batch as was said.
+    """
+    assert site.example is not None
+    alone = answer(site.example, request, [operand[0] for operand in operands])
+    for port, one, many in zip(request.result.ports(site), alone, results, strict=True):
+        tolerance = 100 * float(np.sqrt(np.finfo(many.dtype).eps)) if many.dtype.kind in "fc" else 0
+        if not np.allclose(one, many[0], rtol=tolerance, atol=tolerance, equal_nan=True):
+            raise ComponentError(
+                f"`{request.name}` of {site.target.name} with a batch axis in front gives another result at "
+                f"`{port.path}` for the first example than without: it does not treat leading axes as "
+                'batch axes. Remove its `batching` declaration, or use `vmap_method="concurrent"`.',
+                code="batching_mismatch",
+                path=port.path,
+            )
+
+
 def _only_vectors_vary(call: Call) -> bool:
     """Whether a batch is many vectors at one point, in a call that may be made as one."""
-    if call.site.options.vmap_method not in BY_DECLARATION or 0 in call.batch.sizes:
+    if call.site.options.vmap_method not in DECLARED or 0 in call.batch.sizes:
         return False
     return not any(map(any, call.batch.mapped[: len(call.site.inputs)]))
 
@@ -209,3 +166,89 @@ def host_call(call: Call) -> HostCall:
     if found is None:
         found = known.setdefault(key, HostCall(call))
     return found
+
+
+# --- Calls of remote components, in two halves: see `chainrule._jaxpr._overlapping`.
+
+# A program that fails half-way never finishes what it has started, so only so much of it is kept.
+_MAX_STARTED = 4096
+_MAX_BYTES = 1 << 30
+
+
+class _Work(NamedTuple):
+    """A call that was started, and the size of what it keeps until it is finished."""
+
+    results: Future[list[np.ndarray]]
+    nbytes: int
+
+
+_tickets = itertools.count()
+_started: LRUCache[int, _Work] = LRUCache(
+    _MAX_STARTED, max_bytes=_MAX_BYTES, size_of=lambda work: work.nbytes
+)
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(32, thread_name_prefix="chainrule-overlap")
+
+
+class StartCall:
+    """Starts a call; its one result is the ticket.
+
+    It works on copies: after the start XLA may reuse the memory of the operands, although the finish takes
+    them, too (it may get them in other buffers).
+    """
+
+    def __init__(self, call: HostCall) -> None:
+        self._call = call
+        self.targets: dict[Any, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._call})"
+
+    def run(self, operands: list[np.ndarray], results: list[np.ndarray]) -> str | None:
+        """Never raises; returns an error's text."""
+        copies = [operand.copy() for operand in operands]
+        # What is too large for all to be kept is kept alone.
+        nbytes = min(_MAX_BYTES, sum(each.nbytes for each in copies))
+        ticket = next(_tickets) % 2**31
+        _started.put(ticket, _Work(_pool().submit(self._call.evaluate, copies), nbytes))
+        results[0][...] = ticket
+        return None
+
+
+class FinishCall:
+    """Waits for a started call and hands out its results; the last two operands are tickets."""
+
+    def __init__(self, call: HostCall) -> None:
+        self._call = call
+        self.targets: dict[Any, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._call})"
+
+    def run(self, operands: list[np.ndarray], results: list[np.ndarray]) -> str | None:
+        """Never raises; returns an error's text."""
+        operands.pop()  # the tickets of all calls of the round, which make XLA start these first
+        work = _started.pop(int(operands.pop()))
+        if work is None:  # so much was started since that it was forgotten
+            return self._call.run(operands, results)
+        try:
+            _store(work.results.result(), results)
+        except BaseException as error:
+            return report_failure(error, repr(self._call.call), operands, results)
+        return None
+
+
+class Pair(TypedDict):
+    """The two halves of a call."""
+
+    start: StartCall
+    finish: FinishCall
+
+
+def overlapping_pair(call: HostCall) -> Pair:
+    """The two halves of a call, the same ones every time."""
+    known = call.call.site.host_functions
+    return known.setdefault(("overlap", call), Pair(start=StartCall(call), finish=FinishCall(call)))

@@ -1,4 +1,4 @@
-"""What of the inputs is an operand and what is part of the program."""
+"""From a user's inputs to a call: what of them is an operand, and what is part of the program."""
 
 from __future__ import annotations
 
@@ -7,12 +7,50 @@ from collections.abc import Callable, Iterator, Sequence
 from numbers import Number
 from typing import Any
 
+import numpy as np
+
 from chainrule._errors import InputError
 from chainrule._paths import join_path
 from chainrule._trees import get_at_path, is_arraylike, iterate_leaves, set_at_path
+from chainrule.bridge._component_target import as_target
+from chainrule.bridge._requests import Call
+from chainrule.bridge._site import Canonicalize, find_site
 from chainrule.bridge._skeleton import Skeleton, take_apart
-from chainrule.bridge._target import Target
+from chainrule.bridge._target import Options, Target
+from chainrule.bridge._types import ArrayType, warn_if_narrowed
 from chainrule.runtime.internal import describe_array, describe_value
+
+
+@dataclasses.dataclass(frozen=True)
+class Framework:
+    """What the bridge has to know about the arrays of a framework other than JAX.
+
+    Attributes:
+        to_array: an array of the framework from a number, nested lists or an array of any framework.
+        dtype_of: the NumPy dtype of such an array; its path is for messages.
+        canonicalize: see `chainrule.bridge._site`.
+    """
+
+    to_array: Callable[[Any], Any]
+    dtype_of: Callable[[Any, str], np.dtype[Any]]
+    canonicalize: Canonicalize
+
+
+def prepare_call(
+    component: Any, inputs: Any, options: Options, framework: Framework
+) -> tuple[Call, list[Any], Skeleton]:
+    """The call of a component, its operands, and what builds the tree of outputs from its results."""
+    target = as_target(component)
+    skeleton, leaves = take_inputs_apart(target, inputs, framework.to_array)
+    operands = [framework.to_array(leaf) for leaf in leaves]
+    types = [
+        ArrayType(tuple(operand.shape), framework.dtype_of(operand, path))
+        for path, operand in zip(skeleton.paths, operands, strict=True)
+    ]
+    site = find_site(target, options, skeleton, types, framework.canonicalize)
+    if target.runs_jax:
+        warn_if_narrowed(target.name, {port.path: port.type.dtype for port in site.outputs})
+    return Call.apply(site), operands, site.output_skeleton
 
 
 def take_inputs_apart(
@@ -83,7 +121,7 @@ def _parts(record: Any) -> Iterator[dict[str, Any] | tuple[Any, ...]]:
 
 
 def _check_has_names(target: Target, inputs: Any) -> None:
-    """Refuse a bare value, which nobody can find a field in."""
+    """Refuse a bare value, in which there are no fields."""
     names = target.input_names
     is_bare = inputs is None or is_arraylike(inputs) or isinstance(inputs, (Sequence, Number))
     if names and is_bare:

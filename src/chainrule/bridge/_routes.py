@@ -1,11 +1,8 @@
-"""From a request to the endpoints: the first of several routes that the target has.
+"""From a request to the endpoints of a target, with NumPy, on the host.
 
-    jvp    the JVP endpoint, else the Jacobian times the tangent, else one VJP per output element
-    vjp    the VJP endpoint, else the Jacobian transposed times the cotangent, else one JVP per input element
-    hvp    the hessian_vector_product endpoint
-
-Here with NumPy, on the host; `_traced` contracts and transposes in JAX. Which route it will be is decided
-when a program is traced, so that a missing derivative is an error there, not in the middle of a run.
+`_requests.endpoint_for` says which endpoint answers a request. If it is the request's own, it is asked. If it
+is the Jacobian, that is multiplied. If it is the transposed product, one product per element is asked for.
+(`_inline` does the same in JAX, for calls that are traced into a program.)
 """
 
 from __future__ import annotations
@@ -15,17 +12,25 @@ from typing import Any
 
 import numpy as np
 
-from chainrule._errors import CapabilityError
-from chainrule.bridge._requests import Request, Space
+from chainrule.bridge._requests import Request, Space, endpoint_for
 from chainrule.bridge._site import Port, Site, check_result
-from chainrule.bridge._target import HESSIAN_VECTOR_PRODUCT
 from chainrule.bridge._types import ArrayType
 from chainrule.runtime import SparseArray
-from chainrule.runtime.internal import JACOBIAN, JVP, VJP, DerivativeKind, product_from_jacobian
+from chainrule.runtime.internal import (
+    HVP,
+    JACOBIAN,
+    JVP,
+    VJP,
+    DerivativeKind,
+    product_from_jacobian,
+)
 
-Vectors = Sequence[Sequence[np.ndarray]]
-Route = Callable[[Site, Request, Any, Vectors], Mapping[str, Any]]
-Routes = Mapping[str, tuple[tuple[str, Route], ...]]
+Slots = Sequence[Sequence[Any]]
+"""The vectors of each slot of a request."""
+Route = Callable[[Site, Request, Any, Slots], Mapping[str, Any]]
+"""Site, request, the tree of inputs and the vectors → the result's arrays by path."""
+
+_PRODUCTS: dict[str, DerivativeKind] = {"jvp": JVP, "vjp": VJP}
 
 
 def answer(site: Site, request: Request, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -33,11 +38,11 @@ def answer(site: Site, request: Request, operands: Sequence[np.ndarray]) -> list
     if not request.slots and request.columns is None:
         outputs = site.target.apply(site.build_inputs(operands))
         return _checked(site, request, site.outputs, site.output_skeleton.extract(outputs))
-    primals, vectors = split_operands(site, request, operands)
+    primals, slots = request.split(site, operands)
     inputs = site.build_inputs(primals)
     if request.columns is not None:
         return _jacobian(site, request, inputs)
-    by_path = find_route(site, request)(site, request, inputs, vectors)
+    by_path = _product(site, request, inputs, slots)
     ports = request.result.ports(site)
     return _checked(site, request, ports, [by_path[port.path] for port in ports])
 
@@ -52,12 +57,13 @@ def answer_batch(
     site: Site, request: Request, operands: Sequence[np.ndarray], size: int
 ) -> list[np.ndarray]:
     """The answer for vectors with a batch axis in front, and primals without, from one request."""
-    primals, (vectors,) = split_operands(site, request, operands)
-    by_path = site.target.batched_product(
+    primals, (vectors,) = request.split(site, operands)
+    by_path = site.target.derivative(
         _PRODUCTS[request.name],
         site.build_inputs(primals),
-        *_sides(site, request),
-        _by_path(site, request.slots[0], vectors),
+        *sides(site, request),
+        [by_wire_path(site, request.slots[0], vectors)],
+        batched=True,
     )
     return [
         check_result(by_path[port.path], port, port.type.with_leading(size), request, site.target)
@@ -74,125 +80,85 @@ def _checked(
     ]
 
 
-def check_possible(site: Site, request: Request) -> None:
-    """Raise when no route leads to an answer.
-
-    Raises:
-        CapabilityError: says which endpoint would help.
-    """
-    if request.slots:
-        find_route(site, request)
-
-
-def split_operands(
-    site: Site, request: Request, operands: Sequence[Any]
-) -> tuple[list[Any], list[list[Any]]]:
-    """The primals, and the vectors of each slot."""
-    rest = list(operands)
-    primals, rest = rest[: len(site.inputs)], rest[len(site.inputs) :]
-    vectors = []
-    for slot in request.slots:
-        count = len(slot.positions)
-        vectors.append(rest[:count])
-        rest = rest[count:]
-    return primals, vectors
-
-
-def find_route(site: Site, request: Request, routes: Routes | None = None) -> Route:
-    """The first route to an answer that the target has; on the host, where no others are given.
-
-    Raises:
-        CapabilityError: none; says which endpoint would help.
-    """
-    candidates = (routes or _ON_HOST).get(request.name, ())
-    for endpoint, route in candidates:
-        if endpoint in site.target.endpoints:
-            return route
-    raise _no_route(site, request, [endpoint for endpoint, _ in candidates])
-
-
-_ADVICE = {
-    "first": "Add one to the component (`jvp=` or `vjp=` to a callable), let it be made of differences "
-    '(`@component(derivatives="finite")`, with `Differentiable` on both sides), or wrap the call in '
-    "`jax.lax.stop_gradient`.",
-    "second": "Add it to the component (`hvp=` to a callable), or let it be made of differences (the setting "
-    "`derive_hvp`). A component written in JAX that runs in this process has derivatives of every order.",
-    "third": "A component written in JAX that runs in this process has derivatives of every order.",
-}
-
-
-def _no_route(site: Site, request: Request, endpoints: Sequence[str]) -> CapabilityError:
-    order = {1: "first", 2: "second"}.get(len(request.slots), "third")
-    needed = (
-        " or ".join(f"`{endpoint}`" for endpoint in endpoints) or "more than any endpoint gives"
-    )
-    return CapabilityError(
-        f"{site.target.name} cannot answer a {request.name}: that needs {needed}, and it offers "
-        f"{', '.join(sorted(site.target.endpoints))}. {_ADVICE[order]}",
-        code=f"no_{order}_derivative",
-    )
-
-
-def _by_path(site: Site, space: Space, vectors: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """Vectors in the dtype that the target expects at each path."""
+def by_wire_path(site: Site, space: Space, vectors: Sequence[Any]) -> dict[str, Any]:
+    """Vectors by path, in the dtype that the target expects there."""
     pairs = zip(space.ports(site), vectors, strict=True)
     return {port.path: port.to_wire(vector) for port, vector in pairs}
 
 
-def _sides(site: Site, request: Request) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def sides(site: Site, request: Request) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Input and output paths of a first-order request."""
     given, wanted = request.slots[0].paths(site), request.result.paths(site)
     return (wanted, given) if request.result.side == "inputs" else (given, wanted)
 
 
-def _ask(site: Site, request: Request, inputs: Any, vectors: Vectors) -> Mapping[str, Any]:
-    vector = _by_path(site, request.slots[0], vectors[0])
-    return site.target.derivative(_PRODUCTS[request.name], inputs, *_sides(site, request), vector)
+def find_route(site: Site, request: Request, *, contract: Route, transpose: Route) -> Route:
+    """How to come to the answer of a request with slots.
+
+    Args:
+        site: whose target is asked.
+        request: the request.
+        contract: a product from the Jacobian.
+        transpose: a product from products with the transpose, in the first slot.
+
+    Raises:
+        CapabilityError: the target has no endpoint that leads to an answer.
+    """
+    kind = endpoint_for(site, request)
+    if kind is JACOBIAN:
+        return contract
+    if kind is _PRODUCTS.get(request.name):
+        return _ask
+    return _hessian_vector_product if request.name == "hvp" else transpose
+
+
+def _product(site: Site, request: Request, inputs: Any, slots: Slots) -> Mapping[str, Any]:
+    route = find_route(site, request, contract=_contract_jacobian, transpose=_transpose_by_basis)
+    return route(site, request, inputs, slots)
+
+
+def _ask(site: Site, request: Request, inputs: Any, slots: Slots) -> Mapping[str, Any]:
+    vector = by_wire_path(site, request.slots[0], slots[0])
+    return site.target.derivative(_PRODUCTS[request.name], inputs, *sides(site, request), [vector])
 
 
 def _contract_jacobian(
-    site: Site, request: Request, inputs: Any, vectors: Vectors
+    site: Site, request: Request, inputs: Any, slots: Slots
 ) -> Mapping[str, Any]:
     def jacobian(_: Any, input_paths: Any, output_paths: Any) -> Mapping[str, Any]:
         paths = sorted(input_paths), sorted(output_paths)
-        return site.target.derivative(JACOBIAN, inputs, *paths, None)
+        return site.target.derivative(JACOBIAN, inputs, *paths)
 
-    vector = _by_path(site, request.slots[0], vectors[0])
-    return product_from_jacobian(
-        _PRODUCTS[request.name], jacobian, inputs, *_sides(site, request), vector
-    )
+    vector = by_wire_path(site, request.slots[0], slots[0])
+    kind = _PRODUCTS[request.name]
+    return product_from_jacobian(kind, jacobian, inputs, *sides(site, request), vector)
 
 
 def _transpose_by_basis(
-    site: Site, request: Request, inputs: Any, vectors: Vectors
+    site: Site, request: Request, inputs: Any, slots: Slots
 ) -> Mapping[str, Any]:
-    """A product with A from products with Aᵀ: entry i of A v is Re⟨Aᵀ eᵢ, v⟩."""
-    flipped = request.transposed(0, request.result)
-    route = find_route(site, flipped)
-    along = _by_path(site, request.slots[0], vectors[0])
+    """A product with A from products with Aᵀ: entry i of A v is Re⟨eᵢ, A v⟩ = Re⟨Aᵀ eᵢ, v⟩."""
+    flipped = request.transposed()
+    along = by_wire_path(site, request.slots[0], slots[0])
 
     def entry(unit: list[np.ndarray]) -> Any:
-        return _pairing(route(site, flipped, inputs, [unit, *vectors[1:]]), along)
+        return _pairing(_product(site, flipped, inputs, [unit, *slots[1:]]), along)
 
     return _entries(site, request.result, entry)
 
 
 def _hessian_vector_product(
-    site: Site, request: Request, inputs: Any, vectors: Vectors
+    site: Site, request: Request, inputs: Any, slots: Slots
 ) -> Mapping[str, Any]:
     cotangent_space, tangent_space = request.slots
-    tangents = _by_path(site, tangent_space, vectors[1])
+    tangents = by_wire_path(site, tangent_space, slots[1])
     # The endpoint differentiates along the inputs it returns: those that stand still move by zero.
     still = Space("inputs", tuple(set(request.result.positions) - set(tangent_space.positions)))
     zeros = [np.zeros(type_.shape, type_.dtype) for type_ in still.types(site)]
-    tangents |= _by_path(site, still, zeros)
-    return site.target.hessian_vector_product(
-        inputs,
-        sorted(tangents),
-        cotangent_space.paths(site),
-        _by_path(site, cotangent_space, vectors[0]),
-        tangents,
-    )
+    tangents |= by_wire_path(site, still, zeros)
+    cotangents = by_wire_path(site, cotangent_space, slots[0])
+    paths = sorted(tangents), cotangent_space.paths(site)
+    return site.target.derivative(HVP, inputs, *paths, [cotangents, tangents])
 
 
 def _entries(
@@ -200,8 +166,8 @@ def _entries(
 ) -> dict[str, np.ndarray]:
     """Arrays over a space, one scalar at a time from the unit vectors that select it.
 
-    A complex number has two: a derivative need not be linear over the complex numbers. 1 selects its real
-    part in the pairing Re(u z), and -i the imaginary one.
+    A complex number has two: a derivative need not be linear over the complex numbers. In the pairing
+    Re(u z), u = 1 selects the real part of z, and u = -i the imaginary one: Re(-i (a + i b)) = b.
     """
     units = [np.zeros(type_.shape, type_.dtype) for type_ in space.types(site)]
     found = {}
@@ -228,7 +194,7 @@ def _jacobian(site: Site, request: Request, inputs: Any) -> list[np.ndarray]:
     assert request.columns is not None
     rows, columns = request.result.ports(site), request.columns.ports(site)
     paths = request.columns.paths(site), request.result.paths(site)
-    blocks = site.target.derivative(JACOBIAN, inputs, *paths, None)
+    blocks = site.target.derivative(JACOBIAN, inputs, *paths)
     return [
         check_result(
             _dense(blocks[row.path][column.path]),
@@ -244,24 +210,3 @@ def _jacobian(site: Site, request: Request, inputs: Any) -> list[np.ndarray]:
 
 def _dense(block: Any) -> Any:
     return block.todense() if isinstance(block, SparseArray) else block
-
-
-_PRODUCTS: dict[str, DerivativeKind] = {"jvp": JVP, "vjp": VJP}
-
-
-def routes_to(contract: Route, transpose: Route) -> Routes:
-    """The routes to every product, best first, each with the endpoint that it needs.
-
-    Args:
-        contract: a product from the Jacobian.
-        transpose: a product from products with the transpose, in the first slot.
-    """
-    return {
-        "jvp": ((JVP.endpoint, _ask), (JACOBIAN.endpoint, contract), (VJP.endpoint, transpose)),
-        "vjp": ((VJP.endpoint, _ask), (JACOBIAN.endpoint, contract), (JVP.endpoint, transpose)),
-        "hvp": ((HESSIAN_VECTOR_PRODUCT, _hessian_vector_product),),
-        "second_jvp": ((HESSIAN_VECTOR_PRODUCT, transpose),),
-    }
-
-
-_ON_HOST = routes_to(_contract_jacobian, _transpose_by_basis)

@@ -11,18 +11,17 @@ in use), so that equal calls are equal equations, which XLA merges.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from chainrule._errors import CapabilityError, ComponentError, InputError
+from chainrule._errors import CapabilityError, ChainruleError, ComponentError, InputError
 from chainrule._lru_cache import LRUCache
-from chainrule.bridge._options import Options
 from chainrule.bridge._skeleton import Skeleton, take_apart
-from chainrule.bridge._target import Target
-from chainrule.bridge._types import ArrayType, as_array_type, dtype_to_send, is_inexact
+from chainrule.bridge._target import Options, Target
+from chainrule.bridge._types import ArrayType, dtype_to_send, is_inexact, types_of
 
 Canonicalize = Callable[[np.dtype[Any]], np.dtype[Any]]
 """The dtype in which a framework holds arrays of some dtype (JAX without x64 has no float64)."""
@@ -122,6 +121,40 @@ def make_site(
     return Site(target, options, skeleton, output_skeleton, inputs, outputs, canonicalize)
 
 
+def batched_site(site: Site, size: int, leading: Sequence[int]) -> Site | None:
+    """The site with `leading[i]` in front of input `i`; `None` if the target cannot be called so.
+
+    A schema that fixes ranks, or outputs that do not all gain the axis, mean that it cannot.
+    """
+    key = (size, *leading)
+    if key not in site.batched:
+        site.batched[key] = _make_batched(site, size, leading)
+    return site.batched[key]
+
+
+def broadcast_site(site: Site) -> Site:
+    """The site in which every input has the whole batch in front, also those with a 1 there.
+
+    Derivatives are asked of it: an endpoint that treats leading axes as batch axes does not sum over them.
+    """
+    if site.example is None or not site.outputs:
+        return site
+    inner = broadcast_site(site.example)
+    size = site.outputs[0].type.shape[0]
+    return batched_site(inner, size, [size] * len(site.inputs)) or site
+
+
+def _make_batched(site: Site, size: int, leading: Sequence[int]) -> Site | None:
+    ports = zip(site.inputs, leading, strict=True)
+    types = [port.type.with_leading(lead) for port, lead in ports]
+    try:
+        found = make_site(site.target, site.options, site.input_skeleton, types, site.canonicalize)
+    except ChainruleError:
+        return None
+    expected = [port.type.with_leading(size) for port in site.outputs]
+    return replace(found, example=site) if [p.type for p in found.outputs] == expected else None
+
+
 def _check_distinct(target: Target, side: str, skeleton: Skeleton) -> None:
     """Check that no two arrays have one path, by which derivatives name them: keys are texts there."""
     for path in skeleton.paths if len(set(skeleton.paths)) < len(skeleton.paths) else ():
@@ -165,17 +198,9 @@ def _evaluate_abstractly(
     listed = ", ".join(f"`{p}` {t}" for p, t in zip(skeleton.paths, types, strict=True))
     raise CapabilityError(
         f"{target.name} has no `abstract_eval`, so the shapes of its outputs for {listed} are not known "
-        "before it runs, and a transformation has to know them. Add `abstract_eval` to the component "
-        "(`abstract=` to a callable), or allow one real evaluation with `infer_by_evaluation=True` "
-        '(`abstract="evaluate"` of a callable).',
+        f"before it runs, and a transformation has to know them. {target.abstract_advice}",
         code="no_abstract_eval",
     )
-
-
-def types_of(outputs: Any) -> Any:
-    """A tree with the type of every array in the place of the array."""
-    skeleton, arrays = take_apart(outputs, lambda path, leaf: as_array_type(leaf) is not None)
-    return skeleton.build([as_array_type(array) for array in arrays])
 
 
 def check_result(

@@ -1,4 +1,9 @@
-"""Trees with holes: take the arrays out of nested data and put others in, cheaply."""
+"""Nested data with holes: take leaves out by their paths and put others in.
+
+This is not `chainrule._partition`, which takes JAX's trees apart. What a component takes and returns is
+nested data in the sense of `chainrule._trees`: models and any mapping are containers, keys keep their
+order, `None` is a leaf, and a schema speaks of leaves by their paths.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from chainrule._partition import Static
 from chainrule._paths import join_path, split_path
 from chainrule._trees import get_at_path, iterate_leaves
 
@@ -31,7 +37,7 @@ class Skeleton:
 
     def signature(self, *facts: Any) -> Hashable | None:
         """A key for everything but the values in the holes, and further facts; `None` if not hashable."""
-        statics = tuple((path, type(leaf), _identity(leaf)) for path, leaf in self.statics)
+        statics = tuple((path, Static(leaf)) for path, leaf in self.statics)
         key = (
             self.outline,
             self.paths,
@@ -47,11 +53,6 @@ class Skeleton:
     def extract(self, tree: Any) -> list[Any]:
         """The values at the holes of another tree of this shape."""
         return [_follow(tree, path) for path in self.paths]
-
-
-def _identity(leaf: Any) -> Any:
-    """Something equal for equal leaves only: 0.0 and -0.0 are equal numbers, and NaN is not even itself."""
-    return repr(leaf) if isinstance(leaf, (float, complex)) else leaf
 
 
 def take_apart(tree: Any, is_hole: Callable[[str, Any], bool]) -> tuple[Skeleton, list[Any]]:

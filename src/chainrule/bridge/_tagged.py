@@ -117,14 +117,16 @@ class OpenedTarget(Target):
         inputs: Any,
         input_paths: Sequence[str],
         output_paths: Sequence[str],
-        vector: Mapping[str, np.ndarray] | None,
+        vectors: Sequence[Mapping[str, np.ndarray]] = (),
+        *,
+        batched: bool = False,
     ) -> Mapping[str, Any]:
         """The component's derivative, and that of the tagged values.
 
         Tangents of probes and cotangents of tagged values are not looked at: they are zero, since nothing
         but `sow` gets to see either.
         """
-        assert vector is not None
+        (vector,) = vectors
         given = inputs[_INPUTS]
         sides = (_INPUTS, _OUTPUTS) if kind is JVP else (_OUTPUTS, _INPUTS)
         inner = {_inner(path): v for path, v in vector.items() if path.startswith(sides[0])}
@@ -134,7 +136,7 @@ class OpenedTarget(Target):
         if inner and wanted:
             sources, results = list(inner), [_inner(path) for path in wanted]
             paths = (sources, results) if kind is JVP else (results, sources)
-            found = self.component.derivative(kind, given, *paths, inner)
+            found = self.component.derivative(kind, given, *paths, [inner])
             answer |= {path: found[_inner(path)] for path in wanted}
         answer |= self._tagged_derivative(kind, given, inner)
         return {path: answer[path] for path in asked}

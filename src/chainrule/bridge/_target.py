@@ -1,30 +1,35 @@
-"""The one interface between JAX (or torch) and a thing with endpoints.
+"""The one interface between a framework (JAX, torch) and something with endpoints; bare callables behind it.
 
-The rest of the bridge speaks only to a `Target`. There are two kinds: components of any origin
-(`_component_target.py`) and bare callables (`_callable.py`). A target works on plain trees of NumPy arrays
-and knows nothing of tracers, batches or cotangent bookkeeping.
+The rest of the bridge speaks only to a `Target`. There are three kinds: components of any origin
+(`_component_target`), components with their tagged values (`_tagged`), and Python callables (NumPy, SciPy, C
+behind `ctypes`, a subprocess), which are here. A target works on plain trees of NumPy arrays and knows
+nothing of tracers, batches or cotangent bookkeeping. `Options` is what the caller decides about its calls.
 
-The arrays that a target gets may be the memory of XLA or of the caller, and are valid during the call only. A
-target hands copies of them to the author's code, or encodes them for another process before it returns. The
-arrays that it returns may be the author's: they are copied before the target is called again.
+Memory: the arrays that a target gets may be the memory of XLA or of the caller, and are valid during the call
+only. A target hands copies of them to the author's code, or encodes them for another process before it
+returns. The arrays that it returns may be the author's: the caller copies them before the next call.
 """
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
+from chainrule._errors import ComponentError, DefinitionError, InputError
 from chainrule._lru_cache import LRUCache
-from chainrule.bridge._types import ArrayType
-from chainrule.runtime.internal import DerivativeKind, DimensionTable
+from chainrule._trees import flatten_with_paths, map_with_paths
+from chainrule.bridge._skeleton import take_apart
+from chainrule.bridge._types import ArrayType, as_array_type, read_types, types_of
+from chainrule.runtime.internal import HVP, JVP, VJP, DerivativeKind, DimensionTable, own_copy
 
 Batching = Literal["elementwise", "leading"]
-HESSIAN_VECTOR_PRODUCT = "hessian_vector_product"
 _SIGNATURES_REMEMBERED = 512
 
 
@@ -43,6 +48,7 @@ class Target(ABC):
         jax_function: the same function, traceable by JAX, or `None`.
         jax_derivatives: whether its derivatives by JAX are those of the endpoints.
         runs_jax: whether a call runs JAX in this process, which a host call must not do.
+        abstract_advice: how to let the shapes of its outputs be known.
     """
 
     name: str
@@ -54,6 +60,7 @@ class Target(ABC):
     jax_function: Callable[[Any], Any] | None = None
     jax_derivatives: bool = True
     runs_jax: bool = False
+    abstract_advice: str = ""
 
     @cached_property
     def _memories(self) -> defaultdict[str, LRUCache[Hashable, Any]]:
@@ -78,31 +85,24 @@ class Target(ABC):
         inputs: Any,
         input_paths: Sequence[str],
         output_paths: Sequence[str],
-        vector: Mapping[str, np.ndarray] | None,
+        vectors: Sequence[Mapping[str, np.ndarray]] = (),
+        *,
+        batched: bool = False,
     ) -> Mapping[str, Any]:
-        """Ask a first-order derivative endpoint."""
+        """Ask a derivative endpoint.
 
-    def batched_product(
-        self,
-        kind: DerivativeKind,
-        inputs: Any,
-        input_paths: Sequence[str],
-        output_paths: Sequence[str],
-        vectors: Mapping[str, np.ndarray],
-    ) -> Mapping[str, Any]:
-        """Ask a product endpoint for a batch of vectors; asked only if in `batched_endpoints`."""
-        raise NotImplementedError
+        Args:
+            kind: which one; asked only if it is in `endpoints`.
+            inputs: as of `apply`.
+            input_paths: with respect to which it is.
+            output_paths: of which it is.
+            vectors: by path, one for each of `kind.vectors`.
+            batched: whether the vectors have a batch axis in front, and the result gets one; asked only if
+                the endpoint is in `batched_endpoints`.
 
-    def hessian_vector_product(
-        self,
-        inputs: Any,
-        input_paths: Sequence[str],
-        output_paths: Sequence[str],
-        cotangents: Mapping[str, np.ndarray],
-        tangents: Mapping[str, np.ndarray],
-    ) -> Mapping[str, np.ndarray]:
-        """The derivative of the vector-Jacobian product along `tangents`; asked only if in `endpoints`."""
-        raise NotImplementedError
+        Returns:
+            Arrays by the paths of `kind.result_over`.
+        """
 
     def complete_inputs(self, inputs: Any) -> tuple[Any, DimensionTable]:
         """Inputs with an `ArrayType` at every array, checked, with defaults filled in; named sizes."""
@@ -154,3 +154,195 @@ class Target(ABC):
     def input_dtype(self, path: str) -> np.dtype[Any] | None:
         """The dtype the target wants at an input; `None` takes what comes."""
         return None
+
+
+VmapMethod = Literal[
+    "auto", "sequential", "concurrent", "expand_dims", "broadcast_all", "auto_experimental"
+]
+Effects = Literal["none", "ordered"]
+DECLARED = ("auto", "auto_experimental")
+"""The methods that follow what the target declares about batches."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the caller of `apply_component` decides; see there."""
+
+    vmap_method: VmapMethod | None = "auto"
+    materialize_jacobian: bool | None = None
+    spot_check: bool = False
+    effects: Effects = "none"
+    max_concurrency: int | None = None
+    infer_by_evaluation: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("vmap_method", self.vmap_method, (*get_args(VmapMethod), None))
+        check_choice("effects", self.effects, get_args(Effects))
+        if self.max_concurrency is not None:
+            check_count("max_concurrency", self.max_concurrency)
+
+
+def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    """Refuse what is not one of the choices."""
+    if value not in choices:
+        listed = ", ".join(repr(choice) for choice in choices)
+        raise InputError(
+            f"`{name}` is one of {listed}; found {value!r}.", code="invalid_option", path=name
+        )
+
+
+def check_count(name: str, value: int) -> None:
+    """Refuse what is not a number of things."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(
+            f"`{name}` is a number of calls, at least 1; found {value!r}.",
+            code="invalid_option",
+            path=name,
+        )
+
+
+class CallableTarget(Target):
+    """A function of positional arguments as a target; see `chainrule.from_callable`.
+
+    Its input tree is the tuple of arguments, its output tree is what the function returns.
+    """
+
+    abstract_advice = (
+        "Describe the result: `from_callable(f, abstract=lambda x: x)` if it has the shape and dtype of the "
+        "argument, or `abstract=lambda x: jax.ShapeDtypeStruct(shape, dtype)`. Or allow one real evaluation "
+        'per signature: `abstract="evaluate"`.'
+    )
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        jvp: Callable[[tuple[Any, ...], tuple[Any, ...]], Any] | None,
+        vjp: Callable[[tuple[Any, ...], Any], Any] | None,
+        hvp: Callable[[tuple[Any, ...], Any, tuple[Any, ...]], Any] | None,
+        abstract: Callable[..., Any] | Literal["evaluate"] | Any | None,
+        name: str | None,
+        batching: Batching | None,
+        max_concurrency: int,
+    ) -> None:
+        self._function = function
+        self._products: dict[str, Any] = {
+            JVP.endpoint: jvp,
+            VJP.endpoint: vjp,
+            HVP.endpoint: hvp,
+        }
+        self._abstract = abstract
+        self.name = name or str(getattr(function, "__name__", type(function).__name__))
+        check_choice("batching", batching, (*get_args(Batching), None))
+        check_count("max_concurrency", max_concurrency)
+        self.batching = batching
+        self.max_concurrency = max_concurrency
+        known = {endpoint for endpoint, product in self._products.items() if product is not None}
+        if isinstance(abstract, str):
+            check_choice("abstract", abstract, ("evaluate",))
+        is_unknown = abstract is None or isinstance(abstract, str)
+        described = set() if is_unknown else {"abstract_eval"}
+        self.endpoints = frozenset({"apply"} | known | described)
+
+    def apply(self, inputs: tuple[Any, ...]) -> Any:
+        """Call the function; plain numbers in its result become arrays."""
+        return _with_arrays(self._function(*own_copy(inputs)))
+
+    def abstract_eval(self, inputs: tuple[Any, ...]) -> Any:
+        """What the author's description says about the result."""
+        described = self._abstract(*inputs) if callable(self._abstract) else self._abstract
+        if _is_shape(described):
+            raise DefinitionError(
+                f"`abstract` of {self.name} describes its result by the integers {described!r}, which look "
+                "like a shape. Give shape and dtype: `jax.ShapeDtypeStruct(shape, dtype)`, or an array.",
+                code="bad_abstract",
+            )
+        return types_of(_with_arrays(read_types(described)))
+
+    def derivative(
+        self,
+        kind: DerivativeKind,
+        inputs: tuple[Any, ...],
+        input_paths: Sequence[str],
+        output_paths: Sequence[str],
+        vectors: Sequence[Mapping[str, np.ndarray]] = (),
+        *,
+        batched: bool = False,
+    ) -> Mapping[str, Any]:
+        """A product, from whole trees: what was not given is zero, what was not asked for is dropped."""
+        trees = [
+            _spread(inputs if vector.over == "inputs" else self._output_types(inputs), values)
+            for vector, values in zip(kind.vectors, vectors, strict=True)
+        ]
+        answer = self._products[kind.endpoint](*own_copy((inputs, *trees)))
+        if kind.result_over == ("outputs",):
+            return flatten_with_paths(answer, output_paths)
+        return flatten_with_paths(self._check_tuple(answer, inputs), input_paths)
+
+    def _check_tuple(self, answer: Any, inputs: tuple[Any, ...]) -> Any:
+        if isinstance(answer, (tuple, list)) and len(answer) == len(inputs):
+            return answer
+        found = f"{len(answer)}" if isinstance(answer, (tuple, list)) else type(answer).__name__
+        raise ComponentError(
+            f"The vjp of {self.name} has to return one cotangent per argument, as a tuple of {len(inputs)}; "
+            f"found {found}. Return `(cotangent,)` for one argument.",
+            code="result_mismatch",
+        )
+
+    def _output_types(self, inputs: tuple[Any, ...]) -> Any:
+        if "abstract_eval" in self.endpoints:
+            return self.abstract_eval(types_of(inputs))
+        return types_of(self.apply(inputs))
+
+
+def positional_arguments(
+    function: Callable[..., Any], name: str, arguments: Sequence[Any], named: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """Arguments in the order of a function's parameters, where some were given by name.
+
+    Raises:
+        InputError: they are not its positional parameters.
+    """
+    try:
+        bound = inspect.signature(function).bind(*arguments, **named)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} cannot be called so: {error}.", code="invalid_input") from error
+    if bound.kwargs:
+        listed = ", ".join(f"`{key}`" for key in bound.kwargs)
+        raise InputError(
+            f"{name} takes {listed} by name only, and `jvp`, `vjp` and `abstract` get arguments by position. "
+            "Bind such options first: `functools.partial`.",
+            code="invalid_input",
+        )
+    return bound.args
+
+
+def _is_shape(described: Any) -> bool:
+    return isinstance(described, tuple) and all(type(size) is int for size in described)
+
+
+def _with_arrays(tree: Any) -> Any:
+    """A tree whose plain numbers became arrays."""
+    if isinstance(tree, np.ndarray):
+        return tree
+    return map_with_paths(lambda _, leaf: as_array(leaf), tree)
+
+
+def as_array(leaf: Any) -> Any:
+    """A plain number as an array; anything else as it is."""
+    return np.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
+
+
+def _spread(tree: Any, vector: Mapping[str, np.ndarray]) -> Any:
+    """A tree like `tree` with the vectors at their paths, zeros at other arrays, `None` at static leaves."""
+    skeleton, _ = take_apart(tree, lambda path, leaf: True)
+    return skeleton.build(
+        [
+            vector[path] if path in vector else _zeros(as_array_type(leaf))
+            for path, leaf in flatten_with_paths(tree).items()
+        ]
+    )
+
+
+def _zeros(type_: ArrayType | None) -> np.ndarray | None:
+    return None if type_ is None else np.zeros(type_.shape, type_.dtype)

@@ -1,14 +1,22 @@
-"""What the bridge knows about one array before it exists."""
+"""What the bridge knows about an array before it exists: its shape and dtype, and how they are converted.
+
+The rule for components that compute in 64 bits while JAX holds 32: what goes to the component is widened to
+what its schema says, what comes back is narrowed to what JAX is configured to hold (with a
+`PrecisionWarning`), and derivatives have the dtype of what they are derivatives of.
+"""
 
 from __future__ import annotations
 
 import math
+import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from chainrule.bridge._skeleton import take_apart
 from chainrule.runtime.internal import (
     ArraySpec,
     check_shape,
@@ -63,6 +71,12 @@ def read_types(tree: Any) -> Any:
     return tree
 
 
+def types_of(outputs: Any) -> Any:
+    """A tree with the type of every array in the place of the array."""
+    skeleton, arrays = take_apart(outputs, lambda path, leaf: as_array_type(leaf) is not None)
+    return skeleton.build([as_array_type(array) for array in arrays])
+
+
 def fit_type(spec: ArraySpec, found: ArrayType) -> ArrayType:
     """The type that a declaration gives to an array of some type, by casting and broadcasting.
 
@@ -101,3 +115,36 @@ def _generality(dtype: np.dtype[Any]) -> int:
 def is_inexact(dtype: np.dtype[Any]) -> bool:
     """Whether arrays of this dtype can carry derivatives (bfloat16 and its kin are of NumPy's kind V)."""
     return dtype.kind in "fc" or (dtype.kind == "V" and "float" in dtype.name)
+
+
+class PrecisionWarning(UserWarning):
+    """A component computes in a wider dtype than JAX is configured to hold."""
+
+
+def warn_if_narrowed(name: str, dtypes: Mapping[str, np.dtype[Any]]) -> None:
+    """Warn if JAX holds some of these arrays in a narrower dtype than the component declares."""
+    import jax  # here: torch does without it
+
+    held = {path: jax.dtypes.canonicalize_dtype(dtype) for path, dtype in dtypes.items()}
+    narrowed = [
+        f"`{path}` {dtypes[path]} as {held[path]}" for path in dtypes if dtypes[path] != held[path]
+    ]
+    if narrowed:
+        warnings.warn(
+            f"{name} declares 64 bits and JAX holds 32: {', '.join(narrowed)}. Call "
+            '`jax.config.update("jax_enable_x64", True)` at the start of your program to keep all digits.',
+            PrecisionWarning,
+            stacklevel=_callers_level(),
+        )
+
+
+def _callers_level() -> int:
+    """The `stacklevel`, for whoever calls this, of the code that called this library."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and _is_ours(frame.f_globals):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _is_ours(names: Mapping[str, Any]) -> bool:
+    return names.get("__name__", "").partition(".")[0] == __package__.partition(".")[0]

@@ -1,41 +1,26 @@
-"""What other packages of this project use of `bridge`; no promise to users."""
+"""What `chainrule.torch` uses of `bridge`; no promise to users. Importing it does not import JAX.
 
-from chainrule.bridge._calculus import (
-    Vectors,
-    check_inputs,
-    differentiable,
-    make_call,
-    not_differentiable,
-    open_call,
-    pushed_forward,
-)
-from chainrule.bridge._component_target import as_target
-from chainrule.bridge._host import Batch, Call, host_call
-from chainrule.bridge._inputs import take_inputs_apart
-from chainrule.bridge._options import Options, VmapMethod
-from chainrule.bridge._precision import warn_if_narrowed
-from chainrule.bridge._requests import apply_request
-from chainrule.bridge._site import find_site
-from chainrule.bridge._types import ArrayType, is_inexact
+Call          a call of a component: `push_forward` and `pull_back` are the calls of its derivatives
+Framework     what the bridge has to know about a framework's arrays
+Options       what the caller of `apply_component` decides
+VmapMethod    how `vmap` is done
+host_call     runs a call on NumPy arrays: `host_call(call).evaluate(arrays)`
+is_inexact    whether arrays of a dtype can carry derivatives
+prepare_call  a component and inputs → a call, its operands, and what builds the tree of outputs
+"""
+
+from chainrule.bridge._host import host_call
+from chainrule.bridge._inputs import Framework, prepare_call
+from chainrule.bridge._requests import Call
+from chainrule.bridge._target import Options, VmapMethod
+from chainrule.bridge._types import is_inexact
 
 __all__ = [
-    "ArrayType",
-    "Batch",
     "Call",
+    "Framework",
     "Options",
-    "Vectors",
     "VmapMethod",
-    "apply_request",
-    "as_target",
-    "check_inputs",
-    "differentiable",
-    "find_site",
     "host_call",
     "is_inexact",
-    "make_call",
-    "not_differentiable",
-    "open_call",
-    "pushed_forward",
-    "take_inputs_apart",
-    "warn_if_narrowed",
+    "prepare_call",
 ]

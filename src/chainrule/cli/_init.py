@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from chainrule._errors import InputError, StorageError
+from chainrule.cli._output import write_text
 
 _FOLDER = Path(__file__).parent / "_templates"
 TEMPLATES = ("function", "module", "jax", "torch", "command")
@@ -18,15 +18,25 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 def add_arguments(parser: ArgumentParser) -> None:
     """Where to write, and which template."""
     parser.add_argument(
-        "folder", metavar="FOLDER", nargs="?", type=Path, default=Path(), help="made if needed"
+        "folder",
+        metavar="FOLDER",
+        nargs="?",
+        type=Path,
+        default=Path(),
+        help="Folder to write to (default: the working directory)",
     )
     parser.add_argument(
-        "--template", "-t", choices=TEMPLATES, default="function", help="what to start from"
+        "--template",
+        "-t",
+        choices=TEMPLATES,
+        default="function",
+        help="What to start from (default: function)",
     )
-    parser.add_argument("--name", help="of the component; the folder's name by default")
+    parser.add_argument("--name", help="Name of the component (default: the name of the folder)")
+    parser.set_defaults(handler=_run)
 
 
-def run(options: Namespace) -> int:
+def _run(options: Namespace) -> int:
     """Write the files of a template; an existing file is never overwritten."""
     folder: Path = options.folder
     files = _render(options.template, options.name or folder.resolve().name)
@@ -39,7 +49,7 @@ def run(options: Namespace) -> int:
     _write(folder, files)
     written = [str(folder / file) for file in files]
     text = json.dumps({"written": written}) if options.json else "\n".join(written)
-    sys.stdout.write(f"{text}\n")
+    write_text(f"{text}\n")
     return 0
 
 

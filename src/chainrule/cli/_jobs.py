@@ -1,31 +1,136 @@
-"""`chainrule job list`."""
+"""`chainrule job list|show|logs|cancel`: the jobs of a server."""
 
 from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable
 from dataclasses import asdict
+from textwrap import shorten
+from typing import Any
 
-from chainrule.cli._remote import add_server, job_row, open_server
-from chainrule.cli._streams import write_text
-from chainrule.cli._tables import table_text
+from chainrule.cli._output import make_table, renderable_text, write_error, write_text
+from chainrule.cli._sources import add_server, open_server
+from chainrule.client import JobEvent, JobInfo
 
 _STATES = ("queued", "running", "succeeded", "failed", "cancelled")
+_MAX_NOTE = 120  # characters in a table; `chainrule job logs` shows all
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_list_arguments(parser: ArgumentParser) -> None:
     """The server, and which of its jobs."""
     add_server(parser)
-    parser.add_argument("--state", choices=_STATES, help="only these")
-    parser.add_argument("--limit", type=int, default=20, help="how many, newest first")
+    parser.add_argument(
+        "--state", choices=_STATES, help="List only jobs in this state (default: all)"
+    )
+    parser.add_argument(
+        "--limit", type=int, default=20, metavar="N", help="List the newest N jobs (default: 20)"
+    )
+    parser.set_defaults(handler=_list)
 
 
-def run(options: Namespace) -> int:
-    """List the jobs of a server."""
+def _list(options: Namespace) -> int:
     jobs = open_server(options).jobs(state=options.state, limit=options.limit)
     if options.json:
         write_text(json.dumps([asdict(job) for job in jobs]) + "\n")
     else:
-        columns = ("job", "call", "state", "progress", "since (UTC)", "")
-        write_text(table_text(options.url, columns, map(job_row, jobs)))
+        write_text(renderable_text(jobs_table(options.url, jobs)))
     return 0
+
+
+def jobs_table(title: str, jobs: Iterable[JobInfo]) -> Any:
+    """A table of jobs that rich can show."""
+    columns = ("job", "call", "state", "progress", "since (UTC)", "")
+    return make_table(title, columns, map(_row, jobs))
+
+
+def _row(job: JobInfo) -> tuple[str, ...]:
+    share = "" if job.fraction is None else f"{100 * job.fraction:.0f} %"
+    if job.queue_position is not None:
+        share = f"{job.queue_position} before it"
+    since = job.finished_at or job.started_at or job.submitted_at
+    return (
+        job.id,
+        f"{job.component}/{job.endpoint}",
+        job.state,
+        share,
+        "" if since is None else since[:19].replace("T", " "),
+        shorten(_note(job), _MAX_NOTE),
+    )
+
+
+def _note(job: JobInfo) -> str:
+    return job.error["message"] if job.error else job.message or ""
+
+
+def add_show_arguments(parser: ArgumentParser) -> None:
+    """The job."""
+    _add_job(parser)
+    parser.set_defaults(handler=_show)
+
+
+def _add_job(parser: ArgumentParser) -> None:
+    add_server(parser)
+    parser.add_argument(
+        "job", metavar="JOB", help="Id of the job; `chainrule job list URL` lists them"
+    )
+
+
+def _show(options: Namespace) -> int:
+    """Print the facts of a job, one per line."""
+    facts = asdict(open_server(options).job(options.job))
+    if options.json:
+        write_text(json.dumps(facts) + "\n")
+        return 0
+    known = {name: value for name, value in facts.items() if value is not None}
+    width = max(map(len, known))
+    write_text("".join(f"{name:<{width}}  {value}\n" for name, value in known.items()))
+    return 0
+
+
+def add_logs_arguments(parser: ArgumentParser) -> None:
+    """The job, and whether to follow it."""
+    _add_job(parser)
+    parser.add_argument("--follow", "-f", action="store_true", help="Follow the job until it ends")
+    parser.set_defaults(handler=_logs)
+
+
+def _logs(options: Namespace) -> int:
+    """Print the output; exit with 1 if a job was followed and failed."""
+    server = open_server(options)
+    if not options.follow:
+        server.job(options.job)  # raises for an unknown job, whose log would be empty
+        write_text(server.log(options.job))
+        return 0
+    state = ""
+    for event in server.events(options.job):
+        _write_event(event, options.json)
+        if event.job is not None:
+            state = event.job.state
+    return 0 if state == "succeeded" else 1
+
+
+def _write_event(event: JobEvent, as_json: bool) -> None:
+    """Lines of the log go to standard output, changes of state to standard error."""
+    if as_json:
+        job = None if event.job is None else asdict(event.job)
+        write_text(json.dumps({"event": event.kind, "job": job, "line": event.line}) + "\n")
+    elif event.line is not None:
+        write_text(f"{event.line}\n")
+    elif event.job is not None:
+        share = "" if event.job.fraction is None else f" {100 * event.job.fraction:.0f} %"
+        write_error(f"[{event.job.state}{share}] {_note(event.job)}\n")
+
+
+def add_cancel_arguments(parser: ArgumentParser) -> None:
+    """The job."""
+    _add_job(parser)
+    parser.set_defaults(handler=_cancel)
+
+
+def _cancel(options: Namespace) -> int:
+    """Cancel a job; exit with 1 if it had ended already."""
+    job = open_server(options).cancel(options.job)
+    text = json.dumps(asdict(job)) if options.json else f"{job.id} {job.state}"
+    write_text(f"{text}\n")
+    return 0 if job.state == "cancelled" else 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import traceback
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
@@ -12,39 +11,45 @@ from pathlib import Path
 from typing import Any
 
 from chainrule._errors import ChainruleError, ComponentError, InputError
-from chainrule.cli._streams import result_stream
+from chainrule.cli._output import result_stream, write_error
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The function, example arguments, and how long to search for what."""
-    parser.add_argument("function", metavar="FILE:FUNCTION", help="a function that JAX can trace")
+    parser.add_argument("function", metavar="FILE:FUNCTION", help="A function that JAX can trace")
     parser.add_argument(
         "arguments",
         metavar="ARGUMENTS",
-        help="example arguments as a JSON list; only shapes matter",
+        help="Example arguments as a JSON list; only their shapes matter",
     )
     parser.add_argument(
         "--argnums",
         metavar="0,1,…",
-        help="which arguments are differentiated; all by default. The others are passed as they are",
+        help="Differentiate these arguments, and pass the others as they are (default: all)",
     )
     parser.add_argument(
         "--objective", default="multiplications",
-        help="what is made small: multiplications (the default), nontrivial, operations, time or memory",
+        help="Minimise multiplications, nontrivial, operations, time or memory (default: multiplications)",
     )  # fmt: skip
-    parser.add_argument("--budget", type=float, default=5.0, metavar="SECONDS", help="how long")
-    parser.add_argument("--seed", type=int, default=0, help="of all random choices")
-    parser.add_argument("--edges", action="store_true", help="eliminate single edges, too")
-    parser.add_argument("--float64", action="store_true", help="trace in double precision")
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=5.0,
+        metavar="SECONDS",
+        help="Search for this many seconds (default: 5)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="Seed of the search (default: 0)")
+    parser.add_argument("--edges", action="store_true", help="Eliminate single edges, too")
+    parser.add_argument("--float64", action="store_true", help="Trace in double precision")
+    parser.set_defaults(handler=_run)
 
 
-def run(options: Namespace) -> int:
-    """Search, and print the order."""
+def _run(options: Namespace) -> int:
     with result_stream() as stdout:
         order = _search(options)
         stdout.write([(order.to_json() + "\n").encode()])
     if not options.json:
-        sys.stderr.write(_summary(order))
+        write_error(_summary(order))
     return 0
 
 
@@ -121,7 +126,7 @@ def _as_arrays(value: Any, jnp: Any, position: int) -> Any:
         return jnp.asarray(value, float)
     except (TypeError, ValueError):
         raise InputError(
-            f"Argument {position} is no array of numbers: {json.dumps(value)[:60]}. Leave it out of "
+            f"Argument {position} is not an array of numbers: {json.dumps(value)[:60]}. Leave it out of "
             "--argnums if it is not differentiated.",
             code="bad_arguments",
         ) from None

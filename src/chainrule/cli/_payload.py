@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,33 @@ import orjson
 from chainrule._codec import FRAMES_MEDIA_TYPE, Grants, Limits, decode_body
 from chainrule._errors import DecodeError, InputError, LimitError
 from chainrule._paths import Segment, split_path
-from chainrule.runtime.internal import describe_value
+from chainrule.runtime.internal import ComponentConfig, describe_value
 
 _SHORT = 300  # characters of a payload that are shown whole
+
+
+def add_payload(parser: ArgumentParser) -> None:
+    """What the endpoint is called with."""
+    parser.add_argument(
+        "payload",
+        metavar="PAYLOAD",
+        nargs="?",
+        help='JSON such as {"inputs": {…}}, @FILE, or - for standard input (default: no inputs)',
+    )
+    parser.add_argument(
+        "--set",
+        "-s",
+        dest="values",
+        metavar="PATH=VALUE",
+        action="append",
+        default=[],
+        help="Set one input by its path, for example a.b=1.5; repeat for more",
+    )
+
+
+def given_payload(options: Namespace, config: ComponentConfig) -> dict[str, Any]:
+    """The payload that `add_payload`'s arguments give; see `read_payload`."""
+    return read_payload(options.payload, options.values, grants=config.grants, limits=config.limits)
 
 
 def read_payload(
@@ -52,8 +77,8 @@ def read_payload(
 
 
 def _corrected(payload: dict[str, Any]) -> str:
-    """The payload as it was probably meant: whatever no request has beside its inputs is one of them."""
-    # Only here: a call that is right starts without the rooms of derivatives.
+    """The payload as it was probably meant: every name that is no field of a request is an input."""
+    # Imported here, so that a correct call does not wait for the derivatives' modules.
     from chainrule.runtime.internal import DERIVATIVES
 
     fields = {"tag", "abstract"}
@@ -133,7 +158,7 @@ def _parse_assignment(assignment: str) -> tuple[tuple[Segment, ...], Any]:
 
 
 def _assign(node: Any, segments: tuple[Segment, ...], value: Any) -> None:
-    """Put a value at a path; mappings on the way are made when they are missing."""
+    """Put a value at a path; mappings that are missing on the way are made."""
     *parents, last = segments
     for segment in parents:
         node = node.setdefault(str(segment), {}) if isinstance(node, dict) else _item(node, segment)

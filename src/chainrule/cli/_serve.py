@@ -9,16 +9,17 @@ import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from dataclasses import fields
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from chainrule._codec import DEFAULT_LIMITS, Limits
 from chainrule._folders import state_folder
-from chainrule.cli._arguments import add_derive_hvp, add_folders
-from chainrule.cli._source import check_exists
+from chainrule.cli._sources import add_derive_hvp, add_folders, check_exists
 from chainrule.runtime.internal import ComponentConfig, log_handler
 from chainrule.serve import ServeOptions, serve
+from chainrule.serve.internal import add_option_arguments
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -31,9 +32,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     _add_cache(parser)
     for limit, help in _LIMITS.items():
         default = getattr(DEFAULT_LIMITS, limit)
-        parser.add_argument(_flag(limit), **_number(_positive, default, help, _N))
-    for setting, (flags, option) in _FLAGS.items():
-        parser.add_argument(*flags.split(), dest=setting, **option)
+        parser.add_argument(
+            _flag(limit), **_number(_positive, default, f"{help} (default: {default}).", "N")
+        )
+    add_option_arguments(parser)
     parser.add_argument(
         "--engine",
         choices=("processes", "ray"),
@@ -43,6 +45,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--ray-address", metavar="ADDRESS", help="of the cluster, with --engine ray"
     )
+    parser.set_defaults(handler=run)
 
 
 def _add_cache(parser: ArgumentParser) -> None:
@@ -51,10 +54,15 @@ def _add_cache(parser: ArgumentParser) -> None:
         metavar="NAME",
         action="append",
         default=[],
-        help="component whose results are kept for equal requests, '*' for all; repeat for more",
+        help="Keep the results of this component for equal requests; '*' for all, repeat for more.",
     )
-    parser.add_argument("--cache-folder", **_path("where; in memory without it", "FOLDER"))
-    parser.add_argument("--max-cache-bytes", **_number(int, 1 << 30, "of all results", "BYTES"))
+    parser.add_argument(
+        "--cache-folder", **_path("Keep results in this folder (default: in memory).", "FOLDER")
+    )
+    parser.add_argument(
+        "--max-cache-bytes",
+        **_number(int, 1 << 30, "Keep at most this much of results (default: 1 GiB).", "BYTES"),
+    )
     parser.add_argument(
         "--max-residual-bytes",
         **_number(
@@ -95,95 +103,15 @@ def _path(help: str, metavar: str = "FILE") -> dict[str, Any]:
     return {"type": Path, "help": help, "metavar": metavar}
 
 
-def _on(help: str) -> dict[str, Any]:
-    return {"action": "store_true", "help": help}
-
-
-def _off(help: str) -> dict[str, Any]:
-    return {"action": "store_false", "help": help}
-
-
 # Field of `Limits` → what it bounds.
 _LIMITS = {
-    "max_body_bytes": "of one request, as it is received",
-    "max_array_bytes": "of one array, decoded",
-    "max_total_bytes": "of all arrays of a request, decoded",
-    "max_expanded_bytes": "of what a request compresses or refers to; never more than a worker's share "
-    "of --max-inflight-bytes",
-    "max_fields": "of one request",
-    "max_depth": "how deep the data of a request may be nested",
-}
-_D = ServeOptions()
-_S, _N, _B = "SECONDS", "N", "BYTES"
-# Field of `ServeOptions` → its flags, and what argparse is told about them.
-_FLAGS: dict[str, tuple[str, dict[str, Any]]] = {
-    "host": ("--host", {"default": _D.host, "help": "address to listen on"}),
-    "port": ("--port", _number(int, _D.port, "0 picks a free one", _N)),
-    "workers": (
-        "--workers --num-workers",
-        _number(int, _D.workers, "processes per component; 0: a thread", _N),
-    ),
-    "timeout_s": ("--timeout", _number(float, None, "of one call", _S)),
-    "grace_s": ("--grace", _number(float, _D.grace_s, "for calls under way at the end", _S)),
-    "read_timeout_s": (
-        "--read-timeout",
-        _number(float, _D.read_timeout_s, "for the next part of a request or answer", _S),
-    ),
-    "startup_timeout_s": (
-        "--startup-timeout",
-        _number(float, _D.startup_timeout_s, "for loading a component", _S),
-    ),
-    "max_queue": ("--max-queue", _number(int, _D.max_queue, "calls that may wait", _N)),
-    "max_connections": (
-        "--max-connections",
-        _number(int, _D.max_connections, "with a request under way at a time", _N),
-    ),
-    "max_inflight_bytes": (
-        "--max-inflight-bytes",
-        _number(int, _D.max_inflight_bytes, "bodies of all calls under way together", _B),
-    ),
-    "token_file": ("--token-file", _path("callers must send the token in this file")),
-    "insecure": ("--insecure", _on("listen beyond loopback without a token")),
-    "debug": ("--debug", _on("tracebacks to callers; loopback only")),
-    "tls_certificate": ("--tls-certificate", _path("for HTTPS")),
-    "tls_key": ("--tls-key", _path("for HTTPS")),
-    "log_file": ("--log-file", _path("for the output of worker processes, rotated at 10 MiB")),
-    "log_format": (
-        "--log-format",
-        {"choices": ("text", "json"), "default": "text", "help": "of log lines"},
-    ),
-    "access_log": ("--access-log", _on("log one line per request, without its data")),
-    "traces_to": (
-        "--traces",
-        {"metavar": "URL|FILE", "help": "OpenTelemetry spans: OTLP collector or JSON lines"},
-    ),
-    "same_host": ("--no-same-host", _off("offer no shared memory to clients of this host")),
-    "merge_up_to": (
-        "--merge-up-to",
-        _number(int, None, "calls merged into one, if the component batches; 0: none", _N),
-    ),
-    "merge_delay_s": (
-        "--merge-delay",
-        _number(float, _D.merge_delay_s, "that a call waits for others", _S),
-    ),
-    "jobs_folder": (
-        "--jobs-folder",
-        _path(
-            "where jobs are kept, to be found again after a restart; by default one of this user's, for "
-            "these components on this port, and none that lasts with port 0",
-            "FOLDER",
-        ),
-    ),
-    "job_timeout_s": ("--job-timeout", _number(float, None, "of one job", _S)),
-    "job_retention_s": (
-        "--job-retention",
-        _number(float, _D.job_retention_s, "how long results of jobs are kept", _S),
-    ),
-    "max_job_bytes": (
-        "--max-job-bytes",
-        _number(int, _D.max_job_bytes, "results of all jobs together", _B),
-    ),
-    "max_jobs": ("--max-jobs", _number(int, _D.max_jobs, "that may wait, per component", _N)),
+    "max_body_bytes": "Refuse a request with a larger body, as it is received",
+    "max_array_bytes": "Refuse a larger array, decoded",
+    "max_total_bytes": "Refuse a request whose arrays are larger together, decoded",
+    "max_expanded_bytes": "Refuse a request that compresses or refers to more; never more than a worker's "
+    "share of --max-inflight-bytes",
+    "max_fields": "Refuse a request with more fields",
+    "max_depth": "Refuse a request whose data are nested deeper",
 }
 
 
@@ -219,7 +147,7 @@ def _serve(options: Namespace) -> None:
         ),
         on_ready=_announce_json if options.json else _announce,
         make_pool=_make_pool(options),
-        **{setting: getattr(options, setting) for setting in _FLAGS},
+        **{field.name: getattr(options, field.name) for field in fields(ServeOptions)},
     )
 
 
@@ -257,6 +185,6 @@ def _announce(url: str) -> None:
 
 
 def _announce_json(url: str) -> None:
-    """One line for whoever started us: where the server is."""
+    """One line for the program that started the server: its URL and process."""
     sys.stdout.write(json.dumps({"url": url, "pid": os.getpid()}) + "\n")
     sys.stdout.flush()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from chainrule._errors import StorageError
+from chainrule.cli._output import write_text
 from chainrule.deploy.slurm import SlurmJob, batch_script
 
 _FIELDS = (
@@ -18,34 +18,60 @@ _FIELDS = (
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The component, and what the job asks for."""
-    parser.add_argument("component", metavar="COMPONENT", nargs="?", help="its file or folder")
-    parser.add_argument("--image", metavar="FILE.sif", help="an Apptainer image to run it in")
-    parser.add_argument("--servers", "-n", type=int, default=1, help="how many")
-    parser.add_argument("--run", metavar="COMMAND", help="uses the servers; the job ends with it")
-    parser.add_argument("--name", default="chainrule", help="of the job")
-    parser.add_argument("--cpus", type=int, default=1, help="per server")
-    parser.add_argument("--memory", help="per node, such as 16G")
-    parser.add_argument("--gpus", type=int, default=0, help="per server")
-    parser.add_argument("--nodes", type=int, help="to spread over")
-    parser.add_argument("--time", help="limit, such as 02:00:00")
-    parser.add_argument("--partition", help="to wait in")
-    parser.add_argument("--account", help="that pays")
-    parser.add_argument("--python", default="python", help="the interpreter on the nodes")
     parser.add_argument(
-        "--output", "-o", type=Path, help="file to write; standard output by default"
+        "component",
+        metavar="COMPONENT",
+        nargs="?",
+        help="File or folder of the component; with --image, its place in the image",
     )
+    parser.add_argument("--image", metavar="FILE.sif", help="Serve this Apptainer image")
+    parser.add_argument(
+        "--servers", "-n", type=int, default=1, metavar="N", help="Start N servers (default: 1)"
+    )
+    parser.add_argument(
+        "--run", metavar="COMMAND", help="Run this when the servers are ready; the job ends with it"
+    )
+    parser.add_argument("--name", default="chainrule", help="Name of the job (default: chainrule)")
+    parser.add_argument(
+        "--cpus", type=int, default=1, metavar="N", help="CPUs per server (default: 1)"
+    )
+    parser.add_argument("--memory", help="Memory per node, such as 16G (default: the cluster's)")
+    parser.add_argument(
+        "--gpus", type=int, default=0, metavar="N", help="GPUs per server (default: 0)"
+    )
+    parser.add_argument(
+        "--nodes",
+        type=int,
+        metavar="N",
+        help="Spread the servers over N nodes (default: Slurm chooses)",
+    )
+    parser.add_argument(
+        "--time", help="Time limit of the job, such as 02:00:00 (default: the cluster's)"
+    )
+    parser.add_argument("--partition", help="Partition of the job (default: the cluster's)")
+    parser.add_argument("--account", help="Account that is charged (default: the user's)")
+    parser.add_argument(
+        "--python", default="python", help="Python interpreter on the nodes (default: python)"
+    )
+    parser.add_argument(
+        "--output",
+        "-o",
+        type=Path,
+        metavar="FILE",
+        help="Write the script to this file (default: standard output)",
+    )
+    parser.set_defaults(handler=_run)
 
 
-def run(options: Namespace) -> int:
-    """Write the script."""
+def _run(options: Namespace) -> int:
     script = batch_script(SlurmJob(**{name: getattr(options, name) for name in _FIELDS}))
     if options.output is None:
-        sys.stdout.write(json.dumps({"script": script}) + "\n" if options.json else script)
+        write_text(json.dumps({"script": script}) + "\n" if options.json else script)
         return 0
     try:
         options.output.write_text(script, encoding="utf-8")
     except OSError as error:
         raise StorageError(f"Cannot write {options.output}: {error.strerror}.") from error
     text = str(options.output)
-    sys.stdout.write(f"{json.dumps({'written': text}) if options.json else text}\n")
+    write_text(f"{json.dumps({'written': text}) if options.json else text}\n")
     return 0

@@ -3,18 +3,35 @@
 Component.from_api       in this process
 Component.from_source    in a process of its own, with its own environment if wanted
 Component.from_url       served by Chainrule or by a Tesseract
+Component.from_image     in a container
 Component.from_cluster   a pool of replicas on a Ray cluster
 Job                      a call that is under way
 ServerJob                the same, kept by a server: JobInfo is what it knows, JobEvent what happens
 Outcome                  what came of one input of many
 Transport                what to implement for another way
+
+The modules, in reading order:
+
+_component     `Component`, the handle
+_async_twins   its asynchronous half
+_constructors  its constructors, one for each place where a component may be
+_transport     the interface of all transports, and the one within this process
+_payloads      from arguments to the request that is sent
+_answers       from an answer to a result or an exception
+_http          the transport to a server
+_connections   HTTP/1.1 connections: addresses, deadlines, limits
+_same_host     large bodies in shared memory, where the server is on this host
+_subprocess    the transport to a process of its own
+_environment   the virtual environment of such a process
+_jobs          calls in the background, and the progress bar
+_mapping       many inputs through one component
+_server        a server's status and its jobs
 """
 
 from chainrule.client._component import Component
 from chainrule.client._jobs import Job
 from chainrule.client._mapping import Outcome
-from chainrule.client._server import JobEvent, JobInfo
-from chainrule.client._server_jobs import ServerJob
+from chainrule.client._server import JobEvent, JobInfo, ServerJob
 from chainrule.client._transport import Ticket, Transport
 
 __all__ = [

@@ -98,7 +98,7 @@ def _decoded(answer: Answer, limits: Limits) -> Any:
     except LimitError as error:  # of the answer: the request is not at fault
         raise TransportError(
             f"The answer declares more data than is read: {error.message} Pass a larger max_answer_bytes if "
-            "the server is to be trusted.",
+            "you trust the server.",
             code="answer_too_large",
             details=error.details,
         ) from error
@@ -134,7 +134,7 @@ def _error_of(answer: Answer) -> ChainruleError:
 
 
 def _read_problem(answer: Answer) -> dict[str, Any]:
-    """The body of an error, whoever wrote it: a problem of ours, the peer's JSON, or plain text."""
+    """The body of an error: a problem of Chainrule, JSON of another server, or plain text."""
     body = bytes(answer.body)
     if "json" in answer.content_type:
         try:

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
 
 from chainrule._errors import CapabilityError, ChainruleError, TransportError
-from chainrule.client._addresses import check_count
-from chainrule.client._async_twins import AsyncTwins
+from chainrule.client._constructors import Constructors
 from chainrule.client._jobs import CallJob, Job
 from chainrule.client._mapping import Outcome, check_many, results_of, stream_outcomes
 from chainrule.client._payloads import (
     explained,
-    make_payload,
     send_one_by_one,
     takes_batches,
 )
-from chainrule.client._places import Places
-from chainrule.client._transport import Ticket, Transport
+from chainrule.client._transport import Ticket, Transport, check_count
 from chainrule.runtime import ArraySpec, Capability, LocalComponent
 from chainrule.runtime.internal import (
+    AsyncEndpointMethods,
+    CallingBack,
+    EndpointMethods,
     capabilities_of,
     differentiable_of,
     endpoints_of,
@@ -33,7 +33,7 @@ from chainrule.runtime.internal import (
 )
 
 
-class Component(Places, AsyncTwins):
+class Component(Constructors, EndpointMethods, AsyncEndpointMethods):
     """A component: in this process, in a process of its own, behind a URL, or a pool of replicas.
 
     Made by `from_api`, `from_source`, `from_url`, `from_image` or `from_cluster`. Inputs and results are
@@ -142,135 +142,9 @@ class Component(Places, AsyncTwins):
         self._check_open()
         return self.transport.health()
 
-    def apply(self, inputs: Any, *, run_id: str | None = None) -> Any:
-        """The outputs for some inputs.
-
-        Args:
-            inputs: a tree that fits the input schema, or a model.
-            run_id: what files of this call are to be known by.
-
-        Raises:
-            InputError: the inputs are at fault; `details["problems"]` lists every reason.
-            ComponentError: the component is at fault.
-            TransportError: no answer came.
-        """
-        return self._call("apply", inputs, run_id=run_id)
-
-    def jacobian(
-        self,
-        inputs: Any,
-        jac_inputs: Collection[str] | None = None,
-        jac_outputs: Collection[str] | None = None,
-        *,
-        run_id: str | None = None,
-    ) -> dict[str, dict[str, Any]]:
-        """`{output path: {input path: block}}`, each block of output shape + input shape.
-
-        Paths that are not given are all differentiable ones.
-        """
-        return self._call("jacobian", inputs, jac_inputs, jac_outputs, run_id=run_id)
-
-    def jacobian_vector_product(
-        self,
-        inputs: Any,
-        jvp_inputs: Collection[str],
-        jvp_outputs: Collection[str],
-        tangent_vector: Mapping[str, Any],
-        *,
-        batched: bool = False,
-        run_id: str | None = None,
-    ) -> dict[str, Any]:
-        """`{output path: J · tangent}`.
-
-        Args:
-            inputs: where to differentiate.
-            jvp_inputs: paths of the inputs.
-            jvp_outputs: paths of the outputs.
-            tangent_vector: `{input path: array}`.
-            batched: whether tangents carry a leading batch axis; the result then does too. It is one
-                request, except to servers that do not know of batches.
-            run_id: as in `apply`.
-        """
-        arguments = (inputs, jvp_inputs, jvp_outputs, tangent_vector)
-        return self._call("jacobian_vector_product", *arguments, batched=batched, run_id=run_id)
-
-    def vector_jacobian_product(
-        self,
-        inputs: Any,
-        vjp_inputs: Collection[str],
-        vjp_outputs: Collection[str],
-        cotangent_vector: Mapping[str, Any],
-        *,
-        batched: bool = False,
-        run_id: str | None = None,
-    ) -> dict[str, Any]:
-        """`{input path: Jᵀ · cotangent}`; `batched` as in `jacobian_vector_product`."""
-        arguments = (inputs, vjp_inputs, vjp_outputs, cotangent_vector)
-        return self._call("vector_jacobian_product", *arguments, batched=batched, run_id=run_id)
-
-    def hessian_vector_product(
-        self,
-        inputs: Any,
-        hvp_inputs: Collection[str],
-        hvp_outputs: Collection[str],
-        cotangent_vector: Mapping[str, Any],
-        tangent_vector: Mapping[str, Any],
-        *,
-        run_id: str | None = None,
-    ) -> dict[str, Any]:
-        """`{input path: H · tangent}`, with H the Hessian of ⟨cotangent, outputs⟩."""
-        arguments = (inputs, hvp_inputs, hvp_outputs, cotangent_vector, tangent_vector)
-        return self._call("hessian_vector_product", *arguments, run_id=run_id)
-
-    def value_and_vjp(
-        self,
-        inputs: Any,
-        vjp_inputs: Collection[str],
-        vjp_outputs: Collection[str],
-        cotangent_vector: Mapping[str, Any],
-        *,
-        run_id: str | None = None,
-    ) -> dict[str, Any]:
-        """`{"outputs": …, "gradient": {input path: Jᵀ · cotangent}}`, in one request."""
-        arguments = (inputs, vjp_inputs, vjp_outputs, cotangent_vector)
-        return self._call("value_and_vjp", *arguments, run_id=run_id)
-
-    def abstract_eval(self, abstract_inputs: Any) -> Any:
-        """Shapes and dtypes of the outputs for shapes and dtypes of the inputs.
-
-        Args:
-            abstract_inputs: the inputs with `{"shape": …, "dtype": …}`, or anything that has a shape and
-                a dtype, in place of every array. Arrays are not sent, only what they look like.
-        """
-        return self._call("abstract_eval", abstract_inputs)
-
-    def tagged_intermediates(
-        self,
-        inputs: Any,
-        tag: str = "intermediates",
-        tangent_vector: Mapping[str, Any] | None = None,
-        cotangent_vector: Mapping[str, Any] | None = None,
-        *,
-        abstract: bool = False,
-        run_id: str | None = None,
-    ) -> dict[str, dict[str, Any]]:
-        """The values that the component tags with `sow` on its way from inputs to outputs.
-
-        Args:
-            inputs: as in `apply`; with `abstract` as in `abstract_eval`.
-            tag: the group of names to give.
-            tangent_vector: `{input path: array}`: push it forward, and give tangents too.
-            cotangent_vector: `{output path: array}`: pull it back, and give cotangents too.
-            abstract: give `{"shape": …, "dtype": …}` in place of arrays, and compute nothing.
-            run_id: as in `apply`.
-
-        Returns:
-            `{name: {"primal": …, "tangent" or "cotangent": …}}`, as `save_intermediates` gives it.
-        """
-        return self._call(
-            "tagged_intermediates", inputs, tag=tag, tangent_vector=tangent_vector,
-            cotangent_vector=cotangent_vector, abstract=abstract, run_id=run_id,
-        )  # fmt: skip
+    async def health_async(self) -> dict[str, Any]:
+        """`health` for asynchronous code."""
+        return await self.start_call("health", {})
 
     def call(self, endpoint: str, payload: Mapping[str, Any], *, run_id: str | None = None) -> Any:
         """The answer of an endpoint to a whole request, as it would be sent.
@@ -306,18 +180,21 @@ class Component(Places, AsyncTwins):
             {'result': 6.0}
         """
         self._check_endpoint(endpoint)
-        if endpoint != "health":
-            run_id = kwargs.get("run_id")
-            arguments = {name: value for name, value in kwargs.items() if name != "run_id"}
-            payload = make_payload(endpoint, *args, **arguments)
-            if not payload.get("batched") or takes_batches(self.openapi_schema, endpoint):
-                try:
-                    job = self.transport.submit(endpoint, payload, run_id=run_id)
-                except TypeError as error:
-                    raise explained(error, payload) from error.__cause__
-                if job is not None:
-                    return job
-        return self._in_background(endpoint, *args, **kwargs)
+        if endpoint == "health":
+            return self.start_call(endpoint, {})
+        return getattr(CallingBack(self._submit), endpoint)(*args, **kwargs)
+
+    def _submit(
+        self, endpoint: str, payload: Mapping[str, Any], *, run_id: str | None = None
+    ) -> Job:
+        """Let the server keep the call as a job; start it on a thread where the server does not."""
+        job = None
+        if not payload.get("batched") or takes_batches(self.openapi_schema, endpoint):
+            try:
+                job = self.transport.submit(endpoint, payload, run_id=run_id)
+            except TypeError as error:
+                raise explained(error, payload) from error.__cause__
+        return job or self.start_call(endpoint, payload, run_id=run_id)
 
     def job(self, job_id: str) -> Job:
         """A job that the server of this component has taken on before, perhaps for another process.
@@ -328,18 +205,18 @@ class Component(Places, AsyncTwins):
         self._check_open()
         return self.transport.job(job_id)
 
-    def _in_background(self, endpoint: str, *args: Any, **kwargs: Any) -> Job:
-        """Start a call on a thread of this process."""
+    def start_call(
+        self, endpoint: str, payload: Mapping[str, Any], *, run_id: str | None = None
+    ) -> Job:
+        """Start a call on a thread of this process; arguments as in `call`."""
         self._check_endpoint(endpoint)
-        if endpoint == "health":
-            return CallJob(self._workers(), lambda ticket: self.transport.health(), endpoint)
-        run_id = kwargs.pop("run_id", None)
-        payload = make_payload(endpoint, *args, **kwargs)
-        return CallJob(
-            self._workers(),
-            lambda ticket: self._send(endpoint, payload, run_id=run_id, ticket=ticket),
-            endpoint,
-        )
+
+        def send(ticket: Ticket) -> Any:
+            if endpoint == "health":
+                return self.transport.health()
+            return self._send(endpoint, payload, run_id=run_id, ticket=ticket)
+
+        return CallJob(self._workers(), send, endpoint)
 
     def map(
         self,
@@ -391,7 +268,7 @@ class Component(Places, AsyncTwins):
         self._check_endpoint("apply")
 
         def send_many(items: Sequence[Any], ticket: Ticket) -> Sequence[Any]:
-            payloads = [make_payload("apply", item) for item in items]
+            payloads = [{"inputs": item} for item in items]
             return self.transport.call_many("apply", payloads, ticket=ticket)
 
         transport = self.transport
@@ -429,12 +306,6 @@ class Component(Places, AsyncTwins):
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _call(
-        self, endpoint: str, *arguments: Any, run_id: str | None = None, **options: Any
-    ) -> Any:
-        self._check_endpoint(endpoint)
-        return self._send(endpoint, make_payload(endpoint, *arguments, **options), run_id=run_id)
 
     def _send(
         self,

@@ -5,7 +5,8 @@ bodies are received into fresh memory without another copy. What matters to a ca
 is whether the whole request had left: `LostConnectionError.was_sent` says so.
 
 A server may be broken, or hostile. An exchange has a deadline, which no byte that arrives extends, and an
-answer has a largest size, which is checked before anything is allocated for it.
+answer has a largest size, which is checked before anything is allocated for it. The caller's URL and token
+are checked before anything is sent.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import select
 import socket
 import ssl
@@ -22,11 +24,13 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
+from os import PathLike
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 import numpy as np
 
-from chainrule._errors import TransportError
+from chainrule._errors import InputError, TransportError
 from chainrule.client._answers import Answer
 from chainrule.client._transport import Ticket
 
@@ -161,7 +165,7 @@ class ConnectionPool:
         Raises:
             LostConnectionError: the connection could not be made (`unreachable`), broke
                 (`connection_lost`), or the answer was not complete in time (`timeout`).
-            TransportError: the server sends us elsewhere (`redirected`), or more than it may
+            TransportError: the server redirects (`redirected`), or more than it may
                 (`answer_too_large`).
         """
         connection = self._take(deadline)
@@ -195,7 +199,7 @@ class ConnectionPool:
                     yield response
 
     def close(self) -> None:
-        """Close the connections that nobody uses."""
+        """Close the connections that no call uses."""
         with self._lock:
             _close_all(self._idle)
 
@@ -292,7 +296,7 @@ class ConnectionPool:
         except _TooLargeError as error:
             raise TransportError(
                 f"The answer of {self.origin} has {error}, and at most {max_bytes} are read. Pass a larger "
-                "max_answer_bytes if the server is to be trusted.",
+                "max_answer_bytes if you trust the server.",
                 code="answer_too_large",
                 details={"limit": max_bytes},
             ) from None
@@ -426,3 +430,69 @@ def _seconds(text: str | None) -> float | None:
         return None if text is None else max(0.0, float(text))
     except ValueError:
         return None
+
+
+Verify = bool | str | PathLike[str] | ssl.SSLContext
+"""How certificates are checked: as the system does, not at all, by a file of authorities, or by settings."""
+
+
+def parse_url(url: str, verify: Verify) -> tuple[Origin, str]:
+    """Where a server listens, and the path of the component there.
+
+    Raises:
+        InputError: it is not the URL of a server (`bad_url`), or the file of authorities cannot be read
+            (`bad_option`).
+    """
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        host, port = parts.hostname, parts.port
+    except (ValueError, TypeError):
+        raise _bad_url(url) from None
+    if parts.scheme not in ("http", "https") or not host or port == 0:
+        raise _bad_url(url)
+    written = f"[{host}]" if ":" in host else host
+    if not re.fullmatch(rf"(.*@)?{re.escape(written)}(:[0-9]*)?", parts.netloc, re.IGNORECASE):
+        raise _bad_url(url)  # `[::1].example.org`, which Python takes for `::1`
+    if parts.username is not None:
+        raise InputError(
+            "A URL with a user or password in it is not understood; pass token=….", code="bad_url"
+        )
+    tls = _tls(verify) if parts.scheme == "https" else None
+    default_port = 80 if tls is None else 443
+    return Origin(host, port or default_port, tls), quote(parts.path.rstrip("/"), "/%")
+
+
+def _bad_url(url: object) -> InputError:
+    return InputError(
+        f"Expected a URL such as http://localhost:8000; found {str(url)[:200]!r}.", code="bad_url"
+    )
+
+
+def _tls(verify: Verify) -> ssl.SSLContext:
+    if isinstance(verify, ssl.SSLContext):
+        return verify
+    if isinstance(verify, bool):
+        context = ssl.create_default_context()
+        if not verify:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return context
+    try:
+        return ssl.create_default_context(cafile=verify)
+    except (OSError, TypeError) as error:
+        raise InputError(
+            "verify is True, False, an SSLContext, or a PEM file of certificates to trust; found "
+            f"{str(verify)[:200]!r}, which cannot be used ({error}).",
+            code="bad_option",
+        ) from None
+
+
+def checked_token(token: str) -> str:
+    """A token without the space around it.
+
+    Raises:
+        InputError: no header can carry it (`bad_token`).
+    """
+    token = token.strip() if isinstance(token, str) else "not a text"
+    if not token.isascii() or any(character.isspace() for character in token):
+        raise InputError("A token is one word of ASCII characters.", code="bad_token")
+    return token

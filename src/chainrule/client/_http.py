@@ -1,4 +1,4 @@
-"""A component behind a URL: one of ours or a real Tesseract."""
+"""A component behind a URL, served by Chainrule or by a Tesseract."""
 
 from __future__ import annotations
 
@@ -18,27 +18,21 @@ import orjson
 from chainrule._errors import CapabilityError, TransportError
 from chainrule._samehost import is_supported
 from chainrule._tracing import current_traceparent, is_traced, span
-from chainrule.client._addresses import (
-    Verify,
-    check_count,
-    check_seconds,
-    checked_token,
-    parse_url,
-)
 from chainrule.client._answers import Answer, answer_limits, read_answer
 from chainrule.client._connections import (
     ConnectionPool,
     Deadline,
     LostConnectionError,
     Request,
+    Verify,
+    checked_token,
+    parse_url,
 )
-from chainrule.client._dialect import Dialect, dialect_of
 from chainrule.client._jobs import Job
-from chainrule.client._payloads import as_body
+from chainrule.client._payloads import Dialect, as_body, dialect_of
 from chainrule.client._same_host import SharedMemory
-from chainrule.client._server import JobInfo, Server
-from chainrule.client._server_jobs import ServerJob
-from chainrule.client._transport import Ticket, Transport
+from chainrule.client._server import JobInfo, Server, ServerJob
+from chainrule.client._transport import Ticket, Transport, check_count, check_seconds
 from chainrule.runtime.internal import checked_run_id
 
 # A server with several components has each of them at such a path below its own.
@@ -105,6 +99,8 @@ class HttpTransport(Transport):
         scheme = "http" if origin.tls is None else "https"
         self.place = f"{scheme}://{origin}{self._base}"
         self._share_memory = share_memory
+        # Lock order: `_agreement`, then `_lock`, then the locks of the connection pool and the shared memory,
+        # which are held for a few instructions only. The first two are held while the server is asked.
         self._lock = threading.Lock()
         self._agreement = threading.Lock()
         self._document: dict[str, Any] | None = None
@@ -139,7 +135,7 @@ class HttpTransport(Transport):
             return self._get("/openapi.json")
         except CapabilityError as error:
             reason = error.message
-            if error.code != "not_found":  # not a server of ours
+            if error.code != "not_found":  # not a server of Chainrule
                 reason = (
                     f"the server has no {self._base}/openapi.json. Name the server, such as "
                     "http://host:8000, or one of its components, http://host:8000/c/name."
@@ -192,7 +188,7 @@ class HttpTransport(Transport):
     def submit(
         self, endpoint: str, payload: Mapping[str, Any], *, run_id: str | None = None
     ) -> Job | None:
-        """Have the server take a call on as a job; `None` when it is not one of ours."""
+        """Have the server take a call on as a job; `None` when it is not one of Chainrule."""
         dialect = self._agree()
         if not dialect.is_native:
             return None

@@ -1,4 +1,4 @@
-"""Calls that run while the caller does something else."""
+"""Calls that run while the caller does something else, and the progress bar that shows them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from concurrent.futures import CancelledError, Executor, Future
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from chainrule._errors import TransportError
-from chainrule.client._progress_bar import progress_bar
+from chainrule._errors import ChainruleError, TransportError
+from chainrule._visible import visible
 from chainrule.client._transport import Ticket
 from chainrule.runtime.internal import listening
 
@@ -138,7 +138,7 @@ class CallJob(Job):
                 self._show = None
 
     def cancel(self) -> None:
-        """Give the call up. A server stops the work when it notices that nobody waits any more."""
+        """Give the call up. A server stops the work when it notices that the caller has left."""
         self._ticket.cancel()
         self._future.cancel()  # where it has not begun: it need not wait for a thread to learn that
 
@@ -171,15 +171,15 @@ class CallJob(Job):
 
 
 def not_done_yet() -> TimeoutError:
-    """Whoever waits has waited long enough."""
+    """The error of a caller who has waited as long as it wanted."""
     return TimeoutError("The job is not done yet; it goes on.")
 
 
 @contextmanager
 def showing(progress: Show, label: str) -> Iterator[Callable[[float, str], Any]]:
-    """What to call with the progress of a job, for whoever wants to see it.
+    """What to call with the progress of a job.
 
-    A job that is done is shown as done, whatever its author has said, or not said, of its progress.
+    A job that is done is shown as done, also if its author has not reported progress.
     """
     if not callable(progress):
         with progress_bar(label) if progress else nullcontext() as bar:
@@ -198,4 +198,68 @@ def showing(progress: Show, label: str) -> Iterator[Callable[[float, str], Any]]
 
 
 def _ignore(fraction: float, message: str) -> None:
-    """Nobody looks."""
+    """Progress is not shown."""
+
+
+class Bar:
+    """What a bar can be told.
+
+    Args:
+        progress: of rich.
+        label: what it is about.
+        total: how far there is to go; `None` while that is unknown.
+    """
+
+    def __init__(self, progress: Any, label: str, total: float | None) -> None:
+        self._progress = progress
+        self._task = progress.add_task(label, total=total, message="")
+
+    def move_to(self, fraction: float, message: str) -> None:
+        """Show a fraction of the whole."""
+        self._progress.update(self._task, total=1.0, completed=fraction, message=visible(message))
+
+    def advance(self) -> None:
+        """One more is done."""
+        self._progress.advance(self._task)
+
+    def fill(self) -> None:
+        """Everything is done, however much that was."""
+        task = self._progress.tasks[0]
+        total = task.total or task.completed or 1.0
+        self._progress.update(self._task, total=total, completed=total)
+
+    def say(self, word: str) -> None:
+        """Show how it ended."""
+        self._progress.update(self._task, message=word)
+
+
+@contextmanager
+def progress_bar(label: str, total: float | None = None) -> Iterator[Bar]:
+    """Show a bar on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[message]}", style="dim", markup=False),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bar = Bar(progress, label, total)
+        try:
+            yield bar
+        except BaseException as error:
+            bar.say(_word_for(error))
+            raise
+        bar.fill()
+
+
+def _word_for(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "not done yet"
+    if isinstance(error, (GeneratorExit, KeyboardInterrupt)):
+        return "stopped"
+    is_cancelled = isinstance(error, ChainruleError) and error.code == "cancelled"
+    return "cancelled" if is_cancelled else "failed"

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from chainrule._errors import ChainruleError, InputError, TransportError
-from chainrule.client._progress_bar import Bar, progress_bar
+from chainrule.client._jobs import Bar, progress_bar
 from chainrule.client._transport import Ticket
 from chainrule.runtime.internal import describe_value
 
@@ -144,7 +144,7 @@ class _Stream:
 
 
 def results_of(outcomes: Generator[Outcome, None, None]) -> Iterator[Any]:
-    """Results; the first failure is raised, and what is under way is given up, as when nobody asks on."""
+    """Results; the first failure is raised, and what is under way is given up."""
     with closing(outcomes):
         for outcome in outcomes:
             if outcome.error is not None:

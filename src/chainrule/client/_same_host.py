@@ -32,7 +32,7 @@ from chainrule.client._connections import LostConnectionError, Request
 # Bodies up to this size are as fast over HTTP.
 _LARGE_BYTES = 1 << 17
 _MAX_IDLE = 32
-# After so many in a row the server is taken to be one that cannot be reached this way.
+# After this many failures in a row shared memory is not tried any more.
 _MAX_FAILURES = 3
 
 
@@ -132,7 +132,7 @@ class SharedMemory:
     def _received(
         self, answer: Answer, channel: _Channel, memory: CallMemory, max_bytes: int
     ) -> Answer:
-        """An answer with its body, in memory of our own."""
+        """An answer with its body, in memory of this process."""
         form, _, size = (answer.memory or "").partition(" ")
         if not form:  # from the server in place of the worker, which may still use the memory
             memory.close()
@@ -197,7 +197,7 @@ class SharedMemory:
 def _too_large(nbytes: int, max_bytes: int) -> TransportError:
     return TransportError(
         f"The answer has {nbytes} bytes, and at most {max_bytes} are read. Pass a larger max_answer_bytes if "
-        "the server is to be trusted.",
+        "you trust the server.",
         code="answer_too_large",
         details={"limit": max_bytes},
     )
@@ -218,7 +218,7 @@ class _Channel:
     """One connection for descriptors, for one call at a time.
 
     Raises:
-        OSError: the server is not on this host, or does not accept us.
+        OSError: the server is not on this host, or refuses the secret.
     """
 
     def __init__(self, offer: _Offer) -> None:
@@ -228,7 +228,7 @@ class _Channel:
             send_message(self._connection, {"secret": offer.secret})
             message = receive_message(self._connection)
             if message is None or "channel" not in message.header:
-                raise ConnectionRefusedError("the server does not accept our secret")
+                raise ConnectionRefusedError("the server refuses the secret")
             message.close()
             self._name = str(message.header["channel"])
         except DecodeError as error:

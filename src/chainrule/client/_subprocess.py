@@ -1,7 +1,12 @@
-"""A component in a process of its own: started here, reached by messages, gone when we are.
+"""A component in a process of its own: started here, reached by messages, ended with this process.
 
 The process runs the same worker as a server's, so a crash of the author's code is an exception here and the
 next call gets a new process. Arrays go through shared memory; there is no port and no HTTP.
+
+A worker asks Linux to kill it when its parent dies (`PR_SET_PDEATHSIG`), so that a busy one does not outlive
+this process. For Linux the parent is the *thread* that started it: a component that was opened on a thread
+would lose its process as soon as that thread ends. So children of other threads are started by one thread
+that stays (`start_for_good`).
 """
 
 from __future__ import annotations
@@ -15,14 +20,17 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from functools import cache, partial
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import orjson
 
 from chainrule._codec import DEFAULT_LIMITS, TRUSTING_LIMITS, Frames
 from chainrule._errors import DecodeError, DefinitionError, StorageError, TransportError
+from chainrule._registry import home_of
 from chainrule._samehost import (
     CANCEL,
     CallMemory,
@@ -36,17 +44,13 @@ from chainrule._samehost import (
     socket_pair,
     with_memory_settings,
 )
-from chainrule.client._addresses import check_seconds
 from chainrule.client._answers import Answer, read_answer
 from chainrule.client._connections import LostConnectionError
-from chainrule.client._dialect import NATIVE
 from chainrule.client._environment import environment_variables
-from chainrule.client._payloads import as_frames
-from chainrule.client._starting import start_for_good
-from chainrule.client._transport import Ticket, Transport
+from chainrule.client._payloads import NATIVE, as_frames
+from chainrule.client._transport import Ticket, Transport, check_seconds
 from chainrule.runtime.internal import ComponentConfig, checked_run_id
 
-_WORKER = "chainrule.serve._worker"
 _PATIENCE_S = 0.5
 _GRACE_S = 1.0
 
@@ -82,7 +86,7 @@ class SubprocessTransport(Transport):
             "config": config, "python": python, "startup_timeout": startup_timeout, "timeout": timeout,
         }  # fmt: skip
         self._source = source
-        # The process is ours: its tracebacks are for our eyes, and it has nothing to fear from our calls.
+        # The caller owns the process: it may see tracebacks, and its calls are trusted.
         settings = ComponentConfig.make(config).replace(debug=True)
         if settings.limits is DEFAULT_LIMITS:
             settings = settings.replace(limits=TRUSTING_LIMITS)
@@ -165,7 +169,7 @@ class SubprocessTransport(Transport):
     def _spawn(self, descriptor: int) -> subprocess.Popen[bytes]:
         try:
             return subprocess.Popen(
-                [self._python, "-m", _WORKER, str(descriptor)],
+                [self._python, "-m", home_of("worker"), str(descriptor)],
                 pass_fds=[descriptor],
                 stdin=subprocess.DEVNULL,
                 env=with_memory_settings(self._variables or os.environ),
@@ -184,8 +188,9 @@ class SubprocessTransport(Transport):
             self._stop()
             self._start()
         assert self._process is not None
-        process, connection, is_over = self._process, self._connection, threading.Event()
-        ticket.when_cancelled(lambda: _interrupt(process, connection, is_over))
+        connection = self._connection
+        interruption = _Interruption(self._process, connection)
+        ticket.when_cancelled(interruption.interrupt)
         try:
             return connection.exchange(header, body)
         except LostConnectionError as error:
@@ -198,7 +203,7 @@ class SubprocessTransport(Transport):
             self._stop()
             raise
         finally:
-            is_over.set()
+            interruption.call_is_over()
             ticket.when_cancelled(None)
 
     def _stop(self) -> None:
@@ -236,7 +241,7 @@ class _WorkerConnection:
     """The connection to a worker: one call at a time, large bodies in shared memory.
 
     Args:
-        connection: our end.
+        connection: this end of it.
         place: the other side, for messages.
     """
 
@@ -271,7 +276,7 @@ class _WorkerConnection:
         return Answer(int(message.header["status"]), str(message.header["content_type"]), content)
 
     def send_cancel(self) -> None:
-        """Say that the call under way in another thread is to be broken off; a signal has to follow."""
+        """Ask the worker to break off the call of another thread; a signal has to follow."""
         with contextlib.suppress(OSError):  # it has ended, and the call with it
             send_message(self._connection, CANCEL)
 
@@ -312,20 +317,39 @@ class _WorkerConnection:
         )
 
 
-def _interrupt(
-    process: subprocess.Popen[bytes], connection: _WorkerConnection, is_over: threading.Event
-) -> None:
-    """Break off a call; where the author's code does not come back to Python for it, end the process."""
+class _Interruption:
+    """Breaks off one call, from another thread, and never the next one.
 
-    def end_if_busy() -> None:
-        if not is_over.wait(_GRACE_S):
-            process.kill()
+    The lock decides the race of reply and cancellation: while it is held, the call is not over. So the worker
+    gets the message and the signal before the next call, and drops them if it has replied already.
 
-    if is_over.is_set():
-        return
-    connection.send_cancel()
-    process.send_signal(signal.SIGUSR1)
-    threading.Thread(target=end_if_busy, name="chainrule-interrupt", daemon=True).start()
+    Args:
+        process: runs the call.
+        connection: to it.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], connection: _WorkerConnection) -> None:
+        self._process, self._connection = process, connection
+        self._lock = threading.Lock()
+        self._is_over = threading.Event()
+
+    def interrupt(self) -> None:
+        """Break the call off; where the author's code does not come back to Python, end the process."""
+        with self._lock:
+            if self._is_over.is_set():
+                return
+            self._connection.send_cancel()
+            self._process.send_signal(signal.SIGUSR1)
+        threading.Thread(target=self._end_if_busy, name="chainrule-interrupt", daemon=True).start()
+
+    def call_is_over(self) -> None:
+        """There is nothing to break off any more."""
+        with self._lock:
+            self._is_over.set()
+
+    def _end_if_busy(self) -> None:
+        if not self._is_over.wait(_GRACE_S):
+            self._process.kill()
 
 
 def _end(process: subprocess.Popen[bytes], connection: _WorkerConnection) -> None:
@@ -347,3 +371,33 @@ def _read_facts(answer: Answer) -> dict[str, Any]:
     if content.get("traceback"):
         error.add_note(f"Traceback of the component:\n{content['traceback']}")
     raise error
+
+
+T = TypeVar("T")
+
+
+def start_for_good(start: Callable[[], T]) -> T:
+    """Call something that starts a process, on a thread that lives as long as this process."""
+    if threading.current_thread() is threading.main_thread():
+        return start()
+    future: Future[T] = Future()
+    _starter(os.getpid()).put((start, future))
+    return future.result()
+
+
+@cache
+def _starter(pid: int) -> SimpleQueue[Any]:
+    """What the thread is told; a forked process has one of its own."""
+    tasks: SimpleQueue[Any] = SimpleQueue()
+    threading.Thread(target=_run, args=(tasks,), name="chainrule-starter", daemon=True).start()
+    return tasks
+
+
+def _run(tasks: SimpleQueue[Any]) -> None:
+    while True:
+        start, future = tasks.get()
+        try:
+            future.set_result(start())
+        except BaseException as error:
+            future.set_exception(error)
+        del start, future  # what they refer to must not wait for the next task

@@ -1,4 +1,4 @@
-"""How a component is reached: one interface, whatever is behind it.
+"""How a component is reached: one interface, whatever is behind it, and the transport within this process.
 
 A transport carries payloads (plain trees with NumPy arrays) to endpoints and brings results back, or raises
 the same exceptions that a component in this process would raise. `Component` knows nothing else of it.
@@ -6,16 +6,22 @@ the same exceptions that a component in this process would raise. `Component` kn
 
 from __future__ import annotations
 
+import math
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral, Real
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chainrule._errors import CapabilityError, ChainruleError
+from chainrule._errors import CapabilityError, ChainruleError, InputError
+from chainrule._tracing import is_traced, span
+from chainrule.runtime import ComponentConfig, LocalComponent, load_component
+from chainrule.runtime.internal import Run
 
 if TYPE_CHECKING:
     from chainrule.client._jobs import Job
-    from chainrule.runtime import LocalComponent
 
 
 class Ticket:
@@ -76,7 +82,7 @@ class Transport(ABC):
 
     @property
     def known_document(self) -> dict[str, Any] | None:
-        """The OpenAPI document as far as it is known without asking anybody."""
+        """The OpenAPI document as far as it is known without a request."""
         return None
 
     @abstractmethod
@@ -101,7 +107,7 @@ class Transport(ABC):
         Args:
             endpoint: its name.
             payload: the whole request.
-            run_id: what files of this call are to be known by.
+            run_id: the id by which files of this call are known.
             ticket: by which the caller may give up.
 
         Raises:
@@ -152,3 +158,84 @@ class Transport(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of connections and processes."""
+
+
+class InProcessTransport(Transport):
+    """Calls a component of this process; nothing is encoded. Arrays are copied, each way once.
+
+    Args:
+        component: the component.
+        source: what it was loaded from, as `load_component` takes it.
+    """
+
+    place = "in this process"
+
+    def __init__(self, component: LocalComponent, source: Any = None) -> None:
+        self.local: LocalComponent = component
+        self._source = os.path.abspath(source) if isinstance(source, (str, Path)) else source
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A handle that is sent to another process loads the component there.
+        source = self.local if self._source is None else self._source
+        return _load, (source, self.local.config)
+
+    @property
+    def known_document(self) -> dict[str, Any]:
+        """The component's own document."""
+        return self.local.openapi_schema
+
+    def describe(self) -> dict[str, Any]:
+        """The component's own document."""
+        return self.local.openapi_schema
+
+    def call(
+        self,
+        endpoint: str,
+        payload: Mapping[str, Any],
+        *,
+        run_id: str | None = None,
+        ticket: Ticket | None = None,
+    ) -> Any:
+        """Call the endpoint in the calling thread; it cannot be broken off."""
+        run = None if run_id is None else Run(self.local.config, run_id=run_id)
+        if not is_traced():
+            return self.local.call(endpoint, payload, run=run)
+        with span(f"{self.local.name} {endpoint}", kind="INTERNAL"):
+            return self.local.call(endpoint, payload, run=run)
+
+    def health(self) -> dict[str, Any]:
+        """Always well while this process runs."""
+        return dict(self.local.health())
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def _load(source: Any, config: ComponentConfig) -> InProcessTransport:
+    return InProcessTransport(load_component(source, config=config), source)
+
+
+def check_seconds(name: str, value: float | None) -> None:
+    """Refuse what is no time to wait; `None` is: for ever.
+
+    Raises:
+        InputError: it is not a number above zero (`bad_option`).
+    """
+    if value is None:
+        return
+    if not isinstance(value, Real) or not math.isfinite(value) or value <= 0:
+        raise InputError(
+            f"{name} is a number of seconds above 0, or None; found {value!r}.", code="bad_option"
+        )
+
+
+def check_count(name: str, value: int, *, least: int) -> None:
+    """Refuse what is not a whole number, or too small.
+
+    Raises:
+        InputError: it is (`bad_option`).
+    """
+    if not isinstance(value, Integral) or value < least:
+        raise InputError(
+            f"{name} is a whole number, at least {least}; found {value!r}.", code="bad_option"
+        )

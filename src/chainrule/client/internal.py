@@ -1,20 +1,21 @@
-"""What other packages of this project use of `client`; no promise to users."""
+"""What other packages of this project use of `client`; no promise to users.
+
+Answer               status, media type and body of an answer
+HttpTransport        the transport to a server
+Server               a server's status and its jobs
+SubprocessTransport  the transport to a process of its own
+read_answer          the result that an answer carries, or the exception that it stands for
+"""
 
 from chainrule.client._answers import Answer, read_answer
-from chainrule.client._component import Component
 from chainrule.client._http import HttpTransport
-from chainrule.client._payloads import make_payload
-from chainrule.client._server import JobEvent, JobInfo, Server
+from chainrule.client._server import Server
 from chainrule.client._subprocess import SubprocessTransport
 
 __all__ = [
     "Answer",
-    "Component",
     "HttpTransport",
-    "JobEvent",
-    "JobInfo",
     "Server",
     "SubprocessTransport",
-    "make_payload",
     "read_answer",
 ]

@@ -1,5 +1,8 @@
-"""What other packages of this project use of `deploy`; no promise to users."""
+"""What other packages of this project use of `deploy`; no promise to users.
 
-from chainrule.deploy.images._ready import is_free
+is_free   whether a port of loopback can be listened on
+"""
+
+from chainrule.deploy.images._container import is_free
 
 __all__ = ["is_free"]

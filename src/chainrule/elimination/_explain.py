@@ -16,13 +16,13 @@ from chainrule.elimination._linearize import Traced, as_examples, trace_function
 from chainrule.elimination._methods import (
     Candidate,
     Plan,
-    describe_error,
     is_about_the_way,
     make_plan,
     run_method,
     run_native,
 )
 from chainrule.elimination._native import NativeUnavailableError
+from chainrule.elimination._sweeps import describe_error
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,22 @@
-"""Tracing a function with its sows alive, and running it so that the sown values come out."""
+"""From a function with sows to its sown values, in four steps.
+
+stage_capture      trace the function with the sows of a tag alive
+run_with_taps      run the traced program so that the sown values come out beside its result
+collect            put them into `{name: {mode: value}}`
+compile_capture    all of this under one `jax.jit`, compiled once per signature
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -19,16 +29,20 @@ from chainrule._jaxpr import (
     Extra,
     JaxprEqn,
     Rewriter,
+    SourceLocation,
     aval_of,
     fence,
     ring,
     trace_avals,
     walk,
 )
-from chainrule.harvest._slots import Slot, fill, is_array
-from chainrule.harvest._sow import Reduce, Sowing, Watch, is_sow, sowing_of, watching
+from chainrule._partition import Template, is_array, is_array_or_number, partition, seal, unseal
+from chainrule.harvest._sow import PRIMAL, Mode, Reduce, Sowing, Watch, is_sow, sowing_of, watching
 
 _log = logging.getLogger(__name__)
+
+
+# --- trace ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -56,27 +70,20 @@ def stage(
 
     Only arrays are traced; numbers and other leaves are what they are, as static arguments have to be.
     """
-    leaves, tree = jax.tree.flatten((args, kwargs))
-    operands = [leaf for leaf in leaves if _is_traced(leaf)]
-    notes: dict[str, Any] = {}
+    template, operands = partition((args, kwargs), _is_traced)
+    result: list[Template] = []
 
-    def flat(*inputs: Any) -> list[Any]:
-        traced = iter(inputs)
-        given, named = jax.tree.unflatten(
-            tree, [next(traced) if _is_traced(leaf) else leaf for leaf in leaves]
-        )
-        outputs, notes["tree"] = jax.tree.flatten(function(*given, **named))
-        notes["outputs"] = [Slot.of(output) for output in outputs]
-        return [output for output in outputs if is_array(output)]
+    def flat(*inputs: Any) -> tuple[Any, ...]:
+        given, named = template.join(inputs)
+        outputs, arrays = partition(function(*given, **named), is_array_or_number)
+        result[:] = [outputs]
+        return arrays
 
     # With jit disabled JAX would unroll loops, and the same program would have other intermediates.
     with watching(watching.value | (watch or Watch())), jax.disable_jit(False):
         program = trace_avals(flat, [aval_of(operand) for operand in operands])
 
-    def rebuild(outputs: Sequence[Any]) -> Any:
-        return jax.tree.unflatten(notes["tree"], fill(notes["outputs"], outputs))
-
-    return Traced(program, operands, rebuild)
+    return Traced(program, list(operands), result[0].join)
 
 
 def _is_traced(leaf: Any) -> bool:
@@ -139,6 +146,8 @@ def sowings(program: ClosedJaxpr, tag: str) -> Iterator[Sowing]:
     """What the sows of a tag say, in program order."""
     return (site.equation.params["sowing"] for site in walk(program) if is_sow(site.equation, tag))
 
+
+# --- run ------------------------------------------------------------------------------------------
 
 Tap = Callable[[Sowing, list[Any]], Extra]
 """Makes the extra of one sow from what it says and its operands."""
@@ -216,3 +225,249 @@ def _check_numbers(sowing: Sowing, values: list[Any], reduce: str) -> None:
                 'or `reduce="stack"`.',
                 code="sow_reduce",
             )
+
+
+# --- collect --------------------------------------------------------------------------------------
+
+Duplicates = Literal["error", "append", "last"]
+"""What a name that is sown twice means."""
+
+
+class DuplicateNameError(InputError):
+    """A name was sown twice in one captured function."""
+
+    default_code = "duplicate_name"
+
+
+def check_duplicates(duplicates: Any, mode: Any, *, stacklevel: int) -> Duplicates:
+    """The option `duplicates`, or what the option `mode` says, its name until now.
+
+    Raises:
+        InputError: it is none of the known ones.
+    """
+    if mode is not None:
+        duplicates = "error" if mode == "strict" else mode
+        warnings.warn(
+            f"The option `mode` is called `duplicates` now: write duplicates={duplicates!r} for "
+            f"mode={mode!r}.",
+            DeprecationWarning,
+            stacklevel=stacklevel + 1,
+        )
+    choices = get_args(Duplicates)
+    if duplicates not in choices:
+        raise InputError(
+            f"Expected duplicates to be one of {', '.join(map(repr, choices))}, found {duplicates!r}.",
+            code="capture_mode",
+        )
+    chosen: Duplicates = duplicates
+    return chosen
+
+
+def collect(
+    taps: Sequence[Extra],
+    duplicates: Duplicates,
+    value_of: Callable[[Extra], Any] = lambda tap: tap.label.value(tap.leaves),
+) -> dict[str, dict[str, Any]]:
+    """`{name: {mode: value}}` of taps in execution order; names in the order they first occur."""
+    by_name: dict[str, dict[Mode, list[Extra]]] = {}
+    for tap in taps:
+        mode = tap.label.mode.undeepened()
+        by_name.setdefault(tap.label.name, {}).setdefault(mode, []).append(tap)
+    if duplicates == "error":
+        for name, by_mode in by_name.items():
+            _check_single(name, by_mode.get(PRIMAL, []))
+    return {name: _entry(by_mode, duplicates, value_of) for name, by_mode in by_name.items()}
+
+
+def _check_single(name: str, primals: list[Extra]) -> None:
+    """One value may have several cotangents (backward passes), but a name has one value."""
+    if len(primals) > 1:
+        raise _duplicate(name, _places([tap.label.call_sites for tap in primals]))
+
+
+def _places(stacks: list[tuple[SourceLocation, ...]]) -> list[str]:
+    """The line of each sow; where a helper was called several times, the calls that tell them apart."""
+    levels = enumerate(zip(*stacks, strict=False))
+    parting = next((level for level, sites in levels if len(set(sites)) > 1), 0)
+    lines = [str(stack[0]) if stack else "an unknown line" for stack in stacks]
+    if not parting:
+        return lines
+    return [
+        f"{line}, called at {stack[parting]}" for line, stack in zip(lines, stacks, strict=True)
+    ]
+
+
+def _duplicate(name: str, places: list[str]) -> DuplicateNameError:
+    shown = "\n".join(f"  {place}" for place in places)
+    return DuplicateNameError(
+        f"The name {name!r} was sown {len(places)} times in one captured function:\n{shown}\n"
+        'Give each its own name, or capture with duplicates="append" (a list, in execution order) or '
+        'duplicates="last".',
+        details={"name": name, "places": places},
+    )
+
+
+def _entry(
+    by_mode: dict[Mode, list[Extra]], duplicates: Duplicates, value_of: Callable[[Extra], Any]
+) -> dict[str, Any]:
+    """The values of one name per mode, and beside them whether and how often they were reached."""
+
+    def choose(values: list[Any]) -> Any:
+        is_single = duplicates == "last" or (duplicates == "error" and len(values) == 1)
+        return values[-1] if is_single else values
+
+    entry: dict[str, Any] = {}
+    for mode in sorted(by_mode, key=lambda mode: (len(mode.steps), mode.depths)):
+        taps = by_mode[mode]
+        entry[_free_label(mode.label, entry)] = choose([value_of(tap) for tap in taps])
+        for fact in ("taken", "count"):
+            if fact not in entry and all(getattr(tap, fact) is not None for tap in taps):
+                entry[fact] = choose([getattr(tap, fact) for tap in taps])
+    return entry
+
+
+def _free_label(label: str, entry: dict[str, Any]) -> str:
+    # Two derivatives of one kind nest, as in grad(grad(f)): the inner one has the plain name.
+    while label in entry:
+        label = f"outer_{label}"
+    return label
+
+
+# --- compile --------------------------------------------------------------------------------------
+
+Rewrite = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+"""Traces a function at arguments and runs what it makes of it."""
+
+
+def compile_rewrite(
+    function: Callable[..., Any], rewrite: Rewrite, **options: Any
+) -> Callable[..., Any]:
+    """`rewrite(function, args, kwargs)` as a function of the arguments, under one `jax.jit`."""
+    return _Compiled(function, rewrite, **options).like(function)
+
+
+def compile_capture(
+    function: Callable[..., Any], rewrite: Rewrite, key: Hashable, **options: Any
+) -> Callable[..., tuple[Any, dict[str, Any]]]:
+    """Like `compile_rewrite`, for a rewrite that gives a result and what was found inside, by name.
+
+    `key` says which rewrite it is: as with `jax.jit`, capturing the same function again in the same way
+    finds what was compiled before.
+    """
+    try:
+        known = _KNOWN.setdefault(function, {})
+    except TypeError:  # not hashable, or not weakly referable: this one is on its own
+        known = {}
+    whole = (key, *map(_frozen, options.values()))
+    if whole not in known:
+        known[whole] = _Capture(function, rewrite, **options)
+    return known[whole].like(function)
+
+
+class _Compiled:
+    """A rewritten function under `jit`, which also takes and gives values that are no arrays.
+
+    Such values are hidden from `jit`, once it turns out that there are some. The function is held weakly:
+    `_KNOWN` maps functions to their compiled captures, and an entry whose value holds its key would never
+    go. During a call the function is alive, because the wrapper that the user calls holds it.
+
+    Attributes:
+        call: the function to call with the arguments.
+        finish: what is left to do with its output; `None` in the usual case.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        rewrite: Rewrite,
+        *,
+        static_argnums: int | Sequence[int] | None = None,
+        static_argnames: str | Iterable[str] | None = None,
+    ) -> None:
+        reference = _weakly(function)
+
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            output = rewrite(reference(), *unseal((args, kwargs)))
+            self._note(output)
+            return seal(output, is_array_or_number)
+
+        _look_like(traced, function)
+        self._jitted = jax.jit(
+            traced, static_argnums=static_argnums, static_argnames=static_argnames
+        )
+        self.call: Callable[..., Any] = self._jitted
+        self.finish: Callable[[Any], Any] | None = None
+
+    def like(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function for the user. It runs at every call, so it does little."""
+
+        @functools.wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            try:
+                output = self.call(*args, **kwargs)
+            except TypeError:
+                if self.call is not self._jitted or not _has_statics((args, kwargs)):
+                    raise
+                self.call = self._sealing
+                output = self.call(*args, **kwargs)
+            return output if self.finish is None else self.finish(output)
+
+        return wrapped
+
+    def _sealing(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = seal((args, kwargs), is_array_or_number)
+        return self._jitted(*args, **kwargs)
+
+    def _note(self, output: Any) -> None:
+        """Look at what came out of a trace, and decide what has to be done after each call."""
+        if _has_statics(output):
+            self.finish = unseal
+
+
+class _Capture(_Compiled):
+    """A rewrite that finds things by name: they come in the order of the program.
+
+    `jit` sorts the keys of dictionaries.
+    """
+
+    def __init__(self, function: Callable[..., Any], rewrite: Rewrite, **options: Any) -> None:
+        super().__init__(function, rewrite, **options)
+        self._names: dict[str, None] = {}
+
+    def _note(self, output: Any) -> None:
+        self._names.update(dict.fromkeys(output[1]))
+        if _has_statics(output):
+            self.finish = lambda output: self._order(unseal(output))
+        elif self.finish is None and list(self._names) != sorted(self._names):
+            self.finish = self._order
+
+    def _order(self, output: Any) -> Any:
+        result, found = output
+        return result, {name: found[name] for name in self._names if name in found}
+
+
+_KNOWN: MutableMapping[Any, dict[Hashable, _Capture]] = weakref.WeakKeyDictionary()
+"""What was compiled, by function; an entry goes with its function."""
+
+
+def _weakly(function: Callable[..., Any]) -> Callable[[], Any]:
+    try:
+        return weakref.ref(function)
+    except TypeError:
+        return lambda: function
+
+
+def _look_like(traced: Callable[..., Any], function: Callable[..., Any]) -> None:
+    """Name and signature for `jit`; not `functools.wraps`, which would hold the function."""
+    traced.__name__ = getattr(function, "__name__", type(function).__name__)
+    with contextlib.suppress(TypeError, ValueError):
+        traced.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+
+
+def _frozen(option: Any) -> Hashable:
+    return option if option is None or isinstance(option, (int, str)) else tuple(option)
+
+
+def _has_statics(tree: Any) -> bool:
+    """Whether some leaf is neither an array nor a number."""
+    return not all(map(is_array_or_number, jax.tree.leaves(tree)))

@@ -12,6 +12,9 @@ traced with it. Without a watch, a sow changes nothing around it. With one, thre
               also inside `jit`, `scan` and `checkpoint`; the capture removes it again.
     placed    `vmap` moves its axis to the front of the sown value.
     thawed    a leaf with a symbolic zero as tangent gets a tangent of real zeros (see `_jvp`).
+
+Convention: cotangents are JAX's. A cotangent c and a tangent t of one value are paired as Re Σ c·t, without
+conjugation. For a real result L and a value a + ib the cotangent is therefore ∂L/∂a − i ∂L/∂b.
 """
 
 from __future__ import annotations
@@ -37,13 +40,81 @@ from chainrule._jaxpr import (
     loop_input,
     permit_effect,
 )
-from chainrule.harvest._mode import PRIMAL, Mode
-from chainrule.harvest._slots import NOTHING, Slot, fill, is_array
+from chainrule._partition import Static, Template, is_array_or_number, partition
+
+Kind = Literal["tangent", "cotangent"]
+
+
+@dataclass(frozen=True)
+class Mode:
+    """What a sown value is: the value itself, or which derivative of it.
+
+    A mode is a list of derivative steps, the latest first: `()` is the value, `tangent` its directional
+    derivative, `cotangent` the derivative of a result with respect to it, `tangent_of_cotangent` what
+    `jvp(grad(f))` adds, and so on. Each step knows at which depth of nested derivatives it was taken (the
+    innermost is 0), which tells the two cotangents of `grad(grad(f))` apart.
+
+    Attributes:
+        steps: (kind, depth) of each step.
+        depth: how many derivative transformations the value has been through.
+    """
+
+    steps: tuple[tuple[Kind, int], ...] = ()
+    depth: int = 0
+
+    def deeper(self) -> Mode:
+        """The mode of the value itself after one more derivative was taken around it."""
+        return replace(self, depth=self.depth + 1)
+
+    def tangent(self) -> Mode:
+        """The mode of the tangent of a value in this mode."""
+        return Mode((("tangent", self.depth), *self.steps), self.depth + 1)
+
+    def cotangent(self) -> Mode:
+        """The mode after transposition: a tangent turns into the cotangent of the same step."""
+        if self.is_tangent:
+            (_, depth), *rest = self.steps
+            return replace(self, steps=(("cotangent", depth), *rest))
+        return Mode((("cotangent", self.depth), *self.steps), self.depth + 1)
+
+    def undeepened(self) -> Mode:
+        """The steps alone, without what happened around the value since."""
+        return replace(self, depth=0)
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """The depth of each step, the latest first."""
+        return tuple(depth for _, depth in self.steps)
+
+    @property
+    def is_primal(self) -> bool:
+        """Whether this is the value itself."""
+        return not self.steps
+
+    @property
+    def is_tangent(self) -> bool:
+        """Whether the latest step was a push forward."""
+        return bool(self.steps) and self.steps[0][0] == "tangent"
+
+    @property
+    def is_pulled_back(self) -> bool:
+        """Whether any of the steps pulled back."""
+        return any(kind == "cotangent" for kind, _ in self.steps)
+
+    @property
+    def label(self) -> str:
+        """`primal`, `tangent`, `cotangent`, `tangent_of_cotangent`, …"""
+        return "_of_".join(kind for kind, _ in self.steps) or "primal"
+
+
+PRIMAL = Mode()
+
 
 Part = Literal["whole", "forward", "backward"]
 Reduce = Literal["stack", "last", "sum", "mean", "max"]
 _MAX_CALLS = 16
 _REDUCTIONS: tuple[Reduce, ...] = get_args(Reduce)
+_NOTHING = Static(None)
 
 
 @dataclass(frozen=True)
@@ -87,8 +158,7 @@ class Sowing:
     Attributes:
         name: the user's name.
         tag: the user's group of names.
-        tree: structure of the sown pytree.
-        slots: per leaf of the tree, what fills it: an operand, or a value kept here.
+        template: the sown pytree without its operands.
         mode: the value itself, or which derivative.
         reduce: how loops combine iterations; `None` leaves it to the capture.
         buffer: how many of the last iterations a `while` loop keeps; `None` leaves it to the capture.
@@ -106,8 +176,7 @@ class Sowing:
 
     name: str
     tag: str
-    tree: Any
-    slots: tuple[Slot, ...]
+    template: Template
     mode: Mode = PRIMAL
     reduce: Reduce | None = None
     buffer: int | None = None
@@ -135,7 +204,7 @@ class Sowing:
 
     def value(self, operands: Sequence[Any]) -> Any:
         """The pytree, as it was sown."""
-        return jax.tree.unflatten(self.tree, fill(self.slots, operands))
+        return self.template.join(operands)
 
     def repeat(self, operands: Sequence[Any]) -> list[Any]:
         """The operands with the axes of all `vmap`s, also those that they do not depend on."""
@@ -152,15 +221,17 @@ class Sowing:
     def derivative(self, mode: Mode, selected: Sequence[bool]) -> Sowing:
         """The same place in another mode; leaves that are not selected become `None`."""
         carried = iter(selected)
-        slots = tuple(
-            slot if not slot.is_operand or next(carried) else NOTHING for slot in self.slots
+        statics = tuple(
+            static if static is not None else None if next(carried) else _NOTHING
+            for static in self.template.statics
         )
-        return replace(self, mode=mode, slots=slots, frozen=None, is_anchored=False)
+        template = self.template._replace(statics=statics)
+        return replace(self, mode=mode, template=template, frozen=None, is_anchored=False)
 
     @property
     def depths_frozen(self) -> tuple[frozenset[int], ...]:
         """Per operand, the depths at which it takes no part in a derivative."""
-        n_operands = sum(slot.is_operand for slot in self.slots)
+        n_operands = self.template.statics.count(None)
         return (frozenset[int](),) * n_operands if self.frozen is None else self.frozen
 
 
@@ -210,11 +281,9 @@ def sow_part(value: Any, name: str, tag: str, part: Part) -> Any:
 def _sow(value: Any, name: str, tag: str, **options: Any) -> Any:
     if not is_transforming():
         return value
-    leaves, tree = jax.tree.flatten(value)
-    slots = tuple(Slot.of(leaf) for leaf in leaves)
-    operands = [leaf for leaf in leaves if is_array(leaf)]
+    template, operands = partition(value, is_array_or_number)
     anchor = loop_input() if is_captured(tag) else None
-    sowing = Sowing(name, tag, tree, slots, is_anchored=anchor is not None, **options)
+    sowing = Sowing(name, tag, template, is_anchored=anchor is not None, **options)
     return sowing.value(_bind(operands if anchor is None else [*operands, anchor], sowing))
 
 
@@ -321,7 +390,13 @@ def _jvp(primals: Any, tangents: Any, *, sowing: Sowing) -> tuple[list[Any], lis
 
 
 def _transpose(cotangents: Any, *operands: Any, sowing: Sowing) -> list[Any]:
-    """Sow the cotangents of what takes part, and hand them on."""
+    """Sow the cotangents of what takes part, and hand them on.
+
+    JAX transposes the program of tangents, in which this sow is the identity t ↦ t of mode `tangent`. The
+    transpose of the identity is the identity, c ↦ c, without conjugation: so what arrives here is the
+    cotangent of the sown value itself, and it is sown as such. A capture keeps it also where it is zero:
+    then the result does not depend on the value.
+    """
     handed_on = list(cotangents)
     if is_captured(sowing.tag) or not all(map(_is_zero, cotangents)):
         frozen = sowing.depths_frozen

@@ -20,11 +20,16 @@ from chainrule._jaxpr import (
     bind_equation,
     walk,
 )
-from chainrule.harvest._capture import Traced, run_with_taps, sowings, stage
-from chainrule.harvest._collect import collect
-from chainrule.harvest._slots import is_array
+from chainrule._partition import is_array_or_number
+from chainrule.harvest._capture import (
+    Traced,
+    collect,
+    compile_rewrite,
+    run_with_taps,
+    sowings,
+    stage,
+)
 from chainrule.harvest._sow import Sowing, Watch, is_sow, sowing_of
-from chainrule.harvest._staged import compile_rewrite
 
 
 def plant(
@@ -152,7 +157,7 @@ def _sown_shapes(traced: Traced, tag: str, names: tuple[str, ...]) -> dict[str, 
 
 
 def _arrays_only(tree: Any) -> Any:
-    return jax.tree.map(lambda leaf: leaf if is_array(leaf) else None, tree)
+    return jax.tree.map(lambda leaf: leaf if is_array_or_number(leaf) else None, tree)
 
 
 def _zero_like(aval: Any) -> Any:
@@ -232,15 +237,15 @@ def _differ_by_example(
 def _leaves_for(sowing: Sowing, value: Any) -> list[Any]:
     """The leaves of a given value that stand for the operands of a sow."""
     try:
-        leaves = sowing.tree.flatten_up_to(value)
+        leaves = sowing.template.structure.flatten_up_to(value)
     except ValueError as error:
         raise InputError(
-            f"Expected a value with the structure {sowing.tree} for {sowing.name!r}, sown at "
+            f"Expected a value with the structure {sowing.template.structure} for {sowing.name!r}, sown at "
             f"{sowing.where}; found {jax.tree.structure(value)}.",
             code="planted_structure",
             details={"name": sowing.name},
         ) from error
-    return [leaf for leaf, slot in zip(leaves, sowing.slots, strict=True) if slot.is_operand]
+    return sowing.template.arrays_of(leaves)
 
 
 def _place(sowing: Sowing, old: Any, new: Any, loops: tuple[Any, ...]) -> Any:

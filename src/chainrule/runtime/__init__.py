@@ -10,18 +10,17 @@ Names are loaded when they are first used; nothing here imports JAX or torch. Re
 `jax_recipes` and `torch_recipes`, files and logging in `experimental`, checks in `testing`.
 """
 
-import importlib as _importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from chainrule._lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from chainrule._codec import Grants, Limits, SparseArray, decode_body, encode_body
-    from chainrule.runtime._component import (
-        Capability,
-        LocalComponent,
-        component,
-        from_command,
-        load_component,
-    )
+    from chainrule.runtime._component._commands import from_command
+    from chainrule.runtime._component._definition import Capability
+    from chainrule.runtime._component._functions import component
+    from chainrule.runtime._component._loading import load_component
+    from chainrule.runtime._component._local import LocalComponent
     from chainrule.runtime._config import ComponentConfig
     from chainrule.runtime._progress import progress
     from chainrule.runtime._residuals import WithResiduals
@@ -82,25 +81,21 @@ __all__ = [
     "progress",
 ]
 
-_COMPONENTS = ("Capability", "LocalComponent", "component", "from_command", "load_component")
-_CODECS = ("Grants", "Limits", "SparseArray", "decode_body", "encode_body")
-_HOMES = {
-    **dict.fromkeys(__all__, "chainrule.runtime._schema"),
-    **dict.fromkeys(_COMPONENTS, "chainrule.runtime._component"),
-    **dict.fromkeys(_CODECS, "chainrule._codec"),
-    "ComponentConfig": "chainrule.runtime._config",
-    "WithResiduals": "chainrule.runtime._residuals",
-    "progress": "chainrule.runtime._progress",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'chainrule.runtime' has no attribute {name!r}")
-    value = getattr(_importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+_COMPONENTS = "chainrule.runtime._component"
+__getattr__, __dir__ = _lazy_names(
+    __name__,
+    {
+        **dict.fromkeys(__all__, "chainrule.runtime._schema"),
+        **dict.fromkeys(
+            ("Grants", "Limits", "SparseArray", "decode_body", "encode_body"), "chainrule._codec"
+        ),
+        "Capability": f"{_COMPONENTS}._definition",
+        "ComponentConfig": "chainrule.runtime._config",
+        "LocalComponent": f"{_COMPONENTS}._local",
+        "WithResiduals": "chainrule.runtime._residuals",
+        "component": f"{_COMPONENTS}._functions",
+        "from_command": f"{_COMPONENTS}._commands",
+        "load_component": f"{_COMPONENTS}._loading",
+        "progress": "chainrule.runtime._progress",
+    },
+)

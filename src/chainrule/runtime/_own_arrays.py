@@ -3,7 +3,7 @@
 Memory has one user: an author gets copies of what the caller passed, and the caller gets copies of what the
 author returned. Both may then keep, overwrite and share their arrays, and the other never sees a change. An
 array is copied once, where it crosses from one to the other: inputs while they are validated
-(`_schema._validate`), results at the end of `LocalComponent.call`. Code that calls an author's function
+(`_schema._validation`), results at the end of `LocalComponent.call`. Code that calls an author's function
 several times with the same inputs (`_derivatives`) makes a copy for every call.
 """
 
@@ -14,9 +14,10 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel
 
-_IMMUTABLE = (str, bytes, int, float, complex, bool, type(None), np.generic)
+from chainrule._trees import map_leaves
+
+_IMMUTABLE = (str, bytes, int, float, complex, type(None), np.generic)
 
 
 def own_copy(tree: Any) -> Any:
@@ -24,35 +25,19 @@ def own_copy(tree: Any) -> Any:
 
     Dictionaries, lists, tuples, models and dataclasses are rebuilt; other objects are shared.
     """
-    kind = type(tree)
-    if kind is np.ndarray:
-        return tree.copy()
-    if kind is dict:
-        return {key: own_copy(value) for key, value in tree.items()}
-    if kind is list:
-        return [own_copy(item) for item in tree]
-    return tree if isinstance(tree, _IMMUTABLE) else _own_copy_of_rare(tree)
+    return map_leaves(_own_copy_of_leaf, tree)
 
 
-def _own_copy_of_rare(tree: Any) -> Any:
-    if isinstance(tree, BaseModel):
-        # `model_copy` does not validate again, and puts extra fields where they belong.
-        return tree.model_copy(update={name: own_copy(value) for name, value in tree})
-    if isinstance(tree, tuple):
-        parts = [own_copy(item) for item in tree]
-        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
-    if isinstance(tree, (dict, list)):
-        clone = copy.copy(tree)  # of a class of the author's
-        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
-            clone[key] = own_copy(value)
-        return clone
-    if is_dataclass(tree) and not isinstance(tree, type):
-        twin = copy.copy(tree)
-        for field in fields(tree):
+def _own_copy_of_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, _IMMUTABLE):
+        return leaf
+    if is_dataclass(leaf) and not isinstance(leaf, type):
+        twin = copy.copy(leaf)
+        for field in fields(leaf):
             # Past `__setattr__`, which frozen classes forbid.
-            object.__setattr__(twin, field.name, own_copy(getattr(tree, field.name)))
+            object.__setattr__(twin, field.name, own_copy(getattr(leaf, field.name)))
         return twin
-    return own_copy_of_array(tree)
+    return own_copy_of_array(leaf)
 
 
 def own_copy_of_array(leaf: Any) -> Any:

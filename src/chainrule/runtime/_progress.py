@@ -11,18 +11,25 @@ that, so a process that answers one call at a time (a worker) has a process-wide
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 T = TypeVar("T")
 Emit = Callable[[float, str], None]
 
 # What is reported faster than anybody can look at is dropped, except the end.
 _MIN_PAUSE_S = 0.05
+
+PATIENCE_S = 2.0
+"""How long work takes before a terminal shows a bar for it."""
 
 
 class Listener:
@@ -145,3 +152,38 @@ def steps(items: Iterable[T], total: int, message: str = "") -> Iterator[T]:
         listener.report((done + 1) / total, message)
         yield item
     yield from iterator
+
+
+def track(items: Iterable[T], description: str, total: int, *, show: bool = True) -> Iterator[T]:
+    """Yield the items, and report the progress as `steps` does; show a bar when the work is long.
+
+    The bar is on stderr, only when that is a terminal, and only once the work has taken `PATIENCE_S`: a
+    component's standard output stays the result, and short work stays silent.
+    """
+    items = steps(items, total, description)
+    if not (show and sys.stderr.isatty()):
+        yield from items
+        return
+    bar: Progress | None = None
+    start = time.monotonic()
+    try:
+        for done, item in enumerate(items, start=1):
+            yield item
+            if bar is None and time.monotonic() - start > PATIENCE_S:
+                bar = _start_bar(description, total)
+            if bar is not None:
+                bar.update(bar.task_ids[0], completed=done)
+    finally:
+        if bar is not None:
+            bar.stop()
+
+
+def _start_bar(description: str, total: int) -> Progress:
+    # Rich is imported only when a bar is shown: most calls never show one.
+    from rich.console import Console
+    from rich.progress import Progress
+
+    bar = Progress(console=Console(stderr=True), transient=True)
+    bar.add_task(description, total=total)
+    bar.start()
+    return bar

@@ -10,8 +10,6 @@ refused unless the operator lists it in `allow_references`. A component object m
 
 from __future__ import annotations
 
-import importlib
-import operator
 from typing import Any, cast, get_args
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -20,13 +18,6 @@ from pydantic_core import CoreSchema, core_schema
 from chainrule._errors import CapabilityError, NotGrantedError
 from chainrule.runtime._config import ReferenceKind
 from chainrule.runtime._runs import get_config
-
-# Floors above this one are named here and imported only when a reference of their kind is opened.
-_OPENERS: dict[ReferenceKind, tuple[str, str]] = {
-    "api_path": ("chainrule.runtime._component", "load_component"),
-    "url": ("chainrule.client", "Component.from_url"),
-    "image": ("chainrule.client", "Component.from_image"),
-}
 
 
 class ComponentReference:
@@ -81,7 +72,11 @@ def _open(value: Any) -> ComponentReference:
     if callable(getattr(value, "apply", None)):
         return ComponentReference(value)
     is_reference = isinstance(value, dict) and set(value) == {"type", "ref"}
-    if not is_reference or value["type"] not in _OPENERS or not isinstance(value["ref"], str):
+    if (
+        not is_reference
+        or value["type"] not in get_args(ReferenceKind)
+        or not isinstance(value["ref"], str)
+    ):
         raise ValueError("expected a component, or an object with 'type' and 'ref'")
     kind, ref = cast(ReferenceKind, value["type"]), value["ref"]
     if kind not in get_config().allow_references:
@@ -94,11 +89,16 @@ def _open(value: Any) -> ComponentReference:
 
 
 def _opener(kind: ReferenceKind) -> Any:
-    module, name = _OPENERS[kind]
+    if kind == "api_path":
+        from chainrule.runtime import load_component
+
+        return load_component
     try:
-        return operator.attrgetter(name)(importlib.import_module(module))
-    except (ImportError, AttributeError) as error:
+        # The client is above this layer; its top-level name is loaded here, when a reference is opened.
+        from chainrule import Component
+    except ImportError as error:
         raise CapabilityError(
             f"References of type {kind!r} cannot be opened here: {error}.",
             code="reference_unsupported",
         ) from error
+    return Component.from_url if kind == "url" else Component.from_image

@@ -1,27 +1,48 @@
-"""One call of an endpoint is a run: it knows its component's settings and where its files go.
+"""One call of an endpoint is a run: it knows its component's settings, where its files go and what it logs.
 
 The run that is under way is a context variable, so `require_file`, `log_metric` and the path types find
 their folder in author code without process-wide state, in every thread and task on its own. Threads that
 the author starts inherit it with `contextvars.copy_context().run`.
+
+Metrics, parameters and artifacts have Tesseract's layout, below the run's folder:
+
+    logs/metrics.csv        timestamp,key,value,step
+    logs/parameters.json    one object
+    logs/artifacts/         flat copies
+
+and nothing of it exists before something is logged. With `mlflow_tracking_uri` set the same calls go to an
+MLflow store instead. Its client object is used directly, never `mlflow.set_tracking_uri` or
+`mlflow.start_run`: those change state of the whole process, and two components with two stores would write
+into each other's.
 """
 
 from __future__ import annotations
 
+import csv
+import json
+import logging
 import re
+import shutil
+import threading
+import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
-from chainrule._errors import InputError, StorageError
+import orjson
+
+from chainrule._errors import DefinitionError, InputError, StorageError
+from chainrule._tracing import current_traceparent, is_traced
+from chainrule._whole_files import whole_file, write_whole
 from chainrule.runtime._config import ComponentConfig
 
-if TYPE_CHECKING:
-    from chainrule.runtime._metrics import RunLog
-
+# What existing components import from `tesseract_core.runtime.config`.
 __all__ = ["Run", "activate", "checked_run_id", "current_run", "get_config"]
 
 _SAFE_ID = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")
@@ -91,8 +112,6 @@ class Run:
     def log(self) -> RunLog:
         """Where metrics, parameters and artifacts of this run go; opened now."""
         if self._log is None:
-            from chainrule.runtime._metrics import open_log
-
             self._log = open_log(self)
         return self._log
 
@@ -131,3 +150,262 @@ def get_config() -> ComponentConfig:
     """The settings of the component whose code is running here, or the defaults outside of any."""
     run = current_run.get()
     return ComponentConfig() if run is None else run.config
+
+
+class RunLog(Protocol):
+    """Where the log of one run goes."""
+
+    def log_metric(self, key: str, value: float, step: int | None = None) -> None:
+        """Record one value of a metric."""
+
+    def log_parameter(self, key: str, value: Any) -> None:
+        """Record a parameter."""
+
+    def log_artifact(self, path: Path) -> None:
+        """Keep a copy of a file."""
+
+    def close(self, *, failed: bool = False) -> None:
+        """Finish; nothing is logged afterwards."""
+
+
+def open_log(run: Run) -> RunLog:
+    """The log that the run's settings ask for."""
+    if run.config.mlflow_tracking_uri:
+        return MlflowLog(run.config)
+    return LocalLog(run)
+
+
+class LocalLog:
+    """Logs into files of the run's folder."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._steps: Counter[str] = Counter()
+        self._parameters: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def log_metric(self, key: str, value: float, step: int | None = None) -> None:
+        """Append a row to `metrics.csv`; the step counts up per key when it is not given."""
+        with self._lock:
+            if step is None:
+                step = self._steps[key]
+            self._steps[key] = step + 1
+            self._append([datetime.now().isoformat(), key, value, step])
+
+    def _append(self, row: list[Any]) -> None:
+        file = self._folder() / "metrics.csv"
+        try:
+            with file.open("a", newline="", encoding="utf-8") as stream:
+                writer = csv.writer(stream)
+                if stream.tell() == 0:
+                    writer.writerow(["timestamp", "key", "value", "step"])
+                writer.writerow(row)
+        except OSError as error:
+            raise _unwritable(file, error) from error
+
+    def log_parameter(self, key: str, value: Any) -> None:
+        """Rewrite `parameters.json` with one more parameter."""
+        with self._lock:
+            self._parameters[key] = value
+            text = json.dumps(self._parameters, indent=2, default=str)
+            file = self._folder() / "parameters.json"
+            try:
+                write_whole(file, [text.encode()])
+            except OSError as error:
+                raise _unwritable(file, error) from error
+
+    def log_artifact(self, path: Path) -> None:
+        """Copy a file into `artifacts/` under its own name."""
+        with self._lock:
+            target = self._folder() / "artifacts" / path.name
+            try:
+                target.parent.mkdir(exist_ok=True)
+                with whole_file(target) as temporary:
+                    shutil.copy2(path, temporary)
+            except OSError as error:
+                raise _unwritable(target, error) from error
+
+    def close(self, *, failed: bool = False) -> None:
+        """Nothing is kept open between calls."""
+
+    def _folder(self) -> Path:
+        folder = self._run.folder / "logs"
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise _unwritable(folder, error) from error
+        return folder
+
+
+def _unwritable(file: Path, error: OSError) -> StorageError:
+    return StorageError(f"Cannot write {file}: {error.strerror}.", details={"file": str(file)})
+
+
+def _log_of_current_run() -> RunLog:
+    run = current_run.get()
+    if run is None:
+        raise InputError(
+            "Nothing to log into: log_metric, log_parameter and log_artifact work inside an endpoint "
+            "call. A thread you start yourself inherits the run with contextvars.copy_context().run.",
+            code="no_run",
+        )
+    return run.log
+
+
+def log_metric(key: str, value: float, step: int | None = None) -> None:
+    """Record one value of a metric of the current run.
+
+    Args:
+        key: name of the metric.
+        value: a number.
+        step: position in the series; counts up per key when not given.
+
+    Raises:
+        InputError: called outside of an endpoint call (`no_run`).
+    """
+    _log_of_current_run().log_metric(key, float(value), step)
+
+
+def log_parameter(key: str, value: Any) -> None:
+    """Record a parameter of the current run; values that JSON cannot hold are stored as text.
+
+    Raises:
+        InputError: called outside of an endpoint call (`no_run`).
+    """
+    _log_of_current_run().log_parameter(key, value)
+
+
+def log_artifact(local_path: str | Path) -> None:
+    """Keep a copy of a file with the current run.
+
+    Raises:
+        InputError: called outside of an endpoint call (`no_run`), or there is no such file
+            (`file_missing`).
+    """
+    log = _log_of_current_run()
+    if not Path(local_path).is_file():
+        raise InputError(
+            f"log_artifact expected a regular file at {str(local_path)!r}; there is none.",
+            code="file_missing",
+        )
+    log.log_artifact(Path(local_path))
+
+
+_ARGUMENTS = ("experiment_id", "run_name", "tags", "description", "parent_run_id", "run_id")
+
+
+class MlflowLog:
+    """Logs into one MLflow run, which ends with the endpoint call."""
+
+    def __init__(self, config: ComponentConfig) -> None:
+        self._client = _open_client(config.mlflow_tracking_uri)
+        arguments = dict(config.mlflow_run_extra_args)
+        unknown = sorted(set(arguments) - set(_ARGUMENTS))
+        if unknown:
+            raise InputError(
+                f"mlflow_run_extra_args has the unknown key {unknown[0]!r}; it takes "
+                f"{', '.join(_ARGUMENTS)}.",
+                code="bad_setting",
+            )
+        self._steps: dict[str, int] = {}
+        self._is_own = "run_id" not in arguments
+        self._run_id = arguments.get("run_id") or self._start(arguments)
+
+    def _start(self, arguments: dict[str, Any]) -> str:
+        tags = dict(arguments.get("tags") or {})
+        if "description" in arguments:
+            tags["mlflow.note.content"] = arguments["description"]
+        if "parent_run_id" in arguments:
+            tags["mlflow.parentRunId"] = arguments["parent_run_id"]
+        run = self._checked(
+            self._client.create_run,
+            experiment_id=arguments.get("experiment_id", "0"),
+            run_name=arguments.get("run_name"),
+            tags=tags,
+        )
+        return run.info.run_id
+
+    def log_metric(self, key: str, value: float, step: int | None = None) -> None:
+        """Record one value of a metric."""
+        if step is None:
+            step = self._steps.get(key, 0)
+        self._steps[key] = step + 1
+        stamp = int(time.time() * 1000)
+        self._checked(self._client.log_metric, self._run_id, key, value, stamp, step)
+
+    def log_parameter(self, key: str, value: Any) -> None:
+        """Record a parameter."""
+        self._checked(self._client.log_param, self._run_id, key, value)
+
+    def log_artifact(self, path: Path) -> None:
+        """Upload a file."""
+        self._checked(self._client.log_artifact, self._run_id, str(path))
+
+    def close(self, *, failed: bool = False) -> None:
+        """End the run, if it was started here."""
+        if self._is_own:
+            status = "FAILED" if failed else "FINISHED"
+            self._checked(self._client.set_terminated, self._run_id, status)
+
+    def _checked(self, call: Any, *args: Any, **kwargs: Any) -> Any:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return call(*args, **kwargs)
+        except MlflowException as error:
+            raise StorageError(
+                f"The MLflow store refused: {error.message}", code="mlflow_failed"
+            ) from error
+
+
+def _open_client(uri: str) -> Any:
+    try:
+        from mlflow import MlflowClient
+    except ModuleNotFoundError as error:
+        raise DefinitionError(
+            "mlflow_tracking_uri is set, but MLflow is not installed: pip install 'chainrule[mlflow]'.",
+            code="framework_missing",
+        ) from error
+    return MlflowClient(tracking_uri=uri)
+
+
+class JsonFormatter(logging.Formatter):
+    """`{"time", "level", "logger", "message", "run_id", "trace_id", …}`.
+
+    Fields of a record's `facts` (`log.info(…, extra={"facts": {…}})`) become fields of the object. What
+    is not known is left out.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as one line."""
+        content: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        run = current_run.get()
+        if run is not None:
+            content["run_id"] = run.run_id
+        traceparent = current_traceparent() if is_traced() else None
+        if traceparent is not None:
+            content["trace_id"] = traceparent.split("-")[1]
+        content |= getattr(record, "facts", {})
+        if record.exc_info:
+            content["traceback"] = self.formatException(record.exc_info)
+        return orjson.dumps(content, default=str).decode()
+
+
+def log_handler(log_format: str) -> logging.Handler:
+    """A handler that writes to standard error.
+
+    Args:
+        log_format: `text` or `json`.
+    """
+    handler = logging.StreamHandler()
+    is_json = log_format == "json"
+    handler.setFormatter(JsonFormatter() if is_json else logging.Formatter(_TEXT))
+    return handler
+
+
+_TEXT = "%(levelname)s %(message)s"

@@ -4,13 +4,8 @@ Each function has the shape of an endpoint, so that an author's endpoint is one 
 `torch_recipes` do the same for programs that a framework can differentiate.
 """
 
-from chainrule.runtime._derivatives import (
-    ImplicitFunction,
-    Products,
+from chainrule.runtime._derivatives._derive import (
     batched_product,
-    finite_difference_jacobian,
-    finite_difference_jvp,
-    finite_difference_vjp,
     hvp_from_vjp,
     jacobian_from_jvp,
     jacobian_from_vjp,
@@ -18,6 +13,12 @@ from chainrule.runtime._derivatives import (
     value_and_vjp,
     vjp_from_jacobian,
 )
+from chainrule.runtime._derivatives._differences import (
+    finite_difference_jacobian,
+    finite_difference_jvp,
+    finite_difference_vjp,
+)
+from chainrule.runtime._derivatives._implicit import ImplicitFunction, Products
 
 __all__ = [
     "ImplicitFunction",

@@ -1,13 +1,26 @@
 """Files, runs and derivative helpers for component authors, under the names existing components use.
 
+The derivative helpers are those of `chainrule.runtime.derivatives`, which has more of them.
+
 `SKIP_REQUIRED_FILE_CHECK` says whether the component that is being loaded or run was told not to look for the
 files it requires.
 """
 
 from typing import Any
 
-from chainrule.runtime._binref import BinrefArray, BinrefWriter
-from chainrule.runtime._derivatives import (
+from chainrule.runtime._files import (
+    BinrefArray,
+    BinrefWriter,
+    InputPath,
+    LazySequence,
+    OutputPath,
+    require_file,
+)
+from chainrule.runtime._references import ComponentReference
+from chainrule.runtime._references import ComponentReference as TesseractReference
+from chainrule.runtime._residuals import set_jax_vjp_cache_size
+from chainrule.runtime._runs import get_config, log_artifact, log_metric, log_parameter
+from chainrule.runtime.derivatives import (
     finite_difference_jacobian,
     finite_difference_jvp,
     finite_difference_vjp,
@@ -16,13 +29,6 @@ from chainrule.runtime._derivatives import (
     jvp_from_jacobian,
     vjp_from_jacobian,
 )
-from chainrule.runtime._derivatives._residuals import set_jax_vjp_cache_size
-from chainrule.runtime._files import InputPath, OutputPath, require_file
-from chainrule.runtime._lazy_sequence import LazySequence
-from chainrule.runtime._metrics import log_artifact, log_metric, log_parameter
-from chainrule.runtime._references import ComponentReference
-from chainrule.runtime._references import ComponentReference as TesseractReference
-from chainrule.runtime._runs import get_config
 
 __all__ = [
     "BinrefArray",

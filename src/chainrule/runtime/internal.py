@@ -1,7 +1,6 @@
 """What other packages of this project use of `runtime`; no promise to users."""
 
-from chainrule.runtime._component import ENDPOINTS, LocalComponent, load_component
-from chainrule.runtime._component._author import failure_of
+from chainrule.runtime._component._definition import hash_parts
 from chainrule.runtime._component._document import (
     SIDES,
     Field,
@@ -9,32 +8,45 @@ from chainrule.runtime._component._document import (
     capabilities_of,
     differentiable_of,
     endpoints_of,
+    fields_html,
     fields_of,
     full_name,
+    summary_html,
+    summary_text,
 )
-from chainrule.runtime._component._hashing import hash_parts
-from chainrule.runtime._component._isolation import load_module
-from chainrule.runtime._component._kept_output import copied_to, new_logs
-from chainrule.runtime._component._load import file_in
-from chainrule.runtime._component._peer_names import PEER_MODULES
-from chainrule.runtime._component._plain import to_plain
-from chainrule.runtime._component._summary import fields_html, summary_html, summary_text
-from chainrule.runtime._component._syntax import check_sources, check_syntax
-from chainrule.runtime._component._tagged import TAGGED
+from chainrule.runtime._component._failures import failure_of
+from chainrule.runtime._component._isolation import PEER_MODULES, load_module
+from chainrule.runtime._component._loading import (
+    check_sources,
+    check_syntax,
+    file_in,
+    load_component,
+)
+from chainrule.runtime._component._local import LocalComponent
+from chainrule.runtime._component._observation import copied_to, new_logs
+from chainrule.runtime._component._schemas import to_plain
 from chainrule.runtime._config import ComponentConfig, ReferenceKind
-from chainrule.runtime._content import content_name
-from chainrule.runtime._derivatives import JACOBIAN, JVP, VJP, DerivativeKind, product_from_jacobian
-from chainrule.runtime._derivatives._batching import batched_product
-from chainrule.runtime._derivatives._kinds import BATCHED, DERIVATIVES
-from chainrule.runtime._derivatives._residuals import (
-    content_digest,
-    current_residual_cache,
-    set_jax_vjp_cache_size,
+from chainrule.runtime._content_store import SharedFolder, content_name
+from chainrule.runtime._derivatives import product_from_jacobian
+from chainrule.runtime._derivatives._derive import batched_product
+from chainrule.runtime._endpoints import (
+    BATCHED,
+    DERIVATIVES,
+    ENDPOINTS,
+    HVP,
+    JACOBIAN,
+    JVP,
+    TAGGED,
+    VJP,
+    AsyncEndpointMethods,
+    CallingBack,
+    DerivativeKind,
+    EndpointMethods,
 )
-from chainrule.runtime._log_format import log_handler
 from chainrule.runtime._own_arrays import own_copy
 from chainrule.runtime._progress import is_heard, listening, progress, unheard
-from chainrule.runtime._runs import Run, checked_run_id, current_run
+from chainrule.runtime._residuals import content_digest, reuse_residuals
+from chainrule.runtime._runs import Run, checked_run_id, current_run, log_handler
 from chainrule.runtime._schema import (
     ArraySpec,
     array_leaves,
@@ -42,20 +54,18 @@ from chainrule.runtime._schema import (
     describe_value,
     is_array_type,
 )
-from chainrule.runtime._schema._coerce import is_tracer
-from chainrule.runtime._schema._dimensions import DimensionTable, enter_sizes
-from chainrule.runtime._schema._dtypes import PEER_DTYPES, numpy_dtype
 from chainrule.runtime._schema._json_schema import ArrayJsonSchema
-from chainrule.runtime._schema._leaves import unwrap
+from chainrule.runtime._schema._leaves import DimensionTable, enter_sizes, unwrap
 from chainrule.runtime._schema._problems import dtype_mismatch
-from chainrule.runtime._schema._validate import check_shape
-from chainrule.runtime._shared_folder import SharedFolder
+from chainrule.runtime._schema._spec import PEER_DTYPES, numpy_dtype
+from chainrule.runtime._schema._validation import check_shape, is_tracer
 from chainrule.runtime.testing._subject import Subject
 
 __all__ = [
     "BATCHED",
     "DERIVATIVES",
     "ENDPOINTS",
+    "HVP",
     "JACOBIAN",
     "JVP",
     "PEER_DTYPES",
@@ -65,9 +75,12 @@ __all__ = [
     "VJP",
     "ArrayJsonSchema",
     "ArraySpec",
+    "AsyncEndpointMethods",
+    "CallingBack",
     "ComponentConfig",
     "DerivativeKind",
     "DimensionTable",
+    "EndpointMethods",
     "Field",
     "LocalComponent",
     "ReferenceKind",
@@ -85,7 +98,6 @@ __all__ = [
     "content_digest",
     "content_name",
     "copied_to",
-    "current_residual_cache",
     "current_run",
     "describe_array",
     "describe_value",
@@ -111,7 +123,7 @@ __all__ = [
     "own_copy",
     "product_from_jacobian",
     "progress",
-    "set_jax_vjp_cache_size",
+    "reuse_residuals",
     "summary_html",
     "summary_text",
     "to_plain",

@@ -293,7 +293,11 @@ def _by_exactness(tensors: Tensors) -> tuple[Tensors, Tensors]:
 
 
 def _conjugated(tensors: Tensors) -> Tensors:
-    """torch pulls back with the conjugate transpose; a VJP here, as in JAX, is the plain one, Jᵀu."""
+    """torch pulls back with the conjugate transpose, Jᴴu; a VJP here, as in JAX, is the plain one, Jᵀu.
+
+    Jᵀu is the conjugate of Jᴴ applied to the conjugate of u, so conjugating before and after turns one
+    into the other. Real numbers are not changed.
+    """
     return {path: tensor.conj() for path, tensor in tensors.items()}
 
 
@@ -372,7 +376,7 @@ def _empty(node: Any) -> Any:
         return node
     facts = node if isinstance(node, Mapping) else {"shape": node.shape, "dtype": node.dtype}
     name = str(facts["dtype"])
-    # NumPy knows this name only once somebody has imported `ml_dtypes`.
+    # NumPy knows this name only after `ml_dtypes` is imported.
     known = name if name == "bfloat16" else np.dtype(facts["dtype"]).name
     return torch.empty(tuple(facts["shape"]), dtype=getattr(torch, known))
 

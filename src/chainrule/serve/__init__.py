@@ -1,8 +1,37 @@
 """Serve components over HTTP: `serve` runs a server, `create_app` gives the ASGI application.
 
 The event loop only moves bytes. Author code runs in supervised worker processes (or, with `workers=0`, in
-one thread): a worker that crashes or hangs is replaced, its caller gets an error with a code, and nobody
-else notices.
+one thread): a worker that crashes or hangs is replaced, its caller gets an error with a code, and other
+callers are not affected.
+
+A request takes one way, whatever the number of workers, the encoding and the transport. The modules in the
+order in which it meets them:
+
+_options      settings of a server: one table
+_run          the application on uvicorn, from start to an orderly stop
+_connections  limits on HTTP connections
+_security     which callers are allowed
+_logs         the access log, and the output of workers
+_app          components in, routes out
+_endpoint     `POST /<endpoint>`: reads the body, asks the pool, sends the reply
+_same_host    bodies in the shared memory of clients on the same host
+_calls        what passes between the layers: a call as bytes, a reply as bytes
+_pool         the queue and the workers of one component
+_metrics      what is counted; `/ready`, `/status` and `/metrics`
+_merging      several calls of `apply` answered by one
+_process      a worker process, as the server sees it
+_thread       a worker thread
+_worker       a worker process, from the inside
+_answering    from the bytes of a call to the bytes of its reply
+_author_code  what surrounds author code: forks, residuals, progress, output
+_problems     errors as `application/problem+json`
+
+Beside it:
+
+_jobs         calls that outlive the connection that asked for them
+_page         the page of a component, and its description at `/docs`
+_openapi      the server's own routes in the OpenAPI document
+_scratch      temporary folders that are removed after a crash, too
 """
 
 from chainrule.serve._app import create_app

@@ -1,16 +1,24 @@
-"""From a call's bytes to a reply's bytes, once, in one direction: the whole work of a worker."""
+"""From the bytes of a call to the bytes of its reply: the whole work of a worker.
+
+`Answerer` decodes the body, calls the component and encodes the result. It is used by worker processes, by
+the worker thread and by replicas on a cluster. Two things are beside the component's own endpoints:
+`check_gradients` (one call with a bound on its cost) and the cache of results.
+"""
 
 from __future__ import annotations
 
 import logging
 import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from chainrule._codec import (
+    FRAMES_MEDIA_TYPE,
+    TRUSTING_LIMITS,
     BinrefWriter,
     Limits,
     Negotiated,
@@ -20,15 +28,27 @@ from chainrule._codec import (
     negotiate,
 )
 from chainrule._errors import ChainruleError, ComponentError, DecodeError, InputError
-from chainrule._tracing import is_traced, span
-from chainrule.runtime.internal import LocalComponent, Run, describe_value, failure_of
+from chainrule._lru_cache import LRUCache
+from chainrule._tracing import export_spans, is_traced, span
+from chainrule.runtime.internal import (
+    DERIVATIVES,
+    ENDPOINTS,
+    ComponentConfig,
+    LocalComponent,
+    Run,
+    SharedFolder,
+    content_name,
+    describe_value,
+    failure_of,
+    load_component,
+    progress,
+    reuse_residuals,
+    unheard,
+)
+from chainrule.serve._author_code import only_here
 from chainrule.serve._calls import Call, Cancelled, Facts, Reply
-from chainrule.serve._checking import CHECK_GRADIENTS, can_check, run_check
-from chainrule.serve._forked import only_here
-from chainrule.serve._merged import MergedCalls
-from chainrule.serve._parts import pack_replies, unpack_calls
+from chainrule.serve._merging import MergedCalls, pack_replies, unpack_calls
 from chainrule.serve._problems import problem_reply
-from chainrule.serve._result_cache import ResultCache
 
 _log = logging.getLogger(__name__)
 
@@ -43,10 +63,13 @@ class Answerer:
         component: the component.
         copy_results: `False` where a reply is written out before the next call begins: until then its pieces
             may be arrays of the author's.
+
+    Attributes:
+        component: the component.
     """
 
     def __init__(self, component: LocalComponent, *, copy_results: bool = True) -> None:
-        self._component = component
+        self.component = component
         self._copy_results = copy_results
         self._config = component.config
         self._cache = ResultCache.of(component)
@@ -54,10 +77,37 @@ class Answerer:
             component, decode=self._payload, encode=self._encoded, answer=self._reply
         )
 
+    @classmethod
+    def load(
+        cls,
+        source: Any,
+        config: ComponentConfig,
+        *,
+        copy_results: bool = True,
+        remembered: int = 4,
+    ) -> Answerer:
+        """Load a component, in the process and on the thread that will answer its calls.
+
+        Args:
+            source: what `load_component` takes.
+            config: the component's settings.
+            copy_results: see `Answerer`.
+            remembered: how many forward passes of a JAX component are remembered for their gradients.
+
+        Raises:
+            ChainruleError: the component cannot be loaded.
+            Exception: what the component's code raised.
+        """
+        component = only_here(lambda: load_component(source, config=config))
+        reuse_residuals(component, remembered=remembered)
+        if component.config.traces_to:
+            export_spans(component.config.traces_to, component.name)
+        return cls(component, copy_results=copy_results)
+
     @property
     def facts(self) -> Facts:
         """What the server tells about the component."""
-        component = self._component
+        component = self.component
         endpoints = [name for name in component.available_endpoints if name != "health"]
         if can_check(endpoints):
             endpoints.append(CHECK_GRADIENTS)
@@ -81,8 +131,8 @@ class Answerer:
             return self._answer_merged(call)
         if not is_traced(call.traceparent):
             return self._reply(call)
-        facts = {"chainrule.component": self._component.name, "chainrule.endpoint": call.endpoint}
-        name = f"{self._component.name} {call.endpoint}"
+        facts = {"chainrule.component": self.component.name, "chainrule.endpoint": call.endpoint}
+        name = f"{self.component.name} {call.endpoint}"
         with span(name, kind="SERVER", parent=call.traceparent, attributes=facts) as current:
             reply = self._reply(call)
             if current is not None:
@@ -100,8 +150,9 @@ class Answerer:
         return Reply(200, "application/octet-stream", pack_replies(replies))
 
     def _encoded(self, call: Call, result: Any) -> Reply:
-        form = self._form(call)
-        return Reply(200, form.media_type, self._encode(result, form, Run(self._config)))
+        form, run = self._form(call), Run(self._config)
+        pieces = encode_result(result, form, self._config, lambda: run.folder.name)
+        return Reply(200, form.media_type, pieces)
 
     def _reply(self, call: Call) -> Reply:
         try:
@@ -128,7 +179,9 @@ class Answerer:
         run = Run(self._config, run_id=call.run_id)
         payload = self._payload(call)
         result = only_here(lambda: self._result(call.endpoint, payload, run))
-        return Reply(200, form.media_type, self._encode(result, form, run))
+        return Reply(
+            200, form.media_type, encode_result(result, form, self._config, lambda: run.folder.name)
+        )
 
     def _form(self, call: Call) -> Negotiated:
         form = negotiate(
@@ -155,9 +208,9 @@ class Answerer:
         if endpoint == "test":
             return self._test(payload)
         if endpoint == CHECK_GRADIENTS:
-            return run_check(self._component, payload)
+            return run_check(self.component, payload)
         compute = partial(
-            self._component.call, endpoint, payload, run=run, copy_results=self._copy_results
+            self.component.call, endpoint, payload, run=run, copy_results=self._copy_results
         )
         return compute() if self._cache is None else self._cache.result(endpoint, payload, compute)
 
@@ -166,18 +219,33 @@ class Answerer:
         from chainrule.runtime.testing import run_test
 
         try:
-            return asdict(run_test(self._component, payload))
+            return asdict(run_test(self.component, payload))
         except ValidationError as error:
             raise InputError(
                 f"This is not a regression test: {error.errors()[0]['msg']}.", code="invalid_input"
             ) from None
 
-    def _encode(self, result: Any, form: Negotiated, run: Run) -> list[Any]:
-        options: dict[str, Any] = {"compression": form.compression, "sparse": form.sparse}
-        if form.format != "json+binref":
-            return encode_body(result, format=form.format, **options)
-        with BinrefWriter(self._config.output_path, run=run.folder.name) as writer:
-            return encode_body(result, format=form.format, writer=writer, **options)
+
+def encode_result(
+    result: Any, form: Negotiated, config: ComponentConfig, run_name: Callable[[], str]
+) -> list[Any]:
+    """A result as the pieces of a body.
+
+    Args:
+        result: a plain tree.
+        form: format, compression, and whether sparse arrays may be sent as such.
+        config: says where files go.
+        run_name: gives the folder of the run, for arrays that go to files; not called for others.
+    """
+    options: dict[str, Any] = {
+        "format": form.format,
+        "compression": form.compression,
+        "sparse": form.sparse,
+    }
+    if form.format != "json+binref":
+        return encode_body(result, **options)
+    with BinrefWriter(config.output_path, run=run_name()) as writer:
+        return encode_body(result, writer=writer, **options)
 
 
 def plain_form(endpoint: str, form: Negotiated) -> Negotiated:
@@ -232,3 +300,112 @@ def _expand_zstd(body: Any, max_bytes: int) -> bytes:
 
 def _damaged(encoding: str) -> DecodeError:
     return DecodeError(f"The body is not sound {encoding}.", code="bad_content_encoding")
+
+
+CHECK_GRADIENTS = "check_gradients"
+"""The endpoint's name."""
+
+
+class _Request(BaseModel):
+    """What a caller may ask for; the bounds keep one check from being a thousand calls."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    inputs: Any
+    input_paths: list[str] | None = None
+    output_paths: list[str] | None = None
+    endpoints: list[str] | None = None
+    max_evals: int = Field(200, ge=10, le=1000)
+    max_output_samples: int = Field(20, ge=1, le=200)
+    rtol: float = Field(0.1, gt=0, lt=1)
+    seed: int = 0
+
+
+def can_check(endpoints: list[str]) -> bool:
+    """Whether a component with these endpoints has a derivative to check."""
+    return any(kind.endpoint in endpoints for kind in DERIVATIVES)
+
+
+class _Counted:
+    """A component that says how much of a budget its calls have spent."""
+
+    def __init__(self, component: LocalComponent, budget: int) -> None:
+        self._component = component
+        self._budget = budget
+        self._count = 0
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._component, name)
+        return partial(self._call, value) if name in ENDPOINTS else value
+
+    def _call(self, endpoint: Callable[..., Any], *args: Any) -> Any:
+        self._count += 1
+        progress(min(self._count / self._budget, 1.0), f"{self._count} calls")
+        with unheard():
+            return endpoint(*args)
+
+
+def run_check(component: LocalComponent, payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the derivatives of a component at the inputs of a request.
+
+    Raises:
+        InputError: the request asks for something else, or for too much.
+    """
+    from chainrule.runtime.testing import check_gradients
+
+    try:
+        request = _Request.model_validate(payload)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_input=False)
+        raise InputError(
+            f"This is not a gradient check: {problems[0]['msg']}.",
+            code="invalid_input",
+            details={"problems": problems},
+        ) from None
+    options = request.model_dump(exclude={"inputs"})
+    counted = _Counted(component, request.max_evals)
+    report = check_gradients(counted, {"inputs": request.inputs}, show_progress=False, **options)
+    return report.to_dict()
+
+
+_MAX_ENTRIES = 1 << 16
+
+
+class ResultCache:
+    """What a component answered before.
+
+    Args:
+        component: whose settings say where, and how much.
+    """
+
+    def __init__(self, component: LocalComponent) -> None:
+        config = component.config
+        self._hash = component.content_hash
+        self._memory: LRUCache[str, bytes] = LRUCache(
+            _MAX_ENTRIES, max_bytes=config.max_cache_bytes, size_of=len
+        )
+        self._folder = None
+        if config.cache_folder is not None:
+            self._folder = SharedFolder(config.cache_folder, max_bytes=config.max_cache_bytes)
+
+    @classmethod
+    def of(cls, component: LocalComponent) -> ResultCache | None:
+        """The cache of a component, if its settings ask for one."""
+        wanted = component.config.cache
+        return cls(component) if component.name in wanted or "*" in wanted else None
+
+    def result(self, endpoint: str, payload: Any, compute: Callable[[], Any]) -> Any:
+        """The result of a request, from here or computed. Failures are not kept."""
+        name = content_name(self._hash, endpoint, payload)
+        if name is None:
+            return compute()
+        content = self._memory.get(name) if self._folder is None else self._folder.read(name)
+        if content is not None:
+            return decode_body(content, media_type=FRAMES_MEDIA_TYPE, limits=TRUSTING_LIMITS)
+        result = compute()
+        content = b"".join(encode_body(result, format=FRAMES_MEDIA_TYPE))
+        if self._folder is None:
+            self._memory.put(name, content)
+        else:
+            self._folder.write(name, content)
+        return result

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,31 +20,20 @@ from starlette.routing import Route
 from chainrule._errors import DefinitionError, StorageError
 from chainrule._samehost import is_supported
 from chainrule.runtime.internal import ComponentConfig, LocalComponent
-from chainrule.serve._access import AccessLog
-from chainrule.serve._bodies import Intake, place_body
 from chainrule.serve._calls import Facts
-from chainrule.serve._description import description_route
-from chainrule.serve._dispatch import Dispatcher
-from chainrule.serve._endpoint import Endpoint
-from chainrule.serve._inline import ThreadPool
-from chainrule.serve._jobs import JobFront, Jobs, job_routes, to_standard_error
+from chainrule.serve._endpoint import Endpoint, Intake
+from chainrule.serve._jobs import JobReplies, Jobs, job_routes, to_standard_error
+from chainrule.serve._logs import AccessLog, OutputLog
 from chainrule.serve._merging import Merger
+from chainrule.serve._metrics import status_routes
+from chainrule.serve._openapi import with_server_routes
 from chainrule.serve._options import ServeOptions
-from chainrule.serve._output import OutputLog
-from chainrule.serve._page import page_routes
-from chainrule.serve._pool import Pool, ProcessPool
+from chainrule.serve._page import description_route, page_routes
+from chainrule.serve._pool import Pool, Service, WorkerPool
 from chainrule.serve._problems import PROBLEM
-from chainrule.serve._same_host import (
-    MEMORY_HEADER,
-    ClientMemory,
-    SameHostListener,
-    UnknownMemoryError,
-)
+from chainrule.serve._same_host import SameHostListener
 from chainrule.serve._scratch import Scratch
 from chainrule.serve._security import BearerToken
-from chainrule.serve._server_routes import with_server_routes
-from chainrule.serve._service import Service
-from chainrule.serve._status import status_routes
 
 _log = logging.getLogger(__name__)
 
@@ -108,8 +96,8 @@ class Server:
         self._pools = [make_pool(source, self._config_of(source), options) for source in sources]
         self._intake = Intake(options.max_inflight_bytes)
         pass_on = to_standard_error if self._log is None else self._log.write
-        self._jobs = Jobs(options, self._place, pass_on)
-        self._job_front = JobFront(self._jobs, self._config)
+        self._jobs = Jobs(options, pass_on)
+        self._job_replies = JobReplies(self._jobs, self._config)
         self.services: dict[str, Service] = {}
         self.startup_error: BaseException | None = None
         self._starting: asyncio.Task[None] | None = None
@@ -118,29 +106,24 @@ class Server:
             lifespan=self._lifespan, exception_handlers={HTTPException: self._on_http_exception}
         )
         token = options.read_token()
-        self._dispatcher = Dispatcher(self._starlette)
-        self.app: Any = self._dispatcher
+        self._endpoints: dict[str, Endpoint] = {}
+        self.app: Any = self._dispatch
         if token is not None:
-            self.app = BearerToken(self._dispatcher, token, self._dispatcher.refuse)
+            self.app = BearerToken(self._dispatch, token, self._count_refused)
         if options.access_log:
             self.app = AccessLog(self.app)
 
     def _make_pool(self, source: Any, config: ComponentConfig, options: ServeOptions) -> Pool:
-        limits: dict[str, Any] = {
-            "timeout_s": options.timeout_s,
-            "startup_timeout_s": options.startup_timeout_s,
-            "max_queue": options.max_queue,
-        }
-        if options.workers == 0:
-            return ThreadPool(source, config, **limits)
         if options.workers > 1 and config.residual_folder is None:
             config = config.replace(residual_folder=self._shared_folder())
-        return ProcessPool(
+        return WorkerPool(
             source,
             config,
             workers=options.workers,
+            timeout_s=options.timeout_s,
+            max_queue=options.max_queue,
+            startup_timeout_s=options.startup_timeout_s,
             log=self._log,
-            **limits,
         )
 
     def _shared_folder(self) -> Path | None:
@@ -187,7 +170,7 @@ class Server:
             self._same_host = SameHostListener()
         await self._jobs.start(self.services)
         self._starlette.router.routes[:] = routes = self._routes()
-        self._dispatcher.endpoints = {
+        self._endpoints = {
             route.path: route.endpoint for route in routes if isinstance(route.endpoint, Endpoint)
         }
 
@@ -206,19 +189,22 @@ class Server:
             return None
         return Merger(pool, max_size=size, delay_s=self._options.merge_delay_s)
 
-    def _place(self, body: bytes, service: Service) -> Any:
-        """A body where a worker can read it."""
-        return place_body(body) if service.pool.uses_segments else body
+    async def _dispatch(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        """Answer one request: calls of components by their endpoint, everything else by the router.
 
-    def _claim(
-        self, headers: Mapping[bytes, bytes], *, is_mapped_here: bool
-    ) -> ClientMemory | None:
-        """The shared memory that a request names in its headers."""
-        if self._same_host is None:
-            if MEMORY_HEADER in headers:
-                raise UnknownMemoryError("This server shares no memory with its clients.")
-            return None
-        return self._same_host.claim(headers, is_mapped_here=is_mapped_here)
+        A router looks at one route after the other, and adds to a request what endpoints do not need
+        (middleware, exception handlers): they answer every error themselves. The router has them too, for an
+        application that is mounted below another path.
+        """
+        is_call = scope["type"] == "http" and scope["method"] == "POST"
+        endpoint = self._endpoints.get(scope["path"]) if is_call else None
+        await (endpoint or self._starlette)(scope, receive, send)
+
+    def _count_refused(self, scope: MutableMapping[str, Any], status: int) -> None:
+        """Count a request that was turned away before it came here, where it is a call of a component."""
+        endpoint = self._endpoints.get(scope["path"]) if scope["method"] == "POST" else None
+        if endpoint is not None:
+            endpoint.refuse(status)
 
     def _places(self) -> list[tuple[str, Service]]:
         """Where components answer: the first at the root, all under their names."""
@@ -231,7 +217,7 @@ class Server:
         for prefix, service in self._places():
             routes += self._component_routes(prefix, service)
         routes.append(Route("/same-host", self._on_same_host, methods=["GET"]))
-        routes += status_routes(self.services, self._jobs) + job_routes(self._job_front)
+        routes += status_routes(self.services, self._jobs) + job_routes(self._job_replies)
         return routes + page_routes()
 
     async def _on_same_host(self, request: Request) -> Response:
@@ -280,9 +266,9 @@ class Server:
                     service,
                     name,
                     self._options,
-                    partial(self._claim, is_mapped_here=not service.pool.uses_segments),
+                    self._same_host,
                     self._intake,
-                    self._job_front,
+                    self._job_replies,
                 ),
                 methods=["POST"],
             )
@@ -301,13 +287,20 @@ class Server:
             self._starting.cancel()
 
     async def drain(self) -> None:
-        """Take no new calls; give those under way the grace period, then stop the workers."""
+        """Take no new calls; give those under way the grace period, then stop the workers.
+
+        Jobs are held first: a job that began during the grace period would be killed at its end.
+        """
         self._jobs.hold()
         await asyncio.gather(*(pool.drain(self._options.grace_s) for pool in self._pools))
         await self.stop()
 
     async def stop(self) -> None:
-        """Close the channels of clients on the same host and end all workers."""
+        """End everything; safe to call twice, and before the start is complete.
+
+        The order: clients lose their channels, so that no new memory comes; the workers end, so that running
+        jobs fail; the jobs write down how they ended; what the workers shared goes last.
+        """
         if self._same_host is not None:
             self._same_host.close()
             self._same_host = None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from chainrule._errors import InputError, TransportError
-from chainrule._samehost import Segment
+from chainrule._errors import InputError, StorageError, TransportError
+from chainrule._samehost import INLINE_BYTES, Segment, stored
 
 # Far above what a sensible caller says, far below what fits into one packet to a worker.
 _MAX_TEXT = 1024
@@ -60,8 +60,8 @@ class Call:
         content_type, content_encoding, accept: the headers of these names.
         run_id: what the caller wants its files to be known by.
         traceparent: the caller's place in its trace.
-        watcher: who hears of its progress and output, if anybody does.
-        merged: whether the body holds several calls, see `_parts`.
+        watcher: is told of its progress and output, where the call is a job.
+        merged: whether the body holds several calls, see `_merging`.
         room: shared memory that the caller offers for the answer.
     """
 
@@ -75,6 +75,11 @@ class Call:
     watcher: Watcher | None = None
     merged: bool = False
     room: Segment | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the body."""
+        return len(self.body) if isinstance(self.body, bytes) else self.body.nbytes
 
     def timeout_s(self, of_others: float | None) -> float | None:
         """How long this call may run: what its watcher says, or as long as all others."""
@@ -170,7 +175,7 @@ class CallError(TransportError):
 
 
 class Cancelled(BaseException):
-    """Raised on the worker's thread when nobody wants the answer any more."""
+    """Raised on the worker's thread when the answer is not wanted any more."""
 
 
 def unavailable(message: str, code: str, retry_after_s: int = 1) -> CallError:
@@ -203,3 +208,18 @@ def not_loaded(timeout_s: float) -> CallError:
 def stopping() -> CallError:
     """What callers get while the server stops."""
     return unavailable("The server is stopping.", "shutting_down", 5)
+
+
+def place_body(content: bytes) -> bytes | SegmentBody:
+    """Bytes that are here already, brought to where a worker process can read them; see `read_body`."""
+    if len(content) <= INLINE_BYTES:
+        return content
+    try:
+        return SegmentBody(stored([content]), len(content))
+    except OSError:
+        raise no_memory() from None
+
+
+def no_memory() -> StorageError:
+    """The error of a body for which the server has no memory."""
+    return StorageError("The server has no memory left for this body.")

@@ -1,42 +1,42 @@
-"""One compute endpoint as an ASGI application: bytes in, a worker's bytes out, nothing looked into."""
+"""One compute endpoint as an ASGI application: `POST /<endpoint>` of one component.
+
+The endpoint checks what can be checked without the body (size, headers, query), reads the body within limits
+of time and memory, hands the undecoded call to the component's pool, and sends the reply. It is the same for
+every number of workers, every encoding and every transport. A large body lies in shared memory when a worker
+process will read it; that is a property of the body (`SegmentBody`), not another way.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
-from chainrule._errors import ChainruleError, InputError, StorageError
-from chainrule.serve._access import RUN_ID
-from chainrule.serve._bodies import (
-    Disconnected,
-    Grow,
-    Intake,
-    Receive,
-    declared_length,
-    read_body,
-)
-from chainrule.serve._calls import Call, Reply, SegmentBody, unavailable
+from chainrule._errors import ChainruleError, DecodeError, InputError, LimitError, StorageError
+from chainrule._samehost import INLINE_BYTES, Segment
+from chainrule.serve._calls import Call, Reply, SegmentBody, no_memory, place_body, unavailable
+from chainrule.serve._logs import RUN_ID
 from chainrule.serve._options import ServeOptions
+from chainrule.serve._pool import Service
 from chainrule.serve._problems import problem_reply
-from chainrule.serve._same_host import MEMORY_HEADER, ClientMemory
-from chainrule.serve._service import Service
+from chainrule.serve._same_host import (
+    MEMORY_HEADER,
+    ClientMemory,
+    SameHostListener,
+    UnknownMemoryError,
+)
+
+if TYPE_CHECKING:
+    from chainrule.serve._jobs import JobReplies
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Claim = Callable[[Mapping[bytes, bytes]], ClientMemory | None]
 
 # A caller that leaves is noticed only after this: most calls are over by then, and watching costs.
 _WATCH_AFTER_S = 0.03
 _NO_QUERY: Mapping[str, str] = {}
-
-
-class JobTaker(Protocol):
-    """Answers requests that are to be jobs."""
-
-    async def answer(self, service: Service, call: Call, *, key: str | None, waits: bool) -> Reply:
-        """The job object, or the answer of the job for a caller who waits."""
 
 
 class Endpoint:
@@ -46,7 +46,7 @@ class Endpoint:
         service: the component.
         name: of the endpoint.
         options: of the server.
-        claim: the shared memory that a request names in its headers.
+        same_host: receives the shared memory of clients on this host, where that is offered.
         intake: bounds the bodies of all endpoints together.
         jobs: where requests go that are to outlive their connection.
     """
@@ -56,15 +56,15 @@ class Endpoint:
         service: Service,
         name: str,
         options: ServeOptions,
-        claim: Claim,
+        same_host: SameHostListener | None,
         intake: Intake,
-        jobs: JobTaker,
+        jobs: JobReplies,
     ) -> None:
         self._service = service
         self._name = name
         self._timeout_s = options.read_timeout_s
         self._debug = options.debug
-        self._claim = claim
+        self._same_host = same_host
         self._intake = intake
         self._jobs = jobs
         # Calls that are merged have one run together.
@@ -100,6 +100,15 @@ class Endpoint:
         if reply is not None:
             await send_reply(send, reply)
 
+    def _claim(self, headers: Mapping[bytes, bytes]) -> ClientMemory | None:
+        """The shared memory that a request names in its headers."""
+        named = headers.get(MEMORY_HEADER)
+        if named is None:
+            return None
+        if self._same_host is None:
+            raise UnknownMemoryError("This server shares no memory with its clients.")
+        return self._same_host.claim(named, is_mapped_here=not self._service.pool.uses_segments)
+
     def _checked_size(self, body: SegmentBody, declared: int | None) -> int:
         """The size of a body in shared memory, if it may have it and is the only one."""
         if declared != 0:
@@ -121,7 +130,7 @@ class Endpoint:
 
     def refuse(self, status: int) -> None:
         """Count a request that does not reach the component."""
-        self._service.pool.traffic.refuse(self._name, status)
+        self._service.pool.metrics.refuse(self._name, status)
 
     async def _take_on(
         self,
@@ -195,7 +204,12 @@ class Endpoint:
 
 
 class _Watch:
-    """Cancels the current task when the caller disconnects."""
+    """Cancels the current task when the caller disconnects.
+
+    The race of reply and disconnection: the watcher runs only between two steps of the watched task, and
+    `stop` is called in the step in which the reply arrives there. So the cancellation comes either while the
+    task still waits in `_answer`, which expects it, or never.
+    """
 
     def __init__(self, receive: Receive) -> None:
         self.left = False
@@ -265,7 +279,7 @@ async def send_reply(send: Send, reply: Reply, *, close: bool = False) -> None:
 
 async def turn_away(scope: Any, receive: Any, send: Any) -> None:
     """Answer a request beyond the limit; an ASGI application."""
-    error = unavailable("As many requests are under way as may be.", "connections_full")
+    error = unavailable("The limit of requests under way is reached.", "connections_full")
     await send_reply(send, problem_reply(error), close=True)
 
 
@@ -282,3 +296,184 @@ def _reply_headers(reply: Reply, nbytes: int) -> list[tuple[bytes, bytes]]:
     if reply.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     return headers
+
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+NextChunk = Callable[[], Awaitable[bytes | None]]
+Grow = Callable[[int], None]
+"""Is told of bytes that have come."""
+
+
+class Disconnected(Exception):  # noqa: N818 - an event, not an error
+    """The caller went away before its request was complete."""
+
+
+# Bytes per second of a body, beyond what comes within one pause; modems were faster.
+_MIN_PACE = 1000
+
+
+class SlowCallerError(ChainruleError):
+    """The next part of a request did not come in time: HTTP 408."""
+
+    default_code = "request_timeout"
+    http_status = 408
+    exit_code = 2
+
+
+class Intake:
+    """How many bytes of bodies the server holds, and may hold, at a time.
+
+    Args:
+        max_bytes: of all bodies together.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._held = 0
+
+    @contextmanager
+    def room_for(self, nbytes: int | None) -> Iterator[Grow]:
+        """Room for one body while it is read and used.
+
+        Args:
+            nbytes: the declared length. Without one what is yielded is told how much has come.
+
+        Raises:
+            CallError: there is none now (`memory_busy`); what is yielded raises it too.
+        """
+        taken = 0
+
+        def grow(more: int) -> None:
+            nonlocal taken
+            of_others = self._held - taken
+            if of_others and self._held + more > self._max_bytes:
+                raise unavailable("The server holds as much data as it may.", "memory_busy")
+            self._held += more
+            taken += more
+
+        try:
+            grow(nbytes or 0)
+            yield grow if nbytes is None else _keep
+        finally:
+            self._held -= taken
+
+
+def _keep(nbytes: int) -> None:
+    """Room was made before."""
+
+
+def declared_length(text: str | None, max_bytes: int) -> int | None:
+    """The length that a `Content-Length` header declares, or `None` without one.
+
+    Raises:
+        DecodeError: it is not a number.
+        LimitError: it is more than `max_bytes`.
+    """
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise DecodeError("Content-Length is not a number.", code="bad_content_length")
+    if int(text) > max_bytes:
+        raise _too_large(max_bytes)
+    return int(text)
+
+
+async def read_body(
+    receive: Receive,
+    nbytes: int | None,
+    *,
+    max_bytes: int,
+    timeout_s: float,
+    in_segment: bool = False,
+    grow: Grow = _keep,
+) -> Any:
+    """A request's body: bytes, or a `SegmentBody` when it is large and a worker process will read it.
+
+    Args:
+        receive: of the ASGI connection.
+        nbytes: the declared length, if there is one.
+        max_bytes: a longer body is refused while it is read.
+        timeout_s: how long the caller may pause. The whole body may take that long, plus the time that its
+            bytes need at the slowest pace that is allowed.
+        in_segment: a large body goes into shared memory.
+        grow: makes room for what has come.
+
+    Raises:
+        LimitError: too large (`body_too_large`).
+        SlowCallerError: the caller paused too long, or is too slow.
+        Disconnected: the caller went away.
+    """
+    reader = _Reader(receive, timeout_s, max_bytes, grow)
+    if in_segment and nbytes is not None and nbytes > INLINE_BYTES:
+        return await _into_segment(reader.next_chunk, nbytes)
+    body = await reader.read_all()
+    return place_body(body) if in_segment else body
+
+
+class _Reader:
+    """The chunks of one body, within time and size."""
+
+    def __init__(self, receive: Receive, timeout_s: float, max_bytes: int, grow: Grow) -> None:
+        self._receive = receive
+        self._grow = grow
+        self._timeout_s = timeout_s
+        self._max_bytes = max_bytes
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+        self._total = 0
+        self._is_complete = False
+
+    async def read_all(self) -> bytes:
+        chunks = []
+        while (chunk := await self.next_chunk()) is not None:
+            chunks.append(chunk)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    async def next_chunk(self) -> bytes | None:
+        """The next chunk, or `None` after the last."""
+        if self._is_complete:
+            return None
+        # One byte now and then would hold a connection, and the memory that the body needs, for days.
+        next_by = self._loop.time() + self._timeout_s
+        all_by = self._began + self._timeout_s + self._total / _MIN_PACE
+        try:
+            async with asyncio.timeout_at(min(next_by, all_by)):
+                message = await self._receive()
+        except TimeoutError:
+            raise self._too_slow(is_paused=not self._total or next_by <= all_by) from None
+        if message["type"] == "http.disconnect":
+            raise Disconnected
+        chunk: bytes = message.get("body", b"")
+        self._total += len(chunk)
+        if self._total > self._max_bytes:
+            raise _too_large(self._max_bytes)
+        self._grow(len(chunk))
+        self._is_complete = not message.get("more_body", False)
+        return chunk
+
+    def _too_slow(self, *, is_paused: bool) -> SlowCallerError:
+        if is_paused:
+            why = f"The next part of the body did not come within {self._timeout_s:g} s."
+        else:
+            seconds = self._loop.time() - self._began
+            why = f"The body comes too slowly: {self._total} bytes in {seconds:.0f} s."
+        return SlowCallerError(why)
+
+
+async def _into_segment(next_chunk: NextChunk, nbytes: int) -> SegmentBody:
+    try:
+        segment, position = Segment.create(nbytes), 0
+        while (chunk := await next_chunk()) is not None:
+            position = segment.write_at(position, chunk)
+    except OSError:
+        raise no_memory() from None
+    return SegmentBody(segment, nbytes)
+
+
+def _too_large(max_bytes: int) -> LimitError:
+    return LimitError(
+        f"The body is larger than the limit of {max_bytes} bytes. The operator of the server can raise "
+        "the limit with --max-body-bytes.",
+        code="body_too_large",
+        details={"limit": max_bytes},
+    )

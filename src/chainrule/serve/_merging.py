@@ -1,21 +1,36 @@
 """Concurrent single calls of a component that batches, merged into one call of its `apply`.
 
-While a worker is free, a call waits for others for at most the delay; while all are busy, calls gather
-until one is free, which costs nobody anything. At most `max_size` go into one. What belongs together, and
-what to do with a caller whose input does not fit, is decided where inputs are read: in the worker, by
-`_merged`.
+`Merger` collects calls in the server. While a worker is free, a call waits for others for at most the delay;
+while all are busy, calls gather until one is free, which delays no call. At most `max_size` go into one
+message.
+
+`MergedCalls` answers such a message in the worker, where inputs are read. A component says how it batches.
+`elementwise`: any extra leading axis may be added to all arrays, so inputs of equal shapes are stacked.
+`leading`: the first axis of every array is a batch of independent cases, so inputs that agree in everything
+but that axis are joined along it. Everything that is not an array has to be equal.
+
+Every caller gets its own answer: inputs that are refused are refused alone, and when a merged call fails,
+each of its calls is answered alone.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from chainrule._errors import ChainruleError
-from chainrule.serve._bodies import place_body
-from chainrule.serve._calls import Call, CallError, Reply
-from chainrule.serve._parts import pack_calls, unpack_replies
-from chainrule.serve._pool import Pool
+import numpy as np
+import orjson
+
+from chainrule._errors import ChainruleError, InputError
+from chainrule._trees import flatten_with_paths, set_at_path
+from chainrule.runtime.internal import LocalComponent, content_name
+from chainrule.serve._calls import Call, Reply
+
+if TYPE_CHECKING:
+    from chainrule.serve._pool import Pool
 
 Waiting = tuple[Call, asyncio.Future[Reply]]
 
@@ -51,10 +66,10 @@ class Merger:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting.append((call, future))
         self._look()
-        return await self._pool.traffic.counted(call, future)
+        return await self._pool.metrics.with_request(call, future)
 
     def _look(self) -> None:
-        """Send what is due, or see to it that somebody looks again."""
+        """Send what is due, or set a timer for what is not."""
         if self._under_way >= self._pool.size:
             return
         if len(self._waiting) >= self._max_size:
@@ -87,12 +102,10 @@ class Merger:
                 self._send()
 
     async def _answer_together(self, entries: list[Waiting]) -> None:
-        calls = [call for call, _ in entries]
-        merged = self._merged(calls)
         try:
-            reply = await self._pool.call(merged)
+            reply = await self._pool.call(self._merged([call for call, _ in entries]))
             replies = unpack_replies(b"".join(reply.open()))
-        except CallError as error:
+        except ChainruleError as error:
             if error.code != "worker_crashed":
                 _settle_all(entries, error)
                 return
@@ -104,9 +117,7 @@ class Merger:
             _settle(future, one)
 
     def _merged(self, calls: Sequence[Call]) -> Call:
-        body = pack_calls(calls)
-        placed = place_body(body) if self._pool.uses_segments else body
-        return Call(calls[0].endpoint, placed, merged=True)
+        return Call(calls[0].endpoint, self._pool.placed(pack_calls(calls)), merged=True)
 
     async def _answer_alone(self, entry: Waiting) -> None:
         call, future = entry
@@ -140,3 +151,154 @@ def _settle_all(entries: list[Waiting], error: ChainruleError) -> None:
     for _, future in entries:
         if not future.done():
             future.set_exception(error)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One caller's input, read and validated."""
+
+    index: int
+    tree: Any
+    arrays: dict[str, np.ndarray]
+    key: Any
+
+
+class MergedCalls:
+    """Answers several calls of `apply` with as few calls of the component as possible.
+
+    Args:
+        component: of the calls.
+        decode: the payload of a call.
+        encode: the reply to a call, from its result.
+        answer: answers one call alone; an error becomes a reply.
+    """
+
+    def __init__(
+        self,
+        component: LocalComponent,
+        *,
+        decode: Callable[[Call], Any],
+        encode: Callable[[Call, Any], Reply],
+        answer: Callable[[Call], Reply],
+    ) -> None:
+        self._component = component
+        self._decode, self._encode, self._answer = decode, encode, answer
+        # Shapes that the component's own schema or outputs do not allow to merge; asked for once.
+        self._hopeless: set[Any] = set()
+
+    def answer(self, calls: Sequence[Call]) -> list[Reply]:
+        """One reply for each call, in their order."""
+        replies: dict[int, Reply] = {}
+        for parts in self._groups(calls) if len(calls) > 1 else ():
+            results = self._together(parts) or []
+            for part, result in zip(parts, results, strict=bool(results)):
+                replies[part.index] = self._encode(calls[part.index], result)
+        return [replies.get(i) or self._answer(call) for i, call in enumerate(calls)]
+
+    def _groups(self, calls: Sequence[Call]) -> list[list[_Part]]:
+        """The inputs that fit together; what is refused, or cannot be compared, is in no group."""
+        groups: dict[Any, list[_Part]] = {}
+        for index, call in enumerate(calls):
+            try:
+                part = _read(self._component, index, self._decode(call))
+            except ChainruleError:
+                continue
+            if part is not None and part.key not in self._hopeless:
+                groups.setdefault(part.key, []).append(part)
+        return [parts for parts in groups.values() if len(parts) > 1]
+
+    def _together(self, parts: Sequence[_Part]) -> list[Any] | None:
+        """The result of each part from one call, or `None` when that is not possible."""
+        is_leading = self._component.batching == "leading"
+        join = np.concatenate if is_leading else np.stack
+        merged = {path: join([part.arrays[path] for part in parts]) for path in parts[0].arrays}
+        lengths = [len(next(iter(part.arrays.values()))) if is_leading else 1 for part in parts]
+        try:
+            inputs = set_at_path(parts[0].tree, merged)
+            outputs = self._component.call("apply", {"inputs": inputs})
+        except InputError:
+            self._hopeless.add(parts[0].key)
+            return None
+        except ChainruleError:
+            return None
+        results = _split(outputs, lengths, is_leading=is_leading)
+        if results is None:
+            self._hopeless.add(parts[0].key)
+        return results
+
+
+def _split(outputs: Any, lengths: Sequence[int], *, is_leading: bool) -> list[Any] | None:
+    leaves = flatten_with_paths(outputs)
+    total = sum(lengths)
+    if not all(isinstance(a, np.ndarray) and a.shape[:1] == (total,) for a in leaves.values()):
+        return None
+    results = []
+    for end, length in zip(np.cumsum(lengths), lengths, strict=True):
+        chosen = slice(end - length, end) if is_leading else end - 1
+        results.append(set_at_path(outputs, {path: a[chosen] for path, a in leaves.items()}))
+    return results
+
+
+def _read(component: LocalComponent, index: int, payload: Any) -> _Part | None:
+    """A caller's input, validated; `None` when nothing can be merged with it."""
+    tree = component.read_inputs(payload)
+    leaves = flatten_with_paths(tree)
+    arrays = {p: np.asarray(a) for p, a in leaves.items() if isinstance(a, np.ndarray | np.generic)}
+    rest = content_name({p: leaf for p, leaf in leaves.items() if p not in arrays})
+    if not arrays or rest is None:
+        return None
+    shapes = [array.shape for array in arrays.values()]
+    if component.batching == "leading":
+        if not all(shapes) or len({shape[0] for shape in shapes}) != 1:
+            return None
+        shapes = [shape[1:] for shape in shapes]
+    elif len({len(shape) for shape in shapes}) != 1:
+        return None  # broadcasting aligns from the right: the new axis would meet the wrong ones
+    dtypes = [array.dtype.str for array in arrays.values()]
+    return _Part(index, tree, arrays, (rest, tuple(arrays), tuple(shapes), tuple(dtypes)))
+
+
+_LENGTH = struct.Struct("<I")
+
+
+def pack_calls(calls: Sequence[Call]) -> bytes:
+    """The bodies of some calls of one endpoint, and their headers."""
+    heads = [
+        [call.content_type, call.content_encoding, call.accept, len(call.body)] for call in calls
+    ]
+    return _pack(heads, [call.body for call in calls])
+
+
+def unpack_calls(endpoint: str, body: Any) -> list[Call]:
+    """The calls that were packed."""
+    return [
+        Call(endpoint, part, content_type=kind, content_encoding=encoding, accept=accept)
+        for (kind, encoding, accept, _), part in _unpack(body)
+    ]
+
+
+def pack_replies(replies: Sequence[Reply]) -> list[Any]:
+    """The bodies of some replies, and their headers, as pieces."""
+    heads = [[reply.status, reply.content_type, reply.nbytes] for reply in replies]
+    return [_pack(heads, []), *(piece for reply in replies for piece in reply.pieces)]
+
+
+def unpack_replies(body: Any) -> list[Reply]:
+    """The replies that were packed."""
+    return [Reply(status, kind, [part]) for (status, kind, _), part in _unpack(body)]
+
+
+def _pack(heads: list[Any], bodies: list[Any]) -> bytes:
+    text = orjson.dumps(heads)
+    return b"".join([_LENGTH.pack(len(text)), text, *bodies])
+
+
+def _unpack(body: Any) -> list[tuple[Any, Any]]:
+    view = memoryview(body).cast("B")
+    (length,) = _LENGTH.unpack_from(view)
+    position = _LENGTH.size + length
+    found = []
+    for head in orjson.loads(view[_LENGTH.size : position]):
+        found.append((head, view[position : position + head[-1]]))
+        position += head[-1]
+    return found

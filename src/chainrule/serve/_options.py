@@ -1,104 +1,174 @@
-"""How a server is run: one immutable object."""
+"""How a server is run: one immutable object, and one table from which everything else is made.
+
+Each field of `ServeOptions` carries its bounds, its flag and its meaning. The checks, the options of
+`chainrule serve`, the attributes in the docstring and the table of the reference page come from there.
+"""
+# ruff: noqa: RUF009 - `_option` is `dataclasses.field` with a description
 
 from __future__ import annotations
 
 import ipaddress
 import math
 import re
-from dataclasses import dataclass
+from argparse import ArgumentParser
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from chainrule._errors import DefinitionError, InputError
 
-# Settings that are numbers, and the least that each may be.
-_AT_LEAST = {
-    "port": 0,
-    "workers": 0,
-    "grace_s": 0,
-    "max_queue": 0,
-    "max_connections": 1,
-    "max_inflight_bytes": 1,
-    "merge_up_to": 0,
-    "merge_delay_s": 0,
-    "job_retention_s": 0,
-    "max_job_bytes": 0,
-    "max_jobs": 0,
-}
-_MORE_THAN_ZERO = ("timeout_s", "read_timeout_s", "startup_timeout_s", "job_timeout_s")
-_MAX_PORT = 65_535
 _ONE_WORD = re.compile(rb"[!-~]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Description:
+    """What a field of `ServeOptions` says about itself.
+
+    Attributes:
+        help: what it is for, as a sentence.
+        unset: what `None`, as the default, stands for.
+        flags: of the command line, where they do not follow from the name.
+        metavar: what stands for the value, where it does not follow from the name.
+        at_least, above, at_most: bounds of a number.
+    """
+
+    help: str
+    unset: str | None = None
+    flags: tuple[str, ...] = ()
+    metavar: str | None = None
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+
+    def problem(self, value: float) -> str | None:
+        """The rule that a number breaks, if any."""
+        # Written so that NaN breaks every rule.
+        if self.at_least is not None and not value >= self.at_least:
+            return f"at least {self.at_least:g}"
+        if self.above is not None and not value > self.above:
+            return f"more than {self.above:g}"
+        if self.at_most is not None and not value <= self.at_most:
+            return f"at most {self.at_most:g}"
+        return None if math.isfinite(value) else "and finite"
+
+
+def _option(default: Any, help: str, **more: Any) -> Any:
+    return field(default=default, metadata={"option": _Description(help=help, **more)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
     """Settings of a server.
 
-    Attributes:
-        host, port: where to listen; port 0 picks a free one.
-        workers: processes per component; 0 runs author code in a thread of the server.
-        timeout_s: how long one call may run before its worker is replaced; `None` for ever.
-        grace_s: how long calls under way may go on after SIGTERM.
-        max_queue: calls per component that may wait for a free worker; beyond it callers get 503.
-        max_connections: connections with a request under way at a time; beyond it callers get 503, except
-            for `/health` and `/ready`. Those without a request are closed when there are more.
-        max_inflight_bytes: bodies of all calls under way together; beyond it callers get 503.
-        token_file: file with the bearer token that callers must send.
-        insecure: allow a bind beyond loopback without a token.
-        debug: tracebacks to callers; loopback only.
-        tls_certificate, tls_key: files for HTTPS.
-        read_timeout_s: how long a caller may take to send its headers or the next part of its body, or to
-            read the next part of its answer.
-        startup_timeout_s: how long loading a component may take.
-        log_file: where the output of worker processes goes, rotated at 10 MiB; the server's own error
-            stream when not given.
-        same_host: offer shared memory to clients of the same host and user.
-        log_format: `text`, or `json` for one object per line, with the run id.
-        access_log: log one line per request, without its data.
-        traces_to: where spans go: the address of an OTLP collector, or a file for JSON lines. Callers'
-            traces are joined, and handed on, in any case.
-        merge_up_to: how many concurrent single calls of `apply` are merged into one, for components that say
-            how they batch; `None` leaves it to their authors, 0 is never.
-        merge_delay_s: how long a call waits for others to be merged with while a worker is free.
-        jobs_folder: where jobs are kept, so that the next server finds them again; a temporary folder that
-            goes with the server when not given.
-        job_timeout_s: how long one job may run before its worker is replaced; `None` for ever.
-        job_retention_s: how long the result of a job is kept.
-        max_job_bytes: results of all jobs together; beyond it the oldest go first.
-        max_jobs: jobs per component that may wait; beyond it callers get 503.
-
     Raises:
-        InputError: a number makes no sense, or a key comes without a certificate (`bad_option`).
+        InputError: a number is out of its bounds, or a key comes without a certificate (`bad_option`).
         DefinitionError: the settings are not safe together (`unsafe_bind`, `unsafe_debug`).
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    workers: int = 1
-    timeout_s: float | None = None
-    grace_s: float = 30.0
-    max_queue: int = 64
-    max_connections: int = 1024
-    max_inflight_bytes: int = 4 << 30
-    token_file: Path | None = None
-    insecure: bool = False
-    debug: bool = False
-    tls_certificate: Path | None = None
-    tls_key: Path | None = None
-    read_timeout_s: float = 30.0
-    startup_timeout_s: float = 300.0
-    log_file: Path | None = None
-    same_host: bool = True
-    log_format: Literal["text", "json"] = "text"
-    access_log: bool = False
-    traces_to: str | None = None
-    merge_up_to: int | None = None
-    merge_delay_s: float = 0.002
-    jobs_folder: Path | None = None
-    job_timeout_s: float | None = None
-    job_retention_s: float = 7 * 24 * 3600.0
-    max_job_bytes: int = 10 << 30
-    max_jobs: int = 10_000
+    host: str = _option("127.0.0.1", "Listen on this address.")
+    port: int = _option(
+        8000, "Listen on this port; 0 picks a free one.", at_least=0, at_most=65_535
+    )
+    workers: int = _option(
+        1,
+        "Run this many processes per component; 0 runs author code in a thread of the server.",
+        flags=("--workers", "--num-workers"),
+        at_least=0,
+    )
+    timeout_s: float | None = _option(
+        None,
+        "Stop a call that runs longer, and replace its worker.",
+        unset="no limit",
+        above=0,
+    )
+    grace_s: float = _option(30.0, "Let calls under way go on this long after SIGTERM.", at_least=0)
+    max_queue: int = _option(
+        64,
+        "Let this many calls per component wait for a free worker; further callers get 503.",
+        at_least=0,
+    )
+    max_connections: int = _option(
+        1024,
+        "Let this many connections have a request under way; further callers get 503, except for "
+        "/health and /ready. Connections without a request are closed when there are more.",
+        at_least=1,
+    )
+    max_inflight_bytes: int = _option(
+        4 << 30,
+        "Hold at most this much of the bodies of all calls under way; further callers get 503.",
+        at_least=1,
+    )
+    token_file: Path | None = _option(
+        None, "Require the bearer token in this file.", unset="no token"
+    )
+    insecure: bool = _option(False, "Allow an address beyond loopback without a token.")
+    debug: bool = _option(False, "Send tracebacks to callers; only on loopback.")
+    tls_certificate: Path | None = _option(None, "Serve HTTPS with this certificate.", unset="HTTP")
+    tls_key: Path | None = _option(
+        None, "Use the key in this file with the certificate.", unset="the certificate's file"
+    )
+    read_timeout_s: float = _option(
+        30.0,
+        "Close a connection whose caller takes longer to send its headers or the next part of its body, "
+        "or to read the next part of its answer.",
+        above=0,
+    )
+    startup_timeout_s: float = _option(
+        300.0, "Fail when loading a component takes longer.", above=0
+    )
+    log_file: Path | None = _option(
+        None,
+        "Write the output of worker processes to this file, rotated at 10 MiB.",
+        unset="the server's error stream",
+    )
+    same_host: bool = _option(
+        True,
+        "Offer shared memory to clients of the same host and user.",
+    )
+    log_format: Literal["text", "json"] = _option(
+        "text", "Write log lines as text, or as one JSON object per line, with the run id."
+    )
+    access_log: bool = _option(False, "Log one line per request, without its data.")
+    traces_to: str | None = _option(
+        None,
+        "Send OpenTelemetry spans to this OTLP collector, or write them to this file as JSON lines. The "
+        "traces of callers are joined and handed on in any case.",
+        unset="none",
+        flags=("--traces",),
+        metavar="URL|FILE",
+    )
+    merge_up_to: int | None = _option(
+        None,
+        "Merge up to this many concurrent calls of apply into one, for components that say how they "
+        "batch; 0 merges none.",
+        unset="as the component's author says",
+        at_least=0,
+    )
+    merge_delay_s: float = _option(
+        0.002,
+        "Let a call wait this long for others to be merged with while a worker is free.",
+        at_least=0,
+    )
+    jobs_folder: Path | None = _option(
+        None,
+        "Keep jobs in this folder, where the next server finds them again.",
+        unset="a temporary folder; chainrule serve has one per user, components and port",
+    )
+    job_timeout_s: float | None = _option(
+        None, "Stop a job that runs longer, and replace its worker.", unset="no limit", above=0
+    )
+    job_retention_s: float = _option(
+        7 * 24 * 3600.0, "Keep the results of jobs this long.", at_least=0
+    )
+    max_job_bytes: int = _option(
+        10 << 30,
+        "Keep at most this much of the results of all jobs; the oldest go first.",
+        at_least=0,
+    )
+    max_jobs: int = _option(
+        10_000, "Let this many jobs per component wait; further callers get 503.", at_least=0
+    )
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -122,21 +192,17 @@ class ServeOptions:
             )
 
     def _check_numbers(self) -> None:
-        for name, least in _AT_LEAST.items():
-            value = getattr(self, name)
-            self._check(name, value is None or value >= least, f"at least {least}")
-        for name in _MORE_THAN_ZERO:
-            value = getattr(self, name)
-            self._check(name, value is None or value > 0, "more than 0")
-        self._check("port", self.port <= _MAX_PORT, f"at most {_MAX_PORT}")
-
-    def _check(self, name: str, holds: bool, rule: str) -> None:
-        value = getattr(self, name)
-        if not holds or (value is not None and not math.isfinite(value)):
-            flag = name.removesuffix("_s").replace("_", "-")
-            raise InputError(
-                f"{name} (--{flag}) has to be a number, {rule}; found {value}.", code="bad_option"
-            )
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            rule = _described(option).problem(value)
+            if rule is not None:
+                flag = _flags(option)[0]
+                raise InputError(
+                    f"{option.name} ({flag}) has to be a number, {rule}; found {value}.",
+                    code="bad_option",
+                )
 
     def read_token(self) -> bytes | None:
         """The bearer token, or `None` where none is asked for.
@@ -170,3 +236,74 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _described(option: Field[Any]) -> _Description:
+    return option.metadata["option"]
+
+
+def _flags(option: Field[Any]) -> tuple[str, ...]:
+    prefix = "--no-" if option.default is True else "--"
+    name = option.name.removesuffix("_s").replace("_", "-")
+    return _described(option).flags or (f"{prefix}{name}",)
+
+
+def _default(option: Field[Any]) -> str | None:
+    """The default in words; `None` for switches, and where there is nothing to say."""
+    default: Any = option.default
+    if isinstance(default, bool):
+        return None
+    if default is None:
+        return _described(option).unset
+    return f"{default >> 30} GiB" if option.name.endswith("_bytes") else f"{default}"
+
+
+def _metavar(option: Field[Any], kind: Any) -> str:
+    if kind is Path:
+        return "FOLDER" if option.name.endswith("_folder") else "FILE"
+    named = {"_s": "SECONDS", "_bytes": "BYTES"}
+    found = (word for suffix, word in named.items() if option.name.endswith(suffix))
+    return _described(option).metavar or next(found, "N" if kind is int else option.name.upper())
+
+
+def _kind(hint: Any) -> Any:
+    """The type of an option that is given; `None` is what stands for no option."""
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType]
+    return kinds[0] if kinds and get_origin(hint) is not Literal else hint
+
+
+def add_option_arguments(parser: ArgumentParser) -> None:
+    """Add a flag for every field of `ServeOptions`, with the field's name as its destination."""
+    hints = get_type_hints(ServeOptions)
+    for option in fields(ServeOptions):
+        described, kind = _described(option), _kind(hints[option.name])
+        default = _default(option)
+        help = described.help if default is None else f"{described.help[:-1]} (default: {default})."
+        settings: dict[str, Any] = {"dest": option.name, "default": option.default, "help": help}
+        if option.default is True:
+            settings["help"] = f"Do not {help[0].lower()}{help[1:]}"
+        if kind is bool:
+            settings["action"] = "store_false" if option.default is True else "store_true"
+        elif get_origin(kind) is Literal:
+            settings["choices"] = get_args(kind)
+        else:
+            settings |= {"type": kind, "metavar": _metavar(option, kind)}
+        parser.add_argument(*_flags(option), **settings)
+
+
+def option_table() -> str:
+    """The fields of `ServeOptions` as a table in Markdown."""
+    rows = [
+        f"| `{option.name}` | {' '.join(f'`{flag}`' for flag in _flags(option))} "
+        f"| {_default(option) or option.default} | {_described(option).help} |"
+        for option in fields(ServeOptions)
+    ]
+    return "\n".join(["| field | flag | default | meaning |", "| --- | --- | --- | --- |", *rows])
+
+
+def _documented() -> str:
+    lines = (f"        {option.name}: {_described(option).help}" for option in fields(ServeOptions))
+    return "\n".join([f"{ServeOptions.__doc__}", "    Attributes:", *lines])
+
+
+ServeOptions.__doc__ = _documented()

@@ -1,23 +1,32 @@
-"""The page of a component, at `/` for browsers: HTML, a style sheet, an icon and one ES module.
+"""What a browser shows of a component: its page at `/` and its description at `/docs`.
 
-They know nothing about the component: what they show they ask for with the caller's token, so they can be
-handed to whoever asks.
+The files of the page know nothing about the component: they ask for what they show with the caller's token,
+so they are served without one. The description has no scripts.
+
+The scripts under `_web` are small files that become one ES module (`join_modules`). They import each other by
+name (`import { h } from "./dom.js";`), never under another name and never all at once, and no two files of
+one page share a name at their top level. So the imported files can stand in front of their importer in one
+module; nothing is parsed or renamed. Browsers refuse a module made of a file that breaks the rule, and the
+tests of the page would fail.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from functools import cache
+from graphlib import TopologicalSorter
+from html import escape
 from importlib.resources import files
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from chainrule.serve._script import join_modules
+from chainrule.runtime.internal import SIDES, capabilities_of, fields_html, fields_of
+from chainrule.serve._calls import Facts
 
 PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
@@ -55,7 +64,7 @@ def is_page(scope: MutableMapping[str, Any]) -> bool:
 def page_routes() -> list[Route]:
     """The page and its parts, at the root and under every component.
 
-    Any name under `/c/` gets the page: who has no token shall not learn which names there are.
+    Any name under `/c/` gets the page: callers without a token must not learn which names there are.
     """
 
     async def page(request: Request) -> Response:
@@ -99,3 +108,92 @@ def _web_files() -> Mapping[str, str]:
     texts = {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir()}
     scripts = {name: join_modules(name, texts.__getitem__) for name in _SCRIPTS}
     return {name: text for name, text in texts.items() if not name.endswith(".js")} | scripts
+
+
+_IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+\.js)";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(async )?(function|class|const)\b)", re.MULTILINE)
+
+
+def join_modules(entry: str, read: Callable[[str], str]) -> str:
+    """One module of a file and all that it imports, every file after those that it needs.
+
+    Args:
+        entry: the name of the file that a page starts with.
+        read: the text of a file.
+
+    Example:
+        >>> sources = {
+        ...     "add.js": "export const add = (a, b) => a + b;",
+        ...     "page.js": 'import { add } from "./add.js";\\nadd(1, 2);',
+        ... }
+        >>> print(join_modules("page.js", sources.__getitem__))
+        const add = (a, b) => a + b;
+        add(1, 2);
+    """
+    texts: dict[str, str] = {}
+    needs: dict[str, list[str]] = {}
+    waiting = [entry]
+    while waiting:
+        name = waiting.pop()
+        if name not in texts:
+            texts[name] = read(name)
+            needs[name] = _IMPORT.findall(texts[name])
+            waiting += needs[name]
+    return "\n".join(_bare(texts[name]) for name in TopologicalSorter(needs).static_order())
+
+
+def _bare(text: str) -> str:
+    """A file without the lines that only modules need."""
+    return _EXPORT.sub("", _IMPORT.sub("", text))
+
+
+def description_route(path: str, facts: Facts) -> Route:
+    """The route of a component's description."""
+    content = _render(facts)
+
+    async def description(request: Request) -> Response:
+        return HTMLResponse(content, headers=PAGE_HEADERS)
+
+    return Route(path, description, methods=["GET"])
+
+
+def _render(facts: Facts) -> str:
+    version = "" if facts.version == "unknown" else facts.version
+    sides = "".join(
+        f"<h2>{side}s</h2><div class='scroll'>{fields_html(fields_of(facts.openapi, side))}</div>"
+        for side in SIDES
+    )
+    return (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<title>{escape(facts.name)}</title>"
+        "<link rel='icon' href='_page/icon.svg' type='image/svg+xml'>"
+        "<link rel='stylesheet' href='_page/page.css'></head><body class='document'>"
+        f"<h1>{escape(facts.name)} <span class='version'>{escape(version)}</span></h1>"
+        f"<p class='lead'>{escape(facts.description)}</p>"
+        "<p><a href='./'>Try it</a>. ∂ marks what is differentiable.</p>"
+        f"{sides}<h2>Endpoints</h2>{_endpoints(facts)}{_example()}</body></html>"
+    )
+
+
+def _endpoints(facts: Facts) -> str:
+    capabilities = capabilities_of(facts.openapi)
+    rows = "".join(
+        f"<tr><td><code>POST {escape(name)}</code></td>"
+        f"<td>{escape(str(capabilities.get(name, '')))}</td></tr>"
+        for name in facts.endpoints
+    )
+    return (
+        f"<div class='scroll'><table>{rows}"
+        "<tr><td><code>GET health</code></td><td>whether it is up</td></tr>"
+        "<tr><td><code>GET <a href='openapi.json'>openapi.json</a></code></td>"
+        "<td>all of this, for machines</td></tr></table></div>"
+    )
+
+
+def _example() -> str:
+    return (
+        "<h2>From Python</h2><pre>from chainrule import Component\n\n"
+        'component = Component.from_url("http://…")  # the address of this page, without /docs\n'
+        "component.apply({…})</pre>"
+    )

@@ -1,8 +1,16 @@
-"""The workers of one component: a bounded queue in front, replacements behind.
+"""What answers the calls of one component: a bounded queue in front, workers behind.
+
+`Pool` is what the rest of the server knows: it counts calls, and has a queue, workers and an orderly end.
+`WorkerPool` is the pool of a server's own workers: supervised processes, or one thread of the server. Both
+kinds of worker have the same interface (`Worker`), so a call takes the same way to either. Another package
+may offer another pool (`chainrule.deploy.ray.engine`).
 
 Why not a library: `ProcessPoolExecutor` breaks for good when one process dies, `pebble` and `loky` replace
 processes but pickle every argument and result, and none of them lets the server cancel one call and keep
 the process warm. What is left after taking that away is this file.
+
+Everything here runs on the event loop, so there are no locks: between two `await`s nothing else changes the
+queue or the set of workers.
 """
 
 from __future__ import annotations
@@ -10,16 +18,32 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from chainrule._errors import ChainruleError, DefinitionError
 from chainrule._samehost import is_supported
-from chainrule.serve._calls import Call, CallError, Facts, Reply, not_loaded, stopping, unavailable
-from chainrule.serve._output import OutputLog
+from chainrule.serve._calls import (
+    Call,
+    CallError,
+    Facts,
+    Reply,
+    SegmentBody,
+    not_loaded,
+    place_body,
+    stopping,
+    too_slow,
+    unavailable,
+)
+from chainrule.serve._logs import OutputLog
+from chainrule.serve._metrics import Metrics
 from chainrule.serve._process import WorkerProcess
-from chainrule.serve._traffic import Traffic
+from chainrule.serve._thread import WorkerThread
+
+if TYPE_CHECKING:
+    from chainrule.serve._merging import Merger
 
 _log = logging.getLogger(__name__)
 
@@ -29,20 +53,8 @@ _MAX_BACKOFF_S = 10.0
 _FAILURES_UNTIL_UNAVAILABLE = 3
 
 
-@dataclass
-class Counters:
-    """What happened so far, for `/metrics`."""
-
-    answered: int = 0
-    crashed: int = 0
-    timed_out: int = 0
-    cancelled: int = 0
-    turned_away: int = 0
-    running: int = 0
-
-
 class WorkerState(NamedTuple):
-    """One worker, for those who watch.
+    """One worker, for `/status`.
 
     Attributes:
         id: of its place; a replacement has the same.
@@ -57,44 +69,169 @@ class WorkerState(NamedTuple):
     restarts: int
 
 
-class Pool(Protocol):
-    """What answers calls: worker processes, a thread, or the replicas of a cluster."""
-
-    uses_segments: bool
-    max_queue: int
-    counters: Counters
-    traffic: Traffic
-
-    @property
-    def queue_length(self) -> int: ...
-    @property
-    def is_ready(self) -> bool: ...
-    @property
-    def alive(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def workers(self) -> list[WorkerState]: ...
-    async def start(self) -> Facts: ...
-    async def call(self, call: Call) -> Reply: ...
-    async def drain(self, grace_s: float) -> None: ...
-    async def stop(self) -> None: ...
-
-
-class ProcessPool:
-    """Supervised worker processes of one component.
+class Pool(ABC):
+    """What answers calls: worker processes, a thread, or the replicas of a cluster.
 
     Args:
-        source: what `load_component` takes; pickled.
-        config: the component's settings.
-        workers: how many processes.
-        timeout_s: how long one call may run; `None` for ever.
-        max_queue: how many calls may wait for a free process.
-        startup_timeout_s: how long loading the component may take.
-        log: where the output of the processes goes.
+        max_queue: how many calls may wait.
+
+    Attributes:
+        uses_segments: whether large bodies are handed over in shared memory.
+        max_queue: how many calls may wait.
+        metrics: what is counted.
+        under_way: how many calls wait or run.
+        is_stopping: whether no new calls are taken.
     """
 
-    uses_segments = True
+    uses_segments = False
+
+    def __init__(self, *, max_queue: int) -> None:
+        self.max_queue = max_queue
+        self.metrics = Metrics()
+        self.under_way = 0
+        self.is_stopping = False
+
+    @abstractmethod
+    async def start(self) -> Facts:
+        """Load the component.
+
+        Raises:
+            ChainruleError: it cannot be loaded.
+        """
+
+    @abstractmethod
+    async def answer(self, call: Call) -> Reply:
+        """Have a call answered, once there is room for it; `call` counts it.
+
+        Raises:
+            CallError: no room, stopping, or no answer in time.
+        """
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """End all workers; calls that are under way fail."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """How many calls can run at a time."""
+
+    @property
+    @abstractmethod
+    def queue_length(self) -> int:
+        """How many calls wait."""
+
+    @property
+    @abstractmethod
+    def workers(self) -> list[WorkerState]:
+        """What the workers do."""
+
+    @property
+    def alive(self) -> int:
+        """How many workers are up."""
+        return sum(worker.state != "starting" for worker in self.workers)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether calls can be expected to be answered."""
+        return not self.is_stopping and self.alive > 0
+
+    def placed(self, body: bytes) -> bytes | SegmentBody:
+        """A body where a worker can read it.
+
+        Raises:
+            StorageError: there is no memory for it.
+        """
+        return place_body(body) if self.uses_segments else body
+
+    async def call(self, call: Call) -> Reply:
+        """Have a call answered, and count it.
+
+        Raises:
+            CallError: no room, stopping, or the worker died or hung.
+        """
+        self.under_way += 1
+        try:
+            answer = self.metrics.with_outcome(self.answer(call))
+            # The calls in a merged one are requests, each of which its merger counts.
+            return await (answer if call.merged else self.metrics.with_request(call, answer))
+        finally:
+            self.under_way -= 1
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no new calls, and wait until those under way are answered."""
+        self.is_stopping = True
+        deadline = time.monotonic() + grace_s
+        while self.under_way and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+
+
+@dataclass
+class Service:
+    """A component behind its pool.
+
+    Attributes:
+        name: of the component in URLs.
+        pool: what answers.
+        facts: known once the pool has started.
+        merger: makes one call of several where author or operator want that.
+    """
+
+    name: str
+    pool: Pool
+    facts: Facts
+    merger: Merger | None = None
+
+    async def call(self, call: Call) -> Reply:
+        """Have a call answered, alone or together with others.
+
+        Raises:
+            CallError: as by the pool.
+        """
+        return await (self.pool if self.merger is None else self.merger).call(call)
+
+
+class Worker(Protocol):
+    """One worker. At most one call at a time."""
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the next call can be given to it."""
+
+    async def start(self) -> Facts:
+        """Load the component."""
+
+    async def call(self, call: Call, *, timeout_s: float | None) -> Reply:
+        """Have a call answered."""
+
+    def kill(self) -> None:
+        """End it at once, as far as that is possible; its call fails."""
+
+    async def close(self) -> None:
+        """End it and wait until it is gone."""
+
+
+class WorkerPool(Pool):
+    """Workers of one component on this machine, replaced when they end.
+
+    Args:
+        source: what `load_component` takes; pickled for processes.
+        config: the component's settings.
+        workers: how many processes; 0 for one thread of this process.
+        timeout_s: how long one call may run; `None` for ever. A process is then replaced. A thread cannot
+            be stopped: its caller gets 504, and calls behind it wait, at most as long each.
+        max_queue: how many calls may wait for a free worker.
+        startup_timeout_s: how long loading the component may take.
+        log: where the output of processes goes.
+    """
 
     def __init__(
         self,
@@ -107,26 +244,24 @@ class ProcessPool:
         startup_timeout_s: float,
         log: OutputLog | None = None,
     ) -> None:
-        if not is_supported():
+        super().__init__(max_queue=max_queue)
+        self.uses_segments = workers > 0
+        if self.uses_segments and not is_supported():
             raise DefinitionError(
                 "Worker processes need Linux; use workers=0 here.", code="not_supported"
             )
         self._source, self._config = source, config
-        self._size = workers
+        self._size = max(1, workers)
         self._timeout_s = timeout_s
-        self.max_queue = max_queue
         self._startup_timeout_s = startup_timeout_s
         self._log = log
-        self._workers: set[WorkerProcess] = set()
-        self._idle: deque[WorkerProcess] = deque()
-        self._waiting: deque[asyncio.Future[WorkerProcess]] = deque()
+        self._workers: set[Worker] = set()
+        self._idle: deque[Worker] = deque()
+        self._waiting: deque[asyncio.Future[Worker]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._failures_in_a_row = 0
-        self._stopping = False
-        self._places: dict[int, WorkerProcess | None] = dict.fromkeys(range(workers))
-        self._restarts = [0] * workers
-        self.counters = Counters()
-        self.traffic = Traffic()
+        self._places: dict[int, Worker | None] = dict.fromkeys(range(self._size))
+        self._restarts = [0] * self._size
 
     async def start(self) -> Facts:
         """Start all workers.
@@ -147,16 +282,11 @@ class ProcessPool:
     @property
     def is_ready(self) -> bool:
         """Whether calls can be expected to be answered."""
-        return not self._stopping and self._failures_in_a_row < _FAILURES_UNTIL_UNAVAILABLE
-
-    @property
-    def alive(self) -> int:
-        """How many workers are up."""
-        return len(self._workers)
+        return not self.is_stopping and self._failures_in_a_row < _FAILURES_UNTIL_UNAVAILABLE
 
     @property
     def size(self) -> int:
-        """How many calls can be under way."""
+        """How many calls can run at a time."""
         return self._size
 
     @property
@@ -164,76 +294,74 @@ class ProcessPool:
         """What the workers do."""
         return [self._state(place, worker) for place, worker in self._places.items()]
 
-    def _state(self, place: int, worker: WorkerProcess | None) -> WorkerState:
+    def _state(self, place: int, worker: Worker | None) -> WorkerState:
         restarts = self._restarts[place]
         if worker is None or worker not in self._workers:
             return WorkerState(place, None, "starting", restarts)
         return WorkerState(place, worker.pid, "idle" if worker in self._idle else "busy", restarts)
 
-    async def call(self, call: Call) -> Reply:
+    async def answer(self, call: Call) -> Reply:
         """Have a call answered by the next free worker.
 
         Raises:
             CallError: no room, stopping, or the worker died or hung.
         """
-        return await self.traffic.counted(call, self._answer(call))
-
-    async def _answer(self, call: Call) -> Reply:
-        worker = await self._acquire()
-        self.counters.running += 1
+        timeout_s = call.timeout_s(self._timeout_s)
+        worker = await self._acquire(call, timeout_s)
         try:
             if call.watcher is not None:
                 await call.watcher.on_start()
-            reply = await worker.call(call, timeout_s=call.timeout_s(self._timeout_s))
-            self.counters.answered += 1
+            reply = await worker.call(call, timeout_s=timeout_s)
             self._failures_in_a_row = 0
             return reply
         except CallError as error:
-            self._count(error)
-            if self._stopping:
+            if self.is_stopping:
                 raise stopping() from error
-            raise
-        except asyncio.CancelledError:
-            self.counters.cancelled += 1
+            self._failures_in_a_row += error.code != "call_timeout"
             raise
         finally:
-            self.counters.running -= 1
             self._release(worker)
 
-    def _count(self, error: CallError) -> None:
-        if error.code == "call_timeout":
-            self.counters.timed_out += 1
-        else:
-            self.counters.crashed += 1
-            self._failures_in_a_row += 1
-
-    async def _acquire(self) -> WorkerProcess:
-        if self._stopping:
+    async def _acquire(self, call: Call, timeout_s: float | None) -> Worker:
+        if self.is_stopping:
             raise stopping()
         while self._idle:
             worker = self._idle.popleft()
             if worker.is_usable:
                 return worker
         if len(self._waiting) >= self.max_queue:
-            self.counters.turned_away += 1
             raise unavailable(
                 f"All {self._size} workers are busy and {self.max_queue} calls wait already.",
                 "queue_full",
             )
         if not self.is_ready and not self._workers:
             raise unavailable("The component keeps crashing; it is being restarted.", "degraded", 5)
-        turn: asyncio.Future[WorkerProcess] = asyncio.get_running_loop().create_future()
+        # A process that takes too long is replaced, so a turn comes. A thread may never be free again.
+        return await self._turn(call, None if self.uses_segments else timeout_s)
+
+    async def _turn(self, call: Call, timeout_s: float | None) -> Worker:
+        turn: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         try:
-            return await turn
-        except asyncio.CancelledError:
+            return await asyncio.wait_for(turn, timeout_s)
+        except (asyncio.CancelledError, TimeoutError) as error:
+            # The race: `_release` may have given this turn a worker in the same step of the event loop in
+            # which the caller left. The worker must go to the next in the queue, or it is lost for good.
             if turn.done() and not turn.cancelled() and turn.exception() is None:
                 self._release(turn.result())
             elif turn in self._waiting:
                 self._waiting.remove(turn)
+            if isinstance(error, TimeoutError):
+                assert timeout_s is not None
+                raise too_slow(call.endpoint, timeout_s, was_stopped=False) from None
             raise
 
-    def _release(self, worker: WorkerProcess) -> None:
+    def _release(self, worker: Worker) -> None:
+        """Give a worker to the next call, if it can take one.
+
+        A process that was killed is not usable, and its replacement comes here when it has started. A thread
+        that still computes for a caller who left comes here again when it is done (`_on_change`).
+        """
         if not worker.is_usable or worker not in self._workers:
             return
         while self._waiting:
@@ -243,9 +371,13 @@ class ProcessPool:
                 return
         self._idle.append(worker)
 
+    def _make_worker(self) -> Worker:
+        if self.uses_segments:
+            return WorkerProcess(self._source, self._config, self._on_change, self._log)
+        return WorkerThread(self._source, self._config, self._on_change)
+
     async def _start_one(self, place: int) -> Facts:
-        worker = WorkerProcess(self._source, self._config, self._on_exit, self._log)
-        self._places[place] = worker
+        worker = self._places[place] = self._make_worker()
         try:
             facts = await asyncio.wait_for(worker.start(), self._startup_timeout_s)
         except TimeoutError:
@@ -254,31 +386,35 @@ class ProcessPool:
         except BaseException:
             worker.kill()
             raise
-        if self._stopping:
+        if self.is_stopping:
             worker.kill()
             raise stopping()
         self._workers.add(worker)
         self._release(worker)
         return facts
 
-    def _on_exit(self, worker: WorkerProcess) -> None:
+    def _on_change(self, worker: Worker) -> None:
+        """A worker has ended, or is free again after a call that its caller gave up."""
+        if worker.is_alive:
+            self._release(worker)
+            return
         if worker not in self._workers:
-            return  # it never got ready; whoever started it knows
+            return  # it never got ready, which `_start_one` reports
         self._workers.discard(worker)
         if worker in self._idle:
             self._idle.remove(worker)
-        if not self._stopping:
+        if not self.is_stopping:
             task = asyncio.get_running_loop().create_task(self._replace(self._place_of(worker)))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _place_of(self, worker: WorkerProcess) -> int:
+    def _place_of(self, worker: Worker) -> int:
         (place,) = (place for place, found in self._places.items() if found is worker)
         return place
 
     async def _replace(self, place: int) -> None:
         self._restarts[place] += 1
-        while not self._stopping:
+        while not self.is_stopping:
             await asyncio.sleep(self._backoff_s())
             try:
                 await self._start_one(place)
@@ -287,32 +423,29 @@ class ProcessPool:
                 self._failures_in_a_row += 1
                 _log.error("A worker could not be started: %s", error)
                 if not self.is_ready and not self._workers:
-                    self._turn_away_waiting()
+                    self._fail_waiting(
+                        unavailable("The component cannot be started.", "degraded", 5)
+                    )
 
     def _backoff_s(self) -> float:
         if self._failures_in_a_row <= 1:
             return 0.0
         return min(_FIRST_BACKOFF_S * 2 ** (self._failures_in_a_row - 2), _MAX_BACKOFF_S)
 
-    def _turn_away_waiting(self) -> None:
+    def _fail_waiting(self, error: CallError) -> None:
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
-                turn.set_exception(unavailable("The component cannot be started.", "degraded", 5))
-
-    async def drain(self, grace_s: float) -> None:
-        """Take no new calls, and wait until those under way are answered."""
-        self._stopping = True
-        deadline = time.monotonic() + grace_s
-        while (self.counters.running or self._waiting) and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
+                turn.set_exception(error)
 
     async def stop(self) -> None:
-        """End all workers; calls that are under way fail."""
-        self._stopping = True
+        """End all workers; calls that are under way fail.
+
+        The order: no worker is replaced any more, then the queue fails, then the workers end. In another
+        order a call of the queue would get a worker that is about to be killed.
+        """
+        self.is_stopping = True
         for task in self._tasks:
             task.cancel()
-        for turn in self._waiting:
-            if not turn.done():
-                turn.set_exception(stopping())
+        self._fail_waiting(stopping())
         await asyncio.gather(*(worker.close() for worker in list(self._workers)))

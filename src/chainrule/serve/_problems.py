@@ -42,7 +42,7 @@ def problem_reply(error: ChainruleError, *, debug: bool = False) -> Reply:
     """The answer for an error."""
     try:
         return _problem_reply(error, debug)
-    except Exception as reason:  # authors raise our errors too, and may put anything into them
+    except Exception as reason:  # authors may raise these errors too, with anything in them
         plain = ComponentError(
             f"The component raised {type(error).__name__} with parts that cannot be sent "
             f"({type(reason).__name__})."

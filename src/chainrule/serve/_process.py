@@ -28,7 +28,7 @@ from chainrule._samehost import (
     with_memory_settings,
 )
 from chainrule.serve._calls import Call, CallError, Facts, Reply, SegmentBody, Watcher, too_slow
-from chainrule.serve._output import OutputLog
+from chainrule.serve._logs import OutputLog
 
 _CANCEL_GRACE_S = 0.5
 _LAST_BREATH_S = 0.5
@@ -40,7 +40,7 @@ class WorkerProcess:
     Args:
         source: what `load_component` takes.
         config: the component's settings.
-        on_exit: called on the event loop when the process has ended.
+        on_change: called on the event loop when the process has ended.
         log: where its output goes; the server's own error stream when not given.
     """
 
@@ -48,11 +48,11 @@ class WorkerProcess:
         self,
         source: Any,
         config: Any,
-        on_exit: Callable[[WorkerProcess], None],
+        on_change: Callable[[WorkerProcess], None],
         log: OutputLog | None = None,
     ) -> None:
         self._setup = _pickled(source, config)
-        self._on_exit = on_exit
+        self._on_change = on_change
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._answer: asyncio.Future[Message] | None = None
@@ -149,15 +149,20 @@ class WorkerProcess:
             }
         }
         self._watcher = call.watcher
+        answer = self._send_call(header, call)
         try:
-            message = await asyncio.wait_for(self._send_call(header, call), timeout_s)
-            return self._to_reply(message, call.room)
+            return self._to_reply(await asyncio.wait_for(answer, timeout_s), call.room)
         except TimeoutError:
             self.kill()
             assert timeout_s is not None
             raise too_slow(call.endpoint, timeout_s, was_stopped=True) from None
         except asyncio.CancelledError:
-            await self._cancel()
+            # The reply may have arrived in the step in which the caller left. Then the worker is free, and
+            # would not answer a message that asks it to break off.
+            if answer.cancelled() or not answer.done():
+                await self._cancel()
+            elif answer.exception() is None:
+                answer.result().close()
             raise
 
     def _send_call(self, header: dict[str, Any], call: Call) -> asyncio.Future[Message]:
@@ -189,18 +194,25 @@ class WorkerProcess:
         return self._answer
 
     async def _cancel(self) -> None:
-        """Ask the author's code to stop; kill it when it does not."""
+        """Ask the author's code to stop; kill it when it does not.
+
+        The message goes first and the signal after it: a worker heeds a signal only if a message is there
+        (others send SIGUSR1, too). Exactly one reply follows in either case: the worker breaks off and
+        says so (499), or it had finished before the signal came, and this is its reply, which is not wanted
+        any more. It then reads the message when it waits for the next call, and drops it. The memory of the
+        caller is free when this returns: no worker writes to it any more.
+        """
         self._answer = answer = self._loop.create_future()
         try:
             send_message(self._connection, CANCEL)
             os.kill(self.pid, signal.SIGUSR1)
             message = await asyncio.wait_for(answer, _CANCEL_GRACE_S)
-            message.close()  # it may have been finished after all
+            message.close()
         except (TimeoutError, CallError, asyncio.CancelledError, OSError):
             self.kill()
 
     def kill(self) -> None:
-        """End the process at once; `on_exit` follows."""
+        """End the process at once; `on_change` follows."""
         self._is_doomed = True
         if self._process is not None and self.is_alive:
             self._process.kill()
@@ -252,7 +264,7 @@ class WorkerProcess:
         elif self._answer is not None and not self._answer.done():
             self._answer.set_result(message)
         else:
-            self.kill()  # an answer that nobody asked for: the author's code writes to our socket
+            self.kill()  # an unexpected answer: the author's code writes to the socket
 
     def _on_process_end(self) -> None:
         assert self._process is not None, "it was started"
@@ -264,13 +276,13 @@ class WorkerProcess:
         self._connection.close()
         self._fail_answer(self._end_error())
         self._answer = None
-        self._on_exit(self)
+        self._on_change(self)
 
     def _fail_answer(self, error: ChainruleError) -> None:
         if self._answer is None or self._answer.done():
             return
         self._answer.set_exception(error)
-        # Nobody may be waiting any more; that is not an error.
+        # If no caller waits any more, asyncio must not report the exception as lost.
         self._answer.exception()
 
     def _end_error(self) -> CallError:

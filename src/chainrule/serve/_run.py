@@ -11,7 +11,6 @@ import signal
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -20,11 +19,15 @@ import uvicorn
 from chainrule._errors import InputError, TransportError
 from chainrule.runtime.internal import ComponentConfig
 from chainrule.serve._app import MakePool, Server
-from chainrule.serve._crowd import Crowd, enough_descriptors
+from chainrule.serve._connections import (
+    ConnectionLimit,
+    LimitedHttpProtocol,
+    RequestLimit,
+    TlsHandshake,
+    enough_descriptors,
+)
 from chainrule.serve._options import ServeOptions
-from chainrule.serve._protocol import LimitedHttpProtocol, RequestLimit
 from chainrule.serve._security import LocalCallers
-from chainrule.serve._tls_door import TlsDoor
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +55,7 @@ def serve(
     options = ServeOptions(**settings)
     server = Server(components, options=options, config=config, make_pool=make_pool)
     with enough_descriptors(options.max_connections) as max_connections:
-        _run(server, _Runner(server, options, Crowd(max_connections), on_ready))
+        _run(server, _Runner(server, options, ConnectionLimit(max_connections), on_ready))
 
 
 def _run(server: Server, runner: _Runner) -> None:
@@ -106,10 +109,18 @@ def no_address(host: str, port: int, reason: Exception) -> TransportError:
     )
 
 
-def _make_door(
-    protocol: type[LimitedHttpProtocol], context: ssl.SSLContext, **state: Any
-) -> TlsDoor:
-    return TlsDoor(protocol(**state), context)
+def _tls_context(options: ServeOptions) -> ssl.SSLContext | None:
+    if options.tls_certificate is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(options.tls_certificate, options.tls_key)
+    except OSError as error:
+        raise InputError(
+            f"The TLS certificate and key cannot be used: {error.strerror or error}.",
+            code="bad_option",
+        ) from error
+    return context
 
 
 class _Runner(uvicorn.Server):
@@ -117,18 +128,24 @@ class _Runner(uvicorn.Server):
         self,
         server: Server,
         options: ServeOptions,
-        crowd: Crowd,
+        connection_limit: ConnectionLimit,
         on_ready: Callable[[str], None] | None,
     ) -> None:
-        protocol = LimitedHttpProtocol.configured(options.read_timeout_s, crowd)
+        tls = _tls_context(options)
+
+        def make_protocol(**state: Any) -> asyncio.Protocol:
+            protocol = LimitedHttpProtocol(options.read_timeout_s, connection_limit, **state)
+            # uvicorn knows nothing of TLS: connections count from the moment they are accepted.
+            return protocol if tls is None else TlsHandshake(protocol, tls)
+
         app = server.app
         if options.token_file is None and not options.insecure:
             app = LocalCallers(app)
         config = uvicorn.Config(
-            RequestLimit(app, crowd),
+            RequestLimit(app, connection_limit),
             host=options.host,
             port=options.port,
-            http=protocol,
+            http=make_protocol,  # type: ignore[arg-type]  # it is called like a class
             ws="none",
             loop="auto",
             lifespan="on",
@@ -139,23 +156,11 @@ class _Runner(uvicorn.Server):
             timeout_keep_alive=60,
             # Our own drain comes first; this is for callers that do not read their answers.
             timeout_graceful_shutdown=int(options.grace_s) + 5,
-            ssl_certfile=options.tls_certificate,
-            ssl_keyfile=options.tls_key,
             server_header=False,
             proxy_headers=False,  # nothing here depends on who called
         )
-        try:
-            config.load()
-        except OSError as error:
-            raise InputError(
-                f"The TLS certificate and key cannot be used: {error.strerror or error}.",
-                code="bad_option",
-            ) from error
-        if config.ssl is not None:
-            make_door = partial(_make_door, protocol, config.ssl)
-            config.http_protocol_class, config.ssl = make_door, None  # type: ignore[assignment]
         super().__init__(config)
-        crowd.connections = self.server_state.connections  # type: ignore[assignment]
+        connection_limit.connections = self.server_state.connections  # type: ignore[assignment]
         self._server = server
         self._options = options
         self._on_ready = on_ready
@@ -168,7 +173,7 @@ class _Runner(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn's, and a terminal that is closed stops us in the same orderly way, unless it is ignored."""
+        """uvicorn's; SIGHUP (a closed terminal) stops the server in the same way, unless it is ignored."""
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:
             with super().capture_signals():
@@ -200,13 +205,14 @@ class _Runner(uvicorn.Server):
         return f"{scheme}://{host}:{port}"
 
     async def shutdown(self, sockets: Any = None) -> None:
+        # uvicorn closes its sockets and waits for the requests under way, which end only because the pools
+        # drain at the same time: without that, callers in a queue would be waited for as long as they like.
         drain = asyncio.create_task(self._server.drain())
         await super().shutdown(sockets)
-        if self.force_exit:  # a second Ctrl-C
-            drain.cancel()
-            await self._server.stop()
-            await (
-                self.lifespan.shutdown()
-            )  # uvicorn leaves that out, and reports a task that was cancelled
-        else:
+        if not self.force_exit:
             await drain
+            return
+        # A second Ctrl-C. uvicorn leaves out the end of the lifespan then, and would report its task.
+        drain.cancel()
+        await self._server.stop()
+        await self.lifespan.shutdown()

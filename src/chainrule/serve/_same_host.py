@@ -18,7 +18,7 @@ import re
 import secrets
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,11 @@ class UnknownMemoryError(ChainruleError):
 
 class ClientMemory:
     """What a client has announced for one request.
+
+    The segments are the client's. It uses them again as soon as the reply names them in its header
+    (`give`), so from then on nothing here may touch them. While a worker may still use them, which is so
+    after an error of the server in place of the worker, the reply has no such header, and the client closes
+    its descriptors; the memory goes when the worker closes its own.
 
     Attributes:
         body: of the request; `None` when it is in the request itself.
@@ -138,20 +143,17 @@ class SameHostListener:
         """What `GET /same-host` answers."""
         return {"address": self._address, "secret": self._secret}
 
-    def claim(self, headers: Mapping[bytes, bytes], *, is_mapped_here: bool) -> ClientMemory | None:
-        """What a client has announced for a request with these headers; `None` if it has not.
+    def claim(self, text: bytes, *, is_mapped_here: bool) -> ClientMemory:
+        """What a client has announced for a request.
 
         Args:
-            headers: of the request.
+            text: how the request names it, in its header `Chainrule-Memory`.
             is_mapped_here: no worker process will read it.
 
         Raises:
             UnknownMemoryError: it was announced to another server, or has been lost.
             DecodeError: it is not what it should be (`bad_segment`).
         """
-        text = headers.get(MEMORY_HEADER)
-        if text is None:
-            return None
         named = _NAMED.fullmatch(text)
         channel = None if named is None else self._channels.get(named[1].decode())
         message = None if named is None or channel is None else channel.take(int(named[2]))
@@ -167,9 +169,8 @@ class SameHostListener:
             connection, _ = self._listener.accept()
         except BlockingIOError:
             return
-        except (
-            OSError
-        ):  # no descriptor left; the listener stays readable, and would be tried again at once
+        except OSError:
+            # No descriptor is left. The listener stays readable, and would be tried again at once.
             self._loop.remove_reader(self._listener)
             self._loop.call_later(_ACCEPT_AGAIN_S, self._accept_again)
             return

@@ -1,7 +1,7 @@
 """Temporary folders that do not pile up: those of servers that were killed are removed by the next one.
 
 A server holds a lock (`flock`) on its folder for as long as it lives, and the kernel gives the lock back
-however the server ends. So a folder whose lock can be had belongs to no server. A process id would not say
+however the server ends. So a folder that can be locked belongs to no server. A process id would not say
 that: in another container the same number is another process, or none, and a server in a container is always
 number 1.
 """

@@ -1,4 +1,4 @@
-"""Who may call: whoever has the bearer token; without one, this machine, but no web page of others."""
+"""Which callers are allowed: those with the token; without one, this machine, but no foreign web page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 from chainrule._errors import ChainruleError
-from chainrule._lru_cache import LRUCache
 from chainrule.serve._endpoint import send_reply
 from chainrule.serve._options import is_loopback
 from chainrule.serve._page import is_page
@@ -77,7 +76,7 @@ def _unauthorized(scope: Mapping[str, Any]) -> UnauthorizedError:
 
 
 class ForeignOriginError(ChainruleError):
-    """A browser brought this request from a page of somebody else: HTTP 403."""
+    """A web page of another site made this request: HTTP 403."""
 
     default_code = "foreign_origin"
     http_status = 403
@@ -85,7 +84,7 @@ class ForeignOriginError(ChainruleError):
 
 
 class LocalCallers:
-    """ASGI middleware for a server on loopback without a token: no web page of somebody else may call.
+    """ASGI middleware for a server on loopback without a token: no web page of another site may call.
 
     A browser on this machine can reach what other machines cannot. What a page of another site sends
     carries that site's name: as `Origin`, or, where the site made its own name point to this machine, as
@@ -97,7 +96,6 @@ class LocalCallers:
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
         self._app = app
-        self._hosts: LRUCache[bytes, bool] = LRUCache(64)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         """Pass on, or answer 403."""
@@ -113,18 +111,11 @@ class LocalCallers:
 
     def allows(self, scope: MutableMapping[str, Any]) -> bool:
         """Whether a request is to this machine, and not from a page of another."""
-        return all(map(self._is_local, _hosts_of(scope["headers"])))
-
-    def _is_local(self, name: bytes) -> bool:
-        known = self._hosts.get(name)
-        if known is None:
-            known = _is_loopback_name(name.decode("latin-1"))
-            self._hosts.put(name, known)
-        return known
-
-
-def _hosts_of(headers: list[tuple[bytes, bytes]]) -> list[bytes]:
-    return [value for name, value in headers if name in (b"host", b"origin")]
+        return all(
+            _is_loopback_name(value.decode("latin-1"))
+            for name, value in scope["headers"]
+            if name in (b"host", b"origin")
+        )
 
 
 def _is_loopback_name(name: str) -> bool:

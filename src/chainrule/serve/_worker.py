@@ -1,8 +1,8 @@
 """A worker process: author code on the main thread, one call at a time.
 
 Started as `python -m chainrule.serve._worker <descriptor>` with one end of a socket pair. The first message
-brings the component (pickled by the server that started us), then calls come and replies go, in the messages
-of `chainrule._samehost`. The process ends when the server closes its end or dies.
+brings the component, pickled by the server or client that started the process. Then calls come and replies
+go, in the messages of `chainrule._samehost`. The process ends when the other side closes its end or dies.
 """
 
 from __future__ import annotations
@@ -33,12 +33,9 @@ from chainrule._samehost import (
     send_message,
     stored,
 )
-from chainrule.runtime.internal import load_component
 from chainrule.serve._answering import Answerer
+from chainrule.serve._author_code import following, show_log
 from chainrule.serve._calls import Call, Cancelled, Reply
-from chainrule.serve._following import following
-from chainrule.serve._forked import only_here
-from chainrule.serve._preparing import prepare, show_log
 from chainrule.serve._problems import problem_reply
 
 _PR_SET_PDEATHSIG = 1
@@ -62,7 +59,8 @@ class Worker:
     def _on_cancel(self, *_: Any) -> None:
         """Break off the call under way, if the server has asked for that.
 
-        Others send this signal, too: a batch system, or the author. The server sends a message before it.
+        Others send this signal, too: a batch system, or the author. The server sends a message before it. The
+        handler raises at most once per call: the author's cleanup must not be broken off by a second signal.
         """
         if self._is_running and has_message(self._connection):
             self._is_running = False
@@ -89,7 +87,7 @@ class Worker:
                 continue
             if message is None:
                 return
-            if "call" in message.header:  # and not that a call is to be broken off which is over
+            if "call" in message.header:  # otherwise it asks to break off a call that is over
                 self._answer(answerer, message)
             del message
 
@@ -102,7 +100,7 @@ class Worker:
         self._send(reply, room)
 
     def _next_message(self) -> Message | None:
-        # Memory of callers that do not come again is let go, also when nobody else comes.
+        # Memory of callers that do not come again is let go, also while there are no other calls.
         while self._mapped and not self._poll.poll(1000 * self._mapped.max_idle_s):
             self._mapped.let_go_of_unused()
         message = receive_message(self._connection)
@@ -163,11 +161,8 @@ def _load(setup: bytes) -> tuple[Answerer | None, Reply]:
     try:
         source, config = pickle.loads(setup)
         show_log(config)
-        component = only_here(lambda: load_component(source, config=config))
-        prepare(component)
-        answerer = Answerer(
-            component, copy_results=False
-        )  # `_send` copies them to the caller's memory
+        # Results are copied by `_send`, into the memory of the caller.
+        answerer = Answerer.load(source, config, copy_results=False)
         return answerer, Reply(200, "application/json", [orjson.dumps(asdict(answerer.facts))])
     except ChainruleError as error:
         return None, problem_reply(error, debug=True)
@@ -192,7 +187,7 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(2, 1)  # what the author prints is a log, not output of the server
     worker = Worker(socket.socket(fileno=descriptor))
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody wants the answer
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the server has gone
         answerer = worker.load()
         if answerer is not None:
             gc.freeze()  # what is loaded now stays; collections need not look at it again and again

@@ -1,35 +1,53 @@
-"""What other packages of this project use of `serve`; no promise to users."""
+"""What other packages of this project use of `serve`; no promise to users.
+
+An engine of its own, such as pools on a cluster, extends `Pool` and is made by a `MakePool`.
+
+Answerer              answers calls with a component: bytes in, bytes out
+Call                  one undecoded request to one endpoint
+CallError             a call that got no answer from the component
+Cancelled             raised in author code whose answer is not wanted any more
+Facts                 what a server says about a component without asking it again
+MakePool              makes the pool of a component, from its source and settings
+Pool                  what answers the calls of a component: base class of engines
+Reply                 one encoded answer
+WorkerState           what one worker does, for `/status`
+add_option_arguments  adds a flag for every field of `ServeOptions` to a parser
+following_in_thread   passes the progress and log lines of a call on a thread on to its watcher
+no_address            the error of a server that cannot listen where it was told to
+only_here             calls author code; a process that it forks ends there
+option_table          the fields of `ServeOptions` in Markdown
+problem_reply         the reply for an error
+static_file           one of the files that make up a page
+stopping              the error of a call while the server stops
+unavailable           the error of a call that was not run and may be repeated later
+"""
 
 from chainrule.serve._answering import Answerer
 from chainrule.serve._app import MakePool
+from chainrule.serve._author_code import following_in_thread, only_here
 from chainrule.serve._calls import Call, CallError, Cancelled, Facts, Reply, stopping, unavailable
-from chainrule.serve._following import following_in_thread
-from chainrule.serve._forked import only_here
-from chainrule.serve._options import ServeOptions
+from chainrule.serve._options import add_option_arguments, option_table
 from chainrule.serve._page import static_file
-from chainrule.serve._pool import Counters, WorkerState
+from chainrule.serve._pool import Pool, WorkerState
 from chainrule.serve._problems import problem_reply
-from chainrule.serve._residual_reuse import reuse_residuals
 from chainrule.serve._run import no_address
-from chainrule.serve._traffic import Traffic
 
 __all__ = [
     "Answerer",
     "Call",
     "CallError",
     "Cancelled",
-    "Counters",
     "Facts",
     "MakePool",
+    "Pool",
     "Reply",
-    "ServeOptions",
-    "Traffic",
     "WorkerState",
+    "add_option_arguments",
     "following_in_thread",
     "no_address",
     "only_here",
+    "option_table",
     "problem_reply",
-    "reuse_residuals",
     "static_file",
     "stopping",
     "unavailable",

@@ -8,14 +8,13 @@ The modules, in the order in which to read them:
 
     _frames         where the values of parameters are while a transformed function runs
     _values         what a parameter may hold, and when one value can replace another
-    _statics        equality, snapshots and copies of what is not an array
+    _snapshots      equality, snapshots and copies of what is not an array
     _nodes          what parameters, modules and containers have in common
-    _params         parameters; their arithmetic is in _operators
+    _params         parameters, and their arithmetic
     _containers     lists, dictionaries and tuples inside a module
     _module         modules
     _walk           one walk: which parameters a tree holds, where, and its structure
     _random         generators of random keys
-    _plan           what a transformation knows about the keyword arguments of a call
     _masks          which parameters, by kind, attribute, path or predicate
     _call           the protocol of a call: collect, run purely, commit
     _jit            the same for programs that are kept

@@ -16,7 +16,7 @@ from jax.tree_util import DictKey, SequenceKey, register_pytree_with_keys
 from chainrule._jaxpr import current_trace
 from chainrule.stateful._frames import birth, guard_edit, restructured
 from chainrule.stateful._nodes import Node, Pairs, check_structure, has_leaves, split
-from chainrule.stateful._statics import Static, pack, unpack
+from chainrule.stateful._snapshots import Static, pack, unpack
 
 
 def adopt(value: Any, where: str) -> Any:

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from chainrule.stateful._call import Call, Transformation, decorator
 from chainrule.stateful._frames import TypesChangedError
 from chainrule.stateful._masks import resolve_mask
-from chainrule.stateful._operators import unwrap
-from chainrule.stateful._params import BaseParam
+from chainrule.stateful._params import BaseParam, unwrap
 
 _NOT_GIVEN = object()
 

@@ -18,9 +18,8 @@ import numpy as np
 from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
 from chainrule._errors import DefinitionError
-from chainrule.stateful._call import Call, Transformation, decorator
+from chainrule.stateful._call import Call, Transformation, decorator, keyword_of
 from chainrule.stateful._masks import TRAINABLE, Mask, nothing_selected, resolve_places
-from chainrule.stateful._plan import keyword_of
 from chainrule.stateful._values import is_inexact
 
 Tree = dict[str, Any]

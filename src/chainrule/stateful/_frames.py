@@ -30,7 +30,7 @@ import jax
 
 from chainrule._jaxpr import current_trace
 from chainrule.stateful._errors import TrackingError
-from chainrule.stateful._statics import same
+from chainrule.stateful._snapshots import same
 from chainrule.stateful._values import conform, describe, same_type
 
 

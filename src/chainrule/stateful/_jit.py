@@ -34,12 +34,19 @@ from jax.sharding import AxisType, reshard
 
 from chainrule._errors import InputError
 from chainrule._jaxpr import NO_TRACE, trace_state
-from chainrule.stateful._call import Transformation, decorator, execute, name_of
+from chainrule.stateful._call import (
+    Plan,
+    Transformation,
+    decorator,
+    execute,
+    keyword_of,
+    name_of,
+    plain_values,
+)
 from chainrule.stateful._frames import Watch, local, write_all
 from chainrule.stateful._masks import resolve_mask
 from chainrule.stateful._nodes import has_identity
-from chainrule.stateful._plan import Plan, keyword_of, plain_values
-from chainrule.stateful._statics import Static
+from chainrule.stateful._snapshots import Static
 from chainrule.stateful._values import is_arraylike
 from chainrule.stateful._walk import flatten
 

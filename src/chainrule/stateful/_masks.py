@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from chainrule._errors import InputError
+from chainrule.stateful._call import Plan, keyword_of
 from chainrule.stateful._containers import Container
 from chainrule.stateful._module import Module
 from chainrule.stateful._params import BaseParam, Param, ParamCache, StaticParam
-from chainrule.stateful._plan import Plan, keyword_of
 from chainrule.stateful._random import RKG
-from chainrule.stateful._statics import Static, same
+from chainrule.stateful._snapshots import Static, same
 from chainrule.stateful._values import is_inexact
 from chainrule.stateful._walk import Structure, join, named_pairs, replicate
 

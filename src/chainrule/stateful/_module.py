@@ -18,7 +18,7 @@ from chainrule.stateful._containers import adopt, rebuild
 from chainrule.stateful._frames import birth, guard_edit, restructured
 from chainrule.stateful._nodes import Node, Pairs, is_node, split
 from chainrule.stateful._params import StaticParam
-from chainrule.stateful._statics import Static, pack
+from chainrule.stateful._snapshots import Static, pack
 
 M = TypeVar("M", bound="Module")
 

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 from chainrule._errors import InputError
 from chainrule.stateful._frames import write_all
 from chainrule.stateful._masks import Mask, select
-from chainrule.stateful._operators import unwrap
-from chainrule.stateful._params import BaseParam, DynamicParam, StaticParam
+from chainrule.stateful._params import BaseParam, DynamicParam, StaticParam, unwrap
 from chainrule.stateful._walk import params_of, replicate
 
 T = TypeVar("T")

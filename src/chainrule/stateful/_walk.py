@@ -18,7 +18,7 @@ from chainrule.stateful._containers import Container
 from chainrule.stateful._module import Module
 from chainrule.stateful._nodes import Node, has_leaves, is_node
 from chainrule.stateful._params import BaseParam, DynamicParam, StaticParam
-from chainrule.stateful._statics import Static
+from chainrule.stateful._snapshots import Static
 
 
 def _segment(key: Any) -> Segment:

@@ -8,17 +8,7 @@ import numpy as np
 import torch
 
 from chainrule._errors import InputError
-from chainrule.bridge.internal import (
-    ArrayType,
-    Batch,
-    Call,
-    Options,
-    VmapMethod,
-    apply_request,
-    as_target,
-    find_site,
-    take_inputs_apart,
-)
+from chainrule.bridge.internal import Framework, Options, VmapMethod, prepare_call
 from chainrule.runtime.internal import PEER_DTYPES
 from chainrule.torch._function import HostFunction
 
@@ -70,21 +60,8 @@ def apply_component(
         max_concurrency=max_concurrency,
         infer_by_evaluation=infer_by_evaluation,
     )
-    target = as_target(component)
-    skeleton, leaves = take_inputs_apart(target, inputs, torch.as_tensor)
-    tensors = [_as_tensor(leaf) for leaf in leaves]
-    types = [
-        ArrayType(tuple(tensor.shape), _numpy_dtype(tensor.dtype, path))
-        for path, tensor in zip(skeleton.paths, tensors, strict=True)
-    ]
-    site = find_site(target, options, skeleton, types, _held_by_torch)
-    if target.runs_jax:
-        # Imported here because it imports JAX, which such a component does, too.
-        from chainrule.bridge.internal import warn_if_narrowed
-
-        warn_if_narrowed(target, {port.path: port.type.dtype for port in site.outputs})
-    call = Call(site, apply_request(site), Batch.none(len(tensors)))
-    return site.output_skeleton.build(list(HostFunction.apply(call, *tensors)))
+    call, tensors, outputs = prepare_call(component, inputs, options, _TORCH)
+    return outputs.build(list(HostFunction.apply(call, *tensors)))
 
 
 def _as_tensor(leaf: Any) -> torch.Tensor:
@@ -93,12 +70,13 @@ def _as_tensor(leaf: Any) -> torch.Tensor:
     return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
-def _numpy_dtype(dtype: torch.dtype, path: str) -> np.dtype[Any]:
-    name = str(dtype).removeprefix("torch.")
+def _numpy_dtype(tensor: torch.Tensor, path: str) -> np.dtype[Any]:
+    name = str(tensor.dtype).removeprefix("torch.")
     if name in PEER_DTYPES:
         return np.dtype(name)
     raise InputError(
-        f"`{path}` is a tensor of {dtype}, which NumPy does not have. Convert it, for example by `.float()`.",
+        f"`{path}` is a tensor of {tensor.dtype}, which NumPy does not have. Convert it, for example by "
+        "`.float()`.",
         code="not_an_array",
         path=path,
     )
@@ -106,3 +84,6 @@ def _numpy_dtype(dtype: torch.dtype, path: str) -> np.dtype[Any]:
 
 def _held_by_torch(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype if dtype.kind in "biufc" else np.dtype(np.float32)
+
+
+_TORCH = Framework(_as_tensor, _numpy_dtype, _held_by_torch)

@@ -1,6 +1,6 @@
 """One autograd function for every call, differentiable as often as the component allows.
 
-Its operands and its calculus are those of the JAX primitive: see `chainrule.bridge._requests`. Reverse mode
+Its operands and its calculus are those of the JAX primitive: see `chainrule.bridge`. Reverse mode
 of a request is again requests, made by the same function, so second derivatives need no further code.
 """
 
@@ -8,26 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from chainrule._errors import CapabilityError
-from chainrule.bridge.internal import (
-    ArrayType,
-    Call,
-    Vectors,
-    check_inputs,
-    differentiable,
-    host_call,
-    is_inexact,
-    make_call,
-    not_differentiable,
-    open_call,
-    pushed_forward,
-)
+from chainrule.bridge.internal import Call, host_call, is_inexact
 
 
 class HostFunction(torch.autograd.Function):
@@ -57,39 +44,29 @@ class HostFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """For every operand that needs it the transposed call."""
-        call, operands = ctx.call, ctx.saved_tensors
-        everywhere = (True,) * len(call.batch.sizes)
-        # torch's gradients are conjugate to JAX's, in which the endpoints answer.
-        conjugated = tuple(None if c is None else c.conj() for c in cotangents)
-        given = Vectors(call.request.result, conjugated, (everywhere,) * len(conjugated))
-        given = given.keep(lambda cotangent: cotangent is not None)
+        # The gradient that torch stores for a complex z is the conjugate of JAX's cotangent, in which the
+        # endpoints answer (see `chainrule.bridge`): Re(conj(g) dz) in place of Re(g dz).
+        given = [None if c is None else c.conj() for c in cotangents]
         needed = ctx.needs_input_grad[1:]
-        if not given.values or not any(needed):
-            return (None, *(None for _ in operands))
-        for port in given.space.ports(call.site):
-            if not port.differentiable:
-                raise not_differentiable(call.site.target.name, port)
-        return (None, *_pull_back(call, operands, given, needed))
+        if not any(needed) or all(each is None for each in given):
+            return (None, *(None for _ in needed))
+        found = ctx.call.pull_back(ctx.saved_tensors, given, needed, _run)
+        return (None, *(None if each is None else each.conj() for each in found))
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """The sum of the calls that make up the derivative along tangents."""
         call = ctx.call
         terms = [
-            HostFunction.apply(term, *operands)
-            for term, operands in pushed_forward(
-                call, ctx.saved_tensors, tangents, lambda tangent: tangent is not None
+            _run(term, operands)
+            for term, operands in call.push_forward(
+                ctx.saved_tensors, tangents, lambda tangent: tangent is not None
             )
         ]
         total = [torch.stack(parts).sum(0) for parts in zip(*terms, strict=True)]
-        moving = differentiable(call.site, call.request.result).positions
-        by_position = dict(zip(moving, total, strict=False))
-        pairs = zip(call.request.result.positions, call.result_types, strict=True)
         device = ctx.saved_tensors[0].device
-        return tuple(
-            by_position[position] if position in by_position else _zeros(type_, device)
-            for position, type_ in pairs
-        )
+        pairs = zip(call.place(total), call.result_types, strict=True)
+        return tuple(_zeros(type_, device) if each is None else each for each, type_ in pairs)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, call: Call, *operands: torch.Tensor) -> tuple[Any, Any]:
@@ -104,12 +81,17 @@ class HostFunction(torch.autograd.Function):
             operand if dim is None else operand.movedim(dim, 0)
             for operand, dim in zip(operands, dims, strict=True)
         ]
-        batch = call.batch.with_outer(info.batch_size, [dim is not None for dim in dims])
-        results = HostFunction.apply(replace(call, batch=batch), *fronted)
+        batched = call.batched(info.batch_size, [dim is not None for dim in dims])
+        results = HostFunction.apply(batched, *fronted)
         return results, (0,) * len(results)
 
 
-def _zeros(type_: ArrayType, device: torch.device) -> torch.Tensor | None:
+def _run(call: Call, operands: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The results of a call that is itself part of the graph, so that it can be differentiated again."""
+    return HostFunction.apply(call, *operands)
+
+
+def _zeros(type_: Any, device: torch.device) -> torch.Tensor | None:
     """The tangent of a constant; integers have none."""
     if not is_inexact(type_.dtype):
         return None
@@ -138,34 +120,3 @@ def _check_not_batched_the_old_way(call: Call, operands: Sequence[torch.Tensor])
             "`torch.func.vmap`.",
             code="not_batchable",
         )
-
-
-def _pull_back(
-    call: Call, operands: Sequence[torch.Tensor], given: Vectors, needed: Sequence[bool]
-) -> list[torch.Tensor | None]:
-    primals, slots = open_call(call, operands)
-    wanted_primals, wanted_slots = open_call(call, [need or None for need in needed])
-    gradients: list[torch.Tensor | None] = []
-    # With respect to the primals a slot for the cotangents is added; with respect to a slot they replace it.
-    for number, wanted in enumerate([wanted_primals, *wanted_slots]):
-        others = slots if number == 0 else [*slots[: number - 1], *slots[number:]]
-        part = wanted.keep(lambda need: need is not None)
-        if number == 0:
-            check_inputs(call.site, part.space)
-        answers = iter(())
-        if part.values:
-            transposed, arguments = make_call(
-                call.site, call.batch.sizes, primals, [*others, given], part.space
-            )
-            answers = iter(HostFunction.apply(transposed, *arguments))
-        gradients += [
-            None if need is None else _sum_unmapped(next(answers), axes).conj()
-            for need, axes in zip(wanted.values, wanted.mapped, strict=True)
-        ]
-    return gradients
-
-
-def _sum_unmapped(answer: torch.Tensor, mapped: tuple[bool, ...]) -> torch.Tensor:
-    """An operand without a batch axis was used by every example of that axis."""
-    axes = [axis for axis, has in enumerate(mapped) if not has]
-    return answer.sum(axes) if axes else answer

@@ -9,9 +9,9 @@ from pydantic import BaseModel, Field
 
 from chainrule._errors import InputError
 from chainrule.runtime import Array, Differentiable, Float64, component
-from chainrule.runtime._component import Definition, LocalComponent
-from chainrule.runtime._component._capabilities import Implementation
-from chainrule.runtime._derivatives import FIRST_ORDER, JACOBIAN, JVP, VJP
+from chainrule.runtime._component._definition import Definition, Implementation
+from chainrule.runtime._component._local import LocalComponent
+from chainrule.runtime._endpoints import FIRST_ORDER, JACOBIAN, JVP, VJP
 
 Vector = Differentiable[Array[(None,), Float64]]
 

@@ -1,5 +1,6 @@
 """What goes into an endpoint, what comes out, and who is to blame when it does not fit."""
 
+import inspect
 import os
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,14 +16,18 @@ from chainrule._errors import (
     InputError,
     PathError,
 )
-from chainrule.runtime import Array, Differentiable, Float32, Float64, Int32, Limits, component
-from chainrule.runtime._component import Definition, LocalComponent
-from chainrule.runtime._component._capabilities import (
-    DERIVATIVE_ENDPOINTS,
-    ENDPOINTS,
-    Implementation,
+from chainrule.runtime import (
+    Array,
+    Differentiable,
+    Float32,
+    Float64,
+    Int32,
+    Limits,
+    LocalComponent,
+    component,
 )
-from chainrule.runtime._derivatives import DERIVATIVES
+from chainrule.runtime._component._definition import Definition, Implementation
+from chainrule.runtime.internal import ENDPOINTS
 
 Vector = Array[(None,), Float64]
 
@@ -79,9 +84,11 @@ def make(functions=None, inputs=InputSchema, outputs=OutputSchema, config=None):
     )
 
 
-def test_endpoint_names_are_those_of_the_derivative_kinds():
-    assert tuple(kind.endpoint for kind in DERIVATIVES) == DERIVATIVE_ENDPOINTS
-    assert ("apply", *DERIVATIVE_ENDPOINTS, "abstract_eval", "tagged_intermediates") == ENDPOINTS
+@pytest.mark.parametrize("kind", ENDPOINTS.values(), ids=list(ENDPOINTS))
+def test_methods_take_what_requests_carry(kind):
+    parameters = inspect.signature(getattr(LocalComponent, kind.endpoint)).parameters
+    names = {name.removeprefix("abstract_") for name in parameters} - {"self", "run_id"}
+    assert names == {*kind.argument_names, *kind.optional_names}
 
 
 def test_apply_returns_a_plain_tree():

@@ -1,6 +1,7 @@
 """Paths, required files, lazy sequences, references and arrays in files."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from pydantic import AfterValidator, BaseModel
 
+import chainrule
 from chainrule._errors import (
     CapabilityError,
     ChainruleError,
@@ -237,9 +239,8 @@ def test_references_are_not_opened_unless_allowed(tmp_path):
 
 
 def test_references_that_cannot_be_opened_here(monkeypatch):
-    from chainrule.runtime import _references
-
-    monkeypatch.setitem(_references._OPENERS, "image", ("chainrule.nowhere", "open"))
+    monkeypatch.delattr(chainrule, "Component", raising=False)
+    monkeypatch.setitem(sys.modules, "chainrule.client", None)  # importing it fails
     allowed = load_component(twice, config={"allow_references": ["image"]})
     with pytest.raises(CapabilityError) as caught:
         allowed.apply({"other": {"type": "image", "ref": "solver:1"}, "x": 1.0})

@@ -12,11 +12,11 @@ from pydantic import BaseModel
 
 import chainrule.runtime._component as package
 from chainrule._trees import flatten_with_paths, get_at_path
-from chainrule.cli._compatibility import compare
+from chainrule.cli._diff import compare
 from chainrule.cli._payload import read_payload
 from chainrule.runtime import Array, Float64, Grants, Limits, component
-from chainrule.runtime._component._hashing import hash_parts
-from chainrule.runtime._component._plain import to_plain
+from chainrule.runtime._component._definition import hash_parts
+from chainrule.runtime._component._schemas import to_plain
 
 arrays = st.lists(st.floats(allow_nan=False), max_size=3).map(np.array)
 names = st.text(min_size=1, max_size=6)

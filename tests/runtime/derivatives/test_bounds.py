@@ -227,8 +227,8 @@ def test_a_wrong_derivative_at_a_bound_is_found():
             return {"x": 1.5 * np.exp(inputs.x) * cotangent_vector["y"]}
 
     Module.InputSchema, Module.OutputSchema = InputSchema, OutputSchema
+    from chainrule.runtime._component._loading import define_from_module
     from chainrule.runtime._component._local import LocalComponent
-    from chainrule.runtime._component._module import define_from_module
 
     wrong = LocalComponent(define_from_module(Module()))
     for x in (0.0, 1.0):

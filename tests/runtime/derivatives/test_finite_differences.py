@@ -3,12 +3,13 @@ import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 
+import jax
 import numpy as np
 import pytest
 from pydantic import BaseModel, model_validator
 
 from chainrule._errors import CapabilityError, InputError, PathError
-from chainrule.runtime._derivatives import (
+from chainrule.runtime._derivatives._differences import (
     finite_difference_jacobian,
     finite_difference_jvp,
     finite_difference_vjp,
@@ -422,3 +423,26 @@ def test_vectors_that_do_not_fit():
     with pytest.raises(InputError, match="must be real") as caught:
         finite_difference_jvp(lambda d: d, inputs, *paths, {"x": 1j * np.ones((2, 2))})
     assert caught.value.code == "vector_not_real"
+
+
+@pytest.mark.parametrize("algorithm", ["central", "stochastic"])
+def test_cotangents_of_real_inputs_are_real(algorithm):
+    """Outputs may be complex; the convention is JAX's, without conjugation."""
+
+    def turned(x):
+        return x * (1 + 2j)
+
+    x, u = np.linspace(1.0, 2.0, 20), np.full(20, 1j)
+    found = finite_difference_vjp(
+        lambda d: {"y": turned(d["x"])},
+        {"x": x},
+        {"x"},
+        {"y"},
+        {"y": u},
+        algorithm=algorithm,
+        seed=0,
+    )["x"]
+    assert found.dtype == np.float64
+    if algorithm == "central":
+        (expected,) = jax.vjp(turned, x)[1](u)
+        np.testing.assert_allclose(found, expected, rtol=1e-6)

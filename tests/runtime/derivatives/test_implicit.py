@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from chainrule._errors import ComponentError, DefinitionError
-from chainrule.runtime._derivatives import ImplicitFunction, finite_difference_jacobian
+from chainrule.runtime._derivatives._differences import finite_difference_jacobian
+from chainrule.runtime._derivatives._implicit import ImplicitFunction
 
 MATRIX = np.random.default_rng(0).normal(size=(4, 4)) + 4 * np.eye(4)
 

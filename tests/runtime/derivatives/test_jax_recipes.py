@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel, field_serializer
 
 from chainrule._errors import InputError, PathError
+from chainrule._lru_cache import LRUCache
 from chainrule.runtime._schema import Array, Differentiable, Float32
 from chainrule.runtime.jax_recipes import (
     _programs,
@@ -230,7 +231,7 @@ def test_methods_compile_once_and_old_programs_are_forgotten(monkeypatch):
     for _ in range(3):
         jax_vjp(author.apply, {"x": np.float32(1)}, {"x"}, {"y"}, {"y": 1.0})
     assert len(traces) == 1
-    monkeypatch.setattr(_programs, "MAX_PROGRAMS", 2)
+    monkeypatch.setattr(_programs, "_programs", LRUCache(2))
     for k in range(4):
         found = jax_vjp(author.apply, {"x": np.float32(1), "k": k}, {"x"}, {"y"}, {"y": 1.0})
         assert found["x"] == 2.0

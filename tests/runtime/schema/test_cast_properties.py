@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from pydantic_core import PydanticCustomError
 
-from chainrule.runtime._schema._cast import cast_checked
+from chainrule.runtime._schema._validation import cast_checked
 
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 FLOATS = ["float16", "float32", "float64"]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, Field, RootModel, ValidationError, create_model, field_validator
 
-from chainrule.runtime._schema import Array, Float32, Float64, ShapeDType
+from chainrule.runtime import Array, Float32, Float64, ShapeDType
+from chainrule.runtime._schema import with_dimension_check
 
 
 def conflict(validate):
@@ -17,6 +18,7 @@ def conflict(validate):
     return error["ctx"]
 
 
+@with_dimension_check
 class Cloud(BaseModel):
     points: Array[("n", 3), Float64]
     masses: Array[("n",), Float64]
@@ -50,6 +52,7 @@ class Middle(BaseModel):
     cloud: Cloud
 
 
+@with_dimension_check
 class Scene(BaseModel):
     first: Middle
     others: list[Middle] = []
@@ -77,12 +80,12 @@ class Heavier(Cloud):
 
 def test_subclasses_and_instances_are_checked():
     conflict(lambda: Heavier(**cloud(1, 2)))
-    inside = create_model("Inside", left=(Cloud, ...), right=(Cloud, ...))
+    inside = with_dimension_check(create_model("Inside", left=(Cloud, ...), right=(Cloud, ...)))
     conflict(lambda: inside(left=Cloud(**cloud(1)), right=Cloud(**cloud(2))))
 
 
 def test_root_models():
-    rows = RootModel[list[Array[("n",), Float64]]]
+    rows = with_dimension_check(RootModel[list[Array[("n",), Float64]]])
     assert len(rows([[1], [2]]).root) == 2
     assert conflict(lambda: rows([[1], [2, 3]]))["fields"] == ["[0]", "[1]"]
 
@@ -97,6 +100,7 @@ class Hexa(BaseModel):
     faces: Array[("m",), Float64]
 
 
+@with_dimension_check
 class Mesh(BaseModel):
     cells: Tetra | Hexa
     points: Array[("n",), Float64]
@@ -113,6 +117,7 @@ def test_members_of_a_union_that_were_tried_and_dropped_leave_no_trace():
     assert found["dimension"] == "m"
 
 
+@with_dimension_check
 class Normalised(BaseModel):
     a: Annotated[Array[("n",), Float64], Field(description="a")]
     b: Array[("n",), Float64]
@@ -138,11 +143,12 @@ class Own(BaseModel):
 
 
 def test_a_models_own_core_schema_method_is_still_called():
-    outer = create_model("Outer", one=(Own, ...), two=(Own, ...))
+    outer = with_dimension_check(create_model("Outer", one=(Own, ...), two=(Own, ...)))
     assert Own.asked
     conflict(lambda: outer(one={"a": [1]}, two={"a": [1, 2]}))
 
 
+@with_dimension_check
 class Result(BaseModel):
     forces: Array[("n", 3), Float64]
 
@@ -165,14 +171,14 @@ def test_another_call_starts_anew():
 
 
 def test_shapes_without_data_agree_too():
-    abstract = create_model(
-        "Abstract", a=(ShapeDType[("n",), Float64], ...), b=(ShapeDType[("n", 2), None], ...)
-    )
+    shapes = {"a": (ShapeDType[("n",), Float64], ...), "b": (ShapeDType[("n", 2), None], ...)}
+    abstract = with_dimension_check(create_model("Abstract", **shapes))
     shape = {"shape": [3], "dtype": "float64"}
     assert abstract(a=shape, b={"shape": [3, 2], "dtype": "int8"})
     conflict(lambda: abstract(a=shape, b={"shape": [4, 2], "dtype": "int8"}))
 
 
+@with_dimension_check
 class Cells(BaseModel):
     cells: dict[str, Array[("n",), Float64]]
 

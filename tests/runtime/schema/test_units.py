@@ -1,10 +1,13 @@
 """Quantities are converted at the border, or refused."""
 
+import sys
+
 import numpy as np
 import pytest
 from pydantic import ValidationError, create_model
 
-from chainrule.runtime._schema import Array, Float64, Int32, _units
+from chainrule.runtime import Array, Float64, Int32
+from chainrule.runtime._schema._spec import pint_registry
 
 pint = pytest.importorskip("pint")
 
@@ -68,8 +71,15 @@ def test_a_conversion_that_needs_fractions_does_not_become_an_integer():
     assert refuse({"n": pint.Quantity([1], "inch")}, model)["type"] == "array_dtype_mismatch"
 
 
-def test_without_pint_units_are_labels(monkeypatch):
-    monkeypatch.setattr(_units, "_registry", lambda: None)
+@pytest.fixture
+def without_pint(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pint", None)  # importing it fails
+    pint_registry.cache_clear()
+    yield
+    pint_registry.cache_clear()
+
+
+def test_without_pint_units_are_labels(without_pint):
     label = create_model("Label", x=(Array[(None,), Float64, "anything"], ...))
     assert label(x=encoded("anything")).x.tolist() == [36.0]
     assert "Install pint" in refuse({"x": encoded("km")}, label)["msg"]

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
 
 from chainrule._codec import BinrefArray
 from chainrule.runtime._schema import (
@@ -370,30 +370,6 @@ def test_strict_contexts():
 
 
 # The model around it
-
-
-class Defaults(BaseModel):
-    scalar: Float32 = 1.0
-    maybe: Float64 | None = 2
-    array: Array[(2,), Float32] = [1, 2]
-    several: list[Int8] = [1]
-    made: Float64 = Field(default_factory=lambda: 3)
-
-
-def test_defaults_are_validated_like_any_value():
-    values = Defaults()
-    assert type(values.scalar) is np.float32
-    assert type(values.maybe) is np.float64
-    assert values.array.dtype == np.float32
-    assert not values.array.flags.writeable
-    assert type(values.several[0]) is np.int8
-    assert type(values.made) is np.float64
-
-
-def test_an_unfit_default_is_an_error():
-    model = create_model("Model", field=(Array[(2,), Float64], [1.0, 2.0, 3.0]))
-    with pytest.raises(ValidationError, match="array_shape_mismatch"):
-        model()
 
 
 def test_a_union_prefers_the_member_that_fits_as_it_is():

@@ -131,7 +131,7 @@ def test_wrong_shapes_are_found():
     report = check_gradients(Quadratic({"abstract_eval": "float32"}), payload())
     (check,) = report.failures
     assert check.test == "shapes"
-    assert "l.[0]: foretold float32[], got float64[]" in check.summary
+    assert "l.[0]: abstract_eval gives float32[], apply float64[]" in check.summary
 
 
 def test_an_exception_is_a_failed_check():

@@ -9,7 +9,7 @@ from chainrule import Component
 from chainrule._errors import ComponentError, InputError
 from chainrule.runtime import Array, Float64, load_component
 from chainrule.runtime.testing import RegressionSpec, find_tests, record, run_test
-from chainrule.runtime.testing._compare import compare
+from chainrule.runtime.testing._regression import compare
 from chainrule.runtime.testing._subject import decode_tree
 
 

@@ -1,7 +1,13 @@
 """pcx (formerly pcax) on Chainrule: modules, parameters and random keys.
 
-`functional` has the transformations, `nn` layers, `utils` masks, optimisers and checkpoints, and
-`predictive_coding` value nodes and energies.
+Modules, in reading order:
+
+    core                 parameters, modules, random keys, trees of them
+    functional           the transformations
+    nn                   layers
+    predictive_coding    value nodes and energies
+    utils                masks, optimisers, checkpoints, `step`
+    _gradients           between gradients by path and trees of parameters
 """
 
 from chainrule.compat.pcx import core, functional, nn, predictive_coding, utils

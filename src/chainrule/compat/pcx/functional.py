@@ -6,10 +6,12 @@ import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import jax
+
 from chainrule import stateful
 from chainrule._errors import CapabilityError
 from chainrule.compat.pcx._gradients import gradient_tree
-from chainrule.compat.pcx._vmap import vmap_with_lane_keys
+from chainrule.stateful import RKG
 
 __all__ = ["cond", "jit", "scan", "switch", "value_and_grad", "vmap", "while_loop"]
 
@@ -53,7 +55,7 @@ def vmap(
         axis_name: of the mapped axis.
     """
     return functools.partial(
-        vmap_with_lane_keys,
+        _vmap_with_lane_keys,
         kwargs_mask=kwargs_mask or None,
         in_axes=in_axes,
         out_axes=out_axes,
@@ -184,3 +186,50 @@ def switch(branches: Sequence[Function]) -> Function:
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
+
+
+_LANES = "pcx_lanes"
+
+
+def _vmap_with_lane_keys(
+    fn: Callable[..., Any],
+    *,
+    kwargs_mask: Any,
+    in_axes: Any,
+    out_axes: Any,
+    axis_name: Hashable | None,
+) -> Callable[..., Any]:
+    """The vectorised function; arguments as in `chainrule.stateful.vmap`."""
+    lanes = _LANES if axis_name is None else axis_name
+
+    @functools.wraps(fn)
+    def lane(key: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        given = RKG.key.get()
+        RKG.key.set(_own_key(key, lanes))
+        result = fn(*args, **kwargs)
+        left = RKG.key.get()
+        RKG.key.set(given)
+        return result, left
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        axes = tuple(in_axes) if isinstance(in_axes, (tuple, list)) else (in_axes,) * len(args)
+        mapped = stateful.vmap(
+            lane,
+            kwargs_mask=kwargs_mask,
+            in_axes=(None, *axes),
+            out_axes=(out_axes, 0),
+            axis_name=lanes,
+        )
+        result, left = mapped(RKG.key.get(), *args, **kwargs)
+        RKG.key.set(left[0])
+        return result
+
+    return call
+
+
+def _own_key(key: Any, lanes: Hashable) -> Any:
+    """Row i + 1 of the key split into (number of lanes) + 1."""
+    count = jax.lax.psum(1, lanes)
+    rows = jax.random.key_data(jax.random.split(jax.random.wrap_key_data(key), count + 1))
+    return rows[jax.lax.axis_index(lanes) + 1]

@@ -1,8 +1,13 @@
 """tesseract-core 1.15 on Chainrule: handles to components, and what their authors import.
 
-`Tesseract` is a handle to a component; `runtime` has the types and helpers of a `tesseract_api.py`;
-`build_tesseract`, `run_tesseract`, `serve` and `teardown` are about images and containers. Names are loaded
-when they are first used: an author's file that imports `runtime` pays for nothing else.
+Names are loaded when they are first used, so that an author's file that imports `runtime` loads nothing else.
+Modules, in reading order:
+
+    _tesseract    `Tesseract`, a handle to a component
+    _encodings    what a handle and a server say about encodings
+    _failures     the ancestor's exceptions for ours
+    _containers   `build_tesseract`, `run_tesseract`, `serve`, `teardown`: images and containers
+    runtime       the types and helpers of a `tesseract_api.py`, and the command `tesseract-runtime`
 """
 
 import importlib as _importlib

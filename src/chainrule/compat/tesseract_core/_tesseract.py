@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from chainrule._errors import CapabilityError
 from chainrule.client import Component
-from chainrule.client.internal import make_payload
 from chainrule.compat.tesseract_core._encodings import RequestedEncoding, ServerCapabilities
 from chainrule.compat.tesseract_core._failures import load_errors, pydantic_errors
-from chainrule.compat.tesseract_core.runtime._settings import (
+from chainrule.compat.tesseract_core.runtime.config import (
     check_gpu_transport,
     component_settings,
 )
 from chainrule.runtime import LocalComponent
+from chainrule.runtime.internal import EndpointMethods
 from chainrule.runtime.testing import RegressionSpec, run_test
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _ENDPOINTS = (
 Timeout = float | tuple[float, float] | None
 
 
-class Tesseract:
+class Tesseract(EndpointMethods):
     """A handle to a component under the ancestor's names.
 
     Made by `from_tesseract_api`, `from_url`, `from_source` or `from_image`; the last two have to be entered
@@ -379,52 +379,9 @@ class Tesseract:
 
     # What it does
 
-    def apply(self, inputs: Any, run_id: str | None = None) -> Any:
-        """The outputs for some inputs.
-
-        Raises:
-            pydantic.ValidationError: the inputs are at fault.
-            RuntimeError: the component is at fault (a `ComponentError`).
-        """
-        return self._call("apply", run_id, inputs)
-
-    def jacobian(
-        self,
-        inputs: Any,
-        jac_inputs: Sequence[str],
-        jac_outputs: Sequence[str],
-        run_id: str | None = None,
-    ) -> dict[str, dict[str, Any]]:
-        """`{output path: {input path: block}}`."""
-        return self._call("jacobian", run_id, inputs, jac_inputs, jac_outputs)
-
-    def jacobian_vector_product(
-        self,
-        inputs: Any,
-        jvp_inputs: Sequence[str],
-        jvp_outputs: Sequence[str],
-        tangent_vector: Mapping[str, Any],
-        run_id: str | None = None,
-    ) -> dict[str, Any]:
-        """`{output path: J · tangent}`."""
-        arguments = (inputs, jvp_inputs, jvp_outputs, tangent_vector)
-        return self._call("jacobian_vector_product", run_id, *arguments)
-
-    def vector_jacobian_product(
-        self,
-        inputs: Any,
-        vjp_inputs: Sequence[str],
-        vjp_outputs: Sequence[str],
-        cotangent_vector: Mapping[str, Any],
-        run_id: str | None = None,
-    ) -> dict[str, Any]:
-        """`{input path: Jᵀ · cotangent}`."""
-        arguments = (inputs, vjp_inputs, vjp_outputs, cotangent_vector)
-        return self._call("vector_jacobian_product", run_id, *arguments)
-
     def abstract_eval(self, abstract_inputs: Any) -> Any:
         """Shapes and dtypes of the outputs for those of the inputs."""
-        found = self._call("abstract_eval", None, abstract_inputs)
+        found = super().abstract_eval(abstract_inputs)
         return found if self.local is None else _with_tuples(found)
 
     def health(self) -> dict[str, Any]:
@@ -450,9 +407,6 @@ class Tesseract:
             return self.health()
         with pydantic_errors(endpoint, payload, is_remote=self.local is None):
             return self.component.transport.call(endpoint, payload, run_id=run_id)
-
-    def _call(self, endpoint: str, run_id: str | None, *arguments: Any) -> Any:
-        return self.call(endpoint, make_payload(endpoint, *arguments), run_id=run_id)
 
 
 def _check_file(path: str | Path) -> None:

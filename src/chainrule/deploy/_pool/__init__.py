@@ -1,31 +1,31 @@
-"""Replicas of one component behind one transport, whatever runs them: processes here, actors on a cluster.
+"""Replicas of one component behind one transport: processes on this machine, or actors on a cluster.
 
-Replica         one copy of the component, reached by messages; it may die at any time
-Dispatcher      which replica gets the next call, and who waits
-Minders         threads that keep replicas alive
-Affinity        which replica ran the forward pass of some inputs
-Autoscaler      how many replicas there should be
-PoolTransport   all of it as a `Transport`: retries, poisonous inputs, replacement
+The invariant: when a replica dies, its callers wait longer but still get their answer, as long as calls may
+run twice and the input is not what kills the replica.
 
-The invariant: a replica's death costs its callers time, never an answer, as long as calls may run twice and
-the input is not what kills it.
+Modules, in reading order:
+
+    _dispatch      `Replica`, one copy of the component that may die at any time; `Dispatcher`, which
+    replica gets
+                   the next call, and which call waits
+    _supervision   `Supervisor`, threads that start replicas again; `Autoscaler`, how many there should be
+    _transport     `PoolTransport`, all of it as a `Transport` that repeats calls; `ForwardPasses`, which
+    replica
+                   ran the forward pass of some inputs
 """
 
-from chainrule.deploy._pool._affinity import Affinity, fingerprint
-from chainrule.deploy._pool._autoscale import Autoscaler
-from chainrule.deploy._pool._dispatch import Dispatcher, Slot
-from chainrule.deploy._pool._minders import Minders
-from chainrule.deploy._pool._replica import Replica, ReplicaLostError
-from chainrule.deploy._pool._transport import PoolTransport
+from chainrule.deploy._pool._dispatch import Dispatcher, Replica, ReplicaLostError, Slot
+from chainrule.deploy._pool._supervision import Autoscaler, Supervisor
+from chainrule.deploy._pool._transport import ForwardPasses, PoolTransport, fingerprint
 
 __all__ = [
-    "Affinity",
     "Autoscaler",
     "Dispatcher",
-    "Minders",
+    "ForwardPasses",
     "PoolTransport",
     "Replica",
     "ReplicaLostError",
     "Slot",
+    "Supervisor",
     "fingerprint",
 ]

@@ -2,13 +2,16 @@
 
 A call costs the same however many replicas there are and however many calls wait:
 
-- Replicas that take calls stand in lists by the number of calls they have, in the order in which they came to
-  have that many. The first of the shortest list that is not empty is the least busy, and longest idle, one.
-- A call that must wait stands in one queue: that of its replica if it wants that one, or that of all. A
-  replica that has room again is handed to the call that waited longest, and only that call wakes up.
+- Replicas that take calls are in lists by the number of calls they have, in the order in which they got to
+  that number. The first of the shortest list that is not empty is the least busy one, and the one that was
+  idle longest.
+- A call that must wait is in one queue: that of the replica it prefers, or the common one. A replica that has
+  room again goes to the call that waited longest, and only that call wakes up.
 
-Two invariants make one look enough. While a call waits for any replica, every replica that takes calls is
-full. While a call waits for its replica, that replica takes calls and is full.
+Two invariants make this correct without a search. While a call waits for any replica, every replica that
+takes calls is full. While a call waits for its replica, that replica takes calls and is full.
+
+One lock guards everything. It is never held while a call runs or waits, nor while a ticket's callback is set.
 """
 
 from __future__ import annotations
@@ -16,15 +19,87 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from chainrule._errors import TransportError
 from chainrule.client import Ticket
-from chainrule.deploy._pool._replica import Replica
 
-# A call that may be poisonous leaves the last replica that is up to others, but does not wait for ever.
+
+class ReplicaLostError(TransportError):
+    """A replica died or cannot be reached any more, so a call gets no answer.
+
+    Attributes:
+        may_repeat: whether another replica may get the call; not after a timeout or a cancellation.
+        never_began: whether the replica had died before the call reached it.
+    """
+
+    default_code = "replica_lost"
+
+    def __init__(
+        self, message: str, *, may_repeat: bool = True, never_began: bool = False, **facts: Any
+    ) -> None:
+        super().__init__(message, **facts)
+        self.may_repeat = may_repeat
+        self.never_began = never_began
+
+
+class Replica(ABC):
+    """One copy of a component that a pool sends calls to. `start` is called again after every death.
+
+    Attributes:
+        id: name of the replica in its pool.
+    """
+
+    id: str
+
+    @abstractmethod
+    def start(self) -> dict[str, Any]:
+        """Wait until the replica can answer; start it where no one else does.
+
+        Returns:
+            The OpenAPI document of the component.
+
+        Raises:
+            DefinitionError: the component cannot be loaded.
+            TransportError: the replica died while loading.
+        """
+
+    @abstractmethod
+    def call(
+        self,
+        endpoint: str,
+        payload: Mapping[str, Any],
+        *,
+        run_id: str | None = None,
+        ticket: Ticket | None = None,
+    ) -> Any:
+        """Call an endpoint.
+
+        Raises:
+            ReplicaLostError: no answer will come.
+            ChainruleError: what the component raised.
+        """
+
+    @abstractmethod
+    def call_many(
+        self, endpoint: str, payloads: Sequence[Mapping[str, Any]], *, ticket: Ticket | None = None
+    ) -> list[Any]:
+        """Several calls in one message; an answer or a `ChainruleError` for each.
+
+        Raises:
+            ReplicaLostError: no answers will come.
+        """
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop using the replica; end it where no one else does."""
+
+
+# A call that may kill replicas leaves the last one that is up to the other calls for so long.
 _SPARE_LAST_S = 5.0
 
 
@@ -32,14 +107,14 @@ class Slot:
     """A replica's place in the pool.
 
     Attributes:
-        replica: who answers.
+        replica: the replica.
         is_up: whether calls can be sent to it.
         is_leaving: whether it gets no more calls.
         in_flight: calls it has been given and has not answered.
-        held_for: the one call that it is kept free for, if any.
+        held_for: the one call that it is reserved for, if any.
         deaths: how often it had to be started again.
-        queue: calls that wait for this replica, longest first.
-        changed: set when the replica is lost or is to leave.
+        queue: calls that wait for this replica, the longest wait first.
+        changed: set when the replica is lost or has to leave.
     """
 
     def __init__(self, replica: Replica) -> None:
@@ -77,9 +152,9 @@ class _Call:
         is_suspect: whether it was with a replica when that died; it runs alone from now on.
         since: when it arrived.
         slot: what it was given.
-        queue: where it waits; `None` for a suspect that has a replica held for it.
-        held: the replica that is held for it.
-        woken: set when it was given a replica, or has to look for another reason.
+        queue: where it waits; `None` for a suspect that has a replica reserved.
+        held: the replica that is reserved for it.
+        woken: set when it was given a replica, or the state of the pool has changed.
     """
 
     def __init__(self, number: int, prefer: str | None, is_suspect: bool) -> None:
@@ -100,8 +175,8 @@ class Dispatcher:
     """Hands out replicas to calls: the one asked for, or the least busy. Safe between threads.
 
     Args:
-        depth: calls that a replica may have at once: 1, or more to hide the way there and back.
-        patience_s: how long a call waits while not a single replica is up.
+        depth: calls that a replica may have at once: 1, or more to hide the time of a message.
+        patience_s: how long a call waits while no replica is up.
     """
 
     def __init__(self, depth: int, patience_s: float) -> None:
@@ -122,7 +197,7 @@ class Dispatcher:
 
     @property
     def slots(self) -> list[Slot]:
-        """All places, those of replicas that start or leave included."""
+        """All slots, those of replicas that start or leave included."""
         with self._lock:
             return list(self._slots.values())
 
@@ -143,12 +218,12 @@ class Dispatcher:
             return len(self._waiting) + self._in_flight
 
     def add(self, slot: Slot) -> None:
-        """A new place; it gets calls once it is up."""
+        """Add a replica; it gets calls once it is up."""
         with self._lock:
             self._slots[slot.replica.id] = slot
 
     def remove(self, slot: Slot) -> None:
-        """Give a replica no more calls; it goes when it has answered those it has."""
+        """Give a replica no more calls; it leaves when it has answered those it has."""
         with self._lock:
             slot.is_leaving = True
             self._settle(slot)
@@ -164,7 +239,7 @@ class Dispatcher:
     def mark_lost(self, slot: Slot) -> None:
         """A replica has died: it gets no calls until it is up again."""
         with self._lock:
-            if slot.is_up:  # others may have noticed before
+            if slot.is_up:  # another call may have noticed it before
                 slot.deaths += 1
                 self._count_down(slot)
                 slot.changed.set()
@@ -185,11 +260,11 @@ class Dispatcher:
 
         Args:
             prefer: id of the replica to wait for, as long as it is up.
-            alone: nobody else's call may be with the replica at the same time.
-            ticket: by which the caller may give up.
+            alone: the replica has no other call at the same time.
+            ticket: with which the caller may cancel.
 
         Raises:
-            TransportError: the caller gave up, the pool is closed, or no replica came up.
+            TransportError: the call was cancelled, the pool is closed, or no replica came up.
         """
         call = _Call(next(self._numbers), prefer, alone)
         slot = self._acquire(call, ticket)
@@ -208,7 +283,7 @@ class Dispatcher:
                 return call.slot
             call.woken = threading.Event()
             self._waiting.add(call)
-        # Not under the lock: a ticket that is cancelled already wakes the call here and now.
+        # Not under the lock: a ticket that is cancelled already calls back at once, in this thread.
         ticket.when_cancelled(call.woken.set)
         try:
             return self._wait(call, call.woken, ticket)
@@ -221,11 +296,11 @@ class Dispatcher:
 
     def _wait(self, call: _Call, woken: threading.Event, ticket: Ticket) -> Slot:
         while True:
-            # Before anything is looked at: what changes after the look sets it again.
+            # Cleared before the state is read: a change after the read sets it again, so none is missed.
             woken.clear()
             with self._lock:
                 self._check_open(ticket)
-                self._hold_for_suspects()  # whose time may have come
+                self._hold_for_suspects()  # one may have waited long enough by now
                 if call.slot is not None:
                     return call.slot
                 wait_s = self._seconds_to_wait(call)
@@ -235,7 +310,7 @@ class Dispatcher:
         if self._is_closed:
             raise TransportError("This component has been closed.", code="closed")
         if ticket.is_cancelled:
-            raise TransportError("The call was given up before it began.", code="cancelled")
+            raise TransportError("The call was cancelled before it began.", code="cancelled")
 
     def _seconds_to_wait(self, call: _Call) -> float:
         """How long a call may sleep until the time alone changes something for it."""
@@ -274,7 +349,7 @@ class Dispatcher:
             self._enqueue(call, self._queue)
 
     def _settle(self, slot: Slot) -> None:
-        """Draw the consequences after anything about a replica has changed."""
+        """Restore the invariants after the state of a replica has changed."""
         if slot.is_leaving and not slot.in_flight:
             self._drop(slot)
         suspect = slot.held_for
@@ -301,7 +376,7 @@ class Dispatcher:
         return queue.popitem(last=False)[0]
 
     def _hold_for_suspects(self) -> None:
-        """Keep replicas free for calls that run alone, but leave one to the others."""
+        """Reserve replicas for calls that run alone, but leave one to the other calls."""
         while self._suspects:
             slot = _first(self._by_load)
             call = next(iter(self._suspects))
@@ -331,7 +406,7 @@ class Dispatcher:
 
     def _give_back(self, call: _Call) -> None:
         slot = call.slot
-        assert slot is not None, "it was given one"
+        assert slot is not None, "only calls that were given a replica return one"
         slot.in_flight -= 1
         self._in_flight -= 1
         if slot.held_for is call:
@@ -339,9 +414,9 @@ class Dispatcher:
         self._settle(slot)
 
     def _leave(self, call: _Call) -> None:
-        """A call that has given up takes nothing with it."""
+        """Take back everything that a cancelled call has."""
         self._waiting.discard(call)
-        if call.slot is not None:  # just now
+        if call.slot is not None:  # given between its last look and now
             self._give_back(call)
         elif call.held is not None:
             slot = call.held
@@ -355,7 +430,7 @@ class Dispatcher:
         call.queue = queue
 
     def _list(self, slot: Slot) -> None:
-        """Put a replica at the end of the list where it belongs, or in none; then none waits for it."""
+        """Move a replica to the list of its load; out of all lists, with the calls that wait for it."""
         target = self._by_load[slot.in_flight] if slot.takes_calls else None
         if target is slot.listed_in:
             return
@@ -385,7 +460,7 @@ def _first(lists: list[OrderedDict[Slot, None]]) -> Slot | None:
 
 
 def _let_go(slot: Slot) -> None:
-    assert slot.held_for is not None, "it is held"
+    assert slot.held_for is not None, "only reserved replicas are released"
     slot.held_for.held = None
     slot.held_for = None
 

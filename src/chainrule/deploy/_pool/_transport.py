@@ -1,36 +1,103 @@
-"""A pool as a transport: every call is answered by some replica, whatever becomes of the others."""
+"""A pool as a transport: every call is answered by some replica, even when others die."""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+import xxhash
+from pydantic import BaseModel
+
 from chainrule._errors import InputError, TransportError
+from chainrule._lru_cache import LRUCache
+from chainrule._trees import is_arraylike
 from chainrule.client import Ticket, Transport
-from chainrule.deploy._pool._affinity import Affinity, fingerprint
-from chainrule.deploy._pool._dispatch import Dispatcher, Slot
-from chainrule.deploy._pool._minders import Minders
-from chainrule.deploy._pool._replica import Replica, ReplicaLostError
+from chainrule.deploy._pool._dispatch import Dispatcher, Replica, ReplicaLostError, Slot
+from chainrule.deploy._pool._supervision import Supervisor
+from chainrule.runtime.internal import content_digest
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+_FORWARD = "apply"
+_BACKWARD = "vector_jacobian_product"
+_REMEMBERED = 4096
 _POLL_S = 0.02
 
-T = TypeVar("T")
+
+def fingerprint(tree: Any) -> bytes:
+    """A digest of nested data: structure, values, and (a bounded sample of) the bytes of arrays."""
+    arrays: list[np.ndarray] = []
+    text = repr(_outline(tree, arrays))
+    return xxhash.xxh3_128_digest(text.encode()) + content_digest(arrays)
+
+
+def _outline(node: Any, arrays: list[np.ndarray]) -> Any:
+    if isinstance(node, BaseModel):
+        node = dict(node)
+    if isinstance(node, Mapping):
+        return {key: _outline(value, arrays) for key, value in node.items()}
+    if isinstance(node, (list, tuple)):
+        return [_outline(item, arrays) for item in node]
+    if is_arraylike(node):
+        arrays.append(np.asarray(node))
+        return "array"
+    return node
+
+
+class ForwardPasses:
+    """Which replica ran the forward pass of which inputs. Safe between threads.
+
+    A gradient goes to the replica that ran its forward pass, which still has the residuals. Replicas find
+    residuals by the content of the inputs, so a wrong or forgotten entry only costs another forward pass.
+    """
+
+    def __init__(self) -> None:
+        self._replicas: LRUCache[bytes, str] = LRUCache(_REMEMBERED)
+        self._lock = threading.Lock()
+        self._hits = self._misses = 0
+
+    def replica_for(self, endpoint: str, point: bytes | None) -> str | None:
+        """The replica that a call should go to; `None` when it does not matter."""
+        if endpoint != _BACKWARD or point is None:
+            return None
+        found = self._replicas.get(point)
+        with self._lock:
+            self._hits += found is not None
+            self._misses += found is None
+        return found
+
+    def note(self, endpoint: str, point: bytes | None, replica: str) -> None:
+        """Note that a replica has answered a call."""
+        if endpoint == _FORWARD and point is not None:
+            self._replicas.put(point, replica)
+
+    def concerns(self, endpoint: str) -> bool:
+        """Whether it matters where this endpoint runs."""
+        return endpoint in (_FORWARD, _BACKWARD)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many gradients found their forward pass, and how many did not."""
+        with self._lock:
+            return {"hits": self._hits, "misses": self._misses}
 
 
 class PoolTransport(Transport):
-    """Replicas of one component behind the interface of all transports; they go when it is closed or dropped.
+    """Replicas of one component as one transport. They end when it is closed or garbage-collected.
 
     Args:
-        place: where the pool is, for people.
+        place: where the pool is, for messages.
         depth: calls that one replica may have at once.
-        max_replicas: how many there will be at most.
+        max_replicas: the greatest number of replicas.
         idempotent: calls may run twice; they are then repeated when a replica dies.
-        max_deaths: after so many deaths of replicas, a call's input is held to be the cause.
+        max_deaths: a call that this many replicas died of is refused (`poison_input`).
         startup_timeout_s: how long callers wait while no replica is up.
 
     Attributes:
@@ -47,7 +114,7 @@ class PoolTransport(Transport):
         max_deaths: int,
         startup_timeout_s: float,
     ) -> None:
-        # A call that waits behind another one in a dead replica has not run, but nobody can tell.
+        # Without repeats a replica has one call at a time: of two in a dead replica, it is unknown which ran.
         depth = depth if idempotent else 1
         self.place = place
         self.max_concurrency = max_replicas * depth
@@ -55,28 +122,28 @@ class PoolTransport(Transport):
         self._max_deaths = max_deaths
         self._startup_timeout_s = startup_timeout_s
         self._dispatcher = Dispatcher(depth, startup_timeout_s)
-        self._affinity = Affinity()
-        self._minders = Minders(self._dispatcher)
+        self._forward_passes = ForwardPasses()
+        self._supervisor = Supervisor(self._dispatcher)
         self._repeated = 0
         self.is_closed = False
-        # At the end of the interpreter each replica goes by itself.
-        weakref.finalize(self, self._minders.close_aside).atexit = False
+        # Not at exit: the replicas end with this process anyway, and no thread can be started then.
+        weakref.finalize(self, self._supervisor.close_in_thread).atexit = False
 
     @property
     def known_document(self) -> dict[str, Any] | None:
         """The document that the first replica gave."""
-        return self._minders.document
+        return self._supervisor.document
 
     def start(self) -> None:
-        """Get ready for calls, if that was put off until the first of them."""
+        """Connect to the replicas; a pool that does so at its first call overrides this."""
 
     def describe(self) -> dict[str, Any]:
         """The document that the first replica gave."""
         self.start()
-        if self._minders.document is None:
+        if self._supervisor.document is None:
             self.wait_until_ready(1)
-        assert self._minders.document is not None, "a replica that is up has told it"
-        return self._minders.document
+        assert self._supervisor.document is not None, "set before a replica is marked as up"
+        return self._supervisor.document
 
     def health(self) -> dict[str, Any]:
         """`ok` while a replica is up, `degraded` while none is; and what `status` says."""
@@ -84,7 +151,7 @@ class PoolTransport(Transport):
         return {"status": "ok" if self._dispatcher.up else "degraded", **self.status()}
 
     def status(self) -> dict[str, Any]:
-        """Replicas and their states, calls that wait, calls that were repeated, gradients that went home."""
+        """Replicas and their states, calls that wait, repeated calls, and gradients that found residuals."""
         return {
             "replicas": [
                 {
@@ -97,7 +164,7 @@ class PoolTransport(Transport):
             ],
             "waiting": self._dispatcher.waiting,
             "repeated": self._repeated,
-            "affinity": self._affinity.counts,
+            "affinity": self._forward_passes.counts,
         }
 
     def call(
@@ -125,7 +192,7 @@ class PoolTransport(Transport):
     def call_many(
         self, endpoint: str, payloads: Sequence[Mapping[str, Any]], *, ticket: Ticket | None = None
     ) -> list[Any]:
-        """Several calls in one message to one replica. If it dies, each of them is on its own."""
+        """Several calls in one message to one replica. If it dies, they are repeated one by one."""
         self.start()
         ticket = ticket or Ticket()
         if self._idempotent:
@@ -136,7 +203,7 @@ class PoolTransport(Transport):
                         slot, lambda replica: replica.call_many(endpoint, payloads, ticket=ticket)
                     )
                 for point in points:
-                    self._affinity.note(endpoint, point, slot.replica.id)
+                    self._forward_passes.note(endpoint, point, slot.replica.id)
                 return answers
             except ReplicaLostError:
                 self._repeated += len(payloads)
@@ -153,17 +220,21 @@ class PoolTransport(Transport):
             endpoint: what is asked for.
             point: fingerprint of the inputs.
             ask: sends the call.
-            ticket: by which the caller may give up.
+            ticket: with which the caller may cancel.
         """
         self.start()
         deaths = 0
         while True:
             try:
-                home = self._affinity.home(endpoint, point) if not deaths else None
-                # Once a replica has died of it, a call runs alone: the next death is no one else's doing.
-                with self._dispatcher.lease(prefer=home, alone=deaths > 0, ticket=ticket) as slot:
+                preferred = (
+                    self._forward_passes.replica_for(endpoint, point) if not deaths else None
+                )
+                # After one death the call runs alone on a replica: if that dies too, this call is the cause.
+                with self._dispatcher.lease(
+                    prefer=preferred, alone=deaths > 0, ticket=ticket
+                ) as slot:
                     answer = self._ask(slot, ask)
-                self._affinity.note(endpoint, point, slot.replica.id)
+                self._forward_passes.note(endpoint, point, slot.replica.id)
                 return answer
             except ReplicaLostError as error:
                 if error.never_began:
@@ -173,20 +244,20 @@ class PoolTransport(Transport):
                 self._repeated += 1
 
     def close(self) -> None:
-        """Let go of the replicas."""
+        """End the replicas, or the connections to them."""
         self.is_closed = True
-        self._minders.close()
+        self._supervisor.close()
 
     def add_replica(self, replica: Replica) -> None:
         """Start one more replica, and keep it alive."""
-        self._minders.add(replica)
+        self._supervisor.add(replica)
 
     def remove_replica(self, slot: Slot) -> None:
-        """Let a replica go once it has answered the calls it has."""
+        """Give a replica no more calls; it leaves when it has answered those it has."""
         self._dispatcher.remove(slot)
 
     def wait_until_ready(self, count: int) -> None:
-        """Wait until some replicas are up; at the end of the time, one is enough.
+        """Wait until `count` replicas are up; when the time is over, one is enough.
 
         Raises:
             DefinitionError: the component cannot be loaded.
@@ -194,8 +265,8 @@ class PoolTransport(Transport):
         """
         deadline = time.monotonic() + self._startup_timeout_s
         while True:
-            if self._minders.failure is not None:
-                raise self._minders.failure
+            if self._supervisor.failure is not None:
+                raise self._supervisor.failure
             up = self._dispatcher.up
             if up >= count:
                 return
@@ -210,12 +281,12 @@ class PoolTransport(Transport):
             )
         _log.warning("%s: %d of %d replicas are up; others may follow", self.place, up, count)
 
-    def has_homes(self, endpoint: str) -> bool:
+    def depends_on_replica(self, endpoint: str) -> bool:
         """Whether it matters which replica answers an endpoint."""
-        return self._minders.gives_gradients and self._affinity.concerns(endpoint)
+        return self._supervisor.gives_gradients and self._forward_passes.concerns(endpoint)
 
     def _point(self, endpoint: str, payload: Mapping[str, Any]) -> bytes | None:
-        return fingerprint(payload.get("inputs")) if self.has_homes(endpoint) else None
+        return fingerprint(payload.get("inputs")) if self.depends_on_replica(endpoint) else None
 
     def _ask(self, slot: Slot, ask: Callable[[Replica], T]) -> T:
         try:

@@ -1,34 +1,47 @@
-"""Images of components: build one from a folder, start one, and look after those that run.
+"""Images of components: build one from a folder, start it, list and stop the containers.
 
 plan_build, write_context    what an image will be, and the files it is built from; needs no engine
-build_image                  build it with podman or docker, unless it is there already
+build_image                  build it with podman or docker, unless it exists already
 start_container              run it on a free port of loopback
-call_image, ask_image        have it answer one call
-list_images                  images here that have a component
-list_containers              containers that were started from them
-container_log                what one has written
-stop_container               stop and remove one
+call_image, ask_image        make one call in a container of its own
+list_images                  the images on this machine that have a component
+list_containers              the containers that were started from them
+container_log                the output of a container
+stop_container               stop and remove a container
 
-`Component.from_image` is the handle that most people want.
+`Component.from_image` gives a handle, which is enough for most uses.
+
+Modules, in reading order:
+
+    _settings       what `component.yaml` or `tesseract_config.yaml` says about the image
+    _requirements   which packages the component needs
+    _plan           what will be built: settings, files and commands
+    _recipes        the plan as a Containerfile and as an Apptainer definition
+    _context        the folder that an image is built from
+    _build          the build itself
+    _inside         the last step of a build, run inside the image: checks and bill of materials
+    _engine         podman or docker
+    _image          an image that exists, and what a container of it is given
+    _container      running containers: start, wait, list, stop
+    _watchdog       a small process that removes a container when its owner ends
+    _calls          a transport to a container, and calls in a container of their own
 """
 
-from chainrule.deploy.images._apptainer import apptainer_definition
 from chainrule.deploy.images._build import BuiltImage, build_image
-from chainrule.deploy.images._container import Container, start_container
-from chainrule.deploy.images._containerfile import containerfile
-from chainrule.deploy.images._context import context_hash, write_context
-from chainrule.deploy.images._engine import Engine, find_engine
-from chainrule.deploy.images._image import ComponentImage, list_images
-from chainrule.deploy.images._one_call import ask_image, call_image
-from chainrule.deploy.images._open import ImageTransport, open_image
-from chainrule.deploy.images._options import RunOptions
-from chainrule.deploy.images._plan import BuildPlan, plan_build
-from chainrule.deploy.images._running import (
+from chainrule.deploy.images._calls import ImageTransport, ask_image, call_image, open_image
+from chainrule.deploy.images._container import (
+    Container,
     ContainerFacts,
     container_log,
     list_containers,
+    start_container,
     stop_container,
 )
+from chainrule.deploy.images._context import context_hash, write_context
+from chainrule.deploy.images._engine import Engine, find_engine
+from chainrule.deploy.images._image import ComponentImage, RunOptions, list_images
+from chainrule.deploy.images._plan import BuildPlan, plan_build
+from chainrule.deploy.images._recipes import apptainer_definition, containerfile
 from chainrule.deploy.images._settings import Credential, ImageSettings, read_settings
 
 __all__ = [

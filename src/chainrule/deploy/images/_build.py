@@ -1,4 +1,4 @@
-"""`build_image`: from a plan to an image with tags, unless that very image is there already."""
+"""`build_image`: from a plan to an image with tags, unless the same image exists already."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from chainrule._errors import CapabilityError, DefinitionError, InputError, TransportError
-from chainrule.deploy.images._containerfile import quoted
 from chainrule.deploy.images._context import context_hash, write_context
 from chainrule.deploy.images._engine import Engine, find_engine
 from chainrule.deploy.images._plan import BuildPlan
+from chainrule.deploy.images._recipes import quoted
 
 _FAILED = re.compile(r"chainrule-build-failed: (.+)")
 _SHOWN = 25
-# Health checks are no part of OCI's own format; the time of the build is no part of the content.
+# OCI's own format has no health checks. A fixed time makes equal contents equal images.
 _FORMAT = ["--format", "docker", "--timestamp", "0"]
 _ADVICE = {
     "conda": "conda cannot be fetched",
@@ -37,8 +37,8 @@ class BuiltImage:
 
     Attributes:
         tags: its names; the first one names the content and never moves.
-        was_built: whether it had to be built; otherwise it was there.
-        labels: what it says of itself.
+        was_built: whether it was built; otherwise it existed already.
+        labels: its labels.
     """
 
     tags: tuple[str, ...]
@@ -56,16 +56,16 @@ def build_image(
     push: bool = False,
     on_line: Callable[[str], Any] = lambda line: None,
 ) -> BuiltImage:
-    """Build the image of a component, unless one with the same content is there.
+    """Build the image of a component, unless one with the same content exists.
 
     Args:
         plan: made by `plan_build`.
         tags: `name`, `name:tag` or `registry/name:tag`, or a bare tag (which starts with a colon);
             the component's version and `latest` when none is given.
         engine: made by `find_engine`.
-        context: folder to write the build files into and to leave there; a temporary one by default.
+        context: folder for the build files, which stay there; a temporary one by default.
         secrets: as the engine's `--secret` takes them, such as `id=token,src=token.txt`.
-        push: send the image to the registry that its tags name.
+        push: push the image to the registry that its tags name.
         on_line: called with every line that the engine writes.
 
     Raises:
@@ -134,11 +134,11 @@ def _check_source(secret: Mapping[str, str]) -> None:
         where = f"the variable {secret['env']} is not set"
     else:
         return
-    raise InputError(f"The secret {secret['id']!r} is not there: {where}.", code="secret_missing")
+    raise InputError(f"The secret {secret['id']!r} is missing: {where}.", code="secret_missing")
 
 
 def _fetch_base(engine: Engine, plan: BuildPlan, on_line: Callable[[str], Any]) -> None:
-    """Pull the base image where it is missing: the one step whose failure is not the component's fault."""
+    """Pull the base image where it is missing, with an error of its own: it is not the component's fault."""
     base, platform = plan.settings.base_image, plan.settings.platform
     if engine.succeeds("image", "inspect", base):
         return
@@ -147,7 +147,7 @@ def _fetch_base(engine: Engine, plan: BuildPlan, on_line: Callable[[str], Any]) 
     if code:
         raise CapabilityError(
             f"The base image {base!r} is not here, and {engine.kind} cannot pull it: "
-            f"{' '.join(tail[-2:])[-300:]}\nName one that can be had: `--base`, or `build.base` in "
+            f"{' '.join(tail[-2:])[-300:]}\nName another one: `--base`, or `build.base` in "
             "component.yaml.",
             code="base_missing",
         )
@@ -178,14 +178,14 @@ def _stream(
     step = next((m[1] for line in reversed(tail) if (m := _FAILED.search(line))), None)
     shown = "\n".join(tail[-_SHOWN:])
     raise DefinitionError(
-        f"{_ADVICE.get(step or '', problem)}. The engine's last words:\n{shown}",
+        f"{_ADVICE.get(step or '', problem)}. The last lines of the engine:\n{shown}",
         code="build_failed",
         details={"step": step, "exit_code": code},
     )
 
 
 def _add_facts(engine: Engine, name: str, digest: str, scratch: Path) -> None:
-    """Label the image with what the component said when it was loaded inside, and give it its name."""
+    """Label the image with facts of the component, which was loaded inside it, and give it its name."""
     unfinished = f"{name}-unfinished"
     facts = json.loads(
         engine.ask(

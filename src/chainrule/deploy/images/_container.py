@@ -1,26 +1,31 @@
-"""A running container: started on a free port of loopback, waited for, and removed whatever happens.
+"""Running containers: started on a free port of loopback, waited for, listed and removed.
 
 A container that is *owned* ends with its owner, the object or the process: see `_watchdog`. One that is not
-stays until somebody stops it. Every container of an image of ours has a token of its own, in a folder that
-only the user can enter, so that a later process of the same user can find the container and call it.
+owned stays until it is stopped. Every container of an image of ours has a token of its own, in a folder
+that only the user can enter, so that a later process of the same user can find the container and call it.
 """
 
 from __future__ import annotations
 
+import http.client
+import json
 import secrets
+import shutil
+import socket
 import subprocess
 import sys
+import time
 import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from chainrule._errors import CapabilityError, StorageError, TransportError
+from chainrule import _folders
+from chainrule._errors import CapabilityError, InputError, StorageError, TransportError
 from chainrule.deploy.images._engine import Engine
-from chainrule.deploy.images._image import ComponentImage
-from chainrule.deploy.images._options import RunOptions
+from chainrule.deploy.images._image import ComponentImage, RunOptions
 from chainrule.deploy.images._plan import TOKEN_FILE
-from chainrule.deploy.images._ready import free_port, is_free, wait_until_ready
-from chainrule.deploy.images._running import inspect_container, remove_container, state_folder
 
 _WATCHDOG = Path(__file__).with_name("_watchdog.py")
 _ATTEMPTS = 5
@@ -30,10 +35,10 @@ class Container:
     """A container that answers calls.
 
     Attributes:
-        name: by which the engine knows it.
-        image: that it was started from.
-        url: where it answers.
-        token: that it asks for; `None` for a Tesseract's image, which knows no tokens.
+        name: its name in the engine.
+        image: the image it was started from.
+        url: its URL.
+        token: the token that callers send; `None` for a Tesseract's image, which has no tokens.
     """
 
     def __init__(
@@ -55,12 +60,12 @@ class Container:
 
     @property
     def is_running(self) -> bool:
-        """Whether it is still there and running."""
+        """Whether it exists and runs."""
         facts = inspect_container(self.engine, self.name)
         return facts is not None and facts["State"]["Running"]
 
     def log(self, lines: int | None = None) -> str:
-        """What it has written."""
+        """Its output."""
         return self.engine.log(self.name, lines)
 
     def close(self) -> None:
@@ -89,7 +94,7 @@ def start_container(
 
     Args:
         image: its name.
-        options: what the container is given.
+        options: options of the container.
         engine: podman or docker.
         owned: whether it ends with the returned object and with this process.
         port: of loopback; a free one when not given.
@@ -106,7 +111,7 @@ def start_container(
         try:
             return _start(found, image, options, engine, chosen, owned, startup_timeout)
         except TransportError:
-            # Between the choice of a port and its use somebody else may have taken it.
+            # Another process may have taken the port between its choice and its use; then try another one.
             if is_free(chosen):
                 raise
     return _start(found, image, options, engine, port or free_port(), owned, startup_timeout)
@@ -124,7 +129,7 @@ def _start(
     name = f"chainrule-{secrets.token_hex(6)}"
     folder = state_folder() / name
     token = _write_token(folder, is_asked_for=found.is_native)
-    # First the one that cleans up, then what is to be cleaned up.
+    # The watchdog is started before the container, so that no container is ever without one.
     watchdog = _watch(engine, name, folder) if owned else None
     container = Container(engine, name, image, port=port, token=token, watchdog=watchdog)
     host = "127.0.0.1" if options.network == "host" else "0.0.0.0"
@@ -167,7 +172,7 @@ def _labels(labels: Mapping[str, str]) -> list[str]:
 
 
 def _protection(image: ComponentImage, folder: Path) -> list[str]:
-    """What our own images do without; others may rely on it. The readiness is asked for from outside."""
+    """Restrictions for our own images, which need no privileges; other images may need them."""
     if not image.is_native:
         return []
     token = ["--volume", f"{folder / 'token'}:{TOKEN_FILE}:ro"]
@@ -175,7 +180,7 @@ def _protection(image: ComponentImage, folder: Path) -> list[str]:
 
 
 def _write_token(folder: Path, *, is_asked_for: bool) -> str | None:
-    """A new token. The folder is closed to others; the file is open, for the container's user to read."""
+    """Write a new token. Only the user may enter the folder; the container's user may read the file."""
     try:
         folder.mkdir(mode=0o700, parents=True)
         if not is_asked_for:
@@ -193,7 +198,7 @@ def _write_token(folder: Path, *, is_asked_for: bool) -> str | None:
 
 
 def _watch(engine: Engine, name: str, folder: Path) -> subprocess.Popen[bytes]:
-    # A session of its own: Ctrl-C in the terminal is for the owner, not for the one that cleans up.
+    # A session of its own, so that Ctrl-C in the terminal does not reach the watchdog.
     return subprocess.Popen(
         [sys.executable, "-I", str(_WATCHDOG), str(folder), name, *engine.command],
         stdin=subprocess.PIPE,
@@ -207,3 +212,168 @@ def _release(watchdog: subprocess.Popen[bytes]) -> None:
     assert watchdog.stdin is not None
     watchdog.stdin.close()
     watchdog.wait()
+
+
+_PAUSE_S = 0.05
+_LOOK_EVERY_S = 0.5
+_SHOWN_LINES = 40
+
+
+def free_port() -> int:
+    """A port of loopback that is free at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def is_free(port: int) -> bool:
+    """Whether a port of loopback can be listened on."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def wait_until_ready(engine: Engine, name: str, port: int, timeout_s: float) -> None:
+    """Wait until a container answers.
+
+    Raises:
+        TransportError: it ended (`container_failed`) or took too long (`startup_timeout`); its last lines
+            are in the message.
+    """
+    start = looked = time.monotonic()
+    while not _answers(port):
+        now = time.monotonic()
+        if now - looked > _LOOK_EVERY_S:
+            looked = now
+            _check_running(engine, name)
+        if now - start > timeout_s:
+            raise TransportError(
+                f"The container did not answer within {timeout_s:g} s. "
+                f"Its log:\n{_last_lines(engine, name)}",
+                code="startup_timeout",
+            )
+        time.sleep(_PAUSE_S)
+    _check_running(engine, name)  # otherwise another server answers on its port
+
+
+def _check_running(engine: Engine, name: str) -> None:
+    state = engine.inspect("container", name)["State"]
+    if not state["Running"]:
+        raise TransportError(
+            f"The container ended with status {state['ExitCode']}. "
+            f"Its log:\n{_last_lines(engine, name)}",
+            code="container_failed",
+        )
+
+
+def _answers(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2.0)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _last_lines(engine: Engine, name: str) -> str:
+    return engine.log(name, _SHOWN_LINES).strip() or "(nothing)"
+
+
+def state_folder() -> Path:
+    """The folder with the tokens of this user's containers."""
+    return _folders.state_folder("containers")
+
+
+@dataclass(frozen=True)
+class ContainerFacts:
+    """A container as a listing shows it.
+
+    Attributes:
+        name: its name in the engine.
+        component: name of its component.
+        image_id: id of the image it was started from.
+        state: `running`, `exited`, ….
+        url: its URL.
+        owned: whether a process will remove it when it ends.
+    """
+
+    name: str
+    component: str
+    image_id: str
+    state: str
+    url: str
+    owned: bool
+
+    @property
+    def token(self) -> str | None:
+        """Its token, where this user started it."""
+        file = state_folder() / self.name / "token"
+        return file.read_text() if file.is_file() else None
+
+
+def list_containers(engine: Engine) -> list[ContainerFacts]:
+    """Every container that was started by Chainrule, those that have ended included."""
+    template = "{{.Names}}"
+    asked = ("ps", "--all", "--filter", "label=chainrule.container", "--format", template)
+    found = {name: inspect_container(engine, name) for name in engine.ask(*asked).split()}
+    # A container may have been removed since the list was made.
+    return [_facts(name, facts) for name, facts in found.items() if facts is not None]
+
+
+def inspect_container(engine: Engine, name: str) -> dict[str, Any] | None:
+    """Everything that the engine tells about a container; `None` when it does not exist."""
+    done = engine.run(["container", "inspect", name])
+    return json.loads(done.stdout)[0] if done.returncode == 0 else None
+
+
+def _facts(name: str, facts: Mapping[str, Any]) -> ContainerFacts:
+    labels = facts["Config"]["Labels"]
+    return ContainerFacts(
+        name=name,
+        component=labels["chainrule.container"],
+        image_id=labels["chainrule.image"],
+        state=facts["State"]["Status"],
+        url=f"http://127.0.0.1:{labels['chainrule.port']}",
+        owned=labels["chainrule.owned"] == "true",
+    )
+
+
+def stop_container(engine: Engine, name: str) -> None:
+    """Stop and remove a container that Chainrule started.
+
+    Raises:
+        InputError: there is no such container (`container_missing`).
+    """
+    _check_container(engine, name)
+    remove_container(engine, name)
+
+
+def container_log(engine: Engine, name: str, lines: int | None = None) -> str:
+    """The output of a container, errors included; its last lines where a number is given.
+
+    Raises:
+        InputError: there is no such container (`container_missing`).
+    """
+    _check_container(engine, name)
+    return engine.log(name, lines)
+
+
+def _check_container(engine: Engine, name: str) -> None:
+    if inspect_container(engine, name) is None:
+        raise InputError(
+            f"There is no container {name!r}. `chainrule image ps` shows those of components.",
+            code="container_missing",
+        )
+
+
+def remove_container(engine: Engine, name: str) -> None:
+    """Stop and remove a container, if it exists, and its token."""
+    engine.run(["stop", "--time", "5", name])
+    engine.run(["rm", "--force", name])
+    shutil.rmtree(state_folder() / name, ignore_errors=True)

@@ -2,27 +2,30 @@
 
 Containerfile, component.def    the recipe for podman and docker, and for Apptainer
 scripts/                        what both recipes run
-chainrule-….whl                 this very Chainrule
+chainrule-….whl                 the Chainrule that is running
 requirements.txt, …             packages of the component, local ones included
 component/                      the component's folder, without hidden files and caches
-package_data/                   what it wants elsewhere in the image
+package_data/                   files for other places in the image
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import shutil
+import zipfile
 from collections.abc import Iterator
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
+import chainrule
 from chainrule._errors import StorageError
-from chainrule.deploy.images._apptainer import apptainer_definition
-from chainrule.deploy.images._containerfile import containerfile
 from chainrule.deploy.images._plan import BuildPlan
-from chainrule.deploy.images._wheel import write_wheel
+from chainrule.deploy.images._recipes import apptainer_definition, containerfile
 from chainrule.runtime.internal import hash_parts
 
 _SCRIPTS = Path(__file__).parent / "_scripts"
-# Hidden files are tools' and people's own (.git, .venv, .env with passwords): never part of an image.
+# Hidden files belong to tools and users (.git, .venv, .env with passwords), not to an image.
 _IGNORED_NAMES = shutil.ignore_patterns(".*", "__pycache__", "*.pyc")
 _RECIPES = ("Containerfile", "component.def")
 
@@ -68,7 +71,7 @@ def write_context(plan: BuildPlan, folder: Path) -> Path:
 
 
 def _write(plan: BuildPlan, folder: Path) -> None:
-    # First of all, because these files mark the folder as a context.
+    # Written first, because these files mark the folder as a context.
     (folder / "Containerfile").write_text(containerfile(plan), encoding="utf-8")
     (folder / "component.def").write_text(apptainer_definition(plan), encoding="utf-8")
     shutil.copytree(_SCRIPTS, folder / "scripts", ignore=_left_out)
@@ -89,7 +92,7 @@ def _write(plan: BuildPlan, folder: Path) -> None:
 
 
 def _normalise(folder: Path) -> None:
-    """Let everybody read: in the image another user does, and permissions are part of what is built."""
+    """Make everything readable for the image's user, with the same permissions on every machine."""
     for path in folder.rglob("*"):
         is_open = path.is_dir() or path.stat().st_mode & 0o100
         path.chmod(0o755 if is_open else 0o644)
@@ -105,3 +108,40 @@ def _parts(folder: Path) -> Iterator[tuple[str, bytes]]:
         if path.is_file():
             mode = path.stat().st_mode & 0o777
             yield f"{path.relative_to(folder).as_posix()} {mode:o}", path.read_bytes()
+
+
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip file can express
+_METADATA = ("METADATA", "entry_points.txt")
+_TAGS = "Wheel-Version: 1.0\nGenerator: chainrule\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+
+
+def write_wheel(folder: Path) -> Path:
+    """Write `chainrule-<version>-py3-none-any.whl` into a folder: the Chainrule that is running.
+
+    It is made from the installed files. So it works for an editable checkout as for an installed package,
+    needs neither a build tool nor a network, and its bytes depend only on the files.
+    """
+    installed = distribution("chainrule")
+    wheel = folder / f"chainrule-{installed.version}-py3-none-any.whl"
+    info = f"chainrule-{installed.version}.dist-info"
+    record = []
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in _contents(installed, info):
+            archive.writestr(zipfile.ZipInfo(name, _EPOCH), content, zipfile.ZIP_DEFLATED)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=")
+            record.append(f"{name},sha256={digest.decode()},{len(content)}")
+        lines = "\n".join([*record, f"{info}/RECORD,,", ""])
+        archive.writestr(zipfile.ZipInfo(f"{info}/RECORD", _EPOCH), lines)
+    return wheel
+
+
+def _contents(installed: Distribution, info: str) -> Iterator[tuple[str, bytes]]:
+    package = Path(chainrule.__file__).parent
+    for file in sorted(package.rglob("*")):
+        if file.is_file() and "__pycache__" not in file.parts:
+            yield f"chainrule/{file.relative_to(package).as_posix()}", file.read_bytes()
+    yield f"{info}/WHEEL", _TAGS.encode()
+    for name in _METADATA:
+        text = installed.read_text(name)
+        if text is not None:
+            yield f"{info}/{name}", text.encode()

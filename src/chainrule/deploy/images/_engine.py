@@ -1,4 +1,4 @@
-"""podman or docker, driven by its command line: the one thing both offer, with and without a daemon.
+"""podman or docker, used through the command line, which both have, with and without a daemon.
 
 `CHAINRULE_ENGINE` names the engine where a caller does not, and `CHAINRULE_BUILD_ARGS` and
 `CHAINRULE_RUN_ARGS` are further arguments for its `build` and `run`.
@@ -55,11 +55,11 @@ class Engine:
         return self.run(arguments).returncode == 0
 
     def inspect(self, kind: str, name: str) -> dict[str, Any]:
-        """What the engine knows of a container or an image."""
+        """Everything that the engine tells about a container or an image."""
         return json.loads(self.ask(kind, "inspect", name))[0]
 
     def log(self, container: str, lines: int | None = None) -> str:
-        """What a container has written, errors included."""
+        """The output of a container, errors included."""
         tail = [] if lines is None else ["--tail", str(lines)]
         done = self.run(["logs", *tail, container], merged=True)
         if done.returncode:
@@ -69,7 +69,7 @@ class Engine:
     def stream(
         self, arguments: Sequence[str], on_line: Callable[[str], Any]
     ) -> tuple[int, list[str]]:
-        """Run a command, handing on every line as it comes.
+        """Run a command and pass on every line at once.
 
         Returns:
             The exit code, and the last lines.
@@ -77,7 +77,7 @@ class Engine:
         tail: deque[str] = deque(maxlen=_TAIL)
         with subprocess.Popen(
             [*self.command, *arguments],
-            # Older docker needs to be told to use the builder that knows mounts and secrets.
+            # Selects, in older docker, the builder that supports mounts and secrets.
             env={**os.environ, "DOCKER_BUILDKIT": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -92,13 +92,13 @@ class Engine:
         return process.returncode, list(tail)
 
     def pass_through(self, *arguments: str) -> int:
-        """Run a command on this process's own streams; its exit code."""
+        """Run a command on the streams of this process; return its exit code."""
         return subprocess.run([*self.command, *arguments], check=False).returncode
 
     def run(
         self, arguments: Sequence[str], *, merged: bool = False
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command of the engine and keep what it writes, errors apart unless `merged`."""
+        """Run a command of the engine and keep its output; errors separately unless `merged`."""
         return subprocess.run(
             [*self.command, *arguments],
             stdin=subprocess.DEVNULL,

@@ -1,10 +1,12 @@
-"""What an image is to us: one of ours, a Tesseract's, or none."""
+"""What an image is to us (one of ours, a Tesseract's, or none), and what a container of it is given."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from chainrule._errors import CapabilityError, InputError
 from chainrule.deploy.images._engine import Engine
@@ -16,12 +18,12 @@ class ComponentImage:
     """An image with a component in it.
 
     Attributes:
-        id: by which the engine knows it.
+        id: the engine's id.
         tags: its names.
-        labels: what it says of itself.
+        labels: its labels.
         env: its variables.
-        command: what it does by default.
-        size_bytes: on disk.
+        command: its default command.
+        size_bytes: its size on disk.
     """
 
     id: str
@@ -33,7 +35,7 @@ class ComponentImage:
 
     @classmethod
     def find(cls, engine: Engine, name: str) -> ComponentImage:
-        """The image of a name, fetched from its registry where it is not here.
+        """The image of a name, pulled from its registry where it is missing.
 
         Raises:
             CapabilityError: there is no such image (`image_missing`).
@@ -87,26 +89,26 @@ class ComponentImage:
 
     @property
     def folders(self) -> dict[str, str]:
-        """Where it reads files that callers name, and where it writes files of runs."""
+        """Its folders for files that payloads name, and for files of runs."""
         if self.is_native:
             return {"inputs": "/input", "outputs": "/output"}
         return {"inputs": "/tesseract/input_data", "outputs": "/tesseract/output_data"}
 
     def serve_command(self, host: str, port: int, workers: int) -> list[str]:
-        """What the container runs to answer on a port."""
+        """The command that serves on a port."""
         where = ["--host", host, "--port", str(port), "--num-workers", str(workers)]
         if self.is_native:
             return [*self.command, *where, "--token-file", TOKEN_FILE]
         return ["serve", *where]
 
     def one_call_command(self, arguments: list[str], *, with_files: bool) -> list[str]:
-        """What the container runs for one call: `apply '{…}'`, or `call vjp '{…}'`.
+        """The command for one call: `apply '{…}'`, or `call vjp '{…}'`.
 
         Args:
-            arguments: the command and what follows it.
-            with_files: folders for files are given to the container.
+            arguments: the command and its arguments.
+            with_files: whether the container has folders for files.
         """
-        # The component stands behind the command, which has two words where the endpoint is named.
+        # The component follows the command, which has two words in `call vjp`.
         length = 2 if arguments[0] == "call" else 1
         command, rest = arguments[:length], arguments[length:]
         if not self.is_native:  # a Tesseract's commands are its endpoints
@@ -127,10 +129,116 @@ def _pull(engine: Engine, name: str) -> None:
 
 
 def list_images(engine: Engine) -> list[ComponentImage]:
-    """Every image here that has a component."""
+    """Every image on this machine that has a component."""
     ids = list(dict.fromkeys(engine.ask("images", "--quiet", "--no-trunc").split()))
     if not ids:
         return []
     found = json.loads(engine.ask("image", "inspect", *ids))
     images = [ComponentImage._of(facts) for facts in found]
     return [image for image in images if image.is_component and image.tags]
+
+
+Gpus = str | Sequence[str | int] | None
+Volumes = Mapping[str | Path, str] | Sequence[str] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What a container is given; an immutable object.
+
+    Attributes:
+        gpus: `"all"`, or numbers or names of NVIDIA devices.
+        memory: limit of its memory, such as `"2g"`.
+        volumes: `{folder here: folder there}`, or `"here:there[:ro|rw]"`s; read-only unless `:rw` is added.
+        env: its variables.
+        network: a network of the engine, or `"host"`; the engine's default when not given.
+        user: `uid[:gid]` to run as; the image's own when not given.
+        input_path: folder on this machine that payloads may name files in.
+        output_path: folder on this machine for files of runs; the container then runs as the calling user.
+        workers: processes that answer calls.
+        extra: further arguments of the engine's `run`.
+
+    Raises:
+        InputError: an option cannot have this value (`bad_option`).
+    """
+
+    gpus: Gpus = None
+    memory: str | None = None
+    volumes: Volumes = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    network: str | None = None
+    user: str | None = None
+    input_path: str | Path | None = None
+    output_path: str | Path | None = None
+    workers: int = 1
+    extra: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.network == "none":
+            raise InputError(
+                "With network='none' the component cannot be called.", code="bad_option"
+            )
+
+    def arguments(self, engine: Engine, *, inputs: str, outputs: str) -> list[str]:
+        """The engine's arguments.
+
+        Args:
+            engine: the engine; podman and docker name devices and users differently.
+            inputs: the image's folder for files that payloads name.
+            outputs: the image's folder for files of runs.
+        """
+        arguments = [*_devices(self.gpus, engine)]
+        for source, target, mode in (*_mounts(self.volumes), *self._folders(inputs, outputs)):
+            arguments += ["--volume", f"{source}:{target}:{mode}"]
+        for name, value in self.env.items():
+            arguments += ["--env", f"{name}={value}"]
+        for flag, given in (("--memory", self.memory), ("--network", self.network)):
+            arguments += [] if given is None else [flag, given]
+        return [*arguments, *self._user_arguments(engine), *engine.run_args, *self.extra]
+
+    def _folders(self, inputs: str, outputs: str) -> Iterator[tuple[Path, str, str]]:
+        if self.input_path is not None:
+            yield _existing(self.input_path), inputs, "ro"
+        if self.output_path is not None:
+            Path(self.output_path).mkdir(parents=True, exist_ok=True)
+            yield _existing(self.output_path), outputs, "rw"
+
+    def _user_arguments(self, engine: Engine) -> list[str]:
+        if self.user is not None:
+            return ["--user", self.user]
+        if self.output_path is None:
+            return []
+        # Files of a run belong to the user who started it, as they do without a container.
+        keep = ["--userns", "keep-id"] if engine.kind == "podman" and os.getuid() else []
+        return [*keep, "--user", f"{os.getuid()}:{os.getgid()}"]
+
+
+def _devices(gpus: Gpus, engine: Engine) -> list[str]:
+    if not gpus:
+        return []
+    names = [gpus] if isinstance(gpus, str) else [str(gpu) for gpu in gpus]
+    if engine.kind == "podman":
+        return [part for name in names for part in ("--device", f"nvidia.com/gpu={name}")]
+    return ["--gpus", "all" if names == ["all"] else f'"device={",".join(names)}"']
+
+
+def _mounts(volumes: Volumes) -> Iterator[tuple[Path, str, str]]:
+    if isinstance(volumes, Mapping):
+        pairs = [(str(source), target) for source, target in volumes.items()]
+    else:
+        pairs = [(text.partition(":")[0], text.partition(":")[2]) for text in volumes or ()]
+    for source, target in pairs:
+        place, _, mode = target.partition(":")
+        if not place.startswith("/") or mode not in ("", "ro", "rw"):
+            raise InputError(
+                f"Expected a volume such as /data:/data:rw; found {source}:{target}.",
+                code="bad_option",
+            )
+        yield _existing(source), place, mode or "ro"
+
+
+def _existing(folder: str | Path) -> Path:
+    path = Path(folder).resolve()
+    if not path.exists():
+        raise InputError(f"There is no {path} to give to the container.", code="bad_option")
+    return path

@@ -1,4 +1,4 @@
-"""The last step of a build, run inside the image: what it is made of, and whether the component works.
+"""The last step of a build, run inside the image: which packages it has, and whether the component works.
 
 python -m chainrule.deploy.images._inside /component/component.py --check --run-tests
 """
@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
+import uuid
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any
 
 from chainrule._errors import ChainruleError, ComponentError
-from chainrule.deploy.images._sbom import bill_of_materials
 from chainrule.runtime import LocalComponent, load_component
 from chainrule.runtime.testing import check_gradients, find_tests, run_test
 
@@ -22,7 +25,7 @@ BILL = Path("/opt/chainrule/sbom.cdx.json")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the facts and the bill of materials; 1 when a check fails."""
+    """Write the facts and the bill of materials; return 1 when a check fails."""
     options = _parser().parse_args(arguments)
     step = "component"
     try:
@@ -46,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def facts_of(component: LocalComponent) -> dict[str, Any]:
-    """What only the loaded component knows: its name and version, its schema's hash, its endpoints."""
+    """Facts that only a loaded component knows: name, version, hash of the schema, endpoints."""
     document = component.openapi_schema
     interface = {key: document[key] for key in ("paths", "components")}
     text = json.dumps(interface, sort_keys=True, separators=(",", ":"))
@@ -90,6 +93,70 @@ def _say_failure(step: str, error: ChainruleError) -> None:
     if error.__cause__ is not None:
         traceback.print_exception(error.__cause__)
     sys.stderr.write(f"Error: {error}\nchainrule-build-failed: {step}\n")
+
+
+_DPKG_STATUS = Path("/var/lib/dpkg/status")
+_SPACE = uuid.UUID("b6a2ff2c-9a3e-5d14-8e0b-6f0f8a3b7a55")
+
+
+def bill_of_materials(name: str, version: str) -> dict[str, Any]:
+    """The Python and Debian packages of this environment, as a CycloneDX 1.5 document.
+
+    Args:
+        name: name of the component.
+        version: version of the component.
+    """
+    parts = sorted([*_python_packages(), *_debian_packages()], key=lambda part: part["purl"])
+    # Equal contents have equal serial numbers, so no clock and no random number is used.
+    serial = uuid.uuid5(_SPACE, "\n".join([name, version, *(part["purl"] for part in parts)]))
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "serialNumber": f"urn:uuid:{serial}",
+        "version": 1,
+        "metadata": {"component": {"type": "application", "name": name, "version": version}},
+        "components": parts,
+    }
+
+
+def _python_packages() -> Iterator[dict[str, Any]]:
+    seen = set()
+    for found in distributions():
+        name = re.sub(r"[-_.]+", "-", found.name).lower()
+        if name not in seen:
+            seen.add(name)
+            yield _part(name, found.version, f"pkg:pypi/{name}@{found.version}", _licence(found))
+
+
+def _licence(found: Distribution) -> str | None:
+    facts = found.metadata.json
+    stated = str(facts.get("license_expression") or facts.get("license") or "").strip()
+    # Some packages put the whole text of their licence here.
+    return stated if stated and "\n" not in stated else None
+
+
+def _debian_packages() -> Iterator[dict[str, Any]]:
+    if not _DPKG_STATUS.is_file():
+        return
+    for paragraph in _DPKG_STATUS.read_text(encoding="utf-8", errors="replace").split("\n\n"):
+        facts = dict(re.findall(r"^(Package|Version|Architecture|Status): (.*)$", paragraph, re.M))
+        if facts.get("Status", "").endswith(" installed"):
+            name, version = facts["Package"], facts["Version"]
+            purl = f"pkg:deb/debian/{name}@{version}?arch={facts.get('Architecture', 'all')}"
+            yield _part(name, version, purl, None)
+
+
+def _part(name: str, version: str, purl: str, licence: str | None) -> dict[str, Any]:
+    part: dict[str, Any] = {
+        "type": "library",
+        "bom-ref": purl,
+        "name": name,
+        "version": version,
+        "purl": purl,
+    }
+    if licence is not None:
+        part["licenses"] = [{"license": {"name": licence}}]
+    return part
 
 
 if __name__ == "__main__":

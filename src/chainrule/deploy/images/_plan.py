@@ -1,6 +1,6 @@
 """What will be built: settings, files and commands, decided once for every kind of image.
 
-A Containerfile and an Apptainer definition are two spellings of the same plan.
+`_recipes` writes the same plan as a Containerfile and as an Apptainer definition.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class BuildPlan:
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """What the image says of itself; facts that only a loaded component knows are added later."""
+        """Labels of the image; `build_image` adds those that only a loaded component knows."""
         settings = self.settings
         return {
             "org.opencontainers.image.title": settings.name,
@@ -103,15 +103,15 @@ class BuildPlan:
 
     @property
     def scripts(self) -> tuple[str, str]:
-        """What gets the tools of the installation, and what installs."""
+        """The scripts that fetch the tools of the installation, and that install."""
         if self.requirements.is_conda:
             return "conda_tools.sh", "conda_install.sh"
         return "tools.sh", "install.sh"
 
     def install_command(self, build_folder: str) -> list[str]:
-        """What installs the Python packages, given where the build files are."""
+        """The command that installs the Python packages, given where the build files are."""
         settings = self.settings
-        # A component that uses JAX gets what the derivatives of such components need.
+        # The derivatives of a component that uses JAX need this extra.
         own = ["jax"] if self.requirements.names("jax") else []
         extras = ",".join(dict.fromkeys(["serve", *settings.extras, *own]))
         chainrule = f"chainrule[{extras}] @ file://{build_folder}/{self.wheel}"
@@ -125,7 +125,7 @@ class BuildPlan:
     def finish_command(self) -> list[str]:
         """The last step: the bill of materials, and the checks that were asked for."""
         settings = self.settings
-        # -P: a file of the component must not stand in for a package of the same name.
+        # -P: without it, a file of the component would hide a package of the same name.
         module = ["-P", "-m", "chainrule.deploy.images._inside"]
         command = ["/opt/venv/bin/python", *module, self.place]
         command += ["--check"] if settings.check else []
@@ -135,12 +135,12 @@ class BuildPlan:
         return command
 
     def health_command(self) -> list[str]:
-        """What tells whether the server in a container is well."""
+        """The command that checks whether the server in a container answers."""
         return ["/opt/venv/bin/python", "-I", "/opt/chainrule/healthcheck.py"]
 
     def serve_command(self) -> list[str]:
-        """What a container does by default; without a token it refuses to start."""
-        # Inside a container loopback is the container's own: a server there could not be reached.
+        """The default command of a container; without a token the server refuses to start."""
+        # Loopback in a container is the container's own, and cannot be reached from outside.
         where = ["--host", "0.0.0.0", "--port", "8000", "--token-file", TOKEN_FILE]
         folders = ["--input-path", "/input", "--output-path", "/output"]
         return ["serve", self.place, *where, *folders]
@@ -186,16 +186,16 @@ def _check_files(folder: Path, settings: ImageSettings) -> None:
     payload = settings.check_gradients
     if payload is not None and not (folder / payload).is_file():
         raise InputError(
-            f"The payload for the gradient check, {folder / payload}, does not exist; it has to lie in "
+            f"The payload for the gradient check, {folder / payload}, does not exist; it has to be in "
             "the component's folder.",
             code="payload_missing",
         )
 
 
 def _with_cuda(requirements: Requirements, settings: ImageSettings) -> Requirements:
-    """JAX finds an NVIDIA device by a plugin that is a package of its own."""
+    """The requirements with JAX's plugin for NVIDIA devices, which is a package of its own."""
     needs_jax = "jax" in settings.extras or requirements.names("jax")
-    # conda's own builds of JAX bring CUDA where the machine of the build says that it has it.
+    # conda chooses a build of JAX with CUDA by itself, where the building machine has CUDA.
     if not (settings.gpu and needs_jax) or requirements.is_lock or requirements.is_conda:
         return requirements
     text = f"{requirements.text}jax[cuda12]\n"

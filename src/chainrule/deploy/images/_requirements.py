@@ -1,4 +1,4 @@
-"""Which packages a component needs, whatever kind of file says so.
+"""Which packages a component needs, from any of these files.
 
 requirements.txt, tesseract_requirements.txt    pip's format; local paths are copied along
 pylock.toml, pylock.<name>.toml                 PEP 751: exact versions and hashes
@@ -11,12 +11,12 @@ from __future__ import annotations
 import re
 import shutil
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from chainrule._errors import DefinitionError
-from chainrule.deploy.images._conda import conda_environment, is_conda_file
 
 _USUAL = ("pylock.toml", "requirements.txt", "tesseract_requirements.txt", "pyproject.toml")
 _LOCAL = re.compile(r"(?P<path>(?:\.|/|file://)[^\s\[;#]*)(?P<rest>.*)")
@@ -50,7 +50,7 @@ class Requirements:
         return is_conda_file(self.name)
 
     def names(self, package: str) -> bool:
-        """Whether a package is among them by its very name."""
+        """Whether a package is among them, by exactly this name."""
         pattern = rf'^\s*(?:name = "|- )?{re.escape(package)}(?![\w-])'
         return re.search(pattern, self.text, re.MULTILINE) is not None
 
@@ -144,3 +144,36 @@ def _read_toml(file: Path) -> dict[str, Any]:
 
 def _bad(file: Path, reason: str) -> DefinitionError:
     return DefinitionError(f"{file} {reason}.", code="bad_requirements")
+
+
+def is_conda_file(name: str) -> bool:
+    """Whether a file of requirements, by its name, is for conda."""
+    return name.endswith((".yaml", ".yml"))
+
+
+def conda_environment(file: Path, staged: Callable[[str], str]) -> str:
+    """The text of an environment file in which local packages of pip are where the build finds them.
+
+    Args:
+        file: the environment file.
+        staged: gives the line for a package of pip; local paths have to be changed.
+
+    Raises:
+        ValueError: the file is not an environment file; the message continues "…/environment.yaml".
+    """
+    import yaml
+
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"is not YAML: {error}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("dependencies"), list):
+        raise ValueError("has no list of dependencies, so it is not an environment of conda")
+    content["dependencies"] = [_with_staged(entry, staged) for entry in content["dependencies"]]
+    return str(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+
+
+def _with_staged(entry: Any, staged: Callable[[str], str]) -> Any:
+    if not isinstance(entry, dict):
+        return entry
+    return {kind: [staged(str(line)) for line in lines or ()] for kind, lines in entry.items()}

@@ -1,6 +1,6 @@
 """What a component's folder says about its image: `component.yaml`, or the peer's `tesseract_config.yaml`.
 
-Both are read into one frozen `ImageSettings`; nothing below this file knows which of the two it was.
+Both are read into one frozen `ImageSettings`, so that the other modules do not depend on the kind of file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from chainrule._errors import DefinitionError, InputError
 
 _NAME = re.compile(r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# What goes into a netrc file or a shell word unquoted has to be one word.
+# A value that is written unquoted into a netrc file or a shell command has to be one word.
 _WORD = r"^[A-Za-z0-9._@+-]+$"
 
 
@@ -31,7 +31,7 @@ class Credential(_Strict):
     Attributes:
         host: name of the host.
         secret_id: which secret of the build is the password.
-        username: who logs in.
+        username: user name of the login.
     """
 
     host: str = Field(pattern=_WORD)
@@ -44,9 +44,9 @@ class ImageSettings:
     """How the image of one component is made.
 
     Attributes:
-        name: of the image.
+        name: name of the image.
         version: of the component; a tag of the image unless `unknown`.
-        description: one line for people.
+        description: one line of text.
         base: the image to build upon; Debian or Ubuntu, with or without Python.
         python: version of the interpreter, such as `3.12`; the base's own when not given.
         requirements: file in the component's folder; the first of the usual names when not given. A YAML
@@ -55,7 +55,7 @@ class ImageSettings:
         apt: system packages.
         package_data: pairs of a source, relative to the component's folder, and a place in the image.
         env: variables of the image.
-        build_env: variables while packages are installed, gone in the image.
+        build_env: variables while packages are installed; not in the image.
         steps: further lines of the Containerfile, run as root in `/component`.
         secrets: names of build secrets that the installation needs.
         credentials: logins made from such secrets.
@@ -63,9 +63,9 @@ class ImageSettings:
         platform: of the image, such as `linux/arm64`; this machine's when not given.
         gpu: install CUDA for JAX, and ask for NVIDIA devices at run time.
         check: load the component as the last step of the build.
-        run_tests: run its regression files then.
-        check_gradients: check its gradients then, at the payload in this file.
-        metadata: anything, kept as a label.
+        run_tests: run its regression tests in that step.
+        check_gradients: check its gradients in that step, at the payload in this file.
+        metadata: any data, kept as a label.
         is_peer: the folder is written for tesseract-core.
     """
 
@@ -196,7 +196,7 @@ def read_settings(
     """The settings of the component in a folder.
 
     Args:
-        folder: of the component.
+        folder: folder of the component.
         changes: values to put into the file's content before it is read, by their keys from the top.
         **overrides: fields of `ImageSettings` that win over the file; `None` leaves them.
 

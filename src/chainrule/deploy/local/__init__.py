@@ -1,6 +1,8 @@
-"""A pool of processes on this machine, arrays in shared memory: the default where one machine is enough.
+"""A pool of processes on this machine, with arrays in shared memory: the choice where one machine is enough.
 
-deploy   a handle with the whole client interface; its calls run in several processes
+deploy   a handle with the whole client interface, whose calls run in several processes
+
+Everything is in `_deploy`.
 """
 
 from chainrule.deploy.local._deploy import deploy

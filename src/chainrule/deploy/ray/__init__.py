@@ -1,12 +1,20 @@
 """A pool of replicas on a Ray cluster: many machines, one handle.
 
-deploy   start replicas, under a name if others are to use them
-attach   the way to a pool of that name; `Component.from_cluster` is the handle
-delete   end a pool of that name
-engine   lets `chainrule.serve` answer calls by pools
+deploy   start replicas, under a name where other processes use them too
+attach   a transport to the pool of that name; `Component.from_cluster` is the handle
+delete   end the pool of that name
+engine   lets `chainrule.serve` answer calls with pools
+
+Modules, in reading order:
+
+    _deploy     `deploy`, `attach`, `delete`, `engine`, and the connection to a cluster
+    _messages   what callers, the manager and replicas send each other
+    _manager    the actor that makes the replicas of a pool and knows which there are
+    _actor      a replica on the cluster's side
+    _pool       the pool on the caller's side: a transport to the replicas
+    _engine     the pool as a server uses it
 """
 
-from chainrule.deploy.ray._deploy import attach, delete, deploy
-from chainrule.deploy.ray._engine import engine
+from chainrule.deploy.ray._deploy import attach, delete, deploy, engine
 
 __all__ = ["attach", "delete", "deploy", "engine"]

@@ -1,23 +1,25 @@
-"""`deploy`, `attach`, `delete`: the life of a pool on a cluster."""
+"""`deploy`, `attach`, `delete`, `engine`: how a process gets a pool on a cluster. Imports without Ray."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chainrule._errors import InputError, TransportError
+from chainrule._errors import CapabilityError, InputError, TransportError
 from chainrule.client import Component
-from chainrule.deploy._pool._autoscale import check_size
-from chainrule.deploy.ray._cluster import NAMESPACE, connect
-from chainrule.deploy.ray._plan import Plan, actor_options
+from chainrule.deploy._pool._supervision import check_size
+from chainrule.deploy.ray._messages import Plan, actor_options
 from chainrule.runtime import ComponentConfig
 
 if TYPE_CHECKING:
     from chainrule.deploy.ray._pool import RayPool
+    from chainrule.serve.internal import MakePool
 
-# The keeper costs next to nothing, and stays where the cluster itself stands and falls.
-_KEEPER = {
+
+# The manager needs almost no resources. It runs on the head node, without which the cluster ends anyway.
+_MANAGER_OPTIONS = {
     "num_cpus": 0,
     "max_restarts": -1,
     "max_task_retries": -1,
@@ -45,19 +47,19 @@ def deploy(
 
     Args:
         component: path of the module file or its folder, as every node sees it, or a function.
-        name: under which `Component.from_cluster` and servers find the pool. A pool with a name lives until
+        name: under which `Component.from_cluster` and servers find the pool. A pool with a name stays until
             `delete`; one without ends with its handle.
-        replicas: how many.
-        resources: that each replica occupies, such as `{"CPU": 1, "GPU": 0.5, "memory": 2e9}`; one core
+        replicas: number of replicas.
+        resources: what each replica occupies, such as `{"CPU": 1, "GPU": 0.5, "memory": 2e9}`; one core
             when not given.
-        autoscale: least and greatest number of replicas instead; more are made while calls wait.
+        autoscale: least and greatest number of replicas instead; more are started while calls wait.
         config: settings of the component.
         timeout: seconds that a message may take; after that its replica is started again.
         startup_timeout: seconds that the replicas may take to be ready.
         idempotent: calls may run twice; they are repeated when their replica or its node is lost.
-        max_deaths: after so many lost replicas, a call's input is held to be the cause (`poison_input`).
-        quiet: seconds of lower load before a replica goes.
-        runtime_env: what Ray has to bring to the nodes: `working_dir`, `pip`, `env_vars`, ….
+        max_deaths: a call that this many replicas died of is refused (`poison_input`).
+        quiet: seconds of lower load before a replica ends.
+        runtime_env: what Ray installs on the nodes: `working_dir`, `pip`, `env_vars`, ….
         address: of the cluster; the one this process is connected to, or that `ray.init` finds, or a new
             one on this machine, when not given.
 
@@ -66,8 +68,8 @@ def deploy(
 
     Raises:
         DefinitionError: the component cannot be loaded.
-        InputError: there is a pool of this name already, or a pool cannot have this size.
-        TransportError: there is no such cluster, or it has no room.
+        InputError: there is a pool of this name already, or the size is not possible.
+        TransportError: there is no such cluster, or its resources are taken.
     """
     minimum, maximum = check_size(replicas, autoscale)
     plan = Plan(
@@ -84,9 +86,9 @@ def deploy(
         name=name,
     )
     connect(address, start=True)
-    keeper = _make_keeper(plan)
+    manager = _start_manager(plan)
     try:
-        return Component(_pool(keeper, plan, name is None, startup_timeout))
+        return Component(_pool(manager, plan, name is None, startup_timeout))
     except BaseException:
         if name is not None:
             delete(name)
@@ -94,7 +96,7 @@ def deploy(
 
 
 def attach(name: str, *, address: str | None = None, startup_timeout: float = 60.0) -> RayPool:
-    """The way to a pool that was deployed under a name.
+    """A transport to the pool that was deployed under a name.
 
     Args:
         name: of the pool.
@@ -107,8 +109,8 @@ def attach(name: str, *, address: str | None = None, startup_timeout: float = 60
     connect(address)
     import ray
 
-    keeper = _find_keeper(name)
-    return _pool(keeper, ray.get(keeper.plan.remote()), False, startup_timeout)
+    manager = _find_manager(name)
+    return _pool(manager, ray.get(manager.plan.remote()), False, startup_timeout)
 
 
 def delete(name: str, *, address: str | None = None) -> None:
@@ -124,14 +126,35 @@ def delete(name: str, *, address: str | None = None) -> None:
     connect(address)
     import ray
 
-    ray.kill(_find_keeper(name))
+    ray.kill(_find_manager(name))
 
 
-def _pool(keeper: Any, plan: Plan, ends_with_handle: bool, startup_timeout_s: float) -> RayPool:
+def engine(address: str | None = None) -> MakePool:
+    """Let `chainrule.serve` answer calls with pools on a cluster.
+
+    Args:
+        address: of the cluster.
+
+    Returns:
+        What `serve` and `create_app` take as `make_pool`. A source `pool:NAME` is the pool of that name,
+        which other servers may use too; any other source is deployed, with as many replicas as the
+        server has workers, and ends with the server.
+
+    Raises:
+        CapabilityError: Ray is not installed.
+        TransportError: there is no cluster at this address.
+    """
+    connect(address, start=True)
+    from chainrule.deploy.ray._engine import make_server_pool
+
+    return make_server_pool
+
+
+def _pool(manager: Any, plan: Plan, ends_with_handle: bool, startup_timeout_s: float) -> RayPool:
     from chainrule.deploy.ray._pool import RayPool
 
     pool = RayPool(
-        keeper, plan, ends_with_handle=ends_with_handle, startup_timeout_s=startup_timeout_s
+        manager, plan, ends_with_handle=ends_with_handle, startup_timeout_s=startup_timeout_s
     )
     try:
         pool.start()
@@ -141,17 +164,17 @@ def _pool(keeper: Any, plan: Plan, ends_with_handle: bool, startup_timeout_s: fl
     return pool
 
 
-def _make_keeper(plan: Plan) -> Any:
+def _start_manager(plan: Plan) -> Any:
     import ray
 
-    from chainrule.deploy.ray._keeper import Keeper
+    from chainrule.deploy.ray._manager import PoolManager
 
-    options: dict[str, Any] = dict(_KEEPER)
+    options: dict[str, Any] = dict(_MANAGER_OPTIONS)
     if plan.name is not None:
         options |= {"name": plan.name, "namespace": NAMESPACE, "lifetime": "detached"}
     try:
-        return ray.remote(Keeper).options(**options).remote(plan)
-    except ValueError as error:  # Ray's word for a name that is taken
+        return ray.remote(PoolManager).options(**options).remote(plan)
+    except ValueError as error:  # Ray raises this where the name is taken
         raise InputError(
             f"There is a pool {plan.name!r} on this cluster already. Use Component.from_cluster, another "
             "name, or chainrule.deploy.ray.delete first.",
@@ -159,7 +182,7 @@ def _make_keeper(plan: Plan) -> Any:
         ) from error
 
 
-def _find_keeper(name: str) -> Any:
+def _find_manager(name: str) -> Any:
     import ray
 
     try:
@@ -170,3 +193,53 @@ def _find_keeper(name: str) -> Any:
             f"name={name!r}).",
             code="no_such_pool",
         ) from error
+
+
+NAMESPACE = "chainrule"
+"""The namespace in which the managers of named pools are registered."""
+
+_CONNECT_WITHIN_S = 5.0
+
+
+def connect(address: str | None, *, start: bool = False) -> None:
+    """Connect to a cluster, unless this process is connected already.
+
+    Args:
+        address: address of the cluster; the one that Ray finds from here when not given.
+        start: start a cluster on this machine where no address is given and Ray finds none.
+
+    Raises:
+        CapabilityError: Ray is not installed (`ray_missing`).
+        TransportError: there is no cluster at this address.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise CapabilityError(
+            "Pools on a cluster need Ray: pip install 'chainrule[ray]'. On one machine, "
+            "chainrule.deploy.local does not need it.",
+            code="ray_missing",
+        ) from None
+    if ray.is_initialized():
+        return
+    try:
+        _check_reachable(address)
+        ray.init(address=address or (None if start else "auto"), namespace=NAMESPACE)
+    except OSError as error:
+        raise TransportError(
+            f"There is no Ray cluster at {address or 'the default address'}. Start one with "
+            "`ray start --head`, or pass another address.",
+            code="cluster_unreachable",
+        ) from error
+
+
+def _check_reachable(address: str | None) -> None:
+    """Try to connect to an address for a few seconds; Ray itself would try for minutes.
+
+    Raises:
+        OSError: nothing listens there.
+    """
+    place = (address or "").removeprefix("ray://")
+    host, separator, port = place.rpartition(":")
+    if separator and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_WITHIN_S).close()

@@ -1,31 +1,180 @@
-"""`engine`: pools on a cluster answer the calls of a server."""
+"""A pool on a cluster as a server uses it: requests go to replicas, and answers come back, as bytes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
+from functools import partial
+from typing import Any
 
-from chainrule.deploy.ray._cluster import connect
+import numpy as np
 
-if TYPE_CHECKING:
-    from chainrule.serve.internal import MakePool
+from chainrule._codec import FRAMES_MEDIA_TYPE, decode_body
+from chainrule._errors import ChainruleError, TransportError
+from chainrule.client import Ticket
+from chainrule.deploy._pool import fingerprint
+from chainrule.deploy.ray._deploy import attach, deploy
+from chainrule.deploy.ray._messages import Envelope
+from chainrule.deploy.ray._pool import RayPool
+from chainrule.serve import ServeOptions
+from chainrule.serve.internal import (
+    Call,
+    CallError,
+    Facts,
+    Pool,
+    Reply,
+    WorkerState,
+    following_in_thread,
+    stopping,
+    unavailable,
+)
+
+POOL_PREFIX = "pool:"
+
+_TOLD = tuple(field.name for field in fields(Call) if field.name not in ("body", "watcher", "room"))
+_INLINE_BYTES = 1 << 16
+# A body is decoded here only to find its replica, which must cost less than another forward pass.
+_READ_JSON_BYTES = 1 << 16
 
 
-def engine(address: str | None = None) -> MakePool:
-    """Let `chainrule.serve` answer calls by pools on a cluster.
+def make_server_pool(source: Any, config: Any, options: ServeOptions) -> RayServerPool:
+    """The pool that answers the calls of a component; see `engine`."""
+
+    def open_pool() -> RayPool:
+        if isinstance(source, str) and source.startswith(POOL_PREFIX):
+            name = source.removeprefix(POOL_PREFIX)
+            return attach(name, startup_timeout=options.startup_timeout_s)
+        component = deploy(
+            source,
+            replicas=max(1, options.workers),
+            config=config,
+            timeout=options.timeout_s,
+            startup_timeout=options.startup_timeout_s,
+        )
+        assert isinstance(component.transport, RayPool)
+        return component.transport
+
+    return RayServerPool(open_pool, max_queue=options.max_queue)
+
+
+class RayServerPool(Pool):
+    """A `RayPool` behind the interface of a server's pools.
 
     Args:
-        address: of the cluster.
-
-    Returns:
-        What `serve` and `create_app` take as `make_pool`. A source `pool:NAME` is the pool of that name,
-        which other servers may front as well; any other source is deployed, with as many replicas as the
-        server has workers, and ends with the server.
-
-    Raises:
-        CapabilityError: Ray is not installed.
-        TransportError: there is no cluster at this address.
+        open_pool: finds the pool or deploys it.
+        max_queue: how many calls may wait.
     """
-    connect(address, start=True)
-    from chainrule.deploy.ray._front import make_front
 
-    return make_front
+    def __init__(self, open_pool: Callable[[], RayPool], *, max_queue: int) -> None:
+        super().__init__(max_queue=max_queue)
+        self._open_pool = open_pool
+        self._pool: RayPool | None = None
+
+    async def start(self) -> Facts:
+        """Find or deploy the pool."""
+        loop = asyncio.get_running_loop()
+        self._pool = await loop.run_in_executor(None, self._open_pool)
+        self._threads = ThreadPoolExecutor(
+            self._pool.max_concurrency, thread_name_prefix="chainrule-pool"
+        )
+        return Facts(**self._pool.facts)
+
+    @property
+    def queue_length(self) -> int:
+        """How many calls wait here; each server in front of a pool has a queue of its own."""
+        return max(0, self.under_way - self.size)
+
+    @property
+    def size(self) -> int:
+        """How many calls can be under way."""
+        return 0 if self._pool is None else self._pool.max_concurrency
+
+    @property
+    def workers(self) -> list[WorkerState]:
+        """What the replicas do with the calls of this server."""
+        if self._pool is None:
+            return []
+        replicas = self._pool.status()["replicas"]
+        return [
+            WorkerState(number, None, replica["state"], replica["restarts"])
+            for number, replica in enumerate(replicas)
+            if replica["state"] != "leaving"
+        ]
+
+    async def answer(self, call: Call) -> Reply:
+        """Have a call answered by a replica.
+
+        Raises:
+            CallError: no room, stopping, too slow, or no replica is up.
+            ReplicaLostError: the replica died, and the call may not be repeated.
+            InputError: the call kills every replica that tries (`poison_input`).
+        """
+        if self.is_stopping:
+            raise stopping()
+        if self.queue_length > self.max_queue:  # this call is counted already
+            raise unavailable(f"{self.max_queue} calls wait already.", "queue_full")
+        if call.watcher is not None:
+            await call.watcher.on_start()
+        ticket = Ticket()
+        try:
+            loop = asyncio.get_running_loop()
+            ask = self._ask if call.watcher is None else partial(self._ask_watched, loop)
+            envelope = await loop.run_in_executor(self._threads, ask, call, ticket)
+        except asyncio.CancelledError:
+            ticket.cancel()
+            raise
+        except TransportError as error:
+            raise _as_call_error(error) from error
+        return Reply(envelope.status, envelope.content_type, [memoryview(envelope.body)])
+
+    def _ask_watched(self, loop: asyncio.AbstractEventLoop, call: Call, ticket: Ticket) -> Envelope:
+        assert call.watcher is not None
+        with following_in_thread(call.watcher, loop):
+            return self._ask(call, ticket)
+
+    def _ask(self, call: Call, ticket: Ticket) -> Envelope:
+        assert self._pool is not None
+        told = {name: getattr(call, name) for name in _TOLD}
+        body = call.body
+        if len(body) > _INLINE_BYTES:  # Ray shares arrays without a copy, but not bytes
+            body = np.frombuffer(body, np.uint8)
+        return self._pool.attempt(
+            call.endpoint,
+            self._point(call),
+            lambda replica: replica.answer(told, body, ticket),  # type: ignore[attr-defined]
+            ticket,
+        )
+
+    def _point(self, call: Call) -> bytes | None:
+        """Fingerprint of the inputs, where it is cheap."""
+        assert self._pool is not None
+        is_cheap = call.content_type == FRAMES_MEDIA_TYPE or len(call.body) <= _READ_JSON_BYTES
+        if (
+            call.content_encoding
+            or not is_cheap
+            or not self._pool.depends_on_replica(call.endpoint)
+        ):
+            return None
+        try:
+            payload = decode_body(call.body, media_type=call.content_type)
+        except ChainruleError:
+            return None  # the replica reports what is wrong with it
+        return fingerprint(payload.get("inputs")) if isinstance(payload, dict) else None
+
+    async def stop(self) -> None:
+        """Stop using the pool; one that was deployed for this server ends."""
+        self.is_stopping = True
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await asyncio.get_running_loop().run_in_executor(None, pool.close)
+            self._threads.shutdown(wait=False)
+
+
+def _as_call_error(error: TransportError) -> TransportError:
+    if error.code == "pool_unavailable":
+        return unavailable(error.message, error.code, 5)
+    if error.code == "call_timeout":
+        return CallError(error.message, code=error.code, status=504)
+    return error

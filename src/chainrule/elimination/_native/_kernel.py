@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from chainrule._jaxpr import ClosedJaxpr, evaluate
-from chainrule._jaxpr._divided import divided_over_batch
-from chainrule._jaxpr._varying import varies
+from chainrule._jaxpr._meshes import divided_over_batch, varies
 from chainrule.elimination._native._gpu import batched_kernel
 from chainrule.elimination._native._scalarise import has_scalar_form, scalarise
 from chainrule.elimination._native._scalars import NativeUnavailableError, ScalarProgram

@@ -1,15 +1,95 @@
-"""What an author gives, however it was written: as a module, a function or a command."""
+"""What an author gives, however it was written: as a module, a function or a command.
+
+`Definition` is one component before it is configured. Its `implementations` say for each endpoint which
+function answers it and where that function comes from (`Capability`). Its content hash covers the source of
+the component itself: a module file and the neighbours it imported, a function's code with its defaults and
+what it closes over, a command with its executable. It does not cover installed packages or data files; an
+author who changes those changes the version.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import hashlib
+import pickle
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import CodeType
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel
 
 from chainrule._errors import DefinitionError
-from chainrule.runtime._component._capabilities import Implementation
+
+
+@dataclass(frozen=True)
+class Cost:
+    """How often one call of an endpoint runs the author's code, for n input and m output elements.
+
+    Attributes:
+        constant: that many times in any case.
+        inputs: that many times per input element.
+        outputs: that many times per output element.
+        fewer: that many times per element of the side that has fewer.
+    """
+
+    constant: int = 1
+    inputs: int = 0
+    outputs: int = 0
+    fewer: int = 0
+
+    def at(self, n: int, m: int) -> int:
+        """The number for n input and m output elements."""
+        return self.constant + self.inputs * n + self.outputs * m + self.fewer * min(n, m)
+
+    def times(self, count: int, *, plus: int = 0) -> Cost:
+        """The cost of several such calls, and of some evaluations besides."""
+        each = {field.name: count * getattr(self, field.name) for field in fields(self)}
+        return Cost(**(each | {"constant": each["constant"] + plus}))
+
+
+@dataclass(frozen=True)
+class Capability:
+    """How an endpoint is available.
+
+    Attributes:
+        status: `native` when the author wrote it, `derived` when Chainrule makes it from something else,
+            `absent` when the component does not have it.
+        via: what a derived endpoint is made from, for example `jax` or `jacobian`.
+        batches: whether a batch of vectors is answered in one call, rather than one by one.
+        cost: how often one call runs the author's code.
+    """
+
+    status: Literal["native", "derived", "absent"]
+    via: str | None = None
+    batches: bool = False
+    cost: Cost = Cost()
+
+    def __str__(self) -> str:
+        return self.status if self.via is None else f"{self.status} ({self.via})"
+
+
+NATIVE = Capability("native")
+ABSENT = Capability("absent")
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """A function behind an endpoint, and where it comes from.
+
+    `function` is called with a validated model: positionally for `apply` and `abstract_eval`, with the
+    argument names of its `DerivativeKind` otherwise.
+    """
+
+    function: Callable[..., Any]
+    capability: Capability = NATIVE
+
+
+def derived(function: Callable[..., Any], via: str, cost: Cost | None = None) -> Implementation:
+    """An implementation that Chainrule made; it runs the author's code once unless a cost is given."""
+    return Implementation(function, Capability("derived", via, cost=cost or Cost()))
+
 
 Batching = Literal["elementwise", "leading"]
 
@@ -55,3 +135,46 @@ class Definition:
                 "nothing.",
                 code="bad_batching",
             )
+
+
+def hash_parts(parts: Iterable[tuple[str, bytes]]) -> str:
+    """A hash over named pieces of content; lengths are hashed too, so that pieces cannot run together."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, content in parts:
+        digest.update(f"{len(name)}:{name}:{len(content)}:".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def hash_files(files: Iterable[tuple[str, Path]]) -> str:
+    """A hash over files under the names that matter, in the order of these names."""
+    return hash_parts((name, path.read_bytes()) for name, path in sorted(files))
+
+
+def hash_function(function: Callable[..., Any]) -> str:
+    """A hash over a function's code, its defaults and the values it closes over.
+
+    A captured value that cannot be pickled makes the hash unique: better never equal than equal by
+    mistake.
+    """
+    code = getattr(function, "__code__", None)
+    parts = [("name", getattr(function, "__qualname__", repr(function)).encode())]
+    if code is None:
+        return hash_parts([*parts, ("object", _freeze(function))])
+    captured = [cell.cell_contents for cell in function.__closure__ or ()]
+    state = (function.__defaults__, function.__kwdefaults__, captured)
+    return hash_parts([*parts, ("code", _code_bytes(code)), ("state", _freeze(state))])
+
+
+def _code_bytes(code: CodeType) -> bytes:
+    constants = [
+        _code_bytes(c) if isinstance(c, CodeType) else repr(c).encode() for c in code.co_consts
+    ]
+    return b"\0".join([code.co_code, *constants, " ".join(code.co_names).encode()])
+
+
+def _freeze(value: Any) -> bytes:
+    try:
+        return pickle.dumps(value, protocol=5)
+    except Exception:
+        return uuid.uuid4().bytes

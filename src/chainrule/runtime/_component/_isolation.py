@@ -17,6 +17,10 @@ The token contains the folder, so that another process can open the package from
 that was started with `spawn` or `forkserver` imports that name (see `chainrule.runtime._loaded`).
 
 Invariant: `sys.path`, `os.environ` and every public entry of `sys.modules` are as they were.
+
+An existing `tesseract_api.py` imports its types and recipes from `tesseract_core.runtime`. `PEER_MODULES`
+says which module of Chainrule stands in for which of the peer's. They are imported when they are asked for:
+a NumPy component never pays for the JAX recipes.
 """
 
 from __future__ import annotations
@@ -35,7 +39,6 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from chainrule._errors import DefinitionError
-from chainrule.runtime._component._peer_names import resolve_peer_module
 
 _PREFIX = "chainrule.runtime._loaded."
 _numbers = itertools.count()
@@ -246,3 +249,58 @@ class _PrivateLoader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
         """Compile from source: a component's folder may be read-only, or under version control."""
         return self.source_to_code(self.get_data(self.path), self.path)
+
+
+PEER_MODULES = {
+    "tesseract_core.runtime": "chainrule.runtime",
+    "tesseract_core.runtime.config": "chainrule.runtime._runs",
+    "tesseract_core.runtime.cuda": "chainrule.runtime._component._peer_cuda",
+    "tesseract_core.runtime.cuda.ipc": "chainrule.runtime._component._peer_cuda",
+    "tesseract_core.runtime.experimental": "chainrule.runtime.experimental",
+    "tesseract_core.runtime.file_interactions": "chainrule.runtime._files",
+    "tesseract_core.runtime.jax_recipes": "chainrule.runtime.jax_recipes",
+    "tesseract_core.runtime.schema_types": "chainrule.runtime._schema",
+    "tesseract_core.runtime.testing": "chainrule.runtime.testing",
+    "tesseract_core.runtime.tree_transforms": "chainrule._trees",
+}
+
+
+def resolve_peer_module(name: str, fromlist: tuple[str, ...]) -> Any:
+    """What `__import__(name, fromlist=…)` returns for a name below `tesseract_core`."""
+    if name == "tesseract_core" and not any(f"{name}.{part}" in PEER_MODULES for part in fromlist):
+        return importlib.import_module(name)
+    if name != "tesseract_core":
+        module = _stand_in(name)
+        if fromlist:
+            return _with_submodules(module, name, fromlist)
+    return _PeerPackage("tesseract_core")
+
+
+def _stand_in(name: str) -> ModuleType:
+    if name not in PEER_MODULES:
+        offered = ", ".join(PEER_MODULES)
+        raise ModuleNotFoundError(
+            f"No module named {name!r}: Chainrule stands in for {offered}. Load the component with "
+            "redirect_peer=False to use an installed tesseract-core instead.",
+            name=name,
+        )
+    return importlib.import_module(PEER_MODULES[name])
+
+
+def _with_submodules(module: ModuleType, name: str, fromlist: tuple[str, ...]) -> Any:
+    """`from package import submodule` has to find the stand-in of the submodule."""
+    if any(f"{name}.{part}" in PEER_MODULES for part in fromlist):
+        return _PeerPackage(name)
+    return module
+
+
+class _PeerPackage(ModuleType):
+    """A package of the peer as the component's code sees it: attributes and submodules of ours."""
+
+    def __getattr__(self, attribute: str) -> Any:
+        qualified = f"{self.__name__}.{attribute}"
+        if qualified in PEER_MODULES or qualified == "tesseract_core.runtime":
+            return _PeerPackage(qualified)
+        if self.__name__ in PEER_MODULES:
+            return getattr(_stand_in(self.__name__), attribute)
+        raise AttributeError(f"module {self.__name__!r} has no attribute {attribute!r}")

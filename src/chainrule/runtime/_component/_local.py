@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -10,27 +10,36 @@ from typing import Any
 from pydantic import BaseModel
 
 from chainrule._errors import CapabilityError, InputError
-from chainrule.runtime._component._capabilities import (
+from chainrule.runtime._component._definition import (
     ABSENT,
-    DERIVATIVE_ENDPOINTS,
-    ENDPOINTS,
+    Batching,
     Capability,
+    Definition,
     Implementation,
 )
-from chainrule.runtime._component._definition import Batching, Definition
 from chainrule.runtime._component._document import full_name
-from chainrule.runtime._component._endpoints import Endpoint, check_fields, evaluation_endpoint
-from chainrule.runtime._component._plain import to_plain
-from chainrule.runtime._component._precision import declares_64_bits, in_double_precision
-from chainrule.runtime._component._schema_shapes import with_abstract_eval
-from chainrule.runtime._component._schemas import Context, Schemas
+from chainrule.runtime._component._handlers import (
+    Handler,
+    check_fields,
+    declares_64_bits,
+    evaluation_handler,
+    in_double_precision,
+)
+from chainrule.runtime._component._schemas import Context, Schemas, to_plain, with_abstract_eval
 from chainrule.runtime._config import ComponentConfig
+from chainrule.runtime._endpoints import (
+    DERIVATIVE_ENDPOINTS,
+    ENDPOINTS,
+    TAGGED,
+    DerivativeKind,
+    EndpointMethods,
+)
 from chainrule.runtime._own_arrays import own_copy
 from chainrule.runtime._runs import Run, current_run
 from chainrule.runtime._schema import ArraySpec
 
 
-class LocalComponent:
+class LocalComponent(EndpointMethods):
     """A component in this process: typed endpoints around an author's program.
 
     Made by `load_component`, `@component` or `from_command`. Inputs and results are plain trees: nested
@@ -58,8 +67,8 @@ class LocalComponent:
         self._implementations = implementations = _complete(
             definition.implementations, self._schemas, self.config
         )
-        self._endpoints: dict[str, Endpoint] = {
-            name: self._make_endpoint(name) for name in ENDPOINTS if name in implementations
+        self._handlers: dict[str, Handler] = {
+            name: self._make_handler(name) for name in ENDPOINTS if name in implementations
         }
         self.capabilities: Mapping[str, Capability] = {
             name: self._capability(name, implementations.get(name)) for name in ENDPOINTS
@@ -108,7 +117,7 @@ class LocalComponent:
     @property
     def available_endpoints(self) -> list[str]:
         """Names of the endpoints, native and derived, and `health`."""
-        return [*self._endpoints, "health"]
+        return [*self._handlers, "health"]
 
     @property
     def jax_function(self) -> Any:
@@ -138,11 +147,11 @@ class LocalComponent:
         return openapi_document(self, self._schemas)
 
     def __repr__(self) -> str:
-        endpoints = ", ".join(self._endpoints)
+        endpoints = ", ".join(self._handlers)
         return f"<LocalComponent {full_name(self.name, self.version)}: {endpoints}>"
 
     def _repr_html_(self) -> str:
-        from chainrule.runtime._component._summary import summary_html
+        from chainrule.runtime._component._document import summary_html
 
         return summary_html(self.openapi_schema, "in this process")
 
@@ -158,123 +167,12 @@ class LocalComponent:
         """`{"status": "ok"}`."""
         return {"status": "ok"}
 
-    def apply(self, inputs: Any) -> Any:
-        """The outputs for some inputs."""
-        return self.call("apply", {"inputs": inputs})
-
-    def jacobian(
-        self,
-        inputs: Any,
-        jac_inputs: Collection[str] | None = None,
-        jac_outputs: Collection[str] | None = None,
-    ) -> dict[str, dict[str, Any]]:
-        """`{output path: {input path: block}}`, each block of output shape + input shape.
-
-        Paths that are not given are all differentiable ones.
-        """
-        payload = {"inputs": inputs, "jac_inputs": jac_inputs, "jac_outputs": jac_outputs}
-        return self.call("jacobian", payload)
-
-    def jacobian_vector_product(
-        self,
-        inputs: Any,
-        jvp_inputs: Collection[str],
-        jvp_outputs: Collection[str],
-        tangent_vector: Mapping[str, Any],
-        *,
-        batched: bool = False,
-    ) -> dict[str, Any]:
-        """`{output path: J · tangent}`; `batched` tangents have a leading axis, and so has the result."""
-        payload = {
-            "inputs": inputs,
-            "jvp_inputs": jvp_inputs,
-            "jvp_outputs": jvp_outputs,
-            "tangent_vector": tangent_vector,
-            "batched": batched,
-        }
-        return self.call("jacobian_vector_product", payload)
-
-    def vector_jacobian_product(
-        self,
-        inputs: Any,
-        vjp_inputs: Collection[str],
-        vjp_outputs: Collection[str],
-        cotangent_vector: Mapping[str, Any],
-        *,
-        batched: bool = False,
-    ) -> dict[str, Any]:
-        """`{input path: Jᵀ · cotangent}`; `batched` as in `jacobian_vector_product`."""
-        payload = {
-            "inputs": inputs,
-            "vjp_inputs": vjp_inputs,
-            "vjp_outputs": vjp_outputs,
-            "cotangent_vector": cotangent_vector,
-            "batched": batched,
-        }
-        return self.call("vector_jacobian_product", payload)
-
-    def hessian_vector_product(
-        self,
-        inputs: Any,
-        hvp_inputs: Collection[str],
-        hvp_outputs: Collection[str],
-        cotangent_vector: Mapping[str, Any],
-        tangent_vector: Mapping[str, Any],
-    ) -> dict[str, Any]:
-        """`{input path: H · tangent}`, with H the Hessian of ⟨cotangent, outputs⟩."""
-        payload = {
-            "inputs": inputs,
-            "hvp_inputs": hvp_inputs,
-            "hvp_outputs": hvp_outputs,
-            "cotangent_vector": cotangent_vector,
-            "tangent_vector": tangent_vector,
-        }
-        return self.call("hessian_vector_product", payload)
-
-    def value_and_vjp(
-        self,
-        inputs: Any,
-        vjp_inputs: Collection[str],
-        vjp_outputs: Collection[str],
-        cotangent_vector: Mapping[str, Any],
-    ) -> dict[str, Any]:
-        """`{"outputs": …, "gradient": {input path: Jᵀ · cotangent}}`, from one evaluation if it can."""
-        payload = {
-            "inputs": inputs,
-            "vjp_inputs": vjp_inputs,
-            "vjp_outputs": vjp_outputs,
-            "cotangent_vector": cotangent_vector,
-        }
-        return self.call("value_and_vjp", payload)
-
-    def abstract_eval(self, abstract_inputs: Any) -> Any:
-        """Shapes and dtypes of the outputs for shapes and dtypes of the inputs."""
-        return self.call("abstract_eval", {"inputs": abstract_inputs})
-
-    def tagged_intermediates(
-        self,
-        inputs: Any,
-        tag: str = "intermediates",
-        tangent_vector: Mapping[str, Any] | None = None,
-        cotangent_vector: Mapping[str, Any] | None = None,
-        *,
-        abstract: bool = False,
-    ) -> dict[str, dict[str, Any]]:
-        """What the component tags with `sow`: `{name: {"primal": …, "tangent" or "cotangent": …}}`."""
-        payload = {
-            "inputs": inputs,
-            "tag": tag,
-            "tangent_vector": tangent_vector,
-            "cotangent_vector": cotangent_vector,
-            "abstract": abstract,
-        }
-        return self.call("tagged_intermediates", payload)
-
     def call(
         self,
         endpoint: str,
         payload: Mapping[str, Any],
         *,
+        run_id: str | None = None,
         run: Run | None = None,
         copy_results: bool = True,
     ) -> Any:
@@ -285,7 +183,8 @@ class LocalComponent:
         Args:
             endpoint: one of `available_endpoints`.
             payload: the whole body of the request, arrays decoded or encoded.
-            run: where files of this call go and under which id; a fresh run when not given.
+            run_id: as in `apply`.
+            run: where files of this call go, instead of a fresh run of that id.
             copy_results: `False` for a caller that copies the result itself before the component is called
                 again: until then its arrays may be the author's own.
 
@@ -294,16 +193,16 @@ class LocalComponent:
             InputError: the caller is at fault.
             ComponentError: the component is at fault.
         """
-        answer = self._endpoints.get(endpoint)
-        if answer is None:
+        handler = self._handlers.get(endpoint)
+        if handler is None:
             return self._without_endpoint(endpoint)
         config = self.config
         context = self._context
-        run = run or Run(config)
+        run = run or Run(config, run_id=run_id)
         token = current_run.set(run)
         failed = True
         try:
-            result = answer(payload, context)
+            result = handler(payload, context)
             failed = False
             return own_copy(result) if copy_results else result
         except InputError as error:
@@ -329,14 +228,14 @@ class LocalComponent:
         config = self.config
         return {"grants": config.grants, "limits": config.limits, "dims": {}, "own": True}
 
-    def _make_endpoint(self, name: str) -> Endpoint:
-        endpoint = _make_endpoint(name, self._implementations, self._schemas, self.config)
-        return in_double_precision(endpoint) if self.declares_64_bits else endpoint
+    def _make_handler(self, name: str) -> Handler:
+        handler = _make_handler(name, self._implementations, self._schemas, self.config)
+        return in_double_precision(handler) if self.declares_64_bits else handler
 
     def _capability(self, name: str, implementation: Implementation | None) -> Capability:
         if implementation is None:
             return ABSENT
-        return replace(implementation.capability, batches=self._endpoints[name].can_batch)
+        return replace(implementation.capability, batches=self._handlers[name].can_batch)
 
     def _derivative_hint(self, endpoint: str) -> str:
         """What an author does to have a derivative endpoint."""
@@ -348,7 +247,7 @@ class LocalComponent:
                     f" None of its {side} is marked Differentiable: write for example "
                     "`x: Differentiable[Float64]` in the schema."
                 )
-        if "vector_jacobian_product" in self._endpoints:
+        if "vector_jacobian_product" in self._handlers:
             return ""
         return (
             " Its author can define vector_jacobian_product, jacobian_vector_product or jacobian, or "
@@ -374,7 +273,7 @@ def _complete(
 ) -> Mapping[str, Implementation]:
     if not any(name in given for name in DERIVATIVE_ENDPOINTS):
         return with_abstract_eval(given, schemas)
-    from chainrule.runtime._component._derive import with_derivatives
+    from chainrule.runtime._component._derivation import with_derivatives
     from chainrule.runtime._residuals import handing_on_residuals
 
     handing_on = handing_on_residuals(
@@ -384,35 +283,37 @@ def _complete(
     return with_abstract_eval(completed, schemas)
 
 
-def _make_endpoint(
+def _make_handler(
     name: str,
     implementations: Mapping[str, Implementation],
     schemas: Schemas,
     config: ComponentConfig,
-) -> Endpoint:
-    function = implementations[name].function
-    endpoint: Endpoint
-    if name in DERIVATIVE_ENDPOINTS:
-        from chainrule.runtime._component._derivative import derivative_endpoint
-        from chainrule.runtime._component._output_shapes import OutputShapes
+) -> Handler:
+    function, kind = implementations[name].function, ENDPOINTS[name]
+    handler: Handler
+    if isinstance(kind, DerivativeKind):
+        from chainrule.runtime._component._derivative_handlers import (
+            OutputShapes,
+            derivative_handler,
+        )
 
         # A recipe holds vectors to their shapes by itself; its abstract evaluation is not native.
         told = implementations.get("abstract_eval")
         is_native = told is not None and told.capability.status == "native"
         shapes = OutputShapes(schemas, told.function if told and is_native else None)
-        endpoint = derivative_endpoint(name, schemas, function, shapes)
-    elif name == "tagged_intermediates":
-        from chainrule.runtime._component._tagged import tagged_endpoint
+        handler = derivative_handler(kind, schemas, function, shapes)
+    elif kind is TAGGED:
+        from chainrule.runtime._component._derivative_handlers import tagged_handler
 
-        endpoint = tagged_endpoint(schemas, function)
+        handler = tagged_handler(schemas, function)
     else:
-        endpoint = evaluation_endpoint(name, schemas, function)
+        handler = evaluation_handler(name, schemas, function)
     if config.profiling or config.tracing:
-        from chainrule.runtime._component._observe import observed
+        from chainrule.runtime._component._observation import observed
 
-        endpoint = observed(name, endpoint, config)
+        handler = observed(name, handler, config)
     if config.keep_output:
-        from chainrule.runtime._component._kept_output import keeping_output
+        from chainrule.runtime._component._observation import keeping_output
 
-        endpoint = keeping_output(endpoint)
-    return endpoint
+        handler = keeping_output(handler)
+    return handler

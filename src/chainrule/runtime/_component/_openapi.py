@@ -7,7 +7,7 @@ whether it is native or derived and from what.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +17,12 @@ from pydantic.json_schema import models_json_schema
 
 from chainrule._errors import DefinitionError
 from chainrule._paths import pattern_to_regex
-from chainrule.runtime._component._models import is_model_class
-from chainrule.runtime._component._schemas import Schemas
-from chainrule.runtime._derivatives._kinds import (
+from chainrule.runtime._component._schemas import Schemas, is_model_class
+from chainrule.runtime._endpoints import (
     BATCHED,
     COTANGENT,
     DERIVATIVES,
+    ENDPOINTS,
     TANGENT,
     DerivativeKind,
     Side,
@@ -259,35 +259,18 @@ def _join(prefix: str, segment: str) -> str:
     return f"{prefix}.{segment}" if prefix and segment else prefix or segment
 
 
-_SCHEMA_NAMES: Mapping[str, str] = {
-    "apply": "Apply",
-    "abstract_eval": "Abstract",
-    "tagged_intermediates": "Tagged",
-    **{kind.endpoint: kind.schema_prefix for kind in DERIVATIVES},
-}
-_SUMMARIES: Mapping[str, str] = {
-    "apply": "Outputs for some inputs.",
-    "jacobian": "Derivatives of selected outputs with respect to selected inputs.",
-    "jacobian_vector_product": "How selected outputs change along a tangent of the inputs.",
-    "vector_jacobian_product": "A cotangent of selected outputs, pulled back to the inputs.",
-    "hessian_vector_product": "The Hessian of weighed outputs, times a tangent of the inputs.",
-    "value_and_vjp": "The outputs, and a cotangent pulled back to the inputs, in one call.",
-    "abstract_eval": "Shapes and dtypes of the outputs, without computing them.",
-    "tagged_intermediates": "Values that the component tags on its way, with their derivatives.",
-    "health": "Whether the component is up.",
-}
-
-
 def _path(endpoint: str) -> Json:
-    summary = {"summary": _SUMMARIES[endpoint], "operationId": endpoint}
     if endpoint == "health":
+        summary = {"summary": "Whether the component is up.", "operationId": endpoint}
         status = {"type": "object", "properties": {"status": {"type": "string"}}}
         return {"get": {**summary, "responses": {"200": _response("Up", status)}}}
-    name = _SCHEMA_NAMES[endpoint]
+    kind = ENDPOINTS[endpoint]
+    name = kind.schema_prefix
     body = {"application/json": {"schema": _reference(f"{name}InputSchema")}}
     return {
         "post": {
-            **summary,
+            "summary": kind.summary,
+            "operationId": endpoint,
             "parameters": [
                 {"name": "accept", "in": "header", "required": False, "schema": {"type": "string"}}
             ],

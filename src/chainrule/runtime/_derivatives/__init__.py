@@ -1,16 +1,23 @@
-"""Derivative endpoints: what they are, and how a missing one follows from another.
+"""How a missing derivative endpoint follows from another or from `apply`.
 
-_kinds            the derivative endpoints as data
-_derive           one endpoint from another
-_differences      all of them from `apply` alone
+What the endpoints are is described in `chainrule.runtime._endpoints`. Modules, in reading order
+    _layout         paths as rows and columns: named arrays as long vectors, Jacobian blocks as a matrix
+    _derive         one endpoint from another
+    _stencils       finite-difference formulas and step sizes as data
+    _sampler        evaluating a program around a point and taking differences
+    _sparsity       where a Jacobian can be non-zero
+    _differences    every endpoint from `apply` alone, by finite differences
+    _implicit       endpoints of outputs that solve an equation, by the implicit function theorem
 """
 
-from chainrule.runtime._derivatives._batching import batched_product, value_and_vjp
 from chainrule.runtime._derivatives._derive import (
+    batched_product,
+    hvp_from_vjp,
     jacobian_from_jvp,
     jacobian_from_vjp,
     jvp_from_jacobian,
     product_from_jacobian,
+    value_and_vjp,
     vjp_from_jacobian,
 )
 from chainrule.runtime._derivatives._differences import (
@@ -19,28 +26,8 @@ from chainrule.runtime._derivatives._differences import (
     finite_difference_vjp,
 )
 from chainrule.runtime._derivatives._implicit import ImplicitFunction, Products
-from chainrule.runtime._derivatives._kinds import (
-    DERIVATIVES,
-    FIRST_ORDER,
-    HVP,
-    JACOBIAN,
-    JVP,
-    VALUE_AND_VJP,
-    VJP,
-    DerivativeKind,
-)
-from chainrule.runtime._derivatives._residuals import set_jax_vjp_cache_size
-from chainrule.runtime._derivatives._second_order import hvp_from_vjp
 
 __all__ = [
-    "DERIVATIVES",
-    "FIRST_ORDER",
-    "HVP",
-    "JACOBIAN",
-    "JVP",
-    "VALUE_AND_VJP",
-    "VJP",
-    "DerivativeKind",
     "ImplicitFunction",
     "Products",
     "batched_product",
@@ -52,7 +39,6 @@ __all__ = [
     "jacobian_from_vjp",
     "jvp_from_jacobian",
     "product_from_jacobian",
-    "set_jax_vjp_cache_size",
     "value_and_vjp",
     "vjp_from_jacobian",
 ]

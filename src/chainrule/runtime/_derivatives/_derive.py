@@ -1,32 +1,41 @@
 """A missing derivative endpoint from one that the author has.
 
-A JVP or VJP follows from the Jacobian: its blocks are contracted with the vector. The Jacobian follows
-from a JVP or VJP: one unit vector per input (output) element is asked for; elements whose answers cannot
-overlap share a vector when the sparsity is known.
+JVP or VJP          from the Jacobian: its blocks are contracted with the vector
+Jacobian            from a JVP or VJP: one unit vector per input (output) element is asked for;
+                    elements whose answers cannot overlap share a vector when the sparsity is known
+a batch of vectors  from a product that takes one vector
+value and VJP       from the two endpoints
+Hessian product     from differences of the VJP
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
 import numpy as np
 
+from chainrule._errors import InputError
+from chainrule._patterns import Pattern
 from chainrule._trees import get_at_path
-from chainrule.runtime._derivatives._blocks import dense_blocks, sparse_blocks
-from chainrule.runtime._derivatives._kinds import JVP, VJP, DerivativeKind
+from chainrule.runtime._derivatives._differences import finite_difference_jvp
 from chainrule.runtime._derivatives._layout import (
+    Entries,
     Layout,
     answered,
     canonical,
     check_keys,
+    contract,
+    dense_blocks,
     read_arrays,
+    sparse_blocks,
 )
-from chainrule.runtime._derivatives._products import contract
 from chainrule.runtime._derivatives._sparsity import read_pattern
-from chainrule.runtime._derivatives._unit_vectors import UnitVectors
+from chainrule.runtime._derivatives._stencils import Algorithm, Eps
+from chainrule.runtime._endpoints import JVP, VJP, DerivativeKind
 from chainrule.runtime._own_arrays import own_copy
+from chainrule.runtime._progress import track
 
 
 def jvp_from_jacobian(
@@ -100,7 +109,7 @@ def product_from_jacobian(
             (
                 contract(
                     kind,
-                    _block(jacobian, kind, given, answer),
+                    _block_for(jacobian, kind, given, answer),
                     vector[given],
                     input_rank=ranks[given if kind.vector_over == "inputs" else answer],
                     path=given,
@@ -113,11 +122,12 @@ def product_from_jacobian(
     }
     if kind.vector_over == "inputs":
         return products
-    # The cotangent of a real input is real, also where an output is complex.
+    # JAX pairs a cotangent u with a tangent t as Re Σ u·t, without conjugation. Then Re Σ u·(J t) = Re(Jᵀu)·t
+    # for every real t: the cotangent of a real input is Re(Jᵀu), also where an output is complex.
     return {path: u if np.iscomplexobj(arrays[path]) else u.real for path, u in products.items()}
 
 
-def _block(jacobian: Any, kind: DerivativeKind, given: str, answer: str) -> Any:
+def _block_for(jacobian: Any, kind: DerivativeKind, given: str, answer: str) -> Any:
     out, path = (answer, given) if kind.vector_over == "inputs" else (given, answer)
     return answered(answered(jacobian, out, "jacobian"), path, f"jacobian of {out!r}")
 
@@ -200,3 +210,221 @@ def _read_shapes(outputs: Any, paths: tuple[str, ...]) -> dict[str, Any]:
             facts = {"shape": leaf.shape, "dtype": leaf.dtype}
         zeros[path] = np.zeros(tuple(facts["shape"]), facts.get("dtype", np.float64))
     return zeros
+
+
+BATCH = 64
+"""Unit vectors per call of an endpoint that takes batches: enough to amortise, small enough to hold."""
+
+
+class UnitVectors:
+    """A product endpoint with everything but the vector filled in.
+
+    Args:
+        product: the endpoint: `product(inputs, input_paths, output_paths, vector)`.
+        inputs: passed on.
+        input_paths: passed on, as a set.
+        output_paths: passed on, as a set.
+        like: arrays in the shapes and dtypes of the vectors.
+        answer_paths: which paths the answers are keyed by, in order.
+        batched: whether `product` takes `batched=True` and vectors with a leading axis.
+    """
+
+    def __init__(
+        self,
+        product: Callable[..., Mapping[str, Any]],
+        inputs: Any,
+        input_paths: Sequence[str],
+        output_paths: Sequence[str],
+        like: Mapping[str, np.ndarray],
+        answer_paths: Sequence[str],
+        *,
+        batched: bool,
+    ) -> None:
+        self._product = product
+        self._arguments = (inputs, tuple(input_paths), tuple(output_paths))
+        self._dtypes = {path: array.dtype for path, array in like.items()}
+        self._seeds = Layout.of(like)
+        self._answer_paths = answer_paths
+        self._batched = batched
+        self._answers: Layout | None = None
+
+    @property
+    def answers(self) -> Layout:
+        """The layout of the answers, known from the first one on."""
+        if self._answers is None:
+            next(self._ask([np.zeros(0, np.int64)]))
+        assert self._answers is not None
+        return self._answers
+
+    def entries(
+        self, pattern: Pattern | None, *, transposed: bool, show_progress: bool
+    ) -> Iterator[Entries]:
+        """The entries of the Jacobian.
+
+        Args:
+            pattern: where answers may be non-zero, seeds as columns; `None` for anywhere.
+            transposed: whether the answers are rows of the Jacobian rather than columns.
+            show_progress: whether long work shows a bar.
+        """
+        groups: Sequence[Any] = (
+            range(self._seeds.size) if pattern is None else pattern.column_groups
+        )
+        answers = track(self._ask(groups), "jacobian", len(groups), show=show_progress)
+        for group, answer in zip(groups, answers, strict=True):
+            if pattern is None:
+                yield Entries(*_ordered(slice(None), group, transposed), answer)
+            else:
+                places, seeds = pattern.entries_in(group)
+                yield Entries(*_ordered(places, seeds, transposed), answer[places])
+
+    def _ask(self, groups: Sequence[Any]) -> Iterator[np.ndarray]:
+        """The answer to each group of seeds, as a long vector."""
+        size = BATCH if self._batched else 1
+        for start in range(0, len(groups), size):
+            chunk = groups[start : start + size]
+            vectors = np.zeros((len(chunk), self._seeds.size))
+            for vector, group in zip(vectors, chunk, strict=True):
+                vector[group] = 1.0
+            yield from self._call(vectors if self._batched else vectors[0])
+
+    def _call(self, vectors: np.ndarray) -> np.ndarray:
+        parts = self._seeds.split(vectors)
+        vector = {path: part.astype(self._dtypes[path]) for path, part in parts.items()}
+        options = {"batched": True} if self._batched else {}
+        inputs, *paths = self._arguments
+        result = self._product(own_copy(inputs), *map(set, paths), vector, **options)
+        answers = {
+            path: np.asarray(answered(result, path, "derivative endpoint"))
+            for path in self._answer_paths
+        }
+        lead = int(self._batched)
+        self._answers = Layout(
+            tuple(answers), tuple(answer.shape[lead:] for answer in answers.values())
+        )
+        rows = [answer.reshape(len(answer) if lead else 1, -1) for answer in answers.values()]
+        return np.concatenate(rows, axis=1)
+
+
+def _ordered(answer: Any, seed: Any, transposed: bool) -> tuple[Any, Any]:
+    return (seed, answer) if transposed else (answer, seed)
+
+
+def batch_length(vector: Mapping[str, Any]) -> int:
+    """How many vectors a batch has.
+
+    Raises:
+        InputError: the lengths differ between paths, or there is no vector (`batch_mismatch`).
+    """
+    lengths = {np.shape(array)[0] if np.ndim(array) else None for array in vector.values()}
+    if len(lengths) != 1 or not all(lengths):
+        shapes = {path: np.shape(array) for path, array in vector.items()}
+        raise InputError(
+            f"Batched vectors need one leading axis of the same length ≥ 1 for every path: {shapes}.",
+            code="batch_mismatch",
+        )
+    (length,) = lengths
+    assert length is not None
+    return length
+
+
+def batched_product(
+    product_fn: Callable[..., Mapping[str, Any]],
+    inputs: Any,
+    input_paths: Collection[str],
+    output_paths: Collection[str],
+    vector: Mapping[str, Any],
+    *,
+    can_batch: bool = False,
+) -> dict[str, Any]:
+    """A JVP or VJP for a batch of tangents or cotangents.
+
+    Args:
+        product_fn: the author's product endpoint.
+        inputs: passed on.
+        input_paths: passed on.
+        output_paths: passed on.
+        vector: `{path: array with a leading batch axis}`, the same length for every path.
+        can_batch: whether `product_fn` takes `batched=True`; it is called once for each vector otherwise.
+
+    Returns:
+        `{path: array with a leading batch axis}`.
+
+    Raises:
+        InputError: the vectors' batches have different lengths, or there is none.
+    """
+    if can_batch:
+        return dict(product_fn(inputs, input_paths, output_paths, vector, batched=True))
+    arrays = {path: np.asarray(array) for path, array in vector.items()}
+
+    def product(index: int) -> dict[str, np.ndarray]:
+        vector = {path: array[index].copy() for path, array in arrays.items()}
+        answer = product_fn(own_copy(inputs), set(input_paths), set(output_paths), vector)
+        # The author may return the same buffer every time.
+        return {path: np.array(block) for path, block in answer.items()}
+
+    answers = [product(index) for index in range(batch_length(arrays))]
+    return {path: np.stack([answer[path] for answer in answers]) for path in answers[0]}
+
+
+def value_and_vjp(
+    apply_fn: Callable[[Any], Any],
+    vjp_fn: Callable[..., Mapping[str, Any]],
+    inputs: Any,
+    vjp_inputs: Collection[str],
+    vjp_outputs: Collection[str],
+    cotangent_vector: Mapping[str, Any],
+) -> tuple[Any, dict[str, Any]]:
+    """The outputs and the vector-Jacobian product, from the two endpoints.
+
+    A recipe does the same in one pass (`jax_value_and_vjp`); this is for components without one.
+    """
+    # Copied, since the VJP may write to a buffer that `apply_fn` has returned.
+    outputs = own_copy(apply_fn(own_copy(inputs)))
+    return outputs, dict(vjp_fn(inputs, vjp_inputs, vjp_outputs, cotangent_vector))
+
+
+def hvp_from_vjp(
+    vjp_fn: Callable[..., Mapping[str, Any]],
+    inputs: Any,
+    hvp_inputs: Collection[str],
+    hvp_outputs: Collection[str],
+    cotangent_vector: Mapping[str, Any],
+    tangent_vector: Mapping[str, Any],
+    *,
+    algorithm: Algorithm = "central",
+    eps: Eps = "auto",
+) -> dict[str, np.ndarray]:
+    """The Hessian of ⟨cotangent, outputs⟩ times the tangent, d/dt VJP(x + t·tangent): two VJP calls.
+
+    Args:
+        vjp_fn: the author's `vector_jacobian_product`.
+        inputs: a model or nested mappings.
+        hvp_inputs: paths of the inputs, in which the Hessian is taken.
+        hvp_outputs: paths of the outputs that are weighed.
+        cotangent_vector: `{output path: array}`, the weights.
+        tangent_vector: `{input path: array}`, the direction.
+        algorithm: as in `finite_difference_jvp`.
+        eps: as in `finite_difference_jvp`.
+
+    Returns:
+        `{input path: array}` in float64.
+
+    Example:
+        >>> def vjp(inputs, vjp_inputs, vjp_outputs, cotangent_vector):  # of y = x³
+        ...     return {"x": 3 * inputs["x"] ** 2 * cotangent_vector["y"]}
+        >>> hvp_from_vjp(vjp, {"x": 2.0}, {"x"}, {"y"}, {"y": 1.0}, {"x": 1.0})["x"].round(6)
+        np.float64(12.0)
+    """
+    paths = canonical(hvp_inputs)
+    check_keys(cotangent_vector, canonical(hvp_outputs), "cotangent_vector")
+    # Results are keyed by input paths, which need not be paths of the result: give them plain names.
+    names = {f"gradient{i}": path for i, path in enumerate(paths)}
+
+    def gradient(at: Any) -> dict[str, Any]:
+        found = vjp_fn(at, set(paths), set(hvp_outputs), own_copy(cotangent_vector))
+        return {name: found[path] for name, path in names.items()}
+
+    product = finite_difference_jvp(
+        gradient, inputs, paths, tuple(names), tangent_vector, algorithm=algorithm, eps=eps
+    )
+    return {path: product[name] for name, path in names.items()}

@@ -7,7 +7,7 @@ and B = ∂r/∂x at the solution,
     Aᵀ λ = ȳ,  x̄ = −Bᵀ λ    one transposed solve for a cotangent,
 
 so no iteration of the solver is differentiated or stored. The author gives A and B as matrices or as
-products, and the solves; what he does not give is taken by finite differences of r, with two evaluations
+products, and the solves; what is not given is taken by finite differences of r, with two evaluations
 per unknown for A and per input element for B. `jax_recipes.jax_implicit` takes them exactly.
 """
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from chainrule._codec import SparseArray
 from chainrule._errors import ComponentError, DefinitionError
-from chainrule._trees import flatten_with_paths, is_arraylike
+from chainrule._trees import flatten_with_paths
 from chainrule.runtime._derivatives._differences import (
     finite_difference_jacobian,
     finite_difference_jvp,
@@ -34,9 +34,9 @@ from chainrule.runtime._derivatives._layout import (
     check_keys,
     read_arrays,
 )
-from chainrule.runtime._derivatives._residuals import ResidualCache, own
 from chainrule.runtime._derivatives._stencils import Algorithm
 from chainrule.runtime._own_arrays import own_copy
+from chainrule.runtime._residuals import ResidualStore, own, split_content
 from chainrule.runtime._schema import number_kind
 
 Solve = Callable[[Any, Any, dict[str, np.ndarray]], Mapping[str, Any]]
@@ -99,8 +99,8 @@ class ImplicitFunction:
     by_outputs: Callable[[Any, Any], Any] | Products | None = None
     algorithm: Algorithm = "central"
     sparsity: Any = None
-    _solutions: ResidualCache = field(
-        init=False, repr=False, default_factory=lambda: ResidualCache(4)
+    _solutions: ResidualStore = field(
+        init=False, repr=False, default_factory=lambda: ResidualStore(4)
     )
 
     def apply(self, inputs: Any) -> Any:
@@ -109,13 +109,12 @@ class ImplicitFunction:
 
     def solution(self, inputs: Any) -> Any:
         """A copy of the remembered solution."""
-        leaves = flatten_with_paths(inputs)
-        arrays = [leaf for leaf in leaves.values() if is_arraylike(leaf)]
-        frame = tuple((p, None if is_arraylike(leaf) else repr(leaf)) for p, leaf in leaves.items())
-        found = self._solutions.find(frame, arrays)
+        rest, arrays = split_content(inputs)
+        found = None if rest is None else self._solutions.find(rest, arrays)
         if found is None:
             found = own_copy(self.solve(own_copy(inputs)))
-            self._solutions.keep(frame, own(arrays), found, 0)
+            if rest is not None:
+                self._solutions.keep(rest, own(arrays), found, 0)
         return own_copy(found)
 
     def jacobian_vector_product(

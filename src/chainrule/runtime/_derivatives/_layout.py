@@ -1,21 +1,28 @@
-"""Named arrays as one long vector, and back.
+"""Named arrays as long vectors, and the blocks of a Jacobian as a matrix.
 
-Derivative code thinks in matrices: rows are output elements, columns are input elements. Users think in
-paths. A `Layout` is the border between the two: it says where the elements of each path lie in the vector.
+A derivative is computed with matrices: rows are output elements, columns are input elements. A request and
+its answer name paths. A `Layout` says where the elements of each path are in the long vector; `Entries` are
+entries of the matrix, `dense_blocks` and `sparse_blocks` collect them into `{output path: {input path:
+block}}`, and `contract` multiplies one such block with a tangent or a cotangent.
+
+Convention: a block has the shape output shape + input shape. A Jacobian-vector product is J v, a
+vector-Jacobian product is Jᵀ u, as in JAX: transposed, never conjugated, also for complex numbers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from chainrule._codec import SparseArray
 from chainrule._errors import ComponentError, InputError, PathError
 from chainrule._trees import get_at_path
+from chainrule.runtime._endpoints import DerivativeKind
 from chainrule.runtime._schema import describe_array, number_kind
 
 
@@ -169,3 +176,136 @@ class Layout:
             }
             for (row, rows), row_shape in zip(self.slices().items(), self.shapes, strict=True)
         }
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Some entries of a matrix: `matrix[rows, columns] = values`.
+
+    A whole column has `rows = slice(None)` and an integer `columns`; a whole row the other way round.
+    """
+
+    rows: np.ndarray | slice | int
+    columns: np.ndarray | slice | int
+    values: np.ndarray
+
+    def add_transposed(self, cotangent: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+        """`gradient + cotangent @ matrix` for these entries; `gradient` is reused where it can be."""
+        products = cotangent[self.rows] * self.values
+        gradient = gradient.astype(np.result_type(gradient, products), copy=False)
+        if isinstance(self.columns, np.ndarray):
+            np.add.at(gradient, self.columns, products)
+        else:
+            gradient[self.columns] += products.sum()
+        return gradient
+
+
+def dense_blocks(
+    entries: Iterable[Entries], rows: Callable[[], Layout], columns: Layout
+) -> dict[str, dict[str, Any]]:
+    """Collect entries into arrays.
+
+    Args:
+        entries: each place of the matrix at most once; places that are missing are zero.
+        rows: the layout of the rows, asked for only once the first entries have come.
+        columns: the layout of the columns.
+    """
+    matrix: np.ndarray | None = None
+    for entry in entries:
+        if matrix is None:
+            matrix = np.zeros((rows().size, columns.size), entry.values.dtype)
+        matrix[entry.rows, entry.columns] = entry.values
+    if matrix is None:
+        matrix = np.zeros((rows().size, columns.size))
+    return rows().split_matrix(matrix, columns)
+
+
+def sparse_blocks(
+    entries: Iterable[Entries], rows: Callable[[], Layout], columns: Layout
+) -> dict[str, dict[str, Any]]:
+    """Collect entries, given by index arrays, into one `SparseArray` per block; arguments as above."""
+    found = list(entries)
+    r = np.concatenate([np.zeros(0, np.int64), *(entry.rows for entry in found)])
+    c = np.concatenate([np.zeros(0, np.int64), *(entry.columns for entry in found)])
+    values = np.concatenate([entry.values for entry in found]) if found else np.zeros(0)
+    row_layout = rows()
+    return {
+        out_path: {
+            in_path: _sparse_block(r, c, values, (height, out_shape), (width, in_shape))
+            for (in_path, width), in_shape in zip(
+                columns.slices().items(), columns.shapes, strict=True
+            )
+        }
+        for (out_path, height), out_shape in zip(
+            row_layout.slices().items(), row_layout.shapes, strict=True
+        )
+    }
+
+
+def _sparse_block(
+    rows: np.ndarray,
+    columns: np.ndarray,
+    values: np.ndarray,
+    height: tuple[slice, tuple[int, ...]],
+    width: tuple[slice, tuple[int, ...]],
+) -> Any:
+    (r, out_shape), (c, in_shape) = height, width
+    here = (rows >= r.start) & (rows < r.stop) & (columns >= c.start) & (columns < c.stop)
+    shape = out_shape + in_shape
+    flat = (rows[here] - r.start) * math.prod(in_shape) + columns[here] - c.start
+    axes = np.unravel_index(flat, shape) if shape else ()
+    indices = np.stack(axes, axis=-1) if axes else np.zeros((flat.size, 0), np.int64)
+    return SparseArray(shape, indices, values[here])
+
+
+def contract(
+    kind: DerivativeKind, block: Any, vector: Any, *, input_rank: int, path: str, batched: bool
+) -> np.ndarray:
+    """One block's contribution to a product.
+
+    Args:
+        kind: `JVP` contracts the input axes, which are last; `VJP` the output axes, which are first.
+        block: an array or `SparseArray` of output shape + input shape.
+        vector: a tangent or cotangent in the shape of its axes; with `batched` one leading axis more.
+        input_rank: how many axes of the block are the input's.
+        path: where the vector belongs.
+        batched: whether there is that axis; the result has it too.
+
+    Raises:
+        InputError: the vector does not fit the block (`vector_shape_mismatch`).
+    """
+    split = len(block.shape) - input_rank
+    out_shape, in_shape = tuple(block.shape[:split]), tuple(block.shape[split:])
+    over_inputs = kind.vector_over == "inputs"
+    given_shape, result_shape = (in_shape, out_shape) if over_inputs else (out_shape, in_shape)
+    vector = np.asarray(vector)
+    check_shape(vector.shape, given_shape, path, batched=batched)
+    vectors = vector.reshape((*vector.shape[:batched], math.prod(given_shape)))
+    if isinstance(block, SparseArray):
+        rows, columns = _flat_places(block, out_shape, in_shape)
+        pair = (columns, rows) if over_inputs else (rows, columns)
+        product = _sparse_product(block.values, *pair, vectors, math.prod(result_shape))
+    else:
+        matrix = np.asarray(block).reshape(math.prod(out_shape), math.prod(in_shape))
+        product = vectors @ (matrix.T if over_inputs else matrix)
+    return product.reshape(vector.shape[:batched] + result_shape)
+
+
+def _flat_places(
+    block: SparseArray, out_shape: tuple[int, ...], in_shape: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    axes = tuple(block.indices.T)
+    zeros = np.zeros(block.nnz, np.int64)
+    rank = len(out_shape)
+    rows = np.ravel_multi_index(axes[:rank], out_shape) if out_shape else zeros
+    columns = np.ravel_multi_index(axes[rank:], in_shape) if in_shape else zeros
+    return rows, columns
+
+
+def _sparse_product(
+    values: np.ndarray, read: np.ndarray, write: np.ndarray, vectors: np.ndarray, size: int
+) -> np.ndarray:
+    terms = vectors[..., read] * values
+    product = np.zeros((size, *vectors.shape[:-1]), terms.dtype)
+    np.add.at(product, write, np.moveaxis(terms, -1, 0))
+    return np.moveaxis(product, 0, -1)

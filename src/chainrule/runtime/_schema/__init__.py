@@ -1,4 +1,12 @@
-"""Typed arrays: what an array field declares, and how values are held to it."""
+"""Typed arrays: what an array field declares, and how values are checked against it. In reading order:
+
+_spec          ArraySpec: shape, dtype and units of a declaration; names of dtypes in messages
+_problems      the reasons for which a value is refused, one function each
+_validation    decode or convert, check the shape, cast
+_leaves        the arrays of a model by pattern; named dimensions
+_array         the annotations: Array, Differentiable, Float64, …, ShapeDType
+_json_schema   the JSON schema of an array field
+"""
 
 from chainrule.runtime._schema._array import (
     Array,
@@ -14,6 +22,7 @@ from chainrule.runtime._schema._array import (
     Int16,
     Int32,
     Int64,
+    ShapeDType,
     UInt8,
     UInt16,
     UInt32,
@@ -22,16 +31,20 @@ from chainrule.runtime._schema._array import (
     is_array_type,
     is_differentiable,
 )
-from chainrule.runtime._schema._dtypes import (
+from chainrule.runtime._schema._leaves import (
+    array_leaves,
+    differentiable_leaves,
+    dimension_check,
+    with_dimension_check,
+)
+from chainrule.runtime._schema._spec import (
+    ArraySpec,
     describe_array,
     describe_value,
     number_kind,
     rounding_unit,
 )
-from chainrule.runtime._schema._leaves import array_leaves, differentiable_leaves
-from chainrule.runtime._schema._shape_dtype import ShapeDType
-from chainrule.runtime._schema._spec import ArraySpec
-from chainrule.runtime._schema._validate import build_validator
+from chainrule.runtime._schema._validation import build_validator
 
 __all__ = [
     "Array",
@@ -59,8 +72,10 @@ __all__ = [
     "describe_array",
     "describe_value",
     "differentiable_leaves",
+    "dimension_check",
     "is_array_type",
     "is_differentiable",
     "number_kind",
     "rounding_unit",
+    "with_dimension_check",
 ]

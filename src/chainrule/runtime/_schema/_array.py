@@ -1,27 +1,36 @@
 """`Array[shape, dtype, units]`: a type annotation that pydantic validates and JSON schemas describe.
 
-Every subscript makes a class that carries its declaration as `.spec`. Values are never instances of
-these classes: they are NumPy arrays or NumPy scalars.
+Every subscript makes a class that carries its declaration as `.spec`. Values are never instances of these
+classes: they are NumPy arrays or NumPy scalars. `ShapeDType` is an array without its data, for abstract
+evaluation.
+
+In pydantic's JSON mode, arrays are encoded as the serialisation context asks: `array_encoding` (`json`,
+`base64` or `binref`), `compression` and `writer`, which the codec describes. In Python mode they stay arrays.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    NonNegativeInt,
+    SerializationInfo,
+    Tag,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
+from chainrule._codec import encode_array
 from chainrule._errors import DefinitionError
-from chainrule.runtime._schema._model_hooks import (
-    check_dimensions_of_model,
-    validate_default_of_field,
-)
-from chainrule.runtime._schema._serialize import serialize_array
-from chainrule.runtime._schema._spec import ArraySpec, make_spec
-from chainrule.runtime._schema._validate import build_validator
+from chainrule.runtime._schema import _problems
+from chainrule.runtime._schema._spec import ArraySpec, castable_dtypes, make_spec
+from chainrule.runtime._schema._validation import build_validator, check_shape, coerce
 
 
 class _ArrayMeta(type):
@@ -66,17 +75,15 @@ class Array(metaclass=_ArrayMeta):
                 "A field needs the shape and dtype of its array: write Array[..., None] for anything.",
                 code="bad_array_type",
             )
-        validate_default_of_field(handler)
-        if cls.spec.dimension_names:
-            check_dimensions_of_model(handler)
         as_needed, as_is = (build_validator(cls.spec, exact=exact) for exact in (False, True))
-        return core_schema.lax_or_strict_schema(
+        schema = core_schema.lax_or_strict_schema(
             core_schema.with_info_plain_validator_function(as_needed),
             core_schema.with_info_plain_validator_function(as_is),
             serialization=serialize_array(cls.spec),
-            # What `pydantic.Tag` sets: the name of a union's member in the location of an error.
-            metadata={"pydantic_internal_union_tag_key": str(cls.spec)},
         )
+        # The name of a union's member in the location of an error.
+        tag = Tag(str(cls.spec))
+        return tag.__get_pydantic_core_schema__(source, lambda _: schema)  # type: ignore[arg-type]
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -160,3 +167,103 @@ else:
     Bool = Array[(), "bool"]
     Complex64 = Array[(), "complex64"]
     Complex128 = Array[(), "complex128"]
+
+
+DTypeName = Literal[
+    "float16", "float32", "float64", "int8", "int16", "int32", "int64", "bool",
+    "uint8", "uint16", "uint32", "uint64", "complex64", "complex128", "bfloat16",
+]  # fmt: skip
+
+
+class ShapeDType(BaseModel):
+    """The shape and dtype of an array that need not exist.
+
+    Other keys are ignored, so an encoded array can stand for its own shape; so can any object with
+    `shape` and `dtype`. `ShapeDType[shape, dtype]` is the type whose values fit that declaration; their
+    dtype becomes the declared one when it can be cast.
+
+    Example:
+        >>> ShapeDType(shape=(2, 3), dtype="float32")
+        ShapeDType(shape=(2, 3), dtype='float32')
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    shape: tuple[NonNegativeInt, ...]
+    dtype: DTypeName
+
+    def __class_getitem__(cls, key: Any) -> Any:
+        spec = getattr(key, "spec", None)
+        if isinstance(spec, ArraySpec):
+            return shape_type(spec)
+        if not isinstance(key, tuple) or len(key) != 2:
+            raise DefinitionError(
+                f"ShapeDType[{key!r}] needs a shape and a dtype, for example "
+                "ShapeDType[(3, None), Float64].",
+                code="bad_array_type",
+            )
+        return shape_type(make_spec(*key))
+
+
+class _ShapeOf:
+    """Base of the types `ShapeDType[...]`: annotations whose values are `ShapeDType` objects."""
+
+    spec: ClassVar[ArraySpec]
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.chain_schema(
+            [
+                core_schema.no_info_plain_validator_function(_from_array),
+                handler.generate_schema(ShapeDType),
+                core_schema.no_info_plain_validator_function(cls._fit),
+            ]
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> Any:
+        return handler(ShapeDType.__pydantic_core_schema__)
+
+    @classmethod
+    def _fit(cls, value: ShapeDType) -> ShapeDType:
+        check_shape(cls.spec, value.shape, value.dtype, strict=True)
+        wanted = cls.spec.dtype
+        if wanted is None or wanted == value.dtype:
+            return value
+        if value.dtype not in castable_dtypes(wanted):
+            raise _problems.dtype_mismatch(wanted, value.dtype, value.shape)
+        return value.model_copy(update={"dtype": wanted})
+
+
+def _from_array(value: Any) -> Any:
+    """The shape and dtype of an array: NumPy's, JAX's, `jax.ShapeDtypeStruct`, or numbers written out."""
+    if isinstance(value, bool | int | float | complex | list | tuple):
+        value = coerce(value).array
+    if isinstance(value, ShapeDType) or not hasattr(value, "shape"):
+        return value
+    return {"shape": tuple(value.shape), "dtype": str(getattr(value, "dtype", None))}
+
+
+@cache
+def shape_type(spec: ArraySpec) -> type[_ShapeOf]:
+    """The type of the shapes that fit a declaration."""
+    return type(f"ShapeDType[{spec}]", (_ShapeOf,), {"spec": spec})
+
+
+def serialize_array(spec: ArraySpec) -> core_schema.SerSchema:
+    """The serialiser of one declaration."""
+    dtype = spec.dtype
+
+    def serialize(value: Any, info: SerializationInfo) -> Any:
+        context = info.context or {}
+        array = value if isinstance(value, np.ndarray | np.generic) else np.asarray(value, dtype)
+        return encode_array(
+            array,
+            encoding=context.get("array_encoding", "json"),
+            compression=context.get("compression"),
+            writer=context.get("writer"),
+        )
+
+    return core_schema.plain_serializer_function_ser_schema(
+        serialize, info_arg=True, when_used="json"
+    )

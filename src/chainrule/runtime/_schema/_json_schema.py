@@ -13,8 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, JsonValue, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-from chainrule.runtime._schema._dtypes import castable_dtypes
-from chainrule.runtime._schema._spec import ArraySpec
+from chainrule.runtime._schema._spec import ArraySpec, castable_dtypes
 
 
 class _ArrayData(BaseModel):

@@ -1,21 +1,30 @@
-"""The array leaves of a model, as patterns: which arrays there are and which are differentiable.
+"""The arrays of a model: their patterns, and agreement of their named dimensions.
 
-A list element is `[]`, a mapping value `{}`, a position of a fixed tuple its own `[0]`. Members of a
-union share a pattern; their declarations are merged.
+A pattern has `[]` for a list element, `{}` for a mapping value, and its own `[0]` for a position of a fixed
+tuple. Members of a union share a pattern; their declarations are merged.
+
+A name of a dimension means one size everywhere in one call. That concerns a whole tree, and pydantic shows an
+annotation only its own value. So components check it where they validate a whole tree: `with_dimension_check`
+gives their outermost model a validator that runs last, on final values, so members of a union that were tried
+and dropped leave no trace. An author's model that is made by hand, outside of a call, is not checked. The
+table maps a name to the size and the path where it was first seen; one table is passed through the validation
+of inputs and of outputs, in the context key `dims`.
 """
 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import is_dataclass
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel, ValidationInfo, create_model, model_validator
 from typing_extensions import is_typeddict
 
 from chainrule._errors import DefinitionError
+from chainrule._paths import Key, join_path
+from chainrule.runtime._schema import _problems
 from chainrule.runtime._schema._spec import ArraySpec
 
 Leaf = tuple[str, ArraySpec]
@@ -156,3 +165,114 @@ def spec_of(annotation: Any) -> ArraySpec | None:
 def join(prefix: str, segment: str) -> str:
     """A path or pattern with one more segment; an empty segment adds nothing."""
     return f"{prefix}.{segment}" if prefix and segment else prefix or segment
+
+
+DimensionTable = dict[str, tuple[int, str]]
+Found = tuple[str, Any, ArraySpec]
+
+
+def with_dimension_check(model: type[BaseModel]) -> type[BaseModel]:
+    """A subclass whose values have one size for every name of a dimension; the model itself if it has none.
+
+    Raises:
+        DefinitionError: see `array_leaves`.
+    """
+    if not any(spec.dimension_names for spec in array_leaves(model).values()):
+        return model
+    return create_model(
+        model.__name__,
+        __base__=model,
+        __doc__=model.__doc__,
+        __module__=model.__module__,
+        __validators__={"check_named_dimensions": model_validator(mode="after")(_check_model)},
+    )
+
+
+def _check_model(model: BaseModel, info: ValidationInfo) -> BaseModel:
+    _enter_all_sizes(model, type(model), info)
+    return model
+
+
+def dimension_check(annotation: Any) -> AfterValidator:
+    """The same for values of any annotation: `Annotated[annotation, dimension_check(annotation)]`."""
+
+    def check(value: Any, info: ValidationInfo) -> Any:
+        _enter_all_sizes(value, annotation, info)
+        return value
+
+    return AfterValidator(check)
+
+
+def _enter_all_sizes(value: Any, annotation: Any, info: ValidationInfo) -> None:
+    table: DimensionTable = (info.context or {}).get("dims", {})
+    for path, array, spec in _named_arrays(value, annotation, ""):
+        enter_sizes(table, path, spec, array.shape)
+
+
+def enter_sizes(table: DimensionTable, path: str, spec: ArraySpec, shape: Sequence[int]) -> None:
+    """Enter the named sizes of one array into a table.
+
+    Raises:
+        PydanticCustomError: `array_dimension_conflict`, when a name already has another size.
+    """
+    for name, size in zip(spec.dimension_names, shape, strict=False):
+        if name is None:
+            continue
+        first_size, first_path = table.setdefault(name, (size, path))
+        if first_size != size:
+            raise _problems.dimension_conflict(name, (first_path, first_size), (path, size))
+
+
+def _named_arrays(value: Any, annotation: Any, path: str) -> Iterator[Found]:
+    if isinstance(value, BaseModel) and spec_of(annotation) is None:
+        is_root = type(value).__pydantic_root_model__
+        for name, field in type(value).model_fields.items():
+            child_path = path if is_root else join(path, name)
+            yield from _named_arrays(getattr(value, name), field.annotation, child_path)
+        return
+    annotation = _member_for(value, unwrap(annotation))
+    spec = spec_of(annotation)
+    if spec is not None:
+        shape = getattr(value, "shape", ())
+        if spec.dimension_names and len(shape) == len(spec.dimension_names):
+            yield path, value, spec
+        return
+    for segment, child, child_annotation in _parts_of_value(value, annotation):
+        yield from _named_arrays(child, child_annotation, join(path, segment))
+
+
+def _parts_of_value(value: Any, annotation: Any) -> Iterator[tuple[str, Any, Any]]:
+    arguments = get_args(annotation)
+    if not arguments:
+        return
+    if isinstance(value, Mapping):
+        for key, child in value.items():
+            yield join_path(Key(key)), child, arguments[-1]
+    elif isinstance(value, list | tuple):
+        positions = tuple_positions(arguments) if get_origin(annotation) is tuple else []
+        fixed = [argument for segment, argument in positions if segment != "[]"]
+        for index, child in enumerate(value):
+            yield join_path(index), child, fixed[index] if fixed else arguments[0]
+
+
+def _member_for(value: Any, annotation: Any) -> Any:
+    """The member of a union that a validated value belongs to."""
+    if not is_union(annotation):
+        return annotation
+    members = [unwrap(member) for member in get_args(annotation)]
+    return next((member for member in members if _belongs(value, member)), None)
+
+
+def _belongs(value: Any, member: Any) -> bool:
+    spec = spec_of(member)
+    if spec is None:
+        origin = get_origin(member) or member
+        return isinstance(origin, type) and isinstance(value, origin)
+    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        return False
+    sizes = spec.shape if spec.shape is not None else value.shape
+    return (
+        len(sizes) == len(value.shape)
+        and all(size in (None, actual) for size, actual in zip(sizes, value.shape, strict=True))
+        and spec.dtype in (None, str(value.dtype))
+    )

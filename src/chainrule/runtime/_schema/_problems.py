@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-from chainrule._codec._masked import MASKED
+from chainrule._codec import MASKED
 from chainrule._errors import ChainruleError
-from chainrule.runtime._schema._dtypes import ALL_DTYPES, describe_type
+from chainrule.runtime._schema._spec import ALL_DTYPES, describe_type
 
 _PEER_TYPES = {"array_expected_integer", "array_invalid_dtype", "array_value_out_of_range"}
 

@@ -7,21 +7,30 @@ An author who has `apply_jit`, a jitted function from nested dictionaries to nes
 
 and the like. Everything is compiled once per structure, shapes, dtypes and selected paths; the order in
 which paths come does not matter. Leaves that are not arrays are part of the compilation.
+
+Modules, in reading order
+    _programs     what is compiled: inputs as template and arrays, selected paths, the compiled program
+    _apply        outputs, their shapes, and what a function sows
+    _products     Jacobian-vector, vector-Jacobian and Hessian-vector products
+    _jacobian     the Jacobian, dense and sparse
+    _residuals    keeping the backward function of `jax_apply` for the VJP that follows
+    _implicit     functions that are defined by an equation
 """
 
-from chainrule.runtime._derivatives._residuals import set_jax_vjp_cache_size
-from chainrule.runtime.jax_recipes._abstract import jax_abstract_eval
+from chainrule.runtime._residuals import set_jax_vjp_cache_size
+from chainrule.runtime.jax_recipes._apply import (
+    jax_abstract_eval,
+    jax_apply,
+    jax_tagged_intermediates,
+)
 from chainrule.runtime.jax_recipes._implicit import jax_implicit
-from chainrule.runtime.jax_recipes._intermediates import jax_tagged_intermediates
-from chainrule.runtime.jax_recipes._jacobian import jax_jacobian
+from chainrule.runtime.jax_recipes._jacobian import jax_jacobian, jax_sparse_jacobian
 from chainrule.runtime.jax_recipes._products import (
     jax_hessian_vector_product,
     jax_jvp,
     jax_value_and_vjp,
     jax_vjp,
 )
-from chainrule.runtime.jax_recipes._residuals import jax_apply
-from chainrule.runtime.jax_recipes._sparse_jacobian import jax_sparse_jacobian
 
 __all__ = [
     "jax_abstract_eval",

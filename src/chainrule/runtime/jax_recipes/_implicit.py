@@ -12,8 +12,8 @@ import lineax as lx
 import numpy as np
 
 from chainrule._errors import DefinitionError
-from chainrule.runtime.jax_recipes._boundary import Frame, seal, split, unseal
-from chainrule.runtime.jax_recipes._narrowing import is_inexact
+from chainrule._partition import Template, seal, unseal
+from chainrule.runtime.jax_recipes._programs import is_inexact, split
 
 Leaves = list[jax.Array]
 
@@ -62,18 +62,18 @@ def jax_implicit(
         )
 
     @partial(jax.custom_jvp, nondiff_argnums=(0,))
-    def solved(frame: Frame, arrays: tuple[Any, ...]) -> Any:
-        return seal(solve(frame.join(arrays)))
+    def solved(template: Template, arrays: tuple[Any, ...]) -> Any:
+        return seal(solve(template.join(arrays)))
 
     @solved.defjvp
-    def solved_jvp(frame: Frame, primals: Any, tangents: Any) -> Any:
+    def solved_jvp(template: Template, primals: Any, tangents: Any) -> Any:
         (arrays,), (moves,) = primals, tangents
-        sealed = solved(frame, arrays)
-        outputs, inputs = unseal(sealed), frame.join(arrays)
+        sealed = solved(template, arrays)
+        outputs, inputs = unseal(sealed), template.join(arrays)
         state = _Varying(outputs)
 
         def of_inputs(varying: Leaves) -> Leaves:
-            return _Varying(residual(frame.join(_Varying(arrays).put(varying)), outputs)).leaves
+            return _Varying(residual(template.join(_Varying(arrays).put(varying)), outputs)).leaves
 
         def of_state(varying: Leaves) -> Leaves:
             return _Varying(residual(inputs, state.put(varying))).leaves
@@ -91,8 +91,8 @@ def jax_implicit(
 
 
 def _call(solved: Callable[..., Any], inputs: Any) -> Any:
-    frame, arrays = split(inputs)
-    return solved(frame, tuple(map(jnp.asarray, arrays)))
+    template, arrays = split(inputs)
+    return solved(template, tuple(map(jnp.asarray, arrays)))
 
 
 def _require_square(residual: Leaves, state: Leaves) -> None:

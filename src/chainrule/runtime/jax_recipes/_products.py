@@ -11,12 +11,19 @@ import jax
 import jax.numpy as jnp
 
 from chainrule._errors import CapabilityError
-from chainrule.runtime._derivatives._kinds import JVP, VJP
+from chainrule._partition import seal, unseal
 from chainrule.runtime._derivatives._layout import check_keys
-from chainrule.runtime.jax_recipes._boundary import seal, unseal
-from chainrule.runtime.jax_recipes._narrowing import Narrowed, fit, narrow, zeros_like_all
-from chainrule.runtime.jax_recipes._programs import Program, Selection, prepare
-from chainrule.runtime.jax_recipes._residuals import reuse_residuals
+from chainrule.runtime._endpoints import JVP, VJP
+from chainrule.runtime.jax_recipes._programs import (
+    Narrowed,
+    Program,
+    Selection,
+    fit,
+    narrow,
+    prepare,
+    zeros_like_all,
+)
+from chainrule.runtime.jax_recipes._residuals import vjp_from_residuals
 
 Apply = Callable[[Any], Any]
 
@@ -84,7 +91,7 @@ def jax_vjp(
     program, arrays = prepare(_vjp, apply_jit, inputs, vjp_inputs, vjp_outputs, batched)
     check_keys(cotangent_vector, program.selection.outputs, str(VJP.vector))
     cotangents = dict(cotangent_vector)
-    reused = reuse_residuals(program.selection, arrays, cotangents, batched)
+    reused = vjp_from_residuals(program.selection, arrays, cotangents, batched)
     return program.run(arrays, cotangents) if reused is None else reused
 
 
@@ -136,7 +143,9 @@ def jax_hessian_vector_product(
         return run_either(program, other, arrays, dict(cotangent_vector), dict(tangent_vector))
     except TypeError as error:
         # A mistake of the author's raises here, as he wrote it.
-        jax.eval_shape(lambda given: seal(apply_jit(program.selection.frame.join(given))), arrays)
+        jax.eval_shape(
+            lambda given: seal(apply_jit(program.selection.template.join(given))), arrays
+        )
         raise CapabilityError(
             f"JAX has no second derivative of this function ({error}). Give the component a "
             "hessian_vector_product of its own, for example "

@@ -1,25 +1,45 @@
-"""Compiled derivatives, one for each combination of function, frame and selected paths.
+"""What the recipes compile: a derivative of a function, for selected paths and one template of the inputs.
 
-A call should cost what calling a jitted function costs: after a large program every line of Python has to be
-fetched into the caches again. So everything that can be said about a selection is worked out when it is first
-seen, and a call like an earlier one finds its program by a lookup and two comparisons.
+    split       an endpoint's inputs as a template and arrays
+    Selection   what a derivative is taken of: everything that decides what is compiled, array shapes aside
+    prepare     the compiled program of a call
+    narrow      a function of a whole tree as a function of just the selected leaves
+
+Selected leaves that are integer or boolean have derivative zero; they are kept out of JAX's differentiation
+(which would want `float0`) and answered with zeros of their own dtype.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from threading import Lock
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+from pydantic import BaseModel
 
-from chainrule.runtime._derivatives._layout import canonical
-from chainrule.runtime.jax_recipes._boundary import Frame, arrays_in, flat_frame, split
+from chainrule._errors import PathError
+from chainrule._lru_cache import LRUCache
+from chainrule._partition import Template, partition, seal
+from chainrule._partition import is_array as is_concrete
+from chainrule._trees import get_at_path, set_at_path
+from chainrule.runtime._derivatives._layout import canonical, check_shape
 
 MAX_PROGRAMS = 1024
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf is a numeric array, or the shape of one."""
+    return is_concrete(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def split(inputs: Any) -> tuple[Template, tuple[Any, ...]]:
+    """Inputs (a model or nested data) as a template and its arrays."""
+    tree = inputs.model_dump() if isinstance(inputs, BaseModel) else inputs
+    return partition(tree, is_array)
 
 
 @dataclass(frozen=True)
@@ -28,7 +48,7 @@ class Selection:
 
     # Hashing an Equinox wrapper walks its leaves at every call; comparing it with itself is free.
     apply_jit: Callable[[Any], Any] = field(hash=False)
-    frame: Frame
+    template: Template
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
 
@@ -41,18 +61,7 @@ class Program:
     run: Callable[..., Any]
 
 
-class _Usual(NamedTuple):
-    """How one function is usually called with one type of inputs: arrays side by side, the same paths."""
-
-    names: list[str]
-    input_paths: frozenset[str] | str
-    output_paths: frozenset[str] | str
-    program: Program
-
-
-_programs: dict[Any, Program] = {}
-_usual: dict[Any, _Usual] = {}
-_writing = Lock()
+_programs: LRUCache[Any, Program] = LRUCache(MAX_PROGRAMS)
 
 
 def prepare(
@@ -73,46 +82,101 @@ def prepare(
         output_paths: selected outputs, in any order.
         options: hashable choices that are compiled in.
     """
-    # A kept program holds on to the function, so its id is not given to another one.
-    kind = (derivative, id(apply_jit), type(inputs), options)
-    usual = _usual.get(kind)
-    if (
-        usual is not None
-        and usual.input_paths == input_paths
-        and usual.output_paths == output_paths
-        and (found := arrays_in(inputs, usual.names)) is not None
-    ):
-        return usual.program, found
-    frame, arrays = split(inputs)
-    # A method is a new object at every access; anything else is itself.
+    template, arrays = split(inputs)
+    # By identity where possible, see `Selection`: a kept program holds on to the function, so its id is not
+    # given to another one. A method is a new object at every access.
     identity = apply_jit if type(apply_jit) is MethodType else id(apply_jit)
-    paths = _key(input_paths), _key(output_paths)
-    key = (derivative, identity, frame, *paths, options)
+    key = (derivative, identity, template, _key(input_paths), _key(output_paths), options)
     program = _programs.get(key)
     if program is None:
-        selection = Selection(apply_jit, frame, canonical(input_paths), canonical(output_paths))
+        selection = Selection(apply_jit, template, canonical(input_paths), canonical(output_paths))
         program = Program(selection, jax.jit(partial(derivative, selection, *options)))
-        _keep(_programs, key, program)
-    names = _names_in(inputs, frame)
-    if names is not None and identity is not apply_jit:
-        _keep(_usual, kind, _Usual(names, *paths, program))
+        _programs.put(key, program)
     return program, arrays
-
-
-def _names_in(inputs: Any, frame: Frame) -> list[str] | None:
-    """The names of arrays side by side, in the order of the frame; other keys than texts have twins."""
-    flat = flat_frame(inputs)
-    if flat is None or flat[0] is not frame or not all(type(name) is str for name in flat[1]):
-        return None
-    return flat[1]
 
 
 def _key(paths: Collection[str]) -> frozenset[str] | str:
     return paths if isinstance(paths, str) else frozenset(paths)
 
 
-def _keep(memory: dict[Any, Any], key: Any, value: Any) -> None:
-    with _writing:
-        while len(memory) >= MAX_PROGRAMS:
-            del memory[next(iter(memory))]
-        memory[key] = value
+@dataclass(frozen=True)
+class Narrowed:
+    """A selection, ready for JAX's transformations.
+
+    Attributes:
+        function: `{input path: array}` → `({output path: array}, (exact outputs, all outputs))`; the
+            second part is for `has_aux=True`.
+        primals: the selected inputs that can vary.
+        exact: the selected inputs that are integer or boolean.
+    """
+
+    function: Callable[[dict[str, Any]], tuple[dict[str, Any], tuple[dict[str, Any], Any]]]
+    primals: dict[str, jax.Array]
+    exact: dict[str, jax.Array]
+
+
+def is_inexact(array: Any) -> bool:
+    """Whether an array is real or complex floating point."""
+    return jnp.issubdtype(array.dtype, jnp.inexact)
+
+
+def narrow(selection: Selection, arrays: tuple[Any, ...]) -> Narrowed:
+    """Fix all leaves but the selected ones. Meant to run under `jit`, once per compilation."""
+    tree = selection.template.join(arrays)
+    primals, exact = _by_exactness(select(tree, selection.inputs))
+
+    def function(values: dict[str, Any]) -> tuple[dict[str, Any], tuple[dict[str, Any], Any]]:
+        outputs = selection.apply_jit(set_at_path(tree, values))
+        varying, fixed = _by_exactness(select(outputs, selection.outputs))
+        return varying, (fixed, seal(outputs))
+
+    return Narrowed(function, primals, exact)
+
+
+def select(tree: Any, paths: tuple[str, ...]) -> dict[str, jax.Array]:
+    """The arrays at some paths; Python numbers become arrays.
+
+    Raises:
+        PathError: something that is not numeric.
+    """
+    return {path: _numeric(get_at_path(tree, path), path) for path in paths}
+
+
+def _numeric(leaf: Any, path: str) -> jax.Array:
+    if not is_array(leaf) and not isinstance(leaf, (bool, int, float, complex)):
+        raise PathError(
+            f"Expected an array at {path!r} to differentiate, found {type(leaf).__name__}. "
+            "Leave this path out, or give it a value.",
+            code="path_not_differentiable",
+            path=path,
+        )
+    return jnp.asarray(leaf)
+
+
+def _by_exactness(
+    arrays: Mapping[str, jax.Array],
+) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+    inexact = {path: array for path, array in arrays.items() if is_inexact(array)}
+    return inexact, {path: array for path, array in arrays.items() if path not in inexact}
+
+
+def fit(
+    vector: Mapping[str, Any], like: Mapping[str, Any], *, batched: bool = False
+) -> dict[str, jax.Array]:
+    """Tangents or cotangents in the shapes and dtypes of what they belong to.
+
+    Raises:
+        InputError: another shape (`vector_shape_mismatch`).
+    """
+    return {path: _fit_one(vector[path], array, path, batched) for path, array in like.items()}
+
+
+def _fit_one(value: Any, like: Any, path: str, batched: bool) -> jax.Array:
+    value = jnp.asarray(value).astype(like.dtype)
+    check_shape(value.shape, like.shape, path, batched=batched)
+    return value
+
+
+def zeros_like_all(arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """Zeros for every array."""
+    return {path: jnp.zeros(array.shape, array.dtype) for path, array in arrays.items()}

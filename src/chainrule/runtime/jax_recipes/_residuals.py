@@ -1,71 +1,69 @@
-"""`jax_apply`, and keeping its backward function for the VJP that follows."""
+"""Keeping the backward function of `jax_apply` for the `jax_vjp` that follows.
+
+`jax.vjp` gives the outputs and a function `pull`, a pytree whose leaves are the residuals. The forward pass
+runs once, compiled, and returns `pull`; the backward pass takes it as an argument. Both are compiled once
+per program and shapes.
+
+Between processes only the leaves of `pull` travel, in the folder of the store. What a backward function
+closes over has no name outside of its process, but the same program traced at the same shapes gives the
+same structure. So leaves are shared under the program itself (its jaxpr and constants) and the content of
+its inputs, and put into a structure that is traced here.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from chainrule._lru_cache import LRUCache
+from chainrule._partition import Static, is_array, seal
 from chainrule._trees import get_at_path, set_at_path
-from chainrule.runtime._derivatives._residuals import (
-    ResidualCache,
+from chainrule.runtime._content_store import content_name
+from chainrule.runtime._residuals import (
+    ResidualStore,
     content_digest,
-    current_residual_cache,
+    jax_residuals,
     own,
 )
-from chainrule.runtime.jax_recipes._boundary import Static, is_array, seal, split, unseal
-from chainrule.runtime.jax_recipes._narrowing import fit, is_inexact, zeros_like_all
-from chainrule.runtime.jax_recipes._programs import Selection
-from chainrule.runtime.jax_recipes._shared_residuals import find_shared, share
+from chainrule.runtime.jax_recipes._programs import Selection, fit, is_inexact, zeros_like_all
+
+logger = logging.getLogger(__name__)
 
 
-def jax_apply(apply_jit: Callable[[Any], Any], inputs: Any) -> Any:
-    """Call a jitted function `dict -> dict` with an endpoint's inputs.
-
-    With `set_jax_vjp_cache_size` on, the backward function is kept for a `jax_vjp` of the same inputs.
-
-    Args:
-        apply_jit: the function; `equinox.filter_jit` where some leaves are not arrays.
-        inputs: a model or nested mappings.
-
-    Returns:
-        What `apply_jit` returns.
-    """
-    frame, arrays = split(inputs)
-    cache = current_residual_cache()
-    program = Selection(apply_jit, frame)
-    if cache.max_entries and _are_known(arrays) and _keeps_residuals(cache, program, arrays):
-        return _apply_and_keep(cache, program, arrays)
-    return apply_jit(frame.join(arrays))
-
-
-def _apply_and_keep(cache: ResidualCache, program: Selection, arrays: tuple[Any, ...]) -> Any:
+def apply_and_keep(program: Selection, arrays: tuple[Any, ...]) -> Any | None:
+    """The outputs, sealed, of a forward pass whose backward function is kept; `None` where it is not."""
+    store = jax_residuals()
+    if not store.max_entries or not _are_known(arrays) or not _is_kept(store, program, arrays):
+        return None
     owned = own(arrays)
-    outputs, template, pull = _forward(program, owned)
+    outputs, shapes, pull = _forward(program, owned)
     nbytes = sum(leaf.nbytes for leaf in jax.tree_util.tree_leaves(pull))
-    cache.keep(program, owned, (template.value, pull), nbytes)
-    share(cache, _forward, program, owned, pull)
-    return unseal(outputs)
+    store.keep(program, owned, (shapes.value, pull), nbytes)
+    _share(store, program, owned, pull)
+    return outputs
 
 
-def reuse_residuals(
+def vjp_from_residuals(
     selection: Selection, arrays: tuple[Any, ...], cotangents: dict[str, Any], batched: bool
 ) -> dict[str, jax.Array] | None:
     """The VJP from kept residuals; `None` when there are none for these inputs."""
-    cache = current_residual_cache()
-    if not cache.max_entries or not _are_known(arrays) or not _all_arrays(selection, arrays):
+    store = jax_residuals()
+    if not store.max_entries or not _are_known(arrays) or not _all_arrays(selection, arrays):
         return None
-    program = Selection(selection.apply_jit, selection.frame)
-    found = cache.find(program, arrays) or find_shared(cache, _forward, program, arrays)
+    program = Selection(selection.apply_jit, selection.template)
+    found = store.find(program, arrays) or _find_shared(store, program, arrays)
     if found is None:
         return None
-    template, pull = found
-    return _backward(selection, template, batched, arrays, pull, cotangents)
+    shapes, pull = found
+    return _backward(selection, shapes, batched, arrays, pull, cotangents)
 
 
 def _are_known(arrays: tuple[Any, ...]) -> bool:
@@ -75,7 +73,7 @@ def _are_known(arrays: tuple[Any, ...]) -> bool:
 
 def _all_arrays(selection: Selection, arrays: tuple[Any, ...]) -> bool:
     # A Python number at a selected path is structure to `jax_apply`: no residual leads back to it.
-    tree = selection.frame.join(arrays)
+    tree = selection.template.join(arrays)
     return all(is_array(get_at_path(tree, path)) for path in selection.inputs)
 
 
@@ -91,33 +89,33 @@ def _forward(program: Selection, arrays: Any) -> Any:
 
     def function(moved: tuple[Any, ...]) -> tuple[Any, Any]:
         merged = tuple(a if m is None else m for a, m in zip(leaves, moved, strict=True))
-        outputs = program.apply_jit(program.frame.join(merged))
+        outputs = program.apply_jit(program.template.join(merged))
         return _only_inexact(outputs), seal(outputs)
 
     primal, pull, outputs = jax.vjp(function, varying, has_aux=True)
-    shapes, structure = jax.tree_util.tree_flatten(primal)
-    template = Static((structure, tuple((a.shape, a.dtype) for a in shapes)))
-    return outputs, template, pull
+    results, structure = jax.tree_util.tree_flatten(primal)
+    shapes = Static((structure, tuple((a.shape, a.dtype) for a in results)))
+    return outputs, shapes, pull
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _backward(
     selection: Selection,
-    template: tuple[Any, Any],
+    shapes: tuple[Any, Any],
     batched: bool,
     arrays: Any,
     pull: Any,
     cotangents: dict[str, Any],
 ) -> dict[str, jax.Array]:
-    zeros = _zeros(template)
+    zeros = _zeros(shapes)
     leaves = tuple(map(jnp.asarray, arrays))
-    inputs = selection.frame.join(leaves)
+    inputs = selection.template.join(leaves)
     exact = {p: a for p in selection.inputs if not is_inexact(a := get_at_path(inputs, p))}
     like = {p: a for p in selection.outputs if (a := get_at_path(zeros, p)) is not None}
 
     def pull_back(cotangent: dict[str, Any]) -> dict[str, jax.Array]:
         (gradient,) = pull(set_at_path(zeros, cotangent))
-        tree = selection.frame.join(gradient)
+        tree = selection.template.join(gradient)
         found = {path: get_at_path(tree, path) for path in selection.inputs if path not in exact}
         return found | zeros_like_all(exact)
 
@@ -125,28 +123,37 @@ def _backward(
     return jax.vmap(pull_back)(vector) if batched else pull_back(vector)
 
 
-def _keeps_residuals(cache: ResidualCache, program: Selection, arrays: tuple[Any, ...]) -> bool:
-    key = (program, tuple((np.shape(a), a.dtype) for a in arrays))
-    verdict = cache.verdict(key)
+_verdicts: LRUCache[Any, bool] = LRUCache(1024)
+"""Whether residuals of a program are kept; decided once, and logged."""
+
+
+def _is_kept(store: ResidualStore, program: Selection, arrays: tuple[Any, ...]) -> bool:
+    key = (program, _types(arrays), store.only_if_it_pays)
+    verdict = _verdicts.get(key)
     if verdict is None:
-        verdict, reason = _judge(cache, program, arrays)
-        cache.decide(key, verdict, reason)
+        verdict, reason = _judge(store, program, arrays)
+        _verdicts.put(key, verdict)
+        logger.info("VJP residuals are %s: %s", "kept" if verdict else "not kept", reason)
     return verdict
 
 
-def _judge(cache: ResidualCache, program: Selection, arrays: tuple[Any, ...]) -> tuple[bool, str]:
+def _types(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple((np.shape(array), array.dtype) for array in arrays)
+
+
+def _judge(store: ResidualStore, program: Selection, arrays: tuple[Any, ...]) -> tuple[bool, str]:
     try:
         jax.eval_shape(partial(_there_and_back, program), arrays)
     except Exception as error:
         # The program runs but has no reverse derivative (say, a while loop): it must go on running.
         return False, f"the program has no reverse-mode derivative ({type(error).__name__})"
-    if not cache.only_if_it_pays:
+    if not store.only_if_it_pays:
         return True, "asked for"
-    plain_s = _seconds(lambda: program.apply_jit(program.frame.join(arrays)))
+    plain_s = _seconds(lambda: program.apply_jit(program.template.join(arrays)))
     keeping_s = _seconds(lambda: _forward(program, own(arrays)))
-    if cache.shared is not None:
+    if store.shared is not None:
         _, _, pull = _forward(program, own(arrays))
-        keeping_s += _seconds(lambda: share(cache, _forward, program, arrays, pull))
+        keeping_s += _seconds(lambda: _share(store, program, arrays, pull))
     key_s = _seconds(lambda: content_digest(arrays))
     gain_s = plain_s - (keeping_s - plain_s) - 2 * key_s
     reason = (
@@ -157,13 +164,13 @@ def _judge(cache: ResidualCache, program: Selection, arrays: tuple[Any, ...]) ->
 
 
 def _there_and_back(program: Selection, arrays: Any) -> Any:
-    _, template, pull = _forward(program, arrays)
-    return pull(_zeros(template.value))
+    _, shapes, pull = _forward(program, arrays)
+    return pull(_zeros(shapes.value))
 
 
-def _zeros(template: tuple[Any, Any]) -> Any:
-    structure, shapes = template
-    return jax.tree_util.tree_unflatten(structure, [jnp.zeros(*shape) for shape in shapes])
+def _zeros(shapes: tuple[Any, Any]) -> Any:
+    structure, types = shapes
+    return jax.tree_util.tree_unflatten(structure, [jnp.zeros(*each) for each in types])
 
 
 def _seconds(call: Callable[[], Any]) -> float:
@@ -171,3 +178,66 @@ def _seconds(call: Callable[[], Any]) -> float:
     start = time.perf_counter()
     jax.block_until_ready(call())
     return time.perf_counter() - start
+
+
+# --- between processes ---------------------------------------------------------------------------
+
+
+class _Traced(NamedTuple):
+    """A program at some shapes: what it is called between processes, and how its residuals are built."""
+
+    name: str
+    shapes: Any
+    structure: Any
+    types: tuple[tuple[tuple[int, ...], Any], ...]
+
+
+_traced: LRUCache[Any, _Traced] = LRUCache(256)
+
+
+def _share(store: ResidualStore, program: Selection, arrays: Any, pull: Any) -> None:
+    """Let other processes find the residuals of a forward pass."""
+    if store.shared is None:
+        return
+    try:
+        leaves = [np.asarray(leaf) for leaf in jax.tree_util.tree_leaves(pull)]
+    except TypeError:  # random keys have no bytes of their own
+        return
+    store.share(content_name(_trace(program, arrays).name, list(arrays)), leaves)
+
+
+def _find_shared(store: ResidualStore, program: Selection, arrays: Any) -> tuple[Any, Any] | None:
+    """What another process left for these inputs: the shapes of the outputs and the backward function."""
+    if store.shared is None:
+        return None
+    traced = _trace(program, arrays)
+    found = store.find_shared(content_name(traced.name, list(arrays)))
+    if found is None:
+        return None
+    leaves = [jnp.asarray(leaf) for leaf in found]
+    if tuple((leaf.shape, leaf.dtype) for leaf in leaves) != traced.types:
+        return None
+    return traced.shapes, jax.tree_util.tree_unflatten(traced.structure, leaves)
+
+
+def _trace(program: Selection, arrays: Any) -> _Traced:
+    key = (program, _types(arrays))
+    found = _traced.get(key)
+    if found is None:
+        found = _trace_now(program, arrays)
+        _traced.put(key, found)
+    return found
+
+
+def _trace_now(program: Selection, arrays: Any) -> _Traced:
+    closed = jax.make_jaxpr(_forward, static_argnums=0)(program, arrays)
+    constants = content_name([np.asarray(constant) for constant in closed.consts])
+    text = f"{jax.__version__} {constants} {closed.jaxpr}"
+    _, shapes, pull = jax.eval_shape(lambda a: _forward(program, a), arrays)
+    leaves, structure = jax.tree_util.tree_flatten(pull)
+    return _Traced(
+        hashlib.blake2b(text.encode(), digest_size=20).hexdigest(),
+        shapes.value,
+        structure,
+        tuple((leaf.shape, leaf.dtype) for leaf in leaves),
+    )

@@ -1,4 +1,13 @@
-"""Trust in a component: gradient checks and regression tests, over any transport."""
+"""Check components: gradient checks and regression tests, over any transport.
+
+In reading order:
+
+    _gradients      check_gradients: the tests, and how evaluations are shared among them
+    _references     what derivatives are compared with
+    _subject        the component under test: which arrays, which paths
+    _report         what a gradient check found
+    _regression     test files: run, record, compare
+"""
 
 from chainrule.runtime.testing._gradients import check_gradients
 from chainrule.runtime.testing._regression import (

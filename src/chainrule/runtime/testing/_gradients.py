@@ -7,33 +7,52 @@ The tests:
     adjoint     ⟨u, J v⟩ = ⟨Jᵀ u, v⟩: JVP, VJP and the Jacobian must agree on this number
     curvature   vᵀ H v of a Hessian-vector product against differences of the VJP
     shapes      abstract evaluation against the shapes and dtypes of the real result
+
+Evaluations are counted. An endpoint that Chainrule derives may run the author's code once per element, so
+calls have prices: the component says how often each of its endpoints runs the author's code. What the
+author wrote is tested first; what is derived from it gets what is left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 
+from chainrule._codec import SparseArray
 from chainrule._errors import CapabilityError, InputError
-from chainrule.runtime._derivatives._kinds import (
+from chainrule._paths import join_path
+from chainrule._trees import (
+    flatten_with_paths,
+    get_at_path,
+    is_arraylike,
+    iterate_leaves,
+)
+from chainrule.runtime._component._definition import NATIVE, Capability
+from chainrule.runtime._derivatives._layout import Layout, contract
+from chainrule.runtime._derivatives._stencils import Eps
+from chainrule.runtime._endpoints import (
     DERIVATIVES,
     FIRST_ORDER,
     HVP,
+    JACOBIAN,
     JVP,
     VALUE_AND_VJP,
     VJP,
     DerivativeKind,
+    to_abstract,
 )
-from chainrule.runtime._derivatives._stencils import Eps
-from chainrule.runtime.testing._budget import Prices, share
-from chainrule.runtime.testing._entries import Answers
-from chainrule.runtime.testing._references import Samples, make_samples
+from chainrule.runtime.testing._references import (
+    STEPS,
+    Direction,
+    Samples,
+    check_taylor,
+    make_samples,
+)
 from chainrule.runtime.testing._report import Check, GradientReport, LeftOut, Mismatch
-from chainrule.runtime.testing._shapes import check_shapes
 from chainrule.runtime.testing._subject import Differentiable, Subject
-from chainrule.runtime.testing._taylor import STEPS, Direction, check_taylor
 
 ATOL = 1e-8
 ABSTRACT_EVAL = "abstract_eval"
@@ -328,3 +347,143 @@ def _differenced_vjp(subject: Subject, direction: Direction) -> dict[str, np.nda
         / (2 * h)
         for path in direction.tangent
     }
+
+
+K = TypeVar("K")
+
+
+def share(wishes: Mapping[K, int], available: int) -> dict[K, int]:
+    """Divide a number fairly: small wishes are granted, large ones get equal parts of the rest."""
+    granted = {}
+    by_size = sorted(wishes, key=lambda key: wishes[key])
+    for position, key in enumerate(by_size):
+        granted[key] = min(wishes[key], max(available, 0) // (len(by_size) - position))
+        available -= granted[key]
+    return granted
+
+
+class Prices:
+    """What a call of each endpoint costs, in evaluations of the author's code.
+
+    Args:
+        component: says so of its endpoints, if it is one of ours; of others every call counts as one.
+        size: the numbers of input and output elements looked at.
+    """
+
+    def __init__(self, component: Any, size: tuple[int, int]) -> None:
+        self._capabilities: Mapping[str, Capability] = getattr(component, "capabilities", {})
+        self._size = size
+
+    def of(self, endpoint: str) -> int:
+        """The price of one call."""
+        return max(1, self._capabilities.get(endpoint, NATIVE).cost.at(*self._size))
+
+    def is_native(self, endpoint: str) -> bool:
+        """Whether the author wrote this endpoint."""
+        return self._capabilities.get(endpoint, NATIVE).status == "native"
+
+
+class Answers:
+    """A first-order derivative endpoint of a component at one point.
+
+    Args:
+        kind: which endpoint.
+        subject: the component.
+    """
+
+    def __init__(self, kind: DerivativeKind, subject: Subject) -> None:
+        self._kind = kind
+        self._subject = subject
+
+    def slope(self, direction: Direction) -> float:
+        """⟨u, J v⟩, from one call."""
+        if self._kind is JACOBIAN:
+            pushed = {
+                out: sum(
+                    contract(JVP, row[p], v, input_rank=np.ndim(v), path=p, batched=False)
+                    for p, v in direction.tangent.items()
+                )
+                for out, row in self._jacobian.items()
+            }
+            return direction.weigh(pushed)
+        if self._kind is VJP:
+            return direction.along(self._ask(direction.cotangent))
+        return direction.weigh(self._ask(direction.tangent))
+
+    def entries(self, samples: Samples) -> np.ndarray:
+        """`matrix[row_ids][:, column_ids]` from the Jacobian, a JVP per column or a VJP per row."""
+        rows, columns = samples.row_ids, samples.column_ids
+        if self._kind is JACOBIAN:
+            return _matrix(self._jacobian, samples)[np.ix_(rows, columns)]
+        given, asked, answer = (
+            (samples.columns, columns, samples.rows)
+            if self._kind is JVP
+            else (samples.rows, rows, samples.columns)
+        )
+        dtypes = self._subject.dtypes("inputs" if self._kind is JVP else "outputs")
+        vectors = [
+            answer.join(self._ask(_unit_vector(given, dtypes, element))) for element in asked
+        ]
+        matrix = np.array(vectors).reshape(len(asked), answer.size)
+        return matrix[:, rows].T if self._kind is JVP else matrix[:, columns]
+
+    @cached_property
+    def _jacobian(self) -> Any:
+        return self._subject.differentiate(self._kind.endpoint)
+
+    def _ask(self, vector: Mapping[str, Any]) -> Any:
+        return self._subject.differentiate(self._kind.endpoint, vector)
+
+
+def _unit_vector(layout: Layout, dtypes: Mapping[str, np.dtype], element: int) -> dict[str, Any]:
+    vector = np.zeros(layout.size)
+    vector[element] = 1.0
+    return {path: part.astype(dtypes[path]) for path, part in layout.split(vector).items()}
+
+
+def _matrix(blocks: Any, samples: Samples) -> np.ndarray:
+    def dense(block: Any) -> np.ndarray:
+        return block.todense() if isinstance(block, SparseArray) else np.asarray(block)
+
+    shape = (samples.rows.size, samples.columns.size)
+    matrix = np.zeros(shape)
+    for out_path, rows in samples.rows.slices().items():
+        for in_path, columns in samples.columns.slices().items():
+            part = matrix[rows, columns]
+            part[...] = dense(blocks[out_path][in_path]).reshape(part.shape)
+    return matrix
+
+
+def check_shapes(subject: Subject) -> Check:
+    """Whether `abstract_eval` gives the shape and dtype of every array that `apply` returns."""
+    real = {
+        path: _facts(leaf)
+        for path, leaf in flatten_with_paths(subject.outputs).items()
+        if is_arraylike(leaf)
+    }
+    try:
+        told = _avals(subject.component.abstract_eval(to_abstract(subject.inputs)))
+    except Exception as error:
+        return Check.raised("abstract_eval", "shapes", error)
+    wrong = [
+        f"{path}: abstract_eval gives {told.get(path, 'nothing')}, apply {facts}"
+        for path, facts in real.items()
+        if told.get(path) != facts
+    ]
+    summary = "; ".join(wrong) or "shapes and dtypes equal those of apply"
+    return Check("abstract_eval", "shapes", not wrong, len(real), summary)
+
+
+def _facts(leaf: Any) -> str:
+    return f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}"
+
+
+def _avals(tree: Any) -> dict[str, str]:
+    """Path → facts of every abstract array: a node with just `shape` and `dtype`."""
+    found: dict[str, str] = {}
+    for segments, _ in iterate_leaves(tree):
+        if segments[-1:] == ("dtype",):
+            path = join_path(*segments[:-1])
+            node = get_at_path(tree, path)
+            found[path] = f"{node['dtype']}{list(node['shape'])}"
+    return found

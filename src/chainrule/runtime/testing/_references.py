@@ -1,16 +1,26 @@
-"""Reference values for a gradient check: differences of `apply` at sampled elements and directions."""
+"""What derivatives are compared with: differences of `apply` at sampled elements, and along one direction.
+
+The Taylor-remainder test asks whether the derivative takes away the linear part. For a smooth f and the
+right slope d, φ(h) − φ(0) − h d falls by four when h is halved; with a wrong slope it falls by two. The
+order, not the size, is tested, so no tolerance has to be guessed. Where the remainder is below rounding (of
+a linear f it is so at once), it is as small as it can be: passed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from chainrule._errors import InputError
+from chainrule._trees import get_at_path, set_at_path
 from chainrule.runtime._derivatives._layout import Layout, read_arrays
-from chainrule.runtime._derivatives._room import find_room
-from chainrule.runtime._derivatives._sampler import Sampler
+from chainrule.runtime._derivatives._sampler import Sampler, find_room
 from chainrule.runtime._derivatives._stencils import STENCILS, Eps, coarsest
 from chainrule.runtime._schema import rounding_unit
+from chainrule.runtime.testing._report import Check
 from chainrule.runtime.testing._subject import Subject
 
 
@@ -107,3 +117,107 @@ def _pick(generator: np.random.Generator, layout: Layout, limit: int) -> np.ndar
     others = np.setdiff1d(np.arange(layout.size), first)
     more = generator.choice(others, size=limit - len(first), replace=False)
     return np.sort(np.concatenate([first, more]).astype(np.int64))
+
+
+STEPS = 2.0 ** -np.array([4, 7, 10])
+"""Multiples of the direction, falling. The last is small enough to see errors of
+a percent, and large enough to forgive a derivative that is itself a careful finite difference."""
+MIN_ORDER = 1.5
+"""Halfway between the order of a wrong slope (1) and of a right one (2)."""
+
+
+@dataclass(frozen=True)
+class Direction:
+    """A random direction v of the inputs, random weights u of the outputs, and φ(h) = ⟨u, f(x + h v)⟩.
+
+    Attributes:
+        tangent: v by path, each element as large as the inputs around it.
+        cotangent: u by path.
+        base: φ(0).
+        values: φ at `STEPS`; not a number where the component refuses the point.
+        unit: the coarsest relative rounding unit of inputs and outputs.
+        noise: the rounding error to expect in φ.
+    """
+
+    tangent: dict[str, np.ndarray]
+    cotangent: dict[str, np.ndarray]
+    base: float
+    values: np.ndarray
+    unit: float
+    noise: float
+
+    @classmethod
+    def random(cls, subject: Subject, generator: np.random.Generator) -> Direction:
+        """A direction for one component at one point, that leads away from the bounds of its inputs."""
+        program = subject.program()
+        inputs = {p: np.asarray(get_at_path(subject.inputs, p)) for p in subject.input_paths}
+        outputs = {p: np.asarray(get_at_path(subject.outputs, p)) for p in subject.output_paths}
+        wanted = {}
+        for path, x in inputs.items():
+            scale = np.max(np.abs(x), initial=0.0) or 1.0
+            wanted[path] = scale * generator.uniform(0.5, 1.0, x.shape)
+        longest = STEPS.max() * program.layout.join(wanted)
+        room = find_room(program, STENCILS["forward"], longest)
+        moves = program.layout.split(room.steps / STEPS.max())
+        tangent = {path: moves[path].astype(x.dtype) for path, x in inputs.items()}
+        cotangent = {
+            path: generator.normal(size=y.shape).astype(y.dtype) for path, y in outputs.items()
+        }
+        unit = unit_roundoff(*(a.dtype for a in (*inputs.values(), *outputs.values())))
+        size = sum(float(np.sum(np.abs(u * outputs[p]))) for p, u in cotangent.items())
+        values = [_value_at(subject, cotangent, _moved(subject, tangent, h)) for h in STEPS]
+        base = _weigh(cotangent, outputs)
+        return cls(tangent, cotangent, base, np.array(values), unit, 8 * unit * size)
+
+    def point(self, subject: Subject, h: float) -> Any:
+        """The inputs at x + h v."""
+        return _moved(subject, self.tangent, h)
+
+    def weigh(self, outputs: Mapping[str, Any]) -> float:
+        """⟨u, outputs⟩."""
+        return _weigh(self.cotangent, outputs)
+
+    def along(self, gradient: Mapping[str, Any]) -> float:
+        """⟨gradient, v⟩."""
+        return sum(float(np.vdot(v, gradient[p])) for p, v in self.tangent.items())
+
+
+def _weigh(cotangent: Mapping[str, np.ndarray], outputs: Mapping[str, Any]) -> float:
+    return sum(
+        float(np.sum(u.astype(np.float64) * np.asarray(outputs[path])))
+        for path, u in cotangent.items()
+    )
+
+
+def _value_at(subject: Subject, cotangent: Mapping[str, np.ndarray], inputs: Any) -> float:
+    try:
+        outputs = subject.apply(inputs)
+    except InputError:
+        # Outside what the schema allows: this step says nothing about the derivative.
+        return float("nan")
+    return _weigh(cotangent, {path: get_at_path(outputs, path) for path in cotangent})
+
+
+def _moved(subject: Subject, tangent: Mapping[str, np.ndarray], h: float) -> Any:
+    arrays = {path: np.asarray(get_at_path(subject.inputs, path)) for path in tangent}
+    moved = {path: (x + h * tangent[path]).astype(x.dtype) for path, x in arrays.items()}
+    return set_at_path(subject.inputs, moved)
+
+
+def check_taylor(endpoint: str, direction: Direction, slope: float) -> Check:
+    """Whether the remainder with this slope is of second order."""
+    usable = np.isfinite(direction.values)
+    steps, values = STEPS[usable], direction.values[usable]
+    remainders = np.abs(values - direction.base - steps * slope)
+    # Rounding of x + h v moves φ as well, by about the unit times the slope. NaN is loud.
+    loud = ~(remainders <= 4 * (direction.noise + 8 * direction.unit * abs(slope)))
+    if steps.size < 2:
+        summary = "skipped: the component refuses inputs around this point"
+        return Check(endpoint, "taylor", True, 0, summary)
+    if loud.sum() < 2:
+        summary = "the remainder is rounding error"
+        return Check(endpoint, "taylor", not loud[-1], steps.size, summary)
+    (h, smaller_h), (large, small) = steps[loud][-2:], remainders[loud][-2:]
+    order = float(np.log(large / small) / np.log(h / smaller_h))
+    summary = f"the remainder is of order {order:.2f} (2 when the derivative is right)"
+    return Check(endpoint, "taylor", order > MIN_ORDER, steps.size, summary)

@@ -2,32 +2,40 @@
 
     {"endpoint": "apply", "payload": {"inputs": ...}, "expected_outputs": ..., "rtol": 1e-5, "atol": 1e-8}
 
-The files are those of Tesseract (`test_cases/test_*.json` beside the component). They run over whatever
-the component is reached by.
+The files are those of Tesseract (`test_cases/test_*.json` beside the component). They run over every
+transport.
+
+`compare` lists every difference between two trees, with its path. Fields of the outputs that have a
+default, and have it, may be missing in a test file (`with_defaults`).
+
+Exceptions are matched by name and nothing is imported: a test file must not be able to load code. An
+author's exception may arrive wrapped, so everything in the chain of causes counts. From another process its
+message and the names of its class and of its bases arrive, as details of the error that stands for it.
 """
 
 from __future__ import annotations
 
+import builtins
 import json
 import logging
-from collections.abc import Mapping
+import re
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from chainrule._codec import encode_array
-from chainrule._errors import CapabilityError, InputError, TransportError
+from chainrule._errors import CapabilityError, ChainruleError, InputError, TransportError
+from chainrule._paths import Key, Segment, join_path
 from chainrule._trees import is_arraylike
-from chainrule.runtime.testing._compare import compare
-from chainrule.runtime.testing._defaults import with_defaults
-from chainrule.runtime.testing._exceptions import (
-    describe_chain,
-    exception_name,
-    matches_exception,
-)
+from chainrule.runtime._component._document import resolve, root_of
+from chainrule.runtime._component._failures import class_name
+from chainrule.runtime._component._isolation import without_package
+from chainrule.runtime._schema import describe_array, number_kind
 from chainrule.runtime.testing._subject import decode_tree
 
 logger = logging.getLogger(__name__)
@@ -225,3 +233,266 @@ def _encode_tree(tree: Any) -> Any:
     if isinstance(tree, Path):
         return str(tree)
     return encode_array(np.asarray(tree)) if is_arraylike(tree) else tree
+
+
+Where = tuple[Segment, ...]
+
+
+def compare(
+    result: Any, expected: Any, *, rtol: float, atol: float, skip_paths: bool = False
+) -> list[str]:
+    """All differences between two trees, one line each.
+
+    Args:
+        result: what came.
+        expected: what was expected. An array fixes shape and dtype; a plain list or number in place of
+            an array fixes the shape only.
+        rtol: allowed relative difference of inexact values.
+        atol: allowed absolute difference of inexact values.
+        skip_paths: let file paths be anything.
+    """
+    return list(_differences(result, expected, (), _Tolerance(rtol, atol, skip_paths)))
+
+
+class _Tolerance:
+    def __init__(self, rtol: float, atol: float, skip_paths: bool) -> None:
+        self.rtol, self.atol, self.skip_paths = rtol, atol, skip_paths
+
+
+def _differences(result: Any, expected: Any, at: Where, allowed: _Tolerance) -> Iterator[str]:
+    if hasattr(result, "model_dump"):
+        result = result.model_dump()
+    if hasattr(result, "todense"):
+        result = result.todense()
+    if isinstance(result, (np.ndarray, np.generic)) or isinstance(expected, np.ndarray):
+        yield from _array_differences(result, expected, at, allowed)
+    elif isinstance(expected, Mapping) and isinstance(result, Mapping):
+        yield from _mapping_differences(result, expected, at, allowed)
+    elif isinstance(expected, (list, tuple)) and isinstance(result, (list, tuple)):
+        if len(result) != len(expected):
+            yield _line(at, f"has {len(result)} items, expected {len(expected)}")
+            return
+        for index, pair in enumerate(zip(result, expected, strict=True)):
+            yield from _differences(*pair, (*at, index), allowed)
+    else:
+        yield from _plain_differences(result, expected, at, allowed)
+
+
+def _mapping_differences(
+    result: Mapping[str, Any], expected: Mapping[str, Any], at: Where, allowed: _Tolerance
+) -> Iterator[str]:
+    for key in expected:
+        here = (*at, key if str(key).isidentifier() else Key(key))
+        if key in result:
+            yield from _differences(result[key], expected[key], here, allowed)
+        else:
+            yield _line(here, "is missing")
+    for key in result:
+        if key not in expected:
+            yield _line((*at, key if str(key).isidentifier() else Key(key)), "was not expected")
+
+
+def _array_differences(result: Any, expected: Any, at: Where, allowed: _Tolerance) -> Iterator[str]:
+    try:
+        found, wanted = np.asarray(result), np.asarray(expected)
+    except ValueError:
+        yield _line(at, f"is {type(result).__name__}, expected an array")
+        return
+    kinds = {number_kind(found.dtype), number_kind(wanted.dtype)}
+    if not kinds <= set("biufc"):
+        yield _line(at, f"is {type(result).__name__}, expected {type(expected).__name__}")
+    elif found.shape != wanted.shape or (
+        isinstance(expected, np.ndarray) and found.dtype != wanted.dtype
+    ):
+        yield _line(at, f"is {describe_array(found)}, expected {describe_array(wanted)}")
+    else:
+        yield from _value_differences(found, wanted, at, allowed)
+
+
+def _value_differences(
+    found: np.ndarray, wanted: np.ndarray, at: Where, allowed: _Tolerance
+) -> Iterator[str]:
+    if {number_kind(found.dtype), number_kind(wanted.dtype)} & set("fc"):
+        close = np.isclose(found, wanted, rtol=allowed.rtol, atol=allowed.atol, equal_nan=True)
+    else:
+        close = found == wanted
+    if not close.all():
+        with np.errstate(invalid="ignore"):
+            worst = np.max(np.abs(found[~close].astype(complex) - wanted[~close]))
+        first = tuple(int(i) for i in np.argwhere(~close)[0])
+        yield _line(
+            at,
+            f"differs in {int((~close).sum())} of {close.size} values, first at {list(first)}; "
+            f"largest difference {worst:.3g}",
+        )
+
+
+def _plain_differences(result: Any, expected: Any, at: Where, allowed: _Tolerance) -> Iterator[str]:
+    if isinstance(result, PurePath):
+        result = str(result)
+        expected = result if allowed.skip_paths else expected
+    numbers = (int, float)
+    if (
+        isinstance(result, float)
+        and isinstance(expected, numbers)
+        and not isinstance(expected, bool)
+    ):
+        if not np.isclose(result, expected, rtol=allowed.rtol, atol=allowed.atol, equal_nan=True):
+            yield _line(at, f"is {result!r}, expected {expected!r}")
+    elif type(result) is not type(expected) or result != expected:
+        yield _line(at, f"is {result!r:.80}, expected {expected!r:.80}")
+
+
+def _line(at: Where, text: str) -> str:
+    return f"{join_path(*at) or 'the result'} {text}"
+
+
+_NO_DOCUMENT: Mapping[str, Any] = {"components": {"schemas": {}}}
+
+
+def with_defaults(component: Any, endpoint: str, expected: Any) -> Any:
+    """Expected outputs with the defaults of the component's schema.
+
+    Args:
+        component: a component in this process, or a handle to any. Of one that is elsewhere those defaults
+            are known that its OpenAPI document states.
+        endpoint: only `apply` answers by the schema.
+        expected: the outputs, arrays decoded.
+    """
+    if endpoint != "apply":
+        return expected
+    schema = getattr(getattr(component, "local", None) or component, "output_schema", None)
+    if schema is None:
+        schemas = getattr(component, "openapi_schema", _NO_DOCUMENT)["components"]["schemas"]
+        return _completed(expected, root_of(schemas, "Output"), schemas)
+    try:
+        model = schema.model_validate(expected, context={"skip_path_checks": True})
+    except ValidationError:
+        return expected  # the comparison says what is wrong
+    return _filled(expected, model)
+
+
+def _completed(expected: Any, node: Mapping[str, Any], schemas: Mapping[str, Any]) -> Any:
+    """What is expected as it was written, and what a node of a JSON schema says is there anyway."""
+    node = _only_member(resolve(node, schemas), schemas)
+    fields = node.get("properties", {})
+    of_others = node.get("additionalProperties")
+    others = of_others if isinstance(of_others, Mapping) else {}
+    if isinstance(expected, Mapping):
+        stated = {name: resolve(field, schemas) for name, field in fields.items()}
+        missing = {
+            name: field["default"]
+            for name, field in stated.items()
+            if name not in expected and "default" in field
+        }
+        return missing | {
+            name: _completed(value, stated.get(name, others), schemas)
+            for name, value in expected.items()
+        }
+    if isinstance(expected, list) and isinstance(node.get("items"), Mapping):
+        return [_completed(value, node["items"], schemas) for value in expected]
+    return expected
+
+
+def _only_member(node: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The one thing that an optional field may be besides null; a union of several says too little."""
+    members = [m for m in node.get("anyOf", ()) if m.get("type") != "null"]
+    return resolve(members[0], schemas) if len(members) == 1 else node
+
+
+def _filled(expected: Any, model: Any) -> Any:
+    """What is expected as it was written, and what only the validated form of it has."""
+    if isinstance(model, BaseModel) and isinstance(expected, Mapping):
+        missing = set(type(model).model_fields) - set(expected)
+        return model.model_dump(include=missing) | {
+            name: _filled(value, getattr(model, name, None)) for name, value in expected.items()
+        }
+    if isinstance(model, Mapping) and isinstance(expected, Mapping):
+        return {key: _filled(value, model.get(key)) for key, value in expected.items()}
+    if isinstance(model, (list, tuple)) and len(model) == len(expected):
+        return [_filled(*pair) for pair in zip(expected, model, strict=True)]
+    return expected
+
+
+def matches_exception(error: BaseException, name: str, regex: str | None) -> bool:
+    """Whether an exception, or one that caused it, has this name (or a base of it) and message."""
+
+    name = without_package(name)  # as older recordings have it
+
+    def says(text: str) -> bool:
+        return regex is None or re.search(regex, text) is not None
+
+    remote = _remote_facts(error)
+    return any(_has_name(type(found), name) and says(str(found)) for found in _chain(error)) or (
+        "exception" in remote
+        and _had_name(remote, name)
+        and says(remote.get("exception_message", ""))
+    )
+
+
+def exception_name(error: BaseException) -> str:
+    """The name by which a test file expects an exception: that of the author's, if one was the cause."""
+    remote = _remote_facts(error)
+    if error.__cause__ is None and "exception" in remote:
+        return _class_names(remote)[0].removeprefix("builtins.")
+    return class_name(type(error.__cause__ or error)).removeprefix("builtins.")
+
+
+def describe_chain(error: BaseException) -> str:
+    """`Type: message`, with causes."""
+    return ", caused by ".join(f"{type(found).__name__}: {found}" for found in _chain(error))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__ or found.__context__
+
+
+def _has_name(cls: type[BaseException], name: str) -> bool:
+    exported = _exported(name)
+    if exported is not None:
+        return issubclass(cls, exported)
+    return any(class_name(base) == name for base in cls.__mro__)
+
+
+def _exported(name: str) -> type | None:
+    """The class of this process that a name means; often it was defined in a longer module."""
+    module, _, short = name.rpartition(".")
+    found = getattr(sys.modules.get(module or "builtins"), short, None)
+    return found if isinstance(found, type) else None
+
+
+def _remote_facts(error: BaseException) -> dict[str, Any]:
+    return error.details if isinstance(error, ChainruleError) else {}
+
+
+def _had_name(remote: dict[str, Any], name: str) -> bool:
+    """Whether an exception of another process, or a base of it, is meant by a name."""
+    exported = _exported(name)
+    names = _class_names(remote)
+    if exported is not None and "." in names[0]:
+        return class_name(exported) in names
+    return any(_may_be(found, name) for found in names)
+
+
+def _may_be(full_name: str, name: str) -> bool:
+    """Whether a class may be known by a name: the whole one, or that of another module of its package."""
+    package, _, _ = full_name.rpartition(".")
+    same_package = not package or package.split(".")[0] == name.split(".")[0]
+    return same_package and full_name.rpartition(".")[2] == name.rpartition(".")[2]
+
+
+def _class_names(remote: dict[str, Any]) -> list[str]:
+    """Full names of the class and its bases; of a server that does not tell them, the short name.
+
+    That of a builtin is then taken for the builtin.
+    """
+    names = remote.get("exception_classes")
+    if names:
+        return list(names)
+    builtin = getattr(builtins, remote["exception"], None)
+    if not isinstance(builtin, type):
+        return [remote["exception"]]
+    return [class_name(base) for base in builtin.__mro__]

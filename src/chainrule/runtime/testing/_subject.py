@@ -15,9 +15,9 @@ from chainrule._codec import decode_array, is_encoded_array
 from chainrule._errors import InputError
 from chainrule._paths import Key, Segment, join_path
 from chainrule._trees import get_at_path, set_at_path
-from chainrule.runtime._derivatives._kinds import Side
 from chainrule.runtime._derivatives._layout import Layout, read_arrays
-from chainrule.runtime._derivatives._program import Program
+from chainrule.runtime._derivatives._sampler import Program
+from chainrule.runtime._endpoints import Side
 from chainrule.runtime._schema import describe_value
 
 

@@ -1,4 +1,4 @@
-"""`/jobs` and what is below it."""
+"""Jobs over HTTP: requests become jobs, jobs become answers, and `/jobs` and what is below it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,162 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from chainrule._codec import (
+    FRAMES_MEDIA_TYPE,
+    TRUSTING_LIMITS,
+    Negotiated,
+    decode_body,
+    negotiate,
+)
 from chainrule._errors import ChainruleError, InputError
-from chainrule.serve._calls import Reply
-from chainrule.serve._crowd import FOLLOWS
+from chainrule.runtime.internal import ComponentConfig, Run
+from chainrule.serve._answering import encode_result, plain_form
+from chainrule.serve._calls import Call, Reply, stopping
+from chainrule.serve._connections import FOLLOWS
 from chainrule.serve._endpoint import send_reply
-from chainrule.serve._jobs._front import JobFront
-from chainrule.serve._jobs._record import STATES, JobRecord
+from chainrule.serve._jobs._runner import Jobs
+from chainrule.serve._jobs._store import STATES, JobRecord, damaged_result
+from chainrule.serve._pool import Service
 from chainrule.serve._problems import problem_reply
+
+_MAX_KEY = 255
+
+
+class JobGoneError(ChainruleError):
+    """A job whose answer cannot be had any more: HTTP 410."""
+
+    default_code = "job_gone"
+    http_status = 410
+
+
+class JobReplies:
+    """Makes jobs of requests, and replies of jobs.
+
+    Args:
+        jobs: the jobs of the server.
+        config: which formats are preferred, and where files go.
+    """
+
+    def __init__(self, jobs: Jobs, config: ComponentConfig) -> None:
+        self.jobs = jobs
+        self._config = config
+
+    async def answer(self, service: Service, call: Call, *, key: str | None, waits: bool) -> Reply:
+        """Answer a request that becomes a job.
+
+        Args:
+            service: the component.
+            call: the request, with its body as bytes.
+            key: its `Idempotency-Key`.
+            waits: whether the caller waits for the end. A caller that stops waiting does not end the job:
+                it has a key, and comes back.
+        """
+        if key is not None and not 0 < len(key) <= _MAX_KEY:
+            raise InputError(
+                f"An Idempotency-Key has 1 to {_MAX_KEY} characters.", code="bad_idempotency_key"
+            )
+        Run(self._config, run_id=call.run_id)
+        record, is_new = await self.jobs.submit(service, call, key)
+        if not waits:
+            return self.describe(record, 202, is_repeated=not is_new)
+        record = await self.jobs.wait(record)
+        if not record.is_final:
+            raise stopping()
+        return _with_headers(await self.result(record, call.accept), record, not is_new)
+
+    def describe(self, record: JobRecord, status: int = 200, *, is_repeated: bool = False) -> Reply:
+        """A job object."""
+        content = orjson.dumps(self.jobs.describe(record))
+        retry_after_s = 1 if status == 202 else None
+        reply = Reply(status, "application/json", [content], retry_after_s)
+        return _with_headers(reply, record, is_repeated)
+
+    async def result(self, record: JobRecord, accept: str | None) -> Reply:
+        """The answer of a job, or what there is in its place.
+
+        Raises:
+            JobGoneError: it was cancelled, or its answer is no longer kept.
+        """
+        if not record.is_final:
+            return self.describe(record, 202)
+        if record.state == "cancelled":
+            raise JobGoneError("The job was cancelled.", code="job_cancelled")
+        content = None if record.result_bytes is None else await self.jobs.result(record)
+        if content is None and record.state == "failed":
+            return problem_reply(_reason(record))
+        if content is None:
+            raise JobGoneError(
+                "The answer of this job is no longer kept; the operator sets how long with "
+                "--job-retention.",
+                code="job_expired",
+            )
+        return await asyncio.to_thread(to_reply, record, content, accept, self._config)
+
+
+def _with_headers(reply: Reply, record: JobRecord, is_repeated: bool) -> Reply:
+    headers = [(b"location", f"/jobs/{record.id}".encode()), (b"cache-control", b"no-store")]
+    if is_repeated:
+        headers.append((b"idempotency-replayed", b"true"))
+    return Reply(
+        reply.status, reply.content_type, reply.pieces, reply.retry_after_s, headers=tuple(headers)
+    )
+
+
+class _LostJobError(ChainruleError):
+    """A job that failed, and of whose answer only the reason is known: HTTP 502, or what it had."""
+
+    default_code = "job_lost"
+    http_status = 502
+
+
+def _reason(record: JobRecord) -> ChainruleError:
+    error = _LostJobError(record.error_message or "The job failed.", code=record.error_code)
+    error.http_status = record.result_status or error.http_status  # type: ignore[misc]
+    return error
+
+
+def to_reply(
+    record: JobRecord, content: bytes, accept: str | None, config: ComponentConfig
+) -> Reply:
+    """The answer of a job that is over. Takes as long as its arrays are large: not for the event loop.
+
+    Args:
+        record: the job.
+        content: its stored answer.
+        accept: what the caller wants; what it said with the request when it says nothing now.
+        config: formats that are preferred, and where files go.
+
+    Raises:
+        NotAcceptableError: nothing that was asked for can be produced.
+        StorageError: what is stored is damaged (`job_result_damaged`).
+    """
+    assert record.result_status is not None
+    assert record.result_type is not None
+    if record.result_status != 200 or record.result_type != FRAMES_MEDIA_TYPE:
+        return Reply(record.result_status, record.result_type, [content])
+    form = negotiate(
+        accept or record.accept,
+        default_format=config.output_format,
+        default_compression=config.compression,
+    )
+    form = plain_form(record.endpoint, form)
+    if form == Negotiated(FRAMES_MEDIA_TYPE.removeprefix("application/"), None, True):
+        return Reply(200, FRAMES_MEDIA_TYPE, [content])
+    try:
+        tree = decode_body(content, media_type=FRAMES_MEDIA_TYPE, limits=TRUSTING_LIMITS)
+    except InputError as error:  # not the fault of a caller
+        raise damaged_result() from error
+    pieces = encode_result(tree, form, config, lambda: f"run_{record.run_id}")
+    return Reply(200, form.media_type, pieces)
+
 
 _MAX_LISTED = 1000
 _NOT_STORED = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
-def job_routes(front: JobFront) -> list[Route]:
+def job_routes(replies: JobReplies) -> list[Route]:
     """The routes by which callers find, watch, fetch and cancel jobs."""
-    routes = _Routes(front)
+    routes = _Routes(replies)
     return [
         Route("/jobs", _answered(routes.listed), methods=["GET"]),
         Route("/jobs/{id}", _answered(routes.one), methods=["GET"]),
@@ -51,9 +192,9 @@ def _answered(
 
 
 class _Routes:
-    def __init__(self, front: JobFront) -> None:
-        self._front = front
-        self._jobs = front.jobs
+    def __init__(self, replies: JobReplies) -> None:
+        self._replies = replies
+        self._jobs = replies.jobs
 
     async def listed(self, request: Request) -> Response:
         records = await self._jobs.newest(*_filters(request))
@@ -61,13 +202,13 @@ class _Routes:
         return Response(content, headers=_NOT_STORED, media_type="application/json")
 
     async def one(self, request: Request) -> Reply:
-        return self._front.describe(await self._find(request))
+        return self._replies.describe(await self._find(request))
 
     async def cancelled(self, request: Request) -> Reply:
-        return self._front.describe(await self._jobs.cancel(await self._find(request)))
+        return self._replies.describe(await self._jobs.cancel(await self._find(request)))
 
     async def result(self, request: Request) -> Reply:
-        return await self._front.result(await self._find(request), request.headers.get("accept"))
+        return await self._replies.result(await self._find(request), request.headers.get("accept"))
 
     async def log(self, request: Request) -> Response:
         record = await self._find(request)

@@ -24,16 +24,12 @@ import orjson
 from chainrule._codec import FRAMES_MEDIA_TYPE, negotiate
 from chainrule._errors import CapabilityError, ChainruleError, InputError, StorageError
 from chainrule.serve._calls import Call, CallError, Reply, stopping, unavailable
-from chainrule.serve._jobs._lane import Lane
-from chainrule.serve._jobs._live import LiveJob
-from chainrule.serve._jobs._log import JobLog
-from chainrule.serve._jobs._record import JobRecord, State
-from chainrule.serve._jobs._store import JobStore, body_digest
-from chainrule.serve._jobs._watcher import JobWatcher
+from chainrule.serve._jobs._live import JobLog, JobQueue, JobWatcher, LiveJob
+from chainrule.serve._jobs._store import JobRecord, JobStore, State, body_digest
 from chainrule.serve._options import ServeOptions
+from chainrule.serve._pool import Service
 from chainrule.serve._problems import problem_reply
 from chainrule.serve._scratch import Scratch
-from chainrule.serve._service import Service
 
 _log = logging.getLogger(__name__)
 
@@ -42,8 +38,6 @@ T = TypeVar("T")
 _SWEEP_S = 60.0
 _RETRY_S = 0.2
 _KEEP_AGAIN_S = 1.0
-Place = Callable[[bytes, Service], Any]
-"""Brings a body to where a component's workers can read it."""
 
 
 class Jobs:
@@ -51,20 +45,16 @@ class Jobs:
 
     Args:
         options: where jobs are kept, how long, how many.
-        place: brings a body to where workers can read it.
         pass_on: where the output of jobs goes as well.
     """
 
-    def __init__(
-        self, options: ServeOptions, place: Place, pass_on: Callable[[bytes], None]
-    ) -> None:
+    def __init__(self, options: ServeOptions, pass_on: Callable[[bytes], None]) -> None:
         self._options = options
-        self._place = place
         self._pass_on = pass_on
         self._temporary: Scratch | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="chainrule-jobs")
         self._live: dict[str, LiveJob] = {}
-        self._lanes: dict[str, Lane] = {}
+        self._queues: dict[str, JobQueue] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
         self._is_stopped = False
@@ -77,12 +67,12 @@ class Jobs:
         """
         self._store = await self._in_thread(self._open)
         for name, service in services.items():
-            self._lanes[name] = Lane(service)
+            self._queues[name] = JobQueue(service)
         for record in await self._in_thread(self._store.recover):
             await self._resume(record)
-        for lane in self._lanes.values():
-            for _ in range(lane.service.pool.size):
-                self._spawn(self._work(lane))
+        for queue in self._queues.values():
+            for _ in range(queue.service.pool.size):
+                self._spawn(self._work(queue))
         self._spawn(self._sweep())
 
     def _open(self) -> JobStore:
@@ -97,14 +87,14 @@ class Jobs:
         )
 
     async def _resume(self, record: JobRecord) -> None:
-        lane = self._lanes.get(record.component)
-        if lane is None or record.endpoint not in lane.service.facts.endpoints:
+        queue = self._queues.get(record.component)
+        if queue is None or record.endpoint not in queue.service.facts.endpoints:
             message = f"This server no longer serves {record.component}/{record.endpoint}."
             error = CapabilityError(message, code="component_missing")
             await self._finish(LiveJob(record), "failed", problem_reply(error))
             return
         live = self._live[record.id] = LiveJob(record)
-        lane.put(live)
+        queue.put(live)
 
     # What callers do
 
@@ -131,8 +121,8 @@ class Jobs:
             known = await self._in_thread(self._store.with_key, component, call.endpoint, key)
             if known is not None:
                 return self._same_request(known, digest), False
-        lane = self._lanes[component]
-        if len(lane) >= self._options.max_jobs:
+        queue = self._queues[component]
+        if len(queue) >= self._options.max_jobs:
             raise unavailable(f"{self._options.max_jobs} jobs wait already.", "queue_full", 5)
         record = JobRecord(
             component=component,
@@ -146,7 +136,7 @@ class Jobs:
             body_digest=digest,
         )
         record = replace(record, run_id=call.run_id or record.id)
-        # Known before it is on disk: a request with the same key may see the row before we are told of it.
+        # Known before it is on disk: a request with the same key may see the row before `add` returns.
         live = self._live[record.id] = LiveJob(record)
         try:
             await asyncio.shield(self._in_thread(self._store.add, record, call.body))
@@ -159,7 +149,7 @@ class Jobs:
             if known is None:
                 raise
             return self._same_request(known, digest), False
-        lane.put(live)
+        queue.put(live)
         return record, True
 
     def _same_request(self, known: JobRecord, digest: str) -> JobRecord:
@@ -201,8 +191,8 @@ class Jobs:
     def describe(self, record: JobRecord) -> dict[str, Any]:
         """The job object that callers see."""
         position = None
-        if record.state == "queued" and record.component in self._lanes:
-            position = self._lanes[record.component].position(record.id)
+        if record.state == "queued" and record.component in self._queues:
+            position = self._queues[record.component].position(record.id)
         return record.to_json(position)
 
     async def result(self, record: JobRecord) -> bytes | None:
@@ -223,10 +213,12 @@ class Jobs:
         if live is None:
             return record
         live.is_cancelled = True
+        # The race of reply and cancellation: a job whose worker has replied (`is_ending`) keeps its outcome,
+        # which the task is about to write down. Cancelling the task then would lose the answer.
         if live.task is not None:
             if not live.is_ending:
                 live.task.cancel()
-        elif self._lanes[record.component].remove(live):
+        elif self._queues[record.component].remove(live):
             await self._finish(live, "cancelled", None)
         await live.ended.wait()
         return live.record
@@ -241,10 +233,10 @@ class Jobs:
 
     # What happens to them
 
-    async def _work(self, lane: Lane) -> None:
+    async def _work(self, queue: JobQueue) -> None:
         while True:
-            live = await lane.take()
-            live.task = task = asyncio.create_task(self._run(live, lane.service))
+            live = await queue.take()
+            live.task = task = asyncio.create_task(self._run(live, queue.service))
             await asyncio.wait([task])
             if not live.ended.is_set():
                 await self._finish_without(live, task)
@@ -300,10 +292,10 @@ class Jobs:
         wants_files = negotiate(record.accept).format == "json+binref"
         return Call(
             record.endpoint,
-            self._place(body, service),
+            service.pool.placed(body),
             content_type=record.content_type,
             content_encoding=record.content_encoding,
-            # Kept in the format that loses nothing; whoever fetches it chooses the one it is sent in.
+            # Kept in the format that loses nothing; the caller who fetches it chooses the one it is sent in.
             accept=record.accept if wants_files else FRAMES_MEDIA_TYPE,
             run_id=record.run_id,
             traceparent=record.traceparent,
@@ -372,11 +364,11 @@ class Jobs:
     def hold(self) -> None:
         """Begin no more jobs; those that wait are for the next server."""
         self._is_stopping = True
-        for lane in self._lanes.values():
-            lane.hold()
+        for queue in self._queues.values():
+            queue.hold()
         for live in list(self._live.values()):
             if live.task is None:
-                live.end()  # whoever waits for it comes back to the next server
+                live.end()  # callers who wait for it come back to the next server
 
     async def stop(self) -> None:
         """Wait until everything that was decided is on disk."""
@@ -414,7 +406,7 @@ class Jobs:
         loop = asyncio.get_running_loop()
 
         def on_line(number: int, line: str) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: there are no listeners
                 loop.call_soon_threadsafe(live.publish, "log", (number, line))
 
         return JobLog(self._store.log_path(live.record.id), on_line, self._pass_on)

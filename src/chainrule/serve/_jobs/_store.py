@@ -1,6 +1,6 @@
 """Jobs on disk: a SQLite database for what is known, one file each for what is large.
 
-    <folder>/jobs.sqlite        one row per job, with its body and its answer where they are small
+    <folder>/jobs.sqlite        a `JobRecord` per job, with its body and its answer where they are small
     <folder>/<id>.request       the body, until the job is over
     <folder>/<id>.result        the answer, until retention ends
     <folder>/<id>.log           what the component printed
@@ -18,17 +18,99 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import secrets
 import sqlite3
 import time
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import xxhash
 
 from chainrule._errors import DefinitionError, StorageError
 from chainrule._whole_files import write_whole
-from chainrule.serve._jobs._record import STATES, JobRecord
+
+State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+STATES: tuple[State, ...] = ("queued", "running", "succeeded", "failed", "cancelled")
+FINAL = frozenset(("succeeded", "failed", "cancelled"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRecord:
+    """A call that was taken on.
+
+    Attributes:
+        id: random, part of the job's address.
+        component, endpoint: what is called.
+        run_id: what its files and log lines are known by.
+        content_type, content_encoding, accept: of the request.
+        traceparent: the caller's place in its trace.
+        idempotency_key: by which a caller asks again for the same job.
+        body_digest: tells whether a second request with the key is the same request.
+        state: where it stands. It moves forward only.
+        fraction, message: what the component last said of its progress; what has succeeded is at 1.
+        submitted_at, started_at, finished_at: seconds since the epoch.
+        error_code, error_message: why it failed.
+        result_status, result_type: of the stored answer.
+        result_bytes: its size; `None` when there is none (any more).
+        result_digest: tells whether what is read later is what was stored.
+    """
+
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+    component: str
+    endpoint: str
+    run_id: str
+    content_type: str
+    content_encoding: str = ""
+    accept: str | None = None
+    traceparent: str | None = None
+    idempotency_key: str | None = None
+    body_digest: str = ""
+    state: State = "queued"
+    fraction: float | None = None
+    message: str | None = None
+    submitted_at: float = field(default_factory=time.time)
+    started_at: float | None = None
+    finished_at: float | None = None
+    error_code: str | None = None
+    error_message: str | None = None
+    result_status: int | None = None
+    result_type: str | None = None
+    result_bytes: int | None = None
+    result_digest: str | None = None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing will happen to it any more."""
+        return self.state in FINAL
+
+    def to_json(self, queue_position: int | None = None) -> dict[str, Any]:
+        """The job object that callers see."""
+        error = None
+        if self.error_code is not None:
+            error = {"code": self.error_code, "message": self.error_message}
+        return {
+            "id": self.id,
+            "component": self.component,
+            "endpoint": self.endpoint,
+            "run_id": self.run_id,
+            "state": self.state,
+            "fraction": self.fraction,
+            "message": self.message,
+            "queue_position": queue_position,
+            "submitted_at": _iso(self.submitted_at),
+            "started_at": _iso(self.started_at),
+            "finished_at": _iso(self.finished_at),
+            "error": error,
+        }
+
+
+def _iso(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
 
 _VERSION = 2
 _COLUMNS = tuple(field.name for field in fields(JobRecord))
@@ -76,7 +158,7 @@ class JobStore:
 
     def _open(self) -> sqlite3.Connection:
         path = self.folder / "jobs.sqlite"
-        # SQLite gives the files beside it the mode of the database, which is ours from its first byte on.
+        # SQLite gives the files beside it the mode of the database, which is private from its first byte on.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         database.execute("PRAGMA journal_mode = WAL")
@@ -253,7 +335,7 @@ class JobStore:
         return self._path(job_id, "log")
 
     def sweep(self) -> None:
-        """Drop results past their time, the oldest beyond the bound, and jobs nobody will ask for."""
+        """Drop results past their time, the oldest beyond the bound, and old jobs."""
         now = time.time()
         self._drop_results("finished_at < ?", now - self._retention_s)
         excess = "SELECT number FROM (SELECT number, SUM(result_bytes) OVER (ORDER BY number DESC) AS total "

@@ -14,7 +14,7 @@ from chainrule._paths import Segment, split_path
 from chainrule.stateful._containers import List
 from chainrule.stateful._module import Module
 from chainrule.stateful._params import DynamicParam, Param, StaticParam
-from chainrule.stateful._statics import Static
+from chainrule.stateful._snapshots import Static
 from chainrule.stateful._walk import key_path
 
 

@@ -1,4 +1,8 @@
-"""What a `tesseract_api.py` imports: `tesseract_core.runtime` on Chainrule's types."""
+"""What a `tesseract_api.py` imports: `tesseract_core.runtime` on Chainrule's types.
+
+The public modules have the ancestor's names. `_main` is the command line `chainrule-tesseract-runtime`; the
+modules that only pass on the names of a native one use `chainrule.compat._mirror`.
+"""
 
 from chainrule.runtime import (
     Array,

@@ -1,41 +1,195 @@
 """`chainrule-tesseract-runtime`: the ancestor's command line on our components.
 
-The result, and nothing else, goes to standard output. Exit codes: 0 it worked (a regression test that fails
-has worked too), 2 the caller's mistake, 1 everything else.
+The result, and nothing else, goes to standard output. Exit codes: 0 success (a regression test that fails
+is a success too), 2 the caller's mistake, 1 everything else.
+
+A setting comes from its option, else from `TESSERACT_RUNTIME_<NAME>`, else from `TESSERACT_<NAME>`. Options
+of a command have variables with the command's name in them, such as `TESSERACT_RUNTIME_SERVE_PORT`.
+
+A call leaves a folder of logs, laid out as the ancestor does:
+
+    logs/tesseract.log    what was printed, with profile and trace where they are asked for
+    logs/metrics.csv      metrics, a header at least
+    logs/artifacts/       files that the component keeps
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
+import shutil
 import signal
 import sys
 import tempfile
 import threading
 import traceback
-from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from argparse import SUPPRESS, ArgumentParser, Namespace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from chainrule._codec import BinrefWriter, encode_body
-from chainrule._errors import ChainruleError, InputError
+from chainrule._errors import CapabilityError, ChainruleError, InputError
 from chainrule.compat.tesseract_core._failures import pydantic_errors
-from chainrule.compat.tesseract_core.runtime._arguments import (
-    ENDPOINT_COMMANDS,
-    UsageError,
-    make_parser,
-    read_settings,
-)
-from chainrule.compat.tesseract_core.runtime._logs import logged
-from chainrule.compat.tesseract_core.runtime._payloads import read_payload
-from chainrule.compat.tesseract_core.runtime._settings import RuntimeConfig
-from chainrule.compat.tesseract_core.runtime._streams import result_descriptor
+from chainrule.compat.tesseract_core.runtime.config import RuntimeConfig, from_environment
 from chainrule.runtime import LocalComponent, load_component
-from chainrule.runtime.internal import Run
+from chainrule.runtime.internal import Run, copied_to, new_logs
+
+ENDPOINT_COMMANDS = {
+    "apply": "apply",
+    "jacobian": "jacobian",
+    "jacobian-vector-product": "jacobian_vector_product",
+    "vector-jacobian-product": "vector_jacobian_product",
+    "abstract-eval": "abstract_eval",
+}
+_HELP = {
+    **{name: f"Call the endpoint {name}." for name in ENDPOINT_COMMANDS},
+    "health": "Print that the component is healthy.",
+    "test": "Run one regression test and print its outcome.",
+    "openapi-schema": "Print the OpenAPI document.",
+    "check": "Load the component, or print what is wrong with it.",
+    "check-gradients": "Compare derivatives with finite differences.",
+    "serve": "Serve the component over HTTP.",
+}
+_SETTINGS = [name for name in RuntimeConfig.model_fields if name != "api_path"]
+
+
+class UsageError(Exception):
+    """An option has a value that it cannot have."""
+
+
+def make_parser() -> ArgumentParser:
+    """The whole command line."""
+    parser = ArgumentParser(
+        "chainrule-tesseract-runtime",
+        description="Run the component whose file TESSERACT_API_PATH names.",
+        allow_abbrev=False,
+    )
+    for name in _SETTINGS:
+        _add_setting(parser, name)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, text in _HELP.items():
+        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        if name in ENDPOINT_COMMANDS or name in ("test", "check-gradients"):
+            command.add_argument("payload", help="JSON, or @FILE")
+        if name == "check-gradients":
+            _add_check_options(command)
+        if name == "serve":
+            _add_serve_options(command)
+    return parser
+
+
+def read_settings(options: Namespace) -> RuntimeConfig:
+    """The settings in force.
+
+    Raises:
+        pydantic.ValidationError: a variable `TESSERACT_<NAME>` has a value it cannot have.
+        UsageError: an option, or the variable behind it, has.
+    """
+    settings = RuntimeConfig.model_validate(from_environment())
+    given = {name: value for name in _SETTINGS if (value := getattr(options, name)) is not None}
+    changes = {**from_environment("TESSERACT_RUNTIME_"), **given}
+    try:
+        return (
+            RuntimeConfig.model_validate({**from_environment(), **changes}) if changes else settings
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        flag = f"--{'.'.join(map(str, first['loc'])).replace('_', '-')}"
+        raise UsageError(f"Invalid value for {flag}: {first['msg']}.") from error
+
+
+def _add_setting(parser: ArgumentParser, name: str) -> None:
+    flag = f"--{name.replace('_', '-')}"
+    default = RuntimeConfig.model_fields[name].default
+    text = f"default {default!r}; also TESSERACT_RUNTIME_{name.upper()}"
+    if isinstance(default, bool):
+        parser.add_argument(flag, action="store_true", default=None, help=text)
+    else:
+        parser.add_argument(flag, help=text)
+
+
+def _add_serve_options(parser: ArgumentParser) -> None:
+    for name, default in (("host", "127.0.0.1"), ("port", 8000), ("num_workers", 1)):
+        variable = f"TESSERACT_RUNTIME_SERVE_{name.upper()}"
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=type(default),
+            default=os.environ.get(variable, default),
+            help=f"default {default}; also {variable}",
+        )
+    # The ancestor passes this itself: a pipe that the starting process holds open.
+    parser.add_argument("--parent-pipe-fd", type=int, help=SUPPRESS)
+    # The ancestor has no token: everybody may call its servers.
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        default=os.environ.get("TESSERACT_RUNTIME_SERVE_TOKEN_FILE"),
+        help="Callers must send the token in this file; also TESSERACT_RUNTIME_SERVE_TOKEN_FILE",
+    )
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        default=os.environ.get("TESSERACT_RUNTIME_SERVE_INSECURE") == "1",
+        help="Listen beyond loopback without a token; also TESSERACT_RUNTIME_SERVE_INSECURE=1",
+    )
+
+
+def _add_check_options(parser: ArgumentParser) -> None:
+    for name in ("input-paths", "output-paths", "endpoints"):
+        _add_check_option(
+            parser, name, action="append", help="Check only this one; repeat for more"
+        )
+    _add_check_option(parser, "eps", type=float, default=1e-4, help="Step of the differences")
+    _add_check_option(
+        parser,
+        "eps-for",
+        type=_path_and_step,
+        action="append",
+        metavar="PATH=VALUE",
+        help="Step of one input; repeat for more",
+    )
+    _add_check_option(parser, "rtol", type=float, default=0.1, help="Allow this relative error")
+    _add_check_option(
+        parser,
+        "max-evals",
+        type=int,
+        default=1000,
+        help="Evaluate the component at most this often",
+    )
+    _add_check_option(
+        parser, "max-output-samples", type=int, help="Compare a sample of this many output elements"
+    )
+    _add_check_option(
+        parser, "max-failures", type=int, default=10, help="Show at most this many failures"
+    )
+    _add_check_option(parser, "seed", type=int, help="Seed of the sample")
+    shown = os.environ.get(f"{_CHECK}SHOW_PROGRESS", "1").lower() not in ("0", "false", "no", "off")
+    parser.add_argument("--show-progress", action="store_true", default=shown)
+    parser.add_argument("--no-show-progress", dest="show_progress", action="store_false")
+
+
+_CHECK = "TESSERACT_RUNTIME_CHECK_GRADIENTS_"
+
+
+def _add_check_option(parser: ArgumentParser, name: str, **facts: Any) -> None:
+    """An option and its variable; the variable of an option that can be repeated has several words."""
+    text = os.environ.get(f"{_CHECK}{name.replace('-', '_').upper()}")
+    if text is not None:
+        parse = facts.get("type", str)
+        facts["default"] = [parse(t) for t in text.split()] if "action" in facts else text
+    parser.add_argument(f"--{name}", **facts)
+
+
+def _path_and_step(text: str) -> tuple[str, float]:
+    path, separator, value = text.partition("=")
+    if not (path and separator):
+        raise ValueError(text)
+    return path, float(value)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -251,3 +405,92 @@ _COMMANDS = {
     "check-gradients": _check_gradients,
     "serve": _serve,
 }
+
+
+def read_payload(text: str) -> Any:
+    """The body of a request: JSON in the argument itself, or in the file or address after `@`.
+
+    Raises:
+        InputError: the file cannot be read.
+        json.JSONDecodeError: it is not JSON.
+    """
+    return json.loads(_read(text[1:]) if text.startswith("@") else text)
+
+
+def _read(place: str) -> str | bytes:
+    try:
+        return _read_address(place) if "://" in place else Path(place).read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"The payload file {place!r} cannot be read: {error.strerror or error}.",
+            code="payload_unreadable",
+        ) from error
+
+
+def _read_address(address: str) -> bytes:
+    try:
+        import fsspec
+    except ImportError as error:
+        raise CapabilityError(
+            "Payloads at an address need fsspec: pip install fsspec.", code="fsspec_missing"
+        ) from error
+    with fsspec.open(address, "rb") as stream:
+        return stream.read()
+
+
+@contextmanager
+def result_descriptor() -> Iterator[int]:
+    """Send descriptor 1 to standard error, and give a descriptor of the real standard output.
+
+    Descriptors are what C libraries and child processes write to. `sys.stdout` and `sys.stderr` are opened
+    anew on them, because in test runners and notebooks they lead elsewhere.
+    """
+    sys.stdout.flush()
+    real = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with (
+            open(1, "w", buffering=1, closefd=False) as stdout,
+            open(2, "w", buffering=1, closefd=False) as stderr,
+            redirect_stdout(stdout),
+            redirect_stderr(stderr),
+        ):
+            yield real
+    finally:
+        os.dup2(real, 1)
+        os.close(real)
+
+
+_OBSERVATIONS = ("chainrule.runtime.profile", "chainrule.runtime.trace")
+
+
+@contextmanager
+def logged(settings: RuntimeConfig) -> Iterator[None]:
+    """Keep what is printed in the body. A call that is refused leaves no folder behind."""
+    logs = settings.output_path / "logs"
+    was_there = logs.exists()
+    new_logs(settings.output_path)
+    try:
+        with copied_to(logs / "tesseract.log"), _observations_shown():
+            yield
+    except InputError:
+        if not was_there:
+            shutil.rmtree(logs)
+        raise
+
+
+@contextmanager
+def _observations_shown() -> Iterator[None]:
+    """Print profiles and traces, which are log records, to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    loggers = [logging.getLogger(name) for name in _OBSERVATIONS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(level)

@@ -1,11 +1,37 @@
 """The types of schemas, those that `runtime` does not export included. See `chainrule.compat._mirror`."""
 
-from chainrule.compat._mirror import mirror
-from chainrule.compat.tesseract_core.runtime import _array_types
+from __future__ import annotations
 
-ALLOWED_DTYPE_NAMES = _array_types.ALLOWED_DTYPE_NAMES
-ArrayFlags = _array_types.ArrayFlags
-PydanticArrayAnnotation = _array_types.PydanticArrayAnnotation
+from enum import IntEnum
+from typing import Any, NoReturn
+
+from chainrule.compat._mirror import mirror
+from chainrule.runtime.internal import is_array_type
+
+ALLOWED_DTYPE_NAMES = (
+    "float16", "float32", "float64", "int8", "int16", "int32", "int64", "bool",
+    "uint8", "uint16", "uint32", "uint64", "complex64", "complex128",
+)  # fmt: skip
+"""The dtypes that the ancestor knows."""
+
+
+class ArrayFlags(IntEnum):
+    """What an array may be marked with."""
+
+    DIFFERENTIABLE = 1
+
+
+class _OfArrayTypes(type):
+    def __subclasscheck__(cls, candidate: Any) -> bool:
+        return is_array_type(candidate)
+
+
+class PydanticArrayAnnotation(metaclass=_OfArrayTypes):
+    """The class of which every `Array[…]` is a subclass; the declaration of an array type is its `spec`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError("An array type is a declaration; it has no instances.")
+
 
 __getattr__, __dir__ = mirror(
     "tesseract_core.runtime.schema_types",

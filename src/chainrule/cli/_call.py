@@ -1,0 +1,152 @@
+"""`chainrule apply` and `chainrule call ENDPOINT`: one call of an endpoint."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from chainrule._codec import BinrefWriter, encode_body
+from chainrule._errors import InputError, StorageError
+from chainrule._whole_files import write_whole
+from chainrule.cli._output import result_stream
+from chainrule.cli._payload import add_payload, given_payload
+from chainrule.cli._sources import (
+    add_component,
+    add_derive_hvp,
+    add_folders,
+    check_source,
+    is_url,
+    open_component,
+    open_served,
+)
+from chainrule.runtime.internal import ComponentConfig, Run
+
+_SHORT_NAMES = {
+    "jvp": "jacobian_vector_product",
+    "vjp": "vector_jacobian_product",
+    "hvp": "hessian_vector_product",
+    "intermediates": "tagged_intermediates",
+}
+
+
+def endpoint_name(name: str) -> str:
+    """The endpoint that a name stands for: a short one (`vjp`), or its own with dashes or underscores."""
+    return _SHORT_NAMES.get(name, name.replace("-", "_"))
+
+
+def add_apply_arguments(parser: ArgumentParser) -> None:
+    """The arguments of `apply`, which is short for `call apply`."""
+    parser.set_defaults(endpoint="apply")
+    _add_arguments(parser)
+
+
+def add_call_arguments(parser: ArgumentParser) -> None:
+    """The endpoint, and the arguments of one call."""
+    parser.add_argument(
+        "endpoint",
+        metavar="ENDPOINT",
+        help="apply, jacobian, jvp, vjp, hvp, value-and-vjp, abstract-eval or intermediates",
+    )
+    _add_arguments(parser)
+
+
+def _add_arguments(parser: ArgumentParser) -> None:
+    """Component, payload, and how the result is written."""
+    add_component(parser)
+    add_payload(parser)
+    add_folders(parser)
+    parser.add_argument(
+        "--output-format",
+        "-f",
+        default="json",
+        metavar="FORMAT",
+        help="Write arrays as json, json+base64 or json+binref (default: json)",
+    )
+    parser.add_argument(
+        "--compression",
+        metavar="NAME",
+        help="Compress arrays in base64 and binref; lz4 (default: no compression)",
+    )
+    parser.add_argument(
+        "--output-file",
+        metavar="FILE",
+        help="Write the result to this file in the output path (default: standard output)",
+    )
+    parser.add_argument("--profiling", action="store_true", help="Log a profile of the call")
+    parser.add_argument(
+        "--tracing", action="store_true", help="Log payload and result, abbreviated"
+    )
+    add_derive_hvp(parser)
+    parser.add_argument(
+        "--allow-reference",
+        action="append",
+        default=[],
+        metavar="KIND",
+        help="Open component references of this kind: api_path, url or image; repeat for more",
+    )
+    parser.set_defaults(handler=_run)
+
+
+def _run(options: Namespace) -> int:
+    """Call the endpoint and write its result to standard output, or to a file in the output path."""
+    with result_stream() as stdout:
+        if not is_url(options.component):
+            check_source(options.component)
+        config = _config(options)
+        payload = given_payload(options, config)
+        pieces = _encode(_call(options, config, payload), config)
+        if options.output_file is None:
+            stdout.write([*pieces, b"\n"])
+        else:
+            _write_file(config.output_path, options.output_file, pieces)
+    return 0
+
+
+def _call(options: Namespace, config: ComponentConfig, payload: dict[str, Any]) -> Any:
+    endpoint = endpoint_name(options.endpoint)
+    if is_url(options.component):
+        with open_served(options) as served:
+            return served.transport.call(endpoint, payload)
+    component = open_component(options, config)
+    return component.call(endpoint, payload, run=Run(component.config, is_flat=True))
+
+
+def _config(options: Namespace) -> ComponentConfig:
+    if options.profiling or options.tracing:
+        import logging
+
+        logging.basicConfig(level=logging.INFO, format="%(message)s")
+    return ComponentConfig(
+        input_path=options.input_path,
+        output_path=options.output_path,
+        output_format=options.output_format,
+        compression=options.compression,
+        profiling=options.profiling,
+        tracing=options.tracing,
+        derive_hvp=options.derive_hvp,
+        allow_references=frozenset(options.allow_reference),
+    )
+
+
+def _encode(result: Any, config: ComponentConfig) -> list[bytes | memoryview]:
+    is_binref = config.output_format == "json+binref"
+    with BinrefWriter(config.output_path) if is_binref else nullcontext() as writer:
+        return encode_body(
+            result, format=config.output_format, compression=config.compression, writer=writer
+        )
+
+
+def _write_file(folder: Path, name: str, pieces: list[bytes | memoryview]) -> None:
+    target = (folder / name).resolve()
+    if not target.is_relative_to(folder):
+        raise InputError(
+            f"--output-file has to stay inside the output path; found {name!r}.",
+            code="path_not_granted",
+        )
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(target, pieces)
+    except OSError as error:
+        raise StorageError(f"Cannot write {target}: {error.strerror}.") from error

@@ -1,0 +1,130 @@
+"""`chainrule check`, `inspect` and `schema`: what a component takes, gives and offers."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
+from typing import Any
+
+from chainrule.cli._output import result_stream, table_text
+from chainrule.cli._sources import add_component, read_document
+from chainrule.runtime.internal import Side, capabilities_of, fields_of, full_name
+
+_PARTS = {"inputs": "Apply_InputSchema", "outputs": "Apply_OutputSchema"}
+
+
+def add_check_arguments(parser: ArgumentParser) -> None:
+    """The component."""
+    add_component(parser)
+    parser.set_defaults(handler=_check)
+
+
+def _check(options: Namespace) -> int:
+    """Load a component or ask its server, and list its endpoints."""
+    with result_stream() as stdout:
+        # A local component makes its document here, which finds fields that cannot be described to callers.
+        document = read_document(options)
+        info, endpoints = document["info"], _endpoints(document)
+        if options.json:
+            text = json.dumps({"ok": True, "name": info["title"], "endpoints": endpoints}) + "\n"
+        else:
+            title = f"{full_name(info['title'], info['version'])} is fine"
+            text = table_text(title, ("endpoint", "available"), list(endpoints.items()))
+        stdout.write_text(text)
+    return 0
+
+
+def add_schema_arguments(parser: ArgumentParser) -> None:
+    """The component, and which part of the document."""
+    add_component(parser)
+    parser.add_argument(
+        "--part",
+        choices=("openapi", *_PARTS),
+        default="openapi",
+        help="Print the whole document, or the JSON schema of the inputs or outputs (default: openapi)",
+    )
+    parser.set_defaults(handler=_schema)
+
+
+def _schema(options: Namespace) -> int:
+    with result_stream() as stdout:
+        document = read_document(options)
+        if options.part in _PARTS:
+            document = {
+                "$ref": f"#/components/schemas/{_PARTS[options.part]}",
+                "components": {"schemas": document["components"]["schemas"]},
+            }
+        stdout.write([json.dumps(document, indent=2, sort_keys=True).encode(), b"\n"])
+    return 0
+
+
+def add_inspect_arguments(parser: ArgumentParser) -> None:
+    """The component."""
+    add_component(parser)
+    parser.set_defaults(handler=_inspect)
+
+
+def _inspect(options: Namespace) -> int:
+    with result_stream() as stdout:
+        facts = _facts(read_document(options))
+        text = json.dumps(facts, indent=2) + "\n" if options.json else _as_tables(facts)
+        stdout.write_text(text)
+    return 0
+
+
+def _as_tables(facts: dict[str, Any]) -> str:
+    identity = ("version", "content_hash", "description", "batching")
+    rows = [(key, str(facts[key])) for key in identity if facts[key]]
+    parts = [table_text(facts["name"], ("", ""), rows)]
+    for side in ("inputs", "outputs"):
+        fields = [
+            (name, field["type"], "yes" if field["required"] else "no", field["description"])
+            for name, field in facts[side].items()
+        ]
+        parts.append(table_text(side, ("field", "type", "required", "description"), fields))
+    endpoints = list(facts["endpoints"].items())
+    parts.append(table_text("endpoints", ("endpoint", "available"), endpoints))
+    return "\n".join(parts)
+
+
+def _facts(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Identity, fields and endpoints of a component, from its OpenAPI document."""
+    info = document["info"]
+    return {
+        "name": info["title"],
+        "version": info["version"],
+        "content_hash": info.get("x-content-hash"),
+        "description": info.get("description", ""),
+        "batching": document.get("x-batching"),
+        "inputs": _fields(document, "Input"),
+        "outputs": _fields(document, "Output"),
+        "differentiable_inputs": _differentiable(document, "Input"),
+        "differentiable_outputs": _differentiable(document, "Output"),
+        "endpoints": _endpoints(document),
+    }
+
+
+def _endpoints(document: Mapping[str, Any]) -> dict[str, str]:
+    """How each endpoint is available, in words."""
+    return {name: str(capability) for name, capability in capabilities_of(document).items()}
+
+
+def _fields(document: Mapping[str, Any], side: Side) -> dict[str, dict[str, Any]]:
+    """Every leaf by its path; the members of a union share a path."""
+    found: dict[str, dict[str, Any]] = {}
+    for field in fields_of(document, side):
+        marked = f"{field.type} differentiable" if field.is_differentiable else field.type
+        if field.path in found:
+            found[field.path]["type"] += f" | {marked}"
+            continue
+        found[field.path] = {
+            "type": marked,
+            "required": field.is_required,
+            "description": field.description,
+        }
+    return found
+
+
+def _differentiable(document: Mapping[str, Any], side: Side) -> dict[str, str]:
+    return {f.path: f.type for f in fields_of(document, side) if f.is_differentiable}

@@ -1,0 +1,364 @@
+"""`chainrule image build|run|list|ps|logs|stop`: images of components, and containers that run them."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from chainrule._errors import InputError
+from chainrule.cli._output import table_text, write_error, write_text
+from chainrule.deploy.images import (
+    BuildPlan,
+    ComponentImage,
+    ContainerFacts,
+    RunOptions,
+    build_image,
+    call_image,
+    container_log,
+    context_hash,
+    find_engine,
+    list_containers,
+    list_images,
+    plan_build,
+    start_container,
+    stop_container,
+    write_context,
+)
+
+
+def _add_engine(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--engine",
+        metavar="ENGINE",
+        help="Use podman or docker (default: the one that is installed)",
+    )
+
+
+def add_build_arguments(parser: ArgumentParser) -> None:
+    """The component, its image, and how it is built."""
+    parser.add_argument(
+        "path", metavar="PATH", help="The component's folder, its file, or file.py:name"
+    )
+    parser.add_argument(
+        "--tag",
+        "-t",
+        action="append",
+        default=[],
+        help="Name the image name:tag or registry/name:tag; repeat for more (default: the component's name "
+        "with its version and with latest)",
+    )
+    parser.add_argument(
+        "--base",
+        metavar="IMAGE",
+        help="Build upon this image (default: python:3.12-slim-bookworm)",
+    )
+    parser.add_argument(
+        "--python", metavar="VERSION", help="Install this version of Python, such as 3.12"
+    )
+    parser.add_argument("--gpu", action="store_true", default=None, help="Install JAX with CUDA")
+    _add_engine(parser)
+    parser.add_argument(
+        "--platform", help="Build for this platform, such as linux/arm64 (default: this machine's)"
+    )
+    parser.add_argument(
+        "--generate-only",
+        action="store_true",
+        help="Write the build files and build nothing; needs no engine",
+    )
+    parser.add_argument(
+        "--build-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="Write the build files to this folder and keep them (default: a temporary folder)",
+    )
+    parser.add_argument("--push", action="store_true", help="Push the image to its registry")
+    parser.add_argument(
+        "--secret",
+        action="append",
+        default=[],
+        metavar="id=NAME,src=FILE",
+        help="Give the installation a secret, which does not stay in the image; also id=NAME,env=VARIABLE; "
+        "repeat for more",
+    )
+    parser.add_argument(
+        "--build-env",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="Set a variable for the installation only, such as UV_INDEX_URL; repeat for more",
+    )
+    parser.add_argument(
+        "--no-check", action="store_true", help="Do not load the component as the last step"
+    )
+    parser.add_argument(
+        "--run-tests",
+        action="store_true",
+        default=None,
+        help="Run its regression tests in the image as the last step",
+    )
+    parser.add_argument(
+        "--check-gradients",
+        metavar="PAYLOAD",
+        help="Check its gradients in the image, at the payload in this file of the component's folder",
+    )
+    parser.add_argument(
+        "--quiet", "-q", action="store_true", help="Do not show the engine's progress"
+    )
+    parser.set_defaults(handler=_build)
+
+
+def _build(options: Namespace) -> int:
+    """Build; the names of the image go to standard output."""
+    plan = plan_build(
+        options.path,
+        base=options.base,
+        python=options.python,
+        gpu=options.gpu,
+        platform=options.platform,
+        build_env=_variables("--build-env", options.build_env) or None,
+        check=False if options.no_check else None,
+        run_tests=options.run_tests,
+        check_gradients=options.check_gradients,
+    )
+    if options.generate_only:
+        return _generate(plan, options)
+    built = build_image(
+        plan,
+        tags=options.tag,
+        engine=find_engine(options.engine),
+        context=options.build_dir,
+        secrets=options.secret,
+        push=options.push,
+        on_line=(lambda line: None) if options.quiet else _write_line,
+    )
+    if not built.was_built:
+        _write_line(f"Nothing has changed; {built.tags[0]} was not built again.")
+    facts = {"tags": built.tags, "was_built": built.was_built, "labels": dict(built.labels)}
+    write_text((json.dumps(facts) if options.json else "\n".join(built.tags)) + "\n")
+    return 0
+
+
+def _generate(plan: BuildPlan, options: Namespace) -> int:
+    folder = options.build_dir or Path(f"{plan.settings.name}-image")
+    write_context(plan, folder)
+    facts = {"context": str(folder), "hash": context_hash(folder)[:12]}
+    write_text(f"{json.dumps(facts) if options.json else folder}\n")
+    return 0
+
+
+def _variables(flag: str, entries: Iterable[str]) -> dict[str, str]:
+    pairs = [entry.partition("=") for entry in entries]
+    if not all(name and equals for name, equals, _ in pairs):
+        raise InputError(f"{flag} takes NAME=VALUE.", code="bad_option")
+    return {name: value for name, _, value in pairs}
+
+
+def _write_line(line: str) -> None:
+    write_error(f"{line}\n")
+
+
+def add_run_arguments(parser: ArgumentParser) -> None:
+    """The image, what it is given, and maybe a call."""
+    parser.add_argument(
+        "image", metavar="IMAGE", help="An image that `chainrule image build` or Tesseract made"
+    )
+    parser.add_argument(
+        "call",
+        metavar="CALL",
+        nargs="*",
+        help="One call, such as: apply '{\"inputs\": {…}}' (default: serve until `chainrule image stop`)",
+    )
+    parser.add_argument(
+        "--gpus", action="append", help="Give it all GPUs (all) or one device; repeat for more"
+    )
+    parser.add_argument(
+        "--memory", "-m", help="Limit its memory, such as 2g (default: the engine's limit)"
+    )
+    parser.add_argument(
+        "--volume",
+        "-v",
+        action="append",
+        default=[],
+        metavar="HERE:THERE[:ro|rw]",
+        help="Mount a folder; repeat for more",
+    )
+    parser.add_argument(
+        "--env",
+        "-e",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="Set a variable; repeat for more",
+    )
+    parser.add_argument("--network", help="Use this network of the engine, or host")
+    parser.add_argument(
+        "--user", metavar="UID[:GID]", help="Run as this user (default: the image's)"
+    )
+    parser.add_argument(
+        "--input-path",
+        "-i",
+        type=Path,
+        metavar="FOLDER",
+        help="Let payloads name files in this folder",
+    )
+    parser.add_argument(
+        "--output-path",
+        "-o",
+        type=Path,
+        metavar="FOLDER",
+        help="Write the files of runs to this folder",
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="Answer calls in N processes (default: 1)",
+    )
+    parser.add_argument(
+        "--startup-timeout",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="Give up when it does not answer after this many seconds (default: 120)",
+    )
+    _add_engine(parser)
+    parser.set_defaults(handler=_run)
+
+
+def _run(options: Namespace) -> int:
+    """Make the call, or start a server and print where it is."""
+    engine = find_engine(options.engine)
+    given = RunOptions(
+        gpus=options.gpus,
+        memory=options.memory,
+        volumes=options.volume,
+        env=_variables("--env", options.env),
+        network=options.network,
+        user=options.user,
+        input_path=options.input_path,
+        output_path=options.output_path,
+        workers=options.workers,
+    )
+    if options.call:
+        return call_image(options.image, options.call, given, engine=engine)
+    container = start_container(
+        options.image,
+        given,
+        engine=engine,
+        owned=False,
+        startup_timeout=options.startup_timeout,
+    )
+    facts = {"container": container.name, "url": container.url, "token": container.token}
+    lines = [f"{name}: {value}" for name, value in facts.items() if value is not None]
+    write_text((json.dumps(facts) if options.json else "\n".join(lines)) + "\n")
+    return 0
+
+
+def add_list_arguments(parser: ArgumentParser) -> None:
+    """The engine."""
+    _add_engine(parser)
+    parser.set_defaults(handler=_list)
+
+
+def _list(options: Namespace) -> int:
+    rows = [_image_row(image) for image in list_images(find_engine(options.engine))]
+    columns = ("component", "version", "image", "size", "kind")
+    write_text(_table("images", columns, rows, options.json))
+    return 0
+
+
+def _image_row(image: ComponentImage) -> dict[str, str]:
+    return {
+        "component": image.component,
+        "version": image.version,
+        "image": " ".join(image.tags),
+        "size": f"{image.size_bytes / 1e6:.0f} MB",
+        "kind": "chainrule" if image.is_native else "tesseract",
+    }
+
+
+def add_ps_arguments(parser: ArgumentParser) -> None:
+    """The engine."""
+    _add_engine(parser)
+    parser.set_defaults(handler=_ps)
+
+
+def _ps(options: Namespace) -> int:
+    rows = [_container_row(facts) for facts in list_containers(find_engine(options.engine))]
+    columns = ("container", "component", "state", "port", "until")
+    write_text(_table("containers", columns, rows, options.json))
+    return 0
+
+
+def _container_row(facts: ContainerFacts) -> dict[str, str]:
+    return {
+        "container": facts.name,
+        "component": facts.component,
+        "state": facts.state,
+        "url": facts.url,
+        "port": facts.url.rpartition(":")[2],
+        "until": "its process ends" if facts.owned else "stopped",
+    }
+
+
+def add_logs_arguments(parser: ArgumentParser) -> None:
+    """The container, and how much of its output."""
+    parser.add_argument(
+        "container", metavar="CONTAINER", help="Name of the container in `chainrule image ps`"
+    )
+    parser.add_argument(
+        "--tail", type=int, metavar="LINES", help="Print only the last lines (default: all)"
+    )
+    _add_engine(parser)
+    parser.set_defaults(handler=_logs)
+
+
+def _logs(options: Namespace) -> int:
+    write_text(container_log(find_engine(options.engine), options.container, options.tail))
+    return 0
+
+
+def add_stop_arguments(parser: ArgumentParser) -> None:
+    """The containers."""
+    parser.add_argument(
+        "containers",
+        metavar="CONTAINER",
+        nargs="*",
+        help="Names of containers in `chainrule image ps`",
+    )
+    parser.add_argument("--all", action="store_true", help="Stop every container of a component")
+    _add_engine(parser)
+    parser.set_defaults(handler=_stop)
+
+
+def _stop(options: Namespace) -> int:
+    engine = find_engine(options.engine)
+    known = {facts.name for facts in list_containers(engine)}
+    wanted = sorted(known) if options.all else options.containers
+    if not wanted and not options.all:
+        raise InputError("Name the containers to stop, or pass --all.", code="bad_option")
+    # All names are checked before any container is stopped.
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise InputError(
+            f"There is no container {unknown[0]!r} of a component; nothing was stopped. "
+            "`chainrule image ps` shows them.",
+            code="container_missing",
+        )
+    for name in wanted:
+        stop_container(engine, name)
+    lines = "".join(f"{name}\n" for name in wanted)
+    write_text(json.dumps({"stopped": wanted}) + "\n" if options.json else lines)
+    return 0
+
+
+def _table(
+    title: str, columns: Sequence[str], rows: Sequence[dict[str, Any]], as_json: bool
+) -> str:
+    if as_json:
+        return json.dumps(rows) + "\n"
+    return table_text(title, columns, [[row[column] for column in columns] for row in rows])

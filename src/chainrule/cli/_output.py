@@ -1,0 +1,207 @@
+"""What a command writes: its result to standard output, everything else to standard error.
+
+While a component is loaded and run, `sys.stdout` and file descriptor 1 lead to standard error: what author
+code or the libraries below it print cannot mix with the result, not even from C. Text that comes from others
+is written so that it cannot control the terminal.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from typing import Any, NoReturn
+
+from chainrule._errors import CapabilityError, ChainruleError, InputError, StorageError
+from chainrule._visible import visible
+
+
+def reserve_streams() -> None:
+    """Open `/dev/null` in place of the descriptors 0, 1 and 2 that the shell has closed (`>&-`).
+
+    Otherwise the next file or connection that is opened gets such a number, and what is printed goes there.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - stays open until the process ends
+
+
+def write_text(text: str) -> None:
+    """Write a result for people to standard output.
+
+    Raises:
+        InputError: it is closed (`output_closed`).
+        StorageError: it cannot be written to.
+    """
+    with _write_errors():
+        sys.stdout.write(visible(text))
+        sys.stdout.flush()
+
+
+def write_error(text: str) -> None:
+    """Write to standard error what is not the result."""
+    sys.stderr.write(visible(text))
+
+
+class ResultStream:
+    """The real standard output."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def write(self, pieces: Iterable[bytes | memoryview]) -> None:
+        """Write the result as it is."""
+        with _write_errors(), open(self._descriptor, "wb", closefd=False) as stream:
+            for piece in pieces:
+                stream.write(piece)
+
+    def write_text(self, text: str) -> None:
+        """Write a result for people."""
+        self.write([visible(text).encode()])
+
+
+@contextmanager
+def result_stream() -> Iterator[ResultStream]:
+    """Send everything that is printed to standard error, and give the real standard output."""
+    if sys.stdout is None:
+        raise _closed()
+    sys.stdout.flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield ResultStream(saved)
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
+
+
+@contextmanager
+def _write_errors() -> Iterator[None]:
+    """End without a message, as other commands do, where the reader has closed the pipe."""
+    if sys.stdout is None:
+        raise _closed()
+    try:
+        yield
+    except BrokenPipeError:
+        # The interpreter flushes the stream when it ends, and would report the error again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise SystemExit(128 + signal.SIGPIPE) from None
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise StorageError(
+            f"The result cannot be written to standard output: {error.strerror}.",
+            code="output_failed",
+        ) from error
+
+
+def _closed() -> InputError:
+    return InputError(
+        "Standard output is closed, so the result cannot be written. Redirect it to a file, or to /dev/null.",
+        code="output_closed",
+    )
+
+
+# Package that a command needs → the extra that installs it.
+_EXTRAS = {
+    **dict.fromkeys(("httptools", "starlette", "uvicorn", "uvloop", "zstandard"), "serve"),
+    **dict.fromkeys(("equinox", "jax", "lineax", "optax"), "jax"),
+    "matplotlib": "view",
+}
+
+
+@contextmanager
+def failures(*, as_json: bool = False) -> Iterator[None]:
+    """Report an error of Chainrule, or a package that is missing, without a traceback; exit with its code.
+
+    Args:
+        as_json: write the error as one JSON object.
+    """
+    try:
+        yield
+    except ChainruleError as error:
+        _leave(error, as_json)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRAS:
+            raise
+        missing = CapabilityError(
+            f"This command needs the package {package}: pip install 'chainrule[{_EXTRAS[package]}]'.",
+            code="missing_dependency",
+        )
+        _leave(missing, as_json)
+
+
+def _leave(error: ChainruleError, as_json: bool) -> NoReturn:
+    text = _as_json(error) if as_json else _as_text(error)
+    write_error(f"{text}\n")
+    raise SystemExit(error.exit_code) from None
+
+
+def _as_json(error: ChainruleError) -> str:
+    import json
+
+    facts = {
+        "code": error.code,
+        "message": error.message,
+        "path": error.path,
+        "details": error.details,
+    }
+    return json.dumps({"error": facts}, default=str)
+
+
+def _as_text(error: ChainruleError) -> str:
+    lines = [f"Error: {error.message}"]
+    problems = error.details.get("problems", [])
+    lines += [f"  - {problem['path']}: {problem['msg']}" for problem in problems[1:]]
+    hidden = error.details.get("count", 0) - len(problems)
+    if hidden > 0:
+        lines.append(f"  … and {hidden} more")
+    return "\n".join([*lines, f"[{error.code}]"])
+
+
+_MAX_FIRST = 32  # characters that the first column has at least, where its cells are that long
+
+
+def table_text(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table as text."""
+    return renderable_text(make_table(title, columns, rows))
+
+
+def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Any:
+    """A table that rich can show. No cell is cut, and names in the first column are not broken, so that they
+    can be copied."""
+    from rich.markup import escape
+    from rich.table import Column, Table
+
+    rows = list(rows)
+    widest = max((len(row[0]) for row in rows), default=0)
+    first, *others = columns
+    table = Table(
+        Column(first, overflow="fold", min_width=min(widest, _MAX_FIRST)),
+        *(Column(name, overflow="fold") for name in others),
+        title=escape(visible(title)),
+        title_justify="left",
+        show_header=any(columns),
+    )
+    for row in rows:
+        table.add_row(*(escape(visible(cell)) for cell in row))
+    return table
+
+
+def renderable_text(renderable: Any) -> str:
+    """Anything that rich can show, as text that fits the terminal."""
+    from rich.console import Console
+
+    stream = io.StringIO()
+    # No colours, even where the environment asks for them: `visible` would print their escape codes as text.
+    width = Console(stderr=True).width
+    Console(file=stream, width=width, force_terminal=False, color_system=None).print(renderable)
+    return stream.getvalue()

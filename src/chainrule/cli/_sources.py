@@ -1,0 +1,210 @@
+"""The component or the server that a command is about: the arguments that name it, and how it is opened."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chainrule._errors import InputError
+from chainrule.cli._main import collection_paused
+from chainrule.runtime.internal import (
+    ComponentConfig,
+    LocalComponent,
+    check_syntax,
+    file_in,
+    load_component,
+)
+
+if TYPE_CHECKING:  # most commands call a component in this process and need no client
+    from chainrule.client import Component
+    from chainrule.client.internal import Server
+
+# The OpenAPI document can be made without the files that a run needs.
+_DESCRIBE = {"require_files": False}
+
+
+def add_component(parser: ArgumentParser) -> None:
+    """The component that the command is about: loaded here, or served somewhere."""
+    parser.add_argument(
+        "component",
+        metavar="COMPONENT",
+        help="A module file, its folder, file.py:name, a component.yaml, or the URL of a served component",
+    )
+    parser.add_argument(
+        "--peer-imports",
+        action="store_true",
+        help="Import tesseract_core from an installed tesseract-core, not from Chainrule",
+    )
+    add_token(parser)
+
+
+def add_server(parser: ArgumentParser) -> None:
+    """The server that the command is about."""
+    parser.add_argument(
+        "url", metavar="URL", help="URL of the server, such as http://localhost:8000"
+    )
+    add_token(parser)
+
+
+def add_token(parser: ArgumentParser) -> None:
+    """The token that a server asks for."""
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="Send the server the token in this file (default: no token)",
+    )
+
+
+def add_folders(parser: ArgumentParser) -> None:
+    """Where files are read and written."""
+    parser.add_argument(
+        "--input-path",
+        "-i",
+        type=Path,
+        default=Path(),
+        metavar="FOLDER",
+        help="Let payloads name files in this folder (default: the working directory)",
+    )
+    parser.add_argument(
+        "--output-path",
+        "-o",
+        type=Path,
+        default=Path(),
+        metavar="FOLDER",
+        help="Write the files of a run to this folder (default: the working directory)",
+    )
+
+
+def add_derive_hvp(parser: ArgumentParser) -> None:
+    """Whether second derivatives may come from differences."""
+    parser.add_argument(
+        "--derive-hvp",
+        action="store_true",
+        help="Compute second derivatives as differences of the VJP where the component has none",
+    )
+
+
+def open_component(
+    options: Namespace, config: ComponentConfig | Mapping[str, Any] | None = None
+) -> LocalComponent:
+    """Load the component that `add_component`'s arguments name.
+
+    Raises:
+        InputError: there is no such file (`component_missing`): the caller's mistake, not the author's.
+    """
+    check_exists(options.component)
+    with collection_paused():
+        return load_component(
+            options.component, config=config, redirect_peer=not options.peer_imports
+        )
+
+
+def open_served(options: Namespace) -> Component:
+    """The served component that `add_component`'s arguments name.
+
+    Raises:
+        InputError: the URL is not one, or the token file cannot be read.
+    """
+    from chainrule.client import Component
+
+    return Component.from_url(options.component, token=_read_token(options.token_file))
+
+
+@contextmanager
+def opened(
+    options: Namespace, config: ComponentConfig | Mapping[str, Any] | None = None
+) -> Iterator[Any]:
+    """The component that `add_component`'s arguments name, loaded here or served elsewhere."""
+    if not is_url(options.component):
+        yield open_component(options, config)
+        return
+    with open_served(options) as served:
+        yield served
+
+
+def open_server(options: Namespace, *, timeout_s: float = 30.0) -> Server:
+    """The server that `add_server`'s arguments name.
+
+    Raises:
+        InputError: the URL is not one, or the token file cannot be read.
+    """
+    from chainrule.client.internal import HttpTransport
+
+    token = _read_token(options.token_file)
+    return HttpTransport(options.url, token=token, timeout=timeout_s).server
+
+
+def read_document(options: Namespace) -> dict[str, Any]:
+    """The OpenAPI document of the component that `add_component`'s arguments name; nothing is run."""
+    with opened(options, _DESCRIBE) as component:
+        return component.openapi_schema
+
+
+def is_url(component: str) -> bool:
+    """Whether a component is named by where it is served."""
+    return component.startswith(("http://", "https://"))
+
+
+def check_exists(component: str) -> None:
+    """Refuse a component that does not exist.
+
+    Raises:
+        InputError: there is no such file (`component_missing`), or it is a URL (`component_not_here`).
+    """
+    if is_url(component):
+        raise InputError(
+            f"This command needs the component's files; found the URL {component}. Name a module file, "
+            "its folder, file.py:name, or a component.yaml.",
+            code="component_not_here",
+        )
+    file = _file(component)
+    if not file.exists():
+        raise InputError(
+            f"There is no component at {str(file)!r}. Name a module file, its folder, file.py:name, or "
+            "a component.yaml; `chainrule init` starts one.",
+            code="component_missing",
+        )
+
+
+def check_source(component: str) -> None:
+    """Refuse a component that does not exist, or whose file is not Python, before the payload is read.
+
+    Raises:
+        InputError: as in `check_exists`.
+        DefinitionError: the folder has no component (`module_missing`), or its file cannot be compiled
+            (`module_failed`).
+    """
+    check_exists(component)
+    file = _file(component)
+    if file.is_dir():
+        file = file_in(file)
+    if file.suffix == ".py":
+        check_syntax(file)
+
+
+def component_folder(options: Namespace) -> Path:
+    """The folder of the component; the working directory for a component that is served elsewhere."""
+    if is_url(options.component):
+        return Path()
+    file = _file(options.component)
+    return file if file.is_dir() else file.parent
+
+
+def _file(source: str) -> Path:
+    return Path(source.rpartition(":")[0] if ".py:" in source else source)
+
+
+def _read_token(file: Path | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        return file.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise InputError(
+            f"The token file cannot be read: {reason}.", code="bad_token_file"
+        ) from None

@@ -1,0 +1,271 @@
+"""`chainrule top` and `chainrule dashboard`: what servers do at this moment.
+
+`top` draws one server in the terminal. `dashboard` serves a page on this machine and asks the servers
+itself, so that tokens do not reach the browser and the servers need no CORS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chainrule._errors import ChainruleError, InputError
+from chainrule.cli._jobs import jobs_table
+from chainrule.cli._output import make_table, renderable_text, write_error, write_text
+from chainrule.cli._sources import add_server, open_server
+from chainrule.client.internal import Server
+from chainrule.runtime.internal import full_name
+
+if TYPE_CHECKING:  # of the extra `serve`, which only the dashboard needs
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+_HOST = "127.0.0.1"
+_JOBS = 12
+
+
+def add_top_arguments(parser: ArgumentParser) -> None:
+    """The server, and how often to look."""
+    add_server(parser)
+    parser.add_argument(
+        "--every",
+        type=float,
+        default=1.0,
+        metavar="SECONDS",
+        help="Draw again after this many seconds (default: 1)",
+    )
+    parser.add_argument("--once", action="store_true", help="Draw once and end")
+    parser.set_defaults(handler=_top)
+
+
+def _top(options: Namespace) -> int:
+    """Show load, queue, latency, workers and jobs until Ctrl-C; once where the output is not a terminal."""
+    server = open_server(options)
+    if options.json:
+        write_text(json.dumps(server.status()) + "\n")
+    elif options.once or not _can_be_redrawn():
+        write_text(renderable_text(_view(options.url, server)))
+    else:
+        _watch(options, server)
+    return 0
+
+
+def _can_be_redrawn() -> bool:
+    """Whether standard output is a terminal that can show one view after the other in one place."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return False
+    return os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def _watch(options: Namespace, server: Server) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    view = _view(options.url, server)
+    screen = Live(view, console=Console(), screen=True, auto_refresh=False)
+    try:
+        with screen as live:
+            while True:
+                time.sleep(options.every)
+                live.update(_view(options.url, server), refresh=True)
+    except KeyboardInterrupt:
+        return
+
+
+def _view(url: str, server: Server) -> Any:
+    from rich.console import Group
+
+    status = server.status()
+    return Group(
+        _headline(url, status),
+        _workers(status["workers"]),
+        jobs_table("jobs", server.jobs(limit=_JOBS)),
+    )
+
+
+def _headline(url: str, status: Mapping[str, Any]) -> Any:
+    requests, queue, latency = status["requests"], status["queue"], status["latency_s"]
+    names = ", ".join(full_name(c["name"], c["version"]) for c in status["components"])
+    times = ", ".join(f"{name} {_milliseconds(value)}" for name, value in latency.items())
+    jobs = ", ".join(f"{count} {state}" for state, count in status["jobs"].items() if count)
+    rows = (
+        ("components", names),
+        ("up", f"{status['uptime_s']:.0f} s, Chainrule {status['version']}"),
+        (
+            "requests",
+            f"{requests['per_second']:.1f}/s, {requests['in_flight']} in flight, "
+            f"{requests['total']} in all, {requests['errors']} failed",
+        ),
+        ("queue", f"{queue['length']} of {queue['limit']}"),
+        ("latency", times),
+        ("jobs", jobs or "none"),
+    )
+    return make_table(url, ("", ""), rows)
+
+
+def _workers(workers: Sequence[Mapping[str, Any]]) -> Any:
+    columns = ("worker", "component", "pid", "state", "restarts")
+    rows = [
+        (str(w["id"]), w["component"], str(w["pid"] or ""), w["state"], str(w["restarts"]))
+        for w in workers
+    ]
+    return make_table("workers", columns, rows)
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds * 1e3:.3g} ms"
+
+
+def add_dashboard_arguments(parser: ArgumentParser) -> None:
+    """The servers, their tokens, and where the page is."""
+    parser.add_argument(
+        "urls", metavar="URL", nargs="+", help="URLs of the servers, such as http://localhost:8000"
+    )
+    parser.add_argument(
+        "--token-file",
+        action="append",
+        default=[],
+        metavar="[URL=]FILE",
+        help="Token for one server, or for all without a file of their own; repeat for more",
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=8080,
+        metavar="N",
+        help="Port of the page; 0 takes a free one (default: 8080)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=3.0,
+        metavar="SECONDS",
+        help="Show a server as unreachable after this many seconds (default: 3)",
+    )
+    parser.set_defaults(handler=_dashboard)
+
+
+def _dashboard(options: Namespace) -> int:
+    """Serve the page on this machine until Ctrl-C."""
+    files = _token_files(options.urls, options.token_file)
+    servers = {url: _server(url, files[url], options.timeout) for url in options.urls}
+    announce = _announce_json if options.json else _announce
+    _serve(servers, port=options.port, on_ready=announce)
+    return 0
+
+
+def _server(url: str, token_file: Path | None, timeout: float) -> Server:
+    return open_server(Namespace(url=url, token_file=token_file), timeout_s=timeout)
+
+
+def _token_files(urls: Sequence[str], given: Sequence[str]) -> dict[str, Path | None]:
+    """Which file has the token of which server.
+
+    Raises:
+        InputError: a token is given for a server that is not on the list (`bad_option`).
+    """
+    own: dict[str, Path] = {}
+    for_all: Path | None = None
+    for entry in given:
+        url, _, file = entry.rpartition("=")
+        if not url:
+            for_all = Path(file)
+        elif url in urls:
+            own[url] = Path(file)
+        else:
+            raise InputError(
+                f"--token-file names {url}, which is not one of the servers: {', '.join(urls)}.",
+                code="bad_option",
+            )
+    return {url: own.get(url, for_all) for url in urls}
+
+
+def _announce(url: str) -> None:
+    write_error(f"Dashboard at {url} (Ctrl-C stops it)\n")
+
+
+def _announce_json(url: str) -> None:
+    write_text(json.dumps({"url": url}) + "\n")
+
+
+def _serve(servers: Mapping[str, Server], *, port: int, on_ready: Callable[[str], None]) -> None:
+    """Serve the dashboard on loopback until a signal.
+
+    Args:
+        servers: address → server.
+        port: where to listen; 0 picks a free one.
+        on_ready: called with the page's address.
+
+    Raises:
+        TransportError: the port is taken (`address_in_use`), or not allowed (`bad_address`).
+    """
+    import uvicorn
+
+    with _listen(port) as listener:
+        on_ready(f"http://{_HOST}:{listener.getsockname()[1]}")
+        config = uvicorn.Config(_app(servers), log_level="warning", server_header=False)
+        with contextlib.suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listen(port: int) -> socket.socket:
+    from chainrule.serve.internal import no_address
+
+    try:
+        return socket.create_server((_HOST, port))
+    except (OSError, OverflowError) as error:
+        raise no_address(_HOST, port, error) from error
+
+
+def _app(servers: Mapping[str, Server]) -> Starlette:
+    """The page, its parts, and what the servers say at this moment."""
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+
+    from chainrule.serve.internal import static_file
+
+    async def page(request: Request) -> Response:
+        return static_file("dashboard.html")
+
+    async def part(request: Request) -> Response:
+        return static_file(request.path_params["name"])
+
+    async def ask_all(request: Request) -> Response:
+        answers = await asyncio.gather(
+            *(asyncio.to_thread(_ask, url, server) for url, server in servers.items())
+        )
+        return JSONResponse({"servers": answers}, headers={"Cache-Control": "no-store"})
+
+    return Starlette(
+        routes=[
+            Route("/", page),
+            Route("/_page/{name}", part),
+            Route("/servers", ask_all),
+        ],
+        # Otherwise a page of another site could read this by giving its own name the address 127.0.0.1.
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=[_HOST, "localhost"])],
+    )
+
+
+def _ask(url: str, server: Server) -> dict[str, Any]:
+    began = time.perf_counter()
+    try:
+        status = server.status()
+    except ChainruleError as error:
+        problem = {"code": error.code, "message": error.message}
+        return {"url": url, "status": None, "error": problem, "round_trip_s": None}
+    seconds = time.perf_counter() - began
+    return {"url": url, "status": status, "error": None, "round_trip_s": seconds}

@@ -1,0 +1,69 @@
+"""`apply_tesseract`, `sow` and `save_intermediates` with exactly the ancestor's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+from chainrule import harvest
+from chainrule._errors import InputError
+from chainrule.bridge import apply_component
+from chainrule.compat.tesseract_core._failures import as_validation_error
+
+VmapMethod = Literal["sequential", "auto_experimental", "expand_dims", "broadcast_all"]
+
+
+def apply_tesseract(
+    tesseract_client: Any,
+    inputs: Any,
+    *,
+    vmap_method: VmapMethod | None = None,
+    materialize_jacobian: bool | None = None,
+) -> Any:
+    """Call a component under any JAX transformation.
+
+    Args:
+        tesseract_client: a `Tesseract` of this package or of the installed `tesseract_core`, or any handle
+            of Chainrule.
+        inputs: the inputs as nested data.
+        vmap_method: how `vmap` is done. `None`, an error in the ancestor, leaves the choice to Chainrule.
+        materialize_jacobian: whether a batch of derivative products is answered by one Jacobian.
+
+    Returns:
+        The outputs as a tree of JAX arrays.
+
+    Raises:
+        pydantic.ValidationError: the component refuses the inputs.
+    """
+    try:
+        return apply_component(
+            tesseract_client,
+            inputs,
+            vmap_method=vmap_method or "auto",
+            materialize_jacobian=materialize_jacobian,
+        )
+    except InputError as error:
+        if error.code == "invalid_option":
+            raise
+        # The ancestor asks for shapes first, so that is the endpoint that refuses.
+        raise as_validation_error(error, "abstract_eval", {"inputs": inputs}) from error
+
+
+T = TypeVar("T")
+
+
+def sow(value: T, name: str, *, tag: str = "intermediates") -> T:
+    """Mark a value, a pytree, under a name; the identity."""
+    return harvest.sow(value, name, tag=tag)
+
+
+def save_intermediates(
+    fn: Callable[..., Any], *, tag: str = "intermediates"
+) -> Callable[..., tuple[Any, dict[str, dict[str, Any]]]]:
+    """A function that returns `(result, {name: {"primal": …, "cotangent": …}})`.
+
+    Args:
+        fn: any function that JAX can trace; `jax.grad(f)` for cotangents.
+        tag: only values marked with this tag are returned.
+    """
+    return harvest.save_intermediates(fn, tag=tag)

@@ -1,0 +1,182 @@
+"""How many replicas there are, and starting them again when they die.
+
+The threads that do so know the replicas but not the pool that sends them calls, so a pool that is no longer
+referenced can be collected, and its replicas end with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import operator
+import threading
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from chainrule._errors import ChainruleError, DefinitionError, InputError
+from chainrule.deploy._pool._dispatch import Dispatcher, Replica, Slot
+from chainrule.runtime.internal import endpoints_of
+
+_log = logging.getLogger(__name__)
+
+_FIRST_BACKOFF_S = 0.1
+_MAX_BACKOFF_S = 10.0
+_TRIES_TO_START = 3
+_STOP_WITHIN_S = 5.0
+
+
+class Supervisor:
+    """A thread for each replica: starts it, waits until a caller notices its death, and starts it again.
+
+    The same thread starts a replica every time, and lives as long as the replica: a child process asks
+    Linux to end it when its parent dies (`PR_SET_PDEATHSIG`), and "parent" there is the thread that made
+    the child.
+
+    Args:
+        dispatcher: is told which replicas are up.
+
+    Attributes:
+        document: the OpenAPI document that the first replica gave; `None` before.
+        gives_gradients: whether the component has a vector-Jacobian product.
+        failure: why no replica can be started; `None` while one is up or may still come up.
+        closed: set when the replicas have to end.
+    """
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.document: dict[str, Any] | None = None
+        self.gives_gradients = False
+        self.failure: Exception | None = None
+        self.closed = threading.Event()
+        self._dispatcher = dispatcher
+        self._failed_starts = 0
+        self._threads: set[threading.Thread] = set()
+
+    def add(self, replica: Replica) -> None:
+        """Start one more replica, and keep it alive."""
+        slot = Slot(replica)
+        self._dispatcher.add(slot)
+        # `close` sets `closed` before it looks at the slots. So either it sees this slot, or we see `closed`.
+        if self.closed.is_set():
+            slot.is_leaving = True
+        thread = threading.Thread(
+            target=self._supervise, args=(slot,), name=f"chainrule-{replica.id}", daemon=True
+        )
+        self._threads.add(thread)
+        thread.start()
+
+    def close(self) -> None:
+        """End the replicas, and wait a moment until they have ended."""
+        self.closed.set()
+        self._dispatcher.close()
+        for slot in self._dispatcher.slots:
+            slot.is_leaving = True
+            slot.changed.set()
+        for thread in list(self._threads):
+            thread.join(_STOP_WITHIN_S)
+
+    def close_in_thread(self) -> None:
+        """`close` on a thread of its own.
+
+        The garbage collector calls this, in any thread: also in one that holds the dispatcher's lock, for
+        which `close` would then wait for ever.
+        """
+        threading.Thread(target=self.close, name="chainrule-close", daemon=True).start()
+
+    def _supervise(self, slot: Slot) -> None:
+        failures = 0
+        while not slot.is_leaving:
+            try:
+                document = slot.replica.start()
+            except (ChainruleError, OSError) as error:
+                failures += 1
+                self._on_failed_start(error)
+                slot.changed.wait(min(_FIRST_BACKOFF_S * 2**failures, _MAX_BACKOFF_S))
+                continue
+            failures = 0
+            self.document = self.document or document
+            self.gives_gradients = "vector_jacobian_product" in endpoints_of(document)
+            self._dispatcher.mark_up(slot)
+            slot.changed.wait()
+            slot.changed.clear()
+        slot.replica.stop()
+        self._threads.discard(threading.current_thread())
+
+    def _on_failed_start(self, error: Exception) -> None:
+        self._failed_starts += 1
+        is_hopeless = isinstance(error, DefinitionError) or self._failed_starts >= _TRIES_TO_START
+        if self.document is None and is_hopeless:
+            self.failure = error
+        elif not self.closed.is_set():
+            _log.error("A replica could not be started: %s", error)
+
+
+class Autoscaler:
+    """Follows the number of calls that run or wait.
+
+    Growing answers calls that wait now; shrinking bets that none will come, and loses a compiled component.
+    So a pool grows in one step to what the load needs, and shrinks by one replica each time the load has
+    needed fewer for `quiet_s`.
+
+    Args:
+        minimum: the least number of replicas.
+        maximum: the greatest number of replicas.
+        calls_per_replica: number of calls that one replica should have.
+        quiet_s: seconds of lower load before a replica ends.
+        clock: a monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        minimum: int,
+        maximum: int,
+        *,
+        calls_per_replica: int = 1,
+        quiet_s: float = 10.0,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._minimum, self._maximum = minimum, maximum
+        self._calls_per_replica = calls_per_replica
+        self._quiet_s = quiet_s
+        self._clock = clock
+        self._quiet_since: float | None = None
+
+    def target(self, size: int, load: int) -> int:
+        """How many replicas there should be now.
+
+        Args:
+            size: number of replicas, those that are starting included.
+            load: calls that run or wait.
+        """
+        asked = math.ceil(load / self._calls_per_replica)
+        wanted = min(max(asked, self._minimum), self._maximum)
+        if wanted >= size:
+            self._quiet_since = None
+            return wanted
+        now = self._clock()
+        if self._quiet_since is None:
+            self._quiet_since = now
+        if now - self._quiet_since < self._quiet_s:
+            return size
+        self._quiet_since = now
+        return size - 1
+
+
+def check_size(replicas: int, autoscale: tuple[int, int] | None) -> tuple[int, int]:
+    """The least and the greatest number of replicas.
+
+    Raises:
+        InputError: they are not numbers of replicas (`bad_pool_size`).
+    """
+    asked = (replicas, replicas) if autoscale is None else autoscale
+    with contextlib.suppress(TypeError, ValueError):  # no numbers, or not two of them
+        minimum, maximum = map(operator.index, asked)
+        if 1 <= minimum <= maximum:
+            return minimum, maximum
+    found = f"replicas={replicas!r}" if autoscale is None else f"autoscale={autoscale!r}"
+    raise InputError(
+        f"A pool has at least one replica, and the least number is not above the greatest; found {found}. "
+        "Pass for example replicas=2, or autoscale=(1, 8).",
+        code="bad_pool_size",
+    )

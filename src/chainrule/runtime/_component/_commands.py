@@ -1,0 +1,473 @@
+"""Components from executables in any language.
+
+For every call the payload is written to a file, the command is run, and its result is read back. The files
+are in a temporary folder that is removed after the call, also when the call fails. A file `component.yaml`
+says the same as the arguments of `from_command`:
+
+    name: heat
+    command: [./solve, "{input}", "{output}"]
+    inputs: {temperature: "differentiable float64[n]", dt: float}
+    outputs: {temperature: "differentiable float64[n]"}
+    derivatives: finite
+
+How schemas are declared (`declared_model`):
+
+    x: differentiable float64[n, 3]       an array; a size is a number, a name or `?`; `float64` is a scalar
+    mode: str                             str, int, float, bool
+    label: str?                           may be null
+    steps: {type: int, default: 10, description: "time steps"}
+    speed: {type: "float64[3]", units: m/s}
+    mesh: {points: "float64[n, 3]", cells: "int64[m, 4]"}       a nested object
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, Field, create_model
+
+from chainrule._codec import Limits
+from chainrule._errors import ComponentError, DefinitionError, LimitError
+from chainrule._paths import split_path
+from chainrule._trees import flatten_with_paths, is_arraylike
+from chainrule.runtime._component._definition import Definition, Implementation, hash_parts
+from chainrule.runtime._component._derivation import Derivatives, finite_implementations
+from chainrule.runtime._component._local import LocalComponent
+from chainrule.runtime._component._schemas import to_plain
+from chainrule.runtime._config import ComponentConfig
+from chainrule.runtime._endpoints import ENDPOINTS
+from chainrule.runtime._runs import get_config
+from chainrule.runtime._schema import array_type
+from chainrule.runtime._schema._spec import make_spec
+
+_log = logging.getLogger(__name__)
+_STDERR_SHOWN = 2000
+
+
+def from_command(
+    command: Sequence[str],
+    *,
+    inputs: type[BaseModel] | Mapping[str, Any],
+    outputs: type[BaseModel] | Mapping[str, Any],
+    name: str | None = None,
+    version: str = "unknown",
+    description: str = "",
+    format: Format = "json",
+    endpoints: Mapping[str, Sequence[str]] | None = None,
+    derivatives: Derivatives = None,
+    folder: str | Path = ".",
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float | None = None,
+    config: ComponentConfig | Mapping[str, Any] | None = None,
+) -> LocalComponent:
+    """Make a component of any executable.
+
+    The command's arguments may contain `{input}` and `{output}` (files that are made for the call) and
+    `{endpoint}`. Without `{input}` the payload is given on standard input, without `{output}` the result
+    is read from standard output. No shell is involved.
+
+    Args:
+        command: the executable and its arguments, for `apply`. It gets the inputs and gives the outputs.
+        inputs: a pydantic model, or a declaration such as `{"x": "float64[n]"}`.
+        outputs: the same for the outputs.
+        name: of the component; the executable's name by default.
+        version: of the component.
+        description: prose for people.
+        format: `"json"` (arrays as nested lists) or `"npz"` (arrays under their paths, exact; other
+            values as JSON text in the entry `_json`).
+        endpoints: commands for derivative endpoints; each gets the whole payload of its endpoint.
+        derivatives: `"finite"` to differentiate the command numerically.
+        folder: where the command runs.
+        environment: variables added to the environment of the command.
+        timeout_s: how long one run may take.
+        config: settings of this component.
+
+    Raises:
+        DefinitionError: no such executable (`command_missing`), or schemas that cannot be read.
+    """
+    program = _Program(Path(folder).resolve(), format, dict(environment or {}), timeout_s)
+    commands = {"apply": tuple(command), **{k: tuple(v) for k, v in (endpoints or {}).items()}}
+    definition = define_command(
+        program,
+        commands,
+        name=name or Path(command[0]).stem,
+        version=version,
+        description=description,
+        input_schema=declared_model("InputSchema", inputs),
+        output_schema=declared_model("OutputSchema", outputs),
+        derivatives=derivatives,
+    )
+    return LocalComponent(definition, config)
+
+
+def define_command(
+    program: _Program,
+    commands: Mapping[str, tuple[str, ...]],
+    *,
+    derivatives: Derivatives = None,
+    **facts: Any,
+) -> Definition:
+    """The definition of a component whose endpoints are commands."""
+    for endpoint, command in commands.items():
+        if endpoint not in ENDPOINTS:
+            raise DefinitionError(
+                f"Unknown endpoint {endpoint!r}; there are {', '.join(ENDPOINTS)}.",
+                code="bad_endpoint",
+            )
+        program.check(command)
+    functions = {name: _endpoint_function(program, name, c) for name, c in commands.items()}
+    implementations = {name: Implementation(f) for name, f in functions.items()}
+    if derivatives is not None:
+        schemas = facts["input_schema"], facts["output_schema"]
+        finite = finite_implementations(functions["apply"], derivatives, *schemas)
+        implementations = finite | implementations
+    return Definition(
+        implementations=implementations,
+        function=functions["apply"],
+        content_hash=_hash_commands(program, commands, facts),
+        **facts,
+    )
+
+
+def _endpoint_function(
+    program: _Program, endpoint: str, command: tuple[str, ...]
+) -> Callable[..., Any]:
+    if endpoint in ("apply", "abstract_eval"):
+        return lambda inputs: program.run(command, endpoint, to_plain(inputs))
+    return lambda **payload: program.run(command, endpoint, to_plain(payload))
+
+
+def _hash_commands(
+    program: _Program, commands: Mapping[str, tuple[str, ...]], facts: Mapping[str, Any]
+) -> str:
+    parts = [("schemas", _schema_text(facts).encode())]
+    for endpoint, command in sorted(commands.items()):
+        parts.append((endpoint, "\0".join(command).encode()))
+        for argument in command:
+            file = program.folder / argument
+            if file.is_file():
+                parts.append((argument, file.read_bytes()))
+    return hash_parts(parts)
+
+
+def _schema_text(facts: Mapping[str, Any]) -> str:
+    schemas = (facts["input_schema"], facts["output_schema"])
+    return "\n".join(
+        f"{name}: {field.annotation!r}"
+        for schema in schemas
+        for name, field in schema.model_fields.items()
+    )
+
+
+@dataclass(frozen=True)
+class _Program:
+    """How commands of one component are run."""
+
+    folder: Path
+    format: Format
+    environment: dict[str, str] = field(default_factory=dict)
+    timeout_s: float | None = None
+
+    def check(self, command: tuple[str, ...]) -> None:
+        """Refuse a command whose executable does not exist."""
+        is_path = command and os.sep in command[0]
+        found = command and (
+            (self.folder / command[0]).is_file() if is_path else shutil.which(command[0])
+        )
+        if not found:
+            raise DefinitionError(
+                f"There is no executable {command[0] if command else ''!r} "
+                + (f"in {self.folder}." if is_path else "on the PATH."),
+                code="command_missing",
+            )
+
+    def run(self, command: tuple[str, ...], endpoint: str, payload: Any) -> Any:
+        """Write the payload, run the command, read its result."""
+        with tempfile.TemporaryDirectory(prefix="chainrule-") as scratch:
+            source, target = (Path(scratch) / f"{n}.{self.format}" for n in ("input", "output"))
+            write_payload(source, payload, self.format)
+            places = {"input": str(source), "output": str(target), "endpoint": endpoint}
+            arguments = [_fill(argument, places) for argument in command]
+            is_piped = "{output}" not in "".join(command)
+            self._execute(arguments, source, target if is_piped else None, Path(scratch))
+            if not target.is_file():
+                raise ComponentError(
+                    f"{command[0]} finished but wrote no result to {{output}}.",
+                    code="command_no_output",
+                )
+            return read_result(target, self.format, get_config().limits)
+
+    def _execute(
+        self, arguments: list[str], source: Path, piped: Path | None, scratch: Path
+    ) -> None:
+        errors = scratch / "stderr"
+        output = piped or scratch / "stdout"
+        with source.open("rb") as given, output.open("wb") as out, errors.open("wb") as err:
+            process = subprocess.Popen(
+                arguments,
+                cwd=self.folder,
+                env={**os.environ, **self.environment},
+                stdin=given,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+            status = self._wait(process, arguments[0])
+        complaint = _tail(errors)
+        if status != 0:
+            raise ComponentError(
+                f"{Path(arguments[0]).name} failed with exit code {status}"
+                + (f": {complaint}" if complaint else "."),
+                code="command_failed",
+                details={"exit_code": status, "stderr": complaint},
+            )
+        if complaint:
+            _log.info("%s: %s", Path(arguments[0]).name, complaint)
+
+    def _wait(self, process: subprocess.Popen[bytes], name: str) -> int:
+        try:
+            return process.wait(self.timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise ComponentError(
+                f"{Path(name).name} did not finish within {self.timeout_s} s and was stopped.",
+                code="command_timeout",
+                details={"timeout_s": self.timeout_s},
+            ) from error
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def _fill(argument: str, places: Mapping[str, str]) -> str:
+    for name, value in places.items():
+        argument = argument.replace(f"{{{name}}}", value)
+    return argument
+
+
+def _tail(file: Path) -> str:
+    with file.open("rb") as stream:
+        stream.seek(max(0, file.stat().st_size - _STDERR_SHOWN))
+        return stream.read().decode(errors="replace").strip()
+
+
+Format = Literal["json", "npz"]
+_REST = "_json"
+
+
+def write_payload(file: Path, payload: Any, format: Format) -> None:
+    """Write nested data with arrays."""
+    if format == "json":
+        file.write_text(json.dumps(payload, default=_listed), encoding="utf-8")
+        return
+    leaves = flatten_with_paths(payload)
+    arrays = {path: np.asarray(leaf) for path, leaf in leaves.items() if is_arraylike(leaf)}
+    rest = {path: leaf for path, leaf in leaves.items() if not is_arraylike(leaf)}
+    if rest:
+        arrays[_REST] = np.array(json.dumps(rest, default=_listed))
+    with file.open("wb") as stream:
+        np.savez(stream, allow_pickle=False, **arrays)
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+def read_result(file: Path, format: Format, limits: Limits) -> Any:
+    """Read what a command wrote.
+
+    Raises:
+        LimitError: the file is larger than the limits allow.
+        ComponentError: it is not in the format (`command_bad_output`).
+    """
+    size = file.stat().st_size
+    if size > limits.max_body_bytes:
+        raise LimitError(
+            f"The command wrote {size} bytes, at most {limits.max_body_bytes} are read.",
+            code="output_too_large",
+        )
+    try:
+        return _read_json(file) if format == "json" else _read_npz(file)
+    except Exception as error:
+        raise ComponentError(
+            f"The command wrote a result that is not {format}: {error}", code="command_bad_output"
+        ) from error
+
+
+def _read_json(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def _read_npz(file: Path) -> dict[str, Any]:
+    with np.load(file, allow_pickle=False) as archive:
+        leaves: dict[str, Any] = {name: archive[name] for name in archive.files}
+    rest = leaves.pop(_REST, None)
+    if rest is not None:
+        leaves |= json.loads(str(rest))
+    return _nest(leaves)
+
+
+def _nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested mappings from `{path: leaf}`; a result keyed by paths keeps them as keys elsewhere."""
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *parents, last = split_path(path)
+        node = tree
+        for segment in parents:
+            node = node.setdefault(str(segment), {})
+        node[str(last)] = leaf
+    return tree
+
+
+_KEYS = frozenset(
+    (
+        "name", "version", "description", "command", "inputs", "outputs", "format", "endpoints",
+        "derivatives", "environment", "timeout_s", "build",
+    )
+)  # fmt: skip
+
+
+def define_from_command_file(file: Path) -> Definition:
+    """The component that a description file defines; the command runs in the file's folder.
+
+    Raises:
+        DefinitionError: the file is missing or incomplete.
+    """
+    content = _read_description(file)
+    missing = [key for key in ("command", "inputs", "outputs") if key not in content]
+    unknown = sorted(set(map(str, content)) - _KEYS)
+    if missing or unknown:
+        problem = f"lacks {missing[0]!r}" if missing else f"has the unknown key {unknown[0]!r}"
+        raise DefinitionError(
+            f"{file} {problem}. A command description has: {', '.join(sorted(_KEYS))}.",
+            code="bad_project_file",
+        )
+    command = content.pop("command")
+    content.pop("build", None)  # how its image is made: see chainrule.deploy.images
+    return from_command(command, folder=file.parent, **content)._definition
+
+
+def _read_description(file: Path) -> dict[str, Any]:
+    import yaml
+
+    if not file.is_file():
+        raise DefinitionError(f"No component file at {file}.", code="module_missing")
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise DefinitionError(f"{file} is not YAML: {error}.", code="bad_project_file") from error
+    if not isinstance(content, dict):
+        raise DefinitionError(f"{file} has to be a mapping.", code="bad_project_file")
+    return content
+
+
+_SCALARS: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
+_TYPE = re.compile(
+    r"(?P<differentiable>differentiable\s+)?(?P<name>[a-z]+\d*)\s*"
+    r"(?P<shape>\[[^\]]*\])?\s*(?P<optional>\?)?"
+)
+_OPTIONS = frozenset(("type", "default", "description", "units"))
+
+
+def declared_model(name: str, declaration: Any) -> type[BaseModel]:
+    """The model of a declaration, or the model itself.
+
+    Args:
+        name: of the model.
+        declaration: a mapping as this module describes, or a pydantic model.
+
+    Raises:
+        DefinitionError: the declaration cannot be read (`bad_schema`); the path says where.
+    """
+    if isinstance(declaration, type) and issubclass(declaration, BaseModel):
+        return declaration
+    return _declared_model(name, declaration, name)
+
+
+def _declared_model(name: str, declaration: Any, where: str) -> type[BaseModel]:
+    if not isinstance(declaration, Mapping) or not declaration:
+        raise _bad_declaration(where, "expected a mapping of field names to types")
+    fields: dict[str, Any] = {
+        field: _declared_field(field, value, f"{where}.{field}")
+        for field, value in declaration.items()
+    }
+    return create_model(name, **fields)
+
+
+def _declared_field(name: str, value: Any, where: str) -> Any:
+    if not isinstance(name, str) or not name.isidentifier():
+        raise _bad_declaration(where, "a field name has to be an identifier")
+    if isinstance(value, str):
+        return _with_default(_declared_type(value, None, where), {})
+    if isinstance(value, Mapping) and "type" in value:
+        unknown = sorted(set(value) - _OPTIONS)
+        if unknown:
+            raise _bad_declaration(
+                where, f"unknown option {unknown[0]!r}; there are {sorted(_OPTIONS)}"
+            )
+        return _with_default(_declared_type(value["type"], value.get("units"), where), value)
+    if isinstance(value, Mapping):
+        return (_declared_model(name.capitalize(), value, where), ...)
+    raise _bad_declaration(
+        where, f"expected a type such as 'float64[3]'; found {type(value).__name__}"
+    )
+
+
+def _with_default(annotation: Any, options: Mapping[str, Any]) -> Any:
+    required = None if _is_optional(annotation) else ...
+    return annotation, Field(
+        options.get("default", required), description=options.get("description")
+    )
+
+
+def _is_optional(annotation: Any) -> bool:
+    return type(None) in getattr(annotation, "__args__", ())
+
+
+def _declared_type(text: Any, units: Any, where: str) -> Any:
+    match = _TYPE.fullmatch(text.strip()) if isinstance(text, str) else None
+    if match is None:
+        raise _bad_declaration(
+            where, f"cannot read the type {text!r}; write for example 'float64[n, 3]' or 'str'"
+        )
+    annotation: Any = _SCALARS.get(match["name"])
+    if annotation is None or match["shape"]:
+        shape = _shape(match["shape"] or "[]", where)
+        spec = make_spec(shape, match["name"], units)
+        annotation = array_type(spec.with_differentiable() if match["differentiable"] else spec)
+    return annotation | None if match["optional"] else annotation
+
+
+def _shape(text: str, where: str) -> Any:
+    inside = text[1:-1].strip()
+    if inside == "...":
+        return ...
+    return tuple(_size(part.strip(), where) for part in inside.split(",") if part.strip())
+
+
+def _size(text: str, where: str) -> int | str | None:
+    if text.isdigit():
+        return int(text)
+    if text == "?" or text.isidentifier():
+        return None if text == "?" else text
+    raise _bad_declaration(where, f"cannot read the size {text!r}; use a number, a name or '?'")
+
+
+def _bad_declaration(where: str, reason: str) -> DefinitionError:
+    return DefinitionError(f"{where}: {reason}.", code="bad_schema", path=where)

@@ -1,0 +1,346 @@
+"""Fill in the derivative endpoints that an author left out.
+
+    Jacobian    from JVP or VJP, whichever needs fewer calls for this request
+    JVP, VJP    from the Jacobian, native or derived
+    HVP         from the VJP by differencing, where the settings ask for it
+    value and VJP       from `apply` and the VJP
+
+What a framework gives for free (JAX, torch, finite differences when asked for) is already among the
+implementations when this runs, marked as derived by its maker.
+
+The option `derivatives` of a component asks for finite differences:
+
+    derivatives="finite"                        central differences with an automatic step
+    derivatives={"algorithm": "richardson"}     options of `finite_difference_jacobian`; the others keep
+                                                the values that "finite" has
+
+Names and values are checked when the component is declared.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel
+
+from chainrule._errors import DefinitionError, InputError
+from chainrule._paths import matches_pattern
+from chainrule._trees import get_at_path
+from chainrule.runtime._component._definition import Cost, Implementation, derived
+from chainrule.runtime._component._schemas import Schemas
+from chainrule.runtime._derivatives import (
+    finite_difference_jacobian,
+    finite_difference_jvp,
+    finite_difference_vjp,
+    hvp_from_vjp,
+    jacobian_from_jvp,
+    jacobian_from_vjp,
+    jvp_from_jacobian,
+    value_and_vjp,
+    vjp_from_jacobian,
+)
+from chainrule.runtime._derivatives._stencils import ALGORITHMS, check_eps, find_stencil
+from chainrule.runtime._endpoints import (
+    DERIVATIVES,
+    HVP,
+    JACOBIAN,
+    JVP,
+    VALUE_AND_VJP,
+    VJP,
+    DerivativeKind,
+)
+from chainrule.runtime._own_arrays import own_copy
+from chainrule.runtime._progress import unheard
+from chainrule.runtime._schema import describe_value, differentiable_leaves
+
+_PRODUCTS: dict[DerivativeKind, Callable[..., Any]] = {
+    JVP: jvp_from_jacobian,
+    VJP: vjp_from_jacobian,
+}
+
+
+def with_derivatives(
+    given: Mapping[str, Implementation], schemas: Schemas, *, derive_hvp: bool = False
+) -> dict[str, Implementation]:
+    """What was given, and the derivative endpoints that follow from it.
+
+    Args:
+        given: the implementations so far.
+        schemas: of the component.
+        derive_hvp: take second derivatives by differencing the VJP where there are none.
+
+    Raises:
+        DefinitionError: a derivative is defined although nothing is differentiable
+            (`nothing_differentiable`).
+    """
+    found = dict(given)
+    if _is_differentiable(schemas):
+        _complete_first_order(found)
+        _complete_from_vjp(found, derive_hvp)
+    else:
+        _refuse_derivatives(found)
+    return found
+
+
+def _is_differentiable(schemas: Schemas) -> bool:
+    return all(schemas.differentiable[side] for side in ("inputs", "outputs"))
+
+
+def _refuse_derivatives(found: dict[str, Implementation]) -> None:
+    for kind in DERIVATIVES:
+        implementation = found.pop(kind.endpoint, None)
+        if implementation is not None and implementation.capability.status == "native":
+            raise DefinitionError(
+                f"The component defines {kind.endpoint}, but its schemas mark no input or no output "
+                "as differentiable. Write Differentiable[Array[…]] for the arrays it is about, on "
+                "both sides.",
+                code="nothing_differentiable",
+                details={"endpoint": kind.endpoint},
+            )
+
+
+def _complete_from_vjp(found: dict[str, Implementation], derive_hvp: bool) -> None:
+    if VJP.endpoint not in found:
+        return
+    vjp = _positional(VJP, found[VJP.endpoint].function)
+    cost = found[VJP.endpoint].capability.cost
+    if derive_hvp and HVP.endpoint not in found:
+        # Central differences, and one more VJP for the precision of its results.
+        via = f"differences of {VJP.endpoint}"
+        found[HVP.endpoint] = derived(partial(hvp_from_vjp, vjp), via, cost.times(3))
+    if VALUE_AND_VJP.endpoint not in found:
+        both = partial(value_and_vjp, found["apply"].function, vjp)
+        via = f"apply and {VJP.endpoint}"
+        found[VALUE_AND_VJP.endpoint] = derived(both, via, cost.times(1, plus=1))
+
+
+def _complete_first_order(found: dict[str, Implementation]) -> None:
+    if JACOBIAN.endpoint not in found:
+        jacobian = _jacobian_from_products(found)
+        if jacobian is not None:
+            found[JACOBIAN.endpoint] = jacobian
+    if JACOBIAN.endpoint in found:
+        jacobian_fn = _positional(JACOBIAN, found[JACOBIAN.endpoint].function)
+        cost = found[JACOBIAN.endpoint].capability.cost
+        for kind, product in _PRODUCTS.items():
+            if kind.endpoint not in found:
+                product_fn = partial(product, jacobian_fn)
+                found[kind.endpoint] = derived(product_fn, JACOBIAN.endpoint, cost)
+
+
+def _jacobian_from_products(found: Mapping[str, Implementation]) -> Implementation | None:
+    jvp, vjp = (
+        _positional(kind, found[kind.endpoint].function) if kind.endpoint in found else None
+        for kind in (JVP, VJP)
+    )
+    apply = found["apply"].function
+    if jvp is not None and vjp is not None:
+        cheaper = partial(_cheaper_jacobian, jvp, vjp, apply)
+        return derived(cheaper, "jvp or vjp", Cost(1, fewer=1))
+    if jvp is not None:
+        return derived(partial(jacobian_from_jvp, jvp), JVP.endpoint, Cost(0, inputs=1))
+    if vjp is not None:
+        return derived(partial(jacobian_from_vjp, vjp, apply), VJP.endpoint, Cost(1, outputs=1))
+    return None
+
+
+def _cheaper_jacobian(
+    jvp: Callable[..., Any],
+    vjp: Callable[..., Any],
+    apply: Callable[[Any], Any],
+    inputs: BaseModel,
+    jac_inputs: set[str],
+    jac_outputs: set[str],
+) -> Any:
+    """One JVP per input element, or one VJP per output element: whichever is less."""
+    with unheard():
+        outputs = apply(own_copy(inputs))
+    if _count(inputs, jac_inputs) <= _count(outputs, jac_outputs):
+        return jacobian_from_jvp(jvp, inputs, jac_inputs, jac_outputs)
+    return jacobian_from_vjp(vjp, lambda _: outputs, inputs, jac_inputs, jac_outputs)
+
+
+def _count(tree: Any, paths: set[str]) -> int:
+    return sum(math.prod(np.shape(get_at_path(tree, path))) for path in paths)
+
+
+def _positional(kind: DerivativeKind, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Authors' functions are called by name, the derivation helpers call by position."""
+
+    def call(*arguments: Any) -> Any:
+        return function(**dict(zip(kind.argument_names, arguments, strict=True)))
+
+    return call
+
+
+Derivatives = Literal["finite"] | Mapping[str, Any] | None
+
+_RECIPES: dict[DerivativeKind, Callable[..., Any]] = {
+    JACOBIAN: finite_difference_jacobian,
+    JVP: finite_difference_jvp,
+    VJP: finite_difference_vjp,
+}
+
+
+def finite_implementations(
+    apply: Callable[[Any], Any],
+    derivatives: Any,
+    input_schema: type[BaseModel],
+    output_schema: type[BaseModel],
+) -> dict[str, Implementation]:
+    """The derivative endpoints by finite differences.
+
+    Raises:
+        DefinitionError: an option that does not exist or a value that cannot be used
+            (`bad_derivatives`), or schemas without a differentiable input or output
+            (`nothing_differentiable`).
+    """
+    options = _read_options(derivatives)
+    _check_paths(options, input_schema, output_schema)
+    functions = {kind: _with_options(recipe, apply, options) for kind, recipe in _RECIPES.items()}
+    nodes = len(find_stencil(options.get("algorithm", "central")).nodes)
+    # One evaluation more than the nodes: an automatic step looks at the outputs first.
+    costs = {JACOBIAN: Cost(1, inputs=nodes), JVP: Cost(1 + nodes), VJP: Cost(1, inputs=nodes)}
+    if options.get("algorithm") != "stochastic":  # differences of two estimates estimate nothing
+        # The VJP has the noise of its own differences, which a higher order divides by a longer step.
+        functions[HVP] = partial(hvp_from_vjp, functions[VJP], algorithm="richardson")
+        costs[HVP] = costs[VJP].times(1 + len(find_stencil("richardson").nodes))
+    return {
+        kind.endpoint: derived(function, "finite differences", costs[kind])
+        for kind, function in functions.items()
+    }
+
+
+def _with_options(
+    recipe: Callable[..., Any], apply: Callable[[Any], Any], options: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """A recipe with those of the options that it has: a product along one tangent takes no samples."""
+    known = inspect.signature(recipe).parameters
+    chosen = {name: value for name, value in options.items() if name in known}
+    eps = chosen["eps"]
+    if not isinstance(eps, Mapping):
+        return partial(recipe, apply, **chosen)
+    inputs_argument = next(name for name in known if name.endswith("_inputs"))
+
+    def call(**arguments: Any) -> Any:
+        # The recipe takes one step per path of the request, which need not be those with a step here.
+        steps = {path: eps.get(path, "auto") for path in arguments[inputs_argument]}
+        return recipe(apply, **arguments, **{**chosen, "eps": steps})
+
+    return call
+
+
+def _read_options(derivatives: Any) -> dict[str, Any]:
+    if derivatives == "finite":
+        return {"eps": "auto"}
+    if not isinstance(derivatives, Mapping):
+        raise _bad(f"expected {_ALLOWED}; found {_shown(derivatives)}.{_meant(derivatives)}")
+    for name in derivatives:
+        if name not in _CHECKS:
+            close = difflib.get_close_matches(str(name), _CHECKS, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise _bad(f"there is no option {name!r}; there are {', '.join(_CHECKS)}.{hint}")
+        expected = _CHECKS[name](derivatives[name])
+        if expected is not None:
+            found = _shown(derivatives[name])
+            raise _bad(f"the option {name!r} is {expected}; found {found}.")
+    return {"eps": "auto", **derivatives}
+
+
+_ALLOWED = '"finite" or a dictionary of options such as {"algorithm": "richardson"}'
+
+
+def _meant(found: Any) -> str:
+    if isinstance(found, str) and found in ALGORITHMS:
+        return f' Write derivatives={{"algorithm": "{found}"}}.'
+    return ' Write derivatives="finite".' if isinstance(found, str) else ""
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if isinstance(value, (str, int, float)) else describe_value(value)
+
+
+def _algorithm(value: Any) -> str | None:
+    try:
+        find_stencil(value)
+    except (InputError, TypeError):
+        close = difflib.get_close_matches(str(value), ALGORITHMS, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        return f"one of {', '.join(ALGORITHMS)}{hint}"
+    return None
+
+
+def _eps(value: Any) -> str | None:
+    try:
+        check_eps(value)
+    except InputError:
+        return 'a positive number, a dictionary of one per input path, or "auto"'
+    return None
+
+
+def _num_samples(value: Any) -> str | None:
+    fits = value is None or (isinstance(value, int) and value >= 1)
+    return None if fits else "an integer of 1 or more"
+
+
+def _seed(value: Any) -> str | None:
+    return None if value is None or isinstance(value, int) else "an integer or None"
+
+
+def _sparsity(value: Any) -> str | None:
+    fits = value == "detect" if isinstance(value, str) else True
+    return None if fits else '"detect" or a pattern'
+
+
+def _executor(value: Any) -> str | None:
+    fits = value is None or hasattr(value, "submit")
+    return None if fits else "an executor, with a method submit"
+
+
+def _show_progress(value: Any) -> str | None:
+    return None if isinstance(value, bool) else "True or False"
+
+
+_CHECKS: dict[str, Callable[[Any], str | None]] = {
+    "algorithm": _algorithm,
+    "eps": _eps,
+    "num_samples": _num_samples,
+    "seed": _seed,
+    "sparsity": _sparsity,
+    "executor": _executor,
+    "show_progress": _show_progress,
+}
+"""Option → what its value has to be, or `None` where it is."""
+
+
+def _check_paths(
+    options: Mapping[str, Any], input_schema: type[BaseModel], output_schema: type[BaseModel]
+) -> None:
+    inputs = differentiable_leaves(input_schema)
+    for side, leaves in (("input", inputs), ("output", differentiable_leaves(output_schema))):
+        if not leaves:
+            raise DefinitionError(
+                f"derivatives= differentiates arrays that are marked Differentiable, and no {side} of "
+                f"this component is. Mark it on both sides: `x: Differentiable[Float64]` instead of "
+                "`x: float`, `Differentiable[Array[(3,), Float64]]` for an array ("
+                "`differentiable float64[3]` in a command file).",
+                code="nothing_differentiable",
+            )
+    if isinstance(options["eps"], Mapping):
+        _check_steps(options["eps"], inputs)
+
+
+def _check_steps(steps: Collection[str], inputs: Collection[str]) -> None:
+    for path in steps:
+        if not any(matches_pattern(path, pattern) for pattern in inputs):
+            raise _bad(f"eps names {path!r}; the differentiable inputs are {', '.join(inputs)}.")
+
+
+def _bad(message: str) -> DefinitionError:
+    return DefinitionError(f"derivatives: {message}", code="bad_derivatives")

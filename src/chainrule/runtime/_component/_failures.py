@@ -1,0 +1,324 @@
+"""Errors of a call: which of them are the caller's, and which the component's.
+
+`bad_input` and `bad_output` make one Chainrule error from pydantic's list of problems. The error names the
+first problem in full (code, path, reason) and carries the first twenty in `details["problems"]` in the form
+that the peer's clients read. It never contains the data.
+
+`call_author` calls the author's function: whatever the function raises comes out as one kind of error.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
+
+from chainrule._errors import (
+    CapabilityError,
+    ChainruleError,
+    ComponentError,
+    DefinitionError,
+    InputError,
+)
+from chainrule._paths import loc_to_path
+from chainrule.runtime._component._isolation import without_package
+from chainrule.runtime._schema import describe_value
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+_MAX_CLASSES = 10
+
+
+def call_author(function: Callable[..., Any], endpoint: str, /, *args: Any, **kwargs: Any) -> Any:
+    """Call the author's function.
+
+    Errors of Chainrule pass: an author raises `InputError` to say that the caller is at fault. Everything
+    else, an exit included, becomes a `ComponentError` with the author's exception as its cause; so does what
+    another component that the author called refused, for that is not the caller's mistake. A function that
+    forgot its `return` is told so.
+    """
+    try:
+        result = function(*args, **kwargs)
+    except ChainruleError as error:
+        if _is_of_another_component(error):
+            called = error.details.get("refused_by", "another component")
+            raise ComponentError(
+                f"{endpoint} called {called}, which refused: {error.message}",
+                code="inner_call_refused",
+            ) from error
+        raise
+    except ValidationError as error:
+        raise bad_output(error, None, endpoint=endpoint) from error
+    except SystemExit as error:
+        raise ComponentError(
+            f"{endpoint} tried to exit the process with status {error.code!r}. A component returns "
+            "or raises; it does not exit.",
+            code="component_exited",
+        ) from error
+    except Exception as error:
+        raise failure_of(endpoint, error) from error
+    if result is None:
+        raise ComponentError(
+            f"{endpoint} returned None. Does its function end with `return`?", code="bad_output"
+        )
+    return result
+
+
+def failure_of(endpoint: str, error: BaseException) -> ComponentError:
+    """What stands for an exception of the author's, whatever that is."""
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception as reason:
+        text = f"(its text cannot be made: {type(reason).__name__})"
+    failure = ComponentError(
+        f"{endpoint} raised {name}: {text}",
+        details={
+            "exception": name,
+            "exception_message": text,
+            "exception_classes": _class_names(type(error)),
+        },
+    )
+    failure.__cause__ = error
+    return failure
+
+
+def _is_of_another_component(error: ChainruleError) -> bool:
+    """Whether a refusal comes from a component that the author called; from elsewhere it has a status."""
+    is_refusal = isinstance(error, (InputError, CapabilityError))
+    return is_refusal and (
+        not {"refused_by", "status"}.isdisjoint(error.details) or error.code == "endpoint_missing"
+    )
+
+
+def _class_names(cls: type[BaseException]) -> list[str]:
+    """A class and its bases by their full names, by which it is told from others of the same short name."""
+    return [class_name(base) for base in cls.__mro__[:-1][:_MAX_CLASSES]]
+
+
+def class_name(cls: type) -> str:
+    """The full name of a class, for people and for test files."""
+    return without_package(f"{cls.__module__}.{cls.__qualname__}")
+
+
+def check_signature(function: Any, name: str, arguments: tuple[str, ...] | int) -> None:
+    """Refuse a function that cannot be called the way its endpoint is called.
+
+    Args:
+        function: the author's.
+        name: of the endpoint.
+        arguments: names it is called with, or how many positional arguments.
+
+    Raises:
+        DefinitionError: not callable, asynchronous, or with other arguments (`bad_endpoint`).
+    """
+    if not callable(function):
+        raise _bad(name, f"{name} has to be a function; found {type(function).__name__}")
+    if inspect.iscoroutinefunction(function):
+        raise _bad(name, f"{name} is an `async def`; endpoints are plain functions")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        if isinstance(arguments, int):
+            signature.bind(*range(arguments))
+        else:
+            signature.bind(**dict.fromkeys(arguments))
+    except TypeError as error:
+        wanted = "one argument" if isinstance(arguments, int) else ", ".join(arguments)
+        raise _bad(name, f"{name}{signature} cannot be called with {wanted}: {error}") from error
+
+
+def takes_argument(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function has a parameter of this name."""
+    try:
+        return name in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def is_jitted(value: Any) -> bool:
+    """Whether a value is a function that `jax.jit` or `equinox.filter_jit` compiled."""
+    return callable(value) and hasattr(value, "lower")
+
+
+def _bad(name: str, message: str) -> DefinitionError:
+    return DefinitionError(f"{message}.", code="bad_endpoint", details={"endpoint": name})
+
+
+_SHOWN = 20
+_NAMED = 8
+
+
+def bad_input(
+    error: ValidationError,
+    value: Any,
+    *,
+    names: Collection[str],
+    endpoint: str,
+    prefix: tuple[str, ...],
+) -> InputError:
+    """What the caller gets for inputs that do not fit the schema.
+
+    Args:
+        error: pydantic's report.
+        value: what was validated.
+        names: of the fields that were looked for.
+        endpoint: the endpoint that was called.
+        prefix: where in the request the validated part stands, for example `("inputs",)`.
+    """
+    problems, count = _problems(error, value, prefix)
+    first, cause = problems[0], _first_cause(error)
+    reason = _sentence(first["msg"]) if cause is None else cause.message
+    if _has_level(value, names):
+        message = (
+            f"{endpoint}: the inputs are given with the level 'inputs' of a request around them. Drop it: "
+            f"pass {_shown_names(names)}."
+        )
+    elif _is_bare(value, names):
+        message = f"{endpoint}: {_told_the_names(value, names)}"
+    else:
+        message = f"{endpoint}: {_place(first)}{reason}{_more(problems, count)}"
+    cls = type(cause) if isinstance(cause, InputError) else InputError
+    return cls(
+        message,
+        code=_code(first, cause),
+        path=first["path"],
+        details={"problems": problems, "count": count},
+    )
+
+
+def _has_level(value: Any, names: Collection[str]) -> bool:
+    """Whether the body of a request stands where its inputs are expected."""
+    return isinstance(value, Mapping) and set(value) == {"inputs"} and "inputs" not in names
+
+
+def _shown_names(names: Collection[str]) -> str:
+    shown = ", ".join(f"{name!r}: …" for name in islice(names, _NAMED))
+    return f"{{{shown}{', …' if len(names) > _NAMED else ''}}}"
+
+
+def _is_bare(value: Any, names: Collection[str]) -> bool:
+    """Whether a value stands where a dictionary, a model or an object with the fields is expected."""
+    return not isinstance(value, (Mapping, BaseModel)) and not any(
+        hasattr(value, name) for name in names
+    )
+
+
+def _told_the_names(value: Any, names: Collection[str]) -> str:
+    return (
+        f"the inputs are a dictionary by name; found {describe_value(value)}. "
+        f"Pass {_shown_names(names)}."
+    )
+
+
+def bad_output(error: ValidationError, value: Any, *, endpoint: str) -> ComponentError:
+    """What the caller gets when the author's result does not fit the author's schema.
+
+    Args:
+        error: pydantic's report.
+        value: what was validated; `None` when nobody knows.
+        endpoint: the endpoint that was called.
+    """
+    problems, count = _problems(error, value, ())
+    first = problems[0]
+    message = (
+        f"The component returned something from {endpoint} that its own OutputSchema forbids: "
+        f"{_place(first)}{_sentence(first['msg'])}{_more(problems, count)}"
+    )
+    if isinstance(value, Mapping) and value and all(part is None for part in value.values()):
+        message = f"{endpoint} returned None. Does its function end with `return`?"
+    return ComponentError(
+        message,
+        code="bad_output",
+        path=first["path"],
+        details={"problems": problems, "count": count},
+    )
+
+
+def _problems(
+    error: ValidationError, value: Any, prefix: tuple[str, ...]
+) -> tuple[list[dict[str, Any]], int]:
+    listed = error.errors(include_url=False, include_input=False)
+    shown = [
+        {
+            "type": entry["type"],
+            "loc": [*prefix, *place],
+            "path": loc_to_path(place),
+            "msg": entry["msg"],
+            "ctx": _plain_context(entry.get("ctx") or {}),
+        }
+        for entry in listed[:_SHOWN]
+        for place in [_place_in_data(entry, value)]
+    ]
+    return shown, len(listed)
+
+
+def _place_in_data(entry: ErrorDetails, value: Any) -> list[str | int]:
+    """A location without the labels that pydantic puts in for members of unions: no keys of the data.
+
+    What is not in the data is a label, unless it comes last: inside an object, or because it is missing.
+    Without data (`None`) the location is taken as it is.
+    """
+    loc, is_missing = entry["loc"], entry["type"] == "missing"
+    if value is None:
+        return list(loc)
+    place: list[str | int] = []
+    for position, part in enumerate(loc):
+        is_last = position == len(loc) - 1
+        if _has(value, part):
+            value = value[part] if not isinstance(value, BaseModel) else getattr(value, str(part))
+        elif not is_last or not (is_missing or isinstance(value, (Mapping, BaseModel))):
+            continue
+        place.append(part)
+    return place
+
+
+def _has(value: Any, part: str | int) -> bool:
+    if isinstance(value, Mapping):
+        return part in value
+    if isinstance(value, BaseModel):
+        return part in type(value).model_fields
+    return isinstance(value, (list, tuple)) and isinstance(part, int) and part < len(value)
+
+
+def _plain_context(context: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: str(value) if isinstance(value, BaseException) else value
+        for key, value in context.items()
+    }
+
+
+def _first_cause(error: ValidationError) -> ChainruleError | None:
+    context = error.errors(include_url=False, include_input=False)[0].get("ctx") or {}
+    cause = context.get("error")
+    return cause if isinstance(cause, ChainruleError) else None
+
+
+def _code(problem: dict[str, Any], cause: ChainruleError | None) -> str:
+    if cause is not None:
+        return cause.code
+    if "code" in problem["ctx"]:
+        return str(problem["ctx"]["code"])
+    return problem["type"] if problem["type"].startswith("array_") else "invalid_input"
+
+
+def _place(problem: dict[str, Any]) -> str:
+    return f"at {problem['path']!r}: " if problem["path"] else ""
+
+
+def _sentence(text: str) -> str:
+    return text.removeprefix("Value error, ")
+
+
+def _more(problems: list[dict[str, Any]], count: int) -> str:
+    """That there are further problems; a name that is not a field is often the cause of the first."""
+    if count == 1:
+        return ""
+    unknown = [f"{p['path']!r}" for p in problems[1:] if p["type"] == "extra_forbidden"]
+    return f" (and {count - 1} more{': no such field as ' if unknown else ''}{', '.join(unknown)})"

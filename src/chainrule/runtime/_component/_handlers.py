@@ -1,0 +1,172 @@
+"""Handlers: one for each endpoint of a component. A payload in, the author's function, a plain tree out.
+
+Each handler validates once on the way in and once on the way out. Derivatives have a file of their own.
+
+JAX computes in 32 bits unless `jax_enable_x64` is set, and says nothing when it narrows a 64-bit array. So
+the handlers of a component that declares a 64-bit dtype run with x64 enabled, whatever the process is
+set to: the setting is of the calling thread and ends with the call. What the component's file computes while
+it is loaded (`W = jnp.array([0.1])`) is computed with x64, too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, ClassVar, Protocol
+
+from pydantic import BaseModel
+
+from chainrule._errors import InputError
+from chainrule.runtime._component._failures import call_author, check_signature
+from chainrule.runtime._component._schemas import Context, Schemas, to_plain
+from chainrule.runtime._schema import array_leaves, describe_value
+
+Payload = Mapping[str, Any]
+
+
+class Handler(Protocol):
+    """Answers the requests of one endpoint.
+
+    Attributes:
+        can_batch: whether a batch of vectors is answered in one call.
+    """
+
+    @property
+    def can_batch(self) -> bool: ...
+
+    def __call__(self, payload: Payload, context: Context) -> Any:
+        """Answer one request."""
+
+
+Read = Callable[[Any, str, Context], BaseModel]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """`apply` and `abstract_eval`: a tree of inputs to a tree of outputs."""
+
+    name: str
+    function: Callable[[Any], Any]
+    read_inputs: Read
+    read_outputs: Read
+    can_batch: ClassVar[bool] = False
+
+    def __call__(self, payload: Payload, context: Context) -> Any:
+        """The outputs as a plain tree."""
+        check_fields(payload, ("inputs",), self.name)
+        inputs = self.read_inputs(payload["inputs"], self.name, context)
+        result = call_author(self.function, self.name, inputs)
+        return to_plain(self.read_outputs(result, self.name, context))
+
+
+def evaluation_handler(name: str, schemas: Schemas, function: Callable[[Any], Any]) -> Evaluation:
+    """The handler of `apply` or `abstract_eval`."""
+    check_signature(function, name, 1)
+    if name == "apply":
+        return Evaluation(name, function, schemas.read_inputs, schemas.read_outputs)
+    return Evaluation(name, function, schemas.read_abstract_inputs, schemas.read_abstract_outputs)
+
+
+def check_fields(
+    payload: Payload, expected: tuple[str, ...], endpoint: str, optional: tuple[str, ...] = ()
+) -> None:
+    """Refuse a payload that has other fields than its endpoint.
+
+    Args:
+        payload: the body of a request.
+        expected: the fields it has to have.
+        endpoint: whose request it is.
+        optional: the fields it may have.
+
+    Raises:
+        InputError: the first field that is missing or unknown is named.
+    """
+    if type(payload) is dict and payload.keys() == set(expected):
+        return
+    if not isinstance(payload, Mapping):
+        raise InputError(
+            f"{endpoint}: expected an object with {', '.join(expected)}; "
+            f"found {describe_value(payload)}.",
+            code="invalid_input",
+            details={"problems": [_problem("dict_type", [], "Expected an object")], "count": 1},
+        )
+    problems = [
+        *(_problem("missing", [n], "Field required") for n in expected if n not in payload),
+        *(_problem("extra_forbidden", [str(n)], "Unknown field") for n in payload
+          if n not in (*expected, *optional)),
+    ]  # fmt: skip
+    if not problems:
+        return
+    first = problems[0]
+    raise InputError(
+        f"{endpoint}: {first['msg'].lower()}: {first['path']!r}. A request has the fields "
+        f"{', '.join(expected)}.",
+        code="missing_field" if first["type"] == "missing" else "unknown_field",
+        path=first["path"],
+        details={"problems": problems[:20], "count": len(problems)},
+    )
+
+
+def _problem(kind: str, loc: list[str], message: str) -> dict[str, Any]:
+    return {"type": kind, "loc": loc, "path": ".".join(loc), "msg": message, "ctx": {}}
+
+
+_WIDE = frozenset(("float64", "complex128", "int64", "uint64"))
+
+
+def declares_64_bits(*schemas: type[BaseModel]) -> bool:
+    """Whether an array of some models is declared with 64 bits, or complex with two times 64."""
+    return any(spec.dtype in _WIDE for schema in schemas for spec in array_leaves(schema).values())
+
+
+def double_precision() -> AbstractContextManager[Any]:
+    """Let JAX compute in 64 bits, in this thread; without JAX there is nothing to do."""
+    jax = sys.modules.get("jax")
+    if jax is None or jax.config.jax_enable_x64:
+        return nullcontext()
+    # Imported here: most components do without JAX.
+    from chainrule._jaxpr import enable_x64
+
+    return enable_x64(True)
+
+
+def in_double_precision(handler: Handler) -> Handler:
+    """The handler with x64 enabled while it runs."""
+    return _Double(handler)
+
+
+class _Double:
+    def __init__(self, handler: Handler) -> None:
+        self.can_batch = handler.can_batch
+        self._handler = handler
+
+    def __call__(self, payload: Payload, context: Context) -> Any:
+        if "jax" not in sys.modules:
+            return self._handler(payload, context)
+        with double_precision():
+            return self._handler(payload, context)
+
+
+def was_loaded_narrow(module: ModuleType) -> bool:
+    """Whether JAX computed something in 32 bits while a component's file was loaded."""
+    jax = sys.modules.get("jax")
+    if jax is None or jax.config.jax_enable_x64:
+        return False
+    return any(
+        isinstance(value, jax.Array) and str(value.dtype) in ("float32", "complex64")
+        for value in _values_in(module, jax)
+    )
+
+
+def _values_in(module: ModuleType, jax: Any) -> Iterator[Any]:
+    """What the file and its neighbours hold at their top level, models and other trees taken apart."""
+    package = module.__name__.rpartition(".")[0]
+    loaded = sys.modules.copy()
+    for name, each in loaded.items():
+        if name == module.__name__ or (package and name.startswith(f"{package}.")):
+            for value in list(vars(each).values()):
+                if not isinstance(value, (type, ModuleType, BaseModel)):
+                    yield from jax.tree_util.tree_leaves(value)

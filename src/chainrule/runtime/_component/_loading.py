@@ -1,0 +1,376 @@
+"""Load components: one function for everything that can be a component.
+
+`load_component` takes a module file with `InputSchema`, `OutputSchema` and `apply`, its folder, a command
+description (`component.yaml`), an imported module, a function or a component. `check_sources` finds
+mistakes in the syntax of files without running them.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from chainrule._errors import DefinitionError
+from chainrule.runtime._component._definition import (
+    Definition,
+    Implementation,
+    hash_files,
+    hash_parts,
+)
+from chainrule.runtime._component._failures import is_jitted
+from chainrule.runtime._component._handlers import double_precision, was_loaded_narrow
+from chainrule.runtime._component._isolation import load_module, loaded_sources
+from chainrule.runtime._component._local import LocalComponent
+from chainrule.runtime._config import ComponentConfig
+from chainrule.runtime._endpoints import DERIVATIVE_ENDPOINTS, ENDPOINTS
+from chainrule.runtime._runs import Run, activate
+
+Source = str | Path | ModuleType | Callable[..., Any] | LocalComponent
+Config = ComponentConfig | Mapping[str, Any] | None
+
+
+def load_component(
+    source: Source,
+    *,
+    config: Config = None,
+    redirect_peer: bool = True,
+) -> LocalComponent:
+    """Make a component from a file, a module, a function or a component that exists.
+
+    Args:
+        source: a path to a module file (`tesseract_api.py`), to its folder, or to a command description
+            (`component.yaml`); `path.py:name` for a component or function inside a file; an imported
+            module; a function with annotated arguments; or a component.
+        config: settings of this component.
+        redirect_peer: resolve `tesseract_core.runtime…` imports of a file to Chainrule.
+
+    Raises:
+        DefinitionError: the source cannot be loaded or is not a complete component.
+
+    Example:
+        >>> def double(x: float) -> float:
+        ...     return 2 * x
+        >>> load_component(double).apply({"x": 3.0})
+        {'result': 6.0}
+    """
+    if isinstance(source, LocalComponent):
+        return source if config is None else LocalComponent(source._definition, config)
+    if isinstance(source, (str, Path)):
+        return _load_path(str(source), config, redirect_peer)
+    if isinstance(source, ModuleType):
+        return LocalComponent(define_from_module(source), config)
+    if callable(source):
+        from chainrule.runtime._component._functions import component
+
+        return component(source, config=config)
+    raise DefinitionError(
+        f"Cannot make a component from {type(source).__name__}: expected a path, a module, a function "
+        "with annotated arguments, or a component.",
+        code="bad_source",
+    )
+
+
+def _load_path(text: str, config: Config, redirect_peer: bool) -> LocalComponent:
+    file, _, attribute = text.rpartition(":") if ".py:" in text else (text, "", "")
+    path = Path(file)
+    if attribute:
+        return _load_attribute(path, attribute, config, redirect_peer)
+    if path.is_dir():
+        path = file_in(path)
+    if path.suffix in (".yaml", ".yml"):
+        from chainrule.runtime._component._commands import define_from_command_file
+
+        return LocalComponent(define_from_command_file(path), config)
+    return _from_file(path, config, redirect_peer, partial(_component_in, path=path, config=config))
+
+
+def _component_in(module: ModuleType, *, path: Path, config: Config) -> LocalComponent:
+    """The component that a file defines, or the one that it decorates."""
+    if not hasattr(module, "InputSchema"):
+        decorated = [name for name, v in vars(module).items() if isinstance(v, LocalComponent)]
+        if decorated:
+            return load_component(_only(module, decorated, path), config=config)
+    return LocalComponent(define_from_file(module, path), config)
+
+
+def _from_file(
+    path: Path,
+    config: Config,
+    redirect_peer: bool,
+    make: Callable[[ModuleType], LocalComponent],
+) -> LocalComponent:
+    module = _load_module(path, config, redirect_peer)
+    component = make(module)
+    if component.declares_64_bits and was_loaded_narrow(module):
+        with double_precision():
+            component = make(_load_module(path, config, redirect_peer))
+    return component
+
+
+def _load_module(path: Path, config: Config, redirect_peer: bool) -> ModuleType:
+    """Run the file with its settings in force: it may call `require_file` at once."""
+    with activate(Run(ComponentConfig.make(config), is_flat=True)):
+        return load_module(path, redirect_peer=redirect_peer)
+
+
+def _only(module: ModuleType, names: list[str], path: Path) -> LocalComponent:
+    if len(names) > 1:
+        raise DefinitionError(
+            f"{path.name} has several components; name one of them: "
+            + ", ".join(f"{path.name}:{name}" for name in names),
+            code="component_ambiguous",
+        )
+    return getattr(module, names[0])
+
+
+def file_in(folder: Path) -> Path:
+    """The file of a folder that defines its component.
+
+    Raises:
+        DefinitionError: there is none (`module_missing`).
+    """
+    for name in ("tesseract_api.py", "component.py", "component.yaml"):
+        if (folder / name).is_file():
+            return folder / name
+    raise DefinitionError(
+        f"The folder {folder} has no tesseract_api.py, component.py or component.yaml. "
+        "`chainrule init` writes one.",
+        code="module_missing",
+    )
+
+
+def _load_attribute(
+    path: Path, attribute: str, config: Config, redirect_peer: bool
+) -> LocalComponent:
+    def make(module: ModuleType) -> LocalComponent:
+        if not hasattr(module, attribute):
+            raise DefinitionError(
+                f"{path.name} does not define {attribute!r}.", code="module_incomplete"
+            )
+        return load_component(getattr(module, attribute), config=config)
+
+    return _from_file(path, config, redirect_peer, make)
+
+
+_REQUIRED = ("InputSchema", "OutputSchema", "apply")
+_SHORT_NAMES = {
+    "jac": "jacobian",
+    "jvp": "jacobian_vector_product",
+    "vjp": "vector_jacobian_product",
+    "hvp": "hessian_vector_product",
+}
+"""What the command line calls derivative endpoints; a module calls them by their long names."""
+
+
+def define_from_file(module: ModuleType, path: Path) -> Definition:
+    """The component that a module loaded from a file defines."""
+    facts = read_project_file(path.parent)
+    is_generic = path.stem in ("tesseract_api", "component")
+    stem = path.parent.resolve().name if is_generic else path.stem
+    return _define_module(
+        module,
+        name=str(facts.get("name") or stem),
+        version=str(facts.get("version") or getattr(module, "__version__", "unknown")),
+        description=str(facts.get("description") or (module.__doc__ or "").strip()),
+        content_hash=hash_files(loaded_sources(module).items()),
+    )
+
+
+def define_from_module(module: ModuleType) -> Definition:
+    """The component that an imported module, or any object with the same attributes, defines."""
+    file = getattr(module, "__file__", None)
+    name = getattr(module, "__name__", type(module).__name__)
+    return _define_module(
+        module,
+        name=name.rpartition(".")[2],
+        version=getattr(module, "__version__", "unknown"),
+        description=(module.__doc__ or "").strip(),
+        content_hash=hash_files([(name, Path(file))]) if file else hash_parts([(name, b"")]),
+    )
+
+
+def _define_module(module: Any, **facts: Any) -> Definition:
+    missing = [name for name in _REQUIRED if not hasattr(module, name)]
+    if missing:
+        raise DefinitionError(
+            f"The module {facts['name']} does not define {', '.join(missing)}. A component needs "
+            "InputSchema and OutputSchema (subclasses of pydantic.BaseModel) and apply(inputs).",
+            code="module_incomplete",
+            details={"missing": missing},
+        )
+    _refuse_short_names(module)
+    implementations = {
+        name: Implementation(getattr(module, name)) for name in ENDPOINTS if hasattr(module, name)
+    }
+    jax_function = _find_jax_function(module)
+    own: list[str] = []
+    if jax_function is not None:
+        from chainrule.runtime._component._functions import recipe_implementations
+        from chainrule.runtime._component._jax_modules import own_derivatives
+        from chainrule.runtime._endpoints import FIRST_ORDER
+
+        own = own_derivatives(module, jax_function)
+        free = recipe_implementations("jax", jax_function)
+        if set(own) & {kind.endpoint for kind in FIRST_ORDER}:
+            # What is missing has to follow from what the author thought of.
+            free = {name: free[name] for name in free if name not in DERIVATIVE_ENDPOINTS}
+        implementations = free | implementations
+    return Definition(
+        input_schema=module.InputSchema,
+        output_schema=module.OutputSchema,
+        implementations=implementations,
+        function=module.apply,
+        jax_function=jax_function,
+        jax_derivatives=not own,
+        batching=getattr(module, "batching", None),
+        merge_up_to=getattr(module, "merge_up_to", 0),
+        **facts,
+    )
+
+
+def _refuse_short_names(module: Any) -> None:
+    """Say that a function is no endpoint, rather than ignore a derivative that its author wrote."""
+    for short, endpoint in _SHORT_NAMES.items():
+        function = getattr(module, short, None)
+        is_own = getattr(function, "__module__", None) == getattr(module, "__name__", "")
+        if is_own and callable(function) and not hasattr(module, endpoint):
+            raise DefinitionError(
+                f"The module defines {short}, which is not the name of an endpoint: call it {endpoint}. "
+                f"If it is a helper, call it _{short}.",
+                code="bad_endpoint",
+                details={"endpoint": endpoint},
+            )
+
+
+def _find_jax_function(module: Any) -> Callable[[Any], Any] | None:
+    declared = getattr(module, "jax_function", None)
+    if declared is not None or not any(is_jitted(value) for value in vars(module).values()):
+        return declared
+    from chainrule.runtime._component._jax_modules import function_behind_apply
+
+    return function_behind_apply(module)
+
+
+def read_project_file(folder: Path) -> dict[str, Any]:
+    """The mapping in the project file; empty when there is none.
+
+    Raises:
+        DefinitionError: the file is not a YAML mapping (`bad_project_file`).
+    """
+    names = ("component.yaml", "tesseract_config.yaml")
+    file = next((folder / name for name in names if (folder / name).is_file()), None)
+    if file is None:
+        return {}
+    import yaml
+
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise _bad_project_file(file, f"is not YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise _bad_project_file(file, f"has to be a mapping; found {type(content).__name__}")
+    return content
+
+
+def _bad_project_file(file: Path, reason: str) -> DefinitionError:
+    return DefinitionError(f"{file} {reason}.", code="bad_project_file")
+
+
+# Statements and literals that have changed since Python 3.11: type aliases and parameters, what stands in
+# an f-string, t-strings, `except` without parentheses.
+_CHANGED = re.compile(
+    r"""^\s*type\s|\b(def|class)\s+\w+\s*\[|\b[rR]?[fFtT][rR]?["']|\bexcept\b.*,"""
+)
+
+
+def check_syntax(file: Path) -> None:
+    """Compile a Python file.
+
+    Raises:
+        DefinitionError: it cannot be read, or it is not Python (`module_failed`); the message says the line.
+    """
+    try:
+        _compile(file)
+    except (OSError, SyntaxError, ValueError) as error:
+        raise _syntax_error(file, error) from error
+
+
+def check_sources(file: Path) -> None:
+    """Compile a Python file, and those of its neighbours that it imports, for another interpreter.
+
+    What only a newer Python may take is let through: who has that Python will tell.
+
+    Raises:
+        DefinitionError: as in `check_syntax`.
+    """
+    pending, seen = [file], set[Path]()
+    while pending:
+        source = pending.pop()
+        if source in seen:
+            continue
+        seen.add(source)
+        try:
+            tree = _compile(source)
+        except (OSError, SyntaxError, ValueError) as error:
+            if not _may_be_newer(error):
+                raise _syntax_error(source, error) from error
+        else:
+            pending += _imported(tree, source.parent, file.parent)
+
+
+def _compile(file: Path) -> ast.Module:
+    content = file.read_bytes()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they come again, once, when the file is run
+        compile(content, file, "exec", dont_inherit=True)
+        return ast.parse(content, file)
+
+
+def _syntax_error(file: Path, error: Exception) -> DefinitionError:
+    if isinstance(error, OSError):
+        what, line = f"{file} cannot be read: {error.strerror}.", None
+    else:
+        line = getattr(error, "lineno", None)
+        where = f"{file}:{line}" if line else str(file)
+        what = f"{where}: {type(error).__name__}: {getattr(error, 'msg', None) or error}."
+    details = {"file": str(file), "line": line, "exception": type(error).__name__}
+    return DefinitionError(what, code="module_failed", details=details)
+
+
+def _may_be_newer(error: Exception) -> bool:
+    if not isinstance(error, SyntaxError):
+        return False
+    return error.msg.startswith("f-string") or bool(_CHANGED.search(error.text or ""))
+
+
+def _imported(tree: ast.Module, here: Path, root: Path) -> Iterator[Path]:
+    """Files in the component's folder that a module imports in any case; other names are packages."""
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            names, base = [alias.name for alias in node.names], root
+        elif isinstance(node, ast.ImportFrom):
+            start = f"{node.module}." if node.module else ""
+            names = [start + alias.name for alias in node.names]
+            base = here.joinpath(*[".."] * (node.level - 1)).resolve() if node.level else root
+        else:
+            continue
+        for name in names:
+            top, *rest = name.split(".")
+            if base != root or top not in sys.stdlib_module_names:
+                yield from _files_on_the_way(base, [top, *rest])
+
+
+def _files_on_the_way(folder: Path, parts: list[str]) -> Iterator[Path]:
+    """The packages on the way to a module, and the module."""
+    for part in parts:
+        for file in (folder / f"{part}.py", folder / part / "__init__.py"):
+            if file.is_file():
+                yield file
+        folder /= part

@@ -1,0 +1,155 @@
+"""What an operator can see of a component's calls: profiles, traces, and what the component prints.
+
+    chainrule.runtime.profile    a profile of every call, by cumulative and by own time (a log record)
+    chainrule.runtime.trace      the payload and the result of every call, arrays abbreviated (a log record)
+    logs/tesseract.log           what is printed, kept with the run, beside `metrics.csv` and `artifacts/`
+
+For the last one the streams of the whole process are redirected while a call runs, at the level of file
+descriptors, so that output of C libraries and child processes is kept too. That is for processes that
+answer one call at a time.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import io
+import json
+import logging
+import os
+import pstats
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from chainrule._trees import is_arraylike
+from chainrule.runtime._component._handlers import Handler, Payload
+from chainrule.runtime._component._schemas import Context
+from chainrule.runtime._config import ComponentConfig
+from chainrule.runtime._runs import current_run
+
+_profile_log = logging.getLogger("chainrule.runtime.profile")
+_trace_log = logging.getLogger("chainrule.runtime.trace")
+_ROWS = 30
+_SHOWN = 10
+
+
+def observed(name: str, handler: Handler, config: ComponentConfig) -> Handler:
+    """The handler with the observations that its component's settings ask for."""
+    if config.profiling:
+        handler = _Profiled(name, handler)
+    return _Traced(name, handler) if config.tracing else handler
+
+
+class _Profiled:
+    def __init__(self, name: str, handler: Handler) -> None:
+        self.name = name
+        self._handler = handler
+        self.can_batch = handler.can_batch
+
+    def __call__(self, payload: Payload, context: Context) -> Any:
+        profile = cProfile.Profile()
+        try:
+            return profile.runcall(self._handler, payload, context)
+        finally:
+            _profile_log.info("%s\n%s", self.name, _profile_text(profile))
+
+
+def _profile_text(profile: cProfile.Profile) -> str:
+    stream = io.StringIO()
+    stream.write("--- Profiling Statistics ---\n")
+    for order in ("cumulative", "tottime"):
+        pstats.Stats(profile, stream=stream).sort_stats(order).print_stats(_ROWS)
+    return stream.getvalue()
+
+
+class _Traced:
+    def __init__(self, name: str, handler: Handler) -> None:
+        self.name = name
+        self._handler = handler
+        self.can_batch = handler.can_batch
+
+    def __call__(self, payload: Payload, context: Context) -> Any:
+        _trace_log.info("%s called with %s", self.name, _abbreviated(payload))
+        result = self._handler(payload, context)
+        _trace_log.info("%s returned %s", self.name, _abbreviated(result))
+        return result
+
+
+def _abbreviated(tree: Any) -> str:
+    return json.dumps(_short(tree), default=str)
+
+
+def _short(node: Any) -> Any:
+    if isinstance(node, Mapping):
+        return {str(key): _short(value) for key, value in node.items()}
+    if isinstance(node, (list, tuple, set, frozenset)):
+        return [_short(item) for item in list(node)[:_SHOWN]] + ["…"] * (len(node) > _SHOWN)
+    if is_arraylike(node):
+        flat = np.asarray(node).ravel()
+        values = flat[:_SHOWN].tolist() + ["…"] * (flat.size > _SHOWN)
+        return {"shape": list(node.shape), "dtype": str(node.dtype), "values": values}
+    return node
+
+
+_LAST_WORDS_S = 2.0
+
+
+def keeping_output(handler: Handler) -> Handler:
+    """The handler that keeps what is printed while it runs."""
+    return _Kept(handler)
+
+
+class _Kept:
+    def __init__(self, handler: Handler) -> None:
+        self.can_batch = handler.can_batch
+        self._handler = handler
+
+    def __call__(self, payload: Payload, context: Context) -> Any:
+        run = current_run.get()
+        assert run is not None, "an endpoint is called in a run"
+        with copied_to(new_logs(run.folder) / "tesseract.log"):
+            return self._handler(payload, context)
+
+
+def new_logs(folder: Path) -> Path:
+    """The folder `logs` in a folder, with everything that is always there."""
+    logs = folder / "logs"
+    (logs / "artifacts").mkdir(parents=True, exist_ok=True)
+    (logs / "metrics.csv").write_text("timestamp,key,value,step\n", encoding="utf-8")
+    return logs
+
+
+@contextmanager
+def copied_to(file: Path) -> Iterator[None]:
+    """Copy what is written to standard output and standard error into a file, and pass it on."""
+    source, sink = os.pipe()
+    real = os.dup(1), os.dup(2)
+    # A child process that lives on may hold the pipe open; nobody waits for it.
+    copier = threading.Thread(target=_copy, args=(source, os.dup(2), file), daemon=True)
+    copier.start()
+    os.dup2(sink, 1)
+    os.dup2(sink, 2)
+    os.close(sink)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for descriptor, original in zip((1, 2), real, strict=True):
+            os.dup2(original, descriptor)
+            os.close(original)
+        copier.join(_LAST_WORDS_S)
+
+
+def _copy(source: int, terminal: int, file: Path) -> None:
+    with file.open("wb", buffering=0) as log:
+        while piece := os.read(source, 1 << 16):
+            log.write(piece)
+            os.write(terminal, piece)
+    os.close(source)
+    os.close(terminal)

@@ -1,0 +1,320 @@
+"""What a server counts, and where it is shown: `/ready`, `/status` and `/metrics`.
+
+The event loop counts plain integers, so a request costs no lock, and the routes answer whatever the workers
+do. The text for Prometheus is written here rather than by `prometheus_client`, so that a server needs no
+further package; the tests read it with `prometheus_client.parser`.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from chainrule import __version__
+from chainrule._errors import ChainruleError
+from chainrule.serve._calls import Call, Reply
+
+if TYPE_CHECKING:
+    from chainrule.serve._jobs import Jobs
+    from chainrule.serve._pool import Service
+
+BOUNDS_S = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    60.0,
+    600.0,
+)
+"""Upper bounds of the latency histogram; one more bucket holds what takes longer."""
+
+_RECENT = 1024
+_CANCELLED = 499
+OUTCOMES = ("answered", "crashed", "timed_out", "cancelled", "turned_away")
+_OUTCOME_OF_CODE = {
+    "call_timeout": "timed_out",
+    "queue_full": "turned_away",
+    "replica_lost": "crashed",
+    "worker_crashed": "crashed",
+}
+
+
+class EndpointMetrics:
+    """What passed through one endpoint. Plain numbers: every request adds to all of them.
+
+    Attributes:
+        statuses: HTTP status → how many.
+        buckets: how many took up to each of `BOUNDS_S`, and longer.
+        seconds: altogether.
+        received, sent: bytes of bodies.
+    """
+
+    __slots__ = ("buckets", "received", "seconds", "sent", "statuses")
+
+    def __init__(self) -> None:
+        self.statuses: dict[int, int] = {}
+        self.buckets = [0] * (len(BOUNDS_S) + 1)
+        self.seconds = 0.0
+        self.received = 0
+        self.sent = 0
+
+
+class Metrics:
+    """What is counted of one component. Calls are counted by their outcome, requests by their endpoint.
+
+    A call is what a worker is given. It is one request, or several that were merged.
+
+    Attributes:
+        outcomes: what became of calls → how many.
+        endpoints: name → what passed through.
+        recent: when the last requests ended (`time.perf_counter`), and how long they took.
+    """
+
+    def __init__(self) -> None:
+        self.outcomes = dict.fromkeys(OUTCOMES, 0)
+        self.endpoints: dict[str, EndpointMetrics] = {}
+        self.recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
+
+    async def with_outcome(self, answer: Awaitable[Reply]) -> Reply:
+        """Wait for the answer to a call, and count what became of it."""
+        outcome: str | None = "cancelled"
+        try:
+            reply = await answer
+            outcome = "answered"
+            return reply
+        except ChainruleError as error:
+            outcome = _OUTCOME_OF_CODE.get(error.code)
+            raise
+        finally:
+            if outcome is not None:
+                self.outcomes[outcome] += 1
+
+    async def with_request(self, call: Call, answer: Awaitable[Reply]) -> Reply:
+        """Wait for the answer to a request, and count it whatever it is."""
+        start = time.perf_counter()
+        status, sent = _CANCELLED, 0
+        try:
+            reply = await answer
+            status, sent = reply.status, reply.nbytes
+            return reply
+        except ChainruleError as error:
+            status = error.http_status
+            raise
+        finally:
+            self._add(call, status, time.perf_counter() - start, sent)
+
+    def refuse(self, endpoint: str, status: int) -> None:
+        """Count a request that was turned away before it reached a pool; it took no time."""
+        entry = self.endpoints.setdefault(endpoint, EndpointMetrics())
+        entry.statuses[status] = entry.statuses.get(status, 0) + 1
+
+    def _add(self, call: Call, status: int, seconds: float, sent: int) -> None:
+        self.refuse(call.endpoint, status)
+        entry = self.endpoints[call.endpoint]
+        entry.buckets[bisect_left(BOUNDS_S, seconds)] += 1
+        entry.seconds += seconds
+        entry.received += call.nbytes
+        entry.sent += sent
+        self.recent.append((time.perf_counter(), seconds))
+
+    @property
+    def total(self) -> int:
+        """How many requests there were."""
+        return sum(sum(entry.statuses.values()) for entry in self.endpoints.values())
+
+    @property
+    def errors(self) -> int:
+        """How many of them did not succeed."""
+        return sum(
+            count
+            for entry in self.endpoints.values()
+            for status, count in entry.statuses.items()
+            if status >= 400
+        )
+
+
+def percentiles(seconds: list[float]) -> dict[str, float | None]:
+    """The median and the slow end of some latencies."""
+    ordered = sorted(seconds)
+
+    def at(share: float) -> float | None:
+        return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else None
+
+    return {"p50": at(0.5), "p90": at(0.9), "p99": at(0.99)}
+
+
+Sample = tuple[str, Mapping[str, object], float]
+
+
+def exposition(services: Mapping[str, Service], jobs: Mapping[str, int]) -> str:
+    """All metrics of a server."""
+    named = list(services.items())
+    lines: list[str] = []
+    lines += _family("requests", "counter", "Requests that are over.", _requests(named))
+    lines += _family(
+        "request_duration_seconds", "histogram", "From the queue to the answer.", _durations(named)
+    )
+    lines += _family("received_bytes", "counter", "Bodies of requests.", _bytes(named, "received"))
+    lines += _family("sent_bytes", "counter", "Bodies of answers.", _bytes(named, "sent"))
+    for outcome in OUTCOMES:
+        samples = [
+            ("_total", {"component": name}, service.pool.metrics.outcomes[outcome])
+            for name, service in named
+        ]
+        lines += _family(f"calls_{outcome}", "counter", f"Calls that were {outcome}.", samples)
+    for name, help, value in _GAUGES:
+        samples = [("", {"component": c}, value(service)) for c, service in named]
+        lines += _family(name, "gauge", help, samples)
+    restarts = [
+        ("_total", {"component": name, "worker": worker.id}, worker.restarts)
+        for name, service in named
+        for worker in service.pool.workers
+    ]
+    lines += _family("worker_restarts", "counter", "Workers that were replaced.", restarts)
+    states = [("", {"state": state}, count) for state, count in jobs.items()]
+    lines += _family("jobs", "gauge", "Jobs that are known, by state.", states)
+    return "\n".join(lines) + "\n"
+
+
+_GAUGES: tuple[Any, ...] = (
+    (
+        "calls_running",
+        "Calls that a worker computes.",
+        lambda s: s.pool.under_way - s.pool.queue_length,
+    ),
+    ("calls_waiting", "Calls that wait for a worker.", lambda s: s.pool.queue_length),
+    ("workers", "Workers that are up.", lambda s: s.pool.alive),
+)
+
+
+def _requests(named: Iterable[tuple[str, Service]]) -> Iterator[Sample]:
+    for labels, entry in _endpoints(named):
+        for status, count in entry.statuses.items():
+            yield "_total", {**labels, "status": status}, count
+
+
+def _durations(named: Iterable[tuple[str, Service]]) -> Iterator[Sample]:
+    for labels, entry in _endpoints(named):
+        for bound, count in zip((*BOUNDS_S, "+Inf"), accumulate(entry.buckets), strict=True):
+            yield "_bucket", {**labels, "le": bound}, count
+        yield "_count", labels, sum(entry.buckets)
+        yield "_sum", labels, entry.seconds
+
+
+def _bytes(named: Iterable[tuple[str, Service]], direction: str) -> Iterator[Sample]:
+    for labels, entry in _endpoints(named):
+        yield "_total", labels, getattr(entry, direction)
+
+
+def _endpoints(
+    named: Iterable[tuple[str, Service]],
+) -> Iterator[tuple[dict[str, object], EndpointMetrics]]:
+    for name, service in named:
+        for endpoint, entry in service.pool.metrics.endpoints.items():
+            yield {"component": name, "endpoint": endpoint}, entry
+
+
+def _family(name: str, kind: str, help: str, samples: Iterable[Sample]) -> Iterator[str]:
+    full = f"chainrule_{name}"
+    declared = f"{full}_total" if kind == "counter" else full
+    yield f"# HELP {declared} {help}"
+    yield f"# TYPE {declared} {kind}"
+    for suffix, labels, value in samples:
+        text = ",".join(f'{key}="{_escaped(str(label))}"' for key, label in labels.items())
+        yield f"{full}{suffix}{{{text}}} {value}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+_RATE_WINDOW_S = 10.0
+
+
+def status_routes(services: Mapping[str, Service], jobs: Jobs) -> list[Route]:
+    """The routes that tell how the server is."""
+    started = time.monotonic()
+
+    async def ready(request: Request) -> Response:
+        states = {name: _state(service) for name, service in services.items()}
+        is_ready = all(state["ready"] for state in states.values())
+        content = {"status": "ready" if is_ready else "degraded", "components": states}
+        return JSONResponse(content, status_code=200 if is_ready else 503)
+
+    async def status(request: Request) -> Response:
+        content = {
+            "version": __version__,
+            "uptime_s": time.monotonic() - started,
+            **_load(services),
+            "jobs": await jobs.counts(),
+        }
+        return JSONResponse(content, headers={"Cache-Control": "no-store"})
+
+    async def metrics(request: Request) -> Response:
+        text = exposition(services, await jobs.counts())
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return [
+        Route("/ready", ready, methods=["GET"]),
+        Route("/status", status, methods=["GET"]),
+        Route("/metrics", metrics, methods=["GET"]),
+    ]
+
+
+def _state(service: Service) -> dict[str, object]:
+    pool = service.pool
+    return {"ready": pool.is_ready, "workers": pool.alive, "queue": pool.queue_length}
+
+
+def _load(services: Mapping[str, Service]) -> dict[str, Any]:
+    pools = [service.pool for service in services.values()]
+    metrics = [pool.metrics for pool in pools]
+    now = time.perf_counter()
+    recent = [entry for counted in metrics for entry in counted.recent]
+    lately = [ended for ended, _ in recent if now - ended <= _RATE_WINDOW_S]
+    return {
+        "components": [_facts(service) for service in services.values()],
+        "workers": [
+            {**worker._asdict(), "component": name}
+            for name, service in services.items()
+            for worker in service.pool.workers
+        ],
+        "queue": {
+            "length": sum(pool.queue_length for pool in pools),
+            "limit": sum(pool.max_queue for pool in pools),
+        },
+        "requests": {
+            "total": sum(counted.total for counted in metrics),
+            "errors": sum(counted.errors for counted in metrics),
+            "in_flight": sum(pool.under_way for pool in pools),
+            "per_second": len(lately) / _RATE_WINDOW_S,
+        },
+        "latency_s": percentiles([seconds for _, seconds in recent]),
+    }
+
+
+def _facts(service: Service) -> dict[str, Any]:
+    facts = service.facts
+    return {
+        "name": service.name,
+        "version": facts.version,
+        "hash": facts.content_hash,
+        "endpoints": facts.endpoints,
+    }

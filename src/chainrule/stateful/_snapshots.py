@@ -1,0 +1,227 @@
+"""Equality, hash and copies of what a model holds beside arrays: names, functions, options, plain objects.
+
+`Static` makes any object usable as auxiliary data of a pytree and as part of a cache key. Two statics are
+equal when using one for the other cannot be noticed: containers are compared item by item, arrays by content,
+numbers by what they print (so `nan` equals itself and `-0.0` is not `0.0`), everything else by `==` with
+identity first. `chainrule._partition` has a simpler `Static` for the arguments of one call, which nothing
+edits meanwhile.
+
+An object may be edited in place after it became part of a key, and then no longer be what the key stood for.
+So a static keeps a *snapshot* of what can be edited:
+
+    never edited    numbers, names, functions, classes, JAX arrays, and every object whose class defines a
+                    hash by value (a frozen data class, an enum): Python asks of those not to change
+    containers      snapshots of their items
+    other objects   the object, and snapshots of its public attributes (of all fields, for a data class).
+                    Arrays there are compared by identity: they may be large
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import importlib
+import types
+from collections.abc import Mapping, Set
+from typing import Any
+
+import jax
+import numpy as np
+
+_UNCHANGING = (
+    bool, int, float, complex, str, bytes, type(None), type, np.generic, jax.Array,
+    types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType,
+)  # fmt: skip
+
+
+class Static:
+    """A hashable, comparable box around one object, as the object is now.
+
+    The hash is coarse where the object is unhashable: equality decides, the hash only has to agree
+    with it.
+    """
+
+    __slots__ = ("snapshot", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.snapshot = take_snapshot(value)
+
+    @property
+    def is_editable(self) -> bool:
+        """Whether the object can be edited in place."""
+        return self.snapshot is not self.value
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the object still is what it was when it was boxed."""
+        return same(self.snapshot, take_snapshot(self.value))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Static) and same(self.snapshot, other.snapshot)
+
+    def __hash__(self) -> int:
+        return _coarse_hash(self.snapshot)
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.value,)
+
+    def __deepcopy__(self, memo: Any) -> Static:
+        return type(self)(copy.deepcopy(self.value, memo)) if self.is_editable else self
+
+    def __repr__(self) -> str:
+        return f"Static({self.value!r})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Snapshot:
+    """An object that can be edited, with its attributes at one moment."""
+
+    origin: Any
+    attributes: dict[str, Any]
+
+
+def take_snapshot(value: Any) -> Any:
+    """What stands for a value in comparisons; the value itself where it cannot be edited."""
+    return _snapshot(value, ())
+
+
+def _snapshot(value: Any, above: tuple[int, ...]) -> Any:
+    if isinstance(value, _UNCHANGING) or is_function(value) or id(value) in above:
+        return value
+    above = (*above, id(value))
+    if isinstance(value, (list, tuple)):
+        items = [_snapshot(item, above) for item in value]
+        is_kept = isinstance(value, tuple) and all(map(_is_same_object, items, value))
+        return value if is_kept else _Snapshot(type(value), {"items": items})
+    if isinstance(value, Mapping):
+        entries = {key: _snapshot(item, above) for key, item in value.items()}
+        return _Snapshot(type(value), {"items": entries})
+    if isinstance(value, Set):
+        return (
+            value if isinstance(value, frozenset) else _Snapshot(set, {"items": frozenset(value)})
+        )
+    if isinstance(value, np.ndarray) or type(value).__hash__ not in (None, object.__hash__):
+        return value
+    attributes = {
+        name: _snapshot(attribute, above) for name, attribute in _attributes(value).items()
+    }
+    return _Snapshot(value, attributes) if attributes else value
+
+
+def _is_same_object(a: Any, b: Any) -> bool:
+    return a is b
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+    else:
+        slots = [getattr(cls, "__slots__", ()) for cls in type(value).__mro__]
+        declared = [
+            name for names in slots for name in ((names,) if isinstance(names, str) else names)
+        ]
+        names = [name for name in (*getattr(value, "__dict__", ()), *declared) if name[0] != "_"]
+    return {name: getattr(value, name) for name in names if hasattr(value, name)}
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether one object can stand for the other."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, (float, complex, np.inexact)):
+        # 0.0 == -0.0, and they compile to different programs; NaN is not equal to itself.
+        return repr(a) == repr(b)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, Mapping):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (np.ndarray, jax.Array)):
+        return _same_array(a, b)
+    if isinstance(a, _Snapshot):
+        return same(a.attributes, b.attributes) and same(a.origin, b.origin)
+    if isinstance(a, functools.partial):
+        return same((a.func, a.args, a.keywords), (b.func, b.args, b.keywords))
+    try:
+        return bool(a == b) or bool(a != a and b != b)
+    except Exception:
+        # An `==` that cannot answer with one truth value (elementwise, or raising) says "different".
+        return False
+
+
+def _same_array(a: Any, b: Any) -> bool:
+    if isinstance(a, jax.core.Tracer) or isinstance(b, jax.core.Tracer):
+        return False
+    return (
+        a.shape == b.shape and a.dtype == b.dtype and bool(np.all(np.asarray(a) == np.asarray(b)))
+    )
+
+
+def _coarse_hash(value: Any) -> int:
+    if isinstance(value, (list, tuple)):
+        return hash((type(value), *map(_coarse_hash, value)))
+    if isinstance(value, Mapping):
+        return hash((type(value), len(value)))
+    if isinstance(value, _Snapshot):
+        return _coarse_hash(value.attributes.get("items", ()))
+    if isinstance(value, functools.partial):
+        return _coarse_hash(value.func)
+    if isinstance(value, float) and value != value:
+        return hash("nan")
+    try:
+        return hash(value)
+    except TypeError:
+        return hash(type(value))
+
+
+def is_function(value: Any) -> bool:
+    """Whether an object is a function, or made from one by `jax.jit`, `jax.custom_jvp` and the like."""
+    is_plain = isinstance(value, (types.FunctionType, types.BuiltinFunctionType))
+    return is_plain or "__wrapped__" in getattr(value, "__dict__", ())
+
+
+class Portable:
+    """A function on its way into a copy or a pickle.
+
+    A deep copy shares functions, as Python's own does for those that are not wrapped: a copied `jax.nn.relu`
+    would not equal the original, and a copied model would compile anew. A pickle holds the name of a function
+    that can be imported: JAX's wrapped ones cannot be pickled by their content.
+    """
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.function
+
+    def __reduce__(self) -> Any:
+        module, name = (getattr(self.function, k, None) for k in ("__module__", "__qualname__"))
+        try:
+            if _imported(module, name) is self.function:
+                return _imported, (module, name)
+        except (ImportError, AttributeError, TypeError):
+            pass
+        return _unchanged, (self.function,)
+
+
+def pack(value: Any) -> Any:
+    """What represents a value while a copy or pickle is made."""
+    return Portable(value) if is_function(value) else value
+
+
+def unpack(value: Any) -> Any:
+    """Undo `pack` where nothing has copied or pickled the value: in a shallow copy."""
+    return value.function if isinstance(value, Portable) else value
+
+
+def _imported(module: Any, name: Any) -> Any:
+    return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+
+
+def _unchanged(value: Any) -> Any:
+    return value

@@ -1,0 +1,33 @@
+import io
+
+import pytest
+
+from chainrule.runtime import _progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "patience_s", "shown"),
+    [(Terminal(), 0.0, True), (Terminal(), 60.0, False), (io.StringIO(), 0.0, False)],
+)
+def test_bar_only_on_a_terminal_and_only_for_long_work(
+    monkeypatch, capsys, stream, patience_s, shown
+):
+    monkeypatch.setattr(_progress, "PATIENCE_S", patience_s)
+    monkeypatch.setattr(_progress.sys, "stderr", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    assert list(_progress.track(range(5), "differences", 5)) == list(range(5))
+    assert ("differences" in stream.getvalue()) is shown
+    assert capsys.readouterr().out == ""
+
+
+def test_bar_can_be_switched_off(monkeypatch):
+    stream = Terminal()
+    monkeypatch.setattr(_progress, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(_progress.sys, "stderr", stream)
+    list(_progress.track(range(5), "differences", 5, show=False))
+    assert stream.getvalue() == ""
