@@ -186,7 +186,7 @@ class _Run:
         self.offer(*pure[0])
         self._patience = self.elapsed
         self._find_bound()
-        # On large blocks the other direction, and every greedy pass, may take for ever.
+        # On large blocks the other direction, and every greedy pass, may take hours.
         self.graph.deadline = self._began + self.budget_s
         self.offer(*pure[1])
         for start in starts:
