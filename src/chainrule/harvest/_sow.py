@@ -328,7 +328,10 @@ class _Captured(Effect):
 
 permit_effect(_Captured)
 _CAPTURED = _Captured()
-_sow_p = Primitive("sow")
+SOW = "sow"
+"""The name of the primitive. Its results are its first operands."""
+
+_sow_p = Primitive(SOW)
 _sow_p.multiple_results = True
 
 
