@@ -205,9 +205,9 @@ def finite_difference_jvp(
     moves = [part.move for part in parts]
     one_sided = [part.one_sided for part in parts]
     slopes = [
-        weight * change / _distance(moved, part.direction)
+        each.over(_distance(each.moved, part.direction))
         for part, found in zip(parts, sampler.differences(moves, one_sided), strict=True)
-        for weight, change, moved in found
+        for each in found
     ]
     return sampler.outputs.split(sum(slopes, np.zeros(sampler.outputs.size)))
 
@@ -276,8 +276,22 @@ def _directions(sampler: Sampler, tangent: np.ndarray) -> list[_Direction]:
     return [
         part
         for length, direction in _lengths(sampler, tangent)
-        for part in _within_bounds(sampler, direction, length)
+        for same in _same_sense(sampler, direction, length)
+        for part in _within_bounds(sampler, same, length)
     ]
+
+
+def _same_sense(sampler: Sampler, direction: np.ndarray, length: float) -> list[np.ndarray]:
+    """A direction, in two parts where it leads some inputs near zero towards zero and others away.
+
+    A step that becomes longer changes no sign, so these parts go in opposite directions.
+    """
+    reach = np.max(np.abs(length * direction), initial=0.0)
+    if not sampler.is_automatic or not sampler.is_short(reach):
+        return [direction]
+    towards = sampler.origin * direction < 0
+    parts = [np.where(towards, direction, 0.0), np.where(towards, 0.0, direction)]
+    return [part for part in parts if part.any()]
 
 
 def _lengths(sampler: Sampler, tangent: np.ndarray) -> list[tuple[float, np.ndarray]]:
@@ -335,16 +349,18 @@ def difference_columns(sampler: Sampler, pattern: Pattern | None = None) -> Iter
         groups = pattern.column_groups
     moves = _Moves(groups, room.steps)
     one_sided = [bool(room.one_sided[group].any()) for group in groups]
-    for group, found in zip(groups, sampler.differences(moves, one_sided), strict=True):
-        for difference in found:
-            _require_moved(sampler, difference.moved, group)
+    owners = None if pattern is None else _Owners(groups, pattern)
+    for group, found in zip(groups, sampler.differences(moves, one_sided, owners), strict=True):
+        if len(found) == len(sampler.stencil.terms):
+            for difference in found:
+                _require_moved(sampler, difference.moved, group)
         _require_fit(sampler, pattern)
         if pattern is None:
-            column = sum(weight * (change / moved[group]) for weight, change, moved in found)
+            column = sum(each.over(each.moved[group]) for each in found)
             yield Entries(slice(None), group, np.asarray(column))
         else:
             rows, columns = pattern.entries_in(group)
-            values = sum(weight * change[rows] / moved[columns] for weight, change, moved in found)
+            values = sum(each.over(each.moved[columns], rows) for each in found)
             yield Entries(rows, columns, np.asarray(values))
 
 
@@ -358,7 +374,7 @@ def random_directions(
     independent of theirs, and has the mean zero. An element at a bound moves by h or not at all, with the
     weights 2/h and −2/h: again the weight has the mean zero, and weight times move the mean one.
     """
-    room = find_room(sampler.program, sampler.stencil, sampler.steps)
+    room = find_room(sampler.program, sampler.stencil, sampler.joint_steps)
     generator = np.random.default_rng(seed)
     signs = [generator.choice([-1.0, 1.0], size=room.steps.size) for _ in range(count)]
     moves = [np.where(room.one_sided & (sign < 0), 0.0, room.steps * sign) for sign in signs]
@@ -369,11 +385,7 @@ def random_directions(
         if not move.any():  # all are at bounds, and none moves: there is no change to divide
             yield np.zeros(sampler.outputs.size), weight * sign
             continue
-        distances = [each.moved @ move / (move @ move) for each in found]
-        slope = sum(
-            each.weight * each.change / distance
-            for each, distance in zip(found, distances, strict=True)
-        )
+        slope = sum(each.over(each.moved @ move / (move @ move)) for each in found)
         yield np.asarray(slope), weight * sign
 
 
@@ -392,6 +404,23 @@ class _Moves(Sequence[np.ndarray]):
         group = self._groups[index]
         move[group] = self._steps[group]
         return move
+
+
+class _Owners(Sequence[np.ndarray]):
+    """For every group of columns, which of them each row depends on."""
+
+    def __init__(self, groups: Sequence[Any], pattern: Pattern) -> None:
+        self._groups = groups
+        self._pattern = pattern
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __getitem__(self, index: Any) -> Any:
+        rows, columns = self._pattern.entries_in(self._groups[index])
+        owner = np.full(self._pattern.shape[0], -1)
+        owner[rows] = columns
+        return owner
 
 
 def _require_moved(sampler: Sampler, moved: np.ndarray, group: Any) -> None:

@@ -7,6 +7,7 @@ Sampler    differences of the outputs along directions, with steps that are chec
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
@@ -267,28 +268,56 @@ def _require_room(program: Program, steps: np.ndarray, stuck: np.ndarray) -> Non
 
 
 DOUBT = 0.1
-"""Quotients over one step and over two may differ by this much of themselves. The error of the formula
-that extrapolates from them is about the square of that."""
-SHORTER = 16
+"""Quotients over two lengths, or to the two sides, may differ by this much of themselves. The error of the
+formula that cancels the difference is about the square of that."""
+AGREE = 1e-3
+"""Derivatives with a step and with a shorter one that differ by less than this are the same."""
+SHORTER = 8
 """The factor between a step that is too long and the next one that is tried."""
-LOUD = 1e4
-"""A change of the outputs that is this many times their rounding error is known to four digits."""
-LONGER = 1024
-"""The factor between a step that the outputs do not notice and the next one that is tried."""
+LONGER = 1e5
+"""The factor between a step that the outputs hardly notice and the next one that is tried."""
 
 
 class Difference(NamedTuple):
     """One quotient of a stencil, still undivided: the derivative is Σ weight · change / moved.
 
     Attributes:
-        weight: in the sum.
+        weight: in the sum; one per output where the outputs have different steps, 0 for those that do
+            not use this quotient.
         change: of the outputs, as one long vector.
         moved: how far the inputs really moved, after rounding.
     """
 
-    weight: float
+    weight: float | np.ndarray
     change: np.ndarray
     moved: np.ndarray
+
+    def over(self, distance: Any, rows: Any = slice(None)) -> np.ndarray:
+        """The part of the sum that some outputs have from this quotient."""
+        change = self.change[rows]
+        if not isinstance(self.weight, np.ndarray):
+            return np.asarray(self.weight * (change / distance))
+        # Not a product with 0: a step that is not used may have led to inf or not a number.
+        weight = self.weight[rows]
+        used = weight != 0
+        out = np.zeros(change.shape, np.result_type(change, float))
+        return np.divide(weight * np.where(used, change, 0.0), distance, out=out, where=used)
+
+
+class _Level(NamedTuple):
+    """The quotients with one length of the step.
+
+    Attributes:
+        move: displacement of the inputs.
+        one_sided: whether the inputs move in its direction only.
+        found: the quotients of the stencil.
+        bend: f(x + h) + f(x - h) - 2 f(x) of a central difference whose base is known.
+    """
+
+    move: np.ndarray
+    one_sided: bool
+    found: list[Difference]
+    bend: np.ndarray | None
 
 
 class Sampler:
@@ -355,136 +384,93 @@ class Sampler:
             precision = {path: coarsest(dtype, *answered) for path, dtype in precision.items()}
         return program.layout.join(choose_steps(self.stencil, self.eps, program.base, precision))
 
+    @property
+    def joint_steps(self) -> np.ndarray:
+        """Steps for moving all elements at once, where a much shorter one would not be noticed."""
+        if not self.is_automatic:
+            return self.steps
+        return np.maximum(self.steps, 0.01 * min(self._longest, np.max(self.steps, initial=0.0)))
+
+    def changes(self, moves: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+        """The change of the outputs along every move, for the first quotient of the stencil."""
+        for level in self._levels(moves, [False] * len(moves)):
+            yield level.found[0].change
+
     def differences(
-        self, moves: Sequence[np.ndarray], one_sided: Sequence[bool] | None = None
+        self,
+        moves: Sequence[np.ndarray],
+        one_sided: Sequence[bool] | None = None,
+        owners: Sequence[np.ndarray] | None = None,
     ) -> Iterator[list[Difference]]:
         """The quotients of the stencil along every move.
 
         An automatic step supposes that the outputs vary on the scale of the inputs. What was found tells
-        where that is not so, and the step is changed: an input near zero may move by so little that the
-        outputs do not notice, and far from zero the outputs may vary within one step.
+        where that is not so, and the step is changed: an input near zero may move by so little that an
+        output does not notice, and far from zero an output may vary within one step. Every output has
+        the step that suits it, because one of them may follow the input's logarithm and another its phase.
 
         Args:
             moves: displacements of the inputs for a step of one, as long vectors.
             one_sided: for every move, whether the inputs can move in its direction only.
+            owners: for every move of several elements that have no output in common, the element that each
+                output depends on (-1 for none); their steps are then changed one by one. Without it the
+                direction of a move is kept.
         """
         sides = [False] * len(moves) if one_sided is None else one_sided
-        for move, side, found in zip(moves, sides, self._differences(moves, sides), strict=True):
+        for number, (move, level) in enumerate(zip(moves, self._levels(moves, sides), strict=True)):
             if not self.is_automatic or not move.any():
-                yield found
+                yield level.found
                 continue
-            with unheard():
-                move, side, found = self._lengthened(move, side, found)
-                yield self._shortened(move, side, found)
+            owner = None if owners is None else owners[number]
+            with unheard(), np.errstate(all="ignore"):
+                found = _Adaptation(self, level, owner).run()
+            yield found
 
-    def _differences(
-        self, moves: Sequence[np.ndarray], sides: Sequence[bool]
-    ) -> Iterator[list[Difference]]:
+    def _level(self, move: np.ndarray, one_sided: bool) -> _Level:
+        (level,) = self._levels([move], [one_sided])
+        return level
+
+    def _levels(self, moves: Sequence[np.ndarray], sides: Sequence[bool]) -> Iterator[_Level]:
         stencils = [self.stencil.one_sided if side else self.stencil for side in sides]
         made: deque[np.ndarray] = deque()
         points = self._points(moves, stencils, made)
         results = evaluate_all(self.program, points, self.executor)
         total = sum(len(stencil.nodes) for stencil in stencils)
         results = track(results, "finite differences", total, show=self.show_progress)
-        needs_base = any(stencil.needs_base for stencil in stencils)
+        needs_base = self.is_automatic or any(stencil.needs_base for stencil in stencils)
         base = {0: (self.origin, self._flatten(self.base))} if needs_base else {}
-        for move, stencil in zip(moves, stencils, strict=True):
+        for move, side, stencil in zip(moves, sides, stencils, strict=True):
             at = dict(base)
             for node in stencil.nodes:
                 value = self._flatten(next(results))
                 at[node] = (made.popleft(), value)
             if stencil.is_complex:
-                yield [Difference(1.0, at[1][1].imag, move)]
-            else:
-                yield [
-                    Difference(weight, at[plus][1] - at[minus][1], at[plus][0] - at[minus][0])
-                    for plus, minus, weight in stencil.terms
-                ]
+                yield _Level(move, side, [Difference(1.0, at[1][1].imag, move)], None)
+                continue
+            found = [
+                Difference(weight, at[plus][1] - at[minus][1], at[plus][0] - at[minus][0])
+                for plus, minus, weight in stencil.terms
+            ]
+            is_central = 0 in at and stencil.nodes == (1, -1)
+            bend = at[1][1] + at[-1][1] - 2 * at[0][1] if is_central else None
+            yield _Level(move, side, found, bend)
 
-    def _lengthened(
-        self, move: np.ndarray, side: bool, found: list[Difference]
-    ) -> tuple[np.ndarray, bool, list[Difference]]:
-        """The differences with the shortest step that the outputs notice.
+    def is_short(self, reach: Any) -> Any:
+        """Whether a step may become longer: outputs that vary on the scale of one hardly notice it."""
+        return (reach > 0) & (reach < self._longest) & (self._unit > self.too_quiet * reach)
 
-        This is about steps that a program whose outputs vary on the scale of one would not notice; such a
-        program is the most that is tried for. A column of zeros is asked for once more at most.
+    @cached_property
+    def too_quiet(self) -> float:
+        """The rounding error, as a part of a change of the outputs, from which on the step is too short.
+
+        It is unit^(order/(order + 1)) with the best step; this allows for three digits in ten less.
         """
-        # The best step for outputs that vary on the scale of one, see `_stencils._automatic`.
-        longest = self._unit ** (1 / (self.stencil.order + 1))
-        while (reach := np.max(np.abs(move))) < min(longest, LOUD * self._unit):
-            if self._is_loud(found):
-                break
-            longer, is_one_sided = self._away_from_zero(move * min(LONGER, longest / reach))
-            stencil = self.stencil.one_sided if is_one_sided else self.stencil
-            room = find_room(self.program, stencil, longer)
-            ratio = room.steps[move != 0] / move[move != 0]
-            if np.ptp(ratio) > 1e-6 or np.max(np.abs(ratio)) <= 1:
-                break  # no room for a longer step in this direction
-            is_one_sided |= bool(room.one_sided.any())
-            (candidate,) = self._differences([room.steps], [is_one_sided])
-            if not all(np.isfinite(each.change).all() for each in candidate):
-                break
-            move, side, found = room.steps, is_one_sided, candidate
-        return move, side, found
+        return float(self._unit ** (0.7 * self.stencil.order / (self.stencil.order + 1)))
 
-    def _away_from_zero(self, move: np.ndarray) -> tuple[np.ndarray, bool]:
-        """A move that changes no sign, and whether it is in one direction only.
-
-        Many programs take positive numbers only (a concentration, a length), with or without a bound in
-        their schema.
-        """
-        crosses = (np.abs(move) * max(self.stencil.one_sided.nodes) >= np.abs(self.origin)) & (
-            self.origin * move != 0
-        )
-        if not crosses.any():
-            return move, False
-        return move * np.sign(self.origin[crosses][0] * move[crosses][0]), True
-
-    def _is_loud(self, found: list[Difference]) -> bool:
-        """Whether some output changes by much more than it is rounded."""
-        base = self.outputs.join(self.base)
-        return bool(np.any(np.abs(found[0].change) > LOUD * self._unit * np.abs(base)))
-
-    def _shortened(self, move: np.ndarray, side: bool, found: list[Difference]) -> list[Difference]:
-        """The differences with the longest step whose quotients agree.
-
-        Only formulas with quotients over two lengths (Richardson) can tell. Where no step makes them agree,
-        the program is not smooth, or has noise, which a short step would only enlarge.
-        """
-        if len(self.stencil.terms) == 1 or not self._doubt(found, move) > DOUBT:
-            return found
-        # Not below unit^(2/3) of the scale of the inputs, where rounding leaves a third of the digits.
-        shortest = self._unit ** (2 / 3 - 1 / (self.stencil.order + 1))
-        length = 1 / SHORTER
-        while length >= shortest:
-            (shorter,) = self._differences([length * move], [side])
-            if self._doubt(shorter, move) <= DOUBT:
-                return shorter
-            length /= SHORTER
-        return found
-
-    def _doubt(self, found: list[Difference], move: np.ndarray) -> float:
-        """By how much the first two quotients contradict each other, for the worst output path.
-
-        Rounding is no contradiction: what it can do to a difference is taken off.
-        """
-        # Along the move; a group of columns moves by the same multiple of its steps.
-        distances = [float(each.moved @ move) / float(move @ move or 1.0) for each in found[:2]]
-        if 0 in distances:
-            return 0.0
-        first, second = (
-            self.outputs.split(each.change / distance)
-            for each, distance in zip(found[:2], distances, strict=True)
-        )
-        noise = 4 * self._unit / min(map(abs, distances))
-        return max(
-            (
-                _relative(np.abs(first[path] - second[path]), noise * np.abs(base), first[path])
-                for path, base in self.base.items()
-                if base.size
-            ),
-            default=0.0,
-        )
+    @cached_property
+    def _longest(self) -> float:
+        """The best step for outputs that vary on the scale of one, see `_stencils._automatic`."""
+        return self._unit ** (1 / (self.stencil.order + 1))
 
     @cached_property
     def _unit(self) -> float:
@@ -534,7 +520,176 @@ class Sampler:
                 )
 
 
-def _relative(difference: np.ndarray, noise: np.ndarray, quotient: np.ndarray) -> float:
-    """The largest difference beyond the noise, relative to the largest quotient."""
-    beyond = np.max(np.maximum(difference - noise, 0.0))
-    return float(beyond / np.max(np.abs(quotient))) if beyond > 0 else 0.0
+class _Adaptation:
+    """Finds the step that suits every output, along one move.
+
+    The rounding error of a quotient is about unit·|f|/h, which is known; its truncation error shows when a
+    step is changed. So an output that changes by little more than its rounding gets a longer step, up to the
+    best one for outputs that vary on the scale of one, as long as the derivatives are the same within the
+    rounding error of the shorter step. An output that varies within a step gets a shorter one, until the
+    derivatives with two successive steps agree.
+
+    Args:
+        sampler: makes the evaluations.
+        level: what was found with the first step.
+        owner: as in `Sampler.differences`.
+    """
+
+    def __init__(self, sampler: Sampler, level: _Level, owner: np.ndarray | None) -> None:
+        self._sampler = sampler
+        self._owner = owner
+        self._move = level.move
+        self._unit = sampler._unit
+        self._base = np.abs(sampler.outputs.join(sampler.base))
+        self._levels = [level]
+        self._chosen = np.zeros(self._base.shape, np.int64)
+
+    def run(self) -> list[Difference]:
+        """The quotients, with weights that choose a step for every output."""
+        self._lengthen()
+        self._shorten()
+        used = np.unique(self._chosen)
+        if used.size <= 1:
+            return self._levels[used[0] if used.size else 0].found
+        return [
+            each._replace(weight=np.where(self._chosen == index, each.weight, 0.0))
+            for index in used
+            for each in self._levels[index].found
+        ]
+
+    def _lengthen(self) -> None:
+        quiet = self._is_quiet(self._levels[0])
+        while quiet.any():
+            level, longer = self._levels[-1], self._longer(self._levels[-1].move)
+            if longer is None:
+                return
+            slope, before = self._slope(longer), self._slope(level)
+            quiet &= np.abs(slope - before) <= 16 * self._noise(level)
+            self._levels.append(longer)
+            self._chosen[quiet] = len(self._levels) - 1
+            quiet &= self._is_quiet(longer)
+
+    def _is_quiet(self, level: _Level) -> np.ndarray:
+        """The outputs that change by too little for their rounding."""
+        return self._unit * self._base >= self._sampler.too_quiet * np.abs(level.found[0].change)
+
+    def _longer(self, move: np.ndarray) -> _Level | None:
+        """The next longer step, for elements whose step a program of the scale one would hardly notice."""
+        sampler = self._sampler
+        reach = np.abs(move) if self._owner is not None else np.max(np.abs(move)) * (move != 0)
+        short = sampler.is_short(reach)
+        if not short.any():
+            return None
+        target = np.minimum(np.maximum(LONGER * reach, self._unit), sampler._longest)
+        with np.errstate(over="ignore"):
+            longer = np.where(short, move * (target / np.where(short, reach, 1.0)), move)
+        longer, one_sided = self._away_from_zero(longer)
+        stencil = sampler.stencil.one_sided if one_sided else sampler.stencil
+        room = find_room(sampler.program, stencil, longer)
+        ratio = room.steps[move != 0] / move[move != 0]
+        if np.max(np.abs(ratio)) <= 1 or (
+            self._owner is None and np.ptp(ratio) > 1e-6 * np.max(np.abs(ratio))
+        ):
+            return None  # no room for a longer step in this direction
+        return sampler._level(room.steps, one_sided or bool(room.one_sided.any()))
+
+    def _away_from_zero(self, move: np.ndarray) -> tuple[np.ndarray, bool]:
+        """A move that changes no sign, and whether it is in one direction only.
+
+        Many programs take positive numbers only (a concentration, a length), with or without a bound in
+        their schema.
+        """
+        origin, nodes = self._sampler.origin, self._sampler.stencil.one_sided.nodes
+        crosses = (np.abs(move) * max(nodes) >= np.abs(origin)) & (origin * move != 0)
+        if not crosses.any():
+            return move, False
+        if self._owner is not None:
+            return np.where(crosses, np.abs(move) * np.sign(origin), move), True
+        return move * np.sign(origin[crosses][0]) * np.sign(move[crosses][0]), True
+
+    def _shorten(self) -> None:
+        start = int(np.max(self._chosen, initial=0))
+        first = level = self._levels[start]
+        doubtful = (self._chosen == start) & (self._is_long(first) | self._is_doubtful(first))
+        jumps = doubtful.copy()
+        number, length = start, 1.0
+        # Not below unit^(3/4) of the scale of the inputs, where rounding leaves a quarter of the digits.
+        shortest = self._unit ** (3 / 4 - 1 / (self._sampler.stencil.order + 1))
+        while doubtful.any() and length >= shortest:
+            length /= SHORTER
+            shorter = self._sampler._level(length * first.move, first.one_sided)
+            self._levels.append(shorter)
+            slope = self._slope(shorter)
+            apart, noise = np.abs(self._slope(level) - slope), self._noise(shorter)
+            if level is first:
+                # The noise of a solver is no jump: it is small beside the outputs.
+                jumps = apart > DOUBT * np.abs(self._slope(level)) + noise
+                jumps &= np.abs(first.found[0].change) > np.sqrt(self._unit) * self._base
+            agreed = doubtful & (apart <= AGREE * np.abs(slope) + noise)
+            self._chosen[agreed] = number
+            # What is left between them beyond rounding is the truncation error of the longer step.
+            level, number = shorter, len(self._levels) - 1
+            self._chosen[agreed & (apart > AGREE / 10 * np.abs(slope) + noise)] = number
+            doubtful &= ~agreed
+        if (doubtful & jumps).any():
+            self._warn(doubtful & jumps)
+
+    def _is_long(self, level: _Level) -> bool:
+        """Whether the step is too long for a program that varies on the scale of one.
+
+        The quotients of one step can agree by chance: those to the two sides are the same with any length
+        where f is odd around x. So a step with which such a program would have an error above `AGREE` is
+        compared with a shorter one in any case.
+        """
+        reach = float(np.max(np.abs(level.move)))
+        return reach > AGREE ** (1 / self._sampler.stencil.order)
+
+    def _is_doubtful(self, level: _Level) -> np.ndarray:
+        """The outputs whose quotients contradict each other by more than their rounding."""
+        if level.bend is not None:
+            noise = 8 * self._unit * (self._base + np.abs(level.found[0].change))
+            return 2 * np.abs(level.bend) - noise > DOUBT * np.abs(level.found[0].change)
+        if len(level.found) == 1:
+            return np.zeros(self._base.shape, bool)
+        first, second = (each.change / self._distance(each) for each in level.found[:2])
+        noise = self._noise(level)
+        return np.abs(first - second) - noise > DOUBT * np.abs(first)
+
+    def _slope(self, level: _Level) -> np.ndarray:
+        """The derivative along the first move; not a number where a step is lost in rounding."""
+        return np.asarray(sum(each.over(self._distance(each)) for each in level.found))
+
+    def _noise(self, level: _Level) -> np.ndarray:
+        """The rounding error of the derivative: of the outputs, and of the inputs inside the program."""
+        origin = np.abs(self._sampler.origin)
+        moving = level.move != 0
+        ratio = np.divide(origin, np.abs(level.move), out=np.zeros_like(origin), where=moving)
+        inputs = ratio[self._owner] if self._owner is not None else np.max(ratio, initial=0.0)
+        outputs = sum(
+            np.abs(4 * each.weight / self._distance(each)) * (self._base + np.abs(each.change))
+            for each in level.found
+        )
+        return np.asarray(self._unit * (outputs + inputs * np.abs(self._slope(level))))
+
+    def _distance(self, each: Difference) -> Any:
+        """How far the inputs moved, in units of the first move; one for each output with an owner."""
+        move = self._move
+        if self._owner is None:
+            unit = move / np.max(np.abs(move))  # the square of a tiny move would be zero
+            distance = float((each.moved / np.max(np.abs(move))) @ unit) / float(unit @ unit)
+            return distance if distance else np.nan
+        ratio = np.divide(each.moved, move, out=np.ones_like(move), where=move != 0)
+        distances = np.where(self._owner >= 0, ratio[self._owner], 1.0)
+        return np.where(distances != 0, distances, np.nan)
+
+    def _warn(self, rows: np.ndarray) -> None:
+        path, index = self._sampler.outputs.locate(int(np.flatnonzero(rows)[0]))
+        element = int(np.argmax(np.abs(self._move)))
+        by, at = self._sampler.program.layout.locate(element)
+        warnings.warn(
+            f"The finite differences of {path!r} (element {list(index)}) by {by!r} (element {list(at)}) do "
+            "not converge as the step is shortened: the program jumps or has noise, or varies faster than "
+            "its precision resolves. Give a step that suits it (eps=...).",
+            RuntimeWarning,
+            stacklevel=2,
+        )

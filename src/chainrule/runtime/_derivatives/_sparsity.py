@@ -108,7 +108,7 @@ def detect_pattern(sampler: Sampler) -> Pattern:
     probe = Sampler(
         sampler.program, STENCILS["forward"], "auto", executor=sampler.executor, show_progress=False
     )
-    room = find_room(probe.program, probe.stencil, probe.steps)
+    room = find_room(probe.program, probe.stencil, probe.joint_steps)
     moves = room.steps * np.random.default_rng(0).uniform(0.5, 1.0, probe.origin.size)
     row_count = probe.outputs.size
     groups = [np.arange(probe.origin.size)]
@@ -143,7 +143,7 @@ def _changed_rows(
         step[columns] = moves[columns]
         steps.append(step)
     supports = [np.zeros(0, np.int64)] * len(groups)
-    for members, [(_, change, _)] in zip(together, probe.differences(steps), strict=True):
+    for members, change in zip(together, probe.changes(steps), strict=True):
         # Not a number counts as a change: NaN != 0.
         changed = change != 0
         for member in members:

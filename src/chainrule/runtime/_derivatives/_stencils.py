@@ -159,8 +159,10 @@ def coarsest(*dtypes: np.dtype) -> np.dtype:
 
 def _automatic(stencil: Stencil, x: np.ndarray, precision: np.dtype) -> np.ndarray:
     # Truncation grows like h^order, rounding like unit/h; they balance at unit^(1/(order + 1)) times the
-    # scale on which x varies. An element that is zero, or tiny beside its neighbours, takes theirs.
+    # scale on which the program varies with x. That is the element's own magnitude; its neighbours may be
+    # other quantities. Zero has no magnitude: it takes that of its neighbours up to one, or else one.
     unit = rounding_unit(precision)
     largest = np.max(np.abs(x), initial=0.0)
-    scale = np.maximum(np.abs(x), 0.01 * largest) if largest > 0 else np.ones_like(x)
-    return unit ** (1 / (stencil.order + 1)) * scale
+    scale = np.where(x != 0, np.abs(x), min(largest, 1.0) or 1.0)
+    # A subnormal step would be lost in rounding.
+    return np.maximum(unit ** (1 / (stencil.order + 1)) * scale, np.finfo(float).tiny)

@@ -110,7 +110,7 @@ def check_gradients(
     subject = Subject(component, payload, input_paths, output_paths)
     examination = _Examination(subject, wanted, max_evals, rtol)
     generator = np.random.default_rng(seed)
-    direction = Direction.random(subject, generator)
+    direction = Direction.random(subject, generator, max_evals=max_evals)
     samples = make_samples(
         subject,
         generator,

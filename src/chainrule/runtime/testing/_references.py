@@ -91,10 +91,11 @@ def make_samples(
     values = np.zeros((row_ids.size, column_ids.size))
     noise = np.zeros_like(values)
     for k, found in enumerate(sampler.differences(moves, one_sided)):
-        for weight, change, moved in found:
-            span = moved[column_ids[k]]
-            values[:, k] += weight * change[row_ids] / span
-            noise[:, k] += abs(8 * weight * unit / span) * magnitude
+        for each in found:
+            span = each.moved[column_ids[k]]
+            values[:, k] += each.over(span, row_ids)
+            weight = np.broadcast_to(each.weight, each.change.shape)[row_ids]
+            noise[:, k] += np.abs(8 * weight * unit / span) * magnitude
     return Samples(rows, columns, row_ids, column_ids, values, noise)
 
 
@@ -122,6 +123,10 @@ def _pick(generator: np.random.Generator, layout: Layout, limit: int) -> np.ndar
 STEPS = 2.0 ** -np.array([4, 7, 10])
 """Multiples of the direction, falling. The last is small enough to see errors of
 a percent, and large enough to forgive a derivative that is itself a careful finite difference."""
+SHRINKS = 3
+"""How often a direction is shortened, each time by the last of the steps."""
+MIN_LEFT = 100
+"""Evaluations that stay for the other tests when a direction is shortened."""
 MIN_ORDER = 1.5
 """Halfway between the order of a wrong slope (1) and of a right one (2)."""
 
@@ -131,7 +136,7 @@ class Direction:
     """A random direction v of the inputs, random weights u of the outputs, and φ(h) = ⟨u, f(x + h v)⟩.
 
     Attributes:
-        tangent: v by path, each element as large as the inputs around it.
+        tangent: v by path, each element as large as its input, or shorter where the component varies faster.
         cotangent: u by path.
         base: φ(0).
         values: φ at `STEPS`; not a number where the component refuses the point.
@@ -147,15 +152,24 @@ class Direction:
     noise: float
 
     @classmethod
-    def random(cls, subject: Subject, generator: np.random.Generator) -> Direction:
-        """A direction for one component at one point, that leads away from the bounds of its inputs."""
+    def random(
+        cls, subject: Subject, generator: np.random.Generator, *, max_evals: int
+    ) -> Direction:
+        """A direction for one component at one point, that leads away from the bounds of its inputs.
+
+        Args:
+            subject: the component.
+            generator: draws the direction.
+            max_evals: bound on all evaluations; the direction is shortened only where it leaves enough.
+        """
         program = subject.program()
         inputs = {p: np.asarray(get_at_path(subject.inputs, p)) for p in subject.input_paths}
         outputs = {p: np.asarray(get_at_path(subject.outputs, p)) for p in subject.output_paths}
         wanted = {}
         for path, x in inputs.items():
-            scale = np.max(np.abs(x), initial=0.0) or 1.0
-            wanted[path] = scale * generator.uniform(0.5, 1.0, x.shape)
+            # Each element moves on its own scale; zero has that of its neighbours up to one, or else one.
+            scale = np.where(x != 0, np.abs(x), min(np.max(np.abs(x), initial=0.0), 1.0) or 1.0)
+            wanted[path] = scale.astype(float) * generator.uniform(0.5, 1.0, x.shape)
         longest = STEPS.max() * program.layout.join(wanted)
         room = find_room(program, STENCILS["forward"], longest)
         moves = program.layout.split(room.steps / STEPS.max())
@@ -165,9 +179,29 @@ class Direction:
         }
         unit = unit_roundoff(*(a.dtype for a in (*inputs.values(), *outputs.values())))
         size = sum(float(np.sum(np.abs(u * outputs[p]))) for p, u in cotangent.items())
-        values = [_value_at(subject, cotangent, _moved(subject, tangent, h)) for h in STEPS]
-        base = _weigh(cotangent, outputs)
-        return cls(tangent, cotangent, base, np.array(values), unit, 8 * unit * size)
+        base, noise = _weigh(cotangent, outputs), 8 * unit * size
+        found = cls(tangent, cotangent, base, _values(subject, tangent, cotangent), unit, noise)
+        for _ in range(min(SHRINKS, (max_evals - MIN_LEFT) // STEPS.size)):
+            if found.is_resolved:
+                break
+            tangent = {path: (v * STEPS.min()).astype(v.dtype) for path, v in found.tangent.items()}
+            values = _values(subject, tangent, cotangent)
+            found = replace(found, tangent=tangent, values=values)
+        return found
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether the quotients (φ(h) - φ(0))/h converge as h falls, whatever the derivative is.
+
+        For a smooth φ each is closer to the next by the ratio of the steps. Where a component varies within
+        the steps (a phase of a million radians), none of them tells anything about a derivative.
+        """
+        quotients = (self.values - self.base) / STEPS
+        near, far = np.abs(np.diff(quotients))[::-1][:2]
+        rounding = (
+            4 * self.noise / STEPS.min() + 8 * self.unit * np.abs(quotients[-1]) / STEPS.min()
+        )
+        return not near > 0.5 * far + rounding
 
     def point(self, subject: Subject, h: float) -> Any:
         """The inputs at x + h v."""
@@ -187,6 +221,11 @@ def _weigh(cotangent: Mapping[str, np.ndarray], outputs: Mapping[str, Any]) -> f
         float(np.sum(u.astype(np.float64) * np.asarray(outputs[path])))
         for path, u in cotangent.items()
     )
+
+
+def _values(subject: Subject, tangent: Any, cotangent: Any) -> np.ndarray:
+    """φ at `STEPS`."""
+    return np.array([_value_at(subject, cotangent, _moved(subject, tangent, h)) for h in STEPS])
 
 
 def _value_at(subject: Subject, cotangent: Mapping[str, np.ndarray], inputs: Any) -> float:
