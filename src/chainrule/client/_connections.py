@@ -402,7 +402,7 @@ def _read_chunks(response: HTTPResponse, max_bytes: int) -> bytes:
     while chunk := response.read(_CHUNK):
         total += len(chunk)
         if total > max_bytes:
-            raise _TooLargeError("more bytes than that")
+            raise _TooLargeError(f"more than {max_bytes} bytes")
         chunks.append(chunk)
     return b"".join(chunks)
 
