@@ -57,6 +57,10 @@ from chainrule.runtime._schema import (
     is_array_type,
     with_dimension_check,
 )
+from chainrule.runtime._schema._leaves import enter_sizes, unwrap
+from chainrule.runtime._schema._problems import dtype_mismatch
+from chainrule.runtime._schema._spec import numpy_dtype
+from chainrule.runtime._schema._validation import check_shape
 
 if TYPE_CHECKING:
     from chainrule.runtime._endpoints import Side
@@ -521,3 +525,72 @@ def _sizes(abstract_inputs: BaseModel, named: Mapping[str, ArraySpec]) -> dict[s
 def _shape_dtype(spec: ArraySpec, sizes: Mapping[str, int]) -> ShapeDType:
     shape = tuple(d if isinstance(d, int) else sizes[str(d)] for d in spec.labelled_shape)
     return ShapeDType.model_validate({"shape": shape, "dtype": spec.dtype})
+
+
+def complete_abstract(schemas: Schemas, abstract_inputs: Any) -> tuple[Any, dict[str, Any]]:
+    """Abstract inputs as a plain tree with the values of defaults, and the sizes of named dimensions."""
+    sizes: dict[str, Any] = {}
+    model = schemas.read_abstract_inputs(abstract_inputs, "abstract_eval", {"dims": sizes})
+    return _with_defaults(to_plain(model), abstract_inputs, schemas.input_schema), sizes
+
+
+def _with_defaults(completed: Any, given: Any, model: Any) -> Any:
+    """Completed inputs with the author's defaults as arrays where the caller gave nothing.
+
+    Below lists, dicts and unions defaults are not looked for: arrays there stay abstract.
+    """
+    fields = getattr(unwrap(model), "model_fields", None)
+    if not isinstance(completed, Mapping) or not isinstance(given, Mapping) or not fields:
+        return completed
+    filled = {}
+    for name, value in completed.items():
+        if name not in fields:
+            filled[name] = value
+        elif name in given:
+            filled[name] = _with_defaults(value, given[name], fields[name].annotation)
+        else:
+            default = fields[name].get_default(call_default_factory=True)
+            filled[name] = _as_arrays(value, to_plain(default))
+    return filled
+
+
+def _as_arrays(completed: Any, default: Any) -> Any:
+    if isinstance(completed, Mapping):
+        if set(completed) == {"shape", "dtype"} and not isinstance(default, Mapping):
+            dtype = numpy_dtype(completed["dtype"])
+            return np.broadcast_to(np.asarray(default, dtype), completed["shape"])
+        parts = default if isinstance(default, Mapping) else {}
+        return {name: _as_arrays(value, parts.get(name)) for name, value in completed.items()}
+    if isinstance(completed, list) and isinstance(default, (list, tuple)):
+        return [_as_arrays(*pair) for pair in zip(completed, default, strict=True)]
+    return completed
+
+
+def fit_abstract(
+    spec: ArraySpec, path: str, shape: tuple[int, ...], dtype: np.dtype[Any], sizes: dict[str, Any]
+) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """The shape and dtype that a declaration gives to an array, by casting and broadcasting.
+
+    Args:
+        spec: the declaration.
+        path: of the array.
+        shape: that it has.
+        dtype: that it has.
+        sizes: of the named dimensions so far; those of the array are added.
+
+    Raises:
+        PydanticCustomError: it does not fit.
+    """
+    shape = check_shape(spec, shape, dtype, strict=False)
+    wanted = dtype if spec.dtype is None else numpy_dtype(spec.dtype)
+    if _generality(dtype) > _generality(wanted):
+        raise dtype_mismatch(str(spec.dtype), dtype.name, shape)
+    enter_sizes(sizes, path, spec, shape)
+    return shape, wanted
+
+
+def _generality(dtype: np.dtype[Any]) -> int:
+    """Booleans are integers, integers are floats, floats are complex numbers."""
+    if dtype.kind == "V" and "float" in dtype.name:  # bfloat16 and its kin
+        return 2
+    return {"b": 0, "f": 2, "c": 3}.get(dtype.kind, 1)
