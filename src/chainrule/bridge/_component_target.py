@@ -2,8 +2,7 @@
 
 A tree alone does not say whether `a` in `params.a` is a field or a key. A schema does, by the pattern
 `params.{}`, and endpoints then expect `params.{a}`: `Patterns` finds the pattern of a path and its spelling.
-Arrays that the caller left out have their shapes from the schema and their values from its defaults
-(`with_defaults`).
+Arrays that the caller left out have their shapes from the schema and their values from its defaults.
 """
 
 from __future__ import annotations
