@@ -260,8 +260,15 @@ def read_project_file(folder: Path) -> dict[str, Any]:
     """
     names = ("component.yaml", "tesseract_config.yaml")
     file = next((folder / name for name in names if (folder / name).is_file()), None)
-    if file is None:
-        return {}
+    return {} if file is None else read_mapping(file)
+
+
+def read_mapping(file: Path) -> dict[str, Any]:
+    """The mapping in a YAML file.
+
+    Raises:
+        DefinitionError: it is something else (`bad_project_file`).
+    """
     import yaml
 
     try:
