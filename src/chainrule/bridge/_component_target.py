@@ -2,8 +2,7 @@
 
 A tree alone does not say whether `a` in `params.a` is a field or a key. A schema does, by the pattern
 `params.{}`, and endpoints then expect `params.{a}`: `Patterns` finds the pattern of a path and its spelling.
-Arrays that the caller left out have their shapes from the schema and their values from its defaults
-(`with_defaults`).
+Arrays that the caller left out have their shapes from the schema and their values from its defaults.
 """
 
 from __future__ import annotations
@@ -18,24 +17,15 @@ from typing import Any
 import numpy as np
 from pydantic_core import PydanticCustomError
 
+from chainrule._codec import dtype_from_name
 from chainrule._errors import ComponentError, DefinitionError
 from chainrule._lru_cache import LRUCache
 from chainrule._paths import Key, join_path, split_path
 from chainrule.bridge._skeleton import take_apart
 from chainrule.bridge._target import Target
-from chainrule.bridge._types import ArrayType, fit_type, read_types
+from chainrule.bridge._types import ArrayType, read_types
 from chainrule.runtime import LocalComponent
-from chainrule.runtime.internal import (
-    BATCHED,
-    DerivativeKind,
-    DimensionTable,
-    array_leaves,
-    enter_sizes,
-    numpy_dtype,
-    own_copy,
-    to_plain,
-    unwrap,
-)
+from chainrule.runtime.internal import DerivativeKind, array_leaves, fit_abstract, own_copy
 
 _REMOTE_CONCURRENCY = 32
 _INDEX = re.compile(r"\[\d+\]")
@@ -77,22 +67,18 @@ class ComponentTarget(Target):
         """Ask `abstract_eval`."""
         return read_types(self._component.abstract_eval(_write_types(inputs)))
 
-    def complete_inputs(self, inputs: Any) -> tuple[Any, DimensionTable]:
+    def complete_inputs(self, inputs: Any) -> tuple[Any, dict[str, Any]]:
         """What the schema makes of the inputs; only asked of components in this process."""
-        schemas = self._component._schemas
-        sizes: DimensionTable = {}
-        model = schemas.read_abstract_inputs(_write_types(inputs), "abstract_eval", {"dims": sizes})
-        completed = read_types(to_plain(model))
-        return with_defaults(completed, inputs, schemas.input_schema), sizes
+        completed, sizes = self._component.read_abstract_inputs(_write_types(inputs))
+        return read_types(completed), sizes
 
-    def fit_output(self, path: str, type_: ArrayType, sizes: DimensionTable) -> ArrayType:
+    def fit_output(self, path: str, type_: ArrayType, sizes: dict[str, Any]) -> ArrayType:
         """What the schema makes of an output; only asked of components in this process."""
         found = self._output_arrays.find(path)
         if found is None:
             return type_
         try:
-            fitted = fit_type(found[1], type_)
-            enter_sizes(sizes, path, found[1], fitted.shape)
+            shape, dtype = fit_abstract(found[1], path, type_.shape, type_.dtype, sizes)
         except PydanticCustomError as problem:
             raise ComponentError(
                 f"{self.name} computes something that its own OutputSchema forbids: at {path!r}: "
@@ -100,7 +86,7 @@ class ComponentTarget(Target):
                 code="bad_output",
                 path=path,
             ) from problem
-        return fitted
+        return ArrayType(shape, dtype)
 
     @cached_property
     def _output_arrays(self) -> Patterns:
@@ -130,7 +116,7 @@ class ComponentTarget(Target):
             names = spelled[vector.over]
             arguments[vector.name] = {names[path]: value for path, value in values.items()}
         if batched:
-            arguments[BATCHED] = True
+            arguments["batched"] = True
         answer = self._ask_endpoint(kind.endpoint, **arguments)
         return _rename(answer, [spelled[side] for side in kind.result_over])
 
@@ -219,7 +205,7 @@ class ComponentTarget(Target):
         """The dtype of the schema."""
         found = self._arrays.find(path)
         dtype = None if found is None else found[1]
-        return None if dtype is None else numpy_dtype(dtype)
+        return None if dtype is None else dtype_from_name(dtype)
 
 
 # A target keeps its component alive, so it must not be kept alive by it. Compiled programs hold the targets
@@ -311,40 +297,6 @@ def _rename(answer: Any, levels: Sequence[Mapping[str, str]]) -> Any:
         return answer
     names, *inner = levels
     return {path: _rename(answer[name], inner) for path, name in names.items()}
-
-
-def with_defaults(completed: Any, given: Any, model: Any) -> Any:
-    """Completed inputs, with the author's defaults as arrays where the caller gave nothing.
-
-    Args:
-        completed: what the schema makes of the inputs, arrays as types.
-        given: the inputs as they came.
-        model: the author's model of them. Defaults below lists, dictionaries and unions are not looked for:
-            the types stay there.
-    """
-    fields = getattr(unwrap(model), "model_fields", None)
-    if not isinstance(completed, Mapping) or not isinstance(given, Mapping) or not fields:
-        return completed
-    filled = {}
-    for name, value in completed.items():
-        if name not in fields:
-            filled[name] = value
-        elif name in given:
-            filled[name] = with_defaults(value, given[name], fields[name].annotation)
-        else:
-            default = fields[name].get_default(call_default_factory=True)
-            filled[name] = _as_arrays(value, to_plain(default))
-    return filled
-
-
-def _as_arrays(completed: Any, default: Any) -> Any:
-    if isinstance(completed, ArrayType):
-        return np.broadcast_to(np.asarray(default, completed.dtype), completed.shape)
-    if isinstance(completed, Mapping) and isinstance(default, Mapping):
-        return {name: _as_arrays(value, default.get(name)) for name, value in completed.items()}
-    if isinstance(completed, list) and isinstance(default, (list, tuple)):
-        return [_as_arrays(*pair) for pair in zip(completed, default, strict=True)]
-    return completed
 
 
 class Patterns:

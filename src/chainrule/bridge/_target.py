@@ -27,7 +27,7 @@ from chainrule._lru_cache import LRUCache
 from chainrule._trees import flatten_with_paths, map_with_paths
 from chainrule.bridge._skeleton import take_apart
 from chainrule.bridge._types import ArrayType, as_array_type, read_types, types_of
-from chainrule.runtime.internal import HVP, JVP, VJP, DerivativeKind, DimensionTable, own_copy
+from chainrule.runtime.internal import HVP, JVP, VJP, DerivativeKind, own_copy
 
 Batching = Literal["elementwise", "leading"]
 _SIGNATURES_REMEMBERED = 512
@@ -104,11 +104,11 @@ class Target(ABC):
             Arrays by the paths of `kind.result_over`.
         """
 
-    def complete_inputs(self, inputs: Any) -> tuple[Any, DimensionTable]:
+    def complete_inputs(self, inputs: Any) -> tuple[Any, dict[str, Any]]:
         """Inputs with an `ArrayType` at every array, checked, with defaults filled in; named sizes."""
         return inputs, {}
 
-    def fit_output(self, path: str, type_: ArrayType, sizes: DimensionTable) -> ArrayType:
+    def fit_output(self, path: str, type_: ArrayType, sizes: dict[str, Any]) -> ArrayType:
         """The type that the target's declaration gives to an output that is computed with some type.
 
         Args:
