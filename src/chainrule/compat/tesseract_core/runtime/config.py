@@ -22,10 +22,10 @@ from chainrule.runtime.internal import ReferenceKind, current_run
 
 __all__ = ["RuntimeConfig", "get_config", "override_config", "snapshot_config", "update_config"]
 
-
 # A user who starts a component in this process or on the command line may also run what it refers to. The
 # callers of a server may not.
 OWN_REFERENCES: frozenset[ReferenceKind] = frozenset({"api_path", "image", "url"})
+_updates: ContextVar[Mapping[str, Any]] = ContextVar("updates", default=MappingProxyType({}))
 
 
 def _parse_mapping(value: Any) -> Any:
@@ -134,9 +134,6 @@ def component_settings(
     given |= {"input_path": input_path} if input_path is not None else {}
     given |= {"output_path": output_path} if output_path is not None else {}
     return RuntimeConfig(**given | dict(settings or {})).for_component(trusts_caller=True)
-
-
-_updates: ContextVar[Mapping[str, Any]] = ContextVar("updates", default=MappingProxyType({}))
 
 
 def update_config(**settings: Any) -> None:
