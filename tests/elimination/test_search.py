@@ -126,7 +126,7 @@ def test_a_trial_is_taken_back(problem, rng):
         graph.reset()
         assert graph.eliminate_all(order[:half]) == expected[:half]
         with graph.trial():
-            graph.eliminate_all(reversed(order[half:]))
+            graph.eliminate_all(order[half:][::-1])
         assert graph.eliminate_all(order[half:]) == expected[half:]
 
 

@@ -40,7 +40,7 @@ from chainrule._jaxpr._evaluate import (
     trace_avals,
 )
 from chainrule._jaxpr._extras import FOLDS, Extra, Fold, ring
-from chainrule._jaxpr._fence import fence
+from chainrule._jaxpr._fence import FENCE, fence
 from chainrule._jaxpr._names import (
     CALLBACKS,
     NO_TRACE,
@@ -64,6 +64,7 @@ from chainrule._jaxpr._names import (
     trace_state,
 )
 from chainrule._jaxpr._programs import (
+    OutsideCall,
     Role,
     Site,
     SourceLocation,
@@ -72,7 +73,9 @@ from chainrule._jaxpr._programs import (
     component_of,
     component_scope,
     locate,
+    outside_call_of,
     plain_text,
+    register_outside_call,
     subprograms,
     walk,
 )
@@ -81,6 +84,7 @@ from chainrule._jaxpr._rewrite import Claim, Rewriter
 __all__ = [
     "CALLBACKS",
     "CALLS",
+    "FENCE",
     "FOLDS",
     "NO_TRACE",
     "Atom",
@@ -93,6 +97,7 @@ __all__ = [
     "Jaxpr",
     "JaxprEqn",
     "Literal",
+    "OutsideCall",
     "Primitive",
     "Rewriter",
     "Role",
@@ -121,8 +126,10 @@ __all__ = [
     "locate",
     "loop_input",
     "name_stack_of",
+    "outside_call_of",
     "permit_effect",
     "plain_text",
+    "register_outside_call",
     "replace_equation",
     "ring",
     "scan_layout",

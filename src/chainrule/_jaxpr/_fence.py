@@ -26,7 +26,10 @@ def fence(values: Sequence[Any]) -> list[Any]:
     return _fence_p.bind(*values) if values else []
 
 
-_fence_p = Primitive("fence")
+FENCE = "fence"
+"""The name of the primitive."""
+
+_fence_p = Primitive(FENCE)
 _fence_p.multiple_results = True
 _fence_p.def_impl(lambda *values: list(values))
 _fence_p.def_abstract_eval(lambda *avals: list(avals))

@@ -25,7 +25,7 @@ by the content of the inputs, and dropped there when others need the room.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -38,6 +38,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, Sharding
 
 from chainrule._errors import CapabilityError
+from chainrule._jaxpr import OutsideCall, register_outside_call
 from chainrule._jaxpr._host_call import (
     ORDERED_EFFECT,
     is_exporting,
@@ -71,6 +72,13 @@ from chainrule.runtime.internal import JACOBIAN
 
 host_call_p = Primitive("host_call")
 host_call_p.multiple_results = True
+
+
+def _describe(params: Mapping[str, Any]) -> OutsideCall:
+    """The component and the request of a call, for what shows or prices programs."""
+    call = params["call"]
+    batch = "".join(f" × {size}" for size in call.batch.sizes)
+    return OutsideCall(call.site.target.name, call.request.name + batch)
 
 
 def call_site(site: Site, arrays: Sequence[Any]) -> list[Any]:
@@ -474,6 +482,7 @@ ad.primitive_transposes[host_call_p] = _transpose_rule
 batching.primitive_batchers[host_call_p] = _batching_rule
 register_call(host_call_p, _lower)
 see_nans(host_call_p)
+register_outside_call(host_call_p, _describe)
 
 _constant_p.def_abstract_eval(
     lambda *tangents, type_, **whose: array_aval(type_.shape, type_.dtype, tangents)

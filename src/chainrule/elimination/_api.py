@@ -263,8 +263,8 @@ def jacve(
             jaxpr each, from 1).
         argnums: which positional arguments to differentiate with respect to.
         has_aux: return `(value, jacobian)` instead of the Jacobian alone.
-        count_ops: return `(result, counts)`, with `num_muls`, `num_adds` and `order_counts`, by the
-            ancestor's convention, in which dead ends count too; `linearization(...).counts` has what this
+        count_ops: return `(result, counts)`, with `num_muls`, `num_adds` and `order_counts`, by
+            graphax's convention, in which dead ends count too; `linearization(...).counts` has what this
             package does.
         sparse_representation: leave the blocks as `StructuredJacobian`s.
 
@@ -288,7 +288,7 @@ _PURE = {"forward": "forward", "fwd": "forward", "reverse": "reverse", "rev": "r
 
 
 def _counts(found: Linearization, order: OrderLike) -> dict[str, Any]:
-    """Counted as the ancestor counts: also what is multiplied on ways that lead nowhere."""
+    """Counted as graphax counts: also what is multiplied on paths that lead nowhere."""
     pure = _PURE.get(order) if isinstance(order, str) else None
     counts = published_counts(found.graph, pure or found.order)
     return {

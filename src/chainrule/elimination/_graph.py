@@ -78,7 +78,7 @@ class Graph:
         return f"{vertex} ({eqn.primitive.name}{f' at {where}' if where else ''})"
 
     def nodes(self, vertex: int) -> tuple[Var, ...]:
-        """The variables that a vertex defines, also those that nobody reads."""
+        """The variables that a vertex defines, also those that are not read."""
         return tuple(self.equation(vertex).outvars)
 
     def ends(self, number: int) -> tuple[Var, ...]:

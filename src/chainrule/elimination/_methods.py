@@ -442,7 +442,7 @@ def is_about_the_way(error: Exception) -> bool:
 def run_native(traced: Traced, order: tuple[Step, ...], wants_value: bool) -> Outcome:
     """The eliminated program, traced once more without batch axes, as a kernel.
 
-    A kernel computes all its outputs, so nothing may be among them that nobody reads.
+    A kernel computes all its outputs, so only what is wanted may be among them.
 
     Raises:
         NativeUnavailableError: the eliminated program cannot become a kernel.

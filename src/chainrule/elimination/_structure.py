@@ -181,7 +181,7 @@ def positions(axis: Axis, variables: Sequence[int], sizes: Mapping[int, int]) ->
 
 Shape = tuple[int, ...]
 
-# Weak, because constants of the user's become coefficients: what nobody uses any more is forgotten.
+# Weak, because constants of the user's become coefficients: structures that are no longer used are dropped.
 _interned: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
 
 
@@ -336,7 +336,7 @@ class Structure:
         in_shape: shape of the input array.
         terms: the summands.
         index_map: the block only moves entries (reshape, slice, transpose, …); products with it are
-            free in the counting convention, because nobody would multiply there.
+            free in the counting convention, because they need no multiplication.
     """
 
     out_shape: Shape

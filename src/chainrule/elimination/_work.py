@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 
-from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, subprograms, walk
+from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, outside_call_of, subprograms, walk
 from chainrule.elimination._arithmetic import plan_product, plan_sum
 from chainrule.elimination._blocks import product_structure, sum_structure
 from chainrule.elimination._eliminate import Algebra, Step, eliminate
@@ -30,10 +30,7 @@ from chainrule.elimination._rules._moving import MOVING_RULES
 from chainrule.elimination._structure import Structure
 
 _WHILE_ITERATIONS = 10
-"""What a `while` is taken to run: nobody knows before it does."""
-
-_ASKING = frozenset({"host_call", "pure_callback", "io_callback"})
-"""Primitives that leave the compiled program: a component, or a function on the host."""
+"""How often a `while` is taken to run: the program does not say."""
 
 _TRANSCENDENTAL = frozenset(
     "sin cos tan exp exp2 log log1p expm1 tanh sinh cosh asin acos atan atan2 asinh acosh atanh pow erf "
@@ -104,7 +101,7 @@ def _equation_work(eqn: JaxprEqn) -> Work:
     written = sum(_size(var.aval) for var in eqn.outvars)
     touched = max(written, sum(_size(atom.aval) for atom in eqn.invars))
     kernels = 0.0 if name in _FUSED else 1.0
-    if name in _ASKING:
+    if outside_call_of(eqn) is not None:
         return Work(calls=1.0, entries=written)
     if name in _TRANSCENDENTAL:
         return Work(transcendental=written, kernels=kernels, entries=written)

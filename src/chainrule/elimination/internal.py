@@ -1,6 +1,18 @@
-"""What other packages of this project use of `elimination`; no promise to users."""
+"""What other packages of this project use of `elimination`; no promise to users.
 
-from chainrule.elimination._counting import OperationCounts, count_operations
+STRUCTURES          the algebra in which an edge is the structure of its block
+Edges               result → operand → what an edge carries
+Elimination         a graph in the middle of being eliminated
+Graph               a program with the partials of its equations
+OrderLike           what users may say about an order
+Step                a vertex, or the edge between a vertex and another vertex or input
+choose_order        from what a user says about the order to its steps
+count_operations    what an elimination costs, by the convention of the literature
+program_work        scalar operations of one evaluation of a program
+trace_function      a function traced with respect to some arguments, with its graph
+"""
+
+from chainrule.elimination._counting import count_operations
 from chainrule.elimination._eliminate import STRUCTURES, Elimination, Step
 from chainrule.elimination._find_order import OrderLike, choose_order
 from chainrule.elimination._graph import Edges, Graph
@@ -12,7 +24,6 @@ __all__ = [
     "Edges",
     "Elimination",
     "Graph",
-    "OperationCounts",
     "OrderLike",
     "Step",
     "choose_order",

@@ -1,9 +1,10 @@
 """What other packages of this project use of `harvest`; no promise to users.
 
+SOW            the name of the primitive that `sow` binds
 is_captured    whether a capture of a tag is being traced
 sow_part       sow what stands for only some modes of a value
 """
 
-from chainrule.harvest._sow import is_captured, sow_part
+from chainrule.harvest._sow import SOW, is_captured, sow_part
 
-__all__ = ["is_captured", "sow_part"]
+__all__ = ["SOW", "is_captured", "sow_part"]

@@ -1,4 +1,4 @@
-"""Pictures of what the other rooms know: SVG for notebooks and pages, tables for the terminal, plots.
+"""Pictures of what the other packages compute: SVG for notebooks and pages, tables for the terminal, plots.
 
     pipeline         the components and JAX parts of a function, with shapes and cost
     gradient_flow    norms of values and cotangents along it
@@ -8,6 +8,18 @@
 
 Pictures show themselves in a notebook and have `.svg()`, `.html()`, `.plot(ax)` for matplotlib and
 `.save(path)`. After `%load_ext chainrule.view`, notebooks show classes of schemas as tables, too.
+
+Modules, in reading order:
+
+    _picture          shapes as data, SVG, and what every picture can do
+    _matplotlib       the same shapes on the axes of matplotlib
+    _layout           places for the nodes of a graph
+    _arguments        names of a function's arguments
+    _pipeline         a program divided into components and JAX parts
+    _gradient_flow    norms of values and cotangents
+    _elimination      the steps of an elimination
+    _spy              the pattern of a Jacobian
+    _schema           fields of a component; the notebook extension
 """
 
 from chainrule.view._elimination import EliminationSteps, Product, Step, Vertex, elimination

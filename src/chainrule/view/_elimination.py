@@ -10,12 +10,12 @@ from typing import Any
 
 from chainrule._errors import InputError
 from chainrule._jaxpr import Var
+from chainrule.elimination import OperationCounts
 from chainrule.elimination.internal import (
     STRUCTURES,
     Edges,
     Elimination,
     Graph,
-    OperationCounts,
     OrderLike,
     choose_order,
     count_operations,

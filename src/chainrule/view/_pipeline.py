@@ -24,6 +24,7 @@ import jax
 from rich.table import Table
 
 from chainrule._jaxpr import (
+    FENCE,
     ClosedJaxpr,
     JaxprEqn,
     Var,
@@ -33,6 +34,7 @@ from chainrule._jaxpr import (
     inline_calls,
     locate,
     name_stack_of,
+    outside_call_of,
     plain_text,
     subprograms,
     trace,
@@ -41,15 +43,13 @@ from chainrule._jaxpr import (
 )
 from chainrule._jaxpr import Literal as Constant
 from chainrule.elimination.internal import program_work
+from chainrule.harvest.internal import SOW
 from chainrule.runtime.internal import describe_array
 from chainrule.view._arguments import argument_names
 from chainrule.view._layout import lay_out
 from chainrule.view._picture import CHARACTER, Arrow, Drawing, Label, Picture, Rectangle, Shape
 
-_HOST_CALLS = frozenset({"host_call", "pure_callback", "io_callback"})
-"""Primitives that leave JAX. The first is the one to which the bridge binds components."""
-
-_IDENTITIES = frozenset({"sow", "fence"})
+_IDENTITIES = frozenset({SOW, FENCE})
 """Primitives of ours that give back their first operands; a capture puts a fence around what it finds."""
 
 
@@ -68,10 +68,10 @@ class Section:
 
 def called_components(eqn: JaxprEqn) -> tuple[JaxprEqn, ...]:
     """The calls of components that an equation is or holds."""
-    if eqn.primitive.name in _HOST_CALLS:
+    if outside_call_of(eqn) is not None:
         return (eqn,)
     inner = (site.equation for sub in subprograms(eqn) for site in walk(sub.program))
-    return tuple(each for each in inner if each.primitive.name in _HOST_CALLS)
+    return tuple(each for each in inner if outside_call_of(each) is not None)
 
 
 def open_calls(program: ClosedJaxpr) -> ClosedJaxpr:
@@ -451,12 +451,10 @@ def _describe_call(eqn: JaxprEqn, section: Section) -> tuple[str, str]:
     return names, f"{asked} in {eqn.primitive.name}" if is_inside else asked
 
 
-def _called(call: JaxprEqn) -> tuple[str, str]:
-    described = call.params.get("call")
-    if described is None:
-        return _function(call) or "callback", call.primitive.name
-    batch = "".join(f" × {size}" for size in described.batch.sizes)
-    return described.site.target.name, described.request.name + batch
+def _called(eqn: JaxprEqn) -> tuple[str, str]:
+    call = outside_call_of(eqn)
+    assert call is not None
+    return call.name or _function(eqn) or "callback", call.request
 
 
 def _links(
@@ -516,7 +514,7 @@ def _short(number: float) -> str:
 
 
 def _details(part: Part) -> str:
-    """The equations of a part; only as many as somebody might read."""
+    """The equations of a part, at most `_MOST_LINES` lines."""
     if part.operations is None:
         return ""
     lines = plain_text(part.program.jaxpr).splitlines()

@@ -1,7 +1,21 @@
 """Local partials: rules as data, one small file per family of primitives.
 
-`local_jacobian` looks a rule up by the primitive's name. No name, no problem: the conservative road
-(`_fallback`) asks JAX for the partials of that one equation. Nothing is ever dropped.
+`local_jacobian` looks a rule up by the primitive's name. For a primitive without a rule, `_fallback` asks JAX
+for the partials of that one equation. No edge is ever dropped.
+
+    _site           an equation and what a rule gives for it; complex numbers as pairs of real ones
+    _elementwise    diagonals: arithmetic and functions of one or two operands, selections
+    _moving         blocks that only move entries: slices, reshapes, transposes, gathers
+    _placing        what puts an array into another: scatters, updates
+    _sums           sums, contractions and other reductions
+    _convolution    convolutions
+    _calls          functions with a derivative rule of their own
+    _branches       `cond` and `switch`
+    _inner          the Jacobian of a program inside an equation
+    _linear         whether a derivative rule of the user's is linear, so that a matrix stands for it
+    _batch          axes along which an equation treats all entries alike
+    _fallback       partials from JAX
+    _registered     partials that other packages give for their own primitives
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Functions with a derivative rule of their own: `custom_jvp` and `custom_vjp`.
 
 The user's rule is a linear program in the tangents (or cotangents). Its Jacobian, found by elimination,
-is the Jacobian of the call; so an elementwise `relu` gives a diagonal without anybody saying so.
+is the Jacobian of the call. So an elementwise `relu` gives a diagonal without a declaration.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ def _custom_vjp(site: Site) -> LocalJacobian:
     if isinstance(inner, LocalJacobian):
         return inner
     wanted = site.wanted_operands
+    # The rule maps cotangents of the results (c) to cotangents of the operands (r). Its Jacobian is the
+    # transpose of the call's, so the places change sides: (r, c) there is (result c, operand r) here. Nothing
+    # is conjugated: complex values are pairs of real numbers by now.
     structures = {(c, wanted[r]): _transposed(s) for (r, c), s in inner.structures.items()}
 
     def evaluate(operands: Sequence[Any], results: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:

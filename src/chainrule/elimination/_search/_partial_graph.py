@@ -697,6 +697,18 @@ class PartialGraph:
         self.state[WIDE] = wide
 
 
+@functools.cache
+def load_compiled() -> None:
+    """Compile every function, or load it from where numba keeps it, before the clock of a search runs."""
+    chain = Problem.scalar(5, [(v, v + 1) for v in range(4)], (1, 2, 3))
+    graph = PartialGraph(chain, compiled=True)
+    costs = graph.vector(graph.order_costs(chain.eliminable))
+    graph.anneal(graph.vector(chain.eliminable), costs, 1.0, 2, 1, 0)
+    graph.reset()
+    graph.subset_costs([1, 2])
+    graph.scores([1, 2], 0.5)
+
+
 def _has_room(problem: Problem) -> bool:
     most = max((structure for *_, structure in problem.edges), default=0)
     return can_compile() and problem.size <= _MOST_VERTICES and most < _MOST_STRUCTURES

@@ -25,7 +25,12 @@ from chainrule.elimination._search._improve import (
     order_windows,
     relative_markowitz,
 )
-from chainrule.elimination._search._partial_graph import PartialGraph, TooManyStructuresError
+from chainrule.elimination._search._partial_graph import (
+    PartialGraph,
+    TooManyStructuresError,
+    can_compile,
+    load_compiled,
+)
 from chainrule.elimination._search._problem import OutOfBudgetError, Problem, lower_bound
 
 _LOOK_AHEADS = (0.5, 0.0, 0.25, 1.0)
@@ -105,8 +110,11 @@ def search(
         reverse_first: which of forward and reverse runs in any case.
         on_progress: called about ten times a second with the best so far and the time spent.
     """
+    is_compiled = budget_s >= _COMPILED_FROM_S and can_compile()
+    if is_compiled:
+        load_compiled()
     try:
-        graph = PartialGraph(problem, compiled=budget_s >= _COMPILED_FROM_S)
+        graph = PartialGraph(problem, compiled=is_compiled)
         return _Run(graph, budget_s, seed, on_progress).found(starts, reverse_first=reverse_first)
     except TooManyStructuresError:
         run = _Run(PartialGraph(problem), budget_s, seed, on_progress)
@@ -178,7 +186,7 @@ class _Run:
         self.offer(*pure[0])
         self._patience = self.elapsed
         self._find_bound()
-        # On large blocks the other direction, and every greedy pass, may take for ever.
+        # On large blocks the other direction, and every greedy pass, may take hours.
         self.graph.deadline = self._began + self.budget_s
         self.offer(*pure[1])
         for start in starts:

@@ -6,16 +6,16 @@ counts of operations are compared with published ones. `TASKS` lists them by nam
 How operations are grouped decides the counts. Where the groupings come from:
 
 - RoeFlux_1d and the robot arm: the description of the tasks.
-- Heart dipole and propane: MINPACK-2's equations, with the ancestor's choice of what is computed once
+- Heart dipole and propane: MINPACK-2's equations, with graphax's choice of what is computed once
   (graphax, `examples/minpack.py`). The lighthouse with its tangent written twice, and the edges of the hole:
   `easy.py`.
 - RoeFlux_3d: the description; that the slices are `0:1`, `1:2`, `2:` and the inner product a dot product was
-  read off the ancestor's `examples/roe.py`.
+  read off graphax's `examples/roe.py`.
 - Perceptron and encoder: read off `examples/deep_learning.py`: scalar scale and shift, means over the last
   axis without keeping it, the maximum in the softmax (stopped, with −∞ as initial value), one loss per row,
   b1 a row and b2 a column.
 - Black–Scholes: read off `examples/economics.py` that (1 + erf)/2 and σ²/2·T are quotients and that the
-  Jacobian is the ancestor's own reverse accumulation, and off `primitives.py` which formulas it writes for
+  Jacobian is graphax's own reverse accumulation, and off `primitives.py` which formulas it writes for
   partials.
 """
 
