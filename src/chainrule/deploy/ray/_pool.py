@@ -39,6 +39,11 @@ _MESSAGE_S = 0.02
 _FORGET = 0.9
 _REPORT_EVERY_S = 0.5
 _ANSWER_WITHIN_S = 10.0
+_LOST = (RayActorError, ObjectLostError, OutOfMemoryError, WorkerCrashedError)
+_LOOK_AGAIN_S = 0.1
+_ASK_EVERY_S = 0.2
+# Longer than a replica takes to ask the manager, to interrupt the call and to end.
+_GIVE_UP_S = 3.0
 
 
 class RayPool(PoolTransport):
@@ -180,13 +185,6 @@ def _attach(manager: Any, plan: Plan, startup_timeout_s: float) -> RayPool:
     pool = RayPool(manager, plan, ends_with_handle=False, startup_timeout_s=startup_timeout_s)
     _received.put(plan.id, pool)
     return pool
-
-
-_LOST = (RayActorError, ObjectLostError, OutOfMemoryError, WorkerCrashedError)
-_LOOK_AGAIN_S = 0.1
-_ASK_EVERY_S = 0.2
-# Longer than a replica takes to ask the manager, to interrupt the call and to end.
-_GIVE_UP_S = 3.0
 
 
 class ActorReplica(Replica):
