@@ -22,10 +22,11 @@ from chainrule.runtime.internal import ReferenceKind, current_run
 
 __all__ = ["RuntimeConfig", "get_config", "override_config", "snapshot_config", "update_config"]
 
+_updates: ContextVar[Mapping[str, Any]] = ContextVar("updates", default=MappingProxyType({}))
+
 # A user who starts a component in this process or on the command line may also run what it refers to. The
 # callers of a server may not.
 OWN_REFERENCES: frozenset[ReferenceKind] = frozenset({"api_path", "image", "url"})
-_updates: ContextVar[Mapping[str, Any]] = ContextVar("updates", default=MappingProxyType({}))
 
 
 def _parse_mapping(value: Any) -> Any:
