@@ -43,7 +43,7 @@ _LOST = (RayActorError, ObjectLostError, OutOfMemoryError, WorkerCrashedError)
 _LOOK_AGAIN_S = 0.1
 _ASK_EVERY_S = 0.2
 # Longer than a replica takes to ask the manager, to interrupt the call and to end.
-_GIVE_UP_S = 3.0
+_CANCEL_WITHIN_S = 3.0
 
 
 class RayPool(PoolTransport):
@@ -320,7 +320,7 @@ class ActorReplica(Replica):
         if future.done():
             return future.result()
         if ticket.is_cancelled:
-            return self._give_up(reference, future, name)
+            return self._cancel(reference, future, name)
         ray.kill(self._actor, no_restart=False)
         raise ReplicaLostError(
             f"The component did not answer within {self._timeout_s:g} s and was stopped.",
@@ -328,12 +328,12 @@ class ActorReplica(Replica):
             may_repeat=False,
         )
 
-    def _give_up(self, reference: Any, future: Future[Any], name: str | None) -> NoReturn:
+    def _cancel(self, reference: Any, future: Future[Any], name: str | None) -> NoReturn:
         """Take back a call that waits, interrupt one that runs, and end its process if that fails."""
         ray.cancel(reference)
         self._manager.cancel.remote(name)
         try:
-            future.result(_GIVE_UP_S)
+            future.result(_CANCEL_WITHIN_S)
         except _LOST as error:
             raise _cancelled(ReplicaLostError, may_repeat=False) from error
         except TimeoutError:
