@@ -25,6 +25,8 @@ from chainrule.cli._output import result_stream, table_text
 from chainrule.cli._sources import add_token, check_exists, is_url, read_document
 from chainrule.runtime.internal import Document
 
+Json = Mapping[str, Any]
+
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Two components, here or served, or their OpenAPI documents."""
@@ -72,9 +74,6 @@ def _text(changes: Sequence[Change], as_json: bool) -> str:
         return "No change that callers could notice.\n"
     rows = [("breaks" if c.breaks else "fine", c.where, c.what) for c in changes]
     return table_text("changes", ("callers", "where", "what"), rows)
-
-
-Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True)

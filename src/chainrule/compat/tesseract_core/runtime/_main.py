@@ -56,6 +56,8 @@ _HELP = {
     "serve": "Serve the component over HTTP.",
 }
 _SETTINGS = [name for name in RuntimeConfig.model_fields if name != "api_path"]
+_CHECK = "TESSERACT_RUNTIME_CHECK_GRADIENTS_"
+_OBSERVATIONS = ("chainrule.runtime.profile", "chainrule.runtime.trace")
 
 
 class UsageError(Exception):
@@ -171,9 +173,6 @@ def _add_check_options(parser: ArgumentParser) -> None:
     shown = os.environ.get(f"{_CHECK}SHOW_PROGRESS", "1").lower() not in ("0", "false", "no", "off")
     parser.add_argument("--show-progress", action="store_true", default=shown)
     parser.add_argument("--no-show-progress", dest="show_progress", action="store_false")
-
-
-_CHECK = "TESSERACT_RUNTIME_CHECK_GRADIENTS_"
 
 
 def _add_check_option(parser: ArgumentParser, name: str, **facts: Any) -> None:
@@ -459,9 +458,6 @@ def result_descriptor() -> Iterator[int]:
     finally:
         os.dup2(real, 1)
         os.close(real)
-
-
-_OBSERVATIONS = ("chainrule.runtime.profile", "chainrule.runtime.trace")
 
 
 @contextmanager

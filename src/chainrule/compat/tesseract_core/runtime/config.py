@@ -22,6 +22,7 @@ from chainrule.runtime.internal import Run
 
 __all__ = ["RuntimeConfig", "get_config", "override_config", "snapshot_config", "update_config"]
 
+_updates: ContextVar[Mapping[str, Any]] = ContextVar("updates", default=MappingProxyType({}))
 
 # A user who starts a component in this process or on the command line may also run what it refers to. The
 # callers of a server may not.
@@ -136,9 +137,6 @@ def component_settings(
     given |= {"input_path": input_path} if input_path is not None else {}
     given |= {"output_path": output_path} if output_path is not None else {}
     return RuntimeConfig(**given | dict(settings or {})).for_component(trusts_caller=True)
-
-
-_updates: ContextVar[Mapping[str, Any]] = ContextVar("updates", default=MappingProxyType({}))
 
 
 def update_config(**settings: Any) -> None:
