@@ -118,7 +118,7 @@ def explain_jacobian(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> explain_jacobian(lambda x: jnp.sin(x) * x, jnp.arange(8.0)).chosen
+        >>> explain_jacobian(lambda x: jnp.sin(x) * x, jnp.arange(100.0)).chosen
         'elimination'
     """
     traced = trace_function(fun, argnums, as_examples(args), {}, needs_graph=False)
