@@ -1,20 +1,21 @@
 """Chainrule: one gradient over many programs.
 
 The names most people need, loaded when they are first used so that `import chainrule` stays as cheap as
-importing nothing. Each room has its own package: `chainrule.runtime` (package a program),
+importing nothing. Each question has its own package: `chainrule.runtime` (package a program),
 `chainrule.elimination` (cheap exact Jacobians), `chainrule.harvest` (look inside), `chainrule.stateful`
 (train), `chainrule.bridge` (use components inside JAX).
 """
 
-import importlib as _importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from chainrule._lazy import lazy_names as _lazy_names
 from chainrule._registry import register as _register
 
 if TYPE_CHECKING:
     from chainrule._errors import ChainruleError, ComponentError, InputError
     from chainrule.bridge import apply_component, component_errors, from_callable
     from chainrule.client import Component
+    from chainrule.elimination import jacobian
     from chainrule.harvest import (
         grad_wrt,
         intermediate_stats,
@@ -38,6 +39,7 @@ _HOMES = {
     "from_callable": "chainrule.bridge",
     "grad_wrt": "chainrule.harvest",
     "intermediate_stats": "chainrule.harvest",
+    "jacobian": "chainrule.elimination",
     "locate_nonfinite": "chainrule.harvest",
     "plant": "chainrule.harvest",
     "save_intermediates": "chainrule.harvest",
@@ -56,6 +58,7 @@ __all__ = [
     "from_callable",
     "grad_wrt",
     "intermediate_stats",
+    "jacobian",
     "locate_nonfinite",
     "plant",
     "save_intermediates",
@@ -64,23 +67,10 @@ __all__ = [
 
 # What packages of lower layers need from higher ones; see `_registry`.
 _register(
+    component="chainrule.client:Component",
     cluster_transport="chainrule.deploy.ray:attach",
     image_transport="chainrule.deploy.images:open_image",
     worker="chainrule.serve._worker",
 )
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'chainrule' has no attribute {name!r}")
-    try:
-        value = getattr(_importlib.import_module(_HOMES[name]), name)
-    except ModuleNotFoundError as error:
-        error.add_note(f"chainrule.{name} needs more packages: pip install 'chainrule[all]'.")
-        raise
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = _lazy_names(__name__, _HOMES, "__version__", extra="all")

@@ -17,7 +17,7 @@ in the HTTP body (`application/problem+json`), in the command line's `--json` ou
     └── TransportError (ConnectionError) the component could not be reached, or died: HTTP 502-504
 
 A message says what was expected, what was found, where (a path, shapes and dtypes, never data) and how
-to fix it. A room adds a subclass where callers need to tell a case apart, and passes `code=` where only
+to fix it. A package adds a subclass where callers need to tell a case apart, and passes `code=` where only
 the reason differs.
 """
 
@@ -83,7 +83,7 @@ def _rebuild(cls: type[ChainruleError], message: str, state: dict[str, Any]) -> 
 
 
 class InputError(ChainruleError, ValueError):
-    """The caller handed in something that cannot be used."""
+    """The caller passed something that cannot be used."""
 
     default_code = "invalid_input"
     http_status = 422

@@ -1,4 +1,4 @@
-"""Where files of this user go, by the XDG convention: what can be made again, and what cannot."""
+"""Folders for files of this user, by the XDG convention: caches, and state that has to last."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def state_folder(*parts: str) -> Path:
 
 def _base(variable: str, otherwise: str) -> Path:
     given = Path(os.environ.get(variable, ""))
-    if given.is_absolute():  # as the convention asks; what is not is to be ignored
+    if given.is_absolute():  # the convention says to ignore relative paths
         return given
     try:
         return Path.home() / otherwise

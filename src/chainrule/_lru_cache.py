@@ -52,7 +52,7 @@ class LRUCache(Generic[K, V]):
             return self._entries[key]
 
     def put(self, key: K, value: V) -> None:
-        """Keep a value; the least recently used ones make room for it, unless all would not be enough."""
+        """Keep a value, unless it alone is over `max_bytes`; the least recently used ones are forgotten."""
         size = self._size_of(value)
         with self._lock:
             self._discard(key)

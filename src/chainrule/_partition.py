@@ -10,12 +10,13 @@ is hashable and compares by value, so that one program serves all trees with the
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+
+from chainrule._trees import static_key
 
 
 def is_array(leaf: Any) -> bool:
@@ -38,7 +39,7 @@ class Static:
 
     def __init__(self, value: Any) -> None:
         self.value = value
-        self._key = _static_key(value)
+        self._key = static_key(value)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Static) and self._key == other._key
@@ -48,28 +49,6 @@ class Static:
 
     def __repr__(self) -> str:
         return f"Static({self.value!r})"
-
-
-def _static_key(value: Any) -> Any:
-    # The type is part of the key because 1 == 1.0 == True, and each compiles to something else. So does
-    # -0.0, which equals 0.0; and NaN, which equals nothing, would compile anew each time.
-    if isinstance(value, (float, complex)):
-        return type(value), repr(value)
-    if isinstance(value, np.ndarray):
-        return type(value), value.dtype.str, value.shape, repr(value.tolist())
-    try:
-        hash(value)
-    except TypeError:
-        return type(value), _content_of(value)
-    return type(value), value
-
-
-def _content_of(value: Any) -> Any:
-    """A key for what cannot be hashed; a value whose content cannot be seen equals no other."""
-    try:
-        return pickle.dumps(value)
-    except Exception:
-        return object()
 
 
 class Template(NamedTuple):

@@ -1,6 +1,6 @@
 """Where a matrix may be non-zero, and which of its columns can share one product.
 
-Two columns that touch no common row can be moved together: each row then tells which column moved it.
+Two columns without a common row can be perturbed together: each row then changes by one of them only.
 Choosing the groups is colouring the columns' intersection graph; greedily, in natural order, a band of
 width w needs w groups, which is optimal.
 """

@@ -1,9 +1,9 @@
 """Places in a distributed trace: `traceparent` comes in with a call and goes out with the calls it makes.
 
-Spans are made where somebody in this process uses OpenTelemetry, be it the author, the operator's
-`opentelemetry-instrument` or `export_spans`. Where nobody does, nothing is imported and nothing is recorded,
-but the place in the trace is still handed on, so that a component without OpenTelemetry in the middle of a
-pipeline does not tear the trace apart.
+Spans are recorded where OpenTelemetry is used in this process: by the author, by the operator's
+`opentelemetry-instrument` or by `export_spans`. Elsewhere nothing is imported and nothing is recorded, but
+the place in the trace is still passed on, so that a component without OpenTelemetry in the middle of a
+pipeline does not break the trace.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TRACE = "opentelemetry.trace"
 
 
 def is_traced(parent: str | None = None) -> bool:
-    """Whether there is anything to do: somebody records spans here, or a place has to be handed on."""
+    """Whether there is anything to do: spans are recorded here, or a place has to be passed on."""
     if parent is not None or _passed_on.get() is not None:
         return True
     trace = sys.modules.get(_TRACE)
@@ -33,7 +33,7 @@ def is_traced(parent: str | None = None) -> bool:
 def _is_used(trace: Any) -> bool:
     """Whether there is a provider or a current span. Many libraries import OpenTelemetry and never use it.
 
-    A span that nobody records costs more than a small call.
+    Making a span that is not recorded would cost more than a small call.
     """
     return (
         not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
@@ -49,11 +49,11 @@ def span(
     parent: str | None = None,
     attributes: Mapping[str, str] | None = None,
 ) -> Iterator[Any]:
-    """Record what happens inside as a span, if anybody records spans.
+    """Record what happens inside as a span, where spans are recorded.
 
     Args:
         name: of the span.
-        kind: whether somebody is called, calls, or neither.
+        kind: whether a call is answered, made, or neither.
         parent: the caller's `traceparent`; the current span of this process when not given.
         attributes: small facts, never data.
 
@@ -93,7 +93,7 @@ def _propagator() -> Any:
 
 
 def export_spans(destination: str, service: str) -> None:
-    """Record spans of this process from now on, unless somebody has seen to that already.
+    """Record spans of this process from now on, unless a provider is set already.
 
     Args:
         destination: address of an OTLP collector (`http://…/v1/traces`), or a file that gets one JSON
@@ -130,7 +130,7 @@ def _processor(destination: str) -> Any:
     if destination.startswith(("http://", "https://")):
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-        # A worker may be ended at any time; half a second of spans is what that may cost.
+        # A worker may be ended at any time; at most half a second of spans is lost then.
         exporter = OTLPSpanExporter(endpoint=destination)
         return BatchSpanProcessor(exporter, schedule_delay_millis=500)
     file = open(destination, "a", encoding="utf-8")  # noqa: SIM115 - as long as the process

@@ -14,6 +14,8 @@ Which function a walk needs:
     map_with_paths(function, tree)    `function(path, leaf)` at every leaf
     get_at_path, set_at_path          one node, or new values at some paths
 
+`static_key` tells leaves apart that a compiled program depends on.
+
 Invariant: `get_at_path(set_at_path(tree, {p: v}), p) is v`, and `set_at_path` shares every node that is
 not on the way to a changed leaf with the tree it was given. Two walks are not made of these: that of the
 codec, which replaces what JSON has no form for and keeps a budget, and that of `runtime._schema`, which goes
@@ -23,7 +25,8 @@ through annotations and values side by side.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import pickle
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -60,6 +63,7 @@ __all__ = [
     "pattern_to_regex",
     "set_at_path",
     "split_path",
+    "static_key",
     "unescape_dict_key",
     "with_article",
 ]
@@ -224,7 +228,7 @@ _UNCHANGED = object()
 
 
 class _Edit:
-    """What is to become of one node: a new value, new parts of the old or the new value, or both."""
+    """The change of one node: a new value, new parts of the old or the new value, or both."""
 
     __slots__ = ("parts", "value")
 
@@ -411,3 +415,26 @@ def filter_func(
         return result if selected is None else flatten_with_paths(result, selected)
 
     return filtered
+
+
+def static_key(value: Any) -> Hashable:
+    """What is equal for leaves that compile to the same program, and hashable also where the leaf is not."""
+    # The type is part of the key because 1 == 1.0 == True, and each compiles to something else. So does
+    # -0.0, which equals 0.0; and NaN, which equals nothing, would compile anew each time.
+    if isinstance(value, (float, complex)):
+        return type(value), repr(value)
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        return type(value), value.dtype.str, value.shape, repr(value.tolist())
+    try:
+        hash(value)
+    except TypeError:
+        return type(value), _content_of(value)
+    return type(value), value
+
+
+def _content_of(value: Any) -> Any:
+    """A key for what cannot be hashed; a value whose content cannot be seen equals no other."""
+    try:
+        return pickle.dumps(value)
+    except Exception:
+        return object()

@@ -1,4 +1,4 @@
-"""Text of others for a terminal: what would command the terminal is shown instead.
+"""Text of components and servers for a terminal: control characters are written out.
 
 A component, a server or a container may print escape sequences. On an operator's screen they could move the
 cursor, hide lines, retitle the window or, in some terminals, paste a command.
@@ -20,7 +20,7 @@ _SHOWN = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code 
 
 
 def visible(text: str) -> str:
-    r"""Text that only says something: controls are written out, a return is a new line.
+    r"""Text without control characters: they are written out, a return is a new line.
 
     Example:
         >>> visible("half \x1b[2J done\r\n")

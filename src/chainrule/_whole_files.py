@@ -1,4 +1,4 @@
-"""Files that are there whole, or not at all."""
+"""Files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def open_private(path: str, flags: int) -> int:
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Where to write a file that takes its place when the block ends, or of which nothing is left.
+    """A temporary path for a file, which gets its name when the block ends; after an error it is removed.
 
-    That is beside it: hidden, and with an ending by which what a killed process leaves can be found.
+    It is in the same folder, hidden, with an ending by which files of killed processes can be found.
     """
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
     try:
@@ -37,7 +37,7 @@ def write_whole(
 
     Args:
         path: of the file.
-        pieces: what it holds.
+        pieces: its content.
         durable: whether it survives a loss of power once this returns.
         private: whether only this user may read it.
     """

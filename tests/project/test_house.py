@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,19 @@ def test_jax_internals_are_touched_in_one_place_only():
         if "_jaxpr" not in path.parts and re.search(r"\bjax\._src\b", path.read_text())
     ]
     assert offenders == []
+
+
+def test_the_map_for_contributors_names_what_exists():
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    table = page.partition("| to change |")[2].partition("\n\n")[0]
+    drawn = page.partition("## Map")[2].partition("A layer imports")[0]
+    packages = {name for line in drawn.splitlines() for name in line[7:50].split()} - {"…"}
+    places = [row.split("|")[2] for row in table.splitlines()[2:]]
+    named = set(re.findall(r"`([\w.]+)`", " ".join(places))) | packages
+    assert len(named) > 25
+    assert all(find_spec(f"chainrule.{name}") for name in named)
+    public = {path.parent.name for path in SOURCE.glob("[a-z]*/__init__.py")}
+    assert public <= packages
 
 
 def test_error_page_lists_every_class_with_its_facts():

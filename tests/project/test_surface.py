@@ -20,6 +20,7 @@ TOP_LEVEL = {
     "from_callable",
     "grad_wrt",
     "intermediate_stats",
+    "jacobian",
     "locate_nonfinite",
     "plant",
     "save_intermediates",

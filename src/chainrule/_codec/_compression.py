@@ -1,6 +1,6 @@
 """Compression of single buffers: never expands past the size that was declared.
 
-lz4 frames are the peer's format and always there; zstd needs the package `zstandard` (extra `serve`).
+lz4 is the compression of Tesseract and always installed; zstd needs the package `zstandard` (extra `serve`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MAX_WINDOW_BYTES = 1 << 27
 def compress(data: Any, compression: str) -> bytes:
     """Compress a buffer as one frame that records its content size."""
     if compression == "lz4":
-        import lz4.frame  # few bodies are compressed, and the shell waits for every import
+        import lz4.frame  # few bodies are compressed, and every import delays the command line
 
         return lz4.frame.compress(data, store_size=True)
     if compression == "zstd":

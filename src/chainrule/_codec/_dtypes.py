@@ -65,7 +65,7 @@ def _bfloat16() -> np.dtype[Any]:
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """The wire name of a dtype, whatever its byte order.
+    """The wire name of a dtype in any byte order.
 
     Raises:
         DefinitionError: arrays of this dtype cannot be sent (objects, strings, dates, records).
@@ -180,7 +180,7 @@ _SUMMABLE = frozenset((int, float))
 
 def has_masked(value: Any) -> bool:
     """Whether a value, or one inside nested lists, is a masked array with masked entries."""
-    # Looked up: whoever has a masked array has imported `numpy.ma`, nobody else should.
+    # Looked up, not imported: a masked array exists only where `numpy.ma` is imported already.
     numpy_ma = sys.modules.get("numpy.ma")
     return numpy_ma is not None and _has_masked(value, numpy_ma, _MAX_RANK)
 
@@ -191,8 +191,8 @@ def _has_masked(value: Any, numpy_ma: Any, max_depth: int) -> bool:
     if not value or not max_depth:
         return False
     if type(value[0]) in _SUMMABLE:
-        # A sum with a masked term is masked, and adding is faster than looking at every number. These are
-        # looked at where something else is among them.
+        # A sum with a masked term is masked, and adding is faster than testing every number. Where adding
+        # fails, because something else is among the numbers, each item is tested below.
         with suppress(ArithmeticError, TypeError, ValueError, Warning):
             return _has_masked(sum(value), numpy_ma, 0)
     return any(_has_masked(item, numpy_ma, max_depth - 1) for item in value)

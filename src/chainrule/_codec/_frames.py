@@ -11,7 +11,7 @@ A message is the same bytes over HTTP, a pipe, a file or shared memory (all inte
         zeros     up to the next multiple of 64, where the data section begins
         data      buffers; each begins at a multiple of 64, gaps are zeros
 
-In the tree, an object with exactly one member whose name starts with `$` stands for something else:
+In the tree, an object with exactly one member whose name starts with `$` stands for another value:
 
     {"$array": [dtype, shape, offset, nbytes]}               offset from the start of the data section
     {"$array": [dtype, shape, offset, nbytes, compression]}  `lz4` or `zstd`; nbytes as stored
@@ -76,7 +76,7 @@ def is_marked(node: dict[Any, Any]) -> bool:
 
 
 _ZEROS = bytes(ALIGNMENT)
-# Buffers below this size are gathered into one piece: a system call costs more than copying them.
+# Buffers below this size are joined into one piece: sending a piece costs more than copying them.
 _GATHER_BELOW = 16 * 1024
 
 
@@ -130,7 +130,7 @@ class _DataSection:
         self._buffers: list[Any] = []
 
     def leaf(self, value: Any) -> Any:
-        """The header's node for a leaf that JSON cannot carry as it is."""
+        """The header's node for a leaf that JSON has no form for."""
         if type(value) is np.ndarray:
             return self._add(value)
         if isinstance(value, SparseArray):
@@ -168,7 +168,7 @@ class _DataSection:
         return {"$array": node}
 
     def pieces_after(self, head: bytes) -> Iterator[bytes | memoryview]:
-        """The message's pieces: small buffers, which are padded, gathered; large ones as they are."""
+        """The message's pieces: small buffers, which are padded, are joined; large ones are not copied."""
         gathered: list[Any] = [head]
         for content in self._buffers:
             if len(content) <= _GATHER_BELOW:
@@ -183,7 +183,7 @@ class _DataSection:
 
 def _wire_form(array: Any) -> tuple[str, tuple[int, ...], Any]:
     """Dtype name, shape and bytes of an array."""
-    # Copying a small array is cheaper than making a view of its bytes, and it is gathered anyway.
+    # Copying a small array is cheaper than making a view of its bytes, and small ones are joined anyway.
     if type(array) is np.ndarray and array.nbytes < _GATHER_BELOW:
         name = NATIVE_NAMES.get(array.dtype)
         if name is not None:
@@ -208,7 +208,7 @@ def _read_prefix(view: memoryview) -> tuple[int, int]:
 
 
 def decode_frames(buffer: Any, *, limits: Limits = DEFAULT_LIMITS) -> Any:
-    """The tree of a message. Its arrays are read-only views into `buffer`, which must stay as it is.
+    """The tree of a message. Its arrays are read-only views into `buffer`, which must not change afterwards.
 
     Raises:
         DecodeError: not a sound message.

@@ -2,8 +2,9 @@
 
 JSON has no form for arrays, NaN or long integers. On the way out, `write_json` walks the tree and a format's
 `Writer` replaces such leaves by nodes of its own. On the way in, `parse_json` reads the text strictly and
-`restore_leaves` walks the result, where the format's `Reader` says which nodes stand for something else,
-within a `Budget`. Errors get the path of their node while they travel up, so that the way down costs nothing.
+`restore_leaves` walks the result, where the format's `Reader` says which nodes stand for other values,
+within a `Budget`. An error gets the path of its node while it is passed up, so that no path is built on the
+way down.
 
 `jiter`, the parser inside pydantic, is the one fast parser that finds duplicate keys; it also reads the
 tokens `NaN`, `Infinity` and `-Infinity`, which Python clients send, and integers of any size.
@@ -38,7 +39,7 @@ _TEXT = frozenset((str,))
 _KEYS = (str, int, float, bool, type(None), Enum, UUID, date, time)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_DEPTH = 254
-"""Of orjson; Python's own stack ends later."""
+"""The limit of orjson; that of Python's stack is higher."""
 
 
 class Writer(Protocol):
@@ -145,7 +146,7 @@ def _replace_other(node: Any, writer: Writer) -> Any:
 
 
 def _is_plain_numbers(values: Any) -> bool:
-    """Whether a list can be kept as it is: small finite numbers only. Long lists of floats are common."""
+    """Whether a list has only finite numbers that JSON can hold. Long lists of floats are common."""
     if not values or not _NUMBERS.issuperset(map(type, values)):
         return False
     try:
@@ -210,20 +211,20 @@ def _explain(limits: Limits, reason: str) -> DecodeError | LimitError:
 
 
 NOT_SPECIAL = object()
-"""Answer of a reader that leaves an object as it is."""
+"""Answer of a reader for an object that stands for itself."""
 
 _CONTAINERS = frozenset((dict, list))
 
 
 class Reader(Protocol):
-    """What a format makes of objects that stand for something else."""
+    """Which objects of a format stand for other values."""
 
     def special(self, node: dict[str, Any], depth: int) -> Any:
         """What an object stands for, or `NOT_SPECIAL`."""
 
 
 def restore_leaves(node: Any, reader: Reader, budget: Budget, depth: int = 0) -> Any:
-    """Replace, in place, every object that stands for something else.
+    """Replace, in place, every object that stands for another value.
 
     Args:
         node: freshly parsed JSON; it is modified.

@@ -20,15 +20,15 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds on what a decoder accepts from a stranger.
+    """Bounds on what a decoder accepts.
 
     Attributes:
         max_body_bytes: bytes of one encoded body, as received.
         max_array_bytes: bytes of one decoded array.
         max_total_bytes: bytes of all decoded arrays of one body together, so that a thousand small
             compressed buffers cannot do what one large one may not.
-        max_expanded_bytes: bytes that are not in the body itself but come of it: of compressed bodies and
-            buffers, and of files that it refers to. A body of 30 kB may stand for a gigabyte.
+        max_expanded_bytes: bytes that are not in the body itself: of compressed bodies and buffers once they
+            are expanded, and of files that the body refers to. A body of 30 kB can expand to a gigabyte.
         max_fields: mapping entries and list items of one body, array contents not counted.
         max_depth: nesting of mappings and lists, array contents not counted.
     """
@@ -60,11 +60,11 @@ TRUSTING_LIMITS = Limits(
     max_expanded_bytes=1 << 50,
     max_fields=1 << 30,
 )
-"""For what comes from ourselves, or from somebody we chose: its size is trusted, its form is not."""
+"""For bodies of our own processes, or of a server that the user chose: any size, the same checks of form."""
 
 
 def expansion_too_large(nbytes: int | None, limit: int) -> LimitError:
-    """A body that stands for more than it may; `None` when nobody knows how much more."""
+    """The error for a body that expands to too many bytes; `None` when their number is not known."""
     found = "more" if nbytes is None else f"{nbytes} bytes"
     return LimitError(
         f"Compressed data and files of one body may come to {limit} bytes; found {found}. Send the data "
@@ -129,14 +129,14 @@ class Budget:
         """Account for bytes that are not in the body, before they are read or expanded.
 
         Raises:
-            LimitError: this body stands for too many of them.
+            LimitError: this body has too many of them.
         """
         if nbytes > self.expanded_left:
             raise expansion_too_large(nbytes, self.limits.max_expanded_bytes)
         self.expanded_left -= nbytes
 
     def try_take(self, nbytes: int, count: int = 1) -> bool:
-        """Account for `count` arrays of `nbytes` each and say yes, or, where they are too large, say no."""
+        """Account for `count` arrays of `nbytes` each; whether they are within the limits."""
         total = count * nbytes
         if total > self.bytes_left or nbytes > self.limits.max_array_bytes:
             return False
@@ -144,7 +144,7 @@ class Budget:
         return True
 
 
-# The longest path that Linux opens; resolving a longer one costs a look at the disk per segment.
+# The longest path that Linux opens; resolving a longer one would cost one system call per segment.
 _MAX_LENGTH = 4096
 
 

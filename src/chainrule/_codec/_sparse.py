@@ -1,4 +1,4 @@
-"""Sparse arrays in coordinate form, the first-class kind for Jacobian blocks with few entries."""
+"""Sparse arrays in coordinate form, for Jacobian blocks with few entries."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class SparseArray:
         """The dense array.
 
         Args:
-            max_bytes: refuse to build a larger one; for shapes that come from a stranger.
+            max_bytes: refuse to build a larger one; for shapes that were received.
 
         Raises:
             LimitError: the dense array would be larger than `max_bytes` (`array_too_large`).
@@ -138,7 +138,7 @@ class SparseArray:
 
 
 def decoded_sparse(shape: Any, indices: Any, values: Any) -> SparseArray:
-    """A sparse array from received parts; what does not fit together is a `DecodeError`."""
+    """A sparse array from received parts; parts that do not fit together are a `DecodeError`."""
     try:
         return SparseArray(check_shape(shape), indices, values)
     except InputError as error:

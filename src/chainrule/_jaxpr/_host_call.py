@@ -54,7 +54,7 @@ from chainrule._jaxpr._call_frame import (
 
 TARGET = "chainrule_host_call"
 
-_UNKNOWN = 2  # absl's status code for "an error raised by somebody else"
+_UNKNOWN = 2  # absl's status code for an error from outside
 
 # What NumPy can view. XLA's four-bit types, for one, it cannot.
 _SUPPORTED = frozenset(
@@ -128,10 +128,13 @@ _by_number: weakref.WeakValueDictionary[int, HostTarget] = weakref.WeakValueDict
 def register_function(
     function: HostFunction, operands: Sequence[Any], results: Sequence[Any]
 ) -> HostTarget:
-    """What compiled programs find by its number, for as long as somebody keeps it or its function alive.
+    """What compiled programs find by its number, for as long as it or its function is alive.
 
-    The same function has the same number, so that XLA sees equal calls as equal and merges them. That a
-    program keeps it is not enough: XLA may run it when whoever compiled it has dropped it.
+    The same function has the same number, so that XLA sees equal calls as equal and merges them.
+
+    Lifetime: the handler finds it by a weak reference. The compiled program holds it (`add_keepalive`), and
+    so does its function, in `targets`, which lives as long as its component is in use. The program alone is
+    not enough: its Python object may be dropped while XLA still runs it.
     """
     key = (tuple(operands), tuple(results))
     target = function.targets.get(key)
@@ -281,7 +284,7 @@ def register_call(primitive: Primitive, rule: Callable[..., Sequence[Any]]) -> N
     """
     _dispatch.prim_requires_devices_during_lowering.add(primitive)
     knows = signature(mlir.register_lowering).parameters
-    # Where JAX cannot do without its cache, calls are lowered outside of the program, and all get a start.
+    # Where JAX cannot do without its cache, each call is lowered in a function of its own, and has no round.
     options: dict[str, Any] = {"cacheable": False} if "cacheable" in knows else {}
     mlir.register_lowering(primitive, rule, **options)
 

@@ -126,7 +126,7 @@ def _place_of_batch(mesh: Any, arrays: Sequence[Any], rank: int) -> Any:
     """How the batch axes of the first array are divided that has any divided; everything else is whole."""
     shardings = [array.sharding for array in arrays]
     if not all(isinstance(sharding, NamedSharding) for sharding in shardings):
-        # Without a mesh nobody can say which axis is divided how.
+        # Without a mesh it is not known which axis is divided how.
         return type(shardings[0]).get_replicated(shardings[0]._device_assignment)
     specs = [sharding.spec[:rank] for sharding in shardings]
     found = (spec for spec in specs if any(axis is not None for axis in spec))

@@ -20,7 +20,7 @@ INLINE_BYTES = 32 * 1024
 """Bodies up to this size travel inside the message."""
 
 CANCEL: Mapping[str, Any] = {"cancel": True}
-"""Sent to a worker before the signal that breaks off its call: others may send that signal, too."""
+"""Sent to a worker before the signal that breaks off its call; other processes may send that signal too."""
 
 _LENGTH = struct.Struct("<I")
 _TIMEVAL = struct.Struct("@ll")
@@ -47,7 +47,7 @@ class Message(NamedTuple):
     descriptors: Sequence[int]
 
     def close(self) -> None:
-        """Close the files that came along, when nobody wants them."""
+        """Close the files that came along, if the receiver does not use them."""
         _close(self.descriptors)
 
 
@@ -57,7 +57,7 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def listen(address: str) -> socket.socket:
-    """A listening socket at an abstract address, which no file system shows and no crash leaves behind."""
+    """A listening socket at an abstract address, which is in no file system and ends with the process."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         listener.bind(f"\0chainrule-{address}")
@@ -72,7 +72,7 @@ def connect(address: str, *, timeout_s: float = 5.0) -> socket.socket:
     """A connection to `listen(address)` on the same host.
 
     Raises:
-        OSError: there is nobody; most likely the address is of another host.
+        OSError: nothing listens there; most likely the address is of another host.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:

@@ -9,12 +9,12 @@ gone when the last process that has it closes it.
 
 Three rules make this safe.
 
-1. What people hold is never shared. Whoever receives a body copies it, once, before anything is decoded. An
-   array that a user or an author holds is in memory that no other process can write to.
+1. Arrays of users and authors are never in shared memory. The receiver copies a body once, before anything is
+   decoded, into memory that no other process can write to.
 2. Segments belong to the caller, also those that a worker has made for an answer: the worker closes them.
    Only the caller uses a segment again, and only after the worker has replied. If the worker does not reply
    (a timeout, a lost connection, a crash, an answer of the server in its place) the caller closes the
-   segments of that call: a worker that goes on then writes to memory that nobody reads.
+   segments of that call: a worker that is still running then writes to memory that is never read.
 3. A segment cannot shrink. Its maker seals it, and the receiver refuses one that is not sealed: a process
    that reads beyond the end of a file is killed. Only as much as the body is mapped.
 
@@ -100,12 +100,12 @@ class Segment:
 
     @property
     def identity(self) -> tuple[int, int]:
-        """The same for every descriptor of this memory, as long as anybody has it open."""
+        """The same for every descriptor of this memory, as long as one process has it open."""
         status = os.fstat(self.descriptor)
         return status.st_dev, status.st_ino
 
     def view(self, nbytes: int) -> memoryview:
-        """The first bytes. Whoever can reach the segment may write to them at any time.
+        """The first bytes. Every process that has the segment may write to them at any time.
 
         Raises:
             DecodeError: there are not so many, or they may not be written to (`bad_segment`).
@@ -214,7 +214,7 @@ class SegmentPool:
             return self._removed(max(idle, key=lambda segment: segment.size)) if idle else None
 
     def give_back(self, segment: Segment) -> None:
-        """Take a segment that nobody else uses any more."""
+        """Take back a segment that no other process uses any more."""
         with self._lock:
             idle = self._ours()
             idle.append(segment)
@@ -318,8 +318,8 @@ def _rounded(nbytes: int) -> int:
 class MappedSegments:
     """Segments of callers that a process has mapped, kept while they are used. One thread only.
 
-    Mapping 80 MB takes as long as copying them twice, so a segment that comes again finds itself mapped. One
-    that does not come again for some seconds is let go: its caller may be gone.
+    Mapping 80 MB takes as long as copying them twice, so a segment that comes again is mapped already. One
+    that does not come again for some seconds is dropped: its caller may have ended.
 
     Args:
         max_bytes: of all of them; those that were not used for the longest time go first.

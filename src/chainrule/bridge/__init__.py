@@ -26,8 +26,9 @@ are called on the host). All modules but `_apply`, `_primitive`, `_inline` and `
 `chainrule.torch` uses them by way of `internal`.
 """
 
-import importlib as _importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from chainrule._lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from chainrule.bridge._apply import apply_component, from_callable
@@ -41,21 +42,12 @@ __all__ = [
     "from_callable",
 ]
 
-_HOMES = {
-    "PrecisionWarning": "chainrule.bridge._types",
-    "apply_component": "chainrule.bridge._apply",
-    "component_errors": "chainrule.bridge._failures",
-    "from_callable": "chainrule.bridge._apply",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'chainrule.bridge' has no attribute {name!r}")
-    value = getattr(_importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = _lazy_names(
+    __name__,
+    {
+        "PrecisionWarning": "chainrule.bridge._types",
+        "apply_component": "chainrule.bridge._apply",
+        "component_errors": "chainrule.bridge._failures",
+        "from_callable": "chainrule.bridge._apply",
+    },
+)

@@ -14,7 +14,7 @@ from chainrule._errors import InputError
 from chainrule._jaxpr import is_staging
 from chainrule._trees import is_arraylike, map_with_paths
 from chainrule.bridge._component_target import as_target
-from chainrule.bridge._inline import NotTraceableError, call_inline, has_symbolic_size
+from chainrule.bridge._inline import NotTraceableError, call_inline
 from chainrule.bridge._inputs import take_inputs_apart
 from chainrule.bridge._primitive import call_site, check_nans, hand_out, not_exportable
 from chainrule.bridge._site import find_site
@@ -29,7 +29,7 @@ from chainrule.bridge._target import (
     VmapMethod,
     positional_arguments,
 )
-from chainrule.bridge._types import ArrayType, dtype_to_send, warn_if_narrowed
+from chainrule.bridge._types import ArrayType, dtype_to_send, has_symbolic_size, warn_if_narrowed
 from chainrule.harvest.internal import is_captured
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
@@ -53,7 +53,7 @@ def apply_component(
 
     Works under every JAX transformation. A component that is written in JAX and runs in this process
     becomes part of the caller's program (*inlined*); any other one is called on the host, and its
-    derivative endpoints answer `grad`, `jvp` and their kin.
+    derivative endpoints answer `grad`, `jvp` and the other transformations.
 
     Args:
         component: a component in this process, a handle of a served one, or a `tesseract_core.Tesseract`.
@@ -276,7 +276,7 @@ def _is_wrapped(leaf: Any, array: Any) -> bool:
 
 
 def _check_statics(target: Target, skeleton: Skeleton) -> None:
-    """Check that no traced value is hidden in an object that nobody looks into.
+    """Check that no traced value is hidden in an object into which the bridge does not look.
 
     Raises:
         InputError: one is.

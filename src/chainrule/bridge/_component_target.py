@@ -319,8 +319,8 @@ def with_defaults(completed: Any, given: Any, model: Any) -> Any:
     Args:
         completed: what the schema makes of the inputs, arrays as types.
         given: the inputs as they came.
-        model: the author's model of them. Below lists, dicts and unions nobody looks for defaults: types
-            that stay say so.
+        model: the author's model of them. Defaults below lists, dictionaries and unions are not looked for:
+            the types stay there.
     """
     fields = getattr(unwrap(model), "model_fields", None)
     if not isinstance(completed, Mapping) or not isinstance(given, Mapping) or not fields:

@@ -1,8 +1,13 @@
 """The host's side of a call: operands in, results filled, batches fanned out, nothing raised into XLA.
 
-Operands and results are XLA's memory, or that of JAX arrays, and do not leave this side: targets copy what
-they hand to an author (`Target`), and what comes back is copied into the results before the target is called
-again.
+Memory: operands and results are XLA's buffers, or those of arrays of the caller. They are valid during the
+call only, and do not leave this side. Targets copy what they hand to an author (see `Target`), so that he may
+keep, change or return his inputs. What comes back is copied into the results before the target is called
+again, so that he may return the same buffer each time.
+
+Nothing is kept between a forward call and the backward call that follows: the primals are operands of both.
+The two halves of a call of a remote component (`StartCall`, `FinishCall`) keep copies of the operands and the
+results in between, up to a limit.
 """
 
 from __future__ import annotations
@@ -122,7 +127,8 @@ def each_index(
         for index in indices:
             function(index)
         return
-    # Threads of its own: a call made inside another call's example must not wait for that one's threads.
+    # New threads for each batch: with shared ones, a batch inside an example of another batch would wait for
+    # threads that wait for it.
     with ThreadPoolExecutor(min(concurrency, len(indices)), "chainrule-fan-out") as pool:
         futures = [pool.submit(function, index) for index in indices]
         try:
@@ -134,7 +140,7 @@ def each_index(
 
 
 class HostCall:
-    """A `Call` that XLA can make: see `chainrule._jaxpr.HostFunction`."""
+    """A `Call` that XLA can make: a `HostFunction` of `chainrule._jaxpr._host_call`."""
 
     def __init__(self, call: Call) -> None:
         self.call = call

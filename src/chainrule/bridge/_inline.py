@@ -32,7 +32,7 @@ from chainrule.bridge._routes import find_route, sides
 from chainrule.bridge._site import Port, Site, check_result
 from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._target import Target
-from chainrule.bridge._types import ArrayType, dtype_to_send, warn_if_narrowed
+from chainrule.bridge._types import ArrayType, dtype_to_send, has_symbolic_size, warn_if_narrowed
 from chainrule.runtime import LocalComponent
 from chainrule.runtime.internal import JACOBIAN, VJP, DimensionTable
 
@@ -99,11 +99,6 @@ def _fit(target: Target, path: str, result: Any, sizes: DimensionTable) -> Any:
     wanted = target.fit_output(path, found, sizes)
     shaped = result if wanted.shape == result.shape else jnp.broadcast_to(result, wanted.shape)
     return _cast(shaped, wanted.dtype)
-
-
-def has_symbolic_size(array: Any) -> bool:
-    """Sizes of `jax.export`, which no schema knows."""
-    return any(not isinstance(size, int) for size in array.shape)
 
 
 def _cast(array: Any, wanted: np.dtype[Any]) -> Any:

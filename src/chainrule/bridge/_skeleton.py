@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from chainrule._partition import Static
 from chainrule._paths import join_path, split_path
-from chainrule._trees import get_at_path, iterate_leaves
+from chainrule._trees import get_at_path, iterate_leaves, static_key
 
 Build = Callable[[Sequence[Any]], Any]
 
@@ -37,7 +36,7 @@ class Skeleton:
 
     def signature(self, *facts: Any) -> Hashable | None:
         """A key for everything but the values in the holes, and further facts; `None` if not hashable."""
-        statics = tuple((path, Static(leaf)) for path, leaf in self.statics)
+        statics = tuple((path, static_key(leaf)) for path, leaf in self.statics)
         key = (
             self.outline,
             self.paths,

@@ -95,7 +95,7 @@ def fit_type(spec: ArraySpec, found: ArrayType) -> ArrayType:
 def dtype_to_send(found: np.dtype[Any], wanted: np.dtype[Any] | None) -> np.dtype[Any]:
     """The dtype in which a target that wants some dtype gets an array of another.
 
-    Where numbers could become others without anybody noticing (2.7 as an integer, 2**40 in 32 bits), the
+    Where numbers could become others unnoticed (2.7 as an integer, 2**40 in 32 bits), the
     array is sent as it is. The target checks it: the dtype before a program runs, the values when it does.
     """
     if wanted is None or _generality(found) > _generality(wanted):
@@ -112,8 +112,13 @@ def _generality(dtype: np.dtype[Any]) -> int:
     return 0 if dtype.kind == "b" else 1
 
 
+def has_symbolic_size(array: Any) -> bool:
+    """Sizes of `jax.export`, which no schema knows."""
+    return any(not isinstance(size, int) for size in array.shape)
+
+
 def is_inexact(dtype: np.dtype[Any]) -> bool:
-    """Whether arrays of this dtype can carry derivatives (bfloat16 and its kin are of NumPy's kind V)."""
+    """Whether arrays of this dtype can carry derivatives; bfloat16 and its like are of NumPy's kind V."""
     return dtype.kind in "fc" or (dtype.kind == "V" and "float" in dtype.name)
 
 
@@ -139,7 +144,7 @@ def warn_if_narrowed(name: str, dtypes: Mapping[str, np.dtype[Any]]) -> None:
 
 
 def _callers_level() -> int:
-    """The `stacklevel`, for whoever calls this, of the code that called this library."""
+    """The `stacklevel`, in the caller of this function, of the code that called this library."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and _is_ours(frame.f_globals):
         frame, level = frame.f_back, level + 1

@@ -32,7 +32,7 @@ _SHORT_NAMES = {
 
 
 def endpoint_name(name: str) -> str:
-    """The endpoint that a name stands for: a short one (`vjp`), or its own with dashes or underscores."""
+    """The endpoint of a short name (`vjp`), or of its own name with dashes or underscores."""
     return _SHORT_NAMES.get(name, name.replace("-", "_"))
 
 

@@ -1,12 +1,13 @@
 """`chainrule diff`: which changes of a component's interface break its callers.
 
-Callers send inputs and read outputs, so the two sides are judged in opposite directions: an input may become
-more permissive and an output more definite. Works on OpenAPI documents, ours or the peer's.
+Callers send inputs and read outputs, so the two sides are judged in opposite directions: an input may
+become more permissive and an output more definite. Works on OpenAPI documents, ours or Tesseract's. What
+breaks callers:
 
-    inputs     breaks: a field is gone; a new field is required; a type accepts less
-    outputs    breaks: a field is gone; a type promises less
-    endpoints  breaks: one is gone
-    arrays     breaks: no longer differentiable
+    inputs     a field is removed; a new field is required; a type accepts less
+    outputs    a field is removed; a type promises less
+    endpoints  one is removed
+    arrays     one is no longer differentiable
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def _endpoint_changes(old: Sequence[str], new: Sequence[str]) -> Iterator[Change
     """Changes of the component's endpoints; other endpoints of its server do not count."""
     for name in old:
         if name not in new:
-            yield Change(f"/{name}", "the endpoint is gone", True)
+            yield Change(f"/{name}", "the endpoint was removed", True)
     for name in new:
         if name not in old:
             yield Change(f"/{name}", "a new endpoint", False)
@@ -127,7 +128,7 @@ def _side_changes(
     for path, field in old.items():
         where = f"{side}.{path}"
         if path not in new:
-            yield Change(where, "the field is gone", True)
+            yield Change(where, "the field was removed", True)
         else:
             yield from _field_changes(side, where, field, new[path])
     for path, field in new.items():

@@ -17,7 +17,7 @@ NAMES = ("graphax", "pcx", "tesseract_core", "tesseract_jax")
 
 
 class Installation:
-    """Names that were installed; `remove` (or leaving a `with`) makes them what they were.
+    """Names that were installed; `remove`, or the end of a `with` block, uninstalls them.
 
     Attributes:
         names: what is installed. Names whose real package is present are left out.
@@ -29,7 +29,7 @@ class Installation:
         sys.meta_path.insert(0, self._finder)
 
     def remove(self) -> None:
-        """Forget the names. Modules that were imported meanwhile keep working."""
+        """Uninstall the names. Modules that were imported meanwhile keep working."""
         if self._finder not in sys.meta_path:
             return
         sys.meta_path.remove(self._finder)

@@ -1,6 +1,6 @@
-"""Modules that only pass on the names of a native module, under the name the ancestor gave them.
+"""Modules that only pass on the names of a native module, under the ancestor's name.
 
-Which module stands for which is known in one place, the table that component files are loaded with.
+`PEER_MODULES` says which native module belongs to which name; component files are loaded with the same table.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from chainrule.runtime.internal import PEER_MODULES
 def mirror(name: str, *more: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` of the stand-in for a module of `tesseract_core`.
 
-    The native module is imported when a name is first asked for: a NumPy component never pays for JAX.
+    The native module is imported when one of its names is first used, so that a NumPy component does not load
+    JAX.
 
     Args:
         name: the ancestor's name of the module.

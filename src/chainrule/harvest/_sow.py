@@ -427,6 +427,12 @@ def _transpose(cotangents: Any, *operands: Any, sowing: Sowing) -> list[Any]:
 def _batch(
     axis: Any, operands: Sequence[Any], dims: Sequence[int | None], *, sowing: Sowing
 ) -> tuple[list[Any], list[int | None]]:
+    """Batch a sow; where a capture or `plant` looks at it, with the new axis in front of all operands.
+
+    Rules of batching run from the innermost `vmap` outwards, so each of them puts its axis in front of
+    those that are there: the axes of `sowing.axes` are the outermost first. A sow that does not depend on
+    the axis keeps its operands and notes the size, so that the value can be repeated when it comes out.
+    """
     leaf_dims = _sown(dims, sowing)
     watch = watching.value
     if sowing.tag not in watch.placed | watch.kept:

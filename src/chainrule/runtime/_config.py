@@ -35,7 +35,7 @@ class ComponentConfig:
             where it runs.
         derive_hvp: take second derivatives by differencing the component's vector-Jacobian product where it
             has no `hessian_vector_product`.
-        debug: let tracebacks out to remote callers.
+        debug: send tracebacks to remote callers.
         profiling: log a profile of every endpoint call.
         tracing: log the arguments and results of every call, arrays abbreviated.
         keep_output: keep what is printed during a call in its run folder. The process's own output is
@@ -47,11 +47,11 @@ class ComponentConfig:
         mlflow_tracking_uri: send metrics, parameters and artifacts to this MLflow store instead of
             local files.
         mlflow_run_extra_args: keyword arguments for `mlflow.start_run`.
-        max_residual_bytes: what `apply` leaves for its derivatives (`WithResiduals`), all calls together;
-            0 keeps nothing.
+        max_residual_bytes: what `apply` leaves for its derivatives (`WithResiduals`) and the inputs that it
+            belongs to, all calls together; 0 keeps nothing.
         residual_folder: where processes of this component find each other's residuals.
         cache: names of components whose results are kept and given again for equal requests, where they are
-            served; `"*"` for whichever this is. Only for components that compute the same every time.
+            served; `"*"` for every component. Only for components that compute the same every time.
         cache_folder: where they are kept, for all processes that use it; in memory when not given.
         max_cache_bytes: of all of them together.
         allow_references: the kinds of component references that are opened for a caller. Opening a path

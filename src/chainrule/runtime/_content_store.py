@@ -93,22 +93,24 @@ def _file_parts(path: Path) -> list[Any] | None:
 
 
 class SharedFolder:
-    """A folder as a bounded store. A disk that is full or gone costs pieces, not calls.
+    """A folder as a bounded store. On a disk that is full or gone nothing is kept, and no call fails.
 
     Args:
         folder: created when it is missing; for one user.
-        max_bytes: of all pieces together.
+        max_bytes: of all entries together.
     """
 
     def __init__(self, folder: Path, *, max_bytes: int) -> None:
         self._folder = Path(folder)
         self._max_bytes = max_bytes
-        self._unseen = max_bytes  # bytes that may have been written since somebody looked
+        self._unseen = (
+            max_bytes  # bytes that may have been written since the folder was last measured
+        )
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def read(self, name: str) -> bytes | None:
-        """A piece, which counts as used now; `None` when it is not there."""
+        """An entry, which counts as used now; `None` when it is not there."""
         path = self._folder / name
         try:
             content = path.read_bytes()
@@ -118,7 +120,7 @@ class SharedFolder:
             return None
 
     def write(self, name: str, content: bytes) -> None:
-        """Keep a piece, unless it is larger than everything that may be kept."""
+        """Keep an entry, unless it alone is larger than `max_bytes`."""
         if len(content) > self._max_bytes:
             return
         with contextlib.suppress(OSError):

@@ -240,11 +240,11 @@ _MAX_FILE_BYTES = 100 * (1 << 20)
 class BinrefWriter:
     """Writes arrays to files below the component's `output_path` and returns references to them.
 
-    A reference can be returned for any array field: with the format `json+binref` it is sent as it is.
+    A reference can be returned for any array field: with the format `json+binref` the reference is sent.
     Every array becomes a file of its own, complete under its name when `write` returns.
 
     Args:
-        max_file_size: accepted for the sake of existing components.
+        max_file_size: has no effect; existing components pass it.
         compression: `"lz4"`, `"zstd"` or `None`.
     """
 

@@ -1,8 +1,8 @@
-"""Arrays that belong to one side only.
+"""Copies of arrays, so that the caller and the author of a component never share memory.
 
-Memory has one user: an author gets copies of what the caller passed, and the caller gets copies of what the
-author returned. Both may then keep, overwrite and share their arrays, and the other never sees a change. An
-array is copied once, where it crosses from one to the other: inputs while they are validated
+An author gets copies of what the caller passed, and the caller gets copies of what the author returned. Both
+may then keep, overwrite and share their arrays, and the other never sees a change. An array is copied once,
+where it crosses from one to the other: inputs while they are validated
 (`_schema._validation`), results at the end of `LocalComponent.call`. Code that calls an author's function
 several times with the same inputs (`_derivatives`) makes a copy for every call.
 """
@@ -41,7 +41,7 @@ def _own_copy_of_leaf(leaf: Any) -> Any:
 
 
 def own_copy_of_array(leaf: Any) -> Any:
-    """A copy of an array whose memory can be written to; anything else as it is."""
+    """A copy of an array whose memory can be written to; any other value itself."""
     if isinstance(leaf, np.ndarray):
         return leaf.copy()
     # `clone` is torch's, on every device. CuPy and other arrays of a GPU have `copy`.

@@ -1,6 +1,6 @@
-"""How far along a call is: the author says it, whoever waits for the call hears it.
+"""Progress of a call: the author reports it, the process that waits for the call receives it.
 
-    progress(0.4, "factorising")        anywhere in an endpoint, as often as one likes
+    progress(0.4, "factorising")        anywhere in an endpoint, as often as needed
 
 Without a listener it does nothing. Steps of a longer computation (`steps`) narrow what is reported inside
 them, so that the `apply` calls of a finite-difference Jacobian move one bar from 0 to 1, once.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Emit = Callable[[float, str], None]
 
-# What is reported faster than anybody can look at is dropped, except the end.
+# Reports that follow each other faster than this are dropped, except the last.
 _MIN_PAUSE_S = 0.05
 
 PATIENCE_S = 2.0
@@ -33,7 +33,7 @@ PATIENCE_S = 2.0
 
 
 class Listener:
-    """Hears of the progress of one call. Safe between threads.
+    """Receives the progress of one call. Safe between threads.
 
     Args:
         emit: called with a fraction between 0 and 1 that never falls, and a message.
@@ -98,18 +98,18 @@ def progress(fraction: float, message: str = "") -> None:
 
 
 def is_heard() -> bool:
-    """Whether anybody listens to the progress of this call."""
+    """Whether the progress of this call has a listener."""
     return _current() is not None
 
 
 @contextmanager
 def listening(emit: Emit, *, whole_process: bool = False) -> Iterator[None]:
-    """Hear of the progress of what is called inside.
+    """Receive the progress of what is called inside.
 
     Args:
         emit: called with fraction and message, on the thread that reports.
-        whole_process: also hear threads that were started without this context. Only for processes that
-            do one thing at a time.
+        whole_process: also for threads that were started without this context. Only for processes that
+            answer one call at a time.
     """
     global _of_process
     listener = Listener(emit)
@@ -127,7 +127,7 @@ def listening(emit: Emit, *, whole_process: bool = False) -> Iterator[None]:
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """What is called inside is preparation: its own progress is not that of the call."""
+    """Drop the progress of what is called inside: it prepares the call and is not a part of it."""
     listener = _current()
     if listener is None:
         yield

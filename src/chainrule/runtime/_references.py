@@ -1,11 +1,11 @@
-"""`ComponentReference`: a field in which a caller names another component to be used.
+"""`ComponentReference`: a field in which a caller names another component that the author's code calls.
 
     {"type": "api_path", "ref": "…/tesseract_api.py"}    a file, loaded into this process
     {"type": "url",      "ref": "http://host:8000"}      a served component
-    {"type": "image",    "ref": "solver:1.2"}            a container image, started for the purpose
+    {"type": "image",    "ref": "solver:1.2"}            a container image, which is started
 
-Each of the three acts on the caller's word (runs code, sends requests, starts containers), so each is
-refused unless the operator lists it in `allow_references`. A component object may be passed in Python.
+Each of the three lets the caller run code, send requests or start containers here, so each is refused unless
+the operator lists it in `allow_references`. A component object may be passed in Python.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from chainrule._errors import CapabilityError, NotGrantedError
+from chainrule._registry import provided
 from chainrule.runtime._config import ReferenceKind
 from chainrule.runtime._runs import get_config
 
@@ -81,8 +82,8 @@ def _open(value: Any) -> ComponentReference:
     kind, ref = cast(ReferenceKind, value["type"]), value["ref"]
     if kind not in get_config().allow_references:
         raise NotGrantedError(
-            f"A reference of type {kind!r} would be opened on the caller's word; this component does "
-            f"not allow that. Its operator can set allow_references=[{kind!r}].",
+            f"This component does not open references of type {kind!r}. Its operator can allow them with "
+            f"allow_references=[{kind!r}].",
             code="reference_not_granted",
         )
     return ComponentReference(_opener(kind)(ref), kind, ref)
@@ -94,11 +95,10 @@ def _opener(kind: ReferenceKind) -> Any:
 
         return load_component
     try:
-        # The client is above this layer; its top-level name is loaded here, when a reference is opened.
-        from chainrule import Component
+        client = provided("component")
     except ImportError as error:
         raise CapabilityError(
             f"References of type {kind!r} cannot be opened here: {error}.",
             code="reference_unsupported",
         ) from error
-    return Component.from_url if kind == "url" else Component.from_image
+    return client.from_url if kind == "url" else client.from_image

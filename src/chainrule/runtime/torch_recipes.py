@@ -17,10 +17,16 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from chainrule._codec import dtype_from_name
-from chainrule._errors import PathError
 from chainrule._trees import flatten_with_paths, get_at_path, is_arraylike, set_at_path
 from chainrule.runtime._derivatives._derive import jacobian_from_jvp, jacobian_from_vjp
-from chainrule.runtime._derivatives._layout import canonical, check_keys, check_shape
+from chainrule.runtime._derivatives._layout import (
+    canonical,
+    check_keys,
+    check_shape,
+    is_abstract,
+    not_differentiable,
+    shape_and_dtype,
+)
 from chainrule.runtime._schema import number_kind
 
 __all__ = [
@@ -212,7 +218,7 @@ def torch_abstract_eval(apply_fn: Apply, abstract_inputs: Any) -> Any:
     tree = abstract_inputs.model_dump() if dumped else abstract_inputs
     # A model closes over its weights, which are real.
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        outputs = apply_fn(_map_leaves(_empty, tree, is_leaf=_is_aval))
+        outputs = apply_fn(_map_leaves(_empty, tree, is_leaf=is_abstract))
     return _map_leaves(_aval, outputs)
 
 
@@ -278,12 +284,7 @@ def _numeric(leaf: Any, path: str) -> torch.Tensor:
     if isinstance(leaf, (bool, int, float, complex)):
         return torch.as_tensor(leaf)
     if not isinstance(leaf, torch.Tensor):
-        raise PathError(
-            f"Expected an array at {path!r} to differentiate, found {type(leaf).__name__}. "
-            "Leave this path out, or give it a value.",
-            code="path_not_differentiable",
-            path=path,
-        )
+        raise not_differentiable(path, type(leaf).__name__)
     return leaf
 
 
@@ -365,20 +366,14 @@ def _map_leaves(
     return function(tree)
 
 
-def _is_aval(node: Any) -> bool:
-    if isinstance(node, Mapping):
-        return set(node) == {"shape", "dtype"} and isinstance(node["shape"], (tuple, list))
-    return is_arraylike(node)
-
-
 def _empty(node: Any) -> Any:
-    if not _is_aval(node):
+    if not is_abstract(node):
         return node
-    facts = node if isinstance(node, Mapping) else {"shape": node.shape, "dtype": node.dtype}
-    name = str(facts["dtype"])
+    shape, dtype = shape_and_dtype(node)
+    name = str(dtype)
     # NumPy knows this name only after `ml_dtypes` is imported.
-    known = name if name == "bfloat16" else np.dtype(facts["dtype"]).name
-    return torch.empty(tuple(facts["shape"]), dtype=getattr(torch, known))
+    known = name if name == "bfloat16" else np.dtype(dtype).name
+    return torch.empty(shape, dtype=getattr(torch, known))
 
 
 def _aval(leaf: Any) -> Any:

@@ -31,7 +31,7 @@ from chainrule.stateful._frames import Frame, enter, peek_static, structure_edit
 from chainrule.stateful._nodes import Node, has_identity
 from chainrule.stateful._params import BaseParam, DynamicParam, StaticParam
 from chainrule.stateful._random import RKG
-from chainrule.stateful._snapshots import Static, same
+from chainrule.stateful._snapshots import Snapshot, same
 from chainrule.stateful._values import is_arraylike
 from chainrule.stateful._walk import Structure, flatten, replicate
 
@@ -147,9 +147,9 @@ class Plan:
         """The slots of parameters given by identity."""
         return (slot for slot, param in enumerate(self.params) if id(param) in params)
 
-    def static_values(self) -> list[Static]:
+    def static_values(self) -> list[Snapshot]:
         """What the static parameters hold now."""
-        return [Static(peek_static(param)) for param in self.statics]
+        return [Snapshot(peek_static(param)) for param in self.statics]
 
     def positions(self, statics: Collection[int]) -> set[int]:
         """The positions of static parameters given by identity, the same in all equal structures."""

@@ -16,7 +16,7 @@ from jax.tree_util import DictKey, SequenceKey, register_pytree_with_keys
 from chainrule._jaxpr import current_trace
 from chainrule.stateful._frames import birth, guard_edit, restructured
 from chainrule.stateful._nodes import Node, Pairs, check_structure, has_leaves, split
-from chainrule.stateful._snapshots import Static, pack, unpack
+from chainrule.stateful._snapshots import Snapshot, pack, unpack
 
 
 def adopt(value: Any, where: str) -> Any:
@@ -69,7 +69,7 @@ class Container(Node):
         dynamic, static = split(pairs)
         children = [(self._key_entry(key), value) for key, value in dynamic]
         order = tuple(key for key, _ in pairs)
-        return children, (order, tuple(key for key, _ in dynamic), Static(static))
+        return children, (order, tuple(key for key, _ in dynamic), Snapshot(static))
 
     @classmethod
     def _unflatten(cls, aux: Any, children: Iterable[Any]) -> Any:

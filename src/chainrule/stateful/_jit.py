@@ -46,7 +46,7 @@ from chainrule.stateful._call import (
 from chainrule.stateful._frames import Watch, local, write_all
 from chainrule.stateful._masks import resolve_mask
 from chainrule.stateful._nodes import has_identity
-from chainrule.stateful._snapshots import Static
+from chainrule.stateful._snapshots import Snapshot
 from chainrule.stateful._values import is_arraylike
 from chainrule.stateful._walk import flatten
 
@@ -101,7 +101,7 @@ class _Notes:
         self.static_writes = static_writes
         self.returns_live = returns_live
         self.is_plain = not (static_writes or returns_live)
-        self._key = (slots, Static(static_writes), returns_live)
+        self._key = (slots, Snapshot(static_writes), returns_live)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Notes) and self._key == other._key
@@ -141,7 +141,7 @@ class Program:
         self.kept = tuple(range(len(plan.paths)))
         self.call = jax.jit(self._flat(), **_flat_options(owner.options, plan, arity))
 
-    def fits(self, statics: Sequence[Static]) -> bool:
+    def fits(self, statics: Sequence[Snapshot]) -> bool:
         """Whether it can run with these values of the static parameters."""
         places = range(len(statics)) if self.reads is None else self.reads
         return all(self.statics[place] == statics[place] for place in places)
@@ -468,7 +468,11 @@ class Jit(Transformation):
         """A key for mixed keyword arguments: nodes by identity, arrays by place, the rest by value."""
         leaves, treedef = flatten(kwargs, has_identity)
         marks = [
-            id(leaf) if has_identity(leaf) else None if self._is_plain(path, leaf) else Static(leaf)
+            id(leaf)
+            if has_identity(leaf)
+            else None
+            if self._is_plain(path, leaf)
+            else Snapshot(leaf)
             for path, leaf in leaves
         ]
         return len(args), treedef, tuple(marks)

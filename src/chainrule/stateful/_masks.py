@@ -23,7 +23,7 @@ from chainrule.stateful._containers import Container
 from chainrule.stateful._module import Module
 from chainrule.stateful._params import BaseParam, Param, ParamCache, StaticParam
 from chainrule.stateful._random import RKG
-from chainrule.stateful._snapshots import Static, same
+from chainrule.stateful._snapshots import Snapshot, same
 from chainrule.stateful._values import is_inexact
 from chainrule.stateful._walk import Structure, join, named_pairs, replicate
 
@@ -74,7 +74,7 @@ class _Predicate(_Rule):
 
 @dataclass(frozen=True)
 class _Has(_Rule):
-    attributes: Static
+    attributes: Snapshot
     is_present: bool
 
     def __call__(self, param: Any, paths: Paths) -> bool:
@@ -192,11 +192,11 @@ class Mask:
 
     def has(self, **attributes: Any) -> Mask:
         """And: every attribute is present and equal (attributes of the value, like `ndim`, count)."""
-        return self & Mask._make(_Has(Static(attributes), True))
+        return self & Mask._make(_Has(Snapshot(attributes), True))
 
     def hasnot(self, **attributes: Any) -> Mask:
         """And: every attribute is absent or different."""
-        return self & Mask._make(_Has(Static(attributes), False))
+        return self & Mask._make(_Has(Snapshot(attributes), False))
 
     def at(self, pattern: str) -> Mask:
         """And: a path of the parameter matches a pattern with `*` and `?`, for example `"encoder.*"`."""

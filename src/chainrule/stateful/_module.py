@@ -18,7 +18,7 @@ from chainrule.stateful._containers import adopt, rebuild
 from chainrule.stateful._frames import birth, guard_edit, restructured
 from chainrule.stateful._nodes import Node, Pairs, is_node, split
 from chainrule.stateful._params import StaticParam
-from chainrule.stateful._snapshots import Static, pack
+from chainrule.stateful._snapshots import Snapshot, pack
 
 M = TypeVar("M", bound="Module")
 
@@ -88,7 +88,7 @@ class Module(Node):
     def _flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], Any]:
         dynamic, static = split(self.pairs())
         children = [(GetAttrKey(name), value) for name, value in dynamic]
-        return children, (tuple(name for name, _ in dynamic), Static(static))
+        return children, (tuple(name for name, _ in dynamic), Snapshot(static))
 
     @classmethod
     def _unflatten(cls: type[M], aux: Any, children: Iterable[Any]) -> M:

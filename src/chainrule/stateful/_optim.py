@@ -75,7 +75,10 @@ class Optim(Module):
         Args:
             tree: a module, a parameter, or a container of them.
             gradients: `{path: gradient}` as `grad` and `value_and_grad` return for one keyword; for a
-                single parameter, its gradient; for a dictionary of modules, one entry per module.
+                single parameter, its gradient; for a dictionary of modules, one entry per module. They
+                are handed to optax as they are. JAX's gradient by a complex parameter a + ib is
+                ∂/∂a − i ∂/∂b, and the direction of steepest ascent is its conjugate: pass
+                `jnp.conj(gradient)` for complex parameters, as with optax itself.
             allow_missing: leave parameters without gradient unchanged instead of raising, and what
                 the optimiser knows about them too.
             **extra: what the optimiser's `update` takes beyond that (a loss value for a line search).

@@ -40,7 +40,7 @@ from chainrule.stateful._frames import (
     write_static,
 )
 from chainrule.stateful._nodes import Node
-from chainrule.stateful._snapshots import Static
+from chainrule.stateful._snapshots import Snapshot
 from chainrule.stateful._values import check_value, describe, strong
 
 _BINARY = (
@@ -168,7 +168,7 @@ _install()
 
 T = TypeVar("T")
 _VALUE_KEY = GetAttrKey("value")
-_NO_METADATA = Static({})
+_NO_METADATA = Snapshot({})
 
 
 class Cell:
@@ -259,9 +259,9 @@ class BaseParam(Node):
         restructured(self)
 
     @property
-    def metadata(self) -> Static:
+    def metadata(self) -> Snapshot:
         """The attributes set on this parameter, comparable and hashable."""
-        return Static(dict(self.__dict__)) if self.__dict__ else _NO_METADATA
+        return Snapshot(dict(self.__dict__)) if self.__dict__ else _NO_METADATA
 
     def get(self) -> Any:
         """The value."""
@@ -305,7 +305,7 @@ class DynamicParam(BaseParam):
         return (self._whole(),), self.metadata
 
     @classmethod
-    def _unflatten(cls, aux: Static, children: Any) -> BaseParam:
+    def _unflatten(cls, aux: Snapshot, children: Any) -> BaseParam:
         return cls._restore(children[0], aux.value)
 
     def _whole(self) -> Any:
@@ -450,10 +450,10 @@ class StaticParam(BaseParam):
         self.__dict__.update(metadata)
 
     def _flatten(self) -> tuple[tuple[Any, ...], Any]:
-        return (), Static((self.get(), self.metadata))
+        return (), Snapshot((self.get(), self.metadata))
 
     @classmethod
-    def _unflatten(cls, aux: Static, children: Any) -> StaticParam:
+    def _unflatten(cls, aux: Snapshot, children: Any) -> StaticParam:
         value, metadata = aux.value
         return cls._restore(value, metadata.value)  # type: ignore[return-value]
 

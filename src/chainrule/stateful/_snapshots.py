@@ -1,13 +1,13 @@
 """Equality, hash and copies of what a model holds beside arrays: names, functions, options, plain objects.
 
-`Static` makes any object usable as auxiliary data of a pytree and as part of a cache key. Two statics are
-equal when using one for the other cannot be noticed: containers are compared item by item, arrays by content,
-numbers by what they print (so `nan` equals itself and `-0.0` is not `0.0`), everything else by `==` with
-identity first. `chainrule._partition` has a simpler `Static` for the arguments of one call, which nothing
-edits meanwhile.
+`Snapshot` makes any object usable as auxiliary data of a pytree and as part of a cache key. Two snapshots are
+equal when using one object for the other cannot be noticed: containers are compared item by item, arrays by
+content, numbers by what they print (so `nan` equals itself and `-0.0` is not `0.0`), everything else by `==`
+with identity first. `chainrule._partition.Static` is the simpler one, for the arguments of one call, which
+are not edited while a key with them is in use.
 
 An object may be edited in place after it became part of a key, and then no longer be what the key stood for.
-So a static keeps a *snapshot* of what can be edited:
+So a snapshot keeps a copy of what can be edited:
 
     never edited    numbers, names, functions, classes, JAX arrays, and every object whose class defines a
                     hash by value (a frozen data class, an enum): Python asks of those not to change
@@ -35,7 +35,7 @@ _UNCHANGING = (
 )  # fmt: skip
 
 
-class Static:
+class Snapshot:
     """A hashable, comparable box around one object, as the object is now.
 
     The hash is coarse where the object is unhashable: equality decides, the hash only has to agree
@@ -59,7 +59,7 @@ class Static:
         return same(self.snapshot, take_snapshot(self.value))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Static) and same(self.snapshot, other.snapshot)
+        return isinstance(other, Snapshot) and same(self.snapshot, other.snapshot)
 
     def __hash__(self) -> int:
         return _coarse_hash(self.snapshot)
@@ -67,16 +67,16 @@ class Static:
     def __reduce__(self) -> Any:
         return type(self), (self.value,)
 
-    def __deepcopy__(self, memo: Any) -> Static:
+    def __deepcopy__(self, memo: Any) -> Snapshot:
         return type(self)(copy.deepcopy(self.value, memo)) if self.is_editable else self
 
     def __repr__(self) -> str:
-        return f"Static({self.value!r})"
+        return f"Snapshot({self.value!r})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Snapshot:
-    """An object that can be edited, with its attributes at one moment."""
+class _Editable:
+    """An object that can be edited, and its attributes at one moment."""
 
     origin: Any
     attributes: dict[str, Any]
@@ -94,20 +94,20 @@ def _snapshot(value: Any, above: tuple[int, ...]) -> Any:
     if isinstance(value, (list, tuple)):
         items = [_snapshot(item, above) for item in value]
         is_kept = isinstance(value, tuple) and all(map(_is_same_object, items, value))
-        return value if is_kept else _Snapshot(type(value), {"items": items})
+        return value if is_kept else _Editable(type(value), {"items": items})
     if isinstance(value, Mapping):
         entries = {key: _snapshot(item, above) for key, item in value.items()}
-        return _Snapshot(type(value), {"items": entries})
+        return _Editable(type(value), {"items": entries})
     if isinstance(value, Set):
         return (
-            value if isinstance(value, frozenset) else _Snapshot(set, {"items": frozenset(value)})
+            value if isinstance(value, frozenset) else _Editable(set, {"items": frozenset(value)})
         )
     if isinstance(value, np.ndarray) or type(value).__hash__ not in (None, object.__hash__):
         return value
     attributes = {
         name: _snapshot(attribute, above) for name, attribute in _attributes(value).items()
     }
-    return _Snapshot(value, attributes) if attributes else value
+    return _Editable(value, attributes) if attributes else value
 
 
 def _is_same_object(a: Any, b: Any) -> bool:
@@ -141,7 +141,7 @@ def same(a: Any, b: Any) -> bool:
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, (np.ndarray, jax.Array)):
         return _same_array(a, b)
-    if isinstance(a, _Snapshot):
+    if isinstance(a, _Editable):
         return same(a.attributes, b.attributes) and same(a.origin, b.origin)
     if isinstance(a, functools.partial):
         return same((a.func, a.args, a.keywords), (b.func, b.args, b.keywords))
@@ -165,7 +165,7 @@ def _coarse_hash(value: Any) -> int:
         return hash((type(value), *map(_coarse_hash, value)))
     if isinstance(value, Mapping):
         return hash((type(value), len(value)))
-    if isinstance(value, _Snapshot):
+    if isinstance(value, _Editable):
         return _coarse_hash(value.attributes.get("items", ()))
     if isinstance(value, functools.partial):
         return _coarse_hash(value.func)

@@ -18,7 +18,7 @@ from chainrule.stateful._containers import Container
 from chainrule.stateful._module import Module
 from chainrule.stateful._nodes import Node, has_leaves, is_node
 from chainrule.stateful._params import BaseParam, DynamicParam, StaticParam
-from chainrule.stateful._snapshots import Static
+from chainrule.stateful._snapshots import Snapshot
 
 
 def _segment(key: Any) -> Segment:
@@ -75,7 +75,7 @@ class Structure:
         self.aliases: dict[str, str] = {}
         self.statics: dict[int, StaticParam] = {}
         self.nodes: list[Node] = []
-        self.editable: list[Static] = []
+        self.editable: list[Snapshot] = []
         self.has_foreign = False
         self._seen: dict[int, tuple[int, str]] = {}
         self._signature: list[Any] = []
@@ -107,7 +107,7 @@ class Structure:
         return self
 
     def _note(self, value: Any) -> None:
-        static = Static(value)
+        static = Snapshot(value)
         self._signature.append(static)
         if static.is_editable:
             self.editable.append(static)
@@ -115,7 +115,7 @@ class Structure:
     def _note_metadata(self, param: BaseParam) -> None:
         self._signature.append(param.metadata)
         self.editable += [
-            static for static in map(Static, param.metadata.value.values()) if static.is_editable
+            static for static in map(Snapshot, param.metadata.value.values()) if static.is_editable
         ]
 
     def _visit_node(self, node: Node, path: str) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from pydantic import AfterValidator, BaseModel
 
-import chainrule
 from chainrule._errors import (
     CapabilityError,
     ChainruleError,
@@ -239,7 +238,6 @@ def test_references_are_not_opened_unless_allowed(tmp_path):
 
 
 def test_references_that_cannot_be_opened_here(monkeypatch):
-    monkeypatch.delattr(chainrule, "Component", raising=False)
     monkeypatch.setitem(sys.modules, "chainrule.client", None)  # importing it fails
     allowed = load_component(twice, config={"allow_references": ["image"]})
     with pytest.raises(CapabilityError) as caught:

@@ -5,7 +5,9 @@ from hypothesis import strategies as st
 
 from chainrule._codec import SparseArray
 from chainrule._errors import ComponentError, InputError
-from chainrule.runtime._derivatives import (
+from chainrule.runtime._derivatives._layout import contract
+from chainrule.runtime._endpoints import JVP, VJP
+from chainrule.runtime.derivatives import (
     batched_product,
     jacobian_from_jvp,
     jacobian_from_vjp,
@@ -13,8 +15,6 @@ from chainrule.runtime._derivatives import (
     value_and_vjp,
     vjp_from_jacobian,
 )
-from chainrule.runtime._derivatives._layout import contract
-from chainrule.runtime._endpoints import JVP, VJP
 
 
 def sparse_jacobian(problem):

@@ -9,12 +9,12 @@ import pytest
 from pydantic import BaseModel, model_validator
 
 from chainrule._errors import CapabilityError, InputError, PathError
-from chainrule.runtime._derivatives._differences import (
+from chainrule.runtime._schema import Array, BFloat16, Differentiable, Float16, Float32, Float64
+from chainrule.runtime.derivatives import (
     finite_difference_jacobian,
     finite_difference_jvp,
     finite_difference_vjp,
 )
-from chainrule.runtime._schema import Array, BFloat16, Differentiable, Float16, Float32, Float64
 
 EXACT = ["central", "forward", "richardson", "complex_step"]
 TOLERANCE = {"central": 1e-9, "forward": 1e-6, "richardson": 1e-11, "complex_step": 1e-14}

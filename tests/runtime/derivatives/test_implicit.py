@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from chainrule._errors import ComponentError, DefinitionError
-from chainrule.runtime._derivatives._differences import finite_difference_jacobian
-from chainrule.runtime._derivatives._implicit import ImplicitFunction
+from chainrule.runtime.derivatives import ImplicitFunction, finite_difference_jacobian
 
 MATRIX = np.random.default_rng(0).normal(size=(4, 4)) + 4 * np.eye(4)
 

@@ -1,6 +1,6 @@
 import numpy as np
 
-from chainrule.runtime._derivatives._derive import hvp_from_vjp
+from chainrule.runtime.derivatives import hvp_from_vjp
 
 
 def test_hessian_of_a_cubic():

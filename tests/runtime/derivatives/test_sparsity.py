@@ -7,12 +7,9 @@ from scipy import sparse
 from chainrule._codec import SparseArray
 from chainrule._errors import InputError
 from chainrule._patterns import Pattern
-from chainrule.runtime._derivatives._differences import (
-    finite_difference_jacobian,
-    finite_difference_vjp,
-)
 from chainrule.runtime._derivatives._layout import Layout
 from chainrule.runtime._derivatives._sparsity import read_pattern
+from chainrule.runtime.derivatives import finite_difference_jacobian, finite_difference_vjp
 
 
 @st.composite

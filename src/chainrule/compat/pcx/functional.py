@@ -75,7 +75,7 @@ def value_and_grad(
         kwargs_mask: `True` for every parameter to differentiate.
         argnums: positional arguments to differentiate.
         has_aux: return what else the function returns.
-        reduce_axes: has to be empty, as JAX has given it up.
+        reduce_axes: has to be empty; JAX does not support it any more.
 
     Returns:
         A function that gives `(loss, G)`, or `((loss, (extra, …)), G)` with `has_aux`. `G` maps keyword

@@ -44,7 +44,7 @@ class EnergyModule(predictive.EnergyModule):
 
 
 class _Seen:
-    """The shape of a node's last prediction. It is no part of what the node is, so all are equal."""
+    """The shape of a node's last prediction. All are equal: compiled programs do not depend on it."""
 
     __slots__ = ("shape",)
 

@@ -55,7 +55,7 @@ class M(Mask):
         super().__init__(mask)
 
     def apply(self, leaf: Any) -> Any:
-        """Whether the mask selects one parameter, whatever `to` makes of that."""
+        """Whether the mask selects one parameter; `to` has no influence."""
         return self.matches(leaf)
 
     def __call__(self, pydag: Any, is_pytree: bool = False) -> Any:

@@ -10,8 +10,9 @@ Modules, in reading order:
     runtime       the types and helpers of a `tesseract_api.py`, and the command `tesseract-runtime`
 """
 
-import importlib as _importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from chainrule._lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from chainrule.compat.tesseract_core import runtime
@@ -37,20 +38,12 @@ __version__ = "1.15.0"
 """The release whose names and behaviour this package has."""
 
 _CONTAINERS = ("build_tesseract", "run_tesseract", "serve", "teardown")
-_HOMES = {"Tesseract": "_tesseract", **dict.fromkeys(_CONTAINERS, "_containers")}
-
-
-def __getattr__(name: str) -> Any:
-    if name == "runtime":
-        return _importlib.import_module("chainrule.compat.tesseract_core.runtime")
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(
-        _importlib.import_module(f"chainrule.compat.tesseract_core.{_HOMES[name]}"), name
-    )
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = _lazy_names(
+    __name__,
+    {
+        "Tesseract": f"{__name__}._tesseract",
+        "runtime": f"{__name__}.runtime",
+        **dict.fromkeys(_CONTAINERS, f"{__name__}._containers"),
+    },
+    "__version__",
+)

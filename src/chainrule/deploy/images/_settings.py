@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 from chainrule._errors import DefinitionError, InputError
 
@@ -121,32 +121,24 @@ class ImageSettings:
         return tuple(dict.fromkeys([*self.secrets, *(c.secret_id for c in self.credentials)]))
 
 
-class _Build(_Strict):
-    """The section `build` of `component.yaml`."""
+def _build_section() -> type[BaseModel]:
+    """The model of the section `build` of `component.yaml`: fields of `ImageSettings`, with their defaults.
 
-    base: str | None = None
-    python: str | None = None
-    requirements: str | None = None
-    extras: tuple[str, ...] = ()
-    apt: tuple[str, ...] = ()
-    package_data: tuple[tuple[str, str], ...] = ()
-    env: dict[str, str] = {}
-    build_env: dict[str, str] = {}
-    steps: tuple[str, ...] = ()
-    secrets: tuple[str, ...] = ()
-    credentials: tuple[Credential, ...] = ()
-    inherit_packages: bool = False
-    platform: str | None = None
-    gpu: bool = False
-    check: bool = True
-    run_tests: bool = False
-    check_gradients: str | None = None
-    metadata: dict[str, Any] = {}
+    Name, version and description are beside the section; `is_peer` is not for users.
+    """
+    types = get_type_hints(ImageSettings)
+    given: dict[str, Any] = {
+        f.name: (types[f.name], Field(default_factory=dict) if f.default is MISSING else f.default)
+        for f in fields(ImageSettings)
+        if f.name not in ("name", "version", "description", "is_peer")
+    }
+    # YAML reads 3.12 as a number.
+    given["python"] = (Annotated[str | None, BeforeValidator(_number_as_text)], None)
+    return create_model("Build", __base__=_Strict, **given)
 
-    @field_validator("python", mode="before")
-    @classmethod
-    def _as_text(cls, value: Any) -> Any:
-        return str(value) if isinstance(value, float) else value
+
+def _number_as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, float) else value
 
 
 class _PeerRequirements(_Strict):
@@ -218,7 +210,7 @@ def read_settings(
 
 def _from_own_file(file: Path, changes: Changes) -> dict[str, Any]:
     content = _read_mapping(file, changes)
-    build = _validate(_Build, content.get("build") or {}, file, "build.")
+    build = _validate(_build_section(), content.get("build") or {}, file, "build.")
     facts = {key: str(content[key]) for key in ("name", "version", "description") if key in content}
     return facts | {name: getattr(build, name) for name in type(build).model_fields}
 

@@ -107,7 +107,7 @@ class RayServerPool(Pool):
         """Have a call answered by a replica.
 
         Raises:
-            CallError: no room, stopping, too slow, or no replica is up.
+            CallError: the queue is full, the server stops, too slow, or no replica is up.
             ReplicaLostError: the replica died, and the call may not be repeated.
             InputError: the call kills every replica that tries (`poison_input`).
         """

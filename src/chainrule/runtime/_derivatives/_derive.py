@@ -28,7 +28,9 @@ from chainrule.runtime._derivatives._layout import (
     check_keys,
     contract,
     dense_blocks,
+    is_abstract,
     read_arrays,
+    shape_and_dtype,
     sparse_blocks,
 )
 from chainrule.runtime._derivatives._sparsity import read_pattern
@@ -205,10 +207,8 @@ def _read_shapes(outputs: Any, paths: tuple[str, ...]) -> dict[str, Any]:
     zeros = {}
     for path in paths:
         leaf = get_at_path(outputs, path)
-        facts = leaf if isinstance(leaf, Mapping) else {"shape": np.shape(leaf)}
-        if hasattr(leaf, "shape"):
-            facts = {"shape": leaf.shape, "dtype": leaf.dtype}
-        zeros[path] = np.zeros(tuple(facts["shape"]), facts.get("dtype", np.float64))
+        shape, dtype = shape_and_dtype(leaf) if is_abstract(leaf) else (np.shape(leaf), np.float64)
+        zeros[path] = np.zeros(shape, dtype)
     return zeros
 
 

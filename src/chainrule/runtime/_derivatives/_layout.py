@@ -21,7 +21,7 @@ import numpy as np
 
 from chainrule._codec import SparseArray
 from chainrule._errors import ComponentError, InputError, PathError
-from chainrule._trees import get_at_path
+from chainrule._trees import get_at_path, is_arraylike
 from chainrule.runtime._endpoints import DerivativeKind
 from chainrule.runtime._schema import describe_array, number_kind
 
@@ -43,13 +43,32 @@ def read_arrays(tree: Any, paths: Iterable[str]) -> dict[str, np.ndarray]:
 def _numeric(leaf: Any, path: str) -> np.ndarray:
     array = None if leaf is None else np.asarray(leaf)
     if array is None or number_kind(array.dtype) not in "biufc":
-        raise PathError(
-            f"Expected a numeric array at {path!r} to differentiate, found {describe_array(leaf)}. "
-            "Leave this path out, or give it a value.",
-            code="path_not_differentiable",
-            path=path,
-        )
+        raise not_differentiable(path, describe_array(leaf))
     return array
+
+
+def not_differentiable(path: str, found: str) -> PathError:
+    """The error of a path at which there is no numeric array."""
+    return PathError(
+        f"Expected a numeric array at {path!r} to differentiate, found {found}. "
+        "Leave this path out, or give it a value.",
+        code="path_not_differentiable",
+        path=path,
+    )
+
+
+def is_abstract(node: Any) -> bool:
+    """Whether a node says the shape and dtype of an array: as a mapping of the two, or as an array does."""
+    if isinstance(node, Mapping):
+        return set(node) == {"shape", "dtype"} and isinstance(node["shape"], (tuple, list))
+    return is_arraylike(node)
+
+
+def shape_and_dtype(node: Any) -> tuple[tuple[int, ...], Any]:
+    """What a node says for which `is_abstract` holds."""
+    if isinstance(node, Mapping):
+        return tuple(node["shape"]), node["dtype"]
+    return tuple(node.shape), node.dtype
 
 
 def answered(result: Any, path: str, who: str) -> Any:

@@ -43,7 +43,7 @@ class _ArrayMeta(type):
 
 
 class Array(metaclass=_ArrayMeta):
-    """An array of numbers with a shape, a dtype and, if wanted, units.
+    """An array of numbers with a shape, a dtype and, optionally, units.
 
     `Array[shape, dtype]` or `Array[shape, dtype, units]`, where the shape is a tuple of sizes, of names
     (`"n"`: the same name is the same size everywhere in one call) and of `None` (any size), or `...`
@@ -178,7 +178,7 @@ DTypeName = Literal[
 class ShapeDType(BaseModel):
     """The shape and dtype of an array that need not exist.
 
-    Other keys are ignored, so an encoded array can stand for its own shape; so can any object with
+    Other keys are ignored, so an encoded array is accepted for its shape and dtype; so is any object with
     `shape` and `dtype`. `ShapeDType[shape, dtype]` is the type whose values fit that declaration; their
     dtype becomes the declared one when it can be cast.
 

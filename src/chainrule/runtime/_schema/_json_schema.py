@@ -1,7 +1,7 @@
 """The JSON schema of an array field, as Tesseract clients read it.
 
 The data part is described by four small models that exist only for the schema; arrays themselves are
-decoded by the codec. Beyond the peer, `array_dims` names dimensions and `array_units` states units.
+decoded by the codec. Beyond Tesseract, `array_dims` names dimensions and `array_units` states units.
 """
 
 from __future__ import annotations

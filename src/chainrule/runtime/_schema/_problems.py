@@ -1,6 +1,6 @@
 """Every way an array can be refused: one function per reason.
 
-The `type` of each error is the peer's where the peer has one, so that clients which decide on it keep
+The `type` of each error is that of Tesseract where it has one, so that clients which decide on it keep
 working. Messages carry shapes and dtypes, never data.
 """
 
@@ -87,7 +87,7 @@ def integer_too_long(shape: tuple[int, ...]) -> PydanticCustomError:
 
 
 def invalid_dtype(actual: Any) -> PydanticCustomError:
-    """A dtype name nobody knows."""
+    """An unknown dtype name."""
     shown = actual if isinstance(actual, str) else type(actual).__name__
     return _problem(
         "array_invalid_dtype",

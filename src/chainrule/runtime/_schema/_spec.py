@@ -152,7 +152,7 @@ def check_units(units: Any) -> None:
         )
 
 
-# In the order in which the peer lists them in its JSON schemas.
+# In the order in which Tesseract lists them in its JSON schemas.
 PEER_DTYPES = (
     "float16", "float32", "float64", "int8", "int16", "int32", "int64", "bool",
     "uint8", "uint16", "uint32", "uint64", "complex64", "complex128",
@@ -202,7 +202,7 @@ def generality(dtype: np.dtype[Any]) -> int | None:
 
 @cache
 def castable_dtypes(name: str | None) -> tuple[str, ...]:
-    """The dtype names that a field of this dtype accepts, in the peer's order."""
+    """The dtype names that a field of this dtype accepts, in the order of `PEER_DTYPES`."""
     names = ALL_DTYPES if name == BFLOAT16 else PEER_DTYPES
     if name is None:
         return names

@@ -87,7 +87,7 @@ def _array_validator(spec: ArraySpec, exact: bool) -> Validator:
 def _read_only(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if array.flags.writeable:
         array = array.view()
-        # By position, whatever the stubs say: a keyword takes NumPy longer than the view.
+        # By position, although the stubs want a keyword: it would take longer than making the view.
         array.setflags(False)  # type: ignore[call-arg]
     return array
 
@@ -209,7 +209,7 @@ def coerce(value: Any) -> Coerced:
 
 
 def is_kept_in_place(value: Any) -> bool:
-    """Whether an array is handed on as it is: on a GPU, in a file, or being traced."""
+    """Whether an array is not converted to NumPy: it is on a GPU, in a file, or being traced."""
     return (
         hasattr(value, "__cuda_array_interface__")
         or isinstance(value, BinrefArray)
@@ -253,7 +253,7 @@ def _why_not_encoded(value: Mapping[Any, Any]) -> str:
 
 
 def _check_dtype_name(encoded: Mapping[str, Any]) -> None:
-    """Refuse an encoded array whose dtype nobody knows, before its bytes are looked at."""
+    """Refuse an encoded array of an unknown dtype before its bytes are read."""
     dtype = encoded.get("dtype")
     if not (isinstance(dtype, str) and dtype in ALL_DTYPES):
         raise _problems.invalid_dtype(dtype)

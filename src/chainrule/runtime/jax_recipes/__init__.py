@@ -8,6 +8,9 @@ An author who has `apply_jit`, a jitted function from nested dictionaries to nes
 and the like. Everything is compiled once per structure, shapes, dtypes and selected paths; the order in
 which paths come does not matter. Leaves that are not arrays are part of the compilation.
 
+Conventions are JAX's, also for complex numbers: a JVP is J v, a VJP is Jᵀu without conjugation, and the
+cotangent of a real result by z = a + ib is ∂/∂a − i ∂/∂b.
+
 Modules, in reading order
     _programs     what is compiled: inputs as template and arrays, selected paths, the compiled program
     _apply        outputs, their shapes, and what a function sows

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from chainrule._errors import InputError
 from chainrule._partition import seal, unseal
+from chainrule.runtime._derivatives._layout import is_abstract, shape_and_dtype
 from chainrule.runtime.jax_recipes._programs import Selection, fit, is_array, narrow, prepare, split
 from chainrule.runtime.jax_recipes._residuals import apply_and_keep
 
@@ -56,7 +57,7 @@ def abstract_arrays(abstract_inputs: Any) -> Any:
     """Inputs with JAX's `ShapeDtypeStruct` in place of every `{"shape": ..., "dtype": ...}`."""
     dumped = hasattr(abstract_inputs, "model_dump")
     tree = abstract_inputs.model_dump() if dumped else abstract_inputs
-    return jax.tree_util.tree_map(_to_shape, tree, is_leaf=_is_aval)
+    return jax.tree_util.tree_map(_to_shape, tree, is_leaf=is_abstract)
 
 
 def describe_arrays(tree: Any) -> Any:
@@ -64,17 +65,11 @@ def describe_arrays(tree: Any) -> Any:
     return jax.tree_util.tree_map(_from_shape, tree)
 
 
-def _is_aval(node: Any) -> bool:
-    if isinstance(node, Mapping):
-        return set(node) == {"shape", "dtype"} and isinstance(node["shape"], (tuple, list))
-    return hasattr(node, "shape") and hasattr(node, "dtype")
-
-
 def _to_shape(node: Any) -> Any:
-    if not _is_aval(node):
+    if not is_abstract(node):
         return node
-    facts = node if isinstance(node, Mapping) else {"shape": node.shape, "dtype": node.dtype}
-    return jax.ShapeDtypeStruct(tuple(facts["shape"]), jnp.dtype(facts["dtype"]))
+    shape, dtype = shape_and_dtype(node)
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
 
 
 def _from_shape(leaf: Any) -> Any:

@@ -65,6 +65,8 @@ def jax_implicit(
     def solved(template: Template, arrays: tuple[Any, ...]) -> Any:
         return seal(solve(template.join(arrays)))
 
+    # r(x, y(x)) = 0 for all x; its derivative in the direction ẋ is B ẋ + A ẏ = 0, hence A ẏ = −B ẋ. JAX gets
+    # the reverse rule by transposing this one: ẏ = −A⁻¹ B ẋ turns into x̄ = −Bᵀ A⁻ᵀ ȳ, one solve with Aᵀ.
     @solved.defjvp
     def solved_jvp(template: Template, primals: Any, tangents: Any) -> Any:
         (arrays,), (moves,) = primals, tangents

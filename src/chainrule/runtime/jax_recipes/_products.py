@@ -263,7 +263,7 @@ def _hvp(
 def _hvp_transposed(
     selection: Selection, arrays: Any, cotangents: dict[str, Any], tangents: dict[str, Any]
 ) -> Any:
-    """The Hessian is symmetric: its product with v is also the gradient of ⟨gradient, v⟩."""
+    """The Hessian H is symmetric: H v = Hᵀv, which is the VJP of the gradient with v as cotangent."""
     narrowed = narrow(selection, arrays)
     _, pull = jax.vjp(_gradient(narrowed, cotangents), narrowed.primals)
     (product,) = pull(fit(tangents, narrowed.primals))

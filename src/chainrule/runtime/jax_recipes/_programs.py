@@ -21,12 +21,11 @@ import jax
 import jax.numpy as jnp
 from pydantic import BaseModel
 
-from chainrule._errors import PathError
 from chainrule._lru_cache import LRUCache
-from chainrule._partition import Template, partition, seal
+from chainrule._partition import Template, is_array_or_number, partition, seal
 from chainrule._partition import is_array as is_concrete
 from chainrule._trees import get_at_path, set_at_path
-from chainrule.runtime._derivatives._layout import canonical, check_shape
+from chainrule.runtime._derivatives._layout import canonical, check_shape, not_differentiable
 
 MAX_PROGRAMS = 1024
 
@@ -143,13 +142,8 @@ def select(tree: Any, paths: tuple[str, ...]) -> dict[str, jax.Array]:
 
 
 def _numeric(leaf: Any, path: str) -> jax.Array:
-    if not is_array(leaf) and not isinstance(leaf, (bool, int, float, complex)):
-        raise PathError(
-            f"Expected an array at {path!r} to differentiate, found {type(leaf).__name__}. "
-            "Leave this path out, or give it a value.",
-            code="path_not_differentiable",
-            path=path,
-        )
+    if not is_array_or_number(leaf):
+        raise not_differentiable(path, type(leaf).__name__)
     return jnp.asarray(leaf)
 
 

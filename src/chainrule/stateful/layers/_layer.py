@@ -14,7 +14,7 @@ from chainrule._paths import Segment, split_path
 from chainrule.stateful._containers import List
 from chainrule.stateful._module import Module
 from chainrule.stateful._params import DynamicParam, Param, StaticParam
-from chainrule.stateful._snapshots import Static
+from chainrule.stateful._snapshots import Snapshot
 from chainrule.stateful._walk import key_path
 
 
@@ -72,7 +72,7 @@ class Layer(Module):
                 leaf = place
             leaves.append(leaf)
         # Kept as a module, not as a treedef: copies and pickles of an equinox treedef do not work.
-        self._skeleton = Static(jax.tree.unflatten(structure, leaves))
+        self._skeleton = Snapshot(jax.tree.unflatten(structure, leaves))
         flags = jax.tree.leaves(module, is_leaf=_has_flag)
         flag = next((part.inference for part in flags if _has_flag(part)), None)
         if flag is not None:

@@ -386,7 +386,7 @@ def _serve(options: Namespace, settings: RuntimeConfig, stdout: int) -> int:
 
 
 def _end_with_parent(descriptor: int) -> None:
-    """Stop this server when nobody holds the other end of a pipe any more."""
+    """Stop this server when every other end of a pipe is closed."""
     while os.read(descriptor, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -23,8 +23,8 @@ from chainrule.runtime.internal import ReferenceKind, current_run
 __all__ = ["RuntimeConfig", "get_config", "override_config", "snapshot_config", "update_config"]
 
 
-# Whoever starts a component in this process or on the command line may as well run what it refers to.
-# A server gives its callers no such power.
+# A user who starts a component in this process or on the command line may also run what it refers to. The
+# callers of a server may not.
 OWN_REFERENCES: frozenset[ReferenceKind] = frozenset({"api_path", "image", "url"})
 
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# conda: the base image's own (mamba and micromamba do as well), else Miniforge. Not part of the finished image.
+# Finds conda, mamba or micromamba in the base image, or fetches Miniforge. Not part of the finished image.
 set -eu
 trap '[ $? -eq 0 ] || echo "chainrule-build-failed: conda"' EXIT
 

@@ -10,7 +10,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 step=python
 . "$here/login.sh"
 export UV_CACHE_DIR=/build-cache/uv UV_LINK_MODE=copy UV_PYTHON_INSTALL_DIR=/opt/python
-# Older versions of podman have one cache for all users of a machine: it may be somebody else's.
+# Older versions of podman share one cache between all users of a machine; it may belong to another user.
 if [ ! -w /build-cache ]; then export UV_NO_CACHE=1; fi
 
 uv=/opt/uv/bin/uv
@@ -36,7 +36,7 @@ case $requirements in
     *) install "$chainrule" --requirement "$requirements" ;;
 esac
 
-# uv notes when it first saw a local file; what an image is must not depend on that.
+# uv records when it first saw a local file; the image must not depend on that.
 for note in /opt/venv/lib/python*/site-packages/*.dist-info/uv_cache.json; do
     if [ -f "$note" ]; then
         rm "$note"
@@ -44,6 +44,6 @@ for note in /opt/venv/lib/python*/site-packages/*.dist-info/uv_cache.json; do
     fi
 done
 
-# Not bound to the time of a file: layers of an image may all get the same one. Nobody runs packages' tests there.
+# Checked by hash: the files of a layer may all have the same time. The tests of packages are left out.
 /opt/venv/bin/python -m compileall -q -j 0 -x '/tests/' --invalidation-mode unchecked-hash /opt/venv/lib >/dev/null \
     || true

@@ -1,4 +1,4 @@
-# Read by the scripts that install packages: secrets of the build, and the trap that says what failed.
+# Read by the scripts that install packages: secrets of the build, and the trap that prints which step failed.
 #
 # Secrets are files in /run/secrets: one that is named like a variable becomes that variable;
 # `credentials` has lines "host user secret", from which a netrc file is made.

@@ -1,5 +1,5 @@
 #!/bin/sh
-# What installs packages: uv, or pip alone where uv is not to be had. Not part of the finished image.
+# The tools that install packages: uv, or only pip where uv cannot be fetched. Not part of the finished image.
 set -eu
 trap '[ $? -eq 0 ] || echo "chainrule-build-failed: tools"' EXIT
 
