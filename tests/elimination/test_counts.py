@@ -5,10 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 from chainrule.elimination import find_order, jacve, linearization
-from chainrule.elimination._counting import count_operations, published_counts
-from chainrule.elimination._eliminate import STRUCTURES, Elimination
-from chainrule.elimination._find_order import as_problem, choose_order, vertices_of
-from chainrule.elimination._linearize import trace_function
+from chainrule.elimination._counting import published_counts
+from chainrule.elimination._find_order import as_problem, vertices_of
 from chainrule.elimination._search import PartialGraph
 from chainrule.elimination._search._improve import greedy
 from chainrule.elimination.examples import (
@@ -19,6 +17,13 @@ from chainrule.elimination.examples import (
     hole,
     lighthouse,
     simple,
+)
+from chainrule.elimination.internal import (
+    STRUCTURES,
+    Elimination,
+    choose_order,
+    count_operations,
+    trace_function,
 )
 
 BY_NAME = {task.name: task for task in TASKS}

@@ -48,7 +48,7 @@ def jacobian_html(jacobian: StructuredJacobian) -> str:
         "output ← input": f"{list(jacobian.out_shape)} ← {list(jacobian.in_shape)}",
         "dtype": jacobian.dtype.name,
         "entries": f"{jacobian.nse:,} of {total:,}{share}",
-        "structure": str(jacobian.structure).split(": ", 1)[1],
+        "structure": jacobian.structure.kind,
     }
     return f"<strong>StructuredJacobian</strong>{_table(facts)}{_pattern(jacobian)}"
 

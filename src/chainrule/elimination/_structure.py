@@ -363,9 +363,13 @@ class Structure:
     def is_zero(self) -> bool:
         return not self.terms
 
+    @property
+    def kind(self) -> str:
+        """The terms in words, without the shapes."""
+        return " + ".join(describe_term(term) for term in self.terms) or "zero"
+
     def __repr__(self) -> str:
-        kind = " + ".join(describe_term(term) for term in self.terms) or "zero"
-        return f"{list(self.out_shape)} × {list(self.in_shape)}: {kind}"
+        return f"{list(self.out_shape)} × {list(self.in_shape)}: {self.kind}"
 
 
 def structure_of(terms: Sequence[Term], *, index_map: bool = False) -> Structure:
