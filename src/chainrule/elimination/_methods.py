@@ -148,7 +148,7 @@ def make_plan(traced: Traced, *, compiled: bool, thorough: bool = False) -> Plan
             planner.leave_out_what_holds_too_much()
     except Exception as error:
         _log.warning(
-            "The methods for a Jacobian could not be priced; one of JAX's sweeps is used.",
+            "The methods could not be priced; one of JAX's sweeps is used.",
             exc_info=True,
         )
         return _plan_without_prices(traced, f"it could not be priced: {describe_error(error)}")
@@ -266,7 +266,7 @@ class _Planner:
         is_cheap = bool(self.candidates) and self.candidates[0].estimated_s <= _WORTH_DETECTING_S
         if not self._thorough and (is_cheap or fewest < _FEW_SWEEPS):
             self.left_out["compressed"] = (
-                "the Jacobian is too small, or too cheap, for a sparsity pattern to pay"
+                "the Jacobian is too small or cheap for a sparsity pattern to pay"
             )
             return
         try:

@@ -264,7 +264,7 @@ def sweep_untraced(
             _log.debug("JAX cannot differentiate the untraced function: %s", describe_error(error))
         else:
             _log.info(
-                "The function cannot be traced; one of JAX's sweeps differentiates it: %s",
+                "JAX differentiates this function without a trace: %s",
                 describe_error(reason),
             )
             return value, aux, _in_input_dtypes(rows, value, argnums, args)
