@@ -27,6 +27,7 @@ from chainrule.bridge._types import ArrayType, fit_type, read_types
 from chainrule.runtime import LocalComponent
 from chainrule.runtime.internal import (
     BATCHED,
+    TAGGED,
     DerivativeKind,
     DimensionTable,
     array_leaves,
@@ -158,7 +159,7 @@ class ComponentTarget(Target):
         if cotangent_vector is not None:
             cotangent_vector = {self._outputs.spell(p): v for p, v in cotangent_vector.items()}
         answer = self._ask_endpoint(
-            "tagged_intermediates",
+            TAGGED.endpoint,
             inputs=inputs,
             tag=tag,
             tangent_vector=tangent_vector,

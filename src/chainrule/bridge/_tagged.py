@@ -37,9 +37,9 @@ def open_target(target: Target, tag: str) -> OpenedTarget:
     Raises:
         CapabilityError: it has no endpoint that gives them.
     """
-    if not isinstance(target, ComponentTarget) or TAGGED not in target.endpoints:
+    if not isinstance(target, ComponentTarget) or TAGGED.endpoint not in target.endpoints:
         raise CapabilityError(
-            f"{target.name} has no endpoint {TAGGED!r}, so its tagged values cannot be asked for. "
+            f"{target.name} has no endpoint {TAGGED.endpoint!r}, so its tagged values cannot be asked for. "
             "Components made from JAX functions have it when served by Chainrule; any other author can write "
             "it. Leave `intermediates` out to capture what is around the component.",
             code="endpoint_missing",
