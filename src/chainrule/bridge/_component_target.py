@@ -1,7 +1,7 @@
 """Components as targets: ours in this process, ours over HTTP, and real Tesseracts, by what they offer.
 
 A tree alone does not say whether `a` in `params.a` is a field or a key. A schema does, by the pattern
-`params.{}`, and endpoints then expect `params.{a}`: `Patterns` finds the pattern of a path and its spelling.
+`params.{}`, and endpoints then expect `params.{a}`: `_Patterns` finds the pattern of a path and its spelling.
 Arrays that the caller left out have their shapes from the schema and their values from its defaults.
 """
 
@@ -54,10 +54,10 @@ class ComponentTarget(Target):
         self.runs_jax = self.jax_function is not None
         self.is_remote = not _is_local(component)
         self.max_concurrency = _concurrency(component, self.is_remote)
-        self._inputs = Patterns(_differentiable(component, "inputs"))
-        self._outputs = Patterns(_differentiable(component, "outputs"))
+        self._inputs = _Patterns(_differentiable(component, "inputs"))
+        self._outputs = _Patterns(_differentiable(component, "outputs"))
         arrays = _array_inputs(component)
-        self._arrays, self._tells_arrays = Patterns(arrays), bool(arrays)
+        self._arrays, self._tells_arrays = _Patterns(arrays), bool(arrays)
 
     def apply(self, inputs: Any) -> Any:
         """Ask `apply`."""
@@ -89,8 +89,8 @@ class ComponentTarget(Target):
         return ArrayType(shape, dtype)
 
     @cached_property
-    def _output_arrays(self) -> Patterns:
-        return Patterns(array_leaves(self._component.output_schema))
+    def _output_arrays(self) -> _Patterns:
+        return _Patterns(array_leaves(self._component.output_schema))
 
     def derivative(
         self,
@@ -126,7 +126,7 @@ class ComponentTarget(Target):
             return self._component.call(name, arguments, copy_results=False)
         if (
             not self.is_remote
-        ):  # a peer's component in this process, which may get our arrays as they are
+        ):  # a peer's component in this process, which may hand them to its author as is
             arguments = own_copy(arguments)
         return getattr(self._component, name)(**arguments)
 
@@ -144,7 +144,7 @@ class ComponentTarget(Target):
         if cotangent_vector is not None:
             cotangent_vector = {self._outputs.spell(p): v for p, v in cotangent_vector.items()}
         answer = self._ask_endpoint(
-            "tagged_intermediates",
+            TAGGED.endpoint,
             inputs=inputs,
             tag=tag,
             tangent_vector=tangent_vector,
@@ -195,7 +195,7 @@ class ComponentTarget(Target):
     def input_names(self) -> Collection[str] | None:
         """The fields of the inputs' model, if it is one that has no others."""
         if not isinstance(self._component, LocalComponent):
-            return fields_of_document(self._component.openapi_schema, "Apply_InputSchema")
+            return _fields_of_document(self._component.openapi_schema, "Apply_InputSchema")
         schema = self._component.input_schema
         if schema.model_config.get("extra") == "allow" or "root" in schema.model_fields:
             return None
@@ -208,8 +208,9 @@ class ComponentTarget(Target):
         return None if dtype is None else dtype_from_name(dtype)
 
 
-# A target keeps its component alive, so it must not be kept alive by it. Compiled programs hold the targets
-# they need; the last few are kept for calls outside of `jit`.
+# A target keeps its component alive, so the component must not keep it alive. An entry is found by the
+# component's id, which no other object can have as long as the target exists. Compiled programs hold the
+# targets they need; the last few are kept for calls outside of `jit`.
 _targets: weakref.WeakValueDictionary[int, ComponentTarget] = weakref.WeakValueDictionary()
 _recent: LRUCache[int, ComponentTarget] = LRUCache(32)
 
@@ -272,7 +273,7 @@ def _array_inputs(component: Any) -> dict[str, str | None]:
     """Pattern → dtype name of every array among the inputs, `None` where it is open or not told."""
     if isinstance(component, LocalComponent):
         return {path: spec.dtype for path, spec in array_leaves(component.input_schema).items()}
-    arrays = array_patterns_of_document(component.openapi_schema, "Apply_InputSchema")
+    arrays = _array_patterns_of_document(component.openapi_schema, "Apply_InputSchema")
     dtypes = {path: _dtype_of(spec) for path, spec in _differentiable(component, "inputs").items()}
     # The peer calls all places of a tuple `[]`; its document knows which of them hold arrays.
     peers = {path: _INDEX.sub("[]", path) for path in arrays}
@@ -299,7 +300,7 @@ def _rename(answer: Any, levels: Sequence[Mapping[str, str]]) -> Any:
     return {path: _rename(answer[name], inner) for path, name in names.items()}
 
 
-class Patterns:
+class _Patterns:
     """A set of path patterns with a value for each."""
 
     def __init__(self, declared: Mapping[str, Any]) -> None:
@@ -348,7 +349,7 @@ def _fits(segment: str | int, part: str) -> bool:
     return part in ("{}", segment)
 
 
-def array_patterns_of_document(document: Mapping[str, Any], model: str) -> dict[str, None]:
+def _array_patterns_of_document(document: Mapping[str, Any], model: str) -> dict[str, None]:
     """The patterns of all arrays in one model of an OpenAPI document."""
     schemas = document["components"]["schemas"]
     if model not in schemas:
@@ -356,7 +357,7 @@ def array_patterns_of_document(document: Mapping[str, Any], model: str) -> dict[
     return dict.fromkeys(_walk(schemas[model], "", schemas, frozenset()))
 
 
-def fields_of_document(document: Mapping[str, Any], model: str) -> Collection[str] | None:
+def _fields_of_document(document: Mapping[str, Any], model: str) -> Collection[str] | None:
     """The fields of one model of an OpenAPI document; `None` if it takes others, or does not say."""
     schema = document["components"]["schemas"].get(model, {})
     if schema.get("additionalProperties") is not False:

@@ -36,7 +36,7 @@ from chainrule.bridge._types import ArrayType, dtype_to_send, has_symbolic_size,
 from chainrule.runtime import LocalComponent
 from chainrule.runtime.internal import JACOBIAN, VJP
 
-NOT_TRACEABLE = (
+_NOT_TRACEABLE = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
@@ -69,7 +69,7 @@ def call_inline(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> An
     try:
         with component_scope(target.name):
             outputs = _plain(target.jax_function(completed.build(cast)))
-    except NOT_TRACEABLE as error:
+    except _NOT_TRACEABLE as error:
         raise NotTraceableError from error
     output_skeleton, results = take_apart(outputs, partial(_is_result, target))
     pairs = zip(output_skeleton.paths, results, strict=True)
@@ -143,7 +143,7 @@ def trace_call(call: Call, *operands: Any) -> list[Any]:
         function = jax.vmap(function, in_axes=axes, axis_size=call.batch.sizes[axis])
     try:
         return function(*operands)
-    except NOT_TRACEABLE as error:
+    except _NOT_TRACEABLE as error:
         raise NotTraceableError from error
 
 
