@@ -93,7 +93,7 @@ class Document:
 
     @property
     def capabilities(self) -> dict[str, Capability]:
-        """How each endpoint is available; without capabilities every endpoint that is served counts as native."""
+        """How each endpoint is available; where this is not stated, what is served counts as native."""
         stated, served = self._content.get("x-capabilities", {}), self.endpoints
 
         def capability(name: str) -> Capability:
