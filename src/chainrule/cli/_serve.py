@@ -17,7 +17,8 @@ from typing import Any
 from chainrule._codec import DEFAULT_LIMITS, Limits
 from chainrule._folders import state_folder
 from chainrule.cli._sources import add_derive_hvp, add_folders, check_exists
-from chainrule.runtime.internal import ComponentConfig, log_handler
+from chainrule.runtime import ComponentConfig
+from chainrule.runtime.internal import log_handler
 from chainrule.serve import ServeOptions, serve
 from chainrule.serve.internal import add_option_arguments
 

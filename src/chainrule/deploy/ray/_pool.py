@@ -31,7 +31,8 @@ from chainrule.client.internal import Answer, read_answer
 from chainrule.deploy._pool import PoolTransport, Replica, ReplicaLostError
 from chainrule.deploy.ray._actor import extract_references
 from chainrule.deploy.ray._messages import CANCELLED, Envelope, Plan, Report, Roster
-from chainrule.runtime.internal import is_heard, progress
+from chainrule.runtime import progress
+from chainrule.runtime.internal import is_heard
 
 _log = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ from chainrule._errors import CapabilityError, ChainruleError, InputError
 from chainrule.compat.tesseract_core._failures import pydantic_errors
 from chainrule.compat.tesseract_core.runtime.config import RuntimeConfig, from_environment
 from chainrule.runtime import LocalComponent, load_component
-from chainrule.runtime.internal import Run, copied_to, new_logs
+from chainrule.runtime.internal import Run, keep_output
 
 ENDPOINT_COMMANDS = {
     "apply": "apply",
@@ -465,9 +465,8 @@ def logged(settings: RuntimeConfig) -> Iterator[None]:
     """Keep what is printed in the body. A call that is refused leaves no folder behind."""
     logs = settings.output_path / "logs"
     was_there = logs.exists()
-    new_logs(settings.output_path)
     try:
-        with copied_to(logs / "tesseract.log"), _observations_shown():
+        with keep_output(settings.output_path), _observations_shown():
             yield
     except InputError:
         if not was_there:
