@@ -34,9 +34,9 @@ from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._target import Target
 from chainrule.bridge._types import ArrayType, dtype_to_send, has_symbolic_size, warn_if_narrowed
 from chainrule.runtime import LocalComponent
-from chainrule.runtime.internal import JACOBIAN, VJP, DimensionTable
+from chainrule.runtime.internal import JACOBIAN, VJP
 
-NOT_TRACEABLE = (
+_NOT_TRACEABLE = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
@@ -69,7 +69,7 @@ def call_inline(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> An
     try:
         with component_scope(target.name):
             outputs = _plain(target.jax_function(completed.build(cast)))
-    except NOT_TRACEABLE as error:
+    except _NOT_TRACEABLE as error:
         raise NotTraceableError from error
     output_skeleton, results = take_apart(outputs, partial(_is_result, target))
     pairs = zip(output_skeleton.paths, results, strict=True)
@@ -91,7 +91,7 @@ def _plain(node: Any) -> Any:
     return [_plain(item) for item in node] if isinstance(node, (list, tuple)) else node
 
 
-def _fit(target: Target, path: str, result: Any, sizes: DimensionTable) -> Any:
+def _fit(target: Target, path: str, result: Any, sizes: dict[str, Any]) -> Any:
     """A result as the schema declares it, which its endpoint would make of it."""
     if has_symbolic_size(result):
         return result
@@ -106,7 +106,7 @@ def _cast(array: Any, wanted: np.dtype[Any]) -> Any:
     return array if held == array.dtype else array.astype(held)
 
 
-Completed = tuple[Skeleton, list[ArrayType], DimensionTable]
+Completed = tuple[Skeleton, list[ArrayType], dict[str, Any]]
 
 
 def _complete(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> Completed:
@@ -143,7 +143,7 @@ def trace_call(call: Call, *operands: Any) -> list[Any]:
         function = jax.vmap(function, in_axes=axes, axis_size=call.batch.sizes[axis])
     try:
         return function(*operands)
-    except NOT_TRACEABLE as error:
+    except _NOT_TRACEABLE as error:
         raise NotTraceableError from error
 
 

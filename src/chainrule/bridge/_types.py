@@ -16,14 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from chainrule._codec import dtype_from_name
 from chainrule.bridge._skeleton import take_apart
-from chainrule.runtime.internal import (
-    ArraySpec,
-    check_shape,
-    describe_array,
-    dtype_mismatch,
-    numpy_dtype,
-)
+from chainrule.runtime.internal import describe_array
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ def as_array_type(leaf: Any) -> ArrayType | None:
         return leaf
     if isinstance(leaf, Mapping) and set(leaf) == {"shape", "dtype"}:
         dtype = leaf["dtype"]
-        known = numpy_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)
+        known = dtype_from_name(dtype) if isinstance(dtype, str) else np.dtype(dtype)
         return ArrayType(tuple(leaf["shape"]), known)
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return ArrayType(tuple(leaf.shape), np.dtype(leaf.dtype))
@@ -75,21 +70,6 @@ def types_of(outputs: Any) -> Any:
     """A tree with the type of every array in the place of the array."""
     skeleton, arrays = take_apart(outputs, lambda path, leaf: as_array_type(leaf) is not None)
     return skeleton.build([as_array_type(array) for array in arrays])
-
-
-def fit_type(spec: ArraySpec, found: ArrayType) -> ArrayType:
-    """The type that a declaration gives to an array of some type, by casting and broadcasting.
-
-    Raises:
-        PydanticCustomError: it does not fit.
-    """
-    shape = check_shape(spec, found.shape, found.dtype, strict=False)
-    if spec.dtype is None:
-        return ArrayType(shape, found.dtype)
-    wanted = numpy_dtype(spec.dtype)
-    if _generality(found.dtype) > _generality(wanted):
-        raise dtype_mismatch(spec.dtype, found.dtype.name, found.shape)
-    return ArrayType(shape, wanted)
 
 
 def dtype_to_send(found: np.dtype[Any], wanted: np.dtype[Any] | None) -> np.dtype[Any]:

@@ -23,7 +23,7 @@ from chainrule.cli._jobs import jobs_table
 from chainrule.cli._output import make_table, renderable_text, write_error, write_text
 from chainrule.cli._sources import add_server, open_server
 from chainrule.client.internal import Server
-from chainrule.runtime.internal import full_name
+from chainrule.runtime.internal import Document
 
 if TYPE_CHECKING:  # of the extra `serve`, which only the dashboard needs
     from starlette.applications import Starlette
@@ -95,7 +95,7 @@ def _view(url: str, server: Server) -> Any:
 
 def _headline(url: str, status: Mapping[str, Any]) -> Any:
     requests, queue, latency = status["requests"], status["queue"], status["latency_s"]
-    names = ", ".join(full_name(c["name"], c["version"]) for c in status["components"])
+    names = ", ".join(Document.full_name(c["name"], c["version"]) for c in status["components"])
     times = ", ".join(f"{name} {_milliseconds(value)}" for name, value in latency.items())
     jobs = ", ".join(f"{count} {state}" for state, count in status["jobs"].items() if count)
     rows = (

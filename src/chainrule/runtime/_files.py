@@ -166,7 +166,8 @@ class LazySequence(Generic[T]):
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         (item,) = get_args(source) or (Any,)
         # Items are validated later than the tree they belong to, so they check named dimensions themselves.
-        adapter: TypeAdapter[Any] = TypeAdapter(Annotated[item, dimension_check(item)])
+        annotated: Any = Annotated[item, dimension_check(item)]
+        adapter: TypeAdapter[Any] = TypeAdapter(annotated)
 
         def validate(value: Any, info: core_schema.ValidationInfo) -> LazySequence[Any]:
             return _from_value(value, adapter, dict(info.context or {}))

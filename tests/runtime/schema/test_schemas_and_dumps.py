@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 
-from chainrule.runtime._schema import (
+from chainrule.runtime import (
     Array,
     BFloat16,
     Bool,
@@ -18,7 +18,7 @@ from chainrule.runtime._schema import (
     Int16,
     ShapeDType,
 )
-from chainrule.runtime._schema._json_schema import ArrayJsonSchema
+from chainrule.runtime.internal import ArrayJsonSchema
 
 DECLARED = {
     "open": ((None, 3), "float64", True),

@@ -179,12 +179,13 @@ def with_dimension_check(model: type[BaseModel]) -> type[BaseModel]:
     """
     if not any(spec.dimension_names for spec in array_leaves(model).values()):
         return model
+    check: Any = model_validator(mode="after")(_check_model)
     return create_model(
         model.__name__,
         __base__=model,
         __doc__=model.__doc__,
         __module__=model.__module__,
-        __validators__={"check_named_dimensions": model_validator(mode="after")(_check_model)},
+        __validators__={"check_named_dimensions": check},
     )
 
 
