@@ -144,7 +144,7 @@ class ComponentTarget(Target):
         if cotangent_vector is not None:
             cotangent_vector = {self._outputs.spell(p): v for p, v in cotangent_vector.items()}
         answer = self._ask_endpoint(
-            TAGGED.endpoint,
+            "tagged_intermediates",
             inputs=inputs,
             tag=tag,
             tangent_vector=tangent_vector,
