@@ -12,10 +12,10 @@ from benchmarks._harness import Row, show
 from chainrule.elimination import find_order
 from chainrule.elimination._counting import published_counts
 from chainrule.elimination._find_order import as_problem
-from chainrule.elimination._linearize import trace_function
 from chainrule.elimination._search import PartialGraph, lower_bound
 from chainrule.elimination._search._improve import anneal, greedy
 from chainrule.elimination.examples import TASKS, Task
+from chainrule.elimination.internal import trace_function
 
 # task: AlphaGrad's and the best known multiplications, nontrivial ones of the best unit-aware order (None:
 # not published), seconds to search

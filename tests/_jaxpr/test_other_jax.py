@@ -1,4 +1,4 @@
-"""Tests of the rooms that touch the insides of JAX, on the oldest JAX and, where a Python has it, the newest.
+"""Tests of the packages that touch the insides of JAX, on the oldest JAX and, where there is one, the newest.
 
 `make test` sets both up: the newest in an environment of its own, the oldest in a folder that stands before
 this environment's packages.
@@ -16,7 +16,7 @@ HARVEST = (
     "modes", "frozen", "loops", "branches", "vmap", "wrappers", "substitute", "vmap_of_plant", "nonfinite",
     "stats",
 )  # fmt: skip
-ROOMS = {
+PACKAGES = {
     "_jaxpr": [file for file in Path(__file__).parent.glob("test_*.py") if file != Path(__file__)],
     "harvest": [f"test_{name}.py" for name in HARVEST],
     "elimination": [
@@ -46,13 +46,13 @@ def oldest():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize("which", [newest, oldest])
-def test_on_another_jax(which, room):
+def test_on_another_jax(which, package):
     python, folders = which()
     command = [
         python, "-m", "pytest", "-q", "-x", "-c", os.devnull, "--confcutdir", ".", "--rootdir", ".",
-        "--import-mode=importlib", "-p", "no:cacheprovider", "-p", "old_jax_names", *ROOMS[room],
+        "--import-mode=importlib", "-p", "no:cacheprovider", "-p", "old_jax_names", *PACKAGES[package],
     ]  # fmt: skip
     environment = {
         **os.environ,
@@ -61,6 +61,6 @@ def test_on_another_jax(which, room):
     }
     done = subprocess.run(
         [str(word) for word in command],
-        cwd=TESTS / room, env=environment, capture_output=True, text=True, timeout=600,
+        cwd=TESTS / package, env=environment, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]

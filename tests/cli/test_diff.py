@@ -7,7 +7,7 @@ import pytest
 from chainrule.cli import main
 from chainrule.cli._diff import compare
 from chainrule.runtime import component
-from chainrule.runtime._component._functions import component as make
+from chainrule.runtime import component as make
 
 HEADER = "from chainrule.runtime import *\nfrom pydantic import BaseModel\n"
 OLD = """

@@ -1,8 +1,8 @@
 """What happens between the client and a server: retries, losses, time limits, tokens."""
 
 import asyncio
-import fcntl
 import json
+import os
 import pickle
 import resource
 import shutil
@@ -413,17 +413,17 @@ def test_a_process_with_many_open_files(fake):
     if hard < 1200:
         pytest.skip("this process may not open so many")
     server = fake(OK, OK)
-    component = Component.from_url(server.url)
-    component.apply({})
-    since, connection = component.transport._pool._idle.pop()
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    others = [os.open(os.devnull, os.O_RDONLY)]
     try:
-        number = fcntl.fcntl(connection, fcntl.F_DUPFD_CLOEXEC, 1100)
-        connection.close()
-        component.transport._pool._idle.append((since, socket.socket(fileno=number)))
-        component.apply({})
-        component.close()
+        while others[-1] < 1100:  # `select.select` knows descriptors below 1024 only
+            others.append(os.dup(others[0]))
+        with Component.from_url(server.url) as component:
+            component.apply({})
+            component.apply({})
     finally:
+        for other in others:
+            os.close(other)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert server.connections == 1
 
@@ -540,7 +540,7 @@ def test_memory_is_shared_again_with_a_server_that_was_restarted(server):
     with Component.from_url(server, timeout=60) as component:
         assert requests_seen(component, 1) == ["memory"]
         memory = component.transport._memory
-        memory._idle[0]._connection.close()  # as the channel is when the server has ended
+        memory._idle._idle[0]._connection.close()  # as the channel is when the server has ended
         memory._offer = memory._offer._replace(address="of-the-server-before")
         assert requests_seen(component) == ["request", "memory", "memory"]
 
@@ -581,11 +581,11 @@ def test_a_handle_can_be_sent_to_another_process(server):
             assert other.apply({"x": [2.0]})["total"] == 2.0
 
 
-def test_a_forked_process_does_not_use_its_parents_connections(fake):
+def test_a_forked_process_does_not_use_its_parents_connections(fake, monkeypatch):
     server = fake(OK, OK)
     component = Component.from_url(server.url)
     component.apply({})
-    component.transport._pool._pid -= 1
+    monkeypatch.setattr(os, "getpid", lambda: -1)
     component.apply({})
     assert server.connections == 2
 

@@ -17,8 +17,9 @@ from chainrule.client import Component
 from chainrule.compat import tesseract_core as tc
 from chainrule.deploy.images import build_image, find_engine, list_containers, plan_build
 from chainrule.runtime import ComponentConfig
-from chainrule.runtime._references import ComponentReference
-from chainrule.runtime._runs import Run, activate
+from chainrule.runtime._runs import activate
+from chainrule.runtime.experimental import ComponentReference
+from chainrule.runtime.internal import Run
 from deploy import container_engine
 from deploy import image_components as samples
 

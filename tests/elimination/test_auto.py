@@ -17,9 +17,9 @@ from chainrule.elimination import (
     jacobian,
     value_and_jacobian,
 )
-from chainrule.elimination._linearize import trace_function
 from chainrule.elimination._methods import make_plan
 from chainrule.elimination._work import Work
+from chainrule.elimination.internal import trace_function
 from chainrule.runtime.jax_recipes import jax_jacobian, jax_sparse_jacobian
 
 U = np.linspace(0.1, 1.0, 100)

@@ -14,9 +14,7 @@ import pytest
 
 from chainrule import ChainruleError
 from chainrule.elimination import explain_jacobian, find_order, jacobian
-from chainrule.elimination._counting import count_operations
-from chainrule.elimination._find_order import as_problem, choose_order, quick_order
-from chainrule.elimination._linearize import trace_function
+from chainrule.elimination._find_order import as_problem, quick_order
 from chainrule.elimination._methods import make_plan
 from chainrule.elimination._search import _portfolio, quick_search
 from chainrule.elimination._work import (
@@ -29,6 +27,7 @@ from chainrule.elimination._work import (
     work_of_program,
 )
 from chainrule.elimination.examples import TASKS
+from chainrule.elimination.internal import choose_order, count_operations, trace_function
 
 V = np.array([0.3, -0.7, 1.2])
 needs_llvmlite = pytest.mark.skipif(

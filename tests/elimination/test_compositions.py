@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chainrule.elimination import jacobian
-from chainrule.elimination._linearize import trace_function
+from chainrule.elimination.internal import trace_function
 
 UNARY = [
     jnp.sin,

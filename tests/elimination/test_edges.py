@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chainrule.elimination import Order, OrderError, find_order, jacobian, linearization
-from chainrule.elimination._counting import count_operations
-from chainrule.elimination._linearize import trace_function
 from chainrule.elimination._search._improve import _Splitting
+from chainrule.elimination.internal import count_operations, trace_function
 
 POINT = (0.3, 0.4)
 

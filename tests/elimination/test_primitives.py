@@ -11,7 +11,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from chainrule.elimination import jacobian, jacve, linearization
-from chainrule.elimination._linearize import trace_function
+from chainrule.elimination.internal import trace_function
 
 V = np.array([0.3, -0.7, 1.2, 0.5])
 P = np.array([0.3, 0.7, 0.2, 0.5])

@@ -7,7 +7,8 @@ import pytest
 
 from chainrule.client import Component
 from chainrule.runtime import Array, Differentiable, Float64, component, progress
-from chainrule.runtime._progress import listening, steps
+from chainrule.runtime._progress import steps
+from chainrule.runtime.internal import listening
 
 Vector = Differentiable[Array[("n",), Float64]]
 

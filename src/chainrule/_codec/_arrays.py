@@ -74,9 +74,9 @@ def decode_array(
 
 
 def decode_array_within(
-    encoded: Mapping[str, Any], grants: Grants, budget: Budget
+    encoded: Mapping[str, Any], grants: Grants, budget: Budget, *, writable: bool = False
 ) -> np.ndarray[Any, Any]:
-    """`decode_array` for one of several arrays that share a budget."""
+    """`decode_array` for one of several arrays that share a budget; `writable` if the caller wants that."""
     sizes, name, data = _ARRAY.of(encoded)
     if encoded.get("object_type", "array") != "array":
         raise _malformed("object_type 'array'", "another object_type")
@@ -89,7 +89,9 @@ def decode_array_within(
     if encoding == "binref" or data.get("compression") is not None:
         budget.expand(nbytes)
     array = _decode_data(encoding, buffer, data.get("compression"), shape, dtype, grants)
-    array.flags.writeable = False
+    if writable and not array.flags.writeable:
+        array = array.copy()
+    array.flags.writeable = writable
     return array
 
 
@@ -125,14 +127,14 @@ def _decode_base64(
             f"{len(buffer)}",
         )
     try:
-        content: Any = pybase64.b64decode(buffer, validate=True)
+        content: Any = pybase64.b64decode_as_bytearray(buffer, validate=True)
     except ValueError:
         raise _malformed("standard base64 with padding", "other text") from None
     if compression is not None:
         content = decompress(content, compression, nbytes)
     if len(content) != nbytes:
         raise _malformed(f"{nbytes} bytes for {dtype.name}{list(shape)}", f"{len(content)}")
-    return from_wire(content, shape, dtype)
+    return from_wire(content, shape, dtype, writable=True)
 
 
 def _is_mapping(obj: Any) -> bool:
@@ -167,6 +169,8 @@ _DATA = _Members("encoding", "buffer", optional="compression")
 def _malformed(expected: str, found: str) -> DecodeError:
     return DecodeError(f"Expected {expected}; found {found}.", code="array_decode_error")
 
+
+# Numbers as nested lists
 
 _FEW = 16
 # Above this, consecutive integers are no longer all floats.
@@ -318,6 +322,9 @@ def _to_float(given: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[A
 
 def _bad(expected: str, found: str, code: str = "array_decode_error") -> DecodeError:
     return DecodeError(f"Expected {expected} in the json buffer; found {found}.", code=code)
+
+
+# Encoding
 
 
 def encode_array(

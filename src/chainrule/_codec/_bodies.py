@@ -170,14 +170,16 @@ def decode_body(
     media_type: str = "application/json",
     grants: Grants | None = None,
     limits: Limits = DEFAULT_LIMITS,
+    writable: bool = False,
 ) -> Any:
-    """The tree of a body; its arrays are read-only.
+    """The tree of a body; its arrays are read-only by default.
 
     Args:
         buffer: bytes or any other buffer. Arrays of a frames body are views into it.
         media_type: the `Content-Type`; parameters such as a charset are ignored.
         grants: folders and addresses that a `binref` may name; none by default.
         limits: bounds on size, number and nesting.
+        writable: whether arrays can be written to. The buffer then belongs to the receiver.
 
     Raises:
         DecodeError: the bytes are not what the media type says (`json_invalid`, `duplicate_key`,
@@ -188,7 +190,7 @@ def decode_body(
     """
     subtype = _subtype(media_type)
     if subtype == _FRAMES:
-        return decode_frames(buffer, limits=limits)
+        return decode_frames(buffer, limits=limits, writable=writable)
     if subtype not in _ENCODINGS:
         raise DecodeError(
             f"Bodies of {f'type {media_type[:80]!r}' if media_type else 'unknown type'} are not understood; "
@@ -198,7 +200,7 @@ def decode_body(
     limits.check_body(memoryview(buffer).nbytes)
     parsed = parse_json(buffer if isinstance(buffer, bytes) else bytes(buffer), limits)
     budget = Budget(limits)
-    return restore_leaves(parsed, _JsonReader(grants or NO_GRANTS, budget), budget)
+    return restore_leaves(parsed, _JsonReader(grants or NO_GRANTS, budget, writable), budget)
 
 
 @lru_cache(maxsize=256)
@@ -209,9 +211,10 @@ def _subtype(media_type: str) -> str:
 class _JsonReader:
     """Turns encoded arrays, dense and sparse, into arrays."""
 
-    def __init__(self, grants: Grants, budget: Budget) -> None:
+    def __init__(self, grants: Grants, budget: Budget, writable: bool) -> None:
         self._grants = grants
         self._budget = budget
+        self._writable = writable
 
     def special(self, node: dict[str, Any], depth: int) -> Any:
         if "data" not in node and "object_type" not in node:
@@ -219,8 +222,11 @@ class _JsonReader:
         if node.get("object_type") == "sparse_array":
             return self._sparse(node)
         if is_encoded_array(node):
-            return decode_array_within(node, self._grants, self._budget)
+            return self._array(node)
         return NOT_SPECIAL
+
+    def _array(self, node: Mapping[str, Any]) -> Any:
+        return decode_array_within(node, self._grants, self._budget, writable=self._writable)
 
     def _sparse(self, node: Mapping[str, Any]) -> SparseArray:
         if node.keys() != {"object_type", "shape", "indices", "values"}:
@@ -235,7 +241,7 @@ class _JsonReader:
                     f"Expected an encoded array as {part} of a sparse array; found something else.",
                     code="sparse_malformed",
                 )
-            parts.append(decode_array_within(node[part], self._grants, self._budget))
+            parts.append(self._array(node[part]))
         return decoded_sparse(node["shape"], *parts)
 
 

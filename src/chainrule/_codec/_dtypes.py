@@ -157,13 +157,25 @@ def raw_bytes(array: np.ndarray[Any, Any]) -> memoryview:
         return array.reshape(-1).view(np.uint8).data
 
 
-def from_wire(buffer: Any, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int = 0) -> Any:
-    """A read-only array over `buffer`, without a copy where the machine can read it in place."""
+def from_wire(
+    buffer: Any,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    offset: int = 0,
+    *,
+    writable: bool = False,
+) -> Any:
+    """An array over `buffer`, without a copy where the machine can read it in place.
+
+    It is read-only by default. A writable one is a copy where the buffer cannot be written to.
+    """
     stored = dtype if NATIVE_IS_WIRE else dtype.newbyteorder("<")
     array = np.ndarray(shape, stored, buffer, offset) if 0 not in shape else np.empty(shape, stored)
     if not (array.flags.aligned and NATIVE_IS_WIRE):
         array = array.astype(dtype)
-    array.setflags(write=False)
+    elif writable and not array.flags.writeable:
+        array = array.copy()
+    array.setflags(write=writable)
     return array
 
 

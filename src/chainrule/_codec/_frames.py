@@ -207,8 +207,10 @@ def _read_prefix(view: memoryview) -> tuple[int, int]:
     return header_nbytes, total
 
 
-def decode_frames(buffer: Any, *, limits: Limits = DEFAULT_LIMITS) -> Any:
-    """The tree of a message. Its arrays are read-only views into `buffer`, which must not change afterwards.
+def decode_frames(buffer: Any, *, limits: Limits = DEFAULT_LIMITS, writable: bool = False) -> Any:
+    """The tree of a message. Its arrays are views into `buffer`, which must not change afterwards.
+
+    They are read-only, unless the caller says that the buffer is his own and wants them `writable`.
 
     Raises:
         DecodeError: not a sound message.
@@ -223,17 +225,18 @@ def decode_frames(buffer: Any, *, limits: Limits = DEFAULT_LIMITS) -> Any:
     if start + padding(start) > total:
         raise _malformed(f"a header of {header_nbytes} bytes", "fewer")
     header = bytes(view[PREFIX.size : start])
-    data = view[start + padding(start) :].toreadonly()
+    data = view[start + padding(start) :]
     budget = Budget(limits)
-    return restore_leaves(parse_json(header, limits), _Reader(data, budget), budget)
+    return restore_leaves(parse_json(header, limits), _Reader(data, budget, writable), budget)
 
 
 class _Reader:
     """Turns the `$` nodes of a header into what they stand for."""
 
-    def __init__(self, data: memoryview, budget: Budget) -> None:
+    def __init__(self, data: memoryview, budget: Budget, writable: bool) -> None:
         self._data = data
         self._budget = budget
+        self._writable = writable
 
     def special(self, node: dict[str, Any], depth: int) -> Any:
         if len(node) != 1:
@@ -271,10 +274,11 @@ class _Reader:
         if compression:
             self._budget.expand(nbytes)
             packed = self._data[offset : offset + stored]
-            return from_wire(decompress(packed, compression[0], nbytes), shape, dtype)
+            unpacked = decompress(packed, compression[0], nbytes)
+            return from_wire(unpacked, shape, dtype, writable=self._writable)
         if stored != nbytes:
             raise _malformed(f"{nbytes} bytes for {name}{sizes}", f"{stored}")
-        return from_wire(self._data, shape, dtype, offset)
+        return from_wire(self._data, shape, dtype, offset, writable=self._writable)
 
     def _sparse(self, content: dict[str, Any]) -> SparseArray:
         if content.keys() != {"shape", "indices", "values"}:

@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import date, time
 from enum import Enum
+from itertools import accumulate
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -175,6 +176,8 @@ def to_plain(value: Any) -> Any:
 
 # A list or object of three bytes takes about seventy in memory; this bounds what parsing may allocate.
 _MAX_CONTAINERS = 4_000_000
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
+_BETWEEN_BRACKETS = re.compile(rb"[^\[\]{}]+")
 
 
 def parse_json(text: bytes, limits: Limits) -> Any:
@@ -192,22 +195,28 @@ def parse_json(text: bytes, limits: Limits) -> Any:
     try:
         return jiter.from_json(text, catch_duplicate_keys=True)
     except ValueError as error:
-        raise _explain(limits, str(error)) from None
+        raise _explain(text, limits, str(error)) from None
 
 
-def _explain(limits: Limits, reason: str) -> DecodeError | LimitError:
-    # jiter tells its reasons apart by text only; the tests hold these two.
-    if reason.startswith("Detected duplicate key"):
-        return DecodeError(
-            f"An object has the same key twice: {reason[:200]}.", code="duplicate_key"
-        )
-    if reason.startswith("recursion limit exceeded"):
+def _explain(text: bytes, limits: Limits, reason: str) -> DecodeError | LimitError:
+    """Why a text was refused. `jiter` has one exception for all reasons, so the text is looked at again."""
+    if _nesting(text) > limits.max_depth:
         return LimitError(
             f"The data is nested deeper than {limits.max_depth} levels.",
             code="too_deep",
             details={"limit": limits.max_depth},
         )
-    return DecodeError(f"The body is not valid JSON: {reason[:200]}.", code="json_invalid")
+    try:
+        jiter.from_json(text)
+    except ValueError:
+        return DecodeError(f"The body is not valid JSON: {reason[:200]}.", code="json_invalid")
+    return DecodeError(f"An object has the same key twice: {reason[:200]}.", code="duplicate_key")
+
+
+def _nesting(text: bytes) -> int:
+    """How deep lists and objects are nested, without those inside strings."""
+    brackets = _BETWEEN_BRACKETS.sub(b"", _STRINGS.sub(b"", text))
+    return max(accumulate(1 if bracket in b"[{" else -1 for bracket in brackets), default=0)
 
 
 NOT_SPECIAL = object()

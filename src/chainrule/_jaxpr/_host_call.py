@@ -144,7 +144,7 @@ def register_function(
     return target
 
 
-def supports(dtypes: Sequence[Any]) -> bool:
+def _supports(dtypes: Sequence[Any]) -> bool:
     """Whether NumPy can view buffers of all these dtypes."""
     return all(dtype in _SUPPORTED for dtype in dtypes)
 
@@ -226,7 +226,7 @@ _registration = threading.Lock()
 _registered: list[bool] = []
 
 
-def target_is_registered() -> bool:
+def _target_is_registered() -> bool:
     """Register the handler with XLA's CPU backend at the first call; whether XLA accepted it."""
     with _registration:
         if not _registered:
@@ -273,7 +273,10 @@ def uses_ffi(ctx: Any) -> bool:
     dtypes = [aval.dtype for aval in (*ctx.avals_in, *ctx.avals_out)]
     forced = os.environ.get("CHAINRULE_HOST_CALL") == "callback"
     return (
-        tuple(platforms) == ("cpu",) and supports(dtypes) and not forced and target_is_registered()
+        tuple(platforms) == ("cpu",)
+        and _supports(dtypes)
+        and not forced
+        and _target_is_registered()
     )
 
 

@@ -36,7 +36,7 @@ from chainrule._jaxpr._programs import SubProgram, locate, subprograms
 
 
 @dataclass(frozen=True)
-class Staged:
+class _Staged:
     """A rewritten sub-program: outputs first, then the leaves of its extras."""
 
     program: ClosedJaxpr
@@ -63,7 +63,9 @@ class Staged:
         return self.split(self.program.out_avals)[1]
 
 
-Binder = Callable[["Rewriter", JaxprEqn, list[Any], tuple[Any, ...]], tuple[list[Any], list[Extra]]]
+_Binder = Callable[
+    ["Rewriter", JaxprEqn, list[Any], tuple[Any, ...]], tuple[list[Any], list[Extra]]
+]
 """Binds a higher-order equation again around rewritten sub-programs.
 
 Takes the rewriter, the equation, its operands and the iteration numbers of the loops around it; gives the
@@ -101,7 +103,7 @@ class Rewriter:
         self.substitutes = substitutes
         # Keyed by identity, and holding the programs, so that an id stays that of its program.
         self._holds: dict[int, tuple[ClosedJaxpr, bool]] = {}
-        self._staged: dict[int, tuple[ClosedJaxpr, Staged]] = {}
+        self._staged: dict[int, tuple[ClosedJaxpr, _Staged]] = {}
 
     def run(
         self, program: ClosedJaxpr, operands: Sequence[Any], loops: tuple[Any, ...] = ()
@@ -121,7 +123,7 @@ class Rewriter:
 
         return evaluate(program, operands, rule), extras
 
-    def _binder(self, eqn: JaxprEqn) -> Binder | None:
+    def _binder(self, eqn: JaxprEqn) -> _Binder | None:
         held = [sub for sub in subprograms(eqn) if self.holds(sub.program)]
         if not held:
             return None
@@ -143,7 +145,7 @@ class Rewriter:
 
     def stage(
         self, program: ClosedJaxpr, loops: tuple[Any, ...] = (), *, counted: bool = False
-    ) -> Staged:
+    ) -> _Staged:
         """Trace a rewritten sub-program; when `counted`, an iteration number is its first input.
 
         A program that is called in several places is staged once. Not so when substituting: what is put
@@ -156,7 +158,7 @@ class Rewriter:
             self._staged[key] = (program, self._stage(program, (), False))
         return self._staged[key][1]
 
-    def _stage(self, program: ClosedJaxpr, loops: tuple[Any, ...], counted: bool) -> Staged:
+    def _stage(self, program: ClosedJaxpr, loops: tuple[Any, ...], counted: bool) -> _Staged:
         notes: dict[str, Any] = {}
 
         def function(*inputs: Any) -> list[Any]:
@@ -167,7 +169,7 @@ class Rewriter:
 
         number = [aval_of(jnp.int32(0))] if counted else []
         staged = trace_avals(function, [*number, *program.in_avals])
-        return Staged(staged, len(program.out_avals), notes["tree"])
+        return _Staged(staged, len(program.out_avals), notes["tree"])
 
 
 def _cannot_enter(eqn: JaxprEqn) -> CapabilityError:
@@ -188,7 +190,7 @@ _PER_OPERAND = {
 _PER_RESULT = {"out_shardings": UNSPECIFIED, "out_layouts": None}
 
 
-def bind_call(
+def _bind_call(
     rewriter: Rewriter, eqn: JaxprEqn, operands: list[Any], loops: tuple[Any, ...]
 ) -> tuple[list[Any], list[Extra]]:
     """Bind a call with more results; arrays that the new program captured become operands."""
@@ -206,7 +208,7 @@ def bind_call(
     return staged.split(bind_equation(eqn, [*captured, *operands], params))
 
 
-def inline(
+def _run_inline(
     rewriter: Rewriter, eqn: JaxprEqn, operands: list[Any], loops: tuple[Any, ...]
 ) -> tuple[list[Any], list[Extra]]:
     """Run the called program in the place of the call."""
@@ -214,7 +216,7 @@ def inline(
     return rewriter.run(sub.program, operands, loops)
 
 
-def bind_custom_derivative(
+def _bind_custom_derivative(
     rewriter: Rewriter, eqn: JaxprEqn, operands: list[Any], loops: tuple[Any, ...]
 ) -> tuple[list[Any], list[Extra]]:
     """Results from the equation itself, extras from a second copy of its program.
@@ -231,7 +233,7 @@ def bind_custom_derivative(
     return bind_equation(eqn, operands, {**eqn.params, sub.parameter: held}), extras
 
 
-def bind_shard_map(
+def _bind_shard_map(
     rewriter: Rewriter, eqn: JaxprEqn, operands: list[Any], loops: tuple[Any, ...]
 ) -> tuple[list[Any], list[Extra]]:
     """Every device hands out its own extras: they get one leading axis per manual mesh axis."""
@@ -261,7 +263,7 @@ def _held_like(held: Any, program: ClosedJaxpr) -> Any:
     return program if isinstance(held, ClosedJaxpr) else program.jaxpr
 
 
-def bind_cond(
+def _bind_cond(
     rewriter: Rewriter, eqn: JaxprEqn, operands: list[Any], loops: tuple[Any, ...]
 ) -> tuple[list[Any], list[Extra]]:
     """Every branch hands out the extras of all, its own filled in and flagged as taken."""
@@ -276,7 +278,7 @@ def bind_cond(
     ]
 
 
-def _filling(staged: Staged, slots: list[Extra], own: dict[int, int]) -> Callable[..., Any]:
+def _filling(staged: _Staged, slots: list[Extra], own: dict[int, int]) -> Callable[..., Any]:
     def branch(*inputs: Any) -> tuple[list[Any], list[Extra]]:
         outputs, extras = staged.run(inputs)
         return outputs, [
@@ -322,7 +324,7 @@ def _absent(like: Extra) -> Extra:
     return replace(blank, taken=jnp.full(like.loop_shape, False))
 
 
-def bind_scan(
+def _bind_scan(
     rewriter: Rewriter, eqn: JaxprEqn, operands: list[Any], loops: tuple[Any, ...]
 ) -> tuple[list[Any], list[Extra]]:
     """Extras without a fold become stacked results, those with one become part of the carry."""
@@ -368,7 +370,7 @@ def _next(steps: list[Any]) -> list[Any]:
     return [step + 1 for step in steps]
 
 
-def bind_while(
+def _bind_while(
     rewriter: Rewriter, eqn: JaxprEqn, operands: list[Any], loops: tuple[Any, ...]
 ) -> tuple[list[Any], list[Extra]]:
     """Extras of the condition and of the body are folded; the loop itself stays the same."""
@@ -563,21 +565,21 @@ class _Progress:
         return function
 
 
-_BINDERS: dict[str, Binder] = {
-    "jit": bind_call,
-    "pjit": bind_call,
-    "remat": bind_call,
-    "remat2": bind_call,
-    "checkpoint": bind_call,
-    "closed_call": inline,
-    "core_call": inline,
-    "call": inline,
-    "eval_jaxpr": inline,
-    "custom_jvp_call": bind_custom_derivative,
-    "custom_vjp_call": bind_custom_derivative,
-    "custom_vjp_call_jaxpr": bind_custom_derivative,
-    "shard_map": bind_shard_map,
-    "scan": bind_scan,
-    "while": bind_while,
-    "cond": bind_cond,
+_BINDERS: dict[str, _Binder] = {
+    "jit": _bind_call,
+    "pjit": _bind_call,
+    "remat": _bind_call,
+    "remat2": _bind_call,
+    "checkpoint": _bind_call,
+    "closed_call": _run_inline,
+    "core_call": _run_inline,
+    "call": _run_inline,
+    "eval_jaxpr": _run_inline,
+    "custom_jvp_call": _bind_custom_derivative,
+    "custom_vjp_call": _bind_custom_derivative,
+    "custom_vjp_call_jaxpr": _bind_custom_derivative,
+    "shard_map": _bind_shard_map,
+    "scan": _bind_scan,
+    "while": _bind_while,
+    "cond": _bind_cond,
 }

@@ -1,9 +1,8 @@
 """Components as targets: ours in this process, ours over HTTP, and real Tesseracts, by what they offer.
 
 A tree alone does not say whether `a` in `params.a` is a field or a key. A schema does, by the pattern
-`params.{}`, and endpoints then expect `params.{a}`: `Patterns` finds the pattern of a path and its spelling.
-Arrays that the caller left out have their shapes from the schema and their values from its defaults
-(`with_defaults`).
+`params.{}`, and endpoints then expect `params.{a}`: `_Patterns` finds the pattern of a path and its spelling.
+Arrays that the caller left out have their shapes from the schema and their values from its defaults.
 """
 
 from __future__ import annotations
@@ -18,24 +17,15 @@ from typing import Any
 import numpy as np
 from pydantic_core import PydanticCustomError
 
+from chainrule._codec import dtype_from_name
 from chainrule._errors import ComponentError, DefinitionError
 from chainrule._lru_cache import LRUCache
 from chainrule._paths import Key, join_path, split_path
 from chainrule.bridge._skeleton import take_apart
 from chainrule.bridge._target import Target
-from chainrule.bridge._types import ArrayType, fit_type, read_types
+from chainrule.bridge._types import ArrayType, read_types
 from chainrule.runtime import LocalComponent
-from chainrule.runtime.internal import (
-    BATCHED,
-    DerivativeKind,
-    DimensionTable,
-    array_leaves,
-    enter_sizes,
-    numpy_dtype,
-    own_copy,
-    to_plain,
-    unwrap,
-)
+from chainrule.runtime.internal import DerivativeKind, array_leaves, fit_abstract, own_copy
 
 _REMOTE_CONCURRENCY = 32
 _INDEX = re.compile(r"\[\d+\]")
@@ -64,10 +54,10 @@ class ComponentTarget(Target):
         self.runs_jax = self.jax_function is not None
         self.is_remote = not _is_local(component)
         self.max_concurrency = _concurrency(component, self.is_remote)
-        self._inputs = Patterns(_differentiable(component, "inputs"))
-        self._outputs = Patterns(_differentiable(component, "outputs"))
+        self._inputs = _Patterns(_differentiable(component, "inputs"))
+        self._outputs = _Patterns(_differentiable(component, "outputs"))
         arrays = _array_inputs(component)
-        self._arrays, self._tells_arrays = Patterns(arrays), bool(arrays)
+        self._arrays, self._tells_arrays = _Patterns(arrays), bool(arrays)
 
     def apply(self, inputs: Any) -> Any:
         """Ask `apply`."""
@@ -77,22 +67,18 @@ class ComponentTarget(Target):
         """Ask `abstract_eval`."""
         return read_types(self._component.abstract_eval(_write_types(inputs)))
 
-    def complete_inputs(self, inputs: Any) -> tuple[Any, DimensionTable]:
+    def complete_inputs(self, inputs: Any) -> tuple[Any, dict[str, Any]]:
         """What the schema makes of the inputs; only asked of components in this process."""
-        schemas = self._component._schemas
-        sizes: DimensionTable = {}
-        model = schemas.read_abstract_inputs(_write_types(inputs), "abstract_eval", {"dims": sizes})
-        completed = read_types(to_plain(model))
-        return with_defaults(completed, inputs, schemas.input_schema), sizes
+        completed, sizes = self._component.read_abstract_inputs(_write_types(inputs))
+        return read_types(completed), sizes
 
-    def fit_output(self, path: str, type_: ArrayType, sizes: DimensionTable) -> ArrayType:
+    def fit_output(self, path: str, type_: ArrayType, sizes: dict[str, Any]) -> ArrayType:
         """What the schema makes of an output; only asked of components in this process."""
         found = self._output_arrays.find(path)
         if found is None:
             return type_
         try:
-            fitted = fit_type(found[1], type_)
-            enter_sizes(sizes, path, found[1], fitted.shape)
+            shape, dtype = fit_abstract(found[1], path, type_.shape, type_.dtype, sizes)
         except PydanticCustomError as problem:
             raise ComponentError(
                 f"{self.name} computes something that its own OutputSchema forbids: at {path!r}: "
@@ -100,11 +86,11 @@ class ComponentTarget(Target):
                 code="bad_output",
                 path=path,
             ) from problem
-        return fitted
+        return ArrayType(shape, dtype)
 
     @cached_property
-    def _output_arrays(self) -> Patterns:
-        return Patterns(array_leaves(self._component.output_schema))
+    def _output_arrays(self) -> _Patterns:
+        return _Patterns(array_leaves(self._component.output_schema))
 
     def derivative(
         self,
@@ -130,7 +116,7 @@ class ComponentTarget(Target):
             names = spelled[vector.over]
             arguments[vector.name] = {names[path]: value for path, value in values.items()}
         if batched:
-            arguments[BATCHED] = True
+            arguments["batched"] = True
         answer = self._ask_endpoint(kind.endpoint, **arguments)
         return _rename(answer, [spelled[side] for side in kind.result_over])
 
@@ -140,7 +126,7 @@ class ComponentTarget(Target):
             return self._component.call(name, arguments, copy_results=False)
         if (
             not self.is_remote
-        ):  # a peer's component in this process, which may get our arrays as they are
+        ):  # a peer's component in this process, which may hand them to its author as is
             arguments = own_copy(arguments)
         return getattr(self._component, name)(**arguments)
 
@@ -209,7 +195,7 @@ class ComponentTarget(Target):
     def input_names(self) -> Collection[str] | None:
         """The fields of the inputs' model, if it is one that has no others."""
         if not isinstance(self._component, LocalComponent):
-            return fields_of_document(self._component.openapi_schema, "Apply_InputSchema")
+            return _fields_of_document(self._component.openapi_schema, "Apply_InputSchema")
         schema = self._component.input_schema
         if schema.model_config.get("extra") == "allow" or "root" in schema.model_fields:
             return None
@@ -219,11 +205,12 @@ class ComponentTarget(Target):
         """The dtype of the schema."""
         found = self._arrays.find(path)
         dtype = None if found is None else found[1]
-        return None if dtype is None else numpy_dtype(dtype)
+        return None if dtype is None else dtype_from_name(dtype)
 
 
-# A target keeps its component alive, so it must not be kept alive by it. Compiled programs hold the targets
-# they need; the last few are kept for calls outside of `jit`.
+# A target keeps its component alive, so the component must not keep it alive. An entry is found by the
+# component's id, which no other object can have as long as the target exists. Compiled programs hold the
+# targets they need; the last few are kept for calls outside of `jit`.
 _targets: weakref.WeakValueDictionary[int, ComponentTarget] = weakref.WeakValueDictionary()
 _recent: LRUCache[int, ComponentTarget] = LRUCache(32)
 
@@ -286,7 +273,7 @@ def _array_inputs(component: Any) -> dict[str, str | None]:
     """Pattern → dtype name of every array among the inputs, `None` where it is open or not told."""
     if isinstance(component, LocalComponent):
         return {path: spec.dtype for path, spec in array_leaves(component.input_schema).items()}
-    arrays = array_patterns_of_document(component.openapi_schema, "Apply_InputSchema")
+    arrays = _array_patterns_of_document(component.openapi_schema, "Apply_InputSchema")
     dtypes = {path: _dtype_of(spec) for path, spec in _differentiable(component, "inputs").items()}
     # The peer calls all places of a tuple `[]`; its document knows which of them hold arrays.
     peers = {path: _INDEX.sub("[]", path) for path in arrays}
@@ -313,41 +300,7 @@ def _rename(answer: Any, levels: Sequence[Mapping[str, str]]) -> Any:
     return {path: _rename(answer[name], inner) for path, name in names.items()}
 
 
-def with_defaults(completed: Any, given: Any, model: Any) -> Any:
-    """Completed inputs, with the author's defaults as arrays where the caller gave nothing.
-
-    Args:
-        completed: what the schema makes of the inputs, arrays as types.
-        given: the inputs as they came.
-        model: the author's model of them. Defaults below lists, dictionaries and unions are not looked for:
-            the types stay there.
-    """
-    fields = getattr(unwrap(model), "model_fields", None)
-    if not isinstance(completed, Mapping) or not isinstance(given, Mapping) or not fields:
-        return completed
-    filled = {}
-    for name, value in completed.items():
-        if name not in fields:
-            filled[name] = value
-        elif name in given:
-            filled[name] = with_defaults(value, given[name], fields[name].annotation)
-        else:
-            default = fields[name].get_default(call_default_factory=True)
-            filled[name] = _as_arrays(value, to_plain(default))
-    return filled
-
-
-def _as_arrays(completed: Any, default: Any) -> Any:
-    if isinstance(completed, ArrayType):
-        return np.broadcast_to(np.asarray(default, completed.dtype), completed.shape)
-    if isinstance(completed, Mapping) and isinstance(default, Mapping):
-        return {name: _as_arrays(value, default.get(name)) for name, value in completed.items()}
-    if isinstance(completed, list) and isinstance(default, (list, tuple)):
-        return [_as_arrays(*pair) for pair in zip(completed, default, strict=True)]
-    return completed
-
-
-class Patterns:
+class _Patterns:
     """A set of path patterns with a value for each."""
 
     def __init__(self, declared: Mapping[str, Any]) -> None:
@@ -396,7 +349,7 @@ def _fits(segment: str | int, part: str) -> bool:
     return part in ("{}", segment)
 
 
-def array_patterns_of_document(document: Mapping[str, Any], model: str) -> dict[str, None]:
+def _array_patterns_of_document(document: Mapping[str, Any], model: str) -> dict[str, None]:
     """The patterns of all arrays in one model of an OpenAPI document."""
     schemas = document["components"]["schemas"]
     if model not in schemas:
@@ -404,7 +357,7 @@ def array_patterns_of_document(document: Mapping[str, Any], model: str) -> dict[
     return dict.fromkeys(_walk(schemas[model], "", schemas, frozenset()))
 
 
-def fields_of_document(document: Mapping[str, Any], model: str) -> Collection[str] | None:
+def _fields_of_document(document: Mapping[str, Any], model: str) -> Collection[str] | None:
     """The fields of one model of an OpenAPI document; `None` if it takes others, or does not say."""
     schema = document["components"]["schemas"].get(model, {})
     if schema.get("additionalProperties") is not False:

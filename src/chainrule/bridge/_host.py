@@ -33,7 +33,7 @@ from chainrule.bridge._target import DECLARED
 _BATCH_BYTES = 1 << 26
 
 
-def compute(call: Call, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
+def _compute(call: Call, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
     """Answer a call into `results`."""
     if not call.batch.sizes:
         _store(answer(call.site, call.request, operands), results)
@@ -54,7 +54,7 @@ def compute(call: Call, operands: Sequence[np.ndarray], results: Sequence[np.nda
 
     # Indexing all axes of an array gives a scalar, not a view; one more axis makes it a view.
     views = [each.reshape((*each.shape, 1)) for each in results]
-    each_index(compute_one, list(np.ndindex(*call.batch.sizes)), _concurrency(call.site))
+    _each_index(compute_one, list(np.ndindex(*call.batch.sizes)), _concurrency(call.site))
 
 
 def _check_first_example(
@@ -106,7 +106,7 @@ def _compute_at_once(
 
 def _store(values: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
     for value, result in zip(values, results, strict=True):
-        # An example of a batch has one axis more (see `compute`); shapes are checked before.
+        # An example of a batch has one axis more (see `_compute`); shapes are checked before.
         result[...] = value if value.shape == result.shape else value.reshape(result.shape)
 
 
@@ -117,7 +117,7 @@ def _concurrency(site: Site) -> int:
     return options.max_concurrency or site.target.max_concurrency
 
 
-def each_index(
+def _each_index(
     function: Callable[[tuple[int, ...]], None],
     indices: Sequence[tuple[int, ...]],
     concurrency: int,
@@ -152,7 +152,7 @@ class HostCall:
     def run(self, operands: list[np.ndarray], results: list[np.ndarray]) -> str | None:
         """Fill `results`; return `None`, or the text of the error. Never raises."""
         try:
-            compute(self.call, operands, results)
+            _compute(self.call, operands, results)
         except BaseException as error:
             return report_failure(error, repr(self.call), operands, results)
         return None
@@ -160,7 +160,7 @@ class HostCall:
     def evaluate(self, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The same outside XLA: new results, exceptions as they are."""
         results = [np.empty(type_.shape, type_.dtype) for type_ in self.call.result_types]
-        compute(self.call, operands, results)
+        _compute(self.call, operands, results)
         return results
 
 

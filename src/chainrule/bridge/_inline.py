@@ -28,15 +28,15 @@ from chainrule._jaxpr import component_scope
 from chainrule._lru_cache import LRUCache
 from chainrule._trees import get_at_path, is_arraylike, set_at_path
 from chainrule.bridge._requests import Call, Request, Space
-from chainrule.bridge._routes import find_route, sides
+from chainrule.bridge._routes import Slots, find_route, sides
 from chainrule.bridge._site import Port, Site, check_result
 from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._target import Target
 from chainrule.bridge._types import ArrayType, dtype_to_send, has_symbolic_size, warn_if_narrowed
 from chainrule.runtime import LocalComponent
-from chainrule.runtime.internal import JACOBIAN, VJP, DimensionTable
+from chainrule.runtime.internal import JACOBIAN, VJP
 
-NOT_TRACEABLE = (
+_NOT_TRACEABLE = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
@@ -69,7 +69,7 @@ def call_inline(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> An
     try:
         with component_scope(target.name):
             outputs = _plain(target.jax_function(completed.build(cast)))
-    except NOT_TRACEABLE as error:
+    except _NOT_TRACEABLE as error:
         raise NotTraceableError from error
     output_skeleton, results = take_apart(outputs, partial(_is_result, target))
     pairs = zip(output_skeleton.paths, results, strict=True)
@@ -91,7 +91,7 @@ def _plain(node: Any) -> Any:
     return [_plain(item) for item in node] if isinstance(node, (list, tuple)) else node
 
 
-def _fit(target: Target, path: str, result: Any, sizes: DimensionTable) -> Any:
+def _fit(target: Target, path: str, result: Any, sizes: dict[str, Any]) -> Any:
     """A result as the schema declares it, which its endpoint would make of it."""
     if has_symbolic_size(result):
         return result
@@ -106,7 +106,7 @@ def _cast(array: Any, wanted: np.dtype[Any]) -> Any:
     return array if held == array.dtype else array.astype(held)
 
 
-Completed = tuple[Skeleton, list[ArrayType], DimensionTable]
+Completed = tuple[Skeleton, list[ArrayType], dict[str, Any]]
 
 
 def _complete(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> Completed:
@@ -128,9 +128,6 @@ def _complete(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> Comp
     return found
 
 
-Vectors = Sequence[Sequence[Any]]
-
-
 def trace_call(call: Call, *operands: Any) -> list[Any]:
     """The results of a call as values of the program that is being traced.
 
@@ -143,7 +140,7 @@ def trace_call(call: Call, *operands: Any) -> list[Any]:
         function = jax.vmap(function, in_axes=axes, axis_size=call.batch.sizes[axis])
     try:
         return function(*operands)
-    except NOT_TRACEABLE as error:
+    except _NOT_TRACEABLE as error:
         raise NotTraceableError from error
 
 
@@ -184,13 +181,13 @@ def _with_tracers(site: Site) -> Site:
     )
 
 
-def _product(site: Site, request: Request, inputs: Any, vectors: Vectors) -> Mapping[str, Any]:
+def _product(site: Site, request: Request, inputs: Any, vectors: Slots) -> Mapping[str, Any]:
     route = find_route(site, request, contract=_contract_jacobian, transpose=_transpose)
     return route(site, request, inputs, vectors)
 
 
 def _contract_jacobian(
-    site: Site, request: Request, inputs: Any, vectors: Vectors
+    site: Site, request: Request, inputs: Any, vectors: Slots
 ) -> Mapping[str, Any]:
     given, wanted = request.slots[0].paths(site), request.result.paths(site)
     is_jvp, paths = request.name == "jvp", sides(site, request)
@@ -205,7 +202,7 @@ def _contract_jacobian(
     return {path: sum(term(path, other, along) for other, along in pairs) for path in wanted}
 
 
-def _transpose(site: Site, request: Request, inputs: Any, vectors: Vectors) -> Mapping[str, Any]:
+def _transpose(site: Site, request: Request, inputs: Any, vectors: Slots) -> Mapping[str, Any]:
     """A form linear in u, from one that is linear in v: Re⟨A v, u⟩ = Re⟨Aᵀ u, v⟩ for all unit vectors u."""
     flipped = request.transposed()
     along = dict(zip(request.slots[0].paths(site), vectors[0], strict=True))

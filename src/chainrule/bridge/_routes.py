@@ -62,7 +62,7 @@ def answer_batch(
         _PRODUCTS[request.name],
         site.build_inputs(primals),
         *sides(site, request),
-        [by_wire_path(site, request.slots[0], vectors)],
+        [_by_wire_path(site, request.slots[0], vectors)],
         batched=True,
     )
     return [
@@ -80,7 +80,7 @@ def _checked(
     ]
 
 
-def by_wire_path(site: Site, space: Space, vectors: Sequence[Any]) -> dict[str, Any]:
+def _by_wire_path(site: Site, space: Space, vectors: Sequence[Any]) -> dict[str, Any]:
     """Vectors by path, in the dtype that the target expects there."""
     pairs = zip(space.ports(site), vectors, strict=True)
     return {port.path: port.to_wire(vector) for port, vector in pairs}
@@ -118,7 +118,7 @@ def _product(site: Site, request: Request, inputs: Any, slots: Slots) -> Mapping
 
 
 def _ask(site: Site, request: Request, inputs: Any, slots: Slots) -> Mapping[str, Any]:
-    vector = by_wire_path(site, request.slots[0], slots[0])
+    vector = _by_wire_path(site, request.slots[0], slots[0])
     return site.target.derivative(_PRODUCTS[request.name], inputs, *sides(site, request), [vector])
 
 
@@ -129,7 +129,7 @@ def _contract_jacobian(
         paths = sorted(input_paths), sorted(output_paths)
         return site.target.derivative(JACOBIAN, inputs, *paths)
 
-    vector = by_wire_path(site, request.slots[0], slots[0])
+    vector = _by_wire_path(site, request.slots[0], slots[0])
     kind = _PRODUCTS[request.name]
     return product_from_jacobian(kind, jacobian, inputs, *sides(site, request), vector)
 
@@ -139,7 +139,7 @@ def _transpose_by_basis(
 ) -> Mapping[str, Any]:
     """A product with A from products with Aᵀ: entry i of A v is Re⟨eᵢ, A v⟩ = Re⟨Aᵀ eᵢ, v⟩."""
     flipped = request.transposed()
-    along = by_wire_path(site, request.slots[0], slots[0])
+    along = _by_wire_path(site, request.slots[0], slots[0])
 
     def entry(unit: list[np.ndarray]) -> Any:
         return _pairing(_product(site, flipped, inputs, [unit, *slots[1:]]), along)
@@ -151,12 +151,12 @@ def _hessian_vector_product(
     site: Site, request: Request, inputs: Any, slots: Slots
 ) -> Mapping[str, Any]:
     cotangent_space, tangent_space = request.slots
-    tangents = by_wire_path(site, tangent_space, slots[1])
+    tangents = _by_wire_path(site, tangent_space, slots[1])
     # The endpoint differentiates along the inputs it returns: those that stand still move by zero.
     still = Space("inputs", tuple(set(request.result.positions) - set(tangent_space.positions)))
     zeros = [np.zeros(type_.shape, type_.dtype) for type_ in still.types(site)]
-    tangents |= by_wire_path(site, still, zeros)
-    cotangents = by_wire_path(site, cotangent_space, slots[0])
+    tangents |= _by_wire_path(site, still, zeros)
+    cotangents = _by_wire_path(site, cotangent_space, slots[0])
     paths = sorted(tangents), cotangent_space.paths(site)
     return site.target.derivative(HVP, inputs, *paths, [cotangents, tangents])
 

@@ -93,13 +93,13 @@ def find_site(
     key = skeleton.signature(options, tuple(types), canonicalize(np.dtype(np.float64)))
     site = None if key is None else known.get(key)
     if site is None:
-        site = make_site(target, options, skeleton, types, canonicalize)
+        site = _make_site(target, options, skeleton, types, canonicalize)
         if key is not None:
             known.put(key, site)
     return site
 
 
-def make_site(
+def _make_site(
     target: Target,
     options: Options,
     skeleton: Skeleton,
@@ -148,7 +148,7 @@ def _make_batched(site: Site, size: int, leading: Sequence[int]) -> Site | None:
     ports = zip(site.inputs, leading, strict=True)
     types = [port.type.with_leading(lead) for port, lead in ports]
     try:
-        found = make_site(site.target, site.options, site.input_skeleton, types, site.canonicalize)
+        found = _make_site(site.target, site.options, site.input_skeleton, types, site.canonicalize)
     except ChainruleError:
         return None
     expected = [port.type.with_leading(size) for port in site.outputs]

@@ -24,7 +24,7 @@ from chainrule.bridge._skeleton import take_apart
 from chainrule.bridge._target import Target
 from chainrule.bridge._types import ArrayType, is_inexact
 from chainrule.harvest.internal import sow_part
-from chainrule.runtime.internal import JVP, TAGGED, VJP, DerivativeKind
+from chainrule.runtime.internal import JVP, VJP, DerivativeKind
 
 _INPUTS, _PROBES, _OUTPUTS, _VALUES = "inputs", "probes", "outputs", "tagged"
 Types = dict[str, Any]
@@ -37,11 +37,11 @@ def open_target(target: Target, tag: str) -> OpenedTarget:
     Raises:
         CapabilityError: it has no endpoint that gives them.
     """
-    if not isinstance(target, ComponentTarget) or TAGGED not in target.endpoints:
+    if not isinstance(target, ComponentTarget) or "tagged_intermediates" not in target.endpoints:
         raise CapabilityError(
-            f"{target.name} has no endpoint {TAGGED!r}, so its tagged values cannot be asked for. "
-            "Components made from JAX functions have it when served by Chainrule; any other author can write "
-            "it. Leave `intermediates` out to capture what is around the component.",
+            f"{target.name} has no endpoint 'tagged_intermediates', so its tagged values cannot be asked "
+            "for. Components made from JAX functions have it when served by Chainrule; any other author can "
+            "write it. Leave `intermediates` out to capture what is around the component.",
             code="endpoint_missing",
         )
     known = target.memory("opened")

@@ -27,7 +27,7 @@ from chainrule._lru_cache import LRUCache
 from chainrule._trees import flatten_with_paths, map_with_paths
 from chainrule.bridge._skeleton import take_apart
 from chainrule.bridge._types import ArrayType, as_array_type, read_types, types_of
-from chainrule.runtime.internal import HVP, JVP, VJP, DerivativeKind, DimensionTable, own_copy
+from chainrule.runtime.internal import HVP, JVP, VJP, DerivativeKind, own_copy
 
 Batching = Literal["elementwise", "leading"]
 _SIGNATURES_REMEMBERED = 512
@@ -104,11 +104,11 @@ class Target(ABC):
             Arrays by the paths of `kind.result_over`.
         """
 
-    def complete_inputs(self, inputs: Any) -> tuple[Any, DimensionTable]:
+    def complete_inputs(self, inputs: Any) -> tuple[Any, dict[str, Any]]:
         """Inputs with an `ArrayType` at every array, checked, with defaults filled in; named sizes."""
         return inputs, {}
 
-    def fit_output(self, path: str, type_: ArrayType, sizes: DimensionTable) -> ArrayType:
+    def fit_output(self, path: str, type_: ArrayType, sizes: dict[str, Any]) -> ArrayType:
         """The type that the target's declaration gives to an output that is computed with some type.
 
         Args:
@@ -176,13 +176,13 @@ class Options:
     infer_by_evaluation: bool = False
 
     def __post_init__(self) -> None:
-        check_choice("vmap_method", self.vmap_method, (*get_args(VmapMethod), None))
-        check_choice("effects", self.effects, get_args(Effects))
+        _check_choice("vmap_method", self.vmap_method, (*get_args(VmapMethod), None))
+        _check_choice("effects", self.effects, get_args(Effects))
         if self.max_concurrency is not None:
-            check_count("max_concurrency", self.max_concurrency)
+            _check_count("max_concurrency", self.max_concurrency)
 
 
-def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
     """Refuse what is not one of the choices."""
     if value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
@@ -191,7 +191,7 @@ def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
         )
 
 
-def check_count(name: str, value: int) -> None:
+def _check_count(name: str, value: int) -> None:
     """Refuse what is not a number of things."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InputError(
@@ -233,13 +233,13 @@ class CallableTarget(Target):
         }
         self._abstract = abstract
         self.name = name or str(getattr(function, "__name__", type(function).__name__))
-        check_choice("batching", batching, (*get_args(Batching), None))
-        check_count("max_concurrency", max_concurrency)
+        _check_choice("batching", batching, (*get_args(Batching), None))
+        _check_count("max_concurrency", max_concurrency)
         self.batching = batching
         self.max_concurrency = max_concurrency
         known = {endpoint for endpoint, product in self._products.items() if product is not None}
         if isinstance(abstract, str):
-            check_choice("abstract", abstract, ("evaluate",))
+            _check_choice("abstract", abstract, ("evaluate",))
         is_unknown = abstract is None or isinstance(abstract, str)
         described = set() if is_unknown else {"abstract_eval"}
         self.endpoints = frozenset({"apply"} | known | described)
@@ -325,10 +325,10 @@ def _with_arrays(tree: Any) -> Any:
     """A tree whose plain numbers became arrays."""
     if isinstance(tree, np.ndarray):
         return tree
-    return map_with_paths(lambda _, leaf: as_array(leaf), tree)
+    return map_with_paths(lambda _, leaf: _as_array(leaf), tree)
 
 
-def as_array(leaf: Any) -> Any:
+def _as_array(leaf: Any) -> Any:
     """A plain number as an array; anything else as it is."""
     return np.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
 

@@ -16,14 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from chainrule._codec import dtype_from_name
+from chainrule._trees import map_leaves
 from chainrule.bridge._skeleton import take_apart
-from chainrule.runtime.internal import (
-    ArraySpec,
-    check_shape,
-    describe_array,
-    dtype_mismatch,
-    numpy_dtype,
-)
+from chainrule.runtime.internal import describe_array
 
 
 @dataclass(frozen=True)
@@ -50,9 +46,9 @@ def as_array_type(leaf: Any) -> ArrayType | None:
     """The type that a leaf describes (an array, a shape-dtype object, `{"shape", "dtype"}`), or `None`."""
     if isinstance(leaf, ArrayType):
         return leaf
-    if isinstance(leaf, Mapping) and set(leaf) == {"shape", "dtype"}:
+    if _is_written_type(leaf):
         dtype = leaf["dtype"]
-        known = numpy_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)
+        known = dtype_from_name(dtype) if isinstance(dtype, str) else np.dtype(dtype)
         return ArrayType(tuple(leaf["shape"]), known)
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return ArrayType(tuple(leaf.shape), np.dtype(leaf.dtype))
@@ -61,35 +57,21 @@ def as_array_type(leaf: Any) -> ArrayType | None:
 
 def read_types(tree: Any) -> Any:
     """A tree in which `{"shape": …, "dtype": …}`, which a tree walk would take apart, became types."""
-    if isinstance(tree, Mapping) and set(tree) == {"shape", "dtype"}:
-        return as_array_type(tree)
-    if isinstance(tree, Mapping):
-        return {key: read_types(value) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        make = tree._make if hasattr(tree, "_make") else type(tree)
-        return make([read_types(value) for value in tree])
-    return tree
+
+    def read(leaf: Any) -> Any:
+        return as_array_type(leaf) if _is_written_type(leaf) else leaf
+
+    return map_leaves(read, tree, is_leaf=_is_written_type)
+
+
+def _is_written_type(node: Any) -> bool:
+    return isinstance(node, Mapping) and set(node) == {"shape", "dtype"}
 
 
 def types_of(outputs: Any) -> Any:
     """A tree with the type of every array in the place of the array."""
     skeleton, arrays = take_apart(outputs, lambda path, leaf: as_array_type(leaf) is not None)
     return skeleton.build([as_array_type(array) for array in arrays])
-
-
-def fit_type(spec: ArraySpec, found: ArrayType) -> ArrayType:
-    """The type that a declaration gives to an array of some type, by casting and broadcasting.
-
-    Raises:
-        PydanticCustomError: it does not fit.
-    """
-    shape = check_shape(spec, found.shape, found.dtype, strict=False)
-    if spec.dtype is None:
-        return ArrayType(shape, found.dtype)
-    wanted = numpy_dtype(spec.dtype)
-    if _generality(found.dtype) > _generality(wanted):
-        raise dtype_mismatch(spec.dtype, found.dtype.name, found.shape)
-    return ArrayType(shape, wanted)
 
 
 def dtype_to_send(found: np.dtype[Any], wanted: np.dtype[Any] | None) -> np.dtype[Any]:

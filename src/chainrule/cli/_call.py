@@ -21,19 +21,15 @@ from chainrule.cli._sources import (
     open_component,
     open_served,
 )
-from chainrule.runtime.internal import ComponentConfig, Run
+from chainrule.runtime import ComponentConfig
+from chainrule.runtime.internal import ENDPOINTS, Run
 
-_SHORT_NAMES = {
-    "jvp": "jacobian_vector_product",
-    "vjp": "vector_jacobian_product",
-    "hvp": "hessian_vector_product",
-    "intermediates": "tagged_intermediates",
-}
+_COMMANDS = {kind.command: name for name, kind in ENDPOINTS.items()}
 
 
 def endpoint_name(name: str) -> str:
     """The endpoint of a short name (`vjp`), or of its own name with dashes or underscores."""
-    return _SHORT_NAMES.get(name, name.replace("-", "_"))
+    return _COMMANDS.get(name, name.replace("-", "_"))
 
 
 def add_apply_arguments(parser: ArgumentParser) -> None:
@@ -47,7 +43,7 @@ def add_call_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "endpoint",
         metavar="ENDPOINT",
-        help="apply, jacobian, jvp, vjp, hvp, value-and-vjp, abstract-eval or intermediates",
+        help=f"One of {', '.join(_COMMANDS)}",
     )
     _add_arguments(parser)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from chainrule.cli._output import result_stream, table_text
 from chainrule.cli._sources import add_component, read_document
-from chainrule.runtime.internal import Side, capabilities_of, fields_of, full_name
+from chainrule.runtime.internal import Document
 
 _PARTS = {"inputs": "Apply_InputSchema", "outputs": "Apply_OutputSchema"}
 
@@ -29,7 +29,7 @@ def _check(options: Namespace) -> int:
         if options.json:
             text = json.dumps({"ok": True, "name": info["title"], "endpoints": endpoints}) + "\n"
         else:
-            title = f"{full_name(info['title'], info['version'])} is fine"
+            title = f"{Document(document).title} is fine"
             text = table_text(title, ("endpoint", "available"), list(endpoints.items()))
         stdout.write_text(text)
     return 0
@@ -97,23 +97,25 @@ def _facts(document: Mapping[str, Any]) -> dict[str, Any]:
         "content_hash": info.get("x-content-hash"),
         "description": info.get("description", ""),
         "batching": document.get("x-batching"),
-        "inputs": _fields(document, "Input"),
-        "outputs": _fields(document, "Output"),
-        "differentiable_inputs": _differentiable(document, "Input"),
-        "differentiable_outputs": _differentiable(document, "Output"),
+        "inputs": _fields(document, "inputs"),
+        "outputs": _fields(document, "outputs"),
+        "differentiable_inputs": _differentiable(document, "inputs"),
+        "differentiable_outputs": _differentiable(document, "outputs"),
         "endpoints": _endpoints(document),
     }
 
 
 def _endpoints(document: Mapping[str, Any]) -> dict[str, str]:
     """How each endpoint is available, in words."""
-    return {name: str(capability) for name, capability in capabilities_of(document).items()}
+    return {name: str(capability) for name, capability in Document(document).capabilities.items()}
 
 
-def _fields(document: Mapping[str, Any], side: Side) -> dict[str, dict[str, Any]]:
+def _fields(
+    document: Mapping[str, Any], side: Literal["inputs", "outputs"]
+) -> dict[str, dict[str, Any]]:
     """Every leaf by its path; the members of a union share a path."""
     found: dict[str, dict[str, Any]] = {}
-    for field in fields_of(document, side):
+    for field in Document(document).fields(side):
         marked = f"{field.type} differentiable" if field.is_differentiable else field.type
         if field.path in found:
             found[field.path]["type"] += f" | {marked}"
@@ -126,5 +128,7 @@ def _fields(document: Mapping[str, Any], side: Side) -> dict[str, dict[str, Any]
     return found
 
 
-def _differentiable(document: Mapping[str, Any], side: Side) -> dict[str, str]:
-    return {f.path: f.type for f in fields_of(document, side) if f.is_differentiable}
+def _differentiable(
+    document: Mapping[str, Any], side: Literal["inputs", "outputs"]
+) -> dict[str, str]:
+    return {f.path: f.type for f in Document(document).fields(side) if f.is_differentiable}

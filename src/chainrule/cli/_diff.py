@@ -23,7 +23,9 @@ from typing import Any
 from chainrule._errors import InputError
 from chainrule.cli._output import result_stream, table_text
 from chainrule.cli._sources import add_token, check_exists, is_url, read_document
-from chainrule.runtime.internal import endpoints_of
+from chainrule.runtime.internal import Document
+
+Json = Mapping[str, Any]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -74,9 +76,6 @@ def _text(changes: Sequence[Change], as_json: bool) -> str:
     return table_text("changes", ("callers", "where", "what"), rows)
 
 
-Json = Mapping[str, Any]
-
-
 @dataclass(frozen=True)
 class Change:
     """One difference: where, what, and whether it breaks callers of the old component."""
@@ -101,7 +100,7 @@ class _Field:
 def compare(old: Json, new: Json) -> list[Change]:
     """Every change between two OpenAPI documents, breaking ones first."""
     changes = [
-        *_endpoint_changes(endpoints_of(old), endpoints_of(new)),
+        *_endpoint_changes(Document(old).endpoints, Document(new).endpoints),
         *_side_changes(
             "inputs", _fields(old, "Apply_InputSchema"), _fields(new, "Apply_InputSchema")
         ),

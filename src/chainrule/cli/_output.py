@@ -18,6 +18,14 @@ from typing import Any, NoReturn
 from chainrule._errors import CapabilityError, ChainruleError, InputError, StorageError
 from chainrule._visible import visible
 
+# Package that a command needs → the extra that installs it.
+_EXTRAS = {
+    **dict.fromkeys(("httptools", "starlette", "uvicorn", "uvloop", "zstandard"), "serve"),
+    **dict.fromkeys(("equinox", "jax", "lineax", "optax"), "jax"),
+    "matplotlib": "view",
+}
+_MAX_FIRST = 32  # characters that the first column has at least, where its cells are that long
+
 
 def reserve_streams() -> None:
     """Open `/dev/null` in place of the descriptors 0, 1 and 2 that the shell has closed (`>&-`).
@@ -109,14 +117,6 @@ def _closed() -> InputError:
     )
 
 
-# Package that a command needs → the extra that installs it.
-_EXTRAS = {
-    **dict.fromkeys(("httptools", "starlette", "uvicorn", "uvloop", "zstandard"), "serve"),
-    **dict.fromkeys(("equinox", "jax", "lineax", "optax"), "jax"),
-    "matplotlib": "view",
-}
-
-
 @contextmanager
 def failures(*, as_json: bool = False) -> Iterator[None]:
     """Report an error of Chainrule, or a package that is missing, without a traceback; exit with its code.
@@ -165,9 +165,6 @@ def _as_text(error: ChainruleError) -> str:
     if hidden > 0:
         lines.append(f"  … and {hidden} more")
     return "\n".join([*lines, f"[{error.code}]"])
-
-
-_MAX_FIRST = 32  # characters that the first column has at least, where its cells are that long
 
 
 def table_text(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -14,7 +14,8 @@ import orjson
 from chainrule._codec import FRAMES_MEDIA_TYPE, Grants, Limits, decode_body
 from chainrule._errors import DecodeError, InputError, LimitError
 from chainrule._paths import Segment, split_path
-from chainrule.runtime.internal import ComponentConfig, describe_value
+from chainrule.runtime import ComponentConfig
+from chainrule.runtime.internal import describe_value
 
 _SHORT = 300  # characters of a payload that are shown whole
 
@@ -79,10 +80,10 @@ def read_payload(
 def _corrected(payload: dict[str, Any]) -> str:
     """The payload as it was probably meant: every name that is no field of a request is an input."""
     # Imported here, so that a correct call does not wait for the derivatives' modules.
-    from chainrule.runtime.internal import DERIVATIVES
+    from chainrule.runtime.internal import ENDPOINTS
 
-    fields = {"tag", "abstract"}
-    for kind in DERIVATIVES:
+    fields: set[str] = set()
+    for kind in ENDPOINTS.values():
         fields.update(kind.argument_names, kind.optional_names)
     inputs = {name: value for name, value in payload.items() if name not in fields}
     beside = {name: value for name, value in payload.items() if name in fields}

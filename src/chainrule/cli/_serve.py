@@ -17,15 +17,27 @@ from typing import Any
 from chainrule._codec import DEFAULT_LIMITS, Limits
 from chainrule._folders import state_folder
 from chainrule.cli._sources import add_derive_hvp, add_folders, check_exists
-from chainrule.runtime.internal import ComponentConfig, log_handler
+from chainrule.runtime import ComponentConfig
+from chainrule.runtime.internal import log_handler
 from chainrule.serve import ServeOptions, serve
 from chainrule.serve.internal import add_option_arguments
+
+# Field of `Limits` → what it bounds.
+_LIMITS = {
+    "max_body_bytes": "Refuse a request with a larger body, as it is received",
+    "max_array_bytes": "Refuse a larger array, decoded",
+    "max_total_bytes": "Refuse a request whose arrays are larger together, decoded",
+    "max_expanded_bytes": "Refuse a request that compresses or refers to more; never more than a worker's "
+    "share of --max-inflight-bytes",
+    "max_fields": "Refuse a request with more fields",
+    "max_depth": "Refuse a request whose data are nested deeper",
+}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The components, and how the server is run."""
     parser.add_argument(
-        "components", metavar="COMPONENT", nargs="+", help="one or several components"
+        "components", metavar="COMPONENT", nargs="+", help="One or several components"
     )
     add_folders(parser)
     add_derive_hvp(parser)
@@ -40,10 +52,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--engine",
         choices=("processes", "ray"),
         default="processes",
-        help="where calls are answered; with ray, COMPONENT may be pool:NAME",
+        help="Answer calls in processes here, or on a Ray cluster, where COMPONENT may be pool:NAME "
+        "(default: processes)",
     )
     parser.add_argument(
-        "--ray-address", metavar="ADDRESS", help="of the cluster, with --engine ray"
+        "--ray-address", metavar="ADDRESS", help="Address of the cluster, with --engine ray"
     )
     parser.set_defaults(handler=run)
 
@@ -103,18 +116,6 @@ def _path(help: str, metavar: str = "FILE") -> dict[str, Any]:
     return {"type": Path, "help": help, "metavar": metavar}
 
 
-# Field of `Limits` → what it bounds.
-_LIMITS = {
-    "max_body_bytes": "Refuse a request with a larger body, as it is received",
-    "max_array_bytes": "Refuse a larger array, decoded",
-    "max_total_bytes": "Refuse a request whose arrays are larger together, decoded",
-    "max_expanded_bytes": "Refuse a request that compresses or refers to more; never more than a worker's "
-    "share of --max-inflight-bytes",
-    "max_fields": "Refuse a request with more fields",
-    "max_depth": "Refuse a request whose data are nested deeper",
-}
-
-
 def run(options: Namespace) -> int:
     """Serve until a signal."""
     logging.basicConfig(level=logging.INFO, handlers=[log_handler(options.log_format)])
@@ -128,7 +129,7 @@ def run(options: Namespace) -> int:
     try:
         _serve(options)
     finally:
-        _leave(options.jobs_folder)
+        _remove_if_empty(options.jobs_folder)
     return 0
 
 
@@ -152,7 +153,7 @@ def _serve(options: Namespace) -> None:
 
 
 def _usual_jobs_folder(options: Namespace) -> Path | None:
-    """The same folder whenever the same components are served on the same port."""
+    """A folder that is the same whenever the same components are served on the same port."""
     if options.port == 0:
         return None
     served = "\n".join(os.path.abspath(component) for component in options.components)
@@ -165,8 +166,8 @@ def _usual_jobs_folder(options: Namespace) -> Path | None:
     return folder
 
 
-def _leave(folder: Path | None) -> None:
-    """Leave no folder behind for a server that did not start, and kept nothing in it."""
+def _remove_if_empty(folder: Path | None) -> None:
+    """Remove the folder of jobs where it is empty, as after a server that did not start."""
     if folder is not None:
         with contextlib.suppress(OSError):
             folder.rmdir()

@@ -10,13 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from chainrule._errors import InputError
 from chainrule.cli._main import collection_paused
-from chainrule.runtime.internal import (
-    ComponentConfig,
-    LocalComponent,
-    check_syntax,
-    file_in,
-    load_component,
-)
+from chainrule.runtime import ComponentConfig, LocalComponent, load_component
+from chainrule.runtime.internal import check_sources
 
 if TYPE_CHECKING:  # most commands call a component in this process and need no client
     from chainrule.client import Component
@@ -180,10 +175,7 @@ def check_source(component: str) -> None:
     """
     check_exists(component)
     file = _file(component)
-    if file.is_dir():
-        file = file_in(file)
-    if file.suffix == ".py":
-        check_syntax(file)
+    check_sources(file)
 
 
 def component_folder(options: Namespace) -> Path:

@@ -24,7 +24,7 @@ from chainrule.cli._sources import (
     open_served,
     opened,
 )
-from chainrule.runtime.internal import ComponentConfig
+from chainrule.runtime import ComponentConfig
 from chainrule.runtime.testing import (
     RegressionResult,
     check_gradients,

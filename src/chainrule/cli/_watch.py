@@ -12,10 +12,10 @@ import json
 import os
 import socket
 import sys
-import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
 from chainrule._errors import ChainruleError, InputError
@@ -23,7 +23,7 @@ from chainrule.cli._jobs import jobs_table
 from chainrule.cli._output import make_table, renderable_text, write_error, write_text
 from chainrule.cli._sources import add_server, open_server
 from chainrule.client.internal import Server
-from chainrule.runtime.internal import full_name
+from chainrule.runtime.internal import Document
 
 if TYPE_CHECKING:  # of the extra `serve`, which only the dashboard needs
     from starlette.applications import Starlette
@@ -76,7 +76,7 @@ def _watch(options: Namespace, server: Server) -> None:
     try:
         with screen as live:
             while True:
-                time.sleep(options.every)
+                sleep(options.every)
                 live.update(_view(options.url, server), refresh=True)
     except KeyboardInterrupt:
         return
@@ -95,7 +95,7 @@ def _view(url: str, server: Server) -> Any:
 
 def _headline(url: str, status: Mapping[str, Any]) -> Any:
     requests, queue, latency = status["requests"], status["queue"], status["latency_s"]
-    names = ", ".join(full_name(c["name"], c["version"]) for c in status["components"])
+    names = ", ".join(Document.full_name(c["name"], c["version"]) for c in status["components"])
     times = ", ".join(f"{name} {_milliseconds(value)}" for name, value in latency.items())
     jobs = ", ".join(f"{count} {state}" for state, count in status["jobs"].items() if count)
     rows = (
@@ -261,11 +261,11 @@ def _app(servers: Mapping[str, Server]) -> Starlette:
 
 
 def _ask(url: str, server: Server) -> dict[str, Any]:
-    began = time.perf_counter()
+    began = perf_counter()
     try:
         status = server.status()
     except ChainruleError as error:
         problem = {"code": error.code, "message": error.message}
         return {"url": url, "status": None, "error": problem, "round_trip_s": None}
-    seconds = time.perf_counter() - began
+    seconds = perf_counter() - began
     return {"url": url, "status": status, "error": None, "round_trip_s": seconds}

@@ -12,8 +12,7 @@ Transport                what to implement for another way
 
 The modules, in reading order:
 
-_component     `Component`, the handle
-_async_twins   its asynchronous half
+_component     `Component`, the handle, with its asynchronous half
 _constructors  its constructors, one for each place where a component may be
 _transport     the interface of all transports, and the one within this process
 _payloads      from arguments to the request that is sent

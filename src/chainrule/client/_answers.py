@@ -81,7 +81,7 @@ class Answer(NamedTuple):
 
 
 def read_answer(answer: Answer, limits: Limits = TRUSTING_LIMITS) -> Any:
-    """The result that an answer carries, as a plain tree with read-only arrays.
+    """The result that an answer carries, as a plain tree. Its arrays belong to the caller.
 
     Raises:
         ChainruleError: the exception that the answer stands for.
@@ -94,7 +94,9 @@ def read_answer(answer: Answer, limits: Limits = TRUSTING_LIMITS) -> Any:
 
 def _decoded(answer: Answer, limits: Limits) -> Any:
     try:
-        return decode_body(answer.body, media_type=answer.content_type, limits=limits)
+        return decode_body(
+            answer.body, media_type=answer.content_type, limits=limits, writable=True
+        )
     except LimitError as error:  # of the answer: the request is not at fault
         raise TransportError(
             f"The answer declares more data than is read: {error.message} Pass a larger max_answer_bytes if "

@@ -21,16 +21,7 @@ from chainrule.client._payloads import (
 )
 from chainrule.client._transport import Ticket, Transport, check_count
 from chainrule.runtime import ArraySpec, Capability, LocalComponent
-from chainrule.runtime.internal import (
-    AsyncEndpointMethods,
-    CallingBack,
-    EndpointMethods,
-    capabilities_of,
-    differentiable_of,
-    endpoints_of,
-    summary_html,
-    summary_text,
-)
+from chainrule.runtime.internal import AsyncEndpointMethods, Document, EndpointMethods
 
 
 class Component(Constructors, EndpointMethods, AsyncEndpointMethods):
@@ -64,6 +55,10 @@ class Component(Constructors, EndpointMethods, AsyncEndpointMethods):
         """The OpenAPI document; asked for once."""
         return self.transport.describe()
 
+    @cached_property
+    def _document(self) -> Document:
+        return Document(self.openapi_schema)
+
     @property
     def name(self) -> str:
         """Name of the component."""
@@ -82,22 +77,22 @@ class Component(Constructors, EndpointMethods, AsyncEndpointMethods):
     @cached_property
     def available_endpoints(self) -> list[str]:
         """Names of the endpoints that can be called."""
-        return endpoints_of(self.openapi_schema)
+        return self._document.endpoints
 
     @cached_property
     def capabilities(self) -> Mapping[str, Capability]:
         """How each endpoint is available: native, derived and from what, or absent."""
-        return capabilities_of(self.openapi_schema)
+        return self._document.capabilities
 
     @cached_property
     def differentiable_inputs(self) -> Mapping[str, ArraySpec]:
         """Path pattern → declaration of every differentiable input."""
-        return differentiable_of(self.openapi_schema, "Input")
+        return self._document.differentiable("inputs")
 
     @cached_property
     def differentiable_outputs(self) -> Mapping[str, ArraySpec]:
         """Path pattern → declaration of every differentiable output."""
-        return differentiable_of(self.openapi_schema, "Output")
+        return self._document.differentiable("outputs")
 
     @property
     def batching(self) -> str | None:
@@ -127,11 +122,11 @@ class Component(Constructors, EndpointMethods, AsyncEndpointMethods):
         document = self.transport.known_document
         if document is None:
             return f"<Component at {self.transport.place}>"
-        return summary_text(document, self.transport.place)
+        return Document(document).summary(self.transport.place)
 
     def _repr_html_(self) -> str | None:
         try:
-            return summary_html(self.openapi_schema, self.transport.place)
+            return self._document.summary_html(self.transport.place)
         except ChainruleError:  # unreachable, or closed to us: the other repr says where it is
             return None
 
@@ -182,7 +177,7 @@ class Component(Constructors, EndpointMethods, AsyncEndpointMethods):
         self._check_endpoint(endpoint)
         if endpoint == "health":
             return self.start_call(endpoint, {})
-        return getattr(CallingBack(self._submit), endpoint)(*args, **kwargs)
+        return getattr(EndpointMethods.calling(self._submit), endpoint)(*args, **kwargs)
 
     def _submit(
         self, endpoint: str, payload: Mapping[str, Any], *, run_id: str | None = None
@@ -342,7 +337,7 @@ class Component(Constructors, EndpointMethods, AsyncEndpointMethods):
     def _workers(self) -> ThreadPoolExecutor:
         with self._lock:
             if self._executor is None or self._pid != os.getpid():
-                # After a fork the threads are the parent's: here nobody would take up a call.
+                # After a fork the threads are the parent's: no thread of this process would take a call.
                 self._pid = os.getpid()
                 self._executor = ThreadPoolExecutor(
                     self.max_concurrency, thread_name_prefix="chainrule-client"

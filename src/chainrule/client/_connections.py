@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from os import PathLike
-from typing import Any
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote, urlsplit
 
 import numpy as np
@@ -40,6 +40,13 @@ _MAX_IDLE = 32
 _MAX_PIECES = 512
 _REDIRECTS = (301, 302, 303, 307, 308)
 _CHUNK = 1 << 20
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+T = TypeVar("T", bound=_Closable)
 
 MAX_DOCUMENT_BYTES = 64 << 20
 """Of an answer that says something about the server: its document, its health, its jobs."""
@@ -145,6 +152,54 @@ class Request:
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
+class IdleConnections(Generic[T]):
+    """Connections that no call uses at present. Safe between threads, and after a fork.
+
+    They are closed with this object.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._idle: list[T] = []
+        self._lock = threading.Lock()
+        weakref.finalize(self, _close_all, self._idle)
+
+    def take(self) -> T | None:
+        """The one that was used last, if there is any."""
+        with self._lock:
+            if self._pid != os.getpid():
+                # After a fork the connections belong to the parent: two readers would mix answers up.
+                self._pid = os.getpid()
+                _close_all(self._idle)
+            return self._idle.pop() if self._idle else None
+
+    def keep(self, connection: T) -> None:
+        """Keep one for the next call, or close it if there are enough."""
+        with self._lock:
+            if len(self._idle) < _MAX_IDLE:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def close(self) -> None:
+        """Close all."""
+        with self._lock:
+            _close_all(self._idle)
+
+
+def _close_all(idle: list[Any]) -> None:
+    while idle:
+        idle.pop().close()
+
+
+class _IdleSocket(NamedTuple):
+    since: float
+    connection: socket.socket
+
+    def close(self) -> None:
+        self.connection.close()
+
+
 class ConnectionPool:
     """Connections to one server, opened as they are needed. Safe between threads.
 
@@ -154,10 +209,7 @@ class ConnectionPool:
 
     def __init__(self, origin: Origin) -> None:
         self.origin = origin
-        self._pid = os.getpid()
-        self._idle: list[tuple[float, socket.socket]] = []
-        self._lock = threading.Lock()
-        weakref.finalize(self, _close_all, self._idle)
+        self._idle: IdleConnections[_IdleSocket] = IdleConnections()
 
     def exchange(self, request: Request, ticket: Ticket, deadline: Deadline) -> Answer:
         """Send a request and receive its answer.
@@ -178,7 +230,7 @@ class ConnectionPool:
         finally:
             ticket.when_cancelled(None)
             if keep:
-                self._give_back(connection)
+                self._idle.keep(_IdleSocket(time.monotonic(), connection))
             else:
                 connection.close()
 
@@ -200,19 +252,11 @@ class ConnectionPool:
 
     def close(self) -> None:
         """Close the connections that no call uses."""
-        with self._lock:
-            _close_all(self._idle)
+        self._idle.close()
 
     def _take(self, deadline: Deadline) -> socket.socket:
-        while True:
-            with self._lock:
-                if self._pid != os.getpid():
-                    # After a fork the connections belong to the parent: two readers would mix answers up.
-                    self._pid = os.getpid()
-                    _close_all(self._idle)
-                if not self._idle:
-                    break
-                since, connection = self._idle.pop()
+        while (idle := self._idle.take()) is not None:
+            since, connection = idle
             # Readable before anything was asked means that the server has closed it.
             if not _is_readable(connection, 0.0) and time.monotonic() - since < _MAX_IDLE_S:
                 deadline.limit(connection)
@@ -249,13 +293,6 @@ class ConnectionPool:
                 code="unreachable",
             ) from error
         return connection
-
-    def _give_back(self, connection: socket.socket) -> None:
-        with self._lock:
-            if len(self._idle) < _MAX_IDLE:
-                self._idle.append((time.monotonic(), connection))
-                return
-        connection.close()
 
     def _send(self, connection: socket.socket, request: Request, deadline: Deadline) -> None:
         try:
@@ -332,11 +369,6 @@ class ConnectionPool:
         )
 
 
-def _close_all(idle: list[tuple[float, socket.socket]]) -> None:
-    while idle:
-        idle.pop()[1].close()
-
-
 class _Reading:
     """What `HTTPResponse` takes for a socket: every read of it ends with the deadline."""
 
@@ -402,7 +434,7 @@ def _read_chunks(response: HTTPResponse, max_bytes: int) -> bytes:
     while chunk := response.read(_CHUNK):
         total += len(chunk)
         if total > max_bytes:
-            raise _TooLargeError("more bytes than that")
+            raise _TooLargeError(f"more than {max_bytes} bytes")
         chunks.append(chunk)
     return b"".join(chunks)
 

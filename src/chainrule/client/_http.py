@@ -33,7 +33,7 @@ from chainrule.client._payloads import Dialect, as_body, dialect_of
 from chainrule.client._same_host import SharedMemory
 from chainrule.client._server import JobInfo, Server, ServerJob
 from chainrule.client._transport import Ticket, Transport, check_count, check_seconds
-from chainrule.runtime.internal import checked_run_id
+from chainrule.runtime.internal import Run
 
 # A server with several components has each of them at such a path below its own.
 _COMPONENT_PATH = re.compile(r"/c/[^/]+$")
@@ -175,7 +175,7 @@ class HttpTransport(Transport):
     ) -> Any:
         dialect = self._agree()
         if run_id is not None and dialect.is_native:
-            checked_run_id(run_id)
+            Run.check_id(run_id)
         path = f"{self._base}/{quote(endpoint)}"
         pieces = as_body(payload, dialect.body_format)
         headers = {**self._headers, **trace, "Content-Type": dialect.content_type}
@@ -201,7 +201,7 @@ class HttpTransport(Transport):
         }
         query = {"wait": "false"}
         if run_id is not None:
-            query["run_id"] = checked_run_id(run_id)
+            query["run_id"] = Run.check_id(run_id)
         target = f"{self._base}/{quote(endpoint)}?{urlencode(query)}"
         request = Request("POST", target, headers, as_body(payload, dialect.body_format))
         ticket = Ticket()

@@ -13,7 +13,8 @@ from chainrule._codec import FRAMES_MEDIA_TYPE, Frames, encode_body, encode_fram
 from chainrule._errors import DefinitionError, InputError
 from chainrule._paths import join_path
 from chainrule._trees import iterate_leaves
-from chainrule.runtime.internal import ENDPOINTS, batched_product, is_tracer
+from chainrule.runtime.derivatives import batched_product
+from chainrule.runtime.internal import ENDPOINTS, is_tracer
 
 
 def as_frames(payload: Mapping[str, Any]) -> Frames:

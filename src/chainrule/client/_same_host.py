@@ -8,9 +8,7 @@ channel, or memory or descriptors run short, the same request goes over HTTP wit
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
-import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from http import HTTPStatus
@@ -27,11 +25,10 @@ from chainrule._samehost import (
     send_message,
 )
 from chainrule.client._answers import Answer
-from chainrule.client._connections import LostConnectionError, Request
+from chainrule.client._connections import IdleConnections, LostConnectionError, Request
 
 # Bodies up to this size are as fast over HTTP.
 _LARGE_BYTES = 1 << 17
-_MAX_IDLE = 32
 # After this many failures in a row shared memory is not tried any more.
 _MAX_FAILURES = 3
 
@@ -57,10 +54,7 @@ class SharedMemory:
         self._failures = 0
         self._answers_are_large = False
         self._segments = SegmentPool()
-        self._idle: list[_Channel] = []
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
-        weakref.finalize(self, _close_all, self._idle)
+        self._idle: IdleConnections[_Channel] = IdleConnections()
 
     def exchange(self, request: Request, send: Callable[[Request], Answer]) -> Answer:
         """Have a request answered, with its body and the answer's in shared memory if they are large.
@@ -90,13 +84,12 @@ class SharedMemory:
             channel.close()
             memory.close()
             raise
-        self._keep(channel)
+        self._idle.keep(channel)
         return answer
 
     def close(self) -> None:
         """Close the channels that no call uses."""
-        with self._lock:
-            _close_all(self._idle)
+        self._idle.close()
 
     def _announce(self, request: Request) -> tuple[_Channel, CallMemory] | None:
         """Put a body into shared memory and send the descriptors; `None` where that is not possible."""
@@ -160,13 +153,9 @@ class SharedMemory:
         return answer
 
     def _take(self) -> _Channel | None:
-        with self._lock:
-            if self._pid != os.getpid():
-                # After a fork the channels belong to the parent: two readers would mix answers up.
-                self._pid = os.getpid()
-                _close_all(self._idle)
-            if self._idle:
-                return self._idle.pop()
+        channel = self._idle.take()
+        if channel is not None:
+            return channel
         with self._agreement:
             return None if self._failures >= _MAX_FAILURES else self._connect()
 
@@ -185,13 +174,6 @@ class SharedMemory:
         except OSError:
             self._failures += 1
         return None
-
-    def _keep(self, channel: _Channel) -> None:
-        with self._lock:
-            if len(self._idle) < _MAX_IDLE:
-                self._idle.append(channel)
-                return
-        channel.close()
 
 
 def _too_large(nbytes: int, max_bytes: int) -> TransportError:
@@ -276,8 +258,3 @@ class _Channel:
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
-
-
-def _close_all(idle: list[_Channel]) -> None:
-    while idle:
-        idle.pop().close()

@@ -49,7 +49,8 @@ from chainrule.client._connections import LostConnectionError
 from chainrule.client._environment import environment_variables
 from chainrule.client._payloads import NATIVE, as_frames
 from chainrule.client._transport import Ticket, Transport, check_seconds
-from chainrule.runtime.internal import ComponentConfig, checked_run_id
+from chainrule.runtime import ComponentConfig
+from chainrule.runtime.internal import Run
 
 _PATIENCE_S = 0.5
 _GRACE_S = 1.0
@@ -132,7 +133,7 @@ class SubprocessTransport(Transport):
             "endpoint": endpoint,
             "content_type": NATIVE.content_type,
             "accept": NATIVE.accept,
-            "run_id": None if run_id is None else checked_run_id(run_id),
+            "run_id": None if run_id is None else Run.check_id(run_id),
         }
         body = as_frames(payload)
         with self._lock:

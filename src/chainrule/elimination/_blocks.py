@@ -530,7 +530,11 @@ class Block:
 
 
 def multiply(left: Block, right: Block) -> Block:
-    """The block of the composition, left ∘ right."""
+    """The block of the composition, left ∘ right.
+
+    (Σ_a L_a)(Σ_b R_b) = Σ_a Σ_b L_a R_b: terms of the left vary slowest, as in `product_structure`, so that a
+    block with values and its structure have their terms in the same order.
+    """
     terms: list[Term] = []
     values: list[Any] = []
     for left_term, left_value in zip(left.structure.terms, left.values, strict=True):

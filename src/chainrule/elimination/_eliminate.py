@@ -78,7 +78,11 @@ class Elimination:
                 self._eliminate_node(node)
 
     def _eliminate_edge(self, node: Var, end: Var) -> None:
-        """Join the edge between a node and its neighbour with the edges on the node's other side."""
+        """Join the edge between a node and its neighbour with the edges on the node's other side.
+
+        The sum over paths stays the same: every path through this edge goes on through one of the edges on
+        the other side, and gets an edge of its own that passes the node by.
+        """
         if node in self.rows.get(end, {}):
             outer = self.rows[end].pop(node)
             self.readers[node].pop(end)

@@ -1,4 +1,4 @@
-"""Saying what computing a Jacobian costs in each way."""
+"""What computing a Jacobian costs in each way, as a table."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import jax
 
 from chainrule._errors import InputError
 from chainrule.elimination._eliminate import Step
+from chainrule.elimination._html import explanation_html
 from chainrule.elimination._linearize import Traced, as_examples, trace_function
 from chainrule.elimination._methods import (
     Candidate,
@@ -27,7 +28,7 @@ from chainrule.elimination._sweeps import describe_error
 
 @dataclass(frozen=True)
 class Explanation:
-    """The ways of computing a Jacobian, best estimate first.
+    """The ways of computing a Jacobian, best estimate first. It prints as a table, also in a notebook.
 
     Attributes:
         candidates: the ways.
@@ -45,18 +46,25 @@ class Explanation:
         """The method of the candidate that `method="auto"` takes."""
         return self.taken.partition(" ")[0]
 
+    def _repr_html_(self) -> str:
+        return explanation_html(_COLUMNS, self._rows, self.left_out)
+
+    @property
+    def _rows(self) -> list[tuple[str, ...]]:
+        return [_cells(each, is_chosen=each.name == self.taken) for each in self.candidates]
+
     def __str__(self) -> str:
         from rich.console import Console
         from rich.table import Table
 
         table = Table(*_COLUMNS)
-        for candidate in self.candidates:
-            table.add_row(*_cells(candidate, is_chosen=candidate.name == self.taken))
+        for row in self._rows:
+            table.add_row(*row)
         text = io.StringIO()
         console = Console(file=text, width=140)
         console.print(table)
         for method, reason in self.left_out.items():
-            console.print(f"{method}: {reason}", markup=False, highlight=False)
+            console.print(f"{method} is left out: {reason}", markup=False, highlight=False)
         return text.getvalue()
 
 
@@ -103,14 +111,14 @@ def explain_jacobian(
     Returns:
         An object that prints as a table: estimated time of a compiled call, operations, entries held;
         multiplications of an elimination, products of a sweep; when measured, time, memory and set-up.
-        Below it stands why other ways are not taken.
+        Below the table are the methods that are left out, with the reason.
 
     Raises:
         InputError: times cannot be measured while the arguments are being traced (`not_concrete`).
 
     Example:
         >>> import jax.numpy as jnp
-        >>> explain_jacobian(lambda x: jnp.sin(x) * x, jnp.arange(8.0)).chosen
+        >>> explain_jacobian(lambda x: jnp.sin(x) * x, jnp.arange(100.0)).chosen
         'elimination'
     """
     traced = trace_function(fun, argnums, as_examples(args), {}, needs_graph=False)
@@ -167,7 +175,7 @@ _MEASURED_S, _MEASURED_CALLS = 0.03, 7
 def _measured(traced: Traced, order: tuple[Step, ...], candidate: Candidate) -> Candidate | None:
     """The candidate with the fastest of a few compiled calls.
 
-    As it was where JAX refuses the method; `None` for a kernel that, as it turns out, cannot be made.
+    Unchanged where JAX refuses the method; `None` for a kernel that cannot be made after all.
     """
 
     start = time.perf_counter()
@@ -184,9 +192,10 @@ def _measured(traced: Traced, order: tuple[Step, ...], candidate: Candidate) -> 
 
 
 def _fastest(call: Callable[[], Any]) -> float:
-    """The time of the fastest of some calls: a few long ones, or as many as there are in a moment.
+    """The time of the fastest call: of `_MEASURED_CALLS`, or of as many as fit into `_MEASURED_S`.
 
-    The first calls after a compilation are slow, by a factor of ten where they take microseconds.
+    The first calls after a compilation are slow, by a factor of ten where they take microseconds. The
+    minimum is the time without disturbances by other programs.
     """
     times: list[float] = []
     call()

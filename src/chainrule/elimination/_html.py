@@ -1,9 +1,9 @@
-"""Orders and Jacobian blocks in a notebook: a small table, and a small picture of the pattern."""
+"""Orders, Jacobian blocks and explanations in a notebook: small tables, and a picture of a pattern."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -27,13 +27,13 @@ def order_html(order: Order) -> str:
         if order.optimal
         else "no bound known"
         if order.gap is None
-        else f"at most {order.gap:.1%} above the best"
+        else f"at most {order.gap:.1%} above the optimum"
     )
     shown = " ".join(map(str, order.vertices[:_MOST_VERTICES]))
     more = len(order) - _MOST_VERTICES
     facts = {
         order.objective: f"{order.cost:,} ({verdict})" if found else "not counted",
-        "no order is below": "?" if order.bound is None else f"{order.bound:,}",
+        "lower bound": "unknown" if order.bound is None else f"{order.bound:,}",
         "found by": f"{order.method} in {order.seconds:.3g} s",
         f"{len(order)} vertices": f"{shown} … and {more} more" if more > 0 else shown,
     }
@@ -48,9 +48,24 @@ def jacobian_html(jacobian: StructuredJacobian) -> str:
         "output ← input": f"{list(jacobian.out_shape)} ← {list(jacobian.in_shape)}",
         "dtype": jacobian.dtype.name,
         "entries": f"{jacobian.nse:,} of {total:,}{share}",
-        "structure": str(jacobian.structure).split(": ", 1)[1],
+        "structure": jacobian.structure.kind,
     }
     return f"<strong>StructuredJacobian</strong>{_table(facts)}{_pattern(jacobian)}"
+
+
+def explanation_html(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], left_out: Mapping[str, str]
+) -> str:
+    """The ways of computing a Jacobian, and those that are left out."""
+    head = "".join(f"<th style='text-align:left'>{escape(name)}</th>" for name in columns)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
+    )
+    missing = "".join(
+        f"<li>{escape(method)} is left out: {escape(reason)}</li>"
+        for method, reason in left_out.items()
+    )
+    return f"<table><tr>{head}</tr>{body}</table>{f'<ul>{missing}</ul>' if missing else ''}"
 
 
 def _table(facts: Mapping[str, str]) -> str:

@@ -65,7 +65,8 @@ _MOST_KERNEL_ENTRIES = 1000
 """Compiling takes time as the square of what is written: a second for a thousand entries."""
 
 _WORTH_DETECTING_S = 2e-3
-"""Proving a pattern takes up to a second: only for Jacobians that take longer than this."""
+"""Proving a pattern takes up to a second, once per trace. It is tried for Jacobians that take longer than
+this per call: after some hundred calls it has paid."""
 
 _FEW_SWEEPS = 16
 """Jacobians with fewer rows, or fewer columns, have little to gain from a pattern."""
@@ -146,7 +147,10 @@ def make_plan(traced: Traced, *, compiled: bool, thorough: bool = False) -> Plan
             planner.compress()
             planner.leave_out_what_holds_too_much()
     except Exception as error:
-        _log.warning("The ways of a Jacobian could not be priced; JAX sweeps.", exc_info=True)
+        _log.warning(
+            "The methods could not be priced; one of JAX's sweeps is used.",
+            exc_info=True,
+        )
         return _plan_without_prices(traced, f"it could not be priced: {describe_error(error)}")
     if not planner.candidates:
         return _plan_without_prices(traced, planner.left_out["elimination"])
@@ -206,7 +210,9 @@ class _Planner:
         is_short = self.candidates[0].operations <= _MOST_KERNEL_OPERATIONS
         if self._compiled and is_short and self._traced.obstacle is None:
             return False
-        self.left_out |= dict.fromkeys(("elimination", "compressed"), "one product gives all of it")
+        self.left_out |= dict.fromkeys(
+            ("elimination", "compressed"), "one sweep gives the whole Jacobian"
+        )
         return True
 
     def eliminate(self) -> None:
@@ -222,7 +228,9 @@ class _Planner:
         except Exception as error:
             if not self.candidates:
                 raise
-            _log.warning("An elimination could not be planned; JAX sweeps.", exc_info=True)
+            _log.warning(
+                "An elimination could not be planned; one of JAX's sweeps is used.", exc_info=True
+            )
             self.left_out["elimination"] = f"it could not be planned: {describe_error(error)}"
             return
         self._add(self._offer.candidate("elimination", eliminated, multiplications=muls))
@@ -242,7 +250,7 @@ class _Planner:
             return f"a `custom_vjp` rule is not linear in the cotangent: {named}"
         holder = _holder_of_a_callback(graph)
         if holder is not None:
-            return f"the callback inside of equation {graph.describe(holder)} would run twice"
+            return f"the callback inside equation {graph.describe(holder)} would run twice"
         if not self._thorough:
             partials = self._offer.candidate("elimination", partials_work(graph))
             if partials.estimated_s * min(1.0, self._margin) > self.candidates[0].estimated_s:
@@ -257,7 +265,9 @@ class _Planner:
         fewest = min((c.sweeps for c in self.candidates if c.sweeps is not None), default=math.inf)
         is_cheap = bool(self.candidates) and self.candidates[0].estimated_s <= _WORTH_DETECTING_S
         if not self._thorough and (is_cheap or fewest < _FEW_SWEEPS):
-            self.left_out["compressed"] = "a pattern has little to save here"
+            self.left_out["compressed"] = (
+                "the Jacobian is too small or cheap for a sparsity pattern to pay"
+            )
             return
         try:
             plan = colour(self._graph)
@@ -275,7 +285,7 @@ class _Planner:
             if candidate.entries > max(_MANY_ENTRIES, 10 * least):
                 self.candidates.remove(candidate)
                 self.left_out[candidate.method] = (
-                    f"it holds {candidate.entries:,.0f} numbers at once, another way {least:,.0f}"
+                    f"it holds {candidate.entries:,.0f} numbers at once, another method {least:,.0f}"
                 )
 
 

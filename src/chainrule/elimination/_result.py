@@ -79,7 +79,7 @@ class StructuredJacobian:
         total = math.prod(self.shape)
         return (
             f"StructuredJacobian({kind}{list(self.out_shape)} ← {list(self.in_shape)}, "
-            f"{self.nse} of {total} entries: {str(self.structure).split(': ', 1)[1]})"
+            f"{self.nse} of {total} entries: {self.structure.kind})"
         )
 
     def _repr_html_(self) -> str:

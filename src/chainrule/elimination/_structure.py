@@ -237,7 +237,12 @@ class Term:
         return np.broadcast_to(rows, self.sizes), np.broadcast_to(columns, self.sizes)
 
     def transposed(self) -> tuple[Term, tuple[int, ...]]:
-        """The term of the transposed block, and how to transpose the value for it."""
+        """The term of the transposed block, and how to transpose the value for it.
+
+        Jᵀ[i, o] = J[o, i]: output and input change sides, and the loop stays. But variables are numbered by
+        their first appearance, output first, so they get other numbers, and the value's axes, which are
+        in ascending order of these numbers, another order. Nothing is conjugated.
+        """
         term, order = canonical_term(
             self.in_shape, self.out_shape, dict(enumerate(self.sizes)),
             self.in_axes, self.out_axes, self.stored,
@@ -358,9 +363,13 @@ class Structure:
     def is_zero(self) -> bool:
         return not self.terms
 
+    @property
+    def kind(self) -> str:
+        """The terms in words, without the shapes."""
+        return " + ".join(describe_term(term) for term in self.terms) or "zero"
+
     def __repr__(self) -> str:
-        kind = " + ".join(describe_term(term) for term in self.terms) or "zero"
-        return f"{list(self.out_shape)} × {list(self.in_shape)}: {kind}"
+        return f"{list(self.out_shape)} × {list(self.in_shape)}: {self.kind}"
 
 
 def structure_of(terms: Sequence[Term], *, index_map: bool = False) -> Structure:

@@ -261,9 +261,12 @@ def sweep_untraced(
         try:
             rows, (value, aux) = way(both, argnums, has_aux=True)(*args)
         except Exception as error:
-            _log.debug("JAX cannot sweep through the function itself: %s", describe_error(error))
+            _log.debug("JAX cannot differentiate the untraced function: %s", describe_error(error))
         else:
-            _log.info("Only JAX itself can differentiate this function: %s", describe_error(reason))
+            _log.info(
+                "JAX differentiates this function without a trace: %s",
+                describe_error(reason),
+            )
             return value, aux, _in_input_dtypes(rows, value, argnums, args)
     raise reason
 

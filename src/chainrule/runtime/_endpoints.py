@@ -239,6 +239,15 @@ class EndpointMethods(ABC):
             run_id: as in `apply`.
         """
 
+    @staticmethod
+    def calling(function: Callable[..., Any]) -> EndpointMethods:
+        """Methods that hand their request to a function, and return what it returns.
+
+        Args:
+            function: takes what `call` takes.
+        """
+        return _Calling(function)
+
     def apply(self, inputs: Any, run_id: str | None = None) -> Any:
         """The outputs for some inputs.
 
@@ -425,12 +434,8 @@ class EndpointMethods(ABC):
         return self.call("tagged_intermediates", request, run_id=run_id)
 
 
-class CallingBack(EndpointMethods):
-    """Endpoint methods that give each request to a function, and return what it returns.
-
-    Args:
-        call: takes what `EndpointMethods.call` takes.
-    """
+class _Calling(EndpointMethods):
+    """The methods of `EndpointMethods.calling`."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
@@ -447,7 +452,7 @@ def _asynchronous(
 
     @functools.wraps(method)
     async def call(self: AsyncEndpointMethods, *args: P.args, **kwargs: P.kwargs) -> R:
-        started: Any = method(CallingBack(self.start_call), *args, **kwargs)
+        started: Any = method(EndpointMethods.calling(self.start_call), *args, **kwargs)
         return await started
 
     name = method.__name__

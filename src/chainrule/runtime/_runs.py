@@ -43,27 +43,11 @@ from chainrule._whole_files import whole_file, write_whole
 from chainrule.runtime._config import ComponentConfig
 
 # What existing components import from `tesseract_core.runtime.config`.
-__all__ = ["Run", "activate", "checked_run_id", "current_run", "get_config"]
+__all__ = ["Run", "activate", "current_run", "get_config"]
 
 _SAFE_ID = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")
 
 current_run: ContextVar[Run | None] = ContextVar("current_run", default=None)
-
-
-def checked_run_id(run_id: str) -> str:
-    """The id of a run, if it is one.
-
-    Raises:
-        InputError: it is not of the safe form (`bad_run_id`).
-    """
-    if isinstance(run_id, str) and _SAFE_ID.fullmatch(run_id):
-        return run_id
-    found = f"one of {len(run_id)} characters" if isinstance(run_id, str) else type(run_id).__name__
-    raise InputError(
-        "A run id has 1 to 128 letters, digits, '.', '_' or '-', and is not '.' or '..'; "
-        f"found {found}.",
-        code="bad_run_id",
-    )
 
 
 class Run:
@@ -83,9 +67,31 @@ class Run:
         self, config: ComponentConfig, *, run_id: str | None = None, is_flat: bool = False
     ) -> None:
         self.config = config
-        self._given_id = None if run_id is None else checked_run_id(run_id)
+        self._given_id = None if run_id is None else self.check_id(run_id)
         self._is_flat = is_flat
         self._log: RunLog | None = None
+
+    @staticmethod
+    def current() -> Run | None:
+        """The run whose code is running here; `None` outside of any."""
+        return current_run.get()
+
+    @staticmethod
+    def check_id(run_id: str) -> str:
+        """The id of a run, if it is one.
+
+        Raises:
+            InputError: it is not of the safe form (`bad_run_id`).
+        """
+        if isinstance(run_id, str) and _SAFE_ID.fullmatch(run_id):
+            return run_id
+        is_text = isinstance(run_id, str)
+        found = f"one of {len(run_id)} characters" if is_text else type(run_id).__name__
+        raise InputError(
+            "A run id has 1 to 128 letters, digits, '.', '_' or '-', and is not '.' or '..'; "
+            f"found {found}.",
+            code="bad_run_id",
+        )
 
     @cached_property
     def run_id(self) -> str:

@@ -1,132 +1,139 @@
-"""What other packages of this project use of `runtime`; no promise to users."""
+"""What other packages of this project use of `runtime`; no promise to users.
 
-from chainrule.runtime._component._definition import hash_parts
-from chainrule.runtime._component._document import (
-    SIDES,
-    Field,
-    Side,
-    capabilities_of,
-    differentiable_of,
-    endpoints_of,
-    fields_html,
-    fields_of,
-    full_name,
-    summary_html,
-    summary_text,
-)
-from chainrule.runtime._component._failures import failure_of
-from chainrule.runtime._component._isolation import PEER_MODULES, load_module
-from chainrule.runtime._component._loading import (
-    check_sources,
-    check_syntax,
-    file_in,
-    load_component,
-)
-from chainrule.runtime._component._local import LocalComponent
-from chainrule.runtime._component._observation import copied_to, new_logs
-from chainrule.runtime._component._schemas import to_plain
-from chainrule.runtime._config import ComponentConfig, ReferenceKind
-from chainrule.runtime._content_store import SharedFolder, content_name
-from chainrule.runtime._derivatives import product_from_jacobian
-from chainrule.runtime._derivatives._derive import batched_product
-from chainrule.runtime._endpoints import (
-    BATCHED,
-    DERIVATIVES,
-    ENDPOINTS,
-    HVP,
-    JACOBIAN,
-    JVP,
-    TAGGED,
-    VJP,
-    AsyncEndpointMethods,
-    CallingBack,
-    DerivativeKind,
-    EndpointMethods,
-)
-from chainrule.runtime._own_arrays import own_copy
-from chainrule.runtime._progress import is_heard, listening, progress, unheard
-from chainrule.runtime._residuals import content_digest, reuse_residuals
-from chainrule.runtime._runs import Run, checked_run_id, current_run, log_handler
-from chainrule.runtime._schema import (
-    ArraySpec,
-    array_leaves,
-    describe_array,
-    describe_value,
-    is_array_type,
-)
-from chainrule.runtime._schema._json_schema import ArrayJsonSchema
-from chainrule.runtime._schema._leaves import DimensionTable, enter_sizes, unwrap
-from chainrule.runtime._schema._problems import dtype_mismatch
-from chainrule.runtime._schema._spec import PEER_DTYPES, numpy_dtype
-from chainrule.runtime._schema._validation import check_shape, is_tracer
-from chainrule.runtime.testing._subject import Subject
+ENDPOINTS              every endpoint by name: what a request carries, its names elsewhere
+DerivativeKind         the description of a derivative endpoint
+JACOBIAN               the endpoint `jacobian`
+JVP                    the endpoint `jacobian_vector_product`
+VJP                    the endpoint `vector_jacobian_product`
+HVP                    the endpoint `hessian_vector_product`
+EndpointMethods        the endpoints as methods, for every handle to a component
+AsyncEndpointMethods   the same to be awaited
+Document               what the OpenAPI document of a component says
+Field                  one leaf of a schema, for people
+load_module            run a Python file in a package of its own
+check_sources          find mistakes in the syntax of a component without running it
+failure_of             the error that stands for an exception of an author
+keep_output            copy what is printed into the log folder of a run
+fit_abstract           the shape and dtype that a declaration gives to an array
+to_plain               the plain tree of a model
+hash_parts             a hash over named pieces of content
+PEER_MODULES           which module stands in for which of `tesseract_core`
+Run                    one call of an endpoint: its id, folder and settings
+listening              hear of the progress of what is called inside
+is_heard               whether a caller listens to the progress of this call
+unheard                leave out the progress of what is called inside
+log_handler            a handler of log records in the format of the settings
+content_name           a name for the content of nested data
+SharedFolder           results and residuals in a folder that processes share
+reuse_residuals        keep what backward passes need, in this process and for others
+content_digest         a fast digest of arrays, of a sample of the bytes of large ones
+product_from_jacobian  a product with a Jacobian that is given as blocks
+own_copy               a tree with arrays of its own
+array_leaves           path pattern → declaration of the arrays of a model
+is_array_type          whether an annotation is an `Array[…]`
+describe_array         shape and dtype of a value, as `f64[3,4]`
+describe_value         what a value is, for messages
+is_tracer              whether JAX is tracing a value
+Subject                a component under test at one point
+
+Names are loaded when they are first used, as in `chainrule.runtime`.
+"""
+
+from typing import TYPE_CHECKING
+
+from chainrule._lazy import lazy_names as _lazy_names
+
+if TYPE_CHECKING:
+    from chainrule.runtime._component._definition import hash_parts
+    from chainrule.runtime._component._document import Document, Field
+    from chainrule.runtime._component._failures import failure_of
+    from chainrule.runtime._component._isolation import PEER_MODULES, load_module
+    from chainrule.runtime._component._loading import check_sources
+    from chainrule.runtime._component._observation import keep_output
+    from chainrule.runtime._component._schemas import fit_abstract, to_plain
+    from chainrule.runtime._content_store import SharedFolder, content_name
+    from chainrule.runtime._derivatives import product_from_jacobian
+    from chainrule.runtime._endpoints import (
+        ENDPOINTS,
+        HVP,
+        JACOBIAN,
+        JVP,
+        VJP,
+        AsyncEndpointMethods,
+        DerivativeKind,
+        EndpointMethods,
+    )
+    from chainrule.runtime._own_arrays import own_copy
+    from chainrule.runtime._progress import is_heard, listening, unheard
+    from chainrule.runtime._residuals import content_digest, reuse_residuals
+    from chainrule.runtime._runs import Run, log_handler
+    from chainrule.runtime._schema import (
+        array_leaves,
+        describe_array,
+        describe_value,
+        is_array_type,
+    )
+    from chainrule.runtime._schema._validation import is_tracer
+    from chainrule.runtime.testing._subject import Subject
 
 __all__ = [
-    "BATCHED",
-    "DERIVATIVES",
     "ENDPOINTS",
     "HVP",
     "JACOBIAN",
     "JVP",
-    "PEER_DTYPES",
     "PEER_MODULES",
-    "SIDES",
-    "TAGGED",
     "VJP",
-    "ArrayJsonSchema",
-    "ArraySpec",
     "AsyncEndpointMethods",
-    "CallingBack",
-    "ComponentConfig",
     "DerivativeKind",
-    "DimensionTable",
+    "Document",
     "EndpointMethods",
     "Field",
-    "LocalComponent",
-    "ReferenceKind",
     "Run",
     "SharedFolder",
-    "Side",
     "Subject",
     "array_leaves",
-    "batched_product",
-    "capabilities_of",
-    "check_shape",
     "check_sources",
-    "check_syntax",
-    "checked_run_id",
     "content_digest",
     "content_name",
-    "copied_to",
-    "current_run",
     "describe_array",
     "describe_value",
-    "differentiable_of",
-    "dtype_mismatch",
-    "endpoints_of",
-    "enter_sizes",
     "failure_of",
-    "fields_html",
-    "fields_of",
-    "file_in",
-    "full_name",
+    "fit_abstract",
     "hash_parts",
     "is_array_type",
     "is_heard",
     "is_tracer",
+    "keep_output",
     "listening",
-    "load_component",
     "load_module",
     "log_handler",
-    "new_logs",
-    "numpy_dtype",
     "own_copy",
     "product_from_jacobian",
-    "progress",
     "reuse_residuals",
-    "summary_html",
-    "summary_text",
     "to_plain",
     "unheard",
-    "unwrap",
 ]
+
+_HOMES = {
+    "_endpoints": "ENDPOINTS DerivativeKind JACOBIAN JVP VJP HVP EndpointMethods AsyncEndpointMethods",
+    "_component._document": "Document Field",
+    "_component._isolation": "load_module PEER_MODULES",
+    "_component._loading": "check_sources",
+    "_component._failures": "failure_of",
+    "_component._observation": "keep_output",
+    "_component._schemas": "fit_abstract to_plain",
+    "_component._definition": "hash_parts",
+    "_runs": "Run log_handler",
+    "_progress": "listening is_heard unheard",
+    "_content_store": "content_name SharedFolder",
+    "_residuals": "reuse_residuals content_digest",
+    "_derivatives": "product_from_jacobian",
+    "_own_arrays": "own_copy",
+    "_schema": "array_leaves is_array_type describe_array describe_value",
+    "_schema._validation": "is_tracer",
+    "testing._subject": "Subject",
+}
+__getattr__, __dir__ = _lazy_names(
+    __name__,
+    {name: f"chainrule.runtime.{home}" for home, names in _HOMES.items() for name in names.split()},
+)

@@ -30,18 +30,15 @@ from chainrule._codec import (
 from chainrule._errors import ChainruleError, ComponentError, DecodeError, InputError
 from chainrule._lru_cache import LRUCache
 from chainrule._tracing import export_spans, is_traced, span
+from chainrule.runtime import ComponentConfig, LocalComponent, load_component, progress
 from chainrule.runtime.internal import (
-    DERIVATIVES,
     ENDPOINTS,
-    ComponentConfig,
-    LocalComponent,
+    DerivativeKind,
     Run,
     SharedFolder,
     content_name,
     describe_value,
     failure_of,
-    load_component,
-    progress,
     reuse_residuals,
     unheard,
 )
@@ -323,7 +320,7 @@ class _Request(BaseModel):
 
 def can_check(endpoints: list[str]) -> bool:
     """Whether a component with these endpoints has a derivative to check."""
-    return any(kind.endpoint in endpoints for kind in DERIVATIVES)
+    return any(isinstance(ENDPOINTS.get(name), DerivativeKind) for name in endpoints)
 
 
 class _Counted:

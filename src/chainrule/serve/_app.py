@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from chainrule._errors import DefinitionError, StorageError
 from chainrule._samehost import is_supported
-from chainrule.runtime.internal import ComponentConfig, LocalComponent
+from chainrule.runtime import ComponentConfig, LocalComponent
 from chainrule.serve._calls import Facts
 from chainrule.serve._endpoint import Endpoint, Intake
 from chainrule.serve._jobs import JobReplies, Jobs, job_routes, to_standard_error

@@ -21,11 +21,8 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from chainrule._samehost import Message, send_message
-from chainrule.runtime.internal import (
-    ComponentConfig,
-    listening,
-    log_handler,
-)
+from chainrule.runtime import ComponentConfig
+from chainrule.runtime.internal import listening, log_handler
 from chainrule.serve._calls import Watcher
 
 T = TypeVar("T")

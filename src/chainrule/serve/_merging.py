@@ -26,7 +26,8 @@ import orjson
 
 from chainrule._errors import ChainruleError, InputError
 from chainrule._trees import flatten_with_paths, set_at_path
-from chainrule.runtime.internal import LocalComponent, content_name
+from chainrule.runtime import LocalComponent
+from chainrule.runtime.internal import content_name
 from chainrule.serve._calls import Call, Reply
 
 if TYPE_CHECKING:

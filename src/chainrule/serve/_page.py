@@ -25,7 +25,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from chainrule.runtime.internal import SIDES, capabilities_of, fields_html, fields_of
+from chainrule.runtime.internal import Document, Field
 from chainrule.serve._calls import Facts
 
 PAGE_HEADERS = {
@@ -159,9 +159,13 @@ def description_route(path: str, facts: Facts) -> Route:
 
 def _render(facts: Facts) -> str:
     version = "" if facts.version == "unknown" else facts.version
+    document = Document(facts.openapi)
     sides = "".join(
-        f"<h2>{side}s</h2><div class='scroll'>{fields_html(fields_of(facts.openapi, side))}</div>"
-        for side in SIDES
+        f"<h2>{title}</h2><div class='scroll'>{Field.table(fields)}</div>"
+        for title, fields in (
+            ("Inputs", document.fields("inputs")),
+            ("Outputs", document.fields("outputs")),
+        )
     )
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
@@ -177,7 +181,7 @@ def _render(facts: Facts) -> str:
 
 
 def _endpoints(facts: Facts) -> str:
-    capabilities = capabilities_of(facts.openapi)
+    capabilities = Document(facts.openapi).capabilities
     rows = "".join(
         f"<tr><td><code>POST {escape(name)}</code></td>"
         f"<td>{escape(str(capabilities.get(name, '')))}</td></tr>"

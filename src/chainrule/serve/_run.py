@@ -17,7 +17,7 @@ from typing import Any
 import uvicorn
 
 from chainrule._errors import InputError, TransportError
-from chainrule.runtime.internal import ComponentConfig
+from chainrule.runtime import ComponentConfig
 from chainrule.serve._app import MakePool, Server
 from chainrule.serve._connections import (
     ConnectionLimit,

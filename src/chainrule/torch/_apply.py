@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from chainrule._codec import DTYPE_NAMES, dtype_from_name
 from chainrule._errors import InputError
 from chainrule.bridge.internal import Framework, Options, VmapMethod, prepare_call
-from chainrule.runtime.internal import PEER_DTYPES
 from chainrule.torch._function import HostFunction
 
 
@@ -72,8 +72,8 @@ def _as_tensor(leaf: Any) -> torch.Tensor:
 
 def _numpy_dtype(tensor: torch.Tensor, path: str) -> np.dtype[Any]:
     name = str(tensor.dtype).removeprefix("torch.")
-    if name in PEER_DTYPES:
-        return np.dtype(name)
+    if name in DTYPE_NAMES:
+        return dtype_from_name(name)
     raise InputError(
         f"`{path}` is a tensor of {tensor.dtype}, which NumPy does not have. Convert it, for example by "
         "`.float()`.",

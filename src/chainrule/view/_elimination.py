@@ -127,8 +127,7 @@ def blocks_of(edges: Edges, nodes: Mapping[Var, Vertex]) -> Blocks:
 
 def _kind(structure: Any) -> str:
     """The structure without its shape; nothing for an ordinary number."""
-    kind = str(structure).split(": ", 1)[1]
-    return "" if kind == "scalar" else kind
+    return "" if structure.kind == "scalar" else structure.kind
 
 
 def trace_steps(

@@ -16,7 +16,7 @@ from rich.markup import escape as escape_markup
 from rich.table import Table
 
 from chainrule._errors import InputError
-from chainrule.runtime.internal import SIDES, ArrayJsonSchema, Field, fields_html, fields_of
+from chainrule.runtime.internal import Document, Field
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class SchemaTable:
 
     def _repr_html_(self) -> str:
         return "".join(
-            f"<strong>{escape(title)}</strong>{fields_html(fields)}"
+            f"<strong>{escape(title)}</strong>{Field.table(fields)}"
             for title, fields in self.sides.items()
         )
 
@@ -64,17 +64,17 @@ def schema(subject: Any) -> SchemaTable:
         'x'
     """
     if isinstance(subject, type) and issubclass(subject, BaseModel):
-        described = subject.model_json_schema(schema_generator=ArrayJsonSchema)
-        schemas = {**described.get("$defs", {}), "Apply_InputSchema": described}
-        fields = fields_of({"components": {"schemas": schemas}}, "Input")
-        return SchemaTable({subject.__name__: tuple(fields)})
-    document = getattr(subject, "openapi_schema", None)
-    if document is None:
+        return SchemaTable({subject.__name__: tuple(Document.of_model(subject).fields("inputs"))})
+    content = getattr(subject, "openapi_schema", None)
+    if content is None:
         raise InputError(
             f"Expected a component or a pydantic model; found {type(subject).__name__}.",
             code="no_schema",
         )
-    return SchemaTable({f"{side.lower()}s": tuple(fields_of(document, side)) for side in SIDES})
+    document = Document(content)
+    return SchemaTable(
+        {"inputs": tuple(document.fields("inputs")), "outputs": tuple(document.fields("outputs"))}
+    )
 
 
 _METACLASS = type(BaseModel)

@@ -1,6 +1,7 @@
 """Endpoints that the author left out follow from those that are there."""
 
 import itertools
+from types import ModuleType
 from typing import Annotated
 
 import numpy as np
@@ -8,9 +9,13 @@ import pytest
 from pydantic import BaseModel, Field
 
 from chainrule._errors import InputError
-from chainrule.runtime import Array, Differentiable, Float64, component
-from chainrule.runtime._component._definition import Definition, Implementation
-from chainrule.runtime._component._local import LocalComponent
+from chainrule.runtime import (
+    Array,
+    Differentiable,
+    Float64,
+    component,
+    load_component,
+)
 from chainrule.runtime._endpoints import FIRST_ORDER, JACOBIAN, JVP, VJP
 
 Vector = Differentiable[Array[(None,), Float64]]
@@ -76,16 +81,9 @@ NATIVE = {
 
 def make(names):
     functions = {"apply": apply, **{name: NATIVE[name] for name in names}}
-    return LocalComponent(
-        Definition(
-            name="probe",
-            input_schema=InputSchema,
-            output_schema=OutputSchema,
-            implementations={name: Implementation(f) for name, f in functions.items()},
-            function=apply,
-            content_hash="0",
-        )
-    )
+    module = ModuleType("probe")
+    vars(module).update(InputSchema=InputSchema, OutputSchema=OutputSchema, **functions)
+    return load_component(module)
 
 
 SUBSETS = [s for k in (1, 2, 3) for s in itertools.combinations(NATIVE, k)]

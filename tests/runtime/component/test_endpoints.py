@@ -3,6 +3,7 @@
 import inspect
 import os
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Literal
 
 import numpy as np
@@ -25,8 +26,8 @@ from chainrule.runtime import (
     Limits,
     LocalComponent,
     component,
+    load_component,
 )
-from chainrule.runtime._component._definition import Definition, Implementation
 from chainrule.runtime.internal import ENDPOINTS
 
 Vector = Array[(None,), Float64]
@@ -71,17 +72,9 @@ def jacobian(inputs, jac_inputs, jac_outputs):
 
 def make(functions=None, inputs=InputSchema, outputs=OutputSchema, config=None):
     functions = {"apply": apply, **(functions or {})}
-    return LocalComponent(
-        Definition(
-            name="probe",
-            input_schema=inputs,
-            output_schema=outputs,
-            implementations={name: Implementation(f) for name, f in functions.items()},
-            function=functions["apply"],
-            content_hash="0",
-        ),
-        config,
-    )
+    module = ModuleType("probe")
+    vars(module).update(InputSchema=inputs, OutputSchema=outputs, **functions)
+    return load_component(module, config=config)
 
 
 @pytest.mark.parametrize("kind", ENDPOINTS.values(), ids=list(ENDPOINTS))

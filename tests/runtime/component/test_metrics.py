@@ -7,10 +7,9 @@ import threading
 import pytest
 
 from chainrule._errors import ComponentError, InputError, StorageError
-from chainrule.runtime import component
-from chainrule.runtime._config import ComponentConfig
-from chainrule.runtime._runs import Run
+from chainrule.runtime import ComponentConfig, component
 from chainrule.runtime.experimental import log_artifact, log_metric, log_parameter
+from chainrule.runtime.internal import Run
 
 
 def make(folder, **config):

@@ -15,8 +15,7 @@ from chainrule._trees import flatten_with_paths, get_at_path
 from chainrule.cli._diff import compare
 from chainrule.cli._payload import read_payload
 from chainrule.runtime import Array, Float64, Grants, Limits, component
-from chainrule.runtime._component._definition import hash_parts
-from chainrule.runtime._component._schemas import to_plain
+from chainrule.runtime.internal import hash_parts, to_plain
 
 arrays = st.lists(st.floats(allow_nan=False), max_size=3).map(np.array)
 names = st.text(min_size=1, max_size=6)

@@ -1,5 +1,6 @@
 """Finite differences stay inside the bounds of the input schema."""
 
+from types import ModuleType
 from typing import Annotated
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from chainrule._errors import InputError
-from chainrule.runtime import Array, Differentiable, Float32, Float64, component
+from chainrule.runtime import Array, Differentiable, Float32, Float64, component, load_component
 from chainrule.runtime.derivatives import (
     finite_difference_jacobian,
     finite_difference_jvp,
@@ -213,24 +214,16 @@ def test_a_wrong_derivative_at_a_bound_is_found():
     class OutputSchema(BaseModel):
         y: Differentiable[Float64]
 
-    class Module:
-        """A component whose derivative is wrong by a factor."""
+    def apply(inputs):
+        return {"y": np.exp(inputs.x)}
 
-        __name__ = "wrong"
+    def vector_jacobian_product(inputs, vjp_inputs, vjp_outputs, cotangent_vector):
+        return {"x": 1.5 * np.exp(inputs.x) * cotangent_vector["y"]}
 
-        @staticmethod
-        def apply(inputs):
-            return {"y": np.exp(inputs.x)}
-
-        @staticmethod
-        def vector_jacobian_product(inputs, vjp_inputs, vjp_outputs, cotangent_vector):
-            return {"x": 1.5 * np.exp(inputs.x) * cotangent_vector["y"]}
-
-    Module.InputSchema, Module.OutputSchema = InputSchema, OutputSchema
-    from chainrule.runtime._component._loading import define_from_module
-    from chainrule.runtime._component._local import LocalComponent
-
-    wrong = LocalComponent(define_from_module(Module()))
+    module = ModuleType("wrong")
+    vars(module).update(InputSchema=InputSchema, OutputSchema=OutputSchema)
+    vars(module).update(apply=apply, vector_jacobian_product=vector_jacobian_product)
+    wrong = load_component(module)
     for x in (0.0, 1.0):
         report = check_gradients(wrong, {"inputs": {"x": x}}, show_progress=False)
         tests = {(check.endpoint, check.test) for check in report.failures}

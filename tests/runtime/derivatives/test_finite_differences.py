@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, model_validator
 
 from chainrule._errors import CapabilityError, InputError, PathError
-from chainrule.runtime._schema import Array, BFloat16, Differentiable, Float16, Float32, Float64
+from chainrule.runtime import Array, BFloat16, Differentiable, Float16, Float32, Float64
 from chainrule.runtime.derivatives import (
     finite_difference_jacobian,
     finite_difference_jvp,

@@ -11,7 +11,7 @@ from pydantic import BaseModel, field_serializer
 
 from chainrule._errors import InputError, PathError
 from chainrule._lru_cache import LRUCache
-from chainrule.runtime._schema import Array, Differentiable, Float32
+from chainrule.runtime import Array, Differentiable, Float32
 from chainrule.runtime.jax_recipes import (
     _programs,
     jax_abstract_eval,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from chainrule.runtime._schema import Array, Bool, Complex64, Float32, Int32
+from chainrule.runtime import Array, Bool, Complex64, Float32, Int32
 
 ADAPTERS = [
     TypeAdapter(Array[(None, 2), Int32]),

@@ -11,7 +11,7 @@ from pydantic import BaseModel, RootModel, TypeAdapter, create_model
 from typing_extensions import TypedDict
 
 from chainrule._errors import DefinitionError
-from chainrule.runtime._schema import (
+from chainrule.runtime import (
     Array,
     ArraySpec,
     BFloat16,
@@ -20,12 +20,9 @@ from chainrule.runtime._schema import (
     Float64,
     Int32,
     ShapeDType,
-    array_leaves,
-    describe_array,
-    differentiable_leaves,
-    is_array_type,
-    is_differentiable,
 )
+from chainrule.runtime._schema import differentiable_leaves, is_differentiable
+from chainrule.runtime.internal import array_leaves, describe_array, is_array_type
 
 
 def test_a_type_carries_its_declaration():

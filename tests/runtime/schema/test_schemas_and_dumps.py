@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 
-from chainrule.runtime._schema import (
+from chainrule.runtime import (
     Array,
     BFloat16,
     Bool,

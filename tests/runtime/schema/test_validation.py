@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
 
 from chainrule._codec import BinrefArray
-from chainrule.runtime._schema import (
+from chainrule.runtime import (
     Array,
     BFloat16,
     Bool,
@@ -23,8 +23,8 @@ from chainrule.runtime._schema import (
     UInt16,
     UInt32,
     UInt64,
-    describe_value,
 )
+from chainrule.runtime.internal import describe_value
 
 
 def accept(annotation, value, **context):

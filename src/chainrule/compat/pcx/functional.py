@@ -16,6 +16,7 @@ from chainrule.stateful import RKG
 __all__ = ["cond", "jit", "scan", "switch", "value_and_grad", "vmap", "while_loop"]
 
 Function = Callable[..., Any]
+_LANES = "pcx_lanes"
 
 
 def jit(
@@ -186,9 +187,6 @@ def switch(branches: Sequence[Function]) -> Function:
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
-
-
-_LANES = "pcx_lanes"
 
 
 def _vmap_with_lane_keys(

@@ -37,6 +37,8 @@ __all__ = [
     "save_params",
     "step",
 ]
+_Group = tuple[str, ...]
+_Filter = Callable[[Any], bool] | type
 
 
 class M(Mask):
@@ -190,9 +192,6 @@ def _no_parameters() -> InputError:
     )
 
 
-_Group = tuple[str, ...]
-
-
 class OptimTree(Module):
     """One optimiser per selected part; a part whose gradients are not all there is left alone.
 
@@ -292,9 +291,6 @@ def _groups(tree: Any, is_part: Callable[[Any], bool]) -> Iterator[_Group]:
 
 def _part(values: dict[str, Any], group: _Group) -> dict[str, Any]:
     return {path: values[path] for path in group}
-
-
-_Filter = Callable[[Any], bool] | type
 
 
 def save_params(model: Any, path: str, filter: _Filter = LayerParam) -> None:

@@ -11,6 +11,7 @@ from chainrule.bridge import apply_component
 from chainrule.compat.tesseract_core._failures import as_validation_error
 
 VmapMethod = Literal["sequential", "auto_experimental", "expand_dims", "broadcast_all"]
+T = TypeVar("T")
 
 
 def apply_tesseract(
@@ -47,9 +48,6 @@ def apply_tesseract(
             raise
         # The ancestor asks for shapes first, so that is the endpoint that refuses.
         raise as_validation_error(error, "abstract_eval", {"inputs": inputs}) from error
-
-
-T = TypeVar("T")
 
 
 def sow(value: T, name: str, *, tag: str = "intermediates") -> T:

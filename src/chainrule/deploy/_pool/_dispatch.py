@@ -28,6 +28,9 @@ from typing import Any
 from chainrule._errors import TransportError
 from chainrule.client import Ticket
 
+# A call that may kill replicas leaves the last one that is up to the other calls for so long.
+_SPARE_LAST_S = 5.0
+
 
 class ReplicaLostError(TransportError):
     """A replica died or cannot be reached any more, so a call gets no answer.
@@ -97,10 +100,6 @@ class Replica(ABC):
     @abstractmethod
     def stop(self) -> None:
         """Stop using the replica; end it where no one else does."""
-
-
-# A call that may kill replicas leaves the last one that is up to the other calls for so long.
-_SPARE_LAST_S = 5.0
 
 
 class Slot:

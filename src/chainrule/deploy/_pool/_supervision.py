@@ -17,7 +17,7 @@ from typing import Any
 
 from chainrule._errors import ChainruleError, DefinitionError, InputError
 from chainrule.deploy._pool._dispatch import Dispatcher, Replica, Slot
-from chainrule.runtime.internal import endpoints_of
+from chainrule.runtime.internal import Document
 
 _log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class Supervisor:
                 continue
             failures = 0
             self.document = self.document or document
-            self.gives_gradients = "vector_jacobian_product" in endpoints_of(document)
+            self.gives_gradients = "vector_jacobian_product" in Document(document).endpoints
             self._dispatcher.mark_up(slot)
             slot.changed.wait()
             slot.changed.clear()

@@ -29,6 +29,9 @@ from chainrule.deploy.images._plan import TOKEN_FILE
 
 _WATCHDOG = Path(__file__).with_name("_watchdog.py")
 _ATTEMPTS = 5
+_PAUSE_S = 0.05
+_LOOK_EVERY_S = 0.5
+_SHOWN_LINES = 40
 
 
 class Container:
@@ -212,11 +215,6 @@ def _release(watchdog: subprocess.Popen[bytes]) -> None:
     assert watchdog.stdin is not None
     watchdog.stdin.close()
     watchdog.wait()
-
-
-_PAUSE_S = 0.05
-_LOOK_EVERY_S = 0.5
-_SHOWN_LINES = 40
 
 
 def free_port() -> int:

@@ -28,6 +28,9 @@ _SCRIPTS = Path(__file__).parent / "_scripts"
 # Hidden files belong to tools and users (.git, .venv, .env with passwords), not to an image.
 _IGNORED_NAMES = shutil.ignore_patterns(".*", "__pycache__", "*.pyc")
 _RECIPES = ("Containerfile", "component.def")
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip file can express
+_METADATA = ("METADATA", "entry_points.txt")
+_TAGS = "Wheel-Version: 1.0\nGenerator: chainrule\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
 def _left_out(folder: str, names: list[str]) -> set[str]:
@@ -108,11 +111,6 @@ def _parts(folder: Path) -> Iterator[tuple[str, bytes]]:
         if path.is_file():
             mode = path.stat().st_mode & 0o777
             yield f"{path.relative_to(folder).as_posix()} {mode:o}", path.read_bytes()
-
-
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip file can express
-_METADATA = ("METADATA", "entry_points.txt")
-_TAGS = "Wheel-Version: 1.0\nGenerator: chainrule\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
 def write_wheel(folder: Path) -> Path:

@@ -12,6 +12,9 @@ from chainrule._errors import CapabilityError, InputError
 from chainrule.deploy.images._engine import Engine
 from chainrule.deploy.images._plan import TOKEN_FILE
 
+Gpus = str | Sequence[str | int] | None
+Volumes = Mapping[str | Path, str] | Sequence[str] | None
+
 
 @dataclass(frozen=True)
 class ComponentImage:
@@ -136,10 +139,6 @@ def list_images(engine: Engine) -> list[ComponentImage]:
     found = json.loads(engine.ask("image", "inspect", *ids))
     images = [ComponentImage._of(facts) for facts in found]
     return [image for image in images if image.is_component and image.tags]
-
-
-Gpus = str | Sequence[str | int] | None
-Volumes = Mapping[str | Path, str] | Sequence[str] | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,8 @@ from chainrule.runtime.testing import check_gradients, find_tests, run_test
 
 FACTS = Path("/opt/chainrule/facts.json")
 BILL = Path("/opt/chainrule/sbom.cdx.json")
+_DPKG_STATUS = Path("/var/lib/dpkg/status")
+_SPACE = uuid.UUID("b6a2ff2c-9a3e-5d14-8e0b-6f0f8a3b7a55")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -93,10 +95,6 @@ def _say_failure(step: str, error: ChainruleError) -> None:
     if error.__cause__ is not None:
         traceback.print_exception(error.__cause__)
     sys.stderr.write(f"Error: {error}\nchainrule-build-failed: {step}\n")
-
-
-_DPKG_STATUS = Path("/var/lib/dpkg/status")
-_SPACE = uuid.UUID("b6a2ff2c-9a3e-5d14-8e0b-6f0f8a3b7a55")
 
 
 def bill_of_materials(name: str, version: str) -> dict[str, Any]:

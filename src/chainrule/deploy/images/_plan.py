@@ -176,7 +176,7 @@ def plan_build(
     settings = read_settings(folder, changes=changes, **overrides)
     _check_files(folder, settings)
     if settings.check and entry.endswith(".py"):
-        check_sources(folder / entry)
+        check_sources(folder / entry, other_python=True)
     requirements = read_requirements(folder, settings.requirements)
     entry = f"{entry}:{attribute}" if attribute else entry
     return BuildPlan(folder, entry, settings, _with_cuda(requirements, settings))

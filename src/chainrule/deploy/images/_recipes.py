@@ -20,6 +20,7 @@ from chainrule.deploy.images._plan import BuildPlan
 
 _COMPILE = "/opt/venv/bin/python -m compileall -q --invalidation-mode checked-hash /component"
 _CACHE = "--mount=type=cache,target=/build-cache"
+_FILES = ("scripts", "credentials", "local_requirements")
 
 
 def containerfile(plan: BuildPlan) -> str:
@@ -85,9 +86,6 @@ def _assignments(keyword: str, values: Mapping[str, str]) -> list[str]:
     """All of them in one line, because every line makes a layer."""
     pairs = " ".join(f"{name}={quoted(value)}" for name, value in values.items())
     return [f"{keyword} {pairs}"] if pairs else []
-
-
-_FILES = ("scripts", "credentials", "local_requirements")
 
 
 def apptainer_definition(plan: BuildPlan) -> str:

@@ -33,6 +33,8 @@ from chainrule.serve.internal import (
 _log = logging.getLogger(__name__)
 
 _INLINE_BYTES = 1 << 16
+_LOOK_EVERY_S = 0.2
+_GRACE_S = 1.0
 
 
 class ReplicaActor:
@@ -151,10 +153,6 @@ def _problem(what: str, error: Exception, code: str = "internal_error") -> Envel
     # The cluster belongs to the caller, so he may see its tracebacks.
     reply = problem_reply(error, debug=True)
     return Envelope(reply.status, reply.content_type, b"".join(reply.pieces))
-
-
-_LOOK_EVERY_S = 0.2
-_GRACE_S = 1.0
 
 
 class Interruption:

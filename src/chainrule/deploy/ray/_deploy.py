@@ -25,6 +25,9 @@ _MANAGER_OPTIONS = {
     "max_task_retries": -1,
     "resources": {"node:__internal_head__": 0.001},
 }
+NAMESPACE = "chainrule"
+"""The namespace in which the managers of named pools are registered."""
+_CONNECT_WITHIN_S = 5.0
 
 
 def deploy(
@@ -193,12 +196,6 @@ def _find_manager(name: str) -> Any:
             f"name={name!r}).",
             code="no_such_pool",
         ) from error
-
-
-NAMESPACE = "chainrule"
-"""The namespace in which the managers of named pools are registered."""
-
-_CONNECT_WITHIN_S = 5.0
 
 
 def connect(address: str | None, *, start: bool = False) -> None:

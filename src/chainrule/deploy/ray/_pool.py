@@ -31,7 +31,8 @@ from chainrule.client.internal import Answer, read_answer
 from chainrule.deploy._pool import PoolTransport, Replica, ReplicaLostError
 from chainrule.deploy.ray._actor import extract_references
 from chainrule.deploy.ray._messages import CANCELLED, Envelope, Plan, Report, Roster
-from chainrule.runtime.internal import is_heard, progress
+from chainrule.runtime import progress
+from chainrule.runtime.internal import is_heard
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +40,11 @@ _MESSAGE_S = 0.02
 _FORGET = 0.9
 _REPORT_EVERY_S = 0.5
 _ANSWER_WITHIN_S = 10.0
+_LOST = (RayActorError, ObjectLostError, OutOfMemoryError, WorkerCrashedError)
+_LOOK_AGAIN_S = 0.1
+_ASK_EVERY_S = 0.2
+# Longer than a replica takes to ask the manager, to interrupt the call and to end.
+_CANCEL_WITHIN_S = 3.0
 
 
 class RayPool(PoolTransport):
@@ -182,13 +188,6 @@ def _attach(manager: Any, plan: Plan, startup_timeout_s: float) -> RayPool:
     return pool
 
 
-_LOST = (RayActorError, ObjectLostError, OutOfMemoryError, WorkerCrashedError)
-_LOOK_AGAIN_S = 0.1
-_ASK_EVERY_S = 0.2
-# Longer than a replica takes to ask the manager, to interrupt the call and to end.
-_GIVE_UP_S = 3.0
-
-
 class ActorReplica(Replica):
     """Messages to the actor of a replica. Ray restarts the actor after a crash, on another node if necessary.
 
@@ -322,7 +321,7 @@ class ActorReplica(Replica):
         if future.done():
             return future.result()
         if ticket.is_cancelled:
-            return self._give_up(reference, future, name)
+            return self._cancel(reference, future, name)
         ray.kill(self._actor, no_restart=False)
         raise ReplicaLostError(
             f"The component did not answer within {self._timeout_s:g} s and was stopped.",
@@ -330,12 +329,12 @@ class ActorReplica(Replica):
             may_repeat=False,
         )
 
-    def _give_up(self, reference: Any, future: Future[Any], name: str | None) -> NoReturn:
+    def _cancel(self, reference: Any, future: Future[Any], name: str | None) -> NoReturn:
         """Take back a call that waits, interrupt one that runs, and end its process if that fails."""
         ray.cancel(reference)
         self._manager.cancel.remote(name)
         try:
-            future.result(_GIVE_UP_S)
+            future.result(_CANCEL_WITHIN_S)
         except _LOST as error:
             raise _cancelled(ReplicaLostError, may_repeat=False) from error
         except TimeoutError:

@@ -1,4 +1,10 @@
-"""What a rule is given and what it gives back."""
+"""What a rule is given and what it gives back.
+
+A complex array is a pair of real ones here, along a last axis of two (`real_shape`, `as_real`), so that every
+block is a real matrix: multiplication by a + bi is [[a, -b], [b, a]], and a function that is not holomorphic,
+such as conjugation, has a Jacobian like any other. Only at the end is the block of a complex output made
+complex again, Re + i·Im of its rows, as `jax.jacfwd` gives it for real inputs.
+"""
 
 from __future__ import annotations
 

@@ -450,7 +450,10 @@ def _compiled() -> _Kernels:
 
     for helper in _HELPERS:
         register_jitable(helper)
-    return _Kernels(*(numba.njit(function, cache=True) for function in _INTERPRETED))
+    try:
+        return _Kernels(*(numba.njit(function, cache=True) for function in _INTERPRETED))
+    except RuntimeError:  # there is no folder that numba may write to
+        return _Kernels(*(numba.njit(function) for function in _INTERPRETED))
 
 
 _WIDE = 1 << 20

@@ -12,7 +12,8 @@ In reading order:
     _jax_modules            what JAX can do with a file, read from its syntax
     _functions              annotated functions → Definition
     _commands               executables and `component.yaml` → Definition
-    _schemas                the author's models, those made from them, plain trees
+    _models                 the models that are made from the author's
+    _schemas                validation, plain trees, abstract evaluation from schemas alone
     _local                  `LocalComponent`
     _handlers               `apply` and `abstract_eval`: validate, run, validate
     _derivative_handlers    the derivative endpoints: paths, vectors, blocks

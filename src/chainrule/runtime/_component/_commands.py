@@ -44,6 +44,7 @@ from chainrule._paths import split_path
 from chainrule._trees import flatten_with_paths, is_arraylike
 from chainrule.runtime._component._definition import Definition, Implementation, hash_parts
 from chainrule.runtime._component._derivation import Derivatives, finite_implementations
+from chainrule.runtime._component._loading import read_mapping
 from chainrule.runtime._component._local import LocalComponent
 from chainrule.runtime._component._schemas import to_plain
 from chainrule.runtime._config import ComponentConfig
@@ -349,7 +350,9 @@ def define_from_command_file(file: Path) -> Definition:
     Raises:
         DefinitionError: the file is missing or incomplete.
     """
-    content = _read_description(file)
+    if not file.is_file():
+        raise DefinitionError(f"No component file at {file}.", code="module_missing")
+    content = read_mapping(file)
     missing = [key for key in ("command", "inputs", "outputs") if key not in content]
     unknown = sorted(set(map(str, content)) - _KEYS)
     if missing or unknown:
@@ -361,20 +364,6 @@ def define_from_command_file(file: Path) -> Definition:
     command = content.pop("command")
     content.pop("build", None)  # how its image is made: see chainrule.deploy.images
     return from_command(command, folder=file.parent, **content)._definition
-
-
-def _read_description(file: Path) -> dict[str, Any]:
-    import yaml
-
-    if not file.is_file():
-        raise DefinitionError(f"No component file at {file}.", code="module_missing")
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise DefinitionError(f"{file} is not YAML: {error}.", code="bad_project_file") from error
-    if not isinstance(content, dict):
-        raise DefinitionError(f"{file} has to be a mapping.", code="bad_project_file")
-    return content
 
 
 _SCALARS: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}

@@ -6,15 +6,20 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from chainrule.runtime._component._definition import Capability, Cost
-from chainrule.runtime._endpoints import ENDPOINTS
+from chainrule.runtime._endpoints import ENDPOINTS, Side
 from chainrule.runtime._schema import ArraySpec
 
-Side = Literal["Input", "Output"]
-SIDES: tuple[Side, Side] = ("Input", "Output")
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+SIDES: tuple[Side, Side] = ("inputs", "outputs")
+_SCHEMAS: Mapping[Side, str] = {"inputs": "InputSchema", "outputs": "OutputSchema"}
 _MAX_DEPTH = 8
+_MAX_FIELDS = 12
+_MAX_DEFAULT = 40
 
 
 @dataclass(frozen=True)
@@ -37,56 +42,119 @@ class Field:
     description: str = ""
     default: Any = None
 
+    @staticmethod
+    def table(fields: Sequence[Field]) -> str:
+        """Fields of a schema as a table in HTML."""
+        head = "".join(f"<th>{name}</th>" for name in ("path", "type", "∂", "default", ""))
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in _cells(field)) + "</tr>"
+            for field in fields
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
-def full_name(name: str, version: str) -> str:
-    """A component's name, and its version where the author gave one."""
-    return name if version == "unknown" else f"{name} {version}"
 
+class Document:
+    """What the OpenAPI document of a component says.
 
-def endpoints_of(document: Mapping[str, Any]) -> list[str]:
-    """The endpoints that are served, in the document's order; pages and probes are left out."""
-    known = {*ENDPOINTS, "health"}
-    return [name for path in document["paths"] if (name := path.strip("/")) in known]
+    Args:
+        content: the document.
+    """
 
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self._content = content
+        self._schemas: Mapping[str, Any] = content.get("components", {}).get("schemas", {})
 
-def capabilities_of(document: Mapping[str, Any]) -> dict[str, Capability]:
-    """How each endpoint is available; a server that does not say is taken to have it by itself."""
-    told = document.get("x-capabilities", {})
-    served = endpoints_of(document)
+    @classmethod
+    def of_model(cls, model: type[BaseModel]) -> Document:
+        """A document with nothing but the fields of one model, as the inputs."""
+        # Imported here: a document that is read needs nothing that makes schemas.
+        from chainrule.runtime._schema._json_schema import ArrayJsonSchema
 
-    def capability(name: str) -> Capability:
-        if name in told:
-            facts = told[name]
+        described = model.model_json_schema(schema_generator=ArrayJsonSchema)
+        schemas = {**described.get("$defs", {}), "Apply_InputSchema": described}
+        return cls({"components": {"schemas": schemas}})
+
+    @staticmethod
+    def full_name(name: str, version: str) -> str:
+        """A component's name, and its version where the author gave one."""
+        return name if version == "unknown" else f"{name} {version}"
+
+    @property
+    def title(self) -> str:
+        """The full name of the component."""
+        info = self._content["info"]
+        return self.full_name(info["title"], info["version"])
+
+    @property
+    def endpoints(self) -> list[str]:
+        """The endpoints that are served, in the document's order; pages and probes are left out."""
+        known = {*ENDPOINTS, "health"}
+        return [name for path in self._content["paths"] if (name := path.strip("/")) in known]
+
+    @property
+    def capabilities(self) -> dict[str, Capability]:
+        """How each endpoint is available; where this is not stated, what is served counts as native."""
+        stated, served = self._content.get("x-capabilities", {}), self.endpoints
+
+        def capability(name: str) -> Capability:
+            if name not in stated:
+                return Capability("native" if name in served else "absent")
+            facts = stated[name]
             cost = Cost(**facts.get("cost", {}))
             return Capability(facts["status"], facts.get("via"), facts.get("batches", False), cost)
-        return Capability("native" if name in served else "absent")
 
-    return {name: capability(name) for name in ENDPOINTS}
+        return {name: capability(name) for name in ENDPOINTS}
 
+    def differentiable(self, side: Side) -> dict[str, ArraySpec]:
+        """Path pattern → declaration of every differentiable array of one side."""
+        declared = self._schemas[f"Apply{_SCHEMAS[side]}"].get("differentiable_arrays", {})
+        return {
+            pattern: ArraySpec(
+                tuple(entry["shape"]) if "shape" in entry else None, entry.get("dtype"), True
+            )
+            for pattern, entry in declared.items()
+        }
 
-def differentiable_of(document: Mapping[str, Any], side: Side) -> dict[str, ArraySpec]:
-    """Path pattern → declaration of every differentiable array of one side."""
-    schemas = document["components"]["schemas"]
-    declared = schemas[f"Apply{side}Schema"].get("differentiable_arrays", {})
-    return {
-        pattern: ArraySpec(
-            tuple(entry["shape"]) if "shape" in entry else None, entry.get("dtype"), True
+    def fields(self, side: Side) -> list[Field]:
+        """The leaves of one side's schema, for people."""
+        return list(_walk(root_of(self._schemas, side), "", True, self._schemas, 0))
+
+    def summary(self, place: str) -> str:
+        """Name, version, place, schema, and what is differentiable and how; about a screenful."""
+        lines = [f"Component {self.title} ({place})"]
+        for side in SIDES:
+            fields = self.fields(side)
+            width = max((len(field.path) for field in fields), default=0)
+            for index, field in enumerate(fields[:_MAX_FIELDS]):
+                heading = side if index == 0 else ""
+                lines.append(f"  {heading:<10}{field.path:<{width}}  {_describe(field)}")
+            if len(fields) > _MAX_FIELDS:
+                lines.append(f"  {'':<10}… and {len(fields) - _MAX_FIELDS} more")
+        lines.append(f"  {'endpoints':<10}{self._available()}")
+        return "\n".join(lines)
+
+    def summary_html(self, place: str) -> str:
+        """The same for a notebook."""
+        tables = "".join(
+            f"<details open><summary>{side}</summary>{Field.table(self.fields(side))}</details>"
+            for side in SIDES
         )
-        for pattern, entry in declared.items()
-    }
+        return (
+            f"<div><strong>{escape(self.title)}</strong> <small>{escape(place)}</small><br>"
+            f"{escape(self._content['info'].get('description', ''))}{tables}"
+            f"<small>{escape(self._available())}</small></div>"
+        )
 
-
-def fields_of(document: Mapping[str, Any], side: Side) -> list[Field]:
-    """The leaves of one side's schema, for people."""
-    schemas = document["components"]["schemas"]
-    return list(_walk(root_of(schemas, side), "", True, schemas, 0))
+    def _available(self) -> str:
+        present = {n: c for n, c in self.capabilities.items() if c.status != "absent"}
+        return ", ".join(f"{name} {capability}" for name, capability in present.items())
 
 
 def root_of(schemas: Mapping[str, Any], side: Side) -> Mapping[str, Any]:
     """The schema of one side, among those of a document."""
-    root = schemas.get(f"Apply_{side}Schema")
+    root = schemas.get(f"Apply_{_SCHEMAS[side]}")
     if root is None:  # the peer names the model after the author's class
-        root = schemas.get(f"Apply{side}Schema", {})
+        root = schemas.get(f"Apply{_SCHEMAS[side]}", {})
         root = root.get("properties", {}).get("inputs", root)
     return root
 
@@ -169,52 +237,6 @@ def _join(path: str, segment: str) -> str:
     return f"{path}.{segment}" if path else segment
 
 
-_MAX_FIELDS = 12
-_MAX_DEFAULT = 40
-
-
-def summary_text(document: Mapping[str, Any], place: str) -> str:
-    """Name, version, place, schema, and what is differentiable and how; about a screenful."""
-    info = document["info"]
-    lines = [f"Component {full_name(info['title'], info['version'])} ({place})"]
-    for side in SIDES:
-        fields = fields_of(document, side)
-        width = max((len(field.path) for field in fields), default=0)
-        for index, field in enumerate(fields[:_MAX_FIELDS]):
-            heading = f"{side.lower()}s" if index == 0 else ""
-            lines.append(f"  {heading:<10}{field.path:<{width}}  {_describe(field)}")
-        if len(fields) > _MAX_FIELDS:
-            lines.append(f"  {'':<10}… and {len(fields) - _MAX_FIELDS} more")
-    lines.append(f"  {'endpoints':<10}{_endpoints(document)}")
-    return "\n".join(lines)
-
-
-def summary_html(document: Mapping[str, Any], place: str) -> str:
-    """The same for a notebook."""
-    info = document["info"]
-    title = escape(full_name(info["title"], info["version"]))
-    tables = "".join(
-        f"<details open><summary>{side.lower()}s</summary>{fields_html(fields_of(document, side))}"
-        "</details>"
-        for side in SIDES
-    )
-    return (
-        f"<div><strong>{title}</strong> <small>{escape(place)}</small><br>"
-        f"{escape(info.get('description', ''))}{tables}"
-        f"<small>{escape(_endpoints(document))}</small></div>"
-    )
-
-
-def fields_html(fields: Sequence[Field]) -> str:
-    """Fields of a schema as a table."""
-    head = "".join(f"<th>{name}</th>" for name in ("path", "type", "∂", "default", ""))
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in _cells(field)) + "</tr>"
-        for field in fields
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-
-
 def _cells(field: Field) -> tuple[str, ...]:
     default = "" if field.default is None else json.dumps(field.default)
     shown = default if len(default) <= _MAX_DEFAULT else f"{default[:_MAX_DEFAULT]}…"
@@ -228,12 +250,3 @@ def _describe(field: Field) -> str:
         *([] if field.is_required else ["optional"]),
     ]
     return " ".join([field.type, *(f"({mark})" for mark in marks)])
-
-
-def _endpoints(document: Mapping[str, Any]) -> str:
-    present = {
-        name: capability
-        for name, capability in capabilities_of(document).items()
-        if capability.status != "absent"
-    }
-    return ", ".join(f"{name} {capability}" for name, capability in present.items())

@@ -49,7 +49,8 @@ from chainrule.runtime._component._definition import (
 from chainrule.runtime._component._derivation import Derivatives, finite_implementations
 from chainrule.runtime._component._failures import is_jitted
 from chainrule.runtime._component._local import LocalComponent
-from chainrule.runtime._component._schemas import is_model_class, to_plain
+from chainrule.runtime._component._models import is_model_class
+from chainrule.runtime._component._schemas import to_plain
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._endpoints import HVP, JACOBIAN, JVP, VALUE_AND_VJP, VJP
 

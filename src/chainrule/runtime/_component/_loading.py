@@ -29,7 +29,7 @@ from chainrule.runtime._component._handlers import double_precision, was_loaded_
 from chainrule.runtime._component._isolation import load_module, loaded_sources
 from chainrule.runtime._component._local import LocalComponent
 from chainrule.runtime._config import ComponentConfig
-from chainrule.runtime._endpoints import DERIVATIVE_ENDPOINTS, ENDPOINTS
+from chainrule.runtime._endpoints import DERIVATIVE_ENDPOINTS, ENDPOINTS, FIRST_ORDER, HVP
 from chainrule.runtime._runs import Run, activate
 
 Source = str | Path | ModuleType | Callable[..., Any] | LocalComponent
@@ -160,13 +160,8 @@ def _load_attribute(
 
 
 _REQUIRED = ("InputSchema", "OutputSchema", "apply")
-_SHORT_NAMES = {
-    "jac": "jacobian",
-    "jvp": "jacobian_vector_product",
-    "vjp": "vector_jacobian_product",
-    "hvp": "hessian_vector_product",
-}
-"""What the command line calls derivative endpoints; a module calls them by their long names."""
+_SHORT_NAMES = {kind.short: kind.endpoint for kind in (*FIRST_ORDER, HVP)}
+"""How derivative endpoints are abbreviated; a module calls them by their long names."""
 
 
 def define_from_file(module: ModuleType, path: Path) -> Definition:
@@ -214,12 +209,11 @@ def _define_module(module: Any, **facts: Any) -> Definition:
     if jax_function is not None:
         from chainrule.runtime._component._functions import recipe_implementations
         from chainrule.runtime._component._jax_modules import own_derivatives
-        from chainrule.runtime._endpoints import FIRST_ORDER
 
         own = own_derivatives(module, jax_function)
         free = recipe_implementations("jax", jax_function)
         if set(own) & {kind.endpoint for kind in FIRST_ORDER}:
-            # What is missing has to follow from what the author thought of.
+            # What is missing has to follow from the derivative that the author wrote.
             free = {name: free[name] for name in free if name not in DERIVATIVE_ENDPOINTS}
         implementations = free | implementations
     return Definition(
@@ -266,8 +260,15 @@ def read_project_file(folder: Path) -> dict[str, Any]:
     """
     names = ("component.yaml", "tesseract_config.yaml")
     file = next((folder / name for name in names if (folder / name).is_file()), None)
-    if file is None:
-        return {}
+    return {} if file is None else read_mapping(file)
+
+
+def read_mapping(file: Path) -> dict[str, Any]:
+    """The mapping in a YAML file.
+
+    Raises:
+        DefinitionError: it is something else (`bad_project_file`).
+    """
     import yaml
 
     try:
@@ -290,26 +291,20 @@ _CHANGED = re.compile(
 )
 
 
-def check_syntax(file: Path) -> None:
-    """Compile a Python file.
+def check_sources(source: Path, *, other_python: bool = False) -> None:
+    """Compile the file of a component, and those of its neighbours that it imports, without running them.
+
+    Args:
+        source: the file, or the folder of the component; what is not Python is left alone.
+        other_python: let through what only a newer Python may take: another interpreter will run it.
 
     Raises:
-        DefinitionError: it cannot be read, or it is not Python (`module_failed`); the message says the line.
+        DefinitionError: a file cannot be read or is not Python (`module_failed`, with the line), or the
+            folder has no component (`module_missing`).
     """
-    try:
-        _compile(file)
-    except (OSError, SyntaxError, ValueError) as error:
-        raise _syntax_error(file, error) from error
-
-
-def check_sources(file: Path) -> None:
-    """Compile a Python file, and those of its neighbours that it imports, for another interpreter.
-
-    What only a newer Python may take is let through: who has that Python will tell.
-
-    Raises:
-        DefinitionError: as in `check_syntax`.
-    """
+    file = file_in(source) if source.is_dir() else source
+    if file.suffix != ".py":
+        return
     pending, seen = [file], set[Path]()
     while pending:
         source = pending.pop()
@@ -319,7 +314,7 @@ def check_sources(file: Path) -> None:
         try:
             tree = _compile(source)
         except (OSError, SyntaxError, ValueError) as error:
-            if not _may_be_newer(error):
+            if not (other_python and _may_be_newer(error)):
                 raise _syntax_error(source, error) from error
         else:
             pending += _imported(tree, source.parent, file.parent)

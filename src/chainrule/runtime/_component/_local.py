@@ -17,7 +17,7 @@ from chainrule.runtime._component._definition import (
     Definition,
     Implementation,
 )
-from chainrule.runtime._component._document import full_name
+from chainrule.runtime._component._document import Document
 from chainrule.runtime._component._handlers import (
     Handler,
     check_fields,
@@ -25,7 +25,13 @@ from chainrule.runtime._component._handlers import (
     evaluation_handler,
     in_double_precision,
 )
-from chainrule.runtime._component._schemas import Context, Schemas, to_plain, with_abstract_eval
+from chainrule.runtime._component._schemas import (
+    Context,
+    Schemas,
+    complete_abstract,
+    to_plain,
+    with_abstract_eval,
+)
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._endpoints import (
     DERIVATIVE_ENDPOINTS,
@@ -148,12 +154,10 @@ class LocalComponent(EndpointMethods):
 
     def __repr__(self) -> str:
         endpoints = ", ".join(self._handlers)
-        return f"<LocalComponent {full_name(self.name, self.version)}: {endpoints}>"
+        return f"<LocalComponent {Document.full_name(self.name, self.version)}: {endpoints}>"
 
     def _repr_html_(self) -> str:
-        from chainrule.runtime._component._document import summary_html
-
-        return summary_html(self.openapi_schema, "in this process")
+        return Document(self.openapi_schema).summary_html("in this process")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the author's own function, with nothing in between."""
@@ -221,6 +225,16 @@ class LocalComponent(EndpointMethods):
         """
         check_fields(payload, ("inputs",), "apply")
         return to_plain(self._schemas.read_inputs(payload["inputs"], "apply", self._context))
+
+    def read_abstract_inputs(self, abstract_inputs: Any) -> tuple[Any, dict[str, Any]]:
+        """The inputs of `abstract_eval` as a plain tree, validated, and the sizes of named dimensions.
+
+        Arrays are `{"shape": …, "dtype": …}`. Arrays that are not given have the values of their defaults.
+
+        Raises:
+            InputError: the caller is at fault.
+        """
+        return complete_abstract(self._schemas, abstract_inputs)
 
     @property
     def _context(self) -> Context:
@@ -298,9 +312,9 @@ def _make_handler(
         )
 
         # A recipe holds vectors to their shapes by itself; its abstract evaluation is not native.
-        told = implementations.get("abstract_eval")
-        is_native = told is not None and told.capability.status == "native"
-        shapes = OutputShapes(schemas, told.function if told and is_native else None)
+        abstract = implementations.get("abstract_eval")
+        is_native = abstract is not None and abstract.capability.status == "native"
+        shapes = OutputShapes(schemas, abstract.function if abstract and is_native else None)
         handler = derivative_handler(kind, schemas, function, shapes)
     elif kind is TAGGED:
         from chainrule.runtime._component._derivative_handlers import tagged_handler

@@ -112,24 +112,20 @@ class _Kept:
     def __call__(self, payload: Payload, context: Context) -> Any:
         run = current_run.get()
         assert run is not None, "an endpoint is called in a run"
-        with copied_to(new_logs(run.folder) / "tesseract.log"):
+        with keep_output(run.folder):
             return self._handler(payload, context)
 
 
-def new_logs(folder: Path) -> Path:
-    """The folder `logs` in a folder, with everything that is always there."""
+@contextmanager
+def keep_output(folder: Path) -> Iterator[None]:
+    """Copy what is written to standard output and standard error into `logs` of a folder, and pass it on."""
     logs = folder / "logs"
     (logs / "artifacts").mkdir(parents=True, exist_ok=True)
     (logs / "metrics.csv").write_text("timestamp,key,value,step\n", encoding="utf-8")
-    return logs
-
-
-@contextmanager
-def copied_to(file: Path) -> Iterator[None]:
-    """Copy what is written to standard output and standard error into a file, and pass it on."""
+    file = logs / "tesseract.log"
     source, sink = os.pipe()
     real = os.dup(1), os.dup(2)
-    # A child process that lives on may hold the pipe open; nobody waits for it.
+    # A daemon: a child process of the author's may keep the pipe open after the call.
     copier = threading.Thread(target=_copy, args=(source, os.dup(2), file), daemon=True)
     copier.start()
     os.dup2(sink, 1)

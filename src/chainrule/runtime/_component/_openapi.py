@@ -17,7 +17,8 @@ from pydantic.json_schema import models_json_schema
 
 from chainrule._errors import DefinitionError
 from chainrule._paths import pattern_to_regex
-from chainrule.runtime._component._schemas import Schemas, is_model_class
+from chainrule.runtime._component._models import is_model_class
+from chainrule.runtime._component._schemas import Schemas
 from chainrule.runtime._endpoints import (
     BATCHED,
     COTANGENT,

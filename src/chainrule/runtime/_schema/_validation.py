@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from pydantic import ValidationInfo
 
 from chainrule._codec import DEFAULT_LIMITS, WHY_MASKED, BinrefArray, decode_array, has_masked
 from chainrule._errors import ChainruleError
+from chainrule._trees import iterate_leaves
 from chainrule.runtime._own_arrays import own_copy_of_array
 from chainrule.runtime._schema import _problems
 from chainrule.runtime._schema._spec import (
@@ -179,6 +181,7 @@ def _validate_in_place(spec: ArraySpec, dtype: np.dtype[Any] | None, value: Any)
     return value.astype(dtype)
 
 
+_MAX_RANK = 64
 _LITERALS = (bool, int, float, complex, list, tuple)
 _TEXTS = {"U": "text", "S": "bytes"}
 
@@ -224,11 +227,20 @@ def is_tracer(value: Any) -> bool:
 
 
 def _why_unreadable(value: Any, error: Exception) -> str:
-    if isinstance(value, list | tuple) and "inhomogeneous" in str(error):
-        return "nested lists of unequal lengths"
-    if isinstance(value, list | tuple) and "maximum number of dimension" in str(error):
-        return "lists nested deeper than an array can be"
+    if isinstance(value, list | tuple):
+        if _depth(value) > _MAX_RANK:
+            return "lists nested deeper than an array can be"
+        if all(isinstance(leaf, _LITERALS) for _, leaf in islice(iterate_leaves(value), 1000)):
+            return "nested lists of unequal lengths"
     return f"{describe_value(value)} that NumPy cannot read ({type(error).__name__}: {error})"
+
+
+def _depth(value: Any) -> int:
+    """How deep lists are nested along their first items, counted to just above what an array can have."""
+    depth = 0
+    while isinstance(value, list | tuple) and value and depth <= _MAX_RANK:
+        value, depth = value[0], depth + 1
+    return depth
 
 
 def _why_not_numbers(value: Any, array: np.ndarray[Any, Any]) -> Exception:
@@ -271,6 +283,9 @@ def _decode(encoded: Mapping[str, Any], context: Mapping[str, Any]) -> np.ndarra
         raise _problems.decode_failed(encoding, error) from None
 
 
+# Units
+
+
 def is_quantity(value: Any) -> bool:
     """Whether a value is a number with units (a pint quantity, without importing pint)."""
     return hasattr(value, "magnitude") and hasattr(value, "units") and hasattr(value, "to")
@@ -309,6 +324,8 @@ def scaled_to(units: str | None, value: Any, given: Any) -> Any:
         raise _problems.unit_mismatch(units, given) from None
     return quantity_in(units, quantity)
 
+
+# Casts
 
 _ONE = np.uint64(1)
 

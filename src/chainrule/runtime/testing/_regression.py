@@ -364,7 +364,7 @@ def with_defaults(component: Any, endpoint: str, expected: Any) -> Any:
     schema = getattr(getattr(component, "local", None) or component, "output_schema", None)
     if schema is None:
         schemas = getattr(component, "openapi_schema", _NO_DOCUMENT)["components"]["schemas"]
-        return _completed(expected, root_of(schemas, "Output"), schemas)
+        return _completed(expected, root_of(schemas, "outputs"), schemas)
     try:
         model = schema.model_validate(expected, context={"skip_path_checks": True})
     except ValidationError:

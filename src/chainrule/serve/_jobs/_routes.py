@@ -20,7 +20,8 @@ from chainrule._codec import (
     negotiate,
 )
 from chainrule._errors import ChainruleError, InputError
-from chainrule.runtime.internal import ComponentConfig, Run
+from chainrule.runtime import ComponentConfig
+from chainrule.runtime.internal import Run
 from chainrule.serve._answering import encode_result, plain_form
 from chainrule.serve._calls import Call, Reply, stopping
 from chainrule.serve._connections import FOLLOWS

@@ -37,7 +37,7 @@ from chainrule._errors import CapabilityError, ChainruleError, InputError
 from chainrule.compat.tesseract_core._failures import pydantic_errors
 from chainrule.compat.tesseract_core.runtime.config import RuntimeConfig, from_environment
 from chainrule.runtime import LocalComponent, load_component
-from chainrule.runtime.internal import Run, copied_to, new_logs
+from chainrule.runtime.internal import Run, keep_output
 
 ENDPOINT_COMMANDS = {
     "apply": "apply",
@@ -56,6 +56,8 @@ _HELP = {
     "serve": "Serve the component over HTTP.",
 }
 _SETTINGS = [name for name in RuntimeConfig.model_fields if name != "api_path"]
+_CHECK = "TESSERACT_RUNTIME_CHECK_GRADIENTS_"
+_OBSERVATIONS = ("chainrule.runtime.profile", "chainrule.runtime.trace")
 
 
 class UsageError(Exception):
@@ -171,9 +173,6 @@ def _add_check_options(parser: ArgumentParser) -> None:
     shown = os.environ.get(f"{_CHECK}SHOW_PROGRESS", "1").lower() not in ("0", "false", "no", "off")
     parser.add_argument("--show-progress", action="store_true", default=shown)
     parser.add_argument("--no-show-progress", dest="show_progress", action="store_false")
-
-
-_CHECK = "TESSERACT_RUNTIME_CHECK_GRADIENTS_"
 
 
 def _add_check_option(parser: ArgumentParser, name: str, **facts: Any) -> None:
@@ -461,17 +460,13 @@ def result_descriptor() -> Iterator[int]:
         os.close(real)
 
 
-_OBSERVATIONS = ("chainrule.runtime.profile", "chainrule.runtime.trace")
-
-
 @contextmanager
 def logged(settings: RuntimeConfig) -> Iterator[None]:
     """Keep what is printed in the body. A call that is refused leaves no folder behind."""
     logs = settings.output_path / "logs"
     was_there = logs.exists()
-    new_logs(settings.output_path)
     try:
-        with copied_to(logs / "tesseract.log"), _observations_shown():
+        with keep_output(settings.output_path), _observations_shown():
             yield
     except InputError:
         if not was_there:

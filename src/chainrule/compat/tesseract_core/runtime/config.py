@@ -18,14 +18,17 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from chainrule._errors import CapabilityError
 from chainrule.runtime import ComponentConfig
-from chainrule.runtime.internal import ReferenceKind, current_run
+from chainrule.runtime.internal import Run
 
 __all__ = ["RuntimeConfig", "get_config", "override_config", "snapshot_config", "update_config"]
 
+_updates: ContextVar[Mapping[str, Any]] = ContextVar("updates", default=MappingProxyType({}))
 
 # A user who starts a component in this process or on the command line may also run what it refers to. The
 # callers of a server may not.
-OWN_REFERENCES: frozenset[ReferenceKind] = frozenset({"api_path", "image", "url"})
+OWN_REFERENCES: frozenset[Literal["api_path", "image", "url"]] = frozenset(
+    {"api_path", "image", "url"}
+)
 
 
 def _parse_mapping(value: Any) -> Any:
@@ -136,9 +139,6 @@ def component_settings(
     return RuntimeConfig(**given | dict(settings or {})).for_component(trusts_caller=True)
 
 
-_updates: ContextVar[Mapping[str, Any]] = ContextVar("updates", default=MappingProxyType({}))
-
-
 def update_config(**settings: Any) -> None:
     """Set settings for components that are made from here on, in this thread or task.
 
@@ -167,5 +167,5 @@ def override_config(snapshot: Mapping[str, Any] | None = None) -> Iterator[None]
 
 def get_config() -> ComponentConfig | RuntimeConfig:
     """The settings of the component whose code is running; outside of any, what a new one would get."""
-    run = current_run.get()
+    run = Run.current()
     return RuntimeConfig(**{**from_environment(), **_updates.get()}) if run is None else run.config
