@@ -5,8 +5,8 @@ A request names paths that have to exist and be differentiable, and vectors that
 (`read_derivative`).
 
 A cotangent has the shape of its output, which a schema may leave open. A named dimension has its size from
-the inputs. What is still open is asked of the author's `abstract_eval`, once for each kind of inputs; without
-one, cotangents of open sizes are not checked (`OutputShapes`).
+the inputs. What is still open is asked of the author's `abstract_eval`, or else of `apply`, once for each
+kind of inputs (`OutputShapes`). Results of derivatives that the author wrote are held to the same shapes.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ from chainrule.runtime._endpoints import (
     Vector,
     to_abstract,
 )
+from chainrule.runtime._own_arrays import own_copy
+from chainrule.runtime._progress import unheard
 from chainrule.runtime._schema import ArraySpec, build_validator, describe_value
 
 
@@ -78,32 +80,77 @@ class Derivative:
         }
         if read_batched(kind, payload):
             return self._batch(blocks, arguments, payload, context)
-        arguments |= read_vectors(kind, blocks, payload, context)
-        result = call_author(self.function, kind.endpoint, **arguments)
+        arguments |= self._fitted(
+            lambda known: read_vectors(kind, known, payload, context), blocks, payload
+        )
+        result = self._call(blocks, arguments)
         if not kind.with_value:
-            return read_derivative(kind, blocks, result)
+            return self._fitted(lambda known: read_derivative(kind, known, result), blocks, payload)
         value, gradient = read_value(kind, schemas, result, context)
+        # The outputs are here: the cotangent that was given has to have their shapes.
+        read_vectors(kind, blocks.with_outputs(_array_shapes(value)), payload, context)
         return {"outputs": value, "gradient": read_derivative(kind, blocks, gradient)}
 
-    def _blocks(self, inputs: BaseModel, payload: Payload, context: Context) -> Blocks:
+    def _call(self, blocks: Blocks, arguments: dict[str, Any]) -> Any:
+        try:
+            return call_author(self.function, self.kind.endpoint, **arguments)
+        except InputError as error:
+            given = [spec for each in self.kind.vectors for spec in blocks.over(each.over).values()]
+            if error.code != "vector_shape_mismatch" or any(map(_is_open, given)):
+                raise
+            # The vectors have the shapes of inputs and outputs: another derivative, from which this one
+            # follows, has not.
+            raise _bad(
+                f"{self.kind.endpoint} follows from a derivative of another shape than the inputs and "
+                f"outputs: {error.message.removesuffix('.')}"
+            ) from error
+
+    def _blocks(
+        self, inputs: BaseModel, payload: Payload, context: Context, *, anew: bool = False
+    ) -> Blocks:
         blocks = read_paths(self.kind, self.schemas, inputs, payload)
         outputs = self.shapes.named(blocks.outputs, context)
-        if COTANGENT in self.kind.vectors:
-            outputs = self.shapes.exact(outputs, inputs)
-        return Blocks(blocks.inputs, outputs)
+        return self.shapes.exact(
+            Blocks(blocks.inputs, outputs), inputs, apply=not self.kind.with_value, anew=anew
+        )
+
+    def _fitted(self, read: Callable[[Blocks], Any], blocks: Blocks, payload: Payload) -> Any:
+        """What `read` makes of a vector or a result.
+
+        The sizes of outputs may depend on values, too. So nothing is refused for a shape that is known from
+        other inputs of the same kind: `apply` is asked with these.
+        """
+        try:
+            return read(blocks)
+        except (InputError, ComponentError):
+            if not self.shapes.asks_apply:
+                raise
+            context: Context = {"dims": {}}
+            inputs = self.schemas.read_inputs(payload["inputs"], self.kind.endpoint, context)
+            found = self._blocks(inputs, payload, context, anew=True)
+            if found == blocks:
+                raise
+            return read(found)
 
     def _batch(
         self, blocks: Blocks, arguments: dict[str, Any], payload: Payload, context: Context
     ) -> Any:
         """The products of a batch of vectors: in one call where the function can, else one by one."""
         kind = self.kind
-        ((_, vector),) = read_vectors(kind, blocks.with_batch(None), payload, context).items()
-        answers = blocks.with_batch(batch_length(vector)) if self.can_batch else blocks
+        read = lambda known: read_vectors(kind, known.with_batch(None), payload, context)  # noqa: E731
+        ((_, vector),) = self._fitted(read, blocks, payload).items()
+        length = batch_length(vector) if self.can_batch else None
 
         def product(*values: Any, **options: Any) -> Any:
             named = dict(zip(kind.argument_names, values, strict=True))
             result = call_author(self.function, kind.endpoint, **named, **options)
-            return read_derivative(kind, answers, result)
+            return self._fitted(
+                lambda known: read_derivative(
+                    kind, known if length is None else known.with_batch(length), result
+                ),
+                blocks,
+                payload,
+            )
 
         inputs, input_paths, output_paths = arguments.values()
         return batched_product(
@@ -134,6 +181,18 @@ class Blocks:
     def over(self, side: Side) -> Mapping[str, ArraySpec]:
         """The paths of one side."""
         return self.inputs if side == "inputs" else self.outputs
+
+    def with_outputs(self, shapes: Mapping[str, tuple[int, ...]]) -> Blocks:
+        """The same arrays, with sizes of outputs that the declarations leave open."""
+        return Blocks(
+            self.inputs,
+            {
+                path: replace(spec, shape=shapes[path], dimension_names=())
+                if _is_open(spec) and path in shapes
+                else spec
+                for path, spec in self.outputs.items()
+            },
+        )
 
     def with_batch(self, length: int | None) -> Blocks:
         """The same arrays with a leading batch axis, of a length that may not be known yet."""
@@ -466,41 +525,82 @@ class OutputShapes:
     Args:
         schemas: of the component.
         abstract_eval: the author's; `None` if there is none.
+        apply: asked where there is none; `None` for derivatives that hold vectors to their shapes themselves.
     """
 
-    def __init__(self, schemas: Schemas, abstract_eval: Callable[[Any], Any] | None = None) -> None:
+    def __init__(
+        self,
+        schemas: Schemas,
+        abstract_eval: Callable[[Any], Any] | None = None,
+        apply: Callable[[Any], Any] | None = None,
+    ) -> None:
         self._schemas = schemas
         self._abstract_eval = abstract_eval
-        self._answers: LRUCache[str, Any] = LRUCache(64)
+        self._apply = apply
+        self._answers: LRUCache[str, Mapping[str, tuple[int, ...]]] = LRUCache(64)
+
+    @property
+    def asks_apply(self) -> bool:
+        """Whether shapes are those of earlier results."""
+        return self._abstract_eval is None and self._apply is not None
 
     def named(self, outputs: Shapes, context: Context) -> Shapes:
         """The declarations with the sizes that the inputs give to names of dimensions."""
         table = context.get("dims") or {}
         return {path: _with_sizes(spec, table) for path, spec in outputs.items()}
 
-    def exact(self, outputs: Shapes, inputs: BaseModel) -> Shapes:
-        """The declarations with the sizes that are still open, if the author's `abstract_eval` gives them."""
-        if self._abstract_eval is None or not any(map(_is_open, outputs.values())):
-            return outputs
-        answer = self._ask(self._abstract_eval, inputs)
-        return {
-            path: replace(spec, shape=tuple(get_at_path(answer, path).shape), dimension_names=())
-            if _is_open(spec)
-            else spec
-            for path, spec in outputs.items()
-        }
+    def exact(
+        self, blocks: Blocks, inputs: BaseModel, *, apply: bool = True, anew: bool = False
+    ) -> Blocks:
+        """The declarations with the sizes that are still open, if the author's code tells them.
 
-    def _ask(self, abstract_eval: Callable[[Any], Any], inputs: BaseModel) -> Any:
+        Args:
+            blocks: the declarations.
+            inputs: of the request.
+            apply: whether `apply` may be asked.
+            anew: whether to ask again for a kind of inputs that is known.
+        """
+        ask = self._ask_abstract if self._abstract_eval is not None else self._ask_apply
+        may_ask = self._abstract_eval is not None or (apply and self.asks_apply)
+        if not may_ask or not any(map(_is_open, blocks.outputs.values())):
+            return blocks
         tree = to_abstract(to_plain(inputs))
         key = repr(tree)
-        answer = self._answers.get(key)
-        if answer is None:
-            context: Context = {"dims": {}}
-            model = self._schemas.read_abstract_inputs(tree, ABSTRACT_EVAL.endpoint, context)
-            result = call_author(abstract_eval, ABSTRACT_EVAL.endpoint, model)
-            answer = self._schemas.read_abstract_outputs(result, ABSTRACT_EVAL.endpoint, context)
-            self._answers.put(key, answer)
-        return answer
+        shapes = None if anew else self._answers.get(key)
+        if shapes is None:
+            shapes = ask(tree, inputs)
+            self._answers.put(key, shapes)
+        return blocks.with_outputs(shapes)
+
+    def note(self, tree: Any, outputs: Any) -> None:
+        """Remember the shapes of a result of `apply`; `tree` is its inputs, made abstract."""
+        self._answers.put(repr(tree), _array_shapes(outputs))
+
+    def _ask_abstract(self, tree: Any, _: BaseModel) -> Mapping[str, tuple[int, ...]]:
+        assert self._abstract_eval is not None
+        context: Context = {"dims": {}}
+        model = self._schemas.read_abstract_inputs(tree, ABSTRACT_EVAL.endpoint, context)
+        result = call_author(self._abstract_eval, ABSTRACT_EVAL.endpoint, model)
+        answer = self._schemas.read_abstract_outputs(result, ABSTRACT_EVAL.endpoint, context)
+        return _array_shapes(answer)
+
+    def _ask_apply(self, _: Any, inputs: BaseModel) -> Mapping[str, tuple[int, ...]]:
+        assert self._apply is not None
+        try:
+            with unheard():
+                result = call_author(self._apply, "apply", own_copy(inputs))
+            return _array_shapes(self._schemas.read_outputs(result, "apply", {"dims": {}}))
+        except ComponentError:
+            # A derivative may be there where `apply` fails; then the shapes stay open.
+            return {}
+
+
+def _array_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    return {
+        path: tuple(leaf.shape)
+        for path, leaf in flatten_with_paths(tree).items()
+        if hasattr(leaf, "shape")
+    }
 
 
 def _is_open(spec: ArraySpec) -> bool:

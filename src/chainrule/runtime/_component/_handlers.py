@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from chainrule._errors import InputError
 from chainrule.runtime._component._failures import call_author, check_signature
 from chainrule.runtime._component._schemas import Context, Schemas, to_plain
+from chainrule.runtime._endpoints import to_abstract
 from chainrule.runtime._schema import array_leaves, describe_value
 
 Payload = Mapping[str, Any]
@@ -46,27 +47,41 @@ Read = Callable[[Any, str, Context], BaseModel]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`apply` and `abstract_eval`: a tree of inputs to a tree of outputs."""
+    """`apply` and `abstract_eval`: a tree of inputs to a tree of outputs.
+
+    `note`, where given, is told the abstract inputs and the outputs of every evaluation.
+    """
 
     name: str
     function: Callable[[Any], Any]
     read_inputs: Read
     read_outputs: Read
+    note: Callable[[Any, Any], None] | None = None
     can_batch: ClassVar[bool] = False
 
     def __call__(self, payload: Payload, context: Context) -> Any:
         """The outputs as a plain tree."""
         check_fields(payload, ("inputs",), self.name)
         inputs = self.read_inputs(payload["inputs"], self.name, context)
+        # Made before the call: the author's code may change its inputs.
+        abstract = None if self.note is None else to_abstract(to_plain(inputs))
         result = call_author(self.function, self.name, inputs)
-        return to_plain(self.read_outputs(result, self.name, context))
+        outputs = to_plain(self.read_outputs(result, self.name, context))
+        if self.note is not None:
+            self.note(abstract, outputs)
+        return outputs
 
 
-def evaluation_handler(name: str, schemas: Schemas, function: Callable[[Any], Any]) -> Evaluation:
+def evaluation_handler(
+    name: str,
+    schemas: Schemas,
+    function: Callable[[Any], Any],
+    note: Callable[[Any, Any], None] | None = None,
+) -> Evaluation:
     """The handler of `apply` or `abstract_eval`."""
     check_signature(function, name, 1)
     if name == "apply":
-        return Evaluation(name, function, schemas.read_inputs, schemas.read_outputs)
+        return Evaluation(name, function, schemas.read_inputs, schemas.read_outputs, note)
     return Evaluation(name, function, schemas.read_abstract_inputs, schemas.read_abstract_outputs)
 
 

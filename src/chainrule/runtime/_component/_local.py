@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
@@ -43,6 +43,9 @@ from chainrule.runtime._endpoints import (
 from chainrule.runtime._own_arrays import own_copy
 from chainrule.runtime._runs import Run, current_run
 from chainrule.runtime._schema import ArraySpec
+
+if TYPE_CHECKING:
+    from chainrule.runtime._component._derivative_handlers import OutputShapes
 
 
 class LocalComponent(EndpointMethods):
@@ -243,8 +246,15 @@ class LocalComponent(EndpointMethods):
         return {"grants": config.grants, "limits": config.limits, "dims": {}, "own": True}
 
     def _make_handler(self, name: str) -> Handler:
-        handler = _make_handler(name, self._implementations, self._schemas, self.config)
+        handler = _make_handler(
+            name, self._implementations, self._schemas, self.config, self._output_shapes
+        )
         return in_double_precision(handler) if self.declares_64_bits else handler
+
+    @cached_property
+    def _output_shapes(self) -> OutputShapes | None:
+        """The shapes that derivatives are held to; `None` for a component that has none."""
+        return _make_output_shapes(self._implementations, self._schemas)
 
     def _capability(self, name: str, implementation: Implementation | None) -> Capability:
         if implementation is None:
@@ -297,31 +307,49 @@ def _complete(
     return with_abstract_eval(completed, schemas)
 
 
+def _make_output_shapes(
+    implementations: Mapping[str, Implementation], schemas: Schemas
+) -> OutputShapes | None:
+    derivatives = [
+        implementations[name] for name in DERIVATIVE_ENDPOINTS if name in implementations
+    ]
+    if not derivatives:
+        return None
+    from chainrule.runtime._component._derivative_handlers import OutputShapes
+
+    # A recipe holds vectors to their shapes by itself; its abstract evaluation is not native. Without a
+    # derivative of the author's all of them are recipes.
+    abstract = implementations.get("abstract_eval")
+    is_native = abstract is not None and abstract.capability.status == "native"
+    has_own = any(each.capability.status == "native" for each in derivatives)
+    return OutputShapes(
+        schemas,
+        abstract.function if abstract and is_native else None,
+        implementations["apply"].function if has_own else None,
+    )
+
+
 def _make_handler(
     name: str,
     implementations: Mapping[str, Implementation],
     schemas: Schemas,
     config: ComponentConfig,
+    shapes: OutputShapes | None,
 ) -> Handler:
     function, kind = implementations[name].function, ENDPOINTS[name]
     handler: Handler
     if isinstance(kind, DerivativeKind):
-        from chainrule.runtime._component._derivative_handlers import (
-            OutputShapes,
-            derivative_handler,
-        )
+        from chainrule.runtime._component._derivative_handlers import derivative_handler
 
-        # A recipe holds vectors to their shapes by itself; its abstract evaluation is not native.
-        abstract = implementations.get("abstract_eval")
-        is_native = abstract is not None and abstract.capability.status == "native"
-        shapes = OutputShapes(schemas, abstract.function if abstract and is_native else None)
+        assert shapes is not None
         handler = derivative_handler(kind, schemas, function, shapes)
     elif kind is TAGGED:
         from chainrule.runtime._component._derivative_handlers import tagged_handler
 
         handler = tagged_handler(schemas, function)
     else:
-        handler = evaluation_handler(name, schemas, function)
+        note = shapes.note if shapes and name == "apply" and shapes.asks_apply else None
+        handler = evaluation_handler(name, schemas, function, note)
     if config.profiling or config.tracing:
         from chainrule.runtime._component._observation import observed
 

@@ -377,9 +377,21 @@ def value_and_vjp(
     """The outputs and the vector-Jacobian product, from the two endpoints.
 
     A recipe does the same in one pass (`jax_value_and_vjp`); this is for components without one.
+
+    Raises:
+        InputError: a cotangent has another shape than its output (`vector_shape_mismatch`).
     """
     # Copied, since the VJP may write to a buffer that `apply_fn` has returned.
     outputs = own_copy(apply_fn(own_copy(inputs)))
+    for path, cotangent in cotangent_vector.items():
+        expected = np.shape(get_at_path(outputs, path))
+        if np.shape(cotangent) != expected:
+            raise InputError(
+                f"cotangent_vector at {path!r} has shape {list(np.shape(cotangent))}, expected "
+                f"{list(expected)}.",
+                code="vector_shape_mismatch",
+                path=path,
+            )
     return outputs, dict(vjp_fn(inputs, vjp_inputs, vjp_outputs, cotangent_vector))
 
 

@@ -31,9 +31,6 @@ from chainrule.runtime._derivatives._sampler import Program, Sampler, find_room
 from chainrule.runtime._derivatives._sparsity import detect_pattern, read_pattern
 from chainrule.runtime._derivatives._stencils import Algorithm, Eps, find_stencil
 
-SIMILAR = 1000.0
-"""Steps that differ by no more than this are taken together along a tangent."""
-
 Apply = Callable[[Any], Any]
 Sparsity = Literal["detect"] | Mapping[str, Mapping[str, Any]] | Any
 
@@ -304,9 +301,10 @@ def _lengths(sampler: Sampler, tangent: np.ndarray) -> list[tuple[float, np.ndar
     lengths = np.divide(steps, np.abs(tangent), out=np.zeros_like(steps), where=tangent != 0)
     parts = []
     left = tangent != 0
+    similar = sampler.similar if sampler.is_automatic else np.inf
     while left.any():
         shortest = float(lengths[left].min())
-        together = left & (lengths <= SIMILAR * shortest)
+        together = left & (lengths <= similar * shortest)
         parts.append((shortest, np.where(together, tangent, 0.0)))
         left &= ~together
     return parts or [(1.0, tangent)]

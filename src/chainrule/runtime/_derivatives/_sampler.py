@@ -272,8 +272,9 @@ DOUBT = 0.1
 formula that cancels the difference is about the square of that."""
 AGREE = 1e-3
 """Derivatives with a step and with a shorter one that differ by less than this are the same."""
-SHORTER = 8
-"""The factor between a step that is too long and the next one that is tried."""
+SHORTER = np.e**2
+"""The factor between a step that is too long and the next one that is tried. It is irrational: of a periodic
+program, two steps in the ratio of integers can be multiples of the period and agree on nothing but that."""
 LONGER = 1e5
 """The factor between a step that the outputs hardly notice and the next one that is tried."""
 
@@ -468,6 +469,12 @@ class Sampler:
         return float(self._unit ** (0.7 * self.stencil.order / (self.stencil.order + 1)))
 
     @cached_property
+    def similar(self) -> float:
+        """How far below its own step an element may move with others and not be too quiet."""
+        order = self.stencil.order
+        return float(self.too_quiet / self._unit ** (order / (order + 1)))
+
+    @cached_property
     def _longest(self) -> float:
         """The best step for outputs that vary on the scale of one, see `_stencils._automatic`."""
         return self._unit ** (1 / (self.stencil.order + 1))
@@ -608,9 +615,13 @@ class _Adaptation:
         return move * np.sign(origin[crosses][0]) * np.sign(move[crosses][0]), True
 
     def _shorten(self) -> None:
-        start = int(np.max(self._chosen, initial=0))
+        for start in np.unique(self._chosen):
+            level = self._levels[start]
+            in_doubt = self._is_long(level) | self._is_doubtful(level)
+            self._shorten_from(int(start), (self._chosen == start) & in_doubt)
+
+    def _shorten_from(self, start: int, doubtful: np.ndarray) -> None:
         first = level = self._levels[start]
-        doubtful = (self._chosen == start) & (self._is_long(first) | self._is_doubtful(first))
         jumps = doubtful.copy()
         number, length = start, 1.0
         # Not below unit^(3/4) of the scale of the inputs, where rounding leaves a quarter of the digits.
@@ -634,15 +645,16 @@ class _Adaptation:
         if (doubtful & jumps).any():
             self._warn(doubtful & jumps)
 
-    def _is_long(self, level: _Level) -> bool:
+    def _is_long(self, level: _Level) -> np.ndarray:
         """Whether the step is too long for a program that varies on the scale of one.
 
         The quotients of one step can agree by chance: those to the two sides are the same with any length
         where f is odd around x. So a step with which such a program would have an error above `AGREE` is
         compared with a shorter one in any case.
         """
-        reach = float(np.max(np.abs(level.move)))
-        return reach > AGREE ** (1 / self._sampler.stencil.order)
+        reach = np.abs(level.move)
+        per_output = np.max(reach) if self._owner is None else reach[self._owner]
+        return np.asarray(per_output > AGREE ** (1 / self._sampler.stencil.order))
 
     def _is_doubtful(self, level: _Level) -> np.ndarray:
         """The outputs whose quotients contradict each other by more than their rounding."""

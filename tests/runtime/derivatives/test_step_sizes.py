@@ -1,0 +1,169 @@
+"""Automatic steps: one for each input element and each output, whatever their magnitudes."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field
+
+from chainrule.runtime import Array, Differentiable, Float32, Float64, component
+from chainrule.runtime.derivatives import (
+    finite_difference_jacobian,
+    finite_difference_jvp,
+    finite_difference_vjp,
+)
+
+ALGORITHMS = ["central", "forward", "richardson"]
+SCALES = [1e-12, 1e-6, 1e-3, 1.0, 30.0, 1e5, 1e9, 1e19]
+
+
+class Single(BaseModel):
+    x: Differentiable[Array[(None,), Float32]]
+
+
+class Double(BaseModel):
+    x: Differentiable[Array[(None,), Float64]]
+
+
+def assert_slopes(apply, at, slopes, *, rtol, algorithm, **options):
+    """All three endpoints against the diagonal of a Jacobian."""
+    how = {"algorithm": algorithm, "eps": "auto", **options}
+    jacobian = finite_difference_jacobian(apply, at, {"x"}, {"y"}, **how)["y"]["x"]
+    dense = jacobian.todense() if hasattr(jacobian, "todense") else jacobian
+    np.testing.assert_allclose(np.diag(dense), slopes, rtol=rtol)
+    assert not (dense - np.diag(np.diag(dense))).any()
+    pulled = finite_difference_vjp(apply, at, {"x"}, {"y"}, {"y": np.ones(len(slopes))}, **how)
+    np.testing.assert_allclose(pulled["x"], slopes, rtol=rtol)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("schema", [Double, Single])
+@given(st.lists(st.sampled_from(SCALES), min_size=1, max_size=5), st.sampled_from([1.0, -1.0]))
+def test_every_element_has_its_own_step(algorithm, schema, scales, sign):
+    x = sign * np.array(scales) * np.linspace(1.0, 1.7, len(scales))
+    at = schema(x=x)
+    scale = np.array(scales)
+    exact = at.x.astype(float)
+    apply = lambda m: {"y": (np.exp(m.x / scale) + 1.0).astype(m.x.dtype)}  # noqa: E731
+    rtol = {Double: 1e-4, Single: 2e-2}[schema]
+    with np.errstate(all="ignore"):
+        slopes = np.exp(exact / scale) / scale
+        assert_slopes(apply, at, slopes, rtol=rtol, algorithm=algorithm)
+        tangent = exact * np.linspace(-1.0, 2.0, len(scales))
+        pushed = finite_difference_jvp(
+            apply, at, {"x"}, {"y"}, {"x": tangent}, algorithm=algorithm, eps="auto"
+        )["y"]
+        np.testing.assert_allclose(pushed, slopes * tangent, rtol=rtol, atol=rtol * 0.1)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("large", [1e5, 1e9, 1e19])
+def test_a_tangent_of_ones_over_mixed_scales(algorithm, large):
+    x = np.array([large, 2.0, 1e-7])
+    apply = lambda d: {  # noqa: E731
+        "y": np.array([np.sin(d["x"][1]), d["x"][0] / large, np.sqrt(1 + d["x"][2])])
+    }
+    pushed = finite_difference_jvp(
+        apply, {"x": x}, {"x"}, {"y"}, {"x": np.ones(3)}, algorithm=algorithm, eps="auto"
+    )
+    np.testing.assert_allclose(pushed["y"], [np.cos(2.0), 1 / large, 0.5], rtol=1e-5)
+
+
+@pytest.mark.parametrize("sparsity", ["detect", np.eye(4, dtype=bool)], ids=["detected", "given"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_columns_of_different_scales_share_an_evaluation(algorithm, sparsity):
+    x = np.array([1e-9, 2.0, 1e6, -1e-3])
+    apply = lambda d: {"y": np.sin(d["x"]) + 1.5}  # noqa: E731
+    options = {"sparsity": sparsity}
+    assert_slopes(apply, {"x": x}, np.cos(x), rtol=1e-3, algorithm=algorithm, **options)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_output_has_its_own_step(algorithm):
+    # The logarithm takes a step of 1e-12 of a part, the sum one of about 1e-6: neither suits the other.
+    def apply(inputs):
+        x = inputs["x"]
+        return {"y": np.array([np.log(x), 1.0 + x, 1e12 * x])}
+
+    found = finite_difference_jacobian(
+        apply, {"x": 1e-12}, {"x"}, {"y"}, algorithm=algorithm, eps="auto"
+    )
+    np.testing.assert_allclose(found["y"]["x"], [1e12, 1.0, 1e12], rtol=1e-5)
+
+    def fast(inputs):
+        x = inputs["x"]
+        return {"y": np.array([np.sin(x), 1e6 * x, x**2])}
+
+    found = finite_difference_jacobian(
+        fast, {"x": 1e6}, {"x"}, {"y"}, algorithm=algorithm, eps="auto"
+    )
+    np.testing.assert_allclose(found["y"]["x"], [np.cos(1e6), 1e6, 2e6], rtol=1e-3)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@given(st.floats(1.0, 1e7), st.booleans())
+def test_oscillation_at_any_argument(algorithm, x, is_at_a_zero):
+    # Around a zero of the sine the quotients to both sides agree with any step.
+    x = np.pi * np.round(x / np.pi) if is_at_a_zero else x
+    apply = lambda d: {"y": np.sin(d["x"])}  # noqa: E731
+    found = finite_difference_jacobian(
+        apply, {"x": x}, {"x"}, {"y"}, algorithm=algorithm, eps="auto"
+    )["y"]["x"]
+    np.testing.assert_allclose(found, np.cos(x), atol=2e-3)
+
+
+@pytest.mark.parametrize("x", [3.0, 20.0, 100.0, 333.0, 1000.0])
+def test_oscillation_in_float32(x):
+    @component(framework="numpy", derivatives="finite")
+    def wave(x: Differentiable[Float32]) -> Differentiable[Float32]:
+        return np.sin(x)
+
+    found = wave.jacobian({"x": x})["result"]["x"]
+    np.testing.assert_allclose(found, np.cos(np.float32(x)), atol=2e-3)
+
+
+def test_a_jump_is_reported():
+    with pytest.warns(RuntimeWarning, match="do not converge"):
+        finite_difference_jacobian(
+            lambda d: {"y": 1.0 + np.floor(d["x"])}, {"x": 3.0}, {"x"}, {"y"}, eps="auto"
+        )
+
+
+@pytest.mark.parametrize("slope", [1.0, 0.0])
+@pytest.mark.parametrize(
+    ("x", "algorithm", "evaluations"),
+    [
+        (1.0, "central", 3), (1.0, "forward", 2), (1.0, "richardson", 5),
+        (0.0, "central", 3), (300.0, "central", 3), (0.01, "central", 3),
+        (1e5, "central", 5), (1e-4, "central", 5), (1e-9, "central", 7),
+    ],
+)  # fmt: skip
+def test_evaluations_of_an_automatic_step(x, algorithm, evaluations, slope):
+    calls = []
+
+    def apply(inputs):
+        calls.append(1)
+        return {"y": 2.0 + slope * inputs["x"]}
+
+    found = finite_difference_jacobian(
+        apply, {"x": x}, {"x"}, {"y"}, algorithm=algorithm, eps="auto"
+    )
+    np.testing.assert_allclose(found["y"]["x"], slope, rtol=1e-6)
+    assert len(calls) <= evaluations
+
+
+@given(st.floats(0.0, 1.0) | st.sampled_from([1e-6, 1e-9, 1e-12, 1e-15, 1 - 1e-6, 1 - 1e-12]))
+def test_accuracy_near_a_bound(x):
+    class Fraction(BaseModel):
+        x: Differentiable[Float64] = Field(ge=0, le=1)
+
+    def apply(inputs):
+        assert 0 <= inputs.x <= 1
+        return {"y": 3 * np.sqrt(1 + inputs.x)}
+
+    at = Fraction(x=x)
+    expected = 1.5 / np.sqrt(1 + x)
+    found = finite_difference_jacobian(apply, at, {"x"}, {"y"}, eps="auto")["y"]["x"]
+    np.testing.assert_allclose(found, expected, rtol=1e-7)
+    pushed = finite_difference_jvp(apply, at, {"x"}, {"y"}, {"x": -2.0}, eps="auto")["y"]
+    np.testing.assert_allclose(pushed, -2 * expected, rtol=1e-7)
