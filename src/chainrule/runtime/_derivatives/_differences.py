@@ -60,7 +60,10 @@ def finite_difference_jacobian(
     | `stochastic` | 2 · num_samples | an unbiased estimate from random directions |
 
     n is the number of input elements, or of groups of columns when the sparsity is known: a tridiagonal
-    problem of any size takes 6 evaluations.
+    problem of any size takes 6 evaluations. An automatic step takes one more for the outputs themselves.
+    It is taken again, with as many evaluations, for elements far from zero (`central`: above 5000 in
+    float64, 6 in float32), for elements near zero that the outputs hardly notice, and where the outputs
+    vary within it.
 
     Args:
         apply_fn: function of the inputs that returns a model or a mapping.
@@ -69,8 +72,8 @@ def finite_difference_jacobian(
         jac_outputs: paths of the outputs to differentiate.
         algorithm: see the table.
         eps: the absolute step; one per path as a mapping; or `"auto"`, which balances truncation and
-            rounding for each element's magnitude and dtype. The complex step has nothing to balance and
-            ignores it.
+            rounding for each element's magnitude and dtype, and for each output. The complex step has
+            nothing to balance and ignores it.
         num_samples: random directions of the stochastic algorithm, `max(10, √n)` unless given. Central
             differences are used when that is no fewer than n, and when the sparsity is known.
         seed: of the random directions.
@@ -176,7 +179,9 @@ def finite_difference_jvp(
     Args:
         tangent_vector: one array per input path.
         eps: the multiple of the tangent to step by. With one per path, paths of equal steps are moved
-            together and the contributions add up. `"auto"` scales it with inputs and tangent.
+            together and the contributions add up. With `"auto"` no element moves by more than its own step.
+            Elements that could move much further than others with the same multiple are a part of
+            their own, with evaluations of its own.
 
     The other arguments are those of `finite_difference_jacobian`; `"stochastic"` means central here.
 

@@ -566,12 +566,14 @@ class _Adaptation:
 
     def _lengthen(self) -> None:
         quiet = self._is_quiet(self._levels[0])
+        # Where a step can show by itself that it is too long, the rounding error may be underestimated.
+        margin = 1 if self._sampler.stencil.order == 1 else 16
         while quiet.any():
             level, longer = self._levels[-1], self._longer(self._levels[-1].move)
             if longer is None:
                 return
             slope, before = self._slope(longer), self._slope(level)
-            quiet &= np.abs(slope - before) <= 16 * self._noise(level)
+            quiet &= np.abs(slope - before) <= margin * self._noise(level)
             self._levels.append(longer)
             self._chosen[quiet] = len(self._levels) - 1
             quiet &= self._is_quiet(longer)
