@@ -46,7 +46,7 @@ def run() -> list[Row]:
 
 def _row(component, peer, x) -> Row:
     payload = {"x": x}
-    assert np.shares_memory(component.apply(payload)["y"], x)
+    assert not np.shares_memory(component.apply(payload)["y"], x)
 
     def bare(x):
         return x
@@ -64,7 +64,7 @@ def _row(component, peer, x) -> Row:
         times["peer"] - times["floor"],
         "tesseract-core 1.15.0",
         bar=BAR,
-        note=f"bare function {1e9 * times['floor']:.0f} ns; no copy (np.shares_memory)",
+        note=f"bare function {1e9 * times['floor']:.0f} ns; arrays are copied once each way",
     )
 
 
