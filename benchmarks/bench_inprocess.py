@@ -26,7 +26,7 @@ def apply(inputs: InputSchema) -> OutputSchema:
     return OutputSchema(y=inputs.x)
 """
 BAR = 1 / 8
-"""For arrays that are copied in less time than a call takes: the peer shares memory with the author, we do not."""
+"""For small arrays: the peer shares the memory of large ones with the author, we give him copies."""
 _BARRED = 1_000
 
 
