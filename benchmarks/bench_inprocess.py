@@ -26,6 +26,8 @@ def apply(inputs: InputSchema) -> OutputSchema:
     return OutputSchema(y=inputs.x)
 """
 BAR = 1 / 8
+"""For small arrays: the peer shares the memory of large ones with the author, we give him copies."""
+_BARRED = 1_000
 
 
 def run() -> list[Row]:
@@ -63,7 +65,7 @@ def _row(component, peer, x) -> Row:
         times["us"] - times["floor"],
         times["peer"] - times["floor"],
         "tesseract-core 1.15.0",
-        bar=BAR,
+        bar=BAR if x.size <= _BARRED else None,
         note=f"bare function {1e9 * times['floor']:.0f} ns; arrays are copied once each way",
     )
 
