@@ -398,3 +398,19 @@ def test_a_fast_component_far_from_zero(x, wrong):
     module.jacobian = lambda inputs, jac_inputs, jac_outputs: {"x": {"x": wrong * np.cos(inputs.x)}}
     report = check_gradients(load_component(module), {"x": x}, show_progress=False)
     assert report.passed is (wrong == 1.0), report.to_dict()
+
+
+@pytest.mark.parametrize("max_evals", [10, 30, 100, 1000])
+def test_steps_that_are_changed_stay_within_max_evals(max_evals):
+    calls = []
+
+    class Counted(Quadratic):
+        def apply(self, inputs):
+            calls.append(1)
+            return super().apply(inputs)
+
+    inputs = {"x": [1e9, 1e-9, 0.0, 2e6], "p": {"k a": 1e-5}}
+    check_gradients(
+        Counted(size=4), {"inputs": inputs}, endpoints=["jacobian"], max_evals=max_evals
+    )
+    assert len(calls) <= max_evals

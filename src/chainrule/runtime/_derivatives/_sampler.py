@@ -329,6 +329,7 @@ class Sampler:
         stencil: which differences.
         eps: the step, as in `finite_difference_jacobian`.
         base: the outputs of the unperturbed program, where they are known.
+        spare: bound on the evaluations that changing the length of steps may take.
         executor: where evaluations run.
         show_progress: whether long work shows a bar.
     """
@@ -340,10 +341,12 @@ class Sampler:
         eps: Eps,
         *,
         base: dict[str, np.ndarray] | None = None,
+        spare: float = np.inf,
         executor: Executor | None = None,
         show_progress: bool = True,
     ) -> None:
         self._given_base = base
+        self._spare = spare
         self.program = program
         self.stencil = stencil
         self.eps = eps
@@ -427,7 +430,12 @@ class Sampler:
                 found = _Adaptation(self, level, owner).run()
             yield found
 
+    def can_change(self) -> bool:
+        """Whether there are evaluations left for a step of another length."""
+        return self._spare >= len(self.stencil.one_sided.nodes)
+
     def _level(self, move: np.ndarray, one_sided: bool) -> _Level:
+        self._spare -= len((self.stencil.one_sided if one_sided else self.stencil).nodes)
         (level,) = self._levels([move], [one_sided])
         return level
 
@@ -568,7 +576,7 @@ class _Adaptation:
         quiet = self._is_quiet(self._levels[0])
         # Where a step can show by itself that it is too long, the rounding error may be underestimated.
         margin = 1 if self._sampler.stencil.order == 1 else 16
-        while quiet.any():
+        while quiet.any() and self._sampler.can_change():
             level, longer = self._levels[-1], self._longer(self._levels[-1].move)
             if longer is None:
                 return
@@ -629,6 +637,8 @@ class _Adaptation:
         # Not below unit^(3/4) of the scale of the inputs, where rounding leaves a quarter of the digits.
         shortest = self._unit ** (3 / 4 - 1 / (self._sampler.stencil.order + 1))
         while doubtful.any() and length >= shortest:
+            if not self._sampler.can_change():
+                return
             length /= SHORTER
             shorter = self._sampler._level(length * first.move, first.one_sided)
             self._levels.append(shorter)

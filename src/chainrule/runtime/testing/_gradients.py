@@ -111,11 +111,13 @@ def check_gradients(
     examination = _Examination(subject, wanted, max_evals, rtol)
     generator = np.random.default_rng(seed)
     direction = Direction.random(subject, generator, max_evals=max_evals)
+    max_columns, spare = examination.columns()
     samples = make_samples(
         subject,
         generator,
         eps=eps,
-        max_columns=examination.columns(),
+        max_columns=max_columns,
+        spare=spare,
         max_rows=max_output_samples or max_evals,
         show_progress=show_progress,
     )
@@ -149,13 +151,17 @@ class _Examination:
         if VJP.endpoint not in subject.component.available_endpoints and HVP in self._kinds:
             self._kinds.remove(HVP)  # there is nothing to compare it with
 
-    def columns(self) -> int:
-        """For how many input elements to take differences."""
+    def columns(self) -> tuple[int, int]:
+        """For how many input elements to take differences, and how many evaluations are to spare then."""
         wishes: dict[Any, int] = {kind: self._wish(kind) for kind in self._native()}
         wishes["differences"] = 2 * self._subject.size[0]
         # Asking whether there is room on both sides is an evaluation where no schema is here to say.
         asking = 0 if self._subject.schema else 2
-        return max(1, share(wishes, self._left - asking)["differences"] // 2)
+        grants = share(wishes, self._left - asking)
+        spare = self._left - asking - sum(grants.values())
+        if asking:  # once more for every step that becomes longer
+            spare //= 4
+        return max(1, grants["differences"] // 2), max(0, spare)
 
     def run(self, samples: Samples, direction: Direction) -> Iterator[Check]:
         """Test the author's endpoints, then those that follow from them."""

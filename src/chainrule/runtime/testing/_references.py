@@ -64,9 +64,10 @@ def make_samples(
     eps: Eps,
     max_columns: int,
     max_rows: int,
+    spare: int,
     show_progress: bool,
 ) -> Samples:
-    """Difference the component at sampled input elements, with two evaluations for each.
+    """Difference the component at sampled input elements, with two evaluations for each and some to spare.
 
     Args:
         subject: the component.
@@ -74,11 +75,14 @@ def make_samples(
         eps: the step, as in `finite_difference_jacobian`.
         max_columns: bound on the input elements looked at.
         max_rows: bound on the output elements looked at.
+        spare: bound on the evaluations for steps of other lengths.
         show_progress: whether long work shows a bar.
     """
     program = subject.program()
     outputs = read_arrays(subject.outputs, subject.output_paths)
-    sampler = Sampler(program, STENCILS["central"], eps, base=outputs, show_progress=show_progress)
+    sampler = Sampler(
+        program, STENCILS["central"], eps, base=outputs, spare=spare, show_progress=show_progress
+    )
     rows, columns = Layout.of(outputs), program.layout
     column_ids = _pick(generator, columns, max_columns)
     row_ids = _pick(generator, rows, max_rows)
