@@ -48,6 +48,9 @@ from chainrule.runtime._own_arrays import own_copy
 from chainrule.runtime._progress import unheard
 from chainrule.runtime._schema import ArraySpec, build_validator, describe_value
 
+ShapeOf = Callable[[str], tuple[int, ...] | None]
+"""The shape of the output at a path, or `None` where it is not known."""
+
 
 @dataclass(frozen=True)
 class Derivative:
@@ -88,7 +91,7 @@ class Derivative:
             return self._fitted(lambda known: read_derivative(kind, known, result), blocks, payload)
         value, gradient = read_value(kind, schemas, result, context)
         # The outputs are here: the cotangent that was given has to have their shapes.
-        read_vectors(kind, blocks.with_outputs(_array_shapes(value)), payload, context)
+        read_vectors(kind, blocks.with_outputs(_array_shapes(value).get), payload, context)
         return {"outputs": value, "gradient": read_derivative(kind, blocks, gradient)}
 
     def _call(self, blocks: Blocks, arguments: dict[str, Any]) -> Any:
@@ -182,17 +185,15 @@ class Blocks:
         """The paths of one side."""
         return self.inputs if side == "inputs" else self.outputs
 
-    def with_outputs(self, shapes: Mapping[str, tuple[int, ...]]) -> Blocks:
+    def with_outputs(self, shape_of: ShapeOf) -> Blocks:
         """The same arrays, with sizes of outputs that the declarations leave open."""
-        return Blocks(
-            self.inputs,
-            {
-                path: replace(spec, shape=shapes[path], dimension_names=())
-                if _is_open(spec) and path in shapes
-                else spec
-                for path, spec in self.outputs.items()
-            },
-        )
+        known = {path: shape_of(path) for path, spec in self.outputs.items() if _is_open(spec)}
+        exact = {
+            path: replace(self.outputs[path], shape=shape, dimension_names=())
+            for path, shape in known.items()
+            if shape is not None
+        }
+        return Blocks(self.inputs, {**self.outputs, **exact})
 
     def with_batch(self, length: int | None) -> Blocks:
         """The same arrays with a leading batch axis, of a length that may not be known yet."""
@@ -537,7 +538,7 @@ class OutputShapes:
         self._schemas = schemas
         self._abstract_eval = abstract_eval
         self._apply = apply
-        self._answers: LRUCache[str, Mapping[str, tuple[int, ...]]] = LRUCache(64)
+        self._answers: LRUCache[str, ShapeOf] = LRUCache(64)
 
     @property
     def asks_apply(self) -> bool:
@@ -574,25 +575,25 @@ class OutputShapes:
 
     def note(self, tree: Any, outputs: Any) -> None:
         """Remember the shapes of a result of `apply`; `tree` is its inputs, made abstract."""
-        self._answers.put(repr(tree), _array_shapes(outputs))
+        self._answers.put(repr(tree), _array_shapes(outputs).get)
 
-    def _ask_abstract(self, tree: Any, _: BaseModel) -> Mapping[str, tuple[int, ...]]:
+    def _ask_abstract(self, tree: Any, _: BaseModel) -> ShapeOf:
         assert self._abstract_eval is not None
         context: Context = {"dims": {}}
         model = self._schemas.read_abstract_inputs(tree, ABSTRACT_EVAL.endpoint, context)
         result = call_author(self._abstract_eval, ABSTRACT_EVAL.endpoint, model)
         answer = self._schemas.read_abstract_outputs(result, ABSTRACT_EVAL.endpoint, context)
-        return _array_shapes(answer)
+        return lambda path: tuple(get_at_path(answer, path).shape)
 
-    def _ask_apply(self, _: Any, inputs: BaseModel) -> Mapping[str, tuple[int, ...]]:
+    def _ask_apply(self, _: Any, inputs: BaseModel) -> ShapeOf:
         assert self._apply is not None
         try:
             with unheard():
                 result = call_author(self._apply, "apply", own_copy(inputs))
-            return _array_shapes(self._schemas.read_outputs(result, "apply", {"dims": {}}))
+            return _array_shapes(self._schemas.read_outputs(result, "apply", {"dims": {}})).get
         except ComponentError:
             # A derivative may be there where `apply` fails; then the shapes stay open.
-            return {}
+            return lambda path: None
 
 
 def _array_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
