@@ -283,9 +283,9 @@ def test_arrays_without_elements(tmp_path):
 
 
 SCALARS = [
-    np.bool_(True), np.int8(-7), np.int16(-7), np.int32(-7), np.int64(5_000_000_000), np.uint8(200), np.uint16(7),
-    np.uint32(4_000_000_000), np.uint64(2**63 + 1), np.float16(0.1), np.float32(0.1), np.float64(0.1),
-    np.complex64(0.1 + 2j), np.complex128(0.1 + 2j), jnp.bfloat16(0.1),
+    np.bool_(True), np.int8(-7), np.int16(-7), np.int32(-7), np.int64(5_000_000_000), np.uint8(200),
+    np.uint16(7), np.uint32(4_000_000_000), np.uint64(2**63 + 1), np.float16(0.1), np.float32(0.1),
+    np.float64(0.1), np.complex64(0.1 + 2j), np.complex128(0.1 + 2j), jnp.bfloat16(0.1),
 ]  # fmt: skip
 
 
@@ -341,9 +341,7 @@ def test_a_checkpoint_may_hold_numbers_and_text_only(tmp_path, format, x64):
         cs.load(tmp_path / "run", fresh)
         assert repr(fresh) == repr(saved)
         cs.save(tmp_path / "run", {"w": jnp.ones(2), "z": 1j}, format=format)
-        with pytest.raises(
-            CheckpointError, match="`z` is complex in the file|`z` is float in the model"
-        ):
+        with pytest.raises(CheckpointError, match="`z` is float in the model"):
             cs.load(tmp_path / "run", {"w": jnp.ones(2), "z": 1.0})
     cs.save(tmp_path / "none", {}, format=format)
     assert cs.load(tmp_path / "none", {}).loaded == ()
