@@ -692,6 +692,21 @@ def test_equal_read_only_arrays_share_a_program():
     assert len(traces) == 1
 
 
+def test_a_property_that_is_cached_when_first_read_is_no_edit():
+    class Options(PlainOptions):
+        @functools.cached_property
+        def double(self):
+            return 2 * self.factor
+
+    net = cs.Module()
+    net.p, net.options = cs.Param(jnp.ones(())), Options(2.0)
+    function, traces = counted(lambda *, net: net.p * net.options.double)
+    step = cs.jit(function)
+    for _ in range(3):
+        assert float(step(net=net)) == 4
+    assert len(traces) == 1
+
+
 def test_plain_jax_notices_edits_too():
     net = cs.Module()
     net.p, net.options = cs.Param(jnp.ones(())), PlainOptions(2.0)

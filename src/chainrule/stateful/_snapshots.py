@@ -161,8 +161,17 @@ def _attributes(value: Any) -> dict[str, Any]:
         declared = [
             name for names in slots for name in ((names,) if isinstance(names, str) else names)
         ]
-        names = [name for name in (*getattr(value, "__dict__", ()), *declared) if name[0] != "_"]
+        names = [
+            name
+            for name in (*getattr(value, "__dict__", ()), *declared)
+            if name[0] != "_" and not _is_cache(value, name)
+        ]
     return {name: getattr(value, name) for name in names if hasattr(value, name)}
+
+
+def _is_cache(value: Any, name: str) -> bool:
+    """Whether an attribute appears when it is first read: that is no edit."""
+    return isinstance(getattr(type(value), name, None), functools.cached_property)
 
 
 def same(a: Any, b: Any) -> bool:
