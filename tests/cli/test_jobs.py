@@ -163,7 +163,7 @@ def test_top_is_live_in_a_terminal(url, capsys, monkeypatch):
             raise KeyboardInterrupt
 
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setattr("chainrule.cli._watch.time.sleep", look_again)
+    monkeypatch.setattr("chainrule.cli._watch.sleep", look_again)
     monkeypatch.setenv("TERM", "xterm")
     code, out, _ = run(capsys, "top", url, "--every", "0.5")
     assert code == 0

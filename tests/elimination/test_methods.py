@@ -150,3 +150,11 @@ def test_registered_partials_of_a_primitive_that_jax_cannot_differentiate():
     found = jacobian(lambda x: jnp.sin(twice.bind(x)), method="elimination")(V)
     np.testing.assert_allclose(found, np.diag(2 * np.cos(2 * V)), rtol=1e-12)
     assert asked == [[0]]
+
+
+def test_explanations_show_themselves_in_a_notebook():
+    explained = explain_jacobian(lambda x: jnp.sum(jnp.sin(x)), jnp.ones(100_000))
+    shown = explained._repr_html_()
+    assert shown.count("<tr>") == 1 + len(explained.candidates)
+    assert all(f"<li>{method} is left out: " in shown for method in explained.left_out)
+    assert f"<td>{explained.taken} *</td>" in shown

@@ -231,6 +231,7 @@ def test_results_that_are_one_number_everywhere():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_loops_of_any_length(dtype, threads, monkeypatch):
     """Long ones are shared by several threads, in parts that need not be equal."""
+    from chainrule.elimination._native import _cpu
     from chainrule.elimination._native._lower import Kernel
 
     monkeypatch.setattr(_cpu, "processors", lambda: 1 if threads == "one" else 4)

@@ -170,6 +170,8 @@ def _malformed(expected: str, found: str) -> DecodeError:
     return DecodeError(f"Expected {expected}; found {found}.", code="array_decode_error")
 
 
+# Numbers as nested lists
+
 _FEW = 16
 # Above this, consecutive integers are no longer all floats.
 _EXACT_FLOAT = 2.0**53
@@ -320,6 +322,9 @@ def _to_float(given: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[A
 
 def _bad(expected: str, found: str, code: str = "array_decode_error") -> DecodeError:
     return DecodeError(f"Expected {expected} in the json buffer; found {found}.", code=code)
+
+
+# Encoding
 
 
 def encode_array(

@@ -28,7 +28,7 @@ from chainrule._jaxpr import component_scope
 from chainrule._lru_cache import LRUCache
 from chainrule._trees import get_at_path, is_arraylike, set_at_path
 from chainrule.bridge._requests import Call, Request, Space
-from chainrule.bridge._routes import find_route, sides
+from chainrule.bridge._routes import Slots, find_route, sides
 from chainrule.bridge._site import Port, Site, check_result
 from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._target import Target
@@ -128,9 +128,6 @@ def _complete(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> Comp
     return found
 
 
-Vectors = Sequence[Sequence[Any]]
-
-
 def trace_call(call: Call, *operands: Any) -> list[Any]:
     """The results of a call as values of the program that is being traced.
 
@@ -184,13 +181,13 @@ def _with_tracers(site: Site) -> Site:
     )
 
 
-def _product(site: Site, request: Request, inputs: Any, vectors: Vectors) -> Mapping[str, Any]:
+def _product(site: Site, request: Request, inputs: Any, vectors: Slots) -> Mapping[str, Any]:
     route = find_route(site, request, contract=_contract_jacobian, transpose=_transpose)
     return route(site, request, inputs, vectors)
 
 
 def _contract_jacobian(
-    site: Site, request: Request, inputs: Any, vectors: Vectors
+    site: Site, request: Request, inputs: Any, vectors: Slots
 ) -> Mapping[str, Any]:
     given, wanted = request.slots[0].paths(site), request.result.paths(site)
     is_jvp, paths = request.name == "jvp", sides(site, request)
@@ -205,7 +202,7 @@ def _contract_jacobian(
     return {path: sum(term(path, other, along) for other, along in pairs) for path in wanted}
 
 
-def _transpose(site: Site, request: Request, inputs: Any, vectors: Vectors) -> Mapping[str, Any]:
+def _transpose(site: Site, request: Request, inputs: Any, vectors: Slots) -> Mapping[str, Any]:
     """A form linear in u, from one that is linear in v: Re⟨A v, u⟩ = Re⟨Aᵀ u, v⟩ for all unit vectors u."""
     flipped = request.transposed()
     along = dict(zip(request.slots[0].paths(site), vectors[0], strict=True))

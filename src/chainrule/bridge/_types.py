@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from chainrule._codec import dtype_from_name
+from chainrule._trees import map_leaves
 from chainrule.bridge._skeleton import take_apart
 from chainrule.runtime.internal import describe_array
 
@@ -45,7 +46,7 @@ def as_array_type(leaf: Any) -> ArrayType | None:
     """The type that a leaf describes (an array, a shape-dtype object, `{"shape", "dtype"}`), or `None`."""
     if isinstance(leaf, ArrayType):
         return leaf
-    if isinstance(leaf, Mapping) and set(leaf) == {"shape", "dtype"}:
+    if _is_written_type(leaf):
         dtype = leaf["dtype"]
         known = dtype_from_name(dtype) if isinstance(dtype, str) else np.dtype(dtype)
         return ArrayType(tuple(leaf["shape"]), known)
@@ -56,14 +57,15 @@ def as_array_type(leaf: Any) -> ArrayType | None:
 
 def read_types(tree: Any) -> Any:
     """A tree in which `{"shape": …, "dtype": …}`, which a tree walk would take apart, became types."""
-    if isinstance(tree, Mapping) and set(tree) == {"shape", "dtype"}:
-        return as_array_type(tree)
-    if isinstance(tree, Mapping):
-        return {key: read_types(value) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        make = tree._make if hasattr(tree, "_make") else type(tree)
-        return make([read_types(value) for value in tree])
-    return tree
+
+    def read(leaf: Any) -> Any:
+        return as_array_type(leaf) if _is_written_type(leaf) else leaf
+
+    return map_leaves(read, tree, is_leaf=_is_written_type)
+
+
+def _is_written_type(node: Any) -> bool:
+    return isinstance(node, Mapping) and set(node) == {"shape", "dtype"}
 
 
 def types_of(outputs: Any) -> Any:

@@ -182,8 +182,8 @@ def add_run_arguments(parser: ArgumentParser) -> None:
         "-v",
         action="append",
         default=[],
-        metavar="HERE:THERE[:ro|rw]",
-        help="Mount a folder; repeat for more",
+        metavar="HERE:THERE[:rw]",
+        help="Mount a folder, read-only without :rw; repeat for more",
     )
     parser.add_argument(
         "--env",

@@ -12,10 +12,10 @@ import json
 import os
 import socket
 import sys
-import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
 from chainrule._errors import ChainruleError, InputError
@@ -76,7 +76,7 @@ def _watch(options: Namespace, server: Server) -> None:
     try:
         with screen as live:
             while True:
-                time.sleep(options.every)
+                sleep(options.every)
                 live.update(_view(options.url, server), refresh=True)
     except KeyboardInterrupt:
         return
@@ -261,11 +261,11 @@ def _app(servers: Mapping[str, Server]) -> Starlette:
 
 
 def _ask(url: str, server: Server) -> dict[str, Any]:
-    began = time.perf_counter()
+    began = perf_counter()
     try:
         status = server.status()
     except ChainruleError as error:
         problem = {"code": error.code, "message": error.message}
         return {"url": url, "status": None, "error": problem, "round_trip_s": None}
-    seconds = time.perf_counter() - began
+    seconds = perf_counter() - began
     return {"url": url, "status": status, "error": None, "round_trip_s": seconds}

@@ -337,7 +337,7 @@ class Component(Constructors, EndpointMethods, AsyncEndpointMethods):
     def _workers(self) -> ThreadPoolExecutor:
         with self._lock:
             if self._executor is None or self._pid != os.getpid():
-                # After a fork the threads are the parent's: here nobody would take up a call.
+                # After a fork the threads are the parent's: no thread of this process would take a call.
                 self._pid = os.getpid()
                 self._executor = ThreadPoolExecutor(
                     self.max_concurrency, thread_name_prefix="chainrule-client"

@@ -8,6 +8,23 @@
 
 Names are loaded when they are first used; nothing here imports JAX or torch. Recipes for frameworks are in
 `jax_recipes` and `torch_recipes`, files and logging in `experimental`, checks in `testing`.
+
+Modules, in reading order:
+
+    _endpoints      the endpoints, each described once: as data and as methods
+    _schema         array types for pydantic models
+    _component      from a file, a function or an executable to validated endpoints
+    _config         the settings of one component
+    _runs           one call: its folder, metrics and log
+    _files          fields whose data is in files
+    _references     fields that name another component
+    _progress       progress of a call
+    _own_arrays     copies, so that caller and author never share memory
+    _derivatives    a derivative endpoint from another, or from `apply`
+    _residuals      what a forward pass leaves for its derivative
+    _content_store  results by the content of their inputs
+    _loaded         the parent of the packages in which component files run
+    internal        what other packages of this project use
 """
 
 from typing import TYPE_CHECKING

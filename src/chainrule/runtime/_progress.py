@@ -61,6 +61,8 @@ class Listener:
             self._fraction = max(self._fraction, absolute)
             self._message = message
             self._next = now + self._pause_s
+            # Inside the lock, so that reports of several threads arrive in the order of their fractions.
+            # So `emit` must not report progress itself.
             self._emit(self._fraction, message)
 
     @contextmanager

@@ -18,7 +18,7 @@ from chainrule.runtime import (
     Int16,
     ShapeDType,
 )
-from chainrule.runtime.internal import ArrayJsonSchema
+from chainrule.runtime._schema._json_schema import ArrayJsonSchema
 
 DECLARED = {
     "open": ((None, 3), "float64", True),

@@ -110,9 +110,9 @@ class Definition:
         content_hash: changes when the component's code or schemas do.
         jax_function: the traceable function from nested inputs to nested outputs, when there is one.
         jax_derivatives: whether the derivative endpoints give what JAX makes of `jax_function`, rather than
-            something that the author thought of.
+            something that the author wrote.
         batching: `elementwise` when any extra leading axes may be added to all arrays, `leading` when
-            the first axis of every array is a batch of independent cases, `None` when nobody says.
+            the first axis of every array is a batch of independent cases, `None` when it is not declared.
         merge_up_to: how many concurrent single calls a server may merge into one, if it batches; 0 for none.
     """
 

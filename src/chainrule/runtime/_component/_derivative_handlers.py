@@ -479,7 +479,7 @@ class OutputShapes:
         return {path: _with_sizes(spec, table) for path, spec in outputs.items()}
 
     def exact(self, outputs: Shapes, inputs: BaseModel) -> Shapes:
-        """The declarations with the sizes that are still open, if the author tells them."""
+        """The declarations with the sizes that are still open, if the author's `abstract_eval` gives them."""
         if self._abstract_eval is None or not any(map(_is_open, outputs.values())):
             return outputs
         answer = self._ask(self._abstract_eval, inputs)

@@ -93,13 +93,13 @@ class Document:
 
     @property
     def capabilities(self) -> dict[str, Capability]:
-        """How each endpoint is available; a server that does not say is taken to have it by itself."""
-        told, served = self._content.get("x-capabilities", {}), self.endpoints
+        """How each endpoint is available; where this is not stated, what is served counts as native."""
+        stated, served = self._content.get("x-capabilities", {}), self.endpoints
 
         def capability(name: str) -> Capability:
-            if name not in told:
+            if name not in stated:
                 return Capability("native" if name in served else "absent")
-            facts = told[name]
+            facts = stated[name]
             cost = Cost(**facts.get("cost", {}))
             return Capability(facts["status"], facts.get("via"), facts.get("batches", False), cost)
 

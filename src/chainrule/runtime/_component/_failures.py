@@ -4,7 +4,7 @@
 first problem in full (code, path, reason) and carries the first twenty in `details["problems"]` in the form
 that the peer's clients read. It never contains the data.
 
-`call_author` calls the author's function: whatever the function raises comes out as one kind of error.
+`call_author` calls the author's function: every exception of it comes out as a `ComponentError`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def call_author(function: Callable[..., Any], endpoint: str, /, *args: Any, **kw
 
     Errors of Chainrule pass: an author raises `InputError` to say that the caller is at fault. Everything
     else, an exit included, becomes a `ComponentError` with the author's exception as its cause; so does what
-    another component that the author called refused, for that is not the caller's mistake. A function that
-    forgot its `return` is told so.
+    another component that the author called refused, for that is not the caller's mistake. A result of
+    `None` is refused with a hint at a missing `return`.
     """
     try:
         result = function(*args, **kwargs)
@@ -69,7 +69,7 @@ def call_author(function: Callable[..., Any], endpoint: str, /, *args: Any, **kw
 
 
 def failure_of(endpoint: str, error: BaseException) -> ComponentError:
-    """What stands for an exception of the author's, whatever that is."""
+    """The error that stands for an exception of the author's."""
     name = type(error).__name__
     try:
         text = str(error)
@@ -96,7 +96,7 @@ def _is_of_another_component(error: ChainruleError) -> bool:
 
 
 def _class_names(cls: type[BaseException]) -> list[str]:
-    """A class and its bases by their full names, by which it is told from others of the same short name."""
+    """A class and its bases by their full names, which distinguish it from others of the same short name."""
     return [class_name(base) for base in cls.__mro__[:-1][:_MAX_CLASSES]]
 
 
@@ -222,7 +222,7 @@ def bad_output(error: ValidationError, value: Any, *, endpoint: str) -> Componen
 
     Args:
         error: pydantic's report.
-        value: what was validated; `None` when nobody knows.
+        value: what was validated; `None` when it is not known.
         endpoint: the endpoint that was called.
     """
     problems, count = _problems(error, value, ())

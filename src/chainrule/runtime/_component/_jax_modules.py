@@ -10,7 +10,7 @@ jitted function of the dumped inputs and an `apply` that does nothing but call i
 Only then is the jitted function the same thing as the component, and may be traced in its place. With
 anything else in the body of `apply` the answer is no.
 
-`own_derivatives` tells derivative endpoints that give what JAX makes of that function from those that the
+`own_derivatives` separates derivative endpoints that give what JAX makes of that function from those that the
 author derived in another way:
 
     def vector_jacobian_product(inputs, vjp_inputs, vjp_outputs, cotangent_vector):

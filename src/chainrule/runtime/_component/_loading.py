@@ -274,7 +274,7 @@ def _define_module(module: Any, **facts: Any) -> Definition:
         own = own_derivatives(module, jax_function)
         free = recipe_implementations("jax", jax_function)
         if set(own) & {kind.endpoint for kind in FIRST_ORDER}:
-            # What is missing has to follow from what the author thought of.
+            # What is missing has to follow from the derivative that the author wrote.
             free = {name: free[name] for name in free if name not in DERIVATIVE_ENDPOINTS}
         implementations = free | implementations
     return Definition(

@@ -328,9 +328,9 @@ def _make_handler(
         )
 
         # A recipe holds vectors to their shapes by itself; its abstract evaluation is not native.
-        told = implementations.get("abstract_eval")
-        is_native = told is not None and told.capability.status == "native"
-        shapes = OutputShapes(schemas, told.function if told and is_native else None)
+        abstract = implementations.get("abstract_eval")
+        is_native = abstract is not None and abstract.capability.status == "native"
+        shapes = OutputShapes(schemas, abstract.function if abstract and is_native else None)
         handler = derivative_handler(kind, schemas, function, shapes)
     elif kind is TAGGED:
         from chainrule.runtime._component._derivative_handlers import tagged_handler

@@ -125,7 +125,7 @@ def keep_output(folder: Path) -> Iterator[None]:
     file = logs / "tesseract.log"
     source, sink = os.pipe()
     real = os.dup(1), os.dup(2)
-    # A child process that lives on may hold the pipe open; nobody waits for it.
+    # A daemon: a child process of the author's may keep the pipe open after the call.
     copier = threading.Thread(target=_copy, args=(source, os.dup(2), file), daemon=True)
     copier.start()
     os.dup2(sink, 1)

@@ -349,6 +349,6 @@ def fit_abstract(
 
 def _generality(dtype: np.dtype[Any]) -> int:
     """Booleans are integers, integers are floats, floats are complex numbers."""
-    if dtype.kind == "V" and "float" in dtype.name:  # bfloat16 and its kin
+    if dtype.kind == "V" and "float" in dtype.name:  # bfloat16, float8
         return 2
     return {"b": 0, "f": 2, "c": 3}.get(dtype.kind, 1)

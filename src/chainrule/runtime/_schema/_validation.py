@@ -283,6 +283,9 @@ def _decode(encoded: Mapping[str, Any], context: Mapping[str, Any]) -> np.ndarra
         raise _problems.decode_failed(encoding, error) from None
 
 
+# Units
+
+
 def is_quantity(value: Any) -> bool:
     """Whether a value is a number with units (a pint quantity, without importing pint)."""
     return hasattr(value, "magnitude") and hasattr(value, "units") and hasattr(value, "to")
@@ -321,6 +324,8 @@ def scaled_to(units: str | None, value: Any, given: Any) -> Any:
         raise _problems.unit_mismatch(units, given) from None
     return quantity_in(units, quantity)
 
+
+# Casts
 
 _ONE = np.uint64(1)
 

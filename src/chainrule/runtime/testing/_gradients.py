@@ -234,7 +234,7 @@ class _Examination:
         self._spent += price
         found = check(self._subject, direction, self._rtol)
         if isinstance(found.error, CapabilityError):
-            # The component does not have this derivative and says so; what it has may be right.
+            # The component says that it does not have this derivative, which is no failure.
             self.left_out.append(LeftOut(kind.endpoint, test, found.error.message))
         else:
             yield found
@@ -366,7 +366,7 @@ class Prices:
     """What a call of each endpoint costs, in evaluations of the author's code.
 
     Args:
-        component: says so of its endpoints, if it is one of ours; of others every call counts as one.
+        component: its `capabilities` have the costs; without them every call counts as one.
         size: the numbers of input and output elements looked at.
     """
 
@@ -462,13 +462,13 @@ def check_shapes(subject: Subject) -> Check:
         if is_arraylike(leaf)
     }
     try:
-        told = _avals(subject.component.abstract_eval(to_abstract(subject.inputs)))
+        abstract = _avals(subject.component.abstract_eval(to_abstract(subject.inputs)))
     except Exception as error:
         return Check.raised("abstract_eval", "shapes", error)
     wrong = [
-        f"{path}: abstract_eval gives {told.get(path, 'nothing')}, apply {facts}"
+        f"{path}: abstract_eval gives {abstract.get(path, 'nothing')}, apply {facts}"
         for path, facts in real.items()
-        if told.get(path) != facts
+        if abstract.get(path) != facts
     ]
     summary = "; ".join(wrong) or "shapes and dtypes equal those of apply"
     return Check("abstract_eval", "shapes", not wrong, len(real), summary)

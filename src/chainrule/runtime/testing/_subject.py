@@ -165,7 +165,7 @@ def _validated(component: Any, tree: Any) -> Any:
     try:
         return schema.model_validate(tree).model_dump()
     except ValidationError:
-        # The component itself says it better, or knows what the bare schema does not (granted files).
+        # The component has a better message, or accepts more than the schema alone (granted files).
         component.apply(tree)
         return tree
 
