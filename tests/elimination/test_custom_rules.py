@@ -50,6 +50,17 @@ NOT_LINEAR = {
     "affine loop": lambda x, u: lax.fori_loop(0, 80, lambda i, c: c * 0.5 + 1, u),
     "carry": lambda x, u: lax.scan(lambda c, t: (c + t, c * 0 + 1), 0.0, u)[1],
     "stop_gradient": lambda x, u: lax.stop_gradient(u) * 3,
+    "cast to float32": lambda x, u: u.astype(jnp.float32).astype(u.dtype) * 2,
+    "cast to bfloat16": lambda x, u: u.astype(jnp.bfloat16).astype(u.dtype) * x,
+    "cast to complex64": lambda x, u: u.astype(jnp.complex64).real.astype(u.dtype),
+    "cast in a loop": lambda x, u: lax.scan(
+        lambda c, t: (c + t.astype(jnp.float16).astype(c.dtype), c), 0.0, u
+    )[1],
+    "reduce_precision": lambda x, u: lax.reduce_precision(u, 11, 20),
+    "small exponents": lambda x, u: lax.reduce_precision(u, 5, 52),
+    "narrow product": lambda x, u: jnp.matmul(
+        jnp.outer(x, x), u, preferred_element_type=jnp.float32
+    ).astype(u.dtype),
 }
 
 
@@ -118,7 +129,8 @@ LINEAR = {
     "dynamic index": lambda x, u: u.at[jnp.argmax(x)].set(0.0) + u[jnp.argmin(x)],
     "solve": lambda x, u: jnp.linalg.solve(jnp.outer(x, x) + jnp.eye(3), u),
     "zeros": lambda x, u: jnp.zeros_like(u),
-    "cast": lambda x, u: u.astype(jnp.float32).astype(u.dtype) * 2,
+    "cast": lambda x, u: u.astype(jnp.complex128).real * x.astype(jnp.float32),
+    "reduce_precision": lambda x, u: lax.reduce_precision(u, 11, 52) * 2,
     "checkpoint": lambda x, u: jax.checkpoint(lambda u: jax.jit(jnp.sum)(u) * x)(u),
     "transform": lambda x, u: jnp.fft.irfft(jnp.fft.rfft(u), 3) * x,
 }  # fmt: skip
@@ -132,6 +144,31 @@ def test_rules_that_are_linear_are_eliminated(name):
         for order in ("forward", "reverse"):
             found = jacobian(function, order=order)(X)
             np.testing.assert_allclose(found, reference, rtol=1e-6, atol=1e-9)
+
+
+def test_rules_that_cast_to_the_precision_of_operands_or_results_are_eliminated():
+    """What is computed in float32 and given back in bfloat16 is rounded as any bfloat16 is."""
+    matrix = jnp.asarray([[0.5, 2.0, 0.25], [1.0, -0.25, 4.0]], jnp.float32)
+
+    @jax.custom_vjp
+    def inside(x):  # bfloat16 → bfloat16
+        return x * 2
+
+    def pull(x, u):
+        return ((u.astype(jnp.float32) * 2).astype(x.dtype),)
+
+    inside.defvjp(lambda x: (x * 2, x), pull)
+
+    @jax.custom_vjp
+    def product(x):  # bfloat16 → float32
+        return matrix @ x.astype(jnp.float32)
+
+    product.defvjp(lambda x: (product(x), x), lambda x, u: ((u @ matrix).astype(x.dtype),))
+    x = jnp.asarray(X, jnp.bfloat16)
+    for function in (inside, product):
+        found = jacobian(lambda x, f=function: f(x) * 2, order="reverse")(x)
+        expected = jax.jacrev(lambda x, f=function: f(x) * 2)(x)
+        np.testing.assert_array_equal(found.astype(float), expected.astype(float))
 
 
 def test_a_rule_may_apply_the_function_to_the_tangent_or_cotangent():

@@ -1,4 +1,5 @@
 import os
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -279,3 +280,86 @@ def test_arrays_without_elements(tmp_path):
     assert cs.load(tmp_path / "run", fresh).loaded == ("p",)
     with pytest.raises(InputError, match="`p`, which has no elements"):
         cs.save(tmp_path / "folder", fresh, format="orbax")
+
+
+SCALARS = [
+    np.bool_(True), np.int8(-7), np.int16(-7), np.int32(-7), np.int64(5_000_000_000), np.uint8(200),
+    np.uint16(7), np.uint32(4_000_000_000), np.uint64(2**63 + 1), np.float16(0.1), np.float32(0.1),
+    np.float64(0.1), np.complex64(0.1 + 2j), np.complex128(0.1 + 2j), jnp.bfloat16(0.1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("format", ["safetensors", "orbax"])
+def test_numpy_values_stay_what_they_are(tmp_path, format, x64):
+    values = [np.asarray(v)[()] for v in SCALARS]
+    if format == "safetensors":
+        values = [v for v in values if v.dtype != np.complex128]
+    tree = {
+        "scalars": values,
+        "zero_d": [np.asarray(v) for v in values],
+        "arrays": [np.stack([v, v]) for v in values],
+    }
+    fresh = jax.tree.map(np.zeros_like, tree)
+    fresh["scalars"] = [np.zeros_like(v)[()] for v in values]
+    unset = {"scalars": [None] * len(values), "zero_d": None, "arrays": [None] * len(values)}
+    unset["zero_d"] = [None] * len(values)
+    with jax.enable_x64(x64):
+        cs.save(tmp_path / "run", tree, format=format)
+        cs.load(tmp_path / "run", fresh)
+        cs.load(tmp_path / "run", unset)
+    for kind, expected in tree.items():
+        for old, new, taken in zip(expected, fresh[kind], unset[kind], strict=True):
+            assert type(new) is type(old)
+            assert new.dtype == taken.dtype == old.dtype
+            np.testing.assert_array_equal(new, old)
+            np.testing.assert_array_equal(np.asarray(taken), old)
+
+
+@pytest.mark.parametrize("format", ["safetensors", "orbax"])
+def test_arrays_of_64_bits_stay_so_where_x64_is_off(tmp_path, format):
+    with jax.enable_x64(True):
+        saved = {"w": cs.Param(jnp.full(2, 0.1)), "n": jnp.full(2, 5_000_000_000)}
+        fresh = {"w": cs.Param(jnp.zeros(2)), "n": jnp.zeros(2, int)}
+        placed = jax.device_put(jnp.zeros(2, int), jax.devices()[0])
+    cs.save(tmp_path / "run", saved, format=format)
+    for tree in (fresh, fresh | {"n": placed}):
+        cs.load(tmp_path / "run", tree)
+        assert tree["w"].value.dtype == np.float64
+        assert tree["n"].dtype == np.int64
+        np.testing.assert_array_equal(np.asarray(tree["w"].value), np.full(2, 0.1))
+        np.testing.assert_array_equal(np.asarray(tree["n"]), np.full(2, 5_000_000_000))
+
+
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("format", ["safetensors", "orbax"])
+def test_a_checkpoint_may_hold_numbers_and_text_only(tmp_path, format, x64):
+    saved = {"step": 7, "z": 0.1 - 0.0j, "rest": [2**70, 0.1, float("inf"), True, "text"]}
+    fresh = {"step": 0, "z": 0j, "rest": [0, 0.0, 0.0, False, ""]}
+    with jax.enable_x64(x64):
+        cs.save(tmp_path / "run", saved, format=format)
+        cs.load(tmp_path / "run", fresh)
+        assert repr(fresh) == repr(saved)
+        cs.save(tmp_path / "run", {"w": jnp.ones(2), "z": 1j}, format=format)
+        with pytest.raises(CheckpointError, match="`z` is float in the model"):
+            cs.load(tmp_path / "run", {"w": jnp.ones(2), "z": 1.0})
+    cs.save(tmp_path / "none", {}, format=format)
+    assert cs.load(tmp_path / "none", {}).loaded == ()
+
+
+@pytest.mark.parametrize("format", ["safetensors", "orbax"])
+@pytest.mark.parametrize(
+    "value", [np.datetime64("2020-01-01"), np.array(["a"]), np.str_("a"), np.longdouble(1)]
+)
+def test_values_of_numpy_that_no_format_has_are_refused(tmp_path, format, value):
+    with pytest.raises(InputError, match="`v`"):
+        cs.save(tmp_path / "run", {"v": value}, format=format)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_orbax_folder_without_its_arrays_is_damaged(tmp_path):
+    cs.save(tmp_path / "run", {"w": jnp.ones(2), "step": 1}, format="orbax")
+    shutil.rmtree(tmp_path / "run" / "arrays")
+    with pytest.raises(ChainruleError) as caught:
+        cs.load(tmp_path / "run", {"w": jnp.ones(2), "step": 1}, strict=False)
+    assert caught.value.code == "file_damaged"

@@ -1,3 +1,5 @@
+import collections
+import functools
 import gc
 import threading
 import weakref
@@ -595,6 +597,114 @@ def test_plain_objects_edited_in_place_are_noticed(options, where):
     held.factor = 2.0
     assert float(step(net=net, **given)) == 2
     assert len(traces) == 2
+
+
+def _edit_array(options):
+    options.factor[0] = 3.0
+
+
+def _edit_argument(options):
+    options.factor.args[0].factor = 3.0
+
+
+def _edit_keyword(options):
+    options.factor.keywords["o"].factor = 3.0
+
+
+def _wrapped(partial):
+    return functools.update_wrapper(partial, _factor_of)
+
+
+def _factor_of(o):
+    return o.factor
+
+
+@pytest.mark.parametrize(
+    ("factor", "edit", "read"),
+    [
+        (lambda: np.array([2.0, np.nan]), _edit_array, lambda f: f[0]),
+        (lambda: np.array([2.0, None]), _edit_array, lambda f: f[0]),
+        (lambda: np.arange(2.0, 20.0)[::2], _edit_array, lambda f: f[0]),
+        (lambda: bytearray([2]), lambda o: o.factor.__setitem__(0, 3), lambda f: f[0]),
+        (lambda: collections.deque([2.0], maxlen=2), _edit_array, lambda f: f[0]),
+        (
+            lambda: collections.deque([np.array([2.0])]),
+            lambda o: o.factor[0].fill(3.0),
+            lambda f: f[0][0],
+        ),
+        (lambda: functools.partial(_factor_of, PlainOptions(2.0)), _edit_argument, lambda f: f()),
+        (lambda: functools.partial(_factor_of, o=PlainOptions(2.0)), _edit_keyword, lambda f: f()),
+        (
+            lambda: _wrapped(functools.partial(_factor_of, PlainOptions(2.0))),
+            _edit_argument,
+            lambda f: f(),
+        ),
+        (
+            lambda: functools.partial(CallableOptions(2.0), 1.0),
+            lambda o: setattr(o.factor.func, "factor", 3.0),
+            lambda f: f(),
+        ),
+    ],
+    ids=[
+        "array", "objects", "view", "bytes", "deque", "array in a deque", "argument", "keyword", "wrapped",
+        "function",
+    ],
+)  # fmt: skip
+def test_what_an_object_holds_is_noticed_when_edited_in_place(factor, edit, read):
+    net = cs.Module()
+    net.p, net.options = cs.Param(jnp.ones(())), PlainOptions(factor())
+    function, traces = counted(lambda *, net: net.p * read(net.options.factor))
+    step = cs.jit(function)
+    for _ in range(3):
+        assert float(step(net=net)) == 2
+    assert len(traces) == 1
+    edit(net.options)
+    for _ in range(3):
+        assert float(step(net=net)) == 3
+    assert len(traces) == 2
+
+
+def test_large_arrays_are_compared_by_identity():
+    """As docs/how-to/train.md says: arrays of more than 64 kB have to be replaced."""
+    net = cs.Module()
+    net.p, net.options = cs.Param(jnp.ones(())), PlainOptions(np.full(8192, 2.0))
+    step = cs.jit(lambda *, net: net.p * net.options.factor[0])
+    assert float(step(net=net)) == 2
+    net.options.factor[0] = 3.0
+    assert float(step(net=net)) == 3
+    net.options.factor = np.full(8193, 2.0)
+    assert float(step(net=net)) == 2
+    net.options.factor[0] = 3.0
+    assert float(step(net=net)) == 2
+    net.options.factor = net.options.factor.copy()
+    assert float(step(net=net)) == 3
+
+
+def test_equal_read_only_arrays_share_a_program():
+    function, traces = counted(lambda *, net: net.p * net.tables[0][0])
+    step = cs.jit(function)
+    for _ in range(2):
+        table = np.full(8193, 2.0)
+        table.flags.writeable = False
+        net = cs.Module()
+        net.p, net.tables = cs.Param(jnp.ones(())), collections.deque([table])
+        assert float(step(net=net)) == 2
+    assert len(traces) == 1
+
+
+def test_a_property_that_is_cached_when_first_read_is_no_edit():
+    class Options(PlainOptions):
+        @functools.cached_property
+        def double(self):
+            return 2 * self.factor
+
+    net = cs.Module()
+    net.p, net.options = cs.Param(jnp.ones(())), Options(2.0)
+    function, traces = counted(lambda *, net: net.p * net.options.double)
+    step = cs.jit(function)
+    for _ in range(3):
+        assert float(step(net=net)) == 4
+    assert len(traces) == 1
 
 
 def test_plain_jax_notices_edits_too():

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from chainrule._errors import InputError, StorageError
+from chainrule._jaxpr import enable_x64
 from chainrule._trees import with_article
 from chainrule._whole_files import write_whole
 from chainrule.stateful._errors import CheckpointError
@@ -113,9 +114,9 @@ def _write_orbax(path: Path, arrays: Arrays, facts: Facts) -> None:
                 code="bad_argument",
                 path=name,
             )
-    args = ocp.args.Composite(
-        arrays=ocp.args.StandardSave(dict(arrays)), facts=ocp.args.JsonSave(facts)
-    )
+    # Orbax refuses a tree without arrays.
+    items = {"arrays": ocp.args.StandardSave(dict(arrays))} if arrays else {}
+    args = ocp.args.Composite(facts=ocp.args.JsonSave(facts | {_COUNT: str(len(arrays))}), **items)
     # One name in all processes of a cluster, which write together. A folder of its own, because orbax
     # leaves its unfinished work beside the folder it was to become.
     folder = path.with_name(f".{path.name}.writing")
@@ -146,14 +147,16 @@ def _take_the_place_of(path: Path, folder: Path) -> None:
 def _read_orbax(path: Path) -> tuple[Arrays, Facts]:
     import orbax.checkpoint as ocp
 
+    facts = dict(ocp.JsonCheckpointHandler().restore(path / "facts"))
+    if facts.get(_COUNT) == "0":
+        return {}, facts
     handler = ocp.PyTreeCheckpointHandler()
     # As NumPy arrays: orbax would ask for the very devices that the arrays were saved from.
     as_numpy = jax.tree.map(
         lambda _: ocp.RestoreArgs(restore_type=np.ndarray), handler.metadata(path / "arrays").tree
     )
     arrays = handler.restore(path / "arrays", args=ocp.args.PyTreeRestore(restore_args=as_numpy))
-    facts = ocp.JsonCheckpointHandler().restore(path / "facts")
-    return dict(arrays), dict(facts)
+    return dict(arrays), facts
 
 
 _WRITERS: dict[Format, Callable[[Path, Arrays, Facts], None]] = {
@@ -166,7 +169,9 @@ Mapped = Mapping[str, str] | Callable[[str], str | None] | None
 _ALIASES = "chainrule.aliases"
 _KEYS = "chainrule.keys"
 _VALUES = "chainrule.values"
-_EXACT = (bool, int, float, str)
+_COMPLEX = "chainrule.complex"
+_COUNT = "chainrule.count"
+_EXACT = (bool, int, float, complex, str)
 
 
 @dataclass(frozen=True)
@@ -213,18 +218,21 @@ def save(
     arrays: dict[str, Any] = {}
     keys: dict[str, str] = {}
     for name, leaf in leaves:
-        if not is_arraylike(leaf):
+        if not is_arraylike(leaf) or not _is_for_jax(leaf):
+            dtype = f" of {leaf.dtype}" if isinstance(leaf, np.ndarray) else ""
             raise InputError(
-                f"A checkpoint holds parameters, arrays, numbers and text; `{name}` is "
-                f"{with_article(type(leaf).__name__)}. Leave it out of what is saved.",
+                f"A checkpoint holds parameters, arrays of numbers, numbers and text; `{name}` is "
+                f"{with_article(type(leaf).__name__)}{dtype}. Leave it out of what is saved.",
                 code="bad_argument",
                 path=name,
             )
         if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
             keys[name] = str(jax.random.key_impl(leaf))
             leaf = jax.random.key_data(leaf)
-        arrays[name] = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
-    facts = {_ALIASES: structure.aliases, _KEYS: keys, _VALUES: exact}
+        arrays[name] = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+    parts = {name: (z.real, z.imag) for name, z in exact.items() if isinstance(z, complex)}
+    values = {name: value for name, value in exact.items() if name not in parts}
+    facts = {_ALIASES: structure.aliases, _KEYS: keys, _VALUES: values, _COMPLEX: parts}
     texts = {name: json.dumps(fact) for name, fact in facts.items()}
     write_arrays(Path(path), arrays, texts, format)
 
@@ -246,7 +254,8 @@ def load(
     Args:
         path: a file or folder that `save` has written.
         tree: what to fill, usually of the form that was saved. Plain values are replaced in their
-            dictionaries and lists; `None` takes what the file has.
+            dictionaries and lists by values of their own kind: NumPy's stay NumPy's, with all their bits.
+            `None` takes what the file has.
         mask: which parameters; by default all but caches. With a mask, plain values are left out.
         strict: raise when an entry of the file or a parameter of the model is left over. Otherwise
             what fits is loaded and the rest is reported.
@@ -314,9 +323,10 @@ def _entries(path: Path, mapping: Mapped) -> tuple[dict[str, Any], set[str]]:
     Any path of a shared parameter will do: a model may share less, or in another order.
     """
     stored, facts = read_arrays(path)
-    aliases, keys, exact = (
-        json.loads(facts.get(fact, "{}")) for fact in (_ALIASES, _KEYS, _VALUES)
+    aliases, keys, exact, parts = (
+        json.loads(facts.get(fact, "{}")) for fact in (_ALIASES, _KEYS, _VALUES, _COMPLEX)
     )
+    exact |= {name: complex(*pair) for name, pair in parts.items()}
     typed = {name: _typed(leaf, keys.get(name)) for name, leaf in stored.items()} | exact
     entries: dict[str, Any] = {}
     optional: set[str] = set()
@@ -391,15 +401,41 @@ def _placed(template: Any, new: Any) -> Any:
     if type(new) in _EXACT:
         return new
     if template is None:
-        return jax.tree.map(jnp.asarray, new)
+        return jax.tree.map(_wherever, new)
     return jax.tree.map(_placed_leaf, template, new)
+
+
+def _wherever(new: Any) -> Any:
+    """A JAX array, or a NumPy array where JAX would narrow it: 64 bits while x64 is off."""
+    is_narrowed = (
+        isinstance(new, np.ndarray) and jax.dtypes.canonicalize_dtype(new.dtype) != new.dtype
+    )
+    return new if is_narrowed else jnp.asarray(new)
 
 
 def _placed_leaf(old: Any, new: Any) -> Any:
     if isinstance(old, np.ndarray):
         return new
+    if isinstance(old, np.generic):
+        return new[()]
     is_placed = isinstance(old, jax.Array) and not isinstance(old, jax.core.Tracer)
-    return jax.device_put(new, old.sharding) if is_placed and old.committed else jnp.asarray(new)
+    # The old array has the dtype of the new one. It may have 64 bits while x64 is off, if it was made where
+    # x64 was on; JAX would narrow the new one without a word.
+    with enable_x64(True):
+        if is_placed and old.committed:
+            return jax.device_put(new, old.sharding)
+        return jnp.asarray(new)
+
+
+def _is_for_jax(leaf: Any) -> bool:
+    """Whether JAX has the dtype of an array or number: not dates, text, objects, or 80 bits."""
+    if isinstance(leaf, str):  # NumPy's; `result_type` would take it for the name of a dtype
+        return False
+    try:
+        jnp.result_type(leaf)
+    except TypeError:
+        return False
+    return True
 
 
 def _typed(leaf: Any, key_implementation: str | None) -> Any:

@@ -11,13 +11,18 @@ So a snapshot keeps a copy of what can be edited:
 
     never edited    numbers, names, functions, classes, JAX arrays, and every object whose class defines a
                     hash by value (a frozen data class, an enum): Python asks of those not to change
-    containers      snapshots of their items
-    other objects   the object, and snapshots of its public attributes (of all fields, for a data class).
-                    Arrays there are compared by identity: they may be large
+    containers      snapshots of their items, deques included; of a partial, its function and arguments
+    NumPy arrays    a copy, up to `_MAX_COPIED` bytes. Larger ones are compared by identity, because each call
+                    would have to read them; those that are read-only are never edited
+    other objects   the object, and snapshots of its public attributes (of all fields, for a data class)
+
+A snapshot is taken and compared at each call of a jitted function; that takes some ten microseconds for an
+array of `_MAX_COPIED` bytes.
 """
 
 from __future__ import annotations
 
+import collections
 import copy
 import dataclasses
 import functools
@@ -33,6 +38,10 @@ _UNCHANGING = (
     bool, int, float, complex, str, bytes, type(None), type, np.generic, jax.Array,
     types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType,
 )  # fmt: skip
+
+
+# docs/how-to/train.md names this limit.
+_MAX_COPIED = 64 * 1024
 
 
 class Snapshot:
@@ -88,9 +97,20 @@ def take_snapshot(value: Any) -> Any:
 
 
 def _snapshot(value: Any, above: tuple[int, ...]) -> Any:
-    if isinstance(value, _UNCHANGING) or is_function(value) or id(value) in above:
+    if isinstance(value, _UNCHANGING) or id(value) in above:
         return value
+    if isinstance(value, functools.partial):
+        return _snapshot_of_partial(value, (*above, id(value)))
+    if is_function(value):
+        return value
+    if isinstance(value, np.ndarray):
+        return _snapshot_of_array(value, (*above, id(value)))
     above = (*above, id(value))
+    if isinstance(value, bytearray):
+        return _Editable(bytearray, {"items": bytes(value)})
+    if isinstance(value, collections.deque):
+        items = [_snapshot(item, above) for item in value]
+        return _Editable(type(value), {"items": items, "maxlen": value.maxlen})
     if isinstance(value, (list, tuple)):
         items = [_snapshot(item, above) for item in value]
         is_kept = isinstance(value, tuple) and all(map(_is_same_object, items, value))
@@ -102,12 +122,31 @@ def _snapshot(value: Any, above: tuple[int, ...]) -> Any:
         return (
             value if isinstance(value, frozenset) else _Editable(set, {"items": frozenset(value)})
         )
-    if isinstance(value, np.ndarray) or type(value).__hash__ not in (None, object.__hash__):
+    if type(value).__hash__ not in (None, object.__hash__):
         return value
     attributes = {
         name: _snapshot(attribute, above) for name, attribute in _attributes(value).items()
     }
     return _Editable(value, attributes) if attributes else value
+
+
+def _snapshot_of_partial(value: functools.partial[Any], above: tuple[int, ...]) -> Any:
+    parts = [_snapshot(part, above) for part in (value.func, value.args)]
+    if not value.keywords and all(map(_is_same_object, parts, (value.func, value.args))):
+        return value
+    return _Editable(type(value), {"items": parts, "keywords": _snapshot(value.keywords, above)})
+
+
+def _snapshot_of_array(value: np.ndarray, above: tuple[int, ...]) -> Any:
+    if not value.flags.writeable:
+        return value
+    if value.nbytes > _MAX_COPIED:
+        # Not by content: once it is edited, its content is no longer what a key stands for. The number stays
+        # its own as long as this holds the array.
+        return _Editable(value, {"identity": id(value)})
+    if value.dtype.hasobject:
+        return _Editable(type(value), {"items": _snapshot(value.tolist(), above)})
+    return value.copy()
 
 
 def _is_same_object(a: Any, b: Any) -> bool:
@@ -122,8 +161,17 @@ def _attributes(value: Any) -> dict[str, Any]:
         declared = [
             name for names in slots for name in ((names,) if isinstance(names, str) else names)
         ]
-        names = [name for name in (*getattr(value, "__dict__", ()), *declared) if name[0] != "_"]
+        names = [
+            name
+            for name in (*getattr(value, "__dict__", ()), *declared)
+            if name[0] != "_" and not _is_cache(value, name)
+        ]
     return {name: getattr(value, name) for name in names if hasattr(value, name)}
+
+
+def _is_cache(value: Any, name: str) -> bool:
+    """Whether an attribute appears when it is first read: that is no edit."""
+    return isinstance(getattr(type(value), name, None), functools.cached_property)
 
 
 def same(a: Any, b: Any) -> bool:
@@ -155,9 +203,12 @@ def same(a: Any, b: Any) -> bool:
 def _same_array(a: Any, b: Any) -> bool:
     if isinstance(a, jax.core.Tracer) or isinstance(b, jax.core.Tracer):
         return False
-    return (
-        a.shape == b.shape and a.dtype == b.dtype and bool(np.all(np.asarray(a) == np.asarray(b)))
-    )
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    a, b = np.asarray(a), np.asarray(b)
+    if a.dtype.hasobject:
+        return same(a.tolist(), b.tolist())
+    return a.tobytes() == b.tobytes()  # bit by bit: see the numbers in `same`
 
 
 def _coarse_hash(value: Any) -> int:

@@ -14,13 +14,18 @@ and a table says in which operands a primitive is linear. An equation that the t
 to something linear, ends the proof. The proof is about values; elimination needs derivatives. For the
 primitives of the table these agree. They do not for `stop_gradient`, nor for a function with a rule of its
 own inside of a loop, so these end the proof, too. (Outside of loops `traced_rule` inlines such a function.)
+
+Every operation rounds, and the proof overlooks that as long as it rounds no more coarsely than the directions
+or the results are rounded themselves. A rule that compresses a float32 cotangent to bfloat16 on its way is a
+step function, not a linear one. A rule that computes in float32 for bfloat16 operands, and casts its result
+back, is linear.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -119,7 +124,7 @@ def why_not_linear(program: ClosedJaxpr, directions: Collection[int]) -> str | N
     count = len(program.jaxpr.invars)
     given = [_State.LINEAR if k in directions else _State.FIXED for k in range(count)]
     try:
-        states = _run(program, given)
+        states = _run(program, given, _precisions(program, directions))
     except _NotLinearError as error:
         return str(error)
     for atom, state in zip(program.jaxpr.outvars, states, strict=True):
@@ -128,7 +133,48 @@ def why_not_linear(program: ClosedJaxpr, directions: Collection[int]) -> str | N
     return None
 
 
-def _run(program: ClosedJaxpr, given: Sequence[_State]) -> list[_State]:
+class _Precision(NamedTuple):
+    """How a dtype rounds: digits of its numbers, and the powers of two between which they are."""
+
+    digits: int
+    lowest: int
+    highest: int
+
+    @classmethod
+    def of(cls, dtype: Any) -> _Precision:
+        info = jnp.finfo(dtype)
+        return cls(int(info.nmant), int(info.minexp), int(info.maxexp))
+
+    def holds(self, other: _Precision) -> bool:
+        """Whether all numbers of another precision can be written in this one."""
+        is_wider = self.lowest <= other.lowest and self.highest >= other.highest
+        return self.digits >= other.digits and is_wider
+
+
+def _precisions(program: ClosedJaxpr, directions: Collection[int]) -> frozenset[_Precision]:
+    """The precisions of the directions and of the results."""
+    jaxpr = program.jaxpr
+    ends = [*(jaxpr.invars[k].aval for k in directions), *(atom.aval for atom in jaxpr.outvars)]
+    return frozenset(_Precision.of(aval.dtype) for aval in ends if _is_inexact(aval))
+
+
+def _is_coarse(eqn: JaxprEqn, result: Any, ends: frozenset[_Precision]) -> bool:
+    """Whether an equation rounds a result more coarsely than all ends of the program are rounded."""
+    if not _is_inexact(result.aval):
+        return False
+    precision = _Precision.of(result.aval.dtype)
+    if eqn.primitive.name == "reduce_precision":
+        highest = 2 ** (eqn.params["exponent_bits"] - 1)
+        digits = min(precision.digits, eqn.params["mantissa_bits"])
+        precision = _Precision(
+            digits, max(precision.lowest, 2 - highest), min(precision.highest, highest)
+        )
+    return not any(precision.holds(end) for end in ends)
+
+
+def _run(
+    program: ClosedJaxpr, given: Sequence[_State], ends: frozenset[_Precision]
+) -> list[_State]:
     """The states of a program's outputs, from those of its inputs."""
     jaxpr = program.jaxpr
     states: dict[Var, _State] = {
@@ -143,7 +189,11 @@ def _run(program: ClosedJaxpr, given: Sequence[_State]) -> list[_State]:
     needed = _needed(program)
     for eqn in jaxpr.eqns:
         if any(var in needed for var in eqn.outvars if not isinstance(var, DropVar)):
-            states.update(zip(eqn.outvars, _step(eqn, [read(a) for a in eqn.invars]), strict=True))
+            results = _step(eqn, [read(a) for a in eqn.invars], ends)
+            for var, state in zip(eqn.outvars, results, strict=True):
+                if state is _State.LINEAR and _is_coarse(eqn, var, ends):
+                    raise _fail(eqn)
+                states[var] = state
     return [read(atom) for atom in jaxpr.outvars]
 
 
@@ -166,8 +216,10 @@ def _needed(program: ClosedJaxpr) -> set[Var]:
     return needed
 
 
-def _step(eqn: JaxprEqn, operands: list[_State]) -> Sequence[_State]:
+def _step(eqn: JaxprEqn, operands: list[_State], ends: frozenset[_Precision]) -> Sequence[_State]:
     name = eqn.primitive.name
+    if name in _WITH_PROGRAMS:
+        return _WITH_PROGRAMS[name](eqn, operands, ends)
     stepper = _STEPS.get(name)
     if stepper is not None:
         return stepper(eqn, operands)
@@ -244,42 +296,42 @@ def _linear_solve(eqn: JaxprEqn, operands: list[_State]) -> list[_State]:
     return [state] * len(eqn.outvars)
 
 
-def _call(eqn: JaxprEqn, operands: list[_State]) -> list[_State]:
+def _call(eqn: JaxprEqn, operands: list[_State], ends: frozenset[_Precision]) -> list[_State]:
     (sub,) = subprograms(eqn)
-    return _run(sub.program, operands)
+    return _run(sub.program, operands, ends)
 
 
-def _cond(eqn: JaxprEqn, operands: list[_State]) -> list[_State]:
+def _cond(eqn: JaxprEqn, operands: list[_State], ends: frozenset[_Precision]) -> list[_State]:
     if operands[0] is _State.LINEAR:
         raise _fail(eqn)
-    branches = [_run(sub.program, operands[1:]) for sub in subprograms(eqn)]
+    branches = [_run(sub.program, operands[1:], ends) for sub in subprograms(eqn)]
     states = branches[0]
     for branch in branches[1:]:
         states = _joined(eqn, states, branch)
     return states
 
 
-def _scan(eqn: JaxprEqn, operands: list[_State]) -> list[_State]:
+def _scan(eqn: JaxprEqn, operands: list[_State], ends: frozenset[_Precision]) -> list[_State]:
     (body,) = subprograms(eqn)
     n_constants, n_carry = scan_layout(eqn)
     constants, scanned = operands[:n_constants], operands[n_constants + n_carry :]
 
     def step(carry: list[_State]) -> list[_State]:
-        return _run(body.program, [*constants, *carry, *scanned])
+        return _run(body.program, [*constants, *carry, *scanned], ends)
 
     return _until_stable(eqn, step, operands[n_constants : n_constants + n_carry])
 
 
-def _while(eqn: JaxprEqn, operands: list[_State]) -> list[_State]:
+def _while(eqn: JaxprEqn, operands: list[_State], ends: frozenset[_Precision]) -> list[_State]:
     condition, body = subprograms(eqn)
     n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     constants = operands[n_cond : n_cond + n_body]
 
     def step(carry: list[_State]) -> list[_State]:
-        return _run(body.program, [*constants, *carry])
+        return _run(body.program, [*constants, *carry], ends)
 
     states = _until_stable(eqn, step, operands[n_cond + n_body :])
-    if _State.LINEAR in _run(condition.program, [*operands[:n_cond], *states]):
+    if _State.LINEAR in _run(condition.program, [*operands[:n_cond], *states], ends):
         raise _fail(eqn)
     return states
 
@@ -332,13 +384,16 @@ def _select(eqn: JaxprEqn, operands: list[_State]) -> list[_State]:
 _STEPS: dict[str, Callable[[JaxprEqn, list[_State]], Sequence[_State]]] = {
     **dict.fromkeys(("mul", "dot_general", "conv_general_dilated"), _bilinear),
     **dict.fromkeys(("optimization_barrier", "device_put", "psum", "psum2", "psum_invariant"), _each),
-    **dict.fromkeys((*CALLS, "remat", "remat2", "checkpoint"), _call),
     "select_n": _select,
     "gather": _gather,
     "convert_element_type": _convert,
     "integer_pow": _integer_pow,
     "custom_linear_solve": _linear_solve,
+}  # fmt: skip
+
+_WITH_PROGRAMS: dict[str, Callable[..., Sequence[_State]]] = {
+    **dict.fromkeys((*CALLS, "remat", "remat2", "checkpoint"), _call),
     "cond": _cond,
     "scan": _scan,
     "while": _while,
-}  # fmt: skip
+}

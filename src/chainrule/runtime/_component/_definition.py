@@ -10,6 +10,7 @@ author who changes those changes the version.
 from __future__ import annotations
 
 import hashlib
+import io
 import pickle
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -174,7 +175,18 @@ def _code_bytes(code: CodeType) -> bytes:
 
 
 def _freeze(value: Any) -> bytes:
+    frozen = io.BytesIO()
     try:
-        return pickle.dumps(value, protocol=5)
+        _Freezer(frozen, protocol=5).dump(value)
     except Exception:
         return uuid.uuid4().bytes
+    return frozen.getvalue()
+
+
+class _Freezer(pickle.Pickler):
+    """Pickles values to be hashed: a component by its content, not by its name as in other pickles."""
+
+    def persistent_id(self, value: Any) -> Any:
+        from chainrule.runtime._component._local import LocalComponent
+
+        return (value.content_hash, value.config) if isinstance(value, LocalComponent) else None

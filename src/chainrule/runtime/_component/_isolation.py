@@ -113,6 +113,12 @@ def without_package(name: str) -> str:
     return name.removeprefix(f"{_package_of(name)}.") if name.startswith(_PREFIX) else name
 
 
+def is_peer_redirected(module: ModuleType) -> bool:
+    """Whether a loaded module has Chainrule in place of `tesseract_core.runtime`."""
+    place = _read_token(_package_of(module.__name__).removeprefix(_PREFIX))
+    return place is not None and place[1]
+
+
 def install_finder() -> None:
     """Let Python import private packages and their modules by name."""
     if not any(isinstance(finder, _PrivateFinder) for finder in sys.meta_path):

@@ -8,11 +8,14 @@ mistakes in the syntax of files without running them.
 from __future__ import annotations
 
 import ast
+import importlib
+import pickle
 import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,7 +29,12 @@ from chainrule.runtime._component._definition import (
 )
 from chainrule.runtime._component._failures import is_jitted
 from chainrule.runtime._component._handlers import double_precision, was_loaded_narrow
-from chainrule.runtime._component._isolation import load_module, loaded_sources
+from chainrule.runtime._component._isolation import (
+    is_peer_redirected,
+    load_module,
+    loaded_sources,
+    without_package,
+)
 from chainrule.runtime._component._local import LocalComponent
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._endpoints import DERIVATIVE_ENDPOINTS, ENDPOINTS, FIRST_ORDER, HVP
@@ -157,6 +165,59 @@ def _load_attribute(
         return load_component(getattr(module, attribute), config=config)
 
     return _from_file(path, config, redirect_peer, make)
+
+
+def reference_to(component: LocalComponent) -> tuple[Any, ...]:
+    """How a pickle names a component, and opens it again: by module and name, or by its file.
+
+    Raises:
+        PicklingError: it has no such place: it was made inside a function, or from a command.
+    """
+    function = component._definition.function  # it knows the module it was written in
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    name = None if module is None else _name_in(module, component._definition)
+    if module is None or name is None:
+        raise pickle.PicklingError(
+            f"Cannot pickle the component {component.name}: a pickle holds the module and the name by which "
+            "a component can be imported, and it is not found under any name of the module "
+            f"{getattr(function, '__module__', None)!r}. Define it at the top level of a module, or open it "
+            "from a file with Component.from_api(path)."
+        )
+    if without_package(module.__name__) == module.__name__:
+        return _load_imported, (module.__name__, name, component.config)
+    # A private package has a number that counts in this process only, but its file is the same in others.
+    source = f"{module.__file__}:{name}" if name else module.__file__
+    return _load_again, (source, component.config, is_peer_redirected(module))
+
+
+def _name_in(module: ModuleType, definition: Definition) -> str | None:
+    """The name of a component in a module, whatever its settings are there; empty if it is the module."""
+    for name in (getattr(definition.function, "__qualname__", ""), *vars(module)):
+        try:
+            found = attrgetter(name)(module)
+        except AttributeError:
+            continue
+        if isinstance(found, LocalComponent) and found._definition is definition:
+            return name
+    parts = (
+        definition.input_schema,
+        definition.output_schema,
+        definition.implementations["apply"].function,
+    )
+    is_module = parts == tuple(getattr(module, name, None) for name in _REQUIRED)
+    return "" if is_module else None
+
+
+def _load_imported(module: str, name: str, config: ComponentConfig) -> LocalComponent:
+    imported = importlib.import_module(module)
+    found = attrgetter(name)(imported) if name else imported
+    if isinstance(found, LocalComponent) and found.config == config:
+        return found
+    return load_component(found, config=config)
+
+
+def _load_again(source: str, config: ComponentConfig, redirect_peer: bool) -> LocalComponent:
+    return load_component(source, config=config, redirect_peer=redirect_peer)
 
 
 _REQUIRED = ("InputSchema", "OutputSchema", "apply")

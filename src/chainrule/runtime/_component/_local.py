@@ -55,6 +55,9 @@ class LocalComponent(EndpointMethods):
     dicts and lists of NumPy arrays and JSON values. Calls are independent of each other: there is no
     lock around the author's code and no file unless something is logged.
 
+    Copies of it are the component itself. A pickle holds where it is defined (a module and a name, or a
+    file) and its settings, as for a function.
+
     Args:
         definition: what the author gave.
         config: settings of this component, none of which are shared with any other.
@@ -165,6 +168,19 @@ class LocalComponent(EndpointMethods):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the author's own function, with nothing in between."""
         return self._definition.function(*args, **kwargs)
+
+    # It cannot be edited, so copies share it, as Python's own do with functions.
+
+    def __copy__(self) -> LocalComponent:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> LocalComponent:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from chainrule.runtime._component._loading import reference_to
+
+        return reference_to(self)
 
     def configured(self, **changes: Any) -> LocalComponent:
         """The same component with other settings."""
