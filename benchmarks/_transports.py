@@ -10,7 +10,7 @@ _HEAD = ("how", "one small call", "8 MB there and back", "isolation", "choose it
 _LINES = (
     ("JAX component, inlined by `apply_component`", "nothing: part of your program", "nothing", "none",
      "it is written in JAX and runs in your process"),
-    ("`Component.from_api`", "{no-op apply, in process}", "{8 MB there and back, in process}, copied once each way",
+    ("`Component.from_api`", "{no-op apply, in process}", "{8 MB there and back, in process}, copied",
      "none", "you trust it and its dependencies fit yours"),
     ("`Component.from_source`", "{no-op apply, own process}",
      "{8 MB there and back, own process}, shared memory", "a process, its own environment if you like",
