@@ -1,4 +1,4 @@
-"""Vectors and results have the outputs' shapes, also where the schema leaves sizes open."""
+"""Vectors and results have the shapes of outputs, where the schema leaves sizes open but `apply` tells them."""
 
 from types import ModuleType
 
@@ -44,6 +44,7 @@ def vjp(inputs, vjp_inputs, vjp_outputs, cotangent_vector):
 @pytest.mark.parametrize("cotangent", WRONG, ids=str)
 def test_a_cotangent_of_another_shape_is_refused(cotangent):
     double, _ = make(vector_jacobian_product=vjp)
+    double.apply(AT)  # which tells the shapes
     for endpoint in (double.vector_jacobian_product, double.value_and_vjp):
         with pytest.raises(InputError, match="cotangent_vector at 'y'"):
             endpoint(AT, *PATHS, {"y": cotangent})
@@ -63,16 +64,13 @@ def test_a_cotangent_that_fits_the_outputs_of_an_authors_value_and_vjp():
         double.value_and_vjp(AT, *PATHS, {"y": [1.0]})
 
 
-def test_apply_is_asked_once_for_each_kind_of_inputs():
+def test_apply_is_not_run_to_check_a_shape():
     double, calls = make(vector_jacobian_product=vjp)
-    for size in (3, 3, 4, 3, 4):
+    for size in (3, 4):
         at = {"x": np.arange(1.0, size + 1)}
         found = double.vector_jacobian_product(at, *PATHS, {"y": np.ones(size)})["x"]
         np.testing.assert_array_equal(found, 2 * np.ones(size))
-    assert len(calls) == 2
-    double.apply({"x": np.ones(7)})
-    double.vector_jacobian_product({"x": np.ones(7)}, *PATHS, {"y": np.ones(7)})
-    assert len(calls) == 3
+    assert not calls
 
 
 def test_sizes_that_depend_on_values():
@@ -86,6 +84,7 @@ def test_sizes_that_depend_on_values():
     )
     for x in ([1.0, 2.0], [-1.0, 2.0], [1.0, -2.0], [1.0, 2.0]):
         count = int(np.sum(np.array(x) > 0))
+        positive.apply({"x": x})
         found = positive.vector_jacobian_product({"x": x}, *PATHS, {"y": np.ones(count)})["x"]
         np.testing.assert_array_equal(found, np.array(x) > 0)
         with pytest.raises(InputError):
@@ -107,6 +106,7 @@ def test_a_tangent_result_of_another_shape_is_the_components_fault():
             "y": np.ones(1)
         }
     )
+    double.apply(AT)
     calls = {
         "jvp": lambda: double.jacobian_vector_product(AT, *PATHS, {"x": np.ones(3)}),
         "jacobian": lambda: double.jacobian(AT),
@@ -122,6 +122,7 @@ def test_a_jacobian_of_another_shape():
     double, _ = make(
         jacobian=lambda inputs, jac_inputs, jac_outputs: {"y": {"x": np.eye(4)[:, :3]}}
     )
+    double.apply(AT)
     with pytest.raises(InputError):
         double.vector_jacobian_product(AT, *PATHS, {"y": np.ones(4)})
     for call in (
