@@ -1,4 +1,4 @@
-"""Vectors and results have the shapes of outputs where the schema leaves sizes open but `apply` tells them."""
+"""Vectors and results have the shapes of outputs where the schema leaves sizes open."""
 
 from types import ModuleType
 

@@ -6,7 +6,8 @@ A request names paths that have to exist and be differentiable, and vectors that
 
 A cotangent has the shape of its output, which a schema may leave open. A named dimension has its size from
 the inputs. What is still open is asked of the author's `abstract_eval`, or else taken from an earlier result
-of `apply` for the same kind of inputs (`OutputShapes`). Results of derivatives that the author wrote are held to the same shapes.
+of `apply` for the same kind of inputs (`OutputShapes`). Results of derivatives that the author wrote are
+held to the same shapes.
 """
 
 from __future__ import annotations
