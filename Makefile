@@ -54,7 +54,7 @@ demo: $(STAMP)  ## Run a gradient through several programs; leaves a plot and a 
 
 # By file: the blocks of a docs page share a namespace, and what one test compiled serves the next.
 test: $(STAMP) $(NEXT_STAMP) $(OLDEST_STAMP)  ## Run all tests
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP)  ## Lint, format check, types, floors
 	@$(BIN)/ruff check .

@@ -26,3 +26,9 @@ def _single_precision_for_the_next_module():
     yield
     if "jax" in sys.modules:
         sys.modules["jax"].config.update("jax_enable_x64", False)
+
+
+def pytest_collection_modifyitems(items):
+    """Files with slow tests first: short ones fill up the end, when a worker has nothing left to take."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)

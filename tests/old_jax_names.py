@@ -5,12 +5,12 @@ import jax.experimental
 import jax.export  # a submodule that `import jax` did not import
 from hypothesis import HealthCheck, settings
 
-# As in conftest.py, which is not read there: the machine is shared and noisy.
+# conftest.py is not read there. The machine is shared and noisy; fewer examples than on the usual JAX.
 settings.register_profile(
     "chainrule",
     deadline=None,
     derandomize=True,
-    max_examples=50,
+    max_examples=10,
     suppress_health_check=list(HealthCheck),
 )
 settings.load_profile("chainrule")

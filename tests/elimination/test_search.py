@@ -14,6 +14,7 @@ from chainrule.elimination._search import (
     ZERO,
     PartialGraph,
     Problem,
+    ScalarAlgebra,
     _partial_graph,
     _portfolio,
     lower_bound,
@@ -57,7 +58,7 @@ def scalar_problems(draw, max_inner=6):
     return Problem.scalar(first_output + n_outputs, sorted(edges), inner, kept)
 
 
-class MatrixChain:
+class MatrixChain(ScalarAlgebra):
     """Edges are matrices; structure numbers stand for (rows, columns)."""
 
     def __init__(self, dims):
@@ -248,7 +249,7 @@ def test_a_greedy_pass_that_is_cut_short_is_completed(compiled, monkeypatch):
 def _hourglasses():
     """A chain of layers 4 → 1 → 4 → 1 → …, which neither sweep goes through cheaply; slow to multiply."""
 
-    class Slow:
+    class Slow(ScalarAlgebra):
         def __init__(self):
             self.asked, self.numbers = 0, {}
 
@@ -271,7 +272,7 @@ def _hourglasses():
     return Problem(size, numbered, eliminable, frozenset(), algebra), algebra
 
 
-class Growing:
+class Growing(ScalarAlgebra):
     """Every product is a structure of its own, whose number tells where it came from."""
 
     def product(self, out_edge, in_edge):
@@ -382,7 +383,7 @@ def test_a_bound_that_takes_too_long_is_that_of_fewer_vertices():
 
 
 def test_product_without_entries_makes_no_edge():
-    class Orthogonal:
+    class Orthogonal(ScalarAlgebra):
         def product(self, out_edge, in_edge):
             return (ZERO, 0) if out_edge != in_edge else (out_edge, 1)
 

@@ -358,7 +358,20 @@ def _warn_of_large_block(term: Term, cause: str, entries: int) -> None:
 def _pays(merges: Sequence[Merge]) -> bool:
     """Whether the hull of some terms takes no more room than they take apart."""
     results = [merge.result for merge in merges]
-    return math.prod(_hull(results).sizes) <= sum(map(_room, results))
+    out_boxes, in_boxes, pairs = _extent(results)
+    free = [box for b, box in enumerate(in_boxes) if b not in pairs]
+    hull = math.prod(high - low + 1 for low, high in [*out_boxes, *free])
+    return hull <= sum(map(_room, results))
+
+
+def _extent(
+    terms: Sequence[Term],
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]], dict[int, int]]:
+    """The boxes that hold all terms along output and input axes, and their common diagonals."""
+    first = terms[0]
+    out_boxes = [_box([t.out_axes[a] for t in terms], terms) for a in range(len(first.out_shape))]
+    in_boxes = [_box([t.in_axes[b] for t in terms], terms) for b in range(len(first.in_shape))]
+    return out_boxes, in_boxes, _common_diagonals(terms)
 
 
 def _room(term: Term) -> int:
@@ -399,9 +412,7 @@ def _added(terms: Sequence[Term]) -> Term | None:
 def _hull(terms: Sequence[Term]) -> Term:
     """A term that is stored over every variable and covers all the given ones."""
     first = terms[0]
-    out_boxes = [_box([t.out_axes[a] for t in terms], terms) for a in range(len(first.out_shape))]
-    in_boxes = [_box([t.in_axes[b] for t in terms], terms) for b in range(len(first.in_shape))]
-    pairs = _common_diagonals(terms)
+    out_boxes, in_boxes, pairs = _extent(terms)
     sizes: dict[int, int] = {}
     out_axes = []
     for low, high in out_boxes:

@@ -217,6 +217,7 @@ class _Pricing:
     product_cost: Callable[[Any, Any], int]
     sum_cost: Callable[[Any, Any], int]
     rounded: Callable[[Any], Any]
+    terms: Callable[[Any], int]
 
 
 class _Algebra:
@@ -235,6 +236,9 @@ class _Algebra:
             self._numbers[edge] = len(self._edges)
             self._edges.append(edge)
         return self._numbers[edge]
+
+    def terms(self, edge: int) -> int:
+        return self._pricing.terms(self._edges[edge])
 
     def product(self, out_edge: int, in_edge: int) -> tuple[int, int]:
         outer, inner = self._edges[out_edge], self._edges[in_edge]
@@ -264,6 +268,14 @@ def _rounded_kept(edge: KeptEdge) -> KeptEdge:
     return KeptEdge(*(part and _rounded(part) for part in (edge.core, edge.pending)))
 
 
+def _terms(structure: Structure | None) -> int:
+    return 1 if structure is None else max(1, len(structure.terms))
+
+
+def _kept_terms(edge: KeptEdge) -> int:
+    return _terms(edge.core) * _terms(edge.pending)
+
+
 def _entries_written(outer: Structure, inner: Structure) -> int:
     return product_structure(outer, inner).stored
 
@@ -290,13 +302,20 @@ def _sum_time(first: Structure, second: Structure) -> int:
 
 def _of_structures(product_cost: Any, sum_cost: Any = _nothing) -> _Pricing:
     return _Pricing(
-        lambda graph: graph.structures, product_structure, sum_structure, product_cost, sum_cost, _rounded
+        lambda graph: graph.structures, product_structure, sum_structure, product_cost, sum_cost, _rounded,
+        _terms,
     )  # fmt: skip
 
 
 _PRICINGS: dict[str, _Pricing] = {
     "multiplications": _Pricing(
-        kept_edges, kept_product, kept_sum, kept_multiplications, _nothing, _rounded_kept
+        kept_edges,
+        kept_product,
+        kept_sum,
+        kept_multiplications,
+        _nothing,
+        _rounded_kept,
+        _kept_terms,
     ),
     "nontrivial": _of_structures(nontrivial),
     "operations": _of_structures(nontrivial, _additions),

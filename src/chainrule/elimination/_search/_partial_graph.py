@@ -469,7 +469,7 @@ _MOST_LISTED = 512
 """Interpreted cells of more vertices are a dictionary: most edges of a large graph are absent."""
 
 _QUESTION = 40
-"""A product of structures that is not known yet takes as long as so many that are."""
+"""A product of two terms that is not known yet takes as long as so many products that are."""
 
 
 class TooManyStructuresError(Exception):
@@ -495,8 +495,9 @@ class _Answers(dict):
 
     def __missing__(self, key: int) -> int:
         self._graph.check_budget()
-        self._graph.state[WORK] += _QUESTION
-        self[key], self[key + 1] = self._question(*divmod(key // 2, _WIDE))
+        first, second = divmod(key // 2, _WIDE)
+        self._graph.count_question(first, second)
+        self[key], self[key + 1] = self._question(first, second)
         return self[key]
 
 
@@ -552,8 +553,13 @@ class PartialGraph:
 
     @property
     def work(self) -> int:
-        """Pairs of edges looked at so far; new products and sums count `_QUESTION` times."""
+        """Pairs of edges looked at so far; pairs of terms in a new product or sum count `_QUESTION` times."""
         return int(self.state[WORK])
+
+    def count_question(self, first: int, second: int) -> None:
+        """Count the work of a product or a sum that is not known yet."""
+        terms = self.problem.algebra.terms
+        self.state[WORK] += _QUESTION * terms(first) * terms(second)
 
     def check_budget(self) -> None:
         """Raise `OutOfBudgetError` when the time is up, or too much was done."""
@@ -671,7 +677,7 @@ class PartialGraph:
             self._make_room(2 * int(state[ROOM]))
             return
         first, second = int(state[FIRST]), int(state[SECOND])
-        state[WORK] += _QUESTION
+        self.count_question(first, second)
         algebra = self.problem.algebra
         structure, cost = (algebra.product if kind == _PRODUCT else algebra.sum)(first, second)
         if structure >= state[WIDE]:

@@ -29,8 +29,12 @@ class OutOfBudgetError(Exception):
 class Algebra(Protocol):
     """Products and sums of edge structures, which are numbered from 0.
 
-    Both functions must be pure: every answer is remembered.
+    Products and sums must be pure: every answer is remembered.
     """
+
+    def terms(self, edge: int) -> int:
+        """Terms of a structure: finding a product or a sum takes time for every pair of them."""
+        ...
 
     def product(self, out_edge: int, in_edge: int) -> tuple[int, int]:
         """Structure of the product (`ZERO` when it has no entry) and its cost."""
@@ -43,6 +47,9 @@ class Algebra(Protocol):
 
 class ScalarAlgebra:
     """Every edge is a number: a product costs one multiplication, a sum nothing that is counted."""
+
+    def terms(self, edge: int) -> int:
+        return 1
 
     def product(self, out_edge: int, in_edge: int) -> tuple[int, int]:
         return 0, 1
