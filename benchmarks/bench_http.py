@@ -66,7 +66,7 @@ def _no_op_rows(stack: ExitStack, component: Any) -> list[Row]:
         Row("no-op apply over HTTP, --workers 0", seconds["thread"], echo, "Starlette echo"),
         Row("no-op apply over HTTP, --workers 1", seconds["process"], echo, "Starlette echo"),
         Row("no-op apply over HTTP, --workers 1", seconds["process"], seconds["peer"],
-            "tesseract-core", 1 / 3, note=f"the peer takes {seconds['peer'] / echo:.1f} × the echo"),
+            "tesseract-core", note=f"the peer takes {seconds['peer'] / echo:.1f} × the echo"),
         *_array_rows(stack, ports, folder, 1_000_000, "8 MB"),
         *_array_rows(stack, ports, folder, 10_000_000, "80 MB"),
         *_many_rows(ports),
