@@ -307,6 +307,15 @@ class Span(NamedTuple):
     high: Any
 
 
+class Open(BaseModel, extra="allow"):
+    a: Any
+
+
+def test_extra_fields_of_a_model_are_inputs():
+    f = from_callable(lambda m, x: m["a"] + 10 * m["b"] + 100 * x, abstract=lambda m, x: x)
+    np.testing.assert_allclose(f(Open(a=X, b=2 * X), 3 * X), 321 * X)
+
+
 def test_named_tuples_are_tuples_where_the_schema_says_so():
     @component(framework="jax")
     def width(span: tuple[Vector, Vector]) -> Vector:

@@ -148,10 +148,9 @@ def _lower(ctx: Any, *operands: Any, call: Call) -> Sequence[Any]:
         return _lower_traced(ctx, *operands, call=call)
     if is_exporting(ctx):
         raise not_exportable(target)
-    function = host_call(call)
     if target.is_remote and not _is_ordered(call) and uses_ffi(ctx):
-        return lower_overlapping(ctx, *operands, **overlapping_pair(function))
-    return lower_host_call(ctx, *operands, function=function, ordered=_is_ordered(call))
+        return lower_overlapping(ctx, *operands, **overlapping_pair(call))
+    return lower_host_call(ctx, *operands, function=host_call(call), ordered=_is_ordered(call))
 
 
 def not_exportable(target: Target) -> CapabilityError:

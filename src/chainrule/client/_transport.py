@@ -65,8 +65,42 @@ class Ticket:
             abort()
 
 
-class Transport(ABC):
-    """A way to a component. Safe between threads.
+class Caller(ABC):
+    """What makes calls of endpoints: a transport, or one replica of a pool. Safe between threads."""
+
+    @abstractmethod
+    def call(
+        self,
+        endpoint: str,
+        payload: Mapping[str, Any],
+        *,
+        run_id: str | None = None,
+        ticket: Ticket | None = None,
+    ) -> Any:
+        """The answer of an endpoint.
+
+        Args:
+            endpoint: its name.
+            payload: the whole request.
+            run_id: the id by which files of this call are known.
+            ticket: by which the caller may give up.
+
+        Raises:
+            InputError: the request is at fault.
+            CapabilityError: the component has no such endpoint.
+            ComponentError: the component is at fault.
+            TransportError: no answer came.
+        """
+
+    @abstractmethod
+    def call_many(
+        self, endpoint: str, payloads: Sequence[Mapping[str, Any]], *, ticket: Ticket | None = None
+    ) -> list[Any]:
+        """The answers of several calls, each a result or the `ChainruleError` of that call."""
+
+
+class Transport(Caller):
+    """A way to a component.
 
     Attributes:
         place: where the component is, for people.
@@ -93,30 +127,6 @@ class Transport(ABC):
             TransportError: the component cannot be reached.
         """
 
-    @abstractmethod
-    def call(
-        self,
-        endpoint: str,
-        payload: Mapping[str, Any],
-        *,
-        run_id: str | None = None,
-        ticket: Ticket | None = None,
-    ) -> Any:
-        """The answer of an endpoint.
-
-        Args:
-            endpoint: its name.
-            payload: the whole request.
-            run_id: the id by which files of this call are known.
-            ticket: by which the caller may give up.
-
-        Raises:
-            InputError: the request is at fault.
-            CapabilityError: the component has no such endpoint.
-            ComponentError: the component is at fault.
-            TransportError: no answer came.
-        """
-
     def group_size(self) -> int:
         """How many calls are best sent in one message now."""
         return 1
@@ -124,7 +134,7 @@ class Transport(ABC):
     def call_many(
         self, endpoint: str, payloads: Sequence[Mapping[str, Any]], *, ticket: Ticket | None = None
     ) -> list[Any]:
-        """The answers of several calls, each a result or the `ChainruleError` of that call."""
+        """One call after the other."""
         answers: list[Any] = []
         for payload in payloads:
             try:

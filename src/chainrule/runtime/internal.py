@@ -12,6 +12,7 @@ Document               what the OpenAPI document of a component says
 Field                  one leaf of a schema, for people
 load_module            run a Python file in a package of its own
 check_sources          find mistakes in the syntax of a component without running it
+read_mapping           the mapping in a project file
 failure_of             the error that stands for an exception of an author
 keep_output            copy what is printed into the log folder of a run
 fit_abstract           the shape and dtype that a declaration gives to an array
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from chainrule.runtime._component._document import Document, Field
     from chainrule.runtime._component._failures import failure_of
     from chainrule.runtime._component._isolation import PEER_MODULES, load_module
-    from chainrule.runtime._component._loading import check_sources
+    from chainrule.runtime._component._loading import check_sources, read_mapping
     from chainrule.runtime._component._observation import keep_output
     from chainrule.runtime._component._schemas import fit_abstract, to_plain
     from chainrule.runtime._content_store import SharedFolder, content_name
@@ -109,6 +110,7 @@ __all__ = [
     "log_handler",
     "own_copy",
     "product_from_jacobian",
+    "read_mapping",
     "reuse_residuals",
     "to_plain",
     "unheard",
@@ -118,7 +120,7 @@ _HOMES = {
     "_endpoints": "ENDPOINTS DerivativeKind JACOBIAN JVP VJP HVP EndpointMethods AsyncEndpointMethods",
     "_component._document": "Document Field",
     "_component._isolation": "load_module PEER_MODULES",
-    "_component._loading": "check_sources",
+    "_component._loading": "check_sources read_mapping",
     "_component._failures": "failure_of",
     "_component._observation": "keep_output",
     "_component._schemas": "fit_abstract to_plain",

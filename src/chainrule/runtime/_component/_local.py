@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -243,7 +243,24 @@ class LocalComponent(EndpointMethods):
             InputError: the caller is at fault.
         """
         check_fields(payload, ("inputs",), "apply")
-        return to_plain(self._schemas.read_inputs(payload["inputs"], "apply", self._context))
+        return to_plain(self.read_model(payload["inputs"], "apply"))
+
+    def read_model(self, inputs: Any, endpoint: str, *, own: bool = True) -> BaseModel:
+        """The inputs as the model that the function of an endpoint gets.
+
+        Args:
+            inputs: as in `apply`.
+            endpoint: for messages.
+            own: copy arrays; otherwise the model may hold those of the caller.
+
+        Raises:
+            InputError: the caller is at fault.
+        """
+        return self._schemas.read_inputs(inputs, endpoint, {**self._context, "own": own})
+
+    def function_of(self, endpoint: str) -> Callable[..., Any]:
+        """The function behind an endpoint, of the author or of a recipe; it takes a model."""
+        return self._implementations[endpoint].function
 
     def read_abstract_inputs(self, abstract_inputs: Any) -> tuple[Any, dict[str, Any]]:
         """The inputs of `abstract_eval` as a plain tree, validated, and the sizes of named dimensions.
