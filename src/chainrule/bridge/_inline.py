@@ -14,7 +14,7 @@ makes of them (`TraceableEndpoints`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from numbers import Number
@@ -25,7 +25,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from chainrule._jaxpr import component_scope
-from chainrule._lru_cache import LRUCache
 from chainrule._trees import get_at_path, is_arraylike, set_at_path
 from chainrule.bridge._requests import Call, Request, Space
 from chainrule.bridge._routes import Slots, find_route, sides
@@ -110,15 +109,12 @@ def _complete(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> Comp
     )
     if any(map(has_symbolic_size, arrays)):
         return skeleton, list(types), {}
-    known: LRUCache[Hashable, Completed] = target.memory("completed")
-    key = skeleton.signature(types)
-    found = None if key is None else known.get(key)
-    if found is None:
+
+    def complete() -> Completed:
         completed, sizes = target.complete_inputs(skeleton.build(types))
-        found = *take_apart(completed, lambda path, leaf: isinstance(leaf, ArrayType)), sizes
-        if key is not None:
-            known.put(key, found)
-    return found
+        return *take_apart(completed, lambda path, leaf: isinstance(leaf, ArrayType)), sizes
+
+    return target.remembered("completed", skeleton.signature(types), complete)
 
 
 def trace_call(call: Call, *operands: Any) -> list[Any]:

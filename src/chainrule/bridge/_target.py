@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from chainrule.bridge._skeleton import take_apart
 from chainrule.bridge._types import ArrayType, as_array_type, read_types, types_of
 from chainrule.runtime.internal import HVP, JVP, VJP, DerivativeKind, own_copy
 
+T = TypeVar("T")
 Batching = Literal["elementwise", "leading"]
 _SIGNATURES_REMEMBERED = 512
 
@@ -66,9 +67,20 @@ class Target(ABC):
     def _memories(self) -> defaultdict[str, LRUCache[Hashable, Any]]:
         return defaultdict(lambda: LRUCache(_SIGNATURES_REMEMBERED))
 
-    def memory(self, purpose: str) -> LRUCache[Hashable, Any]:
-        """What the bridge remembers about this target for one purpose, for as long as the target lives."""
-        return self._memories[purpose]
+    def remembered(self, purpose: str, key: Hashable | None, make: Callable[[], T]) -> T:
+        """What was made for a purpose and a key before, or what `make` returns now.
+
+        Args:
+            purpose: keys of different purposes are different.
+            key: what the result depends on; `None` is not remembered.
+            make: called without a lock: two threads may both make it, and the later one is remembered.
+        """
+        found = None if key is None else self._memories[purpose].get(key)
+        if found is None:
+            found = make()
+            if key is not None:
+                self._memories[purpose].put(key, found)
+        return found
 
     @abstractmethod
     def apply(self, inputs: Any) -> Any:

@@ -138,7 +138,7 @@ class Component(Constructors, EndpointMethods, AsyncEndpointMethods):
         return self.transport.health()
 
     async def health_async(self) -> dict[str, Any]:
-        """`health` for asynchronous code."""
+        """`health`, to be awaited: What the component says of its health."""
         return await self.start_call("health", {})
 
     def call(self, endpoint: str, payload: Mapping[str, Any], *, run_id: str | None = None) -> Any:
