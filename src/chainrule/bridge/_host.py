@@ -1,9 +1,10 @@
 """The host's side of a call: operands in, results filled, batches fanned out, nothing raised into XLA.
 
 Memory: operands and results are XLA's buffers, or those of arrays of the caller. They are valid during the
-call only, and do not leave this side. Targets copy what they hand to an author (see `Target`), so that he may
-keep, change or return his inputs. What comes back is copied into the results before the target is called
-again, so that he may return the same buffer each time.
+call only, and do not leave this side. Targets copy what they hand to an author (see `Target`), so that the
+author's code may keep, change or return its inputs. What comes back is copied into the results before the
+target is called
+again, so that it may return the same buffer each time.
 
 Nothing is kept between a forward call and the backward call that follows: the primals are operands of both.
 The two halves of a call of a remote component (`StartCall`, `FinishCall`) keep copies of the operands and the
@@ -64,7 +65,7 @@ def _check_first_example(
     """Compare the first example of a native batch with a call of its own.
 
     Raises:
-        ComponentError: they differ, so the component does not batch as was said.
+        ComponentError: they differ, so the component does not batch as it declares.
     """
     assert site.example is not None
     alone = answer(site.example, request, [operand[0] for operand in operands])

@@ -366,7 +366,7 @@ def _bind_native(
     call: Call, operands: list[Any], mapped: list[bool], size: int
 ) -> list[Any] | None:
     """One call with the batch axis in front of every array; `None` if the target does not take it."""
-    # No function has to know what to do with a batch of nothing.
+    # A function need not know what to do with an empty batch.
     if size == 0 or call.batch.sizes or not _is_native(call.site, call.request):
         return None
     only_apply = call.request.name == "apply" and call.site.options.vmap_method == "expand_dims"

@@ -150,12 +150,12 @@ def _make_batched(site: Site, size: int, leading: Sequence[int]) -> Site | None:
 
 
 def _check_distinct(target: Target, side: str, skeleton: Skeleton) -> None:
-    """Check that no two arrays have one path, by which derivatives name them: keys are texts there."""
+    """Check that no two arrays have one path, by which derivatives name them: there all keys are strings."""
     for path in skeleton.paths if len(set(skeleton.paths)) < len(skeleton.paths) else ():
         if skeleton.paths.count(path) > 1:
             raise InputError(
-                f"Two of the {side} of {target.name} are at `{path}`: a dictionary has a key that is a text "
-                "and another one that reads like it. Rename one of them.",
+                f"Two of the {side} of {target.name} are at `{path}`: a dictionary has a string as a key, "
+                "and another key that is written in the same way. Rename one of them.",
                 code="ambiguous_path",
                 path=path,
             )

@@ -116,8 +116,8 @@ class OpenedTarget(Target):
     ) -> Mapping[str, Any]:
         """The component's derivative, and that of the tagged values.
 
-        Tangents of probes and cotangents of tagged values are not looked at: they are zero, since nothing
-        but `sow` gets to see either.
+        Tangents of probes and cotangents of tagged values are ignored: they are zero, because only `sow`
+        sees either.
         """
         (vector,) = vectors
         given = inputs[_INPUTS]

@@ -195,7 +195,7 @@ class Options:
 
 
 def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
-    """Refuse what is not one of the choices."""
+    """Refuse a value that is not one of the choices."""
     if value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
         raise InputError(
@@ -204,7 +204,7 @@ def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None
 
 
 def _check_count(name: str, value: int) -> None:
-    """Refuse what is not a number of things."""
+    """Refuse a value that is not a whole number above zero."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InputError(
             f"`{name}` is a number of calls, at least 1; found {value!r}.",
@@ -318,7 +318,9 @@ def positional_arguments(
     try:
         bound = inspect.signature(function).bind(*arguments, **named)
     except (TypeError, ValueError) as error:
-        raise InputError(f"{name} cannot be called so: {error}.", code="invalid_input") from error
+        raise InputError(
+            f"{name} cannot be called with these arguments: {error}.", code="invalid_input"
+        ) from error
     if bound.kwargs:
         listed = ", ".join(f"`{key}`" for key in bound.kwargs)
         raise InputError(

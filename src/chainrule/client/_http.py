@@ -267,7 +267,7 @@ class HttpTransport(Transport):
     def _repeat(
         self, once: Callable[[Deadline], Answer], may_repeat: bool, ticket: Ticket
     ) -> Answer:
-        """Do something, and again where that is safe: nothing was run, or twice does no harm.
+        """Make an exchange, and again where that is safe: nothing was run, or calls may run twice.
 
         All attempts together have one deadline. Only a call that the server turned away, and whose caller is
         patient, has the whole time once more: nothing of it has begun.
@@ -291,7 +291,7 @@ class HttpTransport(Transport):
                 since = since or time.monotonic()
                 if not attempts_left and time.monotonic() - since >= ticket.patience_s:
                     return answer
-                # Those who were turned away together need not come back together.
+                # Callers that were turned away at the same time should not come back at the same time.
                 wait_s = max(pause_s, answer.retry_after_s or 0.0) * random.uniform(1.0, 1.5)
                 if ticket.patience_s:
                     deadline = Deadline(self._timeout_s)

@@ -1,4 +1,4 @@
-"""How a component is reached: one interface, whatever is behind it, and the transport within this process.
+"""How a component is reached: the interface of all transports, and the transport within this process.
 
 A transport carries payloads (plain trees with NumPy arrays) to endpoints and brings results back, or raises
 the same exceptions that a component in this process would raise. `Component` knows nothing else of it.
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 class Ticket:
-    """Lets a call that is under way be given up from another thread.
+    """Lets another thread cancel a call that is under way.
 
     Args:
         patience_s: how long a call that a server turns away, because it has too many, comes back; at least
             as often as the transport repeats any call.
 
     Attributes:
-        is_cancelled: whether the caller has given up.
+        is_cancelled: whether the caller has cancelled the call.
     """
 
     def __init__(self, patience_s: float = 0.0) -> None:
@@ -42,7 +42,7 @@ class Ticket:
         self._abort: Callable[[], Any] | None = None
 
     def pause(self, seconds: float) -> None:
-        """Sleep, unless the caller gives up meanwhile."""
+        """Sleep until the time is over or the call is cancelled."""
         # Made here, not with every ticket: it costs more than all the rest of one.
         woken = threading.Event()
         self.when_cancelled(woken.set)
@@ -50,14 +50,14 @@ class Ticket:
         self.when_cancelled(None)
 
     def when_cancelled(self, abort: Callable[[], Any] | None) -> None:
-        """What breaks off the call at its present stage; `None` when nothing can."""
+        """Set what interrupts the call at its present stage; `None` when nothing can."""
         with self._lock:
             self._abort = abort
         if self.is_cancelled and abort is not None:
             abort()
 
     def cancel(self) -> None:
-        """Give up the call."""
+        """Cancel the call."""
         self.is_cancelled = True
         with self._lock:
             abort = self._abort
@@ -83,7 +83,7 @@ class Caller(ABC):
             endpoint: its name.
             payload: the whole request.
             run_id: the id by which files of this call are known.
-            ticket: by which the caller may give up.
+            ticket: with which the caller may cancel the call.
 
         Raises:
             InputError: the request is at fault.
@@ -167,7 +167,7 @@ class Transport(Caller):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of connections and processes."""
+        """Close connections and end processes."""
 
 
 class InProcessTransport(Transport):
@@ -206,7 +206,7 @@ class InProcessTransport(Transport):
         run_id: str | None = None,
         ticket: Ticket | None = None,
     ) -> Any:
-        """Call the endpoint in the calling thread; it cannot be broken off."""
+        """Call the endpoint in the calling thread; it cannot be interrupted."""
         run = None if run_id is None else Run(self.local.config, run_id=run_id)
         if not is_traced():
             return self.local.call(endpoint, payload, run=run)
@@ -214,7 +214,7 @@ class InProcessTransport(Transport):
             return self.local.call(endpoint, payload, run=run)
 
     def health(self) -> dict[str, Any]:
-        """Always well while this process runs."""
+        """Always `ok`."""
         return dict(self.local.health())
 
     def close(self) -> None:
@@ -226,7 +226,7 @@ def _load(source: Any, config: ComponentConfig) -> InProcessTransport:
 
 
 def check_seconds(name: str, value: float | None) -> None:
-    """Refuse what is no time to wait; `None` is: for ever.
+    """Check a time to wait, in seconds; `None` means no limit.
 
     Raises:
         InputError: it is not a number above zero (`bad_option`).
@@ -235,17 +235,18 @@ def check_seconds(name: str, value: float | None) -> None:
         return
     if not isinstance(value, Real) or not math.isfinite(value) or value <= 0:
         raise InputError(
-            f"{name} is a number of seconds above 0, or None; found {value!r}.", code="bad_option"
+            f"{name} must be a number of seconds above 0, or None; found {value!r}.",
+            code="bad_option",
         )
 
 
 def check_count(name: str, value: int, *, least: int) -> None:
-    """Refuse what is not a whole number, or too small.
+    """Check a number of things.
 
     Raises:
-        InputError: it is (`bad_option`).
+        InputError: it is not a whole number, or less than `least` (`bad_option`).
     """
     if not isinstance(value, Integral) or value < least:
         raise InputError(
-            f"{name} is a whole number, at least {least}; found {value!r}.", code="bad_option"
+            f"{name} must be a whole number, at least {least}; found {value!r}.", code="bad_option"
         )

@@ -150,7 +150,7 @@ def _problem(what: str, error: Exception, code: str = "internal_error") -> Envel
         failure = ComponentError(f"{what} raised {type(error).__name__}: {error}", code=code)
         failure.__cause__ = error
         error = failure
-    # The cluster belongs to the caller, so he may see its tracebacks.
+    # The cluster belongs to the caller, who may see its tracebacks.
     reply = problem_reply(error, debug=True)
     return Envelope(reply.status, reply.content_type, b"".join(reply.pieces))
 
