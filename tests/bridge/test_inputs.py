@@ -398,7 +398,9 @@ def test_arguments_of_a_callable_may_be_passed_by_name():
     np.testing.assert_allclose(f(X, factor=2.0), 2 * X)
     with pytest.raises(InputError, match="`power` by name only"):
         f(X, 2.0, power=2)
-    with pytest.raises(InputError, match=r"scale cannot be called with these arguments: .* 'facto'"):
+    with pytest.raises(
+        InputError, match=r"scale cannot be called with these arguments: .* 'facto'"
+    ):
         f(X, 2.0, facto=2.0)
 
 

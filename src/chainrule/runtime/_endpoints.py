@@ -487,7 +487,7 @@ def _given(**options: Any) -> dict[str, Any]:
 
 
 def _listed(paths: Any) -> Any:
-    """Paths as a list, which every encoding has; what is no collection, the component refuses itself."""
+    """Paths as a list, which every encoding has; anything else is refused by the component."""
     return list(paths) if isinstance(paths, Iterable) and not isinstance(paths, str) else paths
 
 

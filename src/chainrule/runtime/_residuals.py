@@ -365,7 +365,7 @@ def set_jax_vjp_cache_size(
         only_if_it_pays: time every program once and keep residuals only where that is a gain.
 
     Raises:
-        InputError: a size or a bound that is no integer ≥ 0 (`bad_cache_size`).
+        InputError: a size or a bound that is not an integer ≥ 0 (`bad_cache_size`).
     """
     for name, bound in (("size", size), ("max_bytes", max_bytes)):
         if not isinstance(bound, int) or bound < 0:

@@ -123,7 +123,7 @@ class Answerer:
         )
 
     def answer(self, call: Call) -> Reply:
-        """Decode, compute, encode. Whatever goes wrong becomes a problem reply."""
+        """Decode, compute, encode. An error becomes a problem reply."""
         if call.merged:
             return self._answer_merged(call)
         if not is_traced(call.traceparent):

@@ -47,7 +47,7 @@ def _end(error: BaseException | None) -> None:
 
 
 def show_log(config: ComponentConfig) -> None:
-    """Let what Chainrule has to say out; the author's loggers stay as the author sets them.
+    """Write Chainrule's own log records; the author's loggers stay as the author sets them.
 
     In the format for machines the root logger speaks too, so that every line is an object.
     """

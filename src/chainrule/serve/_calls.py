@@ -16,7 +16,7 @@ class Watcher(Protocol):
     """Follows one call.
 
     Attributes:
-        timeout_s: how long it may run; `None` for ever.
+        timeout_s: how long it may run; `None` for no limit.
     """
 
     timeout_s: float | None

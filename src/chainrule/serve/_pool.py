@@ -226,7 +226,7 @@ class WorkerPool(Pool):
         source: what `load_component` takes; pickled for processes.
         config: the component's settings.
         workers: how many processes; 0 for one thread of this process.
-        timeout_s: how long one call may run; `None` for ever. A process is then replaced. A thread cannot
+        timeout_s: how long one call may run; `None` for no limit. A process is then replaced. A thread cannot
             be stopped: its caller gets 504, and calls behind it wait, at most as long each.
         max_queue: how many calls may wait for a free worker.
         startup_timeout_s: how long loading the component may take.

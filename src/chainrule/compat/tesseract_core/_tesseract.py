@@ -95,7 +95,7 @@ class Tesseract(EndpointMethods):
 
         Raises:
             FileNotFoundError: there is no such file.
-            RuntimeError: it cannot be loaded, or is no component.
+            RuntimeError: it cannot be loaded, or is not a component.
         """
         if isinstance(tesseract_api, (str, Path)):
             _check_file(tesseract_api)

@@ -152,7 +152,7 @@ def decode_tree(tree: Any) -> Any:
 
 
 def _validated(component: Any, tree: Any) -> Any:
-    """The inputs as the component's own schema reads them, where that is in sight.
+    """The inputs as the component's own schema reads them, where that is here.
 
     The schema fills in defaults and knows that a list is an array. A component behind a client has none
     here; its differentiable arrays are still known by their paths.
