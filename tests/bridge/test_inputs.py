@@ -178,7 +178,7 @@ def test_what_is_no_array_is_told_so(wrong):
     def same(x: Array[(None,), Float64]) -> Array[(None,), Float64]:
         return x
 
-    with pytest.raises(InputError, match="`x` of same is an array in its schema") as caught:
+    with pytest.raises(InputError, match="`x` of same has to be an array") as caught:
         apply_component(same, {"x": wrong})
     assert caught.value.code == "not_an_array"
     assert caught.value.path == "x"

@@ -11,13 +11,13 @@ import ssl
 import subprocess
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from chainrule._errors import ComponentError, InputError, NotGrantedError, TransportError
 from chainrule.client import Component
-from chainrule.client._connections import LostConnectionError, Origin
 from chainrule.client.internal import Answer, HttpTransport, read_answer
 
 DOCUMENT = {
@@ -174,9 +174,8 @@ def test_without_retry_after_nothing_is_repeated(fake):
 
 def test_a_call_that_may_have_run_is_not_repeated(fake):
     server = fake(None, OK)
-    with pytest.raises(LostConnectionError) as caught:
+    with pytest.raises(TransportError) as caught:
         Component.from_url(server.url).apply({})
-    assert caught.value.was_sent
     assert caught.value.code == "connection_lost"
     assert len(server.requests) == 1
 
@@ -192,8 +191,9 @@ def test_an_answer_that_ends_early_is_a_loss(fake):
         connection.sendall(OK[:-2])
         connection.shutdown(socket.SHUT_RDWR)
 
-    with pytest.raises(LostConnectionError):
+    with pytest.raises(TransportError) as caught:
         Component.from_url(fake(cut).url).apply({})
+    assert caught.value.code == "connection_lost"
 
 
 def test_something_else_listens(fake):
@@ -566,7 +566,8 @@ def test_memory_is_shared_again_with_a_server_that_was_down_for_a_while(server, 
         memory._offer = memory._offer._replace(address="of-the-server-before")
         component.transport._pool.close()
         with monkeypatch.context() as down:
-            down.setattr(component.transport._pool, "origin", Origin("127.0.0.1", 1))
+            pool = component.transport._pool
+            down.setattr(pool, "origin", replace(pool.origin, port=1))
             for _ in range(4):
                 with pytest.raises(TransportError):
                     component.apply({"x": LARGE})
