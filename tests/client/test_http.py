@@ -133,14 +133,17 @@ def test_connections_are_kept(fake):
 
 
 def test_a_connection_that_the_server_closed_meanwhile_is_not_used(fake):
+    closed = threading.Event()
+
     def answer_and_close(connection):
         connection.sendall(OK)
         connection.shutdown(socket.SHUT_RDWR)
+        closed.set()
 
     server = fake(answer_and_close, OK)
     component = Component.from_url(server.url, retries=0)
     assert component.apply({}) == {"y": 1}
-    time.sleep(0.05)
+    assert closed.wait(300)
     assert component.apply({}) == {"y": 1}
     component.close()
 
@@ -219,9 +222,11 @@ def test_nobody_listens(monkeypatch):
 
 
 def test_a_silent_server(fake):
-    server = fake(lambda connection: time.sleep(1))
+    over = threading.Event()
+    server = fake(lambda connection: over.wait(300))
     with pytest.raises(TransportError) as caught:
         Component.from_url(server.url, timeout=0.2).apply({})
+    over.set()
     assert caught.value.code == "timeout"
 
 
