@@ -192,7 +192,7 @@ def test_a_body_in_chunks_is_answered_like_any_other(served):
 
 
 def test_every_call_is_counted(start_server):
-    served = start_server(workers=0)
+    served = start_server(components=COMPONENT, workers=0)
     with Caller(served) as caller:
         for _ in range(10):
             assert caller.ask(*request(1.0)) == [2.0]
@@ -203,7 +203,8 @@ def test_every_call_is_counted(start_server):
 
 def test_a_token_is_asked_for_with_every_request(start_server, tmp_path):
     (tmp_path / "token").write_text(TOKEN)
-    served = start_server(workers=0, token_file=str(tmp_path / "token"))
+    token = str(tmp_path / "token")
+    served = start_server(components=COMPONENT, workers=0, token_file=token)
     with Caller(served) as caller:
         head, body = request(1.0, f"Authorization: Bearer {TOKEN}")
         for _ in range(3):
