@@ -26,7 +26,6 @@ from chainrule.serve.internal import (
     Answerer,
     Call,
     Cancelled,
-    only_here,
     problem_reply,
 )
 
@@ -128,9 +127,8 @@ class ReplicaActor:
         if self._component is None:
             return self._failure
         try:
-            run = None if run_id is None else Run(self._component.config, run_id=run_id)
-            component, filled = self._component, insert_values(payload, values)
-            return only_here(lambda: component.call(endpoint, filled, run=run))
+            run = Run(self._component.config, run_id=run_id)
+            return self._answerer.compute(endpoint, insert_values(payload, values), run)
         except Exception as error:
             return _problem(endpoint, error)
 
