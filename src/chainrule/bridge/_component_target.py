@@ -20,12 +20,13 @@ from pydantic_core import PydanticCustomError
 from chainrule._codec import dtype_from_name
 from chainrule._errors import ComponentError, DefinitionError
 from chainrule._lru_cache import LRUCache
+from chainrule._own_arrays import own_copy
 from chainrule._paths import Key, join_path, split_path
 from chainrule.bridge._skeleton import take_apart
 from chainrule.bridge._target import Target
 from chainrule.bridge._types import ArrayType, read_types
 from chainrule.runtime import LocalComponent
-from chainrule.runtime.internal import DerivativeKind, array_leaves, fit_abstract, own_copy
+from chainrule.runtime.internal import DerivativeKind, array_leaves, fit_abstract
 
 _REMOTE_CONCURRENCY = 32
 _INDEX = re.compile(r"\[\d+\]")

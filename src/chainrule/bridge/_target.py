@@ -24,10 +24,11 @@ import numpy as np
 
 from chainrule._errors import ComponentError, DefinitionError, InputError
 from chainrule._lru_cache import LRUCache
+from chainrule._own_arrays import own_copy
 from chainrule._trees import flatten_with_paths, map_with_paths
 from chainrule.bridge._skeleton import take_apart
 from chainrule.bridge._types import ArrayType, as_array_type, read_types, types_of
-from chainrule.runtime.internal import HVP, JVP, VJP, DerivativeKind, own_copy
+from chainrule.runtime.internal import HVP, JVP, VJP, DerivativeKind
 
 T = TypeVar("T")
 Batching = Literal["elementwise", "leading"]

@@ -10,9 +10,9 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from chainrule._errors import ChainruleError, TransportError
+from chainrule._progress import listening
 from chainrule._visible import visible
 from chainrule.client._transport import Ticket
-from chainrule.runtime.internal import listening
 
 Show = bool | Callable[[float, str], Any]
 """Whether a progress bar is shown, or what is called with fraction and message in its place."""

@@ -27,20 +27,19 @@ from chainrule._codec import (
     expansion_too_large,
     negotiate,
 )
+from chainrule._content_store import SharedFolder, content_name
 from chainrule._errors import ChainruleError, ComponentError, DecodeError, InputError
 from chainrule._lru_cache import LRUCache
+from chainrule._progress import unheard
 from chainrule._tracing import export_spans, is_traced, span
 from chainrule.runtime import ComponentConfig, LocalComponent, load_component, progress
 from chainrule.runtime.internal import (
     ENDPOINTS,
     DerivativeKind,
     Run,
-    SharedFolder,
-    content_name,
     describe_value,
     failure_of,
     reuse_residuals,
-    unheard,
 )
 from chainrule.serve._author_code import only_here
 from chainrule.serve._calls import Call, Cancelled, Facts, Reply

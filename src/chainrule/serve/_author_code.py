@@ -20,9 +20,10 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from chainrule._progress import listening
 from chainrule._samehost import Message, send_message
 from chainrule.runtime import ComponentConfig
-from chainrule.runtime.internal import listening, log_handler
+from chainrule.runtime.internal import log_handler
 from chainrule.serve._calls import Watcher
 
 T = TypeVar("T")

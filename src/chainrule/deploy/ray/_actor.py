@@ -18,10 +18,11 @@ from pydantic import BaseModel
 from ray.exceptions import RayError
 
 from chainrule._errors import ChainruleError, ComponentError
+from chainrule._progress import listening
 from chainrule._trees import is_arraylike, map_leaves
 from chainrule.deploy.ray._messages import CANCELLED, Envelope, Plan
 from chainrule.runtime import LocalComponent
-from chainrule.runtime.internal import Run, listening, to_plain
+from chainrule.runtime.internal import Run, to_plain
 from chainrule.serve.internal import (
     Answerer,
     Call,

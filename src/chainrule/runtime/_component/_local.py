@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from chainrule._errors import CapabilityError, InputError
+from chainrule._own_arrays import own_copy
 from chainrule.runtime._component._definition import (
     ABSENT,
     Batching,
@@ -40,7 +41,6 @@ from chainrule.runtime._endpoints import (
     DerivativeKind,
     EndpointMethods,
 )
-from chainrule.runtime._own_arrays import own_copy
 from chainrule.runtime._runs import Run, current_run
 from chainrule.runtime._schema import ArraySpec
 

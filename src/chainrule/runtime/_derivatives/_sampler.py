@@ -19,6 +19,8 @@ import numpy as np
 from pydantic import ValidationError
 
 from chainrule._errors import CapabilityError, InputError
+from chainrule._own_arrays import own_copy
+from chainrule._progress import track, unheard
 from chainrule._trees import set_at_path
 from chainrule.runtime._derivatives._layout import Layout, read_arrays
 from chainrule.runtime._derivatives._stencils import (
@@ -28,8 +30,6 @@ from chainrule.runtime._derivatives._stencils import (
     coarsest,
     is_automatic,
 )
-from chainrule.runtime._own_arrays import own_copy
-from chainrule.runtime._progress import track, unheard
 from chainrule.runtime._schema import describe_array, number_kind, rounding_unit
 
 IN_FLIGHT = 64
