@@ -13,13 +13,17 @@ Which function a walk needs:
     flatten_with_paths(tree)          `{path: leaf}`
     map_with_paths(function, tree)    `function(path, leaf)` at every leaf
     get_at_path, set_at_path          one node, or new values at some paths
+    open_model(node)                  a model as a dictionary of its fields; for walks of one's own
 
 `static_key` tells leaves apart that a compiled program depends on.
 
 Invariant: `get_at_path(set_at_path(tree, {p: v}), p) is v`, and `set_at_path` shares every node that is
-not on the way to a changed leaf with the tree it was given. Two walks are not made of these: that of the
-codec, which replaces what JSON has no form for and keeps a budget, and that of `runtime._schema`, which goes
-through annotations and values side by side.
+not on the way to a changed leaf with the tree it was given.
+
+These have walks of their own: the codec, which replaces what JSON has no form for and keeps a budget;
+`to_plain` of `runtime._component._schemas`, which also converts leaves and runs at every call;
+`runtime._schema`, which goes through annotations and values side by side; and `bridge._skeleton`, which
+compiles the walk that it repeats.
 """
 
 from __future__ import annotations

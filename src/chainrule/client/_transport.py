@@ -56,6 +56,10 @@ class Ticket:
         if self.is_cancelled and abort is not None:
             abort()
 
+    # The race of `cancel` and `when_cancelled`: one thread sets `is_cancelled` and then reads `_abort`, the
+    # other sets `_abort` and then reads `is_cancelled`. So at least one of them sees what the other has set,
+    # and the call is interrupted. Both may see it: `abort` may be called twice.
+
     def cancel(self) -> None:
         """Cancel the call."""
         self.is_cancelled = True
