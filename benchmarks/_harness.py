@@ -2,7 +2,7 @@
 
 A benchmark is a module `bench_<topic>.py` with a function `run() -> list[Row]`; it ends with
 `if __name__ == "__main__": show(run())`. Contestants are timed in turns, not one after the other, so that
-a noisy neighbour hits all of them alike, and in another order each time, so that nobody always inherits
+a noisy neighbour hits all of them alike, and in another order each time, so that none always inherits
 the caches and the heap of the same predecessor; the median is quoted.
 """
 

@@ -96,6 +96,7 @@ def run() -> list[Row]:
             *_host_call(stack),
             *_served(stack),
             *_fan_out(stack),
+            *_overlapping(stack),
         ]
 
 
@@ -130,11 +131,11 @@ def _timed(functions: dict[str, Any], n: int, **settings: Any) -> dict[str, floa
 def _against(
     claim: str, functions: dict[str, Any], n: int, floor: str, bar: float | None, note: str = ""
 ) -> Iterator[Row]:
-    """Us against the floor, then us against the peer: whoever comes after the peer pays for its caches."""
+    """Us against the floor, then us against the peer: what runs after the peer pays for its caches."""
     ours = functions["us"]
     # Inlined, the compiled program is that of plain JAX but for names. With large arrays one and the same
     # program takes anything from 3.2 to 4.3 ms, as they happen to lie, and goes on so: hence many times, all
-    # anew, and for everybody the time in which they lay best.
+    # anew, and for each contestant the time in which they lay best.
     several = [
         _timed({"us": ours, floor: functions[floor]}, n, rounds=21, min_round_s=0.003)
         for _ in range(15)
@@ -215,7 +216,7 @@ def _host_call(stack: contextlib.ExitStack) -> Iterator[Row]:
 
 
 def _copy_floor(functions: dict[str, Any]) -> Iterator[Row]:
-    """What no host call can do without: the result is another array, so somebody has to fill it."""
+    """What no host call can do without: the result is another array, which has to be filled."""
     n = 1_000_000
     contestants = {name: functions[name] for name in ("us", "jax.pure_callback")}
     floors = {"XLA copying the array": jnp.copy, "an FFI call that only copies": _bare_copy()}
@@ -283,6 +284,21 @@ def _fan_out(stack: contextlib.ExitStack) -> Iterator[Row]:
         seconds[method] = time.perf_counter() - start
     claim = "vmap of 64 calls of 50 ms, served with 2 workers"
     yield Row(claim, seconds["auto"], seconds["sequential"], "sequential", 0.55)
+
+
+def _overlapping(stack: contextlib.ExitStack) -> Iterator[Row]:
+    """Two calls that do not depend on each other, as they are lowered and one after the other."""
+    port = stack.enter_context(_servers.ours(_write(stack, SLOW), 2))
+    component = stack.enter_context(Component.from_url(f"http://127.0.0.1:{port}"))
+
+    def pair(**options: Any) -> Callable[[jax.Array], jax.Array]:
+        call = _ours(component, **options)
+        return lambda x: call(x) @ call(jnp.sin(x) + 1)
+
+    found = _timed({"us": pair(), "ordered": pair(effects="ordered")}, 3, rounds=7)
+    claim = "two independent calls of 50 ms in one program, served with 2 workers"
+    against = "one after the other"
+    yield Row(claim, found["us"], found["ordered"], against, 0.65)
 
 
 if __name__ == "__main__":

@@ -154,7 +154,7 @@ def _post(address: str, path: str, body: str) -> None:
 
 
 def gradient(folder: Path) -> Walk:
-    """`jit(value_and_grad(f))` where `f` calls a component that is written in NumPy; trace and run."""
+    """`jit(value_and_grad(f))` where `f` calls a component in NumPy in this process; trace and run."""
     import jax
     import jax.numpy as jnp
 
@@ -162,7 +162,7 @@ def gradient(folder: Path) -> Walk:
 
     file = folder / "component.py"
     file.write_text(COMPONENT)
-    component = Component.from_source(file)
+    component = Component.from_api(file)
 
     # The profiler sees this thread only, so XLA has to call the host from it.
     jax.config.update("jax_cpu_enable_async_dispatch", False)

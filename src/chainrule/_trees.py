@@ -13,13 +13,17 @@ Which function a walk needs:
     flatten_with_paths(tree)          `{path: leaf}`
     map_with_paths(function, tree)    `function(path, leaf)` at every leaf
     get_at_path, set_at_path          one node, or new values at some paths
+    open_model(node)                  a model as a dictionary of its fields; for walks of one's own
 
 `static_key` tells leaves apart that a compiled program depends on.
 
 Invariant: `get_at_path(set_at_path(tree, {p: v}), p) is v`, and `set_at_path` shares every node that is
-not on the way to a changed leaf with the tree it was given. Two walks are not made of these: that of the
-codec, which replaces what JSON has no form for and keeps a budget, and that of `runtime._schema`, which goes
-through annotations and values side by side.
+not on the way to a changed leaf with the tree it was given.
+
+These have walks of their own: the codec, which replaces what JSON has no form for and keeps a budget;
+`to_plain` of `runtime._component._schemas`, which also converts leaves and runs at every call;
+`runtime._schema`, which goes through annotations and values side by side; and `bridge._skeleton`, which
+compiles the walk that it repeats.
 """
 
 from __future__ import annotations
@@ -59,6 +63,7 @@ __all__ = [
     "map_leaves",
     "map_with_paths",
     "matches_pattern",
+    "open_model",
     "path_to_pattern",
     "pattern_to_regex",
     "set_at_path",
@@ -113,6 +118,15 @@ def _children(node: Any) -> Iterator[tuple[Segment, Any]] | None:
 def _field_names(model: Any) -> tuple[str, ...]:
     """The fields of a model, and those that it holds beyond its declaration (`extra="allow"`)."""
     return (*type(model).model_fields, *(getattr(model, "__pydantic_extra__", None) or ()))
+
+
+def open_model(node: Any) -> Any:
+    """A model as what it holds: a dictionary of its fields, or its root; any other node as it is."""
+    if not _is_model(node):
+        return node
+    if getattr(type(node), "__pydantic_root_model__", False):
+        return open_model(node.root)
+    return {name: getattr(node, name) for name in _field_names(node)}
 
 
 def _key_segment(key: Any) -> Segment:
@@ -371,12 +385,12 @@ def map_leaves(
         return visit_model(node)
 
     def visit_model(node: Any) -> Any:
-        is_root = getattr(type(node), "__pydantic_root_model__", False)
-        if is_root and plain:
-            return visit(node.root)
-        fields = {name: visit(getattr(node, name)) for name in _field_names(node)}
+        if plain:
+            return visit(open_model(node))
         # `model_copy` does not validate again, and puts extra fields where they belong.
-        return fields if plain else node.model_copy(update=fields)
+        return node.model_copy(
+            update={name: visit(getattr(node, name)) for name in _field_names(node)}
+        )
 
     return visit(tree)
 

@@ -178,7 +178,7 @@ def test_what_is_no_array_is_told_so(wrong):
     def same(x: Array[(None,), Float64]) -> Array[(None,), Float64]:
         return x
 
-    with pytest.raises(InputError, match="`x` of same is an array in its schema") as caught:
+    with pytest.raises(InputError, match="`x` of same has to be an array") as caught:
         apply_component(same, {"x": wrong})
     assert caught.value.code == "not_an_array"
     assert caught.value.path == "x"
@@ -307,6 +307,15 @@ class Span(NamedTuple):
     high: Any
 
 
+class Open(BaseModel, extra="allow"):
+    a: Any
+
+
+def test_extra_fields_of_a_model_are_inputs():
+    f = from_callable(lambda m, x: m["a"] + 10 * m["b"] + 100 * x, abstract=lambda m, x: x)
+    np.testing.assert_allclose(f(Open(a=X, b=2 * X), 3 * X), 321 * X)
+
+
 def test_named_tuples_are_tuples_where_the_schema_says_so():
     @component(framework="jax")
     def width(span: tuple[Vector, Vector]) -> Vector:
@@ -389,7 +398,9 @@ def test_arguments_of_a_callable_may_be_passed_by_name():
     np.testing.assert_allclose(f(X, factor=2.0), 2 * X)
     with pytest.raises(InputError, match="`power` by name only"):
         f(X, 2.0, power=2)
-    with pytest.raises(InputError, match=r"scale cannot be called so: .* 'facto'"):
+    with pytest.raises(
+        InputError, match=r"scale cannot be called with these arguments: .* 'facto'"
+    ):
         f(X, 2.0, facto=2.0)
 
 

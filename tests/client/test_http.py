@@ -11,13 +11,13 @@ import ssl
 import subprocess
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from chainrule._errors import ComponentError, InputError, NotGrantedError, TransportError
 from chainrule.client import Component
-from chainrule.client._connections import LostConnectionError, Origin
 from chainrule.client.internal import Answer, HttpTransport, read_answer
 
 DOCUMENT = {
@@ -133,14 +133,17 @@ def test_connections_are_kept(fake):
 
 
 def test_a_connection_that_the_server_closed_meanwhile_is_not_used(fake):
+    closed = threading.Event()
+
     def answer_and_close(connection):
         connection.sendall(OK)
         connection.shutdown(socket.SHUT_RDWR)
+        closed.set()
 
     server = fake(answer_and_close, OK)
     component = Component.from_url(server.url, retries=0)
     assert component.apply({}) == {"y": 1}
-    time.sleep(0.05)
+    assert closed.wait(300)
     assert component.apply({}) == {"y": 1}
     component.close()
 
@@ -174,9 +177,8 @@ def test_without_retry_after_nothing_is_repeated(fake):
 
 def test_a_call_that_may_have_run_is_not_repeated(fake):
     server = fake(None, OK)
-    with pytest.raises(LostConnectionError) as caught:
+    with pytest.raises(TransportError) as caught:
         Component.from_url(server.url).apply({})
-    assert caught.value.was_sent
     assert caught.value.code == "connection_lost"
     assert len(server.requests) == 1
 
@@ -192,8 +194,9 @@ def test_an_answer_that_ends_early_is_a_loss(fake):
         connection.sendall(OK[:-2])
         connection.shutdown(socket.SHUT_RDWR)
 
-    with pytest.raises(LostConnectionError):
+    with pytest.raises(TransportError) as caught:
         Component.from_url(fake(cut).url).apply({})
+    assert caught.value.code == "connection_lost"
 
 
 def test_something_else_listens(fake):
@@ -219,9 +222,11 @@ def test_nobody_listens(monkeypatch):
 
 
 def test_a_silent_server(fake):
-    server = fake(lambda connection: time.sleep(1))
+    over = threading.Event()
+    server = fake(lambda connection: over.wait(300))
     with pytest.raises(TransportError) as caught:
         Component.from_url(server.url, timeout=0.2).apply({})
+    over.set()
     assert caught.value.code == "timeout"
 
 
@@ -566,7 +571,8 @@ def test_memory_is_shared_again_with_a_server_that_was_down_for_a_while(server, 
         memory._offer = memory._offer._replace(address="of-the-server-before")
         component.transport._pool.close()
         with monkeypatch.context() as down:
-            down.setattr(component.transport._pool, "origin", Origin("127.0.0.1", 1))
+            pool = component.transport._pool
+            down.setattr(pool, "origin", replace(pool.origin, port=1))
             for _ in range(4):
                 with pytest.raises(TransportError):
                     component.apply({"x": LARGE})

@@ -19,7 +19,7 @@ def test_twin(name):
     there, twin = getattr(Component, name), getattr(Component, f"{name}_async")
     assert inspect.iscoroutinefunction(twin)
     assert inspect.signature(twin) == inspect.signature(there)
-    assert twin.__doc__ == f"`{name}` for asynchronous code."
+    assert twin.__doc__ == f"`{name}`, to be awaited: {there.__doc__}"
 
 
 def test_tagged_values_can_be_awaited():

@@ -1,4 +1,4 @@
-"""Operation counts against the numbers published for the ancestor (shared/spec/elimination.md, section 4)."""
+"""Operation counts against the numbers published for the ancestor."""
 
 import jax
 import jax.numpy as jnp

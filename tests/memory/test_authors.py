@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from chainrule import component
+from chainrule._own_arrays import own_copy
 from chainrule.runtime import (
     Array,
     Differentiable,
@@ -34,7 +35,6 @@ from chainrule.runtime.derivatives import (
     jacobian_from_jvp,
     jacobian_from_vjp,
 )
-from chainrule.runtime.internal import own_copy
 
 try:
     import torch

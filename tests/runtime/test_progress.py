@@ -5,10 +5,9 @@ import threading
 import numpy as np
 import pytest
 
+from chainrule._progress import listening, steps
 from chainrule.client import Component
 from chainrule.runtime import Array, Differentiable, Float64, component, progress
-from chainrule.runtime._progress import steps
-from chainrule.runtime.internal import listening
 
 Vector = Differentiable[Array[("n",), Float64]]
 

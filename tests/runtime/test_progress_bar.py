@@ -2,7 +2,7 @@ import io
 
 import pytest
 
-from chainrule.runtime import _progress
+from chainrule import _progress
 
 
 class Terminal(io.StringIO):

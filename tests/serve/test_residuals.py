@@ -113,8 +113,8 @@ def test_in_this_process_and_with_nothing_kept(tmp_path):
 
 
 def test_residuals_that_cannot_be_pickled_stay_where_they_are(tmp_path, caplog):
+    from chainrule._content_store import SharedFolder
     from chainrule.runtime._residuals import ResidualStore
-    from chainrule.runtime.internal import SharedFolder
 
     store, other = (ResidualStore(shared=SharedFolder(tmp_path, max_bytes=1000)) for _ in range(2))
     store.share("a", lambda: None)

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chainrule._content_store import SharedFolder
 from chainrule.client import Component
-from chainrule.runtime.internal import SharedFolder
 
 JOB_COMPONENT = Path(__file__).with_name("job_component.py")
 

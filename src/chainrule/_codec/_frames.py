@@ -210,7 +210,7 @@ def _read_prefix(view: memoryview) -> tuple[int, int]:
 def decode_frames(buffer: Any, *, limits: Limits = DEFAULT_LIMITS, writable: bool = False) -> Any:
     """The tree of a message. Its arrays are views into `buffer`, which must not change afterwards.
 
-    They are read-only, unless the caller says that the buffer is his own and wants them `writable`.
+    They are read-only, unless the caller owns the buffer and asks for `writable` ones.
 
     Raises:
         DecodeError: not a sound message.

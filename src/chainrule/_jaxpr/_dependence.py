@@ -60,7 +60,7 @@ _STEP_BY_STEP = 2000
 def derivative_pattern(
     function: Callable[..., Sequence[Any]], avals: Sequence[Any], others: Sequence[Any] = ()
 ) -> Pattern:
-    """Where the Jacobian of a function can be non-zero, whatever its operands are.
+    """Where the Jacobian of a function can be non-zero, for any values of its operands.
 
     Args:
         function: of operands, then others; returns a list of real arrays.

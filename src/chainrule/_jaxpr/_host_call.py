@@ -10,8 +10,8 @@ Memory: the views are of XLA's own buffers. XLA keeps operands and results alive
 may reuse them right after. So no view may be used later: a function that keeps an operand copies it. The
 views hold no reference to anything of XLA's.
 
-Invariant: no exception leaves the handler. `ctypes` would swallow it, and XLA would take whatever is in the
-result buffers for an answer.
+Invariant: no exception leaves the handler. `ctypes` would swallow it, and XLA would take what happens to be
+in the result buffers for an answer.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ finish without rounds):
 
 XLA's executor runs programs of fewer than about eight operations, or of small arrays, one operation at a
 time, also those that return futures.
+`benchmarks/bench_bridge.py` compares the second row with calls that are made one after the other.
 """
 
 from __future__ import annotations

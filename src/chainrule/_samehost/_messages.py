@@ -125,7 +125,7 @@ def receive_message(connection: socket.socket) -> Message | None:
     """
     packet, ancillary, flags, _ = connection.recvmsg(_MAX_PACKET, _ANCILLARY_SIZE, _CLOSE_ON_EXEC)
     descriptors = _descriptors(ancillary) if ancillary else ()
-    if not packet:  # closed; or an empty packet, which is no message either
+    if not packet:  # closed, or an empty packet, which is not a message
         _close(descriptors)
         return None
     if flags & _DESCRIPTORS_LOST:

@@ -66,8 +66,7 @@ def apply_component(
             same as `"auto"`. `None`: `vmap` is an error.
         inline: whether JAX traces and differentiates a component written in JAX as if its function stood
             here, or its endpoints are asked, as those of any other (in a compiled program they are traced).
-            `None`: it does, unless the author wrote a derivative by hand. `True` passes such a derivative
-            over.
+            `None`: it does, unless the author wrote a derivative by hand. `True` ignores such a derivative.
         effects: `"ordered"` for a component with side effects: calls happen in program order, exactly
             once each, and are not merged. One that is inlined has the effects that JAX sees in it.
         materialize_jacobian: whether a batch of derivative products is answered by one Jacobian. `None`:
@@ -228,7 +227,7 @@ def _call_now(target: Target, skeleton: Skeleton, operands: list[jax.Array]) -> 
         target.name,
         {p: np.dtype(r.dtype) for p, r in zip(output_skeleton.paths, results, strict=True)},
     )
-    # JAX may look at the memory later, or always, and a component may return the same buffer every time.
+    # Copied: JAX may keep the memory, and a component may return the same buffer every time.
     return output_skeleton.build(hand_out([np.array(result) for result in results], operands))
 
 

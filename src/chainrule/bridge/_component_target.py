@@ -20,12 +20,13 @@ from pydantic_core import PydanticCustomError
 from chainrule._codec import dtype_from_name
 from chainrule._errors import ComponentError, DefinitionError
 from chainrule._lru_cache import LRUCache
+from chainrule._own_arrays import own_copy
 from chainrule._paths import Key, join_path, split_path
 from chainrule.bridge._skeleton import take_apart
 from chainrule.bridge._target import Target
 from chainrule.bridge._types import ArrayType, read_types
 from chainrule.runtime import LocalComponent
-from chainrule.runtime.internal import DerivativeKind, array_leaves, fit_abstract, own_copy
+from chainrule.runtime.internal import DerivativeKind, array_leaves, fit_abstract
 
 _REMOTE_CONCURRENCY = 32
 _INDEX = re.compile(r"\[\d+\]")
@@ -126,7 +127,7 @@ class ComponentTarget(Target):
             return self._component.call(name, arguments, copy_results=False)
         if (
             not self.is_remote
-        ):  # a peer's component in this process, which may hand them to its author as is
+        ):  # a peer's component in this process may hand them to its author as they are
             arguments = own_copy(arguments)
         return getattr(self._component, name)(**arguments)
 
@@ -184,11 +185,12 @@ class ComponentTarget(Target):
         return path in self._output_arrays
 
     def has_arrays_in(self, path: str, names: Collection[str | int]) -> bool:
-        """Whether the schema, if it tells its arrays at all, declares some in parts of these names."""
+        """Whether the schema declares arrays in parts of these names; yes where it does not list its
+        arrays."""
         return not self._tells_arrays or self._arrays.has_below(path, names)
 
     def is_plain_input(self, path: str) -> bool:
-        """Whether the schema, if it tells its arrays at all, declares something else there."""
+        """Whether the schema lists its arrays, and declares something else there."""
         return self._tells_arrays and path not in self._arrays
 
     @cached_property
@@ -270,7 +272,7 @@ def _differentiable(component: Any, side: str) -> Mapping[str, Any]:
 
 
 def _array_inputs(component: Any) -> dict[str, str | None]:
-    """Pattern → dtype name of every array among the inputs, `None` where it is open or not told."""
+    """Pattern → dtype name of every array among the inputs, `None` where the schema does not say."""
     if isinstance(component, LocalComponent):
         return {path: spec.dtype for path, spec in array_leaves(component.input_schema).items()}
     arrays = _array_patterns_of_document(component.openapi_schema, "Apply_InputSchema")

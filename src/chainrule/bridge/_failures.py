@@ -1,7 +1,8 @@
 """Exceptions that cross XLA, which knows only text.
 
 A compiled program that fails raises a `JaxRuntimeError`, or a plain `ValueError` where JAX runs a small
-program at once. Its text names the component, the code, the author's exception and his last lines, and ends
+program at once. Its text names the component, the code, the author's exception and the last lines of the
+author's code, and ends
 in a number under which the exception itself waits here for a while: `component_errors` raises it in place of
 the text.
 """
@@ -154,7 +155,7 @@ def _behind(error: BaseException) -> _Failure | None:
     failure = _recent.get(int(numbers[-1])) if numbers else None
     if failure is None or type(error).__module__.split(".")[0] in ("jax", "jaxlib"):
         return failure
-    # An author may quote a failure in an exception of his own. JAX's `ValueError` has XLA's status code and
+    # An author's exception may quote a failure. JAX's `ValueError` has XLA's status code and
     # the text, and nothing else.
     is_of_jax = type(error) is ValueError and text == f"UNKNOWN: {failure.text}"
     return failure if is_of_jax else None

@@ -1,9 +1,10 @@
 """The host's side of a call: operands in, results filled, batches fanned out, nothing raised into XLA.
 
 Memory: operands and results are XLA's buffers, or those of arrays of the caller. They are valid during the
-call only, and do not leave this side. Targets copy what they hand to an author (see `Target`), so that he may
-keep, change or return his inputs. What comes back is copied into the results before the target is called
-again, so that he may return the same buffer each time.
+call only, and do not leave this side. Targets copy what they hand to an author (see `Target`), so that the
+author's code may keep, change or return its inputs. What comes back is copied into the results before the
+target is called
+again, so that it may return the same buffer each time.
 
 Nothing is kept between a forward call and the backward call that follows: the primals are operands of both.
 The two halves of a call of a remote component (`StartCall`, `FinishCall`) keep copies of the operands and the
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -63,7 +65,7 @@ def _check_first_example(
     """Compare the first example of a native batch with a call of its own.
 
     Raises:
-        ComponentError: they differ, so the component does not batch as was said.
+        ComponentError: they differ, so the component does not batch as it declares.
     """
     assert site.example is not None
     alone = answer(site.example, request, [operand[0] for operand in operands])
@@ -139,23 +141,39 @@ def _each_index(
                 future.cancel()
 
 
-class HostCall:
-    """A `Call` that XLA can make: a `HostFunction` of `chainrule._jaxpr._host_call`."""
+class _HostFunction(ABC):
+    """A function that XLA can call: a `HostFunction` of `chainrule._jaxpr._host_call`.
+
+    Args:
+        call: what it is for.
+    """
 
     def __init__(self, call: Call) -> None:
         self.call = call
         self.targets: dict[Any, Any] = {}
 
     def __repr__(self) -> str:
-        return f"HostCall({self.call})"
+        return f"{type(self).__name__}({self.call})"
+
+    @abstractmethod
+    def fill(self, operands: list[np.ndarray], results: list[np.ndarray]) -> None:
+        """Fill `results`."""
 
     def run(self, operands: list[np.ndarray], results: list[np.ndarray]) -> str | None:
         """Fill `results`; return `None`, or the text of the error. Never raises."""
         try:
-            _compute(self.call, operands, results)
+            self.fill(operands, results)
         except BaseException as error:
             return report_failure(error, repr(self.call), operands, results)
         return None
+
+
+class HostCall(_HostFunction):
+    """A call that is made and answered while XLA waits."""
+
+    def fill(self, operands: list[np.ndarray], results: list[np.ndarray]) -> None:
+        """Answer the call into `results`."""
+        _compute(self.call, operands, results)
 
     def evaluate(self, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The same outside XLA: new results, exceptions as they are."""
@@ -199,52 +217,35 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(32, thread_name_prefix="chainrule-overlap")
 
 
-class StartCall:
+class StartCall(_HostFunction):
     """Starts a call; its one result is the ticket.
 
     It works on copies: after the start XLA may reuse the memory of the operands, although the finish takes
     them, too (it may get them in other buffers).
     """
 
-    def __init__(self, call: HostCall) -> None:
-        self._call = call
-        self.targets: dict[Any, Any] = {}
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._call})"
-
-    def run(self, operands: list[np.ndarray], results: list[np.ndarray]) -> str | None:
-        """Never raises; returns an error's text."""
+    def fill(self, operands: list[np.ndarray], results: list[np.ndarray]) -> None:
+        """Hand the call to a thread."""
         copies = [operand.copy() for operand in operands]
-        # What is too large for all to be kept is kept alone.
+        # A call that is larger than the limit is kept alone.
         nbytes = min(_MAX_BYTES, sum(each.nbytes for each in copies))
         ticket = next(_tickets) % 2**31
-        _started.put(ticket, _Work(_pool().submit(self._call.evaluate, copies), nbytes))
+        work = _pool().submit(host_call(self.call).evaluate, copies)
+        _started.put(ticket, _Work(work, nbytes))
         results[0][...] = ticket
-        return None
 
 
-class FinishCall:
+class FinishCall(_HostFunction):
     """Waits for a started call and hands out its results; the last two operands are tickets."""
 
-    def __init__(self, call: HostCall) -> None:
-        self._call = call
-        self.targets: dict[Any, Any] = {}
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._call})"
-
-    def run(self, operands: list[np.ndarray], results: list[np.ndarray]) -> str | None:
-        """Never raises; returns an error's text."""
-        operands.pop()  # the tickets of all calls of the round, which make XLA start these first
+    def fill(self, operands: list[np.ndarray], results: list[np.ndarray]) -> None:
+        """Wait for the thread; make the call here if its start was forgotten."""
+        operands.pop()  # the sum of the tickets of the round: it makes XLA start all of these first
         work = _started.pop(int(operands.pop()))
-        if work is None:  # so much was started since that it was forgotten
-            return self._call.run(operands, results)
-        try:
+        if work is None:  # more than the limit was started since
+            _compute(self.call, operands, results)
+        else:
             _store(work.results.result(), results)
-        except BaseException as error:
-            return report_failure(error, repr(self._call.call), operands, results)
-        return None
 
 
 class Pair(TypedDict):
@@ -254,7 +255,8 @@ class Pair(TypedDict):
     finish: FinishCall
 
 
-def overlapping_pair(call: HostCall) -> Pair:
+def overlapping_pair(call: Call) -> Pair:
     """The two halves of a call, the same ones every time."""
-    known = call.call.site.host_functions
-    return known.setdefault(("overlap", call), Pair(start=StartCall(call), finish=FinishCall(call)))
+    known: dict[Hashable, Any] = call.site.host_functions
+    key = ("overlap", call.request, call.batch)
+    return known.setdefault(key, Pair(start=StartCall(call), finish=FinishCall(call)))

@@ -14,7 +14,7 @@ makes of them (`TraceableEndpoints`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from numbers import Number
@@ -25,7 +25,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from chainrule._jaxpr import component_scope
-from chainrule._lru_cache import LRUCache
 from chainrule._trees import get_at_path, is_arraylike, set_at_path
 from chainrule.bridge._requests import Call, Request, Space
 from chainrule.bridge._routes import Slots, find_route, sides
@@ -34,7 +33,7 @@ from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._target import Target
 from chainrule.bridge._types import ArrayType, dtype_to_send, has_symbolic_size, warn_if_narrowed
 from chainrule.runtime import LocalComponent
-from chainrule.runtime.internal import JACOBIAN, VJP
+from chainrule.runtime.internal import JACOBIAN, VJP, to_plain
 
 _NOT_TRACEABLE = (
     jax.errors.ConcretizationTypeError,
@@ -68,7 +67,7 @@ def call_inline(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> An
     ]
     try:
         with component_scope(target.name):
-            outputs = _plain(target.jax_function(completed.build(cast)))
+            outputs = to_plain(target.jax_function(completed.build(cast)))
     except _NOT_TRACEABLE as error:
         raise NotTraceableError from error
     output_skeleton, results = take_apart(outputs, partial(_is_result, target))
@@ -82,13 +81,6 @@ def call_inline(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> An
 def _is_result(target: Target, path: str, leaf: Any) -> bool:
     """An array, or a number that stands for one."""
     return is_arraylike(leaf) or (isinstance(leaf, Number) and target.is_array_output(path))
-
-
-def _plain(node: Any) -> Any:
-    """The containers that an endpoint would make of those that a function returns."""
-    if isinstance(node, Mapping):
-        return {str(key): _plain(value) for key, value in node.items()}
-    return [_plain(item) for item in node] if isinstance(node, (list, tuple)) else node
 
 
 def _fit(target: Target, path: str, result: Any, sizes: dict[str, Any]) -> Any:
@@ -117,15 +109,12 @@ def _complete(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> Comp
     )
     if any(map(has_symbolic_size, arrays)):
         return skeleton, list(types), {}
-    known: LRUCache[Hashable, Completed] = target.memory("completed")
-    key = skeleton.signature(types)
-    found = None if key is None else known.get(key)
-    if found is None:
+
+    def complete() -> Completed:
         completed, sizes = target.complete_inputs(skeleton.build(types))
-        found = *take_apart(completed, lambda path, leaf: isinstance(leaf, ArrayType)), sizes
-        if key is not None:
-            known.put(key, found)
-    return found
+        return *take_apart(completed, lambda path, leaf: isinstance(leaf, ArrayType)), sizes
+
+    return target.remembered("completed", skeleton.signature(types), complete)
 
 
 def trace_call(call: Call, *operands: Any) -> list[Any]:
@@ -279,7 +268,7 @@ class TraceableEndpoints:
         return partial(self._call, endpoint)
 
     def _call(self, endpoint: str, *, inputs: Any, **arguments: Any) -> Any:
-        function = self._local._implementations[endpoint].function
+        function = self._local.function_of(endpoint)
         paths = {name: set(each) for name, each in arguments.items() if isinstance(each, list)}
         return function(inputs=self._model(inputs, endpoint), **{**arguments, **paths})
 
@@ -287,7 +276,7 @@ class TraceableEndpoints:
         """What the author's function gets for inputs with tracers in them."""
         skeleton, tracers = take_apart(inputs, lambda path, leaf: is_arraylike(leaf))
         ones = [np.broadcast_to(np.ones((), tracer.dtype), tracer.shape) for tracer in tracers]
-        model = self._local._schemas.read_inputs(skeleton.build(ones), endpoint, {"dims": {}})
+        model = self._local.read_model(skeleton.build(ones), endpoint, own=False)
         pairs = zip(skeleton.paths, tracers, strict=True)
         return set_at_path(model, {path: _like(t, get_at_path(model, path)) for path, t in pairs})
 

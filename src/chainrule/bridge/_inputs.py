@@ -66,8 +66,8 @@ def take_inputs_apart(
     Equinox and Flax are) or named tuple stands for its fields where the target declares arrays in them.
 
     Raises:
-        InputError: inputs without names, a traced value where the target declares a plain one, or
-            something that is no array where it declares an array.
+        InputError: inputs without names, a traced value where the target declares a plain one, or something
+            else where it declares an array.
     """
     leaves = list(iterate_leaves(inputs, _is_record))
     if any(_is_record(leaf) for _, leaf in leaves):
@@ -143,8 +143,8 @@ def _converted(target: Target, path: str, value: Any, to_array: Callable[[Any], 
         ) from error
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"`{path}` of {target.name} is an array in its schema; found {describe_value(value)} that "
-            "is none. Pass an array, a number, or nested lists of numbers of equal lengths.",
+            f"`{path}` of {target.name} has to be an array; found {describe_value(value)}. "
+            "Pass an array, a number, or nested lists of numbers of equal lengths.",
             code="not_an_array",
             path=path,
         ) from error

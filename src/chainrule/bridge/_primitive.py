@@ -148,10 +148,9 @@ def _lower(ctx: Any, *operands: Any, call: Call) -> Sequence[Any]:
         return _lower_traced(ctx, *operands, call=call)
     if is_exporting(ctx):
         raise not_exportable(target)
-    function = host_call(call)
     if target.is_remote and not _is_ordered(call) and uses_ffi(ctx):
-        return lower_overlapping(ctx, *operands, **overlapping_pair(function))
-    return lower_host_call(ctx, *operands, function=function, ordered=_is_ordered(call))
+        return lower_overlapping(ctx, *operands, **overlapping_pair(call))
+    return lower_host_call(ctx, *operands, function=host_call(call), ordered=_is_ordered(call))
 
 
 def not_exportable(target: Target) -> CapabilityError:
@@ -367,7 +366,7 @@ def _bind_native(
     call: Call, operands: list[Any], mapped: list[bool], size: int
 ) -> list[Any] | None:
     """One call with the batch axis in front of every array; `None` if the target does not take it."""
-    # No function has to know what to do with a batch of nothing.
+    # A function need not know what to do with an empty batch.
     if size == 0 or call.batch.sizes or not _is_native(call.site, call.request):
         return None
     only_apply = call.request.name == "apply" and call.site.options.vmap_method == "expand_dims"

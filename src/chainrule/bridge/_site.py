@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from chainrule._errors import CapabilityError, ChainruleError, ComponentError, InputError
-from chainrule._lru_cache import LRUCache
 from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._target import Options, Target
 from chainrule.bridge._types import ArrayType, dtype_to_send, is_inexact, types_of
@@ -88,15 +87,10 @@ def find_site(
     canonicalize: Canonicalize,
 ) -> Site:
     """The site of a signature; the target is asked for the outputs' types once per signature."""
-    known: LRUCache[Hashable, Site] = target.memory("sites")
     # A float64 output is another type when the framework's widest dtype changes.
     key = skeleton.signature(options, tuple(types), canonicalize(np.dtype(np.float64)))
-    site = None if key is None else known.get(key)
-    if site is None:
-        site = _make_site(target, options, skeleton, types, canonicalize)
-        if key is not None:
-            known.put(key, site)
-    return site
+    make = partial(_make_site, target, options, skeleton, types, canonicalize)
+    return target.remembered("sites", key, make)
 
 
 def _make_site(
@@ -156,12 +150,12 @@ def _make_batched(site: Site, size: int, leading: Sequence[int]) -> Site | None:
 
 
 def _check_distinct(target: Target, side: str, skeleton: Skeleton) -> None:
-    """Check that no two arrays have one path, by which derivatives name them: keys are texts there."""
+    """Check that no two arrays have one path, by which derivatives name them: there all keys are strings."""
     for path in skeleton.paths if len(set(skeleton.paths)) < len(skeleton.paths) else ():
         if skeleton.paths.count(path) > 1:
             raise InputError(
-                f"Two of the {side} of {target.name} are at `{path}`: a dictionary has a key that is a text "
-                "and another one that reads like it. Rename one of them.",
+                f"Two of the {side} of {target.name} are at `{path}`: a dictionary has a string as a key, "
+                "and another key that is written in the same way. Rename one of them.",
                 code="ambiguous_path",
                 path=path,
             )

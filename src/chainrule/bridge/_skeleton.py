@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from chainrule._paths import join_path, split_path
-from chainrule._trees import get_at_path, iterate_leaves, static_key
+from chainrule._trees import get_at_path, iterate_leaves, open_model, static_key
 
 Build = Callable[[Sequence[Any]], Any]
 
@@ -75,13 +75,9 @@ def take_apart(tree: Any, is_hole: Callable[[str, Any], bool]) -> tuple[Skeleton
 
 def _outline(node: Any) -> Hashable:
     """Empty containers have no leaves, so the paths alone do not tell `{}` from `{"a": []}`."""
+    node = open_model(node)
     if isinstance(node, Mapping):
         return ("mapping", *((key, _outline(child)) for key, child in node.items()))
-    if hasattr(type(node), "model_fields"):
-        return (
-            "mapping",
-            *((name, _outline(getattr(node, name))) for name in type(node).model_fields),
-        )
     if isinstance(node, (list, tuple)):
         return (type(node), *(_outline(child) for child in node))
     return None
@@ -89,13 +85,10 @@ def _outline(node: Any) -> Hashable:
 
 def _builder(node: Any, plan: Any) -> Build:
     """Visits leaves in the order of `iterate_leaves`; `plan` says what each of them is."""
+    node = open_model(node)
     if isinstance(node, Mapping):
         parts = {key: _builder(child, plan) for key, child in node.items()}
         return lambda values: {key: part(values) for key, part in parts.items()}
-    if hasattr(type(node), "model_fields"):
-        if getattr(type(node), "__pydantic_root_model__", False):
-            return _builder(node.root, plan)
-        return _builder({name: getattr(node, name) for name in type(node).model_fields}, plan)
     if isinstance(node, (list, tuple)):
         items = [_builder(child, plan) for child in node]
         make = node._make if hasattr(node, "_make") else type(node)

@@ -44,12 +44,7 @@ def open_target(target: Target, tag: str) -> OpenedTarget:
             "write it. Leave `intermediates` out to capture what is around the component.",
             code="endpoint_missing",
         )
-    known = target.memory("opened")
-    found: OpenedTarget | None = known.get(tag)
-    if found is None:
-        found = OpenedTarget(target, tag)
-        known.put(tag, found)
-    return found
+    return target.remembered("opened", tag, lambda: OpenedTarget(target, tag))
 
 
 def sow_cotangents(target: OpenedTarget, inputs: Any, types: Types) -> dict[str, Any]:
@@ -90,13 +85,11 @@ class OpenedTarget(Target):
         """What is tagged, for inputs with something that has a shape and a dtype at every array."""
         skeleton, arrays = take_apart(inputs, lambda path, leaf: hasattr(leaf, "dtype"))
         types = tuple(ArrayType(tuple(a.shape), np.dtype(a.dtype)) for a in arrays)
-        known, key = self.memory("types"), skeleton.signature(types)
-        found: Types | None = None if key is None else known.get(key)
-        if found is None:
-            found = self.component.tagged_types(skeleton.build(types), self.tag)
-            if key is not None:
-                known.put(key, found)
-        return found
+        return self.remembered(
+            "types",
+            skeleton.signature(types),
+            lambda: self.component.tagged_types(skeleton.build(types), self.tag),
+        )
 
     def apply(self, inputs: Any) -> Any:
         """Outputs, and tagged values."""
@@ -123,8 +116,8 @@ class OpenedTarget(Target):
     ) -> Mapping[str, Any]:
         """The component's derivative, and that of the tagged values.
 
-        Tangents of probes and cotangents of tagged values are not looked at: they are zero, since nothing
-        but `sow` gets to see either.
+        Tangents of probes and cotangents of tagged values are ignored: they are zero, because only `sow`
+        sees either.
         """
         (vector,) = vectors
         given = inputs[_INPUTS]

@@ -18,17 +18,19 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 
 from chainrule._errors import ComponentError, DefinitionError, InputError
 from chainrule._lru_cache import LRUCache
+from chainrule._own_arrays import own_copy
 from chainrule._trees import flatten_with_paths, map_with_paths
 from chainrule.bridge._skeleton import take_apart
 from chainrule.bridge._types import ArrayType, as_array_type, read_types, types_of
-from chainrule.runtime.internal import HVP, JVP, VJP, DerivativeKind, own_copy
+from chainrule.runtime.internal import HVP, JVP, VJP, DerivativeKind
 
+T = TypeVar("T")
 Batching = Literal["elementwise", "leading"]
 _SIGNATURES_REMEMBERED = 512
 
@@ -66,9 +68,20 @@ class Target(ABC):
     def _memories(self) -> defaultdict[str, LRUCache[Hashable, Any]]:
         return defaultdict(lambda: LRUCache(_SIGNATURES_REMEMBERED))
 
-    def memory(self, purpose: str) -> LRUCache[Hashable, Any]:
-        """What the bridge remembers about this target for one purpose, for as long as the target lives."""
-        return self._memories[purpose]
+    def remembered(self, purpose: str, key: Hashable | None, make: Callable[[], T]) -> T:
+        """What was made for a purpose and a key before, or what `make` returns now.
+
+        Args:
+            purpose: keys of different purposes are different.
+            key: what the result depends on; `None` is not remembered.
+            make: called without a lock: two threads may both make it, and the later one is remembered.
+        """
+        found = None if key is None else self._memories[purpose].get(key)
+        if found is None:
+            found = make()
+            if key is not None:
+                self._memories[purpose].put(key, found)
+        return found
 
     @abstractmethod
     def apply(self, inputs: Any) -> Any:
@@ -183,7 +196,7 @@ class Options:
 
 
 def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
-    """Refuse what is not one of the choices."""
+    """Refuse a value that is not one of the choices."""
     if value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
         raise InputError(
@@ -192,7 +205,7 @@ def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None
 
 
 def _check_count(name: str, value: int) -> None:
-    """Refuse what is not a number of things."""
+    """Refuse a value that is not a whole number above zero."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InputError(
             f"`{name}` is a number of calls, at least 1; found {value!r}.",
@@ -306,7 +319,9 @@ def positional_arguments(
     try:
         bound = inspect.signature(function).bind(*arguments, **named)
     except (TypeError, ValueError) as error:
-        raise InputError(f"{name} cannot be called so: {error}.", code="invalid_input") from error
+        raise InputError(
+            f"{name} cannot be called with these arguments: {error}.", code="invalid_input"
+        ) from error
     if bound.kwargs:
         listed = ", ".join(f"`{key}`" for key in bound.kwargs)
         raise InputError(

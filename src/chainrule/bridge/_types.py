@@ -77,8 +77,8 @@ def types_of(outputs: Any) -> Any:
 def dtype_to_send(found: np.dtype[Any], wanted: np.dtype[Any] | None) -> np.dtype[Any]:
     """The dtype in which a target that wants some dtype gets an array of another.
 
-    Where numbers could become others unnoticed (2.7 as an integer, 2**40 in 32 bits), the
-    array is sent as it is. The target checks it: the dtype before a program runs, the values when it does.
+    Where a cast could change numbers silently (2.7 as an integer, 2**40 in 32 bits), the array is sent as it
+    is. The target checks it: the dtype before a program runs, the values when it does.
     """
     if wanted is None or _generality(found) > _generality(wanted):
         return found
@@ -95,7 +95,7 @@ def _generality(dtype: np.dtype[Any]) -> int:
 
 
 def has_symbolic_size(array: Any) -> bool:
-    """Sizes of `jax.export`, which no schema knows."""
+    """Whether a size is a symbol of `jax.export`, which no schema can check."""
     return any(not isinstance(size, int) for size in array.shape)
 
 

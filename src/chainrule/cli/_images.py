@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from chainrule._errors import InputError
 from chainrule.cli._output import table_text, write_error, write_text
@@ -14,6 +13,7 @@ from chainrule.deploy.images import (
     BuildPlan,
     ComponentImage,
     ContainerFacts,
+    Engine,
     RunOptions,
     build_image,
     call_image,
@@ -260,15 +260,8 @@ def _run(options: Namespace) -> int:
 
 def add_list_arguments(parser: ArgumentParser) -> None:
     """The engine."""
-    _add_engine(parser)
-    parser.set_defaults(handler=_list)
-
-
-def _list(options: Namespace) -> int:
-    rows = [_image_row(image) for image in list_images(find_engine(options.engine))]
     columns = ("component", "version", "image", "size", "kind")
-    write_text(_table("images", columns, rows, options.json))
-    return 0
+    _add_listing(parser, "images", columns, lambda engine: map(_image_row, list_images(engine)))
 
 
 def _image_row(image: ComponentImage) -> dict[str, str]:
@@ -283,15 +276,10 @@ def _image_row(image: ComponentImage) -> dict[str, str]:
 
 def add_ps_arguments(parser: ArgumentParser) -> None:
     """The engine."""
-    _add_engine(parser)
-    parser.set_defaults(handler=_ps)
-
-
-def _ps(options: Namespace) -> int:
-    rows = [_container_row(facts) for facts in list_containers(find_engine(options.engine))]
     columns = ("container", "component", "state", "port", "until")
-    write_text(_table("containers", columns, rows, options.json))
-    return 0
+    _add_listing(
+        parser, "containers", columns, lambda engine: map(_container_row, list_containers(engine))
+    )
 
 
 def _container_row(facts: ContainerFacts) -> dict[str, str]:
@@ -356,9 +344,19 @@ def _stop(options: Namespace) -> int:
     return 0
 
 
-def _table(
-    title: str, columns: Sequence[str], rows: Sequence[dict[str, Any]], as_json: bool
-) -> str:
-    if as_json:
-        return json.dumps(rows) + "\n"
-    return table_text(title, columns, [[row[column] for column in columns] for row in rows])
+def _add_listing(
+    parser: ArgumentParser,
+    title: str,
+    columns: Sequence[str],
+    find: Callable[[Engine], Iterable[Mapping[str, str]]],
+) -> None:
+    """A command that lists what `find` finds: some columns as a table, or all of it as JSON."""
+
+    def show(options: Namespace) -> int:
+        rows = list(find(find_engine(options.engine)))
+        table = [[row[column] for column in columns] for row in rows]
+        write_text(json.dumps(rows) + "\n" if options.json else table_text(title, columns, table))
+        return 0
+
+    _add_engine(parser)
+    parser.set_defaults(handler=show)

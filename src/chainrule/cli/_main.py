@@ -78,7 +78,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         ),
         "order": Command(
             "_order:add_arguments",
-            "Search a cheap elimination order for a Jacobian.",
+            "Search for a cheap elimination order of a Jacobian.",
             "chainrule order model.py:residual '[[1.0, 2.0]]' --budget 10",
         ),
     },

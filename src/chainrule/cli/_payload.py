@@ -78,7 +78,7 @@ def read_payload(
 
 
 def _corrected(payload: dict[str, Any]) -> str:
-    """The payload as it was probably meant: every name that is no field of a request is an input."""
+    """The payload as it was probably meant: every name that is not a field of a request is an input."""
     # Imported here, so that a correct call does not wait for the derivatives' modules.
     from chainrule.runtime.internal import ENDPOINTS
 

@@ -28,8 +28,8 @@ class Component(Constructors, EndpointMethods, AsyncEndpointMethods):
     """A component: in this process, in a process of its own, behind a URL, or a pool of replicas.
 
     Made by `from_api`, `from_source`, `from_url`, `from_image` or `from_cluster`. Inputs and results are
-    plain trees, nested dicts and lists of NumPy arrays and JSON values, and errors are the same exceptions,
-    whatever the transport.
+    plain trees, nested dicts and lists of NumPy arrays and JSON values, and errors are the same exceptions
+    with every transport.
 
     Args:
         transport: the way to the component.
@@ -138,7 +138,7 @@ class Component(Constructors, EndpointMethods, AsyncEndpointMethods):
         return self.transport.health()
 
     async def health_async(self) -> dict[str, Any]:
-        """`health` for asynchronous code."""
+        """`health`, to be awaited: What the component says of its health."""
         return await self.start_call("health", {})
 
     def call(self, endpoint: str, payload: Mapping[str, Any], *, run_id: str | None = None) -> Any:
@@ -283,7 +283,7 @@ class Component(Constructors, EndpointMethods, AsyncEndpointMethods):
     # Its end
 
     def close(self) -> None:
-        """Let go of connections and processes; calls that are under way finish first."""
+        """Close connections and end processes; calls that are under way finish first."""
         self._is_closed = True
         with self._lock:
             executor, self._executor = self._executor, None

@@ -68,7 +68,7 @@ class Deadline:
     """When an exchange has to be over; it begins when this is made.
 
     Args:
-        timeout_s: how long the whole of it may take; `None` for ever.
+        timeout_s: how long the whole of it may take; `None` for no limit.
         quiet_s: how long any one wait may last, in addition.
     """
 
@@ -78,7 +78,7 @@ class Deadline:
         self._quiet_s = quiet_s
 
     def seconds_left(self) -> float | None:
-        """How long the next wait may last; `None` for ever.
+        """How long the next wait may last; `None` for no limit.
 
         Raises:
             TimeoutError: no time is left.

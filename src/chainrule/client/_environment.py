@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from chainrule._errors import DefinitionError
+from chainrule.runtime.internal import read_mapping
 
 _FOLDER = ".chainrule-venv"
 _STAMP = "chainrule-stamp"
@@ -69,9 +70,7 @@ def _peer_wishes(file: Path) -> dict[str, Any]:
     """`build_config.requirements` of the peer's project file."""
     if not file.exists():
         return {}
-    import yaml
-
-    node: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
+    node: Any = read_mapping(file)
     for key in ("build_config", "requirements"):
         node = node.get(key) if isinstance(node, dict) else None
     return node if isinstance(node, dict) else {}

@@ -40,8 +40,8 @@ _COMPONENT_PATH = re.compile(r"/c/[^/]+$")
 _FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 5.0
 
-MAX_ANSWER_BYTES = 4 << 30
-"""Of one answer, unless a caller says otherwise: as much as a server takes of all requests together."""
+# Of one answer, unless a caller says otherwise: as much as a server takes of all requests together.
+_MAX_ANSWER_BYTES = 4 << 30
 
 
 class HttpTransport(Transport):
@@ -49,16 +49,8 @@ class HttpTransport(Transport):
 
     Args:
         url: where the component is served; `http://` is assumed when no scheme is given.
-        token: sent as `Authorization: Bearer …`.
-        timeout: seconds that a call may take, from the connection to the last byte of its answer; `None`
-            waits forever.
-        retries: how often a call is repeated when it certainly has not run.
-        idempotent: calls may run twice, so they are also repeated when the connection broke after the
-            request had left.
-        share_memory: let arrays go through shared memory when the server is on this host.
-        verify: how certificates of `https` are checked: a file of authorities to trust, or settings;
-            `False` trusts any.
-        max_answer_bytes: of one answer, as it is received and as it is decoded.
+
+    The other arguments are those of `Component.from_url`.
 
     Raises:
         InputError: the URL is not one (`bad_url`), or an option makes no sense (`bad_option`).
@@ -76,7 +68,7 @@ class HttpTransport(Transport):
         idempotent: bool = False,
         share_memory: bool = True,
         verify: Verify = True,
-        max_answer_bytes: int = MAX_ANSWER_BYTES,
+        max_answer_bytes: int = _MAX_ANSWER_BYTES,
     ) -> None:
         self._settings: dict[str, Any] = {
             "token": token, "timeout": timeout, "retries": retries, "idempotent": idempotent,
@@ -275,7 +267,7 @@ class HttpTransport(Transport):
     def _repeat(
         self, once: Callable[[Deadline], Answer], may_repeat: bool, ticket: Ticket
     ) -> Answer:
-        """Do something, and again where that is safe: nothing was run, or twice does no harm.
+        """Make an exchange, and again where that is safe: nothing was run, or calls may run twice.
 
         All attempts together have one deadline. Only a call that the server turned away, and whose caller is
         patient, has the whole time once more: nothing of it has begun.
@@ -299,7 +291,7 @@ class HttpTransport(Transport):
                 since = since or time.monotonic()
                 if not attempts_left and time.monotonic() - since >= ticket.patience_s:
                     return answer
-                # Those who were turned away together need not come back together.
+                # Callers that were turned away at the same time should not come back at the same time.
                 wait_s = max(pause_s, answer.retry_after_s or 0.0) * random.uniform(1.0, 1.5)
                 if ticket.patience_s:
                     deadline = Deadline(self._timeout_s)

@@ -10,16 +10,16 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from chainrule._errors import ChainruleError, TransportError
+from chainrule._progress import listening
 from chainrule._visible import visible
 from chainrule.client._transport import Ticket
-from chainrule.runtime.internal import listening
 
 Show = bool | Callable[[float, str], Any]
 """Whether a progress bar is shown, or what is called with fraction and message in its place."""
 
 
 class Job(ABC):
-    """A call that is under way: wait for it with `result`, `await` it, or give it up.
+    """A call that is under way: wait for it with `result`, `await` it, or `cancel` it.
 
     Attributes:
         label: what is called, for people.
@@ -60,7 +60,7 @@ class Job(ABC):
 
         Raises:
             TimeoutError: no answer yet; the call goes on.
-            ChainruleError: what the call raised; `cancelled` when it was given up.
+            ChainruleError: what the call raised; `cancelled` when it was cancelled.
         """
 
     @abstractmethod
@@ -72,10 +72,10 @@ class Job(ABC):
 
     @abstractmethod
     async def _wait(self) -> Any:
-        """The answer, for asynchronous code; a task that is cancelled gives the call up."""
+        """The answer, for asynchronous code; cancelling the task cancels the call."""
 
     def _cancelled(self) -> TransportError:
-        return TransportError(f"The call of {self.label} was given up.", code="cancelled")
+        return TransportError(f"The call of {self.label} was cancelled.", code="cancelled")
 
 
 class CallJob(Job):
@@ -83,7 +83,7 @@ class CallJob(Job):
 
     Args:
         executor: runs the call.
-        function: the call, of a ticket by which it can be given up.
+        function: the call; it takes a ticket with which it can be cancelled.
         label: what is called, for people.
     """
 
@@ -138,7 +138,7 @@ class CallJob(Job):
                 self._show = None
 
     def cancel(self) -> None:
-        """Give the call up. A server stops the work when it notices that the caller has left."""
+        """Cancel the call. A server stops the work when it notices that the caller has left."""
         self._ticket.cancel()
         self._future.cancel()  # where it has not begun: it need not wait for a thread to learn that
 
@@ -148,7 +148,7 @@ class CallJob(Job):
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._ticket.is_cancelled and not (task and task.cancelling()):
-                raise self._cancelled() from None  # the job was given up, not the task that waits for it
+                raise self._cancelled() from None  # the job was cancelled, not the task that waits for it
             self.cancel()
             raise
 
@@ -171,7 +171,7 @@ class CallJob(Job):
 
 
 def not_done_yet() -> TimeoutError:
-    """The error of a caller who has waited as long as it wanted."""
+    """The error when the caller's timeout is over."""
     return TimeoutError("The job is not done yet; it goes on.")
 
 
@@ -223,7 +223,7 @@ class Bar:
         self._progress.advance(self._task)
 
     def fill(self) -> None:
-        """Everything is done, however much that was."""
+        """Everything is done, also if the total was unknown."""
         task = self._progress.tasks[0]
         total = task.total or task.completed or 1.0
         self._progress.update(self._task, total=total, completed=total)

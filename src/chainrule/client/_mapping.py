@@ -51,7 +51,7 @@ def check_many(inputs: Any) -> None:
     """Refuse one set of inputs where many are expected.
 
     Raises:
-        InputError: a dictionary, or nothing that can be gone through (`invalid_input`).
+        InputError: a dictionary, or something that cannot be iterated over (`invalid_input`).
     """
     if isinstance(inputs, (Mapping, str)) or not isinstance(inputs, Iterable):
         raise InputError(
@@ -75,7 +75,7 @@ def stream_outcomes(
     """Outcomes as they come, or in the order of the inputs.
 
     The next input is taken when there is room for it: inputs whose outcome has not been asked for yet count
-    as under way. When the caller stops asking, the calls that are under way are given up.
+    as under way. When the caller stops asking, the calls that are under way are cancelled.
     """
     stream = _Stream(send_many, executor)
     items = enumerate(inputs)
@@ -144,7 +144,7 @@ class _Stream:
 
 
 def results_of(outcomes: Generator[Outcome, None, None]) -> Iterator[Any]:
-    """Results; the first failure is raised, and what is under way is given up."""
+    """Results; the first failure is raised, and the calls that are under way are cancelled."""
     with closing(outcomes):
         for outcome in outcomes:
             if outcome.error is not None:

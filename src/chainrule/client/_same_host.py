@@ -64,7 +64,7 @@ class SharedMemory:
             send: sends a request over HTTP and receives the answer.
 
         Raises:
-            LostConnectionError: the answer was lost on its way; and whatever `send` raises.
+            LostConnectionError: the answer was lost on its way; and what `send` raises.
         """
         if not self._answers_are_large and request.nbytes <= _LARGE_BYTES:
             answer = send(request)

@@ -56,7 +56,7 @@ class JobInfo:
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing will happen to it any more."""
+        """Whether it is over."""
         return self.state in _FINAL
 
 
@@ -257,7 +257,7 @@ class ServerJob(Job):
             return self._server.result(self.id, self._accept)
 
     def cancel(self) -> None:
-        """Give the call up. Its worker is free when this returns."""
+        """Cancel the call. Its worker is free when this returns."""
         self._info = self._server.cancel(self.id)
 
     async def _wait(self) -> Any:

@@ -115,7 +115,7 @@ class SubprocessTransport(Transport):
         return self._facts["openapi"]
 
     def health(self) -> dict[str, Any]:
-        """Well while the process lives."""
+        """`ok` while the process runs."""
         is_alive = self._process is not None and self._process.poll() is None
         return {"status": "ok" if is_alive else "stopped"}
 
@@ -184,7 +184,7 @@ class SubprocessTransport(Transport):
         if self._is_closed:
             raise TransportError("This component has been closed.", code="closed")
         if ticket.is_cancelled:
-            raise TransportError("The call was given up before it began.", code="cancelled")
+            raise TransportError("The call was cancelled before it began.", code="cancelled")
         if self._process is None or self._process.poll() is not None:
             self._stop()
             self._start()
@@ -197,7 +197,7 @@ class SubprocessTransport(Transport):
         except LostConnectionError as error:
             self._stop()
             if ticket.is_cancelled:
-                raise TransportError("The call was given up.", code="cancelled") from error
+                raise TransportError("The call was cancelled.", code="cancelled") from error
             raise self._ended(error) from error
         except BaseException:
             # Ctrl-C, most likely. The answer is still to come; the next call must not take it for its own.
@@ -277,7 +277,7 @@ class _WorkerConnection:
         return Answer(int(message.header["status"]), str(message.header["content_type"]), content)
 
     def send_cancel(self) -> None:
-        """Ask the worker to break off the call of another thread; a signal has to follow."""
+        """Ask the worker to interrupt the call of another thread; a signal has to follow."""
         with contextlib.suppress(OSError):  # it has ended, and the call with it
             send_message(self._connection, CANCEL)
 
@@ -319,7 +319,7 @@ class _WorkerConnection:
 
 
 class _Interruption:
-    """Breaks off one call, from another thread, and never the next one.
+    """Interrupts one call, from another thread, and never the next one.
 
     The lock decides the race of reply and cancellation: while it is held, the call is not over. So the worker
     gets the message and the signal before the next call, and drops them if it has replied already.
@@ -335,7 +335,7 @@ class _Interruption:
         self._is_over = threading.Event()
 
     def interrupt(self) -> None:
-        """Break the call off; where the author's code does not come back to Python, end the process."""
+        """Interrupt the call; where the author's code does not return to Python, end the process."""
         with self._lock:
             if self._is_over.is_set():
                 return
@@ -344,7 +344,7 @@ class _Interruption:
         threading.Thread(target=self._end_if_busy, name="chainrule-interrupt", daemon=True).start()
 
     def call_is_over(self) -> None:
-        """There is nothing to break off any more."""
+        """The call is over and cannot be interrupted any more."""
         with self._lock:
             self._is_over.set()
 

@@ -1,4 +1,4 @@
-"""How a component is reached: one interface, whatever is behind it, and the transport within this process.
+"""How a component is reached: the interface of all transports, and the transport within this process.
 
 A transport carries payloads (plain trees with NumPy arrays) to endpoints and brings results back, or raises
 the same exceptions that a component in this process would raise. `Component` knows nothing else of it.
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 class Ticket:
-    """Lets a call that is under way be given up from another thread.
+    """Lets another thread cancel a call that is under way.
 
     Args:
         patience_s: how long a call that a server turns away, because it has too many, comes back; at least
             as often as the transport repeats any call.
 
     Attributes:
-        is_cancelled: whether the caller has given up.
+        is_cancelled: whether the caller has cancelled the call.
     """
 
     def __init__(self, patience_s: float = 0.0) -> None:
@@ -42,7 +42,7 @@ class Ticket:
         self._abort: Callable[[], Any] | None = None
 
     def pause(self, seconds: float) -> None:
-        """Sleep, unless the caller gives up meanwhile."""
+        """Sleep until the time is over or the call is cancelled."""
         # Made here, not with every ticket: it costs more than all the rest of one.
         woken = threading.Event()
         self.when_cancelled(woken.set)
@@ -50,14 +50,18 @@ class Ticket:
         self.when_cancelled(None)
 
     def when_cancelled(self, abort: Callable[[], Any] | None) -> None:
-        """What breaks off the call at its present stage; `None` when nothing can."""
+        """Set what interrupts the call at its present stage; `None` when nothing can."""
         with self._lock:
             self._abort = abort
         if self.is_cancelled and abort is not None:
             abort()
 
+    # The race of `cancel` and `when_cancelled`: one thread sets `is_cancelled` and then reads `_abort`, the
+    # other sets `_abort` and then reads `is_cancelled`. So at least one of them sees what the other has set,
+    # and the call is interrupted. Both may see it: `abort` may be called twice.
+
     def cancel(self) -> None:
-        """Give up the call."""
+        """Cancel the call."""
         self.is_cancelled = True
         with self._lock:
             abort = self._abort
@@ -65,8 +69,42 @@ class Ticket:
             abort()
 
 
-class Transport(ABC):
-    """A way to a component. Safe between threads.
+class Caller(ABC):
+    """What makes calls of endpoints: a transport, or one replica of a pool. Safe between threads."""
+
+    @abstractmethod
+    def call(
+        self,
+        endpoint: str,
+        payload: Mapping[str, Any],
+        *,
+        run_id: str | None = None,
+        ticket: Ticket | None = None,
+    ) -> Any:
+        """The answer of an endpoint.
+
+        Args:
+            endpoint: its name.
+            payload: the whole request.
+            run_id: the id by which files of this call are known.
+            ticket: with which the caller may cancel the call.
+
+        Raises:
+            InputError: the request is at fault.
+            CapabilityError: the component has no such endpoint.
+            ComponentError: the component is at fault.
+            TransportError: no answer came.
+        """
+
+    @abstractmethod
+    def call_many(
+        self, endpoint: str, payloads: Sequence[Mapping[str, Any]], *, ticket: Ticket | None = None
+    ) -> list[Any]:
+        """The answers of several calls, each a result or the `ChainruleError` of that call."""
+
+
+class Transport(Caller):
+    """A way to a component.
 
     Attributes:
         place: where the component is, for people.
@@ -93,30 +131,6 @@ class Transport(ABC):
             TransportError: the component cannot be reached.
         """
 
-    @abstractmethod
-    def call(
-        self,
-        endpoint: str,
-        payload: Mapping[str, Any],
-        *,
-        run_id: str | None = None,
-        ticket: Ticket | None = None,
-    ) -> Any:
-        """The answer of an endpoint.
-
-        Args:
-            endpoint: its name.
-            payload: the whole request.
-            run_id: the id by which files of this call are known.
-            ticket: by which the caller may give up.
-
-        Raises:
-            InputError: the request is at fault.
-            CapabilityError: the component has no such endpoint.
-            ComponentError: the component is at fault.
-            TransportError: no answer came.
-        """
-
     def group_size(self) -> int:
         """How many calls are best sent in one message now."""
         return 1
@@ -124,7 +138,7 @@ class Transport(ABC):
     def call_many(
         self, endpoint: str, payloads: Sequence[Mapping[str, Any]], *, ticket: Ticket | None = None
     ) -> list[Any]:
-        """The answers of several calls, each a result or the `ChainruleError` of that call."""
+        """One call after the other."""
         answers: list[Any] = []
         for payload in payloads:
             try:
@@ -157,7 +171,7 @@ class Transport(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of connections and processes."""
+        """Close connections and end processes."""
 
 
 class InProcessTransport(Transport):
@@ -196,7 +210,7 @@ class InProcessTransport(Transport):
         run_id: str | None = None,
         ticket: Ticket | None = None,
     ) -> Any:
-        """Call the endpoint in the calling thread; it cannot be broken off."""
+        """Call the endpoint in the calling thread; it cannot be interrupted."""
         run = None if run_id is None else Run(self.local.config, run_id=run_id)
         if not is_traced():
             return self.local.call(endpoint, payload, run=run)
@@ -204,7 +218,7 @@ class InProcessTransport(Transport):
             return self.local.call(endpoint, payload, run=run)
 
     def health(self) -> dict[str, Any]:
-        """Always well while this process runs."""
+        """Always `ok`."""
         return dict(self.local.health())
 
     def close(self) -> None:
@@ -216,7 +230,7 @@ def _load(source: Any, config: ComponentConfig) -> InProcessTransport:
 
 
 def check_seconds(name: str, value: float | None) -> None:
-    """Refuse what is no time to wait; `None` is: for ever.
+    """Check a time to wait, in seconds; `None` means no limit.
 
     Raises:
         InputError: it is not a number above zero (`bad_option`).
@@ -225,17 +239,18 @@ def check_seconds(name: str, value: float | None) -> None:
         return
     if not isinstance(value, Real) or not math.isfinite(value) or value <= 0:
         raise InputError(
-            f"{name} is a number of seconds above 0, or None; found {value!r}.", code="bad_option"
+            f"{name} must be a number of seconds above 0, or None; found {value!r}.",
+            code="bad_option",
         )
 
 
 def check_count(name: str, value: int, *, least: int) -> None:
-    """Refuse what is not a whole number, or too small.
+    """Check a number of things.
 
     Raises:
-        InputError: it is (`bad_option`).
+        InputError: it is not a whole number, or less than `least` (`bad_option`).
     """
     if not isinstance(value, Integral) or value < least:
         raise InputError(
-            f"{name} is a whole number, at least {least}; found {value!r}.", code="bad_option"
+            f"{name} must be a whole number, at least {least}; found {value!r}.", code="bad_option"
         )

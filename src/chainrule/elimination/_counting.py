@@ -9,7 +9,7 @@ with or without data along them. A product of two edges costs
     × (dense input axes of the inner edge that carry data)
 
 and nothing if either edge only moves entries. Our structures are finer (offset diagonals, selections), so
-they are first reduced to the convention's: what is no full diagonal counts as dense there.
+they are first reduced to the convention's: what is not a full diagonal counts as dense there.
 Products with ±1 and with constants are counted; `nontrivial` leaves them out.
 
 Kept edges. Published counts come from one program, and some of what it counts is how it stores a partial

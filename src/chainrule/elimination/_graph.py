@@ -41,7 +41,7 @@ _LARGE = 1_000_000
 _SELECTING = frozenset({"select_n", "clamp", "max", "min", "reduce_max", "reduce_min", "cond"})
 
 Edges = dict[Var, dict[Var, Any]]
-"""Result → operand → block (or structure, or whatever is being computed per edge)."""
+"""Result → operand → block (or structure, or what else is computed per edge)."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -365,7 +365,7 @@ def compile_capture(
 
 
 class _Compiled:
-    """A rewritten function under `jit`, which also takes and gives values that are no arrays.
+    """A rewritten function under `jit`, which also takes and gives values that are not arrays.
 
     Such values are hidden from `jit`, once it turns out that there are some. The function is held weakly:
     `_KNOWN` maps functions to their compiled captures, and an entry whose value holds its key would never

@@ -58,7 +58,7 @@ def save_intermediates(
             order (`"append"`, for every name), or the last one (`"last"`).
         reduce: how loops combine iterations, for sows that do not say so themselves.
         buffer: how many of the last iterations a `while_loop` keeps, likewise.
-        static_argnums: as in `jax.jit`. Strings, functions and other arguments that are no arrays need
+        static_argnums: as in `jax.jit`. Strings, functions and other arguments that are not arrays need
             not be named.
         static_argnames: as in `jax.jit`.
         mode: the former name of `duplicates`; deprecated. Its `"strict"` is `"error"`.

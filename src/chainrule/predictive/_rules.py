@@ -143,7 +143,7 @@ def _as_rules(pattern: str, texts: Iterable[str]) -> Iterable[str]:
         re.compile(pattern)
     except re.error as error:
         raise DefinitionError(
-            f"The status pattern {pattern!r} is no regular expression: {error}.", code="bad_rule"
+            f"The status pattern {pattern!r} is not a regular expression: {error}.", code="bad_rule"
         ) from error
     return (texts,) if isinstance(texts, str) else texts
 

@@ -18,11 +18,8 @@ Modules, in reading order:
     _runs           one call: its folder, metrics and log
     _files          fields whose data is in files
     _references     fields that name another component
-    _progress       progress of a call
-    _own_arrays     copies, so that caller and author never share memory
     _derivatives    a derivative endpoint from another, or from `apply`
     _residuals      what a forward pass leaves for its derivative
-    _content_store  results by the content of their inputs
     _loaded         the parent of the packages in which component files run
     internal        what other packages of this project use
 """
@@ -33,13 +30,13 @@ from chainrule._lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from chainrule._codec import Grants, Limits, SparseArray, decode_body, encode_body
+    from chainrule._progress import progress
     from chainrule.runtime._component._commands import from_command
     from chainrule.runtime._component._definition import Capability
     from chainrule.runtime._component._functions import component
     from chainrule.runtime._component._loading import load_component
     from chainrule.runtime._component._local import LocalComponent
     from chainrule.runtime._config import ComponentConfig
-    from chainrule.runtime._progress import progress
     from chainrule.runtime._residuals import WithResiduals
     from chainrule.runtime._schema import (
         Array,
@@ -113,6 +110,6 @@ __getattr__, __dir__ = _lazy_names(
         "component": f"{_COMPONENTS}._functions",
         "from_command": f"{_COMPONENTS}._commands",
         "load_component": f"{_COMPONENTS}._loading",
-        "progress": "chainrule.runtime._progress",
+        "progress": "chainrule._progress",
     },
 )

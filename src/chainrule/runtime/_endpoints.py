@@ -20,6 +20,8 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
+from chainrule._trees import is_arraylike, map_leaves
+
 P = ParamSpec("P")
 R = TypeVar("R")
 Side = Literal["inputs", "outputs"]
@@ -277,8 +279,7 @@ class EndpointMethods(ABC):
             jac_outputs: paths of the outputs; all differentiable ones when not given.
             run_id: as in `apply`.
         """
-        paths = _given(jac_inputs=_listed(jac_inputs), jac_outputs=_listed(jac_outputs))
-        return self.call("jacobian", {"inputs": inputs, **paths}, run_id=run_id)
+        return self._ask(JACOBIAN, inputs, jac_inputs, jac_outputs, run_id=run_id)
 
     def jacobian_vector_product(
         self,
@@ -301,14 +302,8 @@ class EndpointMethods(ABC):
             batched: whether tangents carry a leading batch axis; the result then does too. It is one
                 request, except to servers that do not know of batches.
         """
-        request = {
-            "inputs": inputs,
-            "jvp_inputs": _listed(jvp_inputs),
-            "jvp_outputs": _listed(jvp_outputs),
-            "tangent_vector": tangent_vector,
-            **_given(batched=batched),
-        }
-        return self.call("jacobian_vector_product", request, run_id=run_id)
+        paths = (jvp_inputs, jvp_outputs)
+        return self._ask(JVP, inputs, *paths, tangent_vector, run_id=run_id, batched=batched)
 
     def vector_jacobian_product(
         self,
@@ -330,14 +325,8 @@ class EndpointMethods(ABC):
             run_id: as in `apply`.
             batched: as in `jacobian_vector_product`.
         """
-        request = {
-            "inputs": inputs,
-            "vjp_inputs": _listed(vjp_inputs),
-            "vjp_outputs": _listed(vjp_outputs),
-            "cotangent_vector": cotangent_vector,
-            **_given(batched=batched),
-        }
-        return self.call("vector_jacobian_product", request, run_id=run_id)
+        paths = (vjp_inputs, vjp_outputs)
+        return self._ask(VJP, inputs, *paths, cotangent_vector, run_id=run_id, batched=batched)
 
     def hessian_vector_product(
         self,
@@ -358,14 +347,8 @@ class EndpointMethods(ABC):
             tangent_vector: `{input path: array}`.
             run_id: as in `apply`.
         """
-        request = {
-            "inputs": inputs,
-            "hvp_inputs": _listed(hvp_inputs),
-            "hvp_outputs": _listed(hvp_outputs),
-            "cotangent_vector": cotangent_vector,
-            "tangent_vector": tangent_vector,
-        }
-        return self.call("hessian_vector_product", request, run_id=run_id)
+        vectors = (cotangent_vector, tangent_vector)
+        return self._ask(HVP, inputs, hvp_inputs, hvp_outputs, *vectors, run_id=run_id)
 
     def value_and_vjp(
         self,
@@ -384,13 +367,8 @@ class EndpointMethods(ABC):
             cotangent_vector: `{output path: array}`.
             run_id: as in `apply`.
         """
-        request = {
-            "inputs": inputs,
-            "vjp_inputs": _listed(vjp_inputs),
-            "vjp_outputs": _listed(vjp_outputs),
-            "cotangent_vector": cotangent_vector,
-        }
-        return self.call("value_and_vjp", request, run_id=run_id)
+        paths = (vjp_inputs, vjp_outputs)
+        return self._ask(VALUE_AND_VJP, inputs, *paths, cotangent_vector, run_id=run_id)
 
     def abstract_eval(self, abstract_inputs: Any) -> Any:
         """Shapes and dtypes of the outputs for shapes and dtypes of the inputs.
@@ -433,6 +411,27 @@ class EndpointMethods(ABC):
         }
         return self.call("tagged_intermediates", request, run_id=run_id)
 
+    def _ask(
+        self,
+        kind: DerivativeKind,
+        inputs: Any,
+        input_paths: Collection[str] | None,
+        output_paths: Collection[str] | None,
+        *vectors: Mapping[str, Any],
+        run_id: str | None,
+        **options: Any,
+    ) -> Any:
+        """Make the request of a derivative endpoint, with the names that its description gives."""
+        paths = {kind.inputs_argument: input_paths, kind.outputs_argument: output_paths}
+        names = [vector.name for vector in kind.vectors]
+        request = {
+            "inputs": inputs,
+            **_given(**{name: _listed(value) for name, value in paths.items()}),
+            **dict(zip(names, vectors, strict=True)),
+            **_given(**options),
+        }
+        return self.call(kind.endpoint, request, run_id=run_id)
+
 
 class _Calling(EndpointMethods):
     """The methods of `EndpointMethods.calling`."""
@@ -457,7 +456,7 @@ def _asynchronous(
 
     name = method.__name__
     call.__name__, call.__qualname__ = f"{name}_async", f"AsyncEndpointMethods.{name}_async"
-    call.__doc__ = f"`{name}` for asynchronous code."
+    call.__doc__ = f"`{name}`, to be awaited: {method.__doc__}"
     return call
 
 
@@ -488,25 +487,16 @@ def _given(**options: Any) -> dict[str, Any]:
 
 
 def _listed(paths: Any) -> Any:
-    """Paths as a list, which every encoding has; what is no collection, the component refuses itself."""
+    """Paths as a list, which every encoding has; anything else is refused by the component."""
     return list(paths) if isinstance(paths, Iterable) and not isinstance(paths, str) else paths
 
 
 def to_abstract(tree: Any) -> Any:
     """The tree with `{"shape": …, "dtype": …}` in place of everything that has a shape and a dtype."""
-    # Imported here: descriptions alone, which the command line reads, need no NumPy and no pydantic.
-    from pydantic import BaseModel, RootModel
 
-    from chainrule._trees import is_arraylike
+    def describe(leaf: Any) -> Any:
+        if not is_arraylike(leaf):
+            return leaf
+        return {"shape": list(leaf.shape), "dtype": str(leaf.dtype).removeprefix("torch.")}
 
-    if is_arraylike(tree):
-        return {"shape": list(tree.shape), "dtype": str(tree.dtype).removeprefix("torch.")}
-    if isinstance(tree, RootModel):
-        return to_abstract(tree.root)
-    if isinstance(tree, BaseModel):
-        return to_abstract(dict(tree))
-    if isinstance(tree, Mapping):
-        return {key: to_abstract(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [to_abstract(item) for item in tree]
-    return tree
+    return map_leaves(describe, tree, plain=True)

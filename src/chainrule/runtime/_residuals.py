@@ -38,12 +38,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import xxhash
 
+from chainrule._content_store import SharedFolder, content_name
 from chainrule._errors import InputError
 from chainrule._lru_cache import LRUCache
+from chainrule._own_arrays import own_copy, own_copy_of_array
 from chainrule._trees import flatten_with_paths, is_arraylike, iterate_leaves
-from chainrule.runtime._content_store import SharedFolder, content_name
 from chainrule.runtime._endpoints import DERIVATIVE_ENDPOINTS
-from chainrule.runtime._own_arrays import own_copy, own_copy_of_array
 
 if TYPE_CHECKING:
     from chainrule.runtime._component._definition import Implementation
@@ -365,7 +365,7 @@ def set_jax_vjp_cache_size(
         only_if_it_pays: time every program once and keep residuals only where that is a gain.
 
     Raises:
-        InputError: a size or a bound that is no integer ≥ 0 (`bad_cache_size`).
+        InputError: a size or a bound that is not an integer ≥ 0 (`bad_cache_size`).
     """
     for name, bound in (("size", size), ("max_bytes", max_bytes)):
         if not isinstance(bound, int) or bound < 0:

@@ -12,6 +12,7 @@ Document               what the OpenAPI document of a component says
 Field                  one leaf of a schema, for people
 load_module            run a Python file in a package of its own
 check_sources          find mistakes in the syntax of a component without running it
+read_mapping           the mapping in a project file
 failure_of             the error that stands for an exception of an author
 keep_output            copy what is printed into the log folder of a run
 fit_abstract           the shape and dtype that a declaration gives to an array
@@ -19,16 +20,10 @@ to_plain               the plain tree of a model
 hash_parts             a hash over named pieces of content
 PEER_MODULES           which module stands in for which of `tesseract_core`
 Run                    one call of an endpoint: its id, folder and settings
-listening              hear of the progress of what is called inside
-is_heard               whether a caller listens to the progress of this call
-unheard                leave out the progress of what is called inside
 log_handler            a handler of log records in the format of the settings
-content_name           a name for the content of nested data
-SharedFolder           results and residuals in a folder that processes share
 reuse_residuals        keep what backward passes need, in this process and for others
 content_digest         a fast digest of arrays, of a sample of the bytes of large ones
 product_from_jacobian  a product with a Jacobian that is given as blocks
-own_copy               a tree with arrays of its own
 array_leaves           path pattern → declaration of the arrays of a model
 is_array_type          whether an annotation is an `Array[…]`
 describe_array         shape and dtype of a value, as `f64[3,4]`
@@ -48,10 +43,9 @@ if TYPE_CHECKING:
     from chainrule.runtime._component._document import Document, Field
     from chainrule.runtime._component._failures import failure_of
     from chainrule.runtime._component._isolation import PEER_MODULES, load_module
-    from chainrule.runtime._component._loading import check_sources
+    from chainrule.runtime._component._loading import check_sources, read_mapping
     from chainrule.runtime._component._observation import keep_output
     from chainrule.runtime._component._schemas import fit_abstract, to_plain
-    from chainrule.runtime._content_store import SharedFolder, content_name
     from chainrule.runtime._derivatives import product_from_jacobian
     from chainrule.runtime._endpoints import (
         ENDPOINTS,
@@ -63,8 +57,6 @@ if TYPE_CHECKING:
         DerivativeKind,
         EndpointMethods,
     )
-    from chainrule.runtime._own_arrays import own_copy
-    from chainrule.runtime._progress import is_heard, listening, unheard
     from chainrule.runtime._residuals import content_digest, reuse_residuals
     from chainrule.runtime._runs import Run, log_handler
     from chainrule.runtime._schema import (
@@ -89,46 +81,38 @@ __all__ = [
     "EndpointMethods",
     "Field",
     "Run",
-    "SharedFolder",
     "Subject",
     "array_leaves",
     "check_sources",
     "content_digest",
-    "content_name",
     "describe_array",
     "describe_value",
     "failure_of",
     "fit_abstract",
     "hash_parts",
     "is_array_type",
-    "is_heard",
     "is_tracer",
     "keep_output",
-    "listening",
     "load_module",
     "log_handler",
-    "own_copy",
     "product_from_jacobian",
+    "read_mapping",
     "reuse_residuals",
     "to_plain",
-    "unheard",
 ]
 
 _HOMES = {
     "_endpoints": "ENDPOINTS DerivativeKind JACOBIAN JVP VJP HVP EndpointMethods AsyncEndpointMethods",
     "_component._document": "Document Field",
     "_component._isolation": "load_module PEER_MODULES",
-    "_component._loading": "check_sources",
+    "_component._loading": "check_sources read_mapping",
     "_component._failures": "failure_of",
     "_component._observation": "keep_output",
     "_component._schemas": "fit_abstract to_plain",
     "_component._definition": "hash_parts",
     "_runs": "Run log_handler",
-    "_progress": "listening is_heard unheard",
-    "_content_store": "content_name SharedFolder",
     "_residuals": "reuse_residuals content_digest",
     "_derivatives": "product_from_jacobian",
-    "_own_arrays": "own_copy",
     "_schema": "array_leaves is_array_type describe_array describe_value",
     "_schema._validation": "is_tracer",
     "testing._subject": "Subject",

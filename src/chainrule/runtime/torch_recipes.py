@@ -17,7 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from chainrule._codec import dtype_from_name
-from chainrule._trees import flatten_with_paths, get_at_path, is_arraylike, set_at_path
+from chainrule._trees import flatten_with_paths, get_at_path, is_arraylike, map_leaves, set_at_path
 from chainrule.runtime._derivatives._derive import jacobian_from_jvp, jacobian_from_vjp
 from chainrule.runtime._derivatives._layout import (
     canonical,
@@ -46,7 +46,7 @@ Tensors = dict[str, torch.Tensor]
 def torch_apply(apply_fn: Apply, inputs: Any) -> Any:
     """Call a torch function `dict -> dict` with an endpoint's inputs; tensors come back as arrays."""
     with torch.no_grad():
-        return _map_leaves(_to_array, apply_fn(_to_tensors(inputs)))
+        return map_leaves(_to_array, apply_fn(_to_tensors(inputs)))
 
 
 def torch_jacobian(
@@ -218,8 +218,8 @@ def torch_abstract_eval(apply_fn: Apply, abstract_inputs: Any) -> Any:
     tree = abstract_inputs.model_dump() if dumped else abstract_inputs
     # A model closes over its weights, which are real.
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        outputs = apply_fn(_map_leaves(_empty, tree, is_leaf=is_abstract))
-    return _map_leaves(_aval, outputs)
+        outputs = apply_fn(map_leaves(_empty, tree, is_leaf=is_abstract))
+    return map_leaves(_aval, outputs)
 
 
 @dataclass(frozen=True)
@@ -322,7 +322,7 @@ def _size(tensors: Tensors) -> int:
 
 def _to_tensors(inputs: Any) -> Any:
     tree = inputs.model_dump() if hasattr(inputs, "model_dump") else inputs
-    return _map_leaves(_to_tensor, tree)
+    return map_leaves(_to_tensor, tree)
 
 
 def _to_tensor(leaf: Any) -> Any:
@@ -351,19 +351,6 @@ def _to_array(leaf: Any) -> Any:
 
 def _to_arrays(tensors: Tensors) -> dict[str, np.ndarray]:
     return {path: _to_array(tensor) for path, tensor in tensors.items()}
-
-
-def _map_leaves(
-    function: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], bool] = lambda node: False
-) -> Any:
-    if is_leaf(tree):
-        return function(tree)
-    if isinstance(tree, Mapping):
-        return {key: _map_leaves(function, value, is_leaf) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        parts = [_map_leaves(function, value, is_leaf) for value in tree]
-        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
-    return function(tree)
 
 
 def _empty(node: Any) -> Any:

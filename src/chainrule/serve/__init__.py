@@ -4,8 +4,8 @@ The event loop only moves bytes. Author code runs in supervised worker processes
 one thread): a worker that crashes or hangs is replaced, its caller gets an error with a code, and other
 callers are not affected.
 
-A request takes one way, whatever the number of workers, the encoding and the transport. The modules in the
-order in which it meets them:
+A request takes one way, for every number of workers, encoding and transport. The modules, in the order in
+which it passes them:
 
 _options      settings of a server: one table
 _run          the application on uvicorn, from start to an orderly stop

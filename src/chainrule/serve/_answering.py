@@ -27,20 +27,19 @@ from chainrule._codec import (
     expansion_too_large,
     negotiate,
 )
+from chainrule._content_store import SharedFolder, content_name
 from chainrule._errors import ChainruleError, ComponentError, DecodeError, InputError
 from chainrule._lru_cache import LRUCache
+from chainrule._progress import unheard
 from chainrule._tracing import export_spans, is_traced, span
 from chainrule.runtime import ComponentConfig, LocalComponent, load_component, progress
 from chainrule.runtime.internal import (
     ENDPOINTS,
     DerivativeKind,
     Run,
-    SharedFolder,
-    content_name,
     describe_value,
     failure_of,
     reuse_residuals,
-    unheard,
 )
 from chainrule.serve._author_code import only_here
 from chainrule.serve._calls import Call, Cancelled, Facts, Reply
@@ -123,7 +122,7 @@ class Answerer:
         )
 
     def answer(self, call: Call) -> Reply:
-        """Decode, compute, encode. Whatever goes wrong becomes a problem reply."""
+        """Decode, compute, encode. An error becomes a problem reply."""
         if call.merged:
             return self._answer_merged(call)
         if not is_traced(call.traceparent):
@@ -135,6 +134,10 @@ class Answerer:
             if current is not None:
                 current.set_attribute("http.response.status_code", reply.status)
             return reply
+
+    def compute(self, endpoint: str, payload: Mapping[str, Any], run: Run) -> Any:
+        """The result of an endpoint, for a request that is decoded already; raises what the call raises."""
+        return only_here(lambda: self._result(endpoint, payload, run))
 
     def _answer_merged(self, call: Call) -> Reply:
         calls = unpack_calls(call.endpoint, call.body)
@@ -174,8 +177,7 @@ class Answerer:
     def _answer(self, call: Call) -> Reply:
         form = self._form(call)
         run = Run(self._config, run_id=call.run_id)
-        payload = self._payload(call)
-        result = only_here(lambda: self._result(call.endpoint, payload, run))
+        result = self.compute(call.endpoint, self._payload(call), run)
         return Reply(
             200, form.media_type, encode_result(result, form, self._config, lambda: run.folder.name)
         )
@@ -201,7 +203,7 @@ class Answerer:
             )
         return payload
 
-    def _result(self, endpoint: str, payload: dict[str, Any], run: Run) -> Any:
+    def _result(self, endpoint: str, payload: Mapping[str, Any], run: Run) -> Any:
         if endpoint == "test":
             return self._test(payload)
         if endpoint == CHECK_GRADIENTS:
@@ -211,7 +213,7 @@ class Answerer:
         )
         return compute() if self._cache is None else self._cache.result(endpoint, payload, compute)
 
-    def _test(self, payload: dict[str, Any]) -> dict[str, str]:
+    def _test(self, payload: Mapping[str, Any]) -> dict[str, str]:
         """Run a regression test that the caller sends; only there when debugging."""
         from chainrule.runtime.testing import run_test
 

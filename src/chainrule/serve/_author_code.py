@@ -20,9 +20,10 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from chainrule._progress import listening
 from chainrule._samehost import Message, send_message
 from chainrule.runtime import ComponentConfig
-from chainrule.runtime.internal import listening, log_handler
+from chainrule.runtime.internal import log_handler
 from chainrule.serve._calls import Watcher
 
 T = TypeVar("T")
@@ -47,7 +48,7 @@ def _end(error: BaseException | None) -> None:
 
 
 def show_log(config: ComponentConfig) -> None:
-    """Let what Chainrule has to say out; the author's loggers stay as the author sets them.
+    """Write Chainrule's own log records; the author's loggers stay as the author sets them.
 
     In the format for machines the root logger speaks too, so that every line is an object.
     """

@@ -16,7 +16,7 @@ class Watcher(Protocol):
     """Follows one call.
 
     Attributes:
-        timeout_s: how long it may run; `None` for ever.
+        timeout_s: how long it may run; `None` for no limit.
     """
 
     timeout_s: float | None
@@ -173,14 +173,19 @@ class CallError(TransportError):
         self.http_status = status  # type: ignore[misc]
         self.retry_after_s = retry_after_s
 
+    @classmethod
+    def unavailable(cls, message: str, code: str, retry_after_s: int = 1) -> CallError:
+        """A 503: nothing was run, and the caller may try again later."""
+        return cls(message, code=code, status=503, retry_after_s=retry_after_s)
+
+    @classmethod
+    def stopping(cls) -> CallError:
+        """What callers get while the server stops."""
+        return cls.unavailable("The server is stopping.", "shutting_down", 5)
+
 
 class Cancelled(BaseException):
     """Raised on the worker's thread when the answer is not wanted any more."""
-
-
-def unavailable(message: str, code: str, retry_after_s: int = 1) -> CallError:
-    """A 503: nothing was run, come back later."""
-    return CallError(message, code=code, status=503, retry_after_s=retry_after_s)
 
 
 def too_slow(what: str, timeout_s: float, *, was_stopped: bool) -> CallError:
@@ -203,11 +208,6 @@ def not_loaded(timeout_s: float) -> CallError:
         code="startup_timeout",
         status=504,
     )
-
-
-def stopping() -> CallError:
-    """What callers get while the server stops."""
-    return unavailable("The server is stopping.", "shutting_down", 5)
 
 
 def place_body(content: bytes) -> bytes | SegmentBody:

@@ -42,7 +42,7 @@ FOLLOWS = "chainrule.follows"
 
 _log = logging.getLogger(__name__)
 
-# Files, workers, clients of the same host and all else that is no connection.
+# Descriptors for other things: files, workers, clients of the same host.
 _OTHER_DESCRIPTORS = 256
 _WARN_EVERY_S = 60.0
 

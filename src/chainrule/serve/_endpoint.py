@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 
 from chainrule._errors import ChainruleError, DecodeError, InputError, LimitError, StorageError
 from chainrule._samehost import INLINE_BYTES, Segment
-from chainrule.serve._calls import Call, Reply, SegmentBody, no_memory, place_body, unavailable
+from chainrule.serve._calls import Call, CallError, Reply, SegmentBody, no_memory, place_body
 from chainrule.serve._logs import RUN_ID
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._pool import Service
@@ -279,7 +279,7 @@ async def send_reply(send: Send, reply: Reply, *, close: bool = False) -> None:
 
 async def turn_away(scope: Any, receive: Any, send: Any) -> None:
     """Answer a request beyond the limit; an ASGI application."""
-    error = unavailable("The limit of requests under way is reached.", "connections_full")
+    error = CallError.unavailable("The limit of requests under way is reached.", "connections_full")
     await send_reply(send, problem_reply(error), close=True)
 
 
@@ -347,7 +347,9 @@ class Intake:
             nonlocal taken
             of_others = self._held - taken
             if of_others and self._held + more > self._max_bytes:
-                raise unavailable("The server holds as much data as it may.", "memory_busy")
+                raise CallError.unavailable(
+                    "The server holds as much data as it may.", "memory_busy"
+                )
             self._held += more
             taken += more
 

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
+from chainrule._content_store import content_name
 from chainrule._errors import ChainruleError, InputError
 from chainrule._trees import flatten_with_paths, set_at_path
 from chainrule.runtime import LocalComponent
-from chainrule.runtime.internal import content_name
 from chainrule.serve._calls import Call, Reply
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """What a server counts, and where it is shown: `/ready`, `/status` and `/metrics`.
 
-The event loop counts plain integers, so a request costs no lock, and the routes answer whatever the workers
-do. The text for Prometheus is written here rather than by `prometheus_client`, so that a server needs no
+The event loop counts plain integers, so a request costs no lock, and the routes answer while all workers are
+busy. The text for Prometheus is written here rather than by `prometheus_client`, so that a server needs no
 further package; the tests read it with `prometheus_client.parser`.
 """
 
@@ -107,7 +107,7 @@ class Metrics:
                 self.outcomes[outcome] += 1
 
     async def with_request(self, call: Call, answer: Awaitable[Reply]) -> Reply:
-        """Wait for the answer to a request, and count it whatever it is."""
+        """Wait for the answer to a request, and count it, also where it is an error."""
         start = time.perf_counter()
         status, sent = _CANCELLED, 0
         try:

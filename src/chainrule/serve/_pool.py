@@ -33,9 +33,7 @@ from chainrule.serve._calls import (
     SegmentBody,
     not_loaded,
     place_body,
-    stopping,
     too_slow,
-    unavailable,
 )
 from chainrule.serve._logs import OutputLog
 from chainrule.serve._metrics import Metrics
@@ -226,7 +224,7 @@ class WorkerPool(Pool):
         source: what `load_component` takes; pickled for processes.
         config: the component's settings.
         workers: how many processes; 0 for one thread of this process.
-        timeout_s: how long one call may run; `None` for ever. A process is then replaced. A thread cannot
+        timeout_s: how long one call may run; `None` for no limit. A process is then replaced. A thread cannot
             be stopped: its caller gets 504, and calls behind it wait, at most as long each.
         max_queue: how many calls may wait for a free worker.
         startup_timeout_s: how long loading the component may take.
@@ -316,7 +314,7 @@ class WorkerPool(Pool):
             return reply
         except CallError as error:
             if self.is_stopping:
-                raise stopping() from error
+                raise CallError.stopping() from error
             self._failures_in_a_row += error.code != "call_timeout"
             raise
         finally:
@@ -324,18 +322,20 @@ class WorkerPool(Pool):
 
     async def _acquire(self, call: Call, timeout_s: float | None) -> Worker:
         if self.is_stopping:
-            raise stopping()
+            raise CallError.stopping()
         while self._idle:
             worker = self._idle.popleft()
             if worker.is_usable:
                 return worker
         if len(self._waiting) >= self.max_queue:
-            raise unavailable(
+            raise CallError.unavailable(
                 f"All {self._size} workers are busy and {self.max_queue} calls wait already.",
                 "queue_full",
             )
         if not self.is_ready and not self._workers:
-            raise unavailable("The component keeps crashing; it is being restarted.", "degraded", 5)
+            raise CallError.unavailable(
+                "The component keeps crashing; it is being restarted.", "degraded", 5
+            )
         # A process that takes too long is replaced, so a turn comes. A thread may never be free again.
         return await self._turn(call, None if self.uses_segments else timeout_s)
 
@@ -388,7 +388,7 @@ class WorkerPool(Pool):
             raise
         if self.is_stopping:
             worker.kill()
-            raise stopping()
+            raise CallError.stopping()
         self._workers.add(worker)
         self._release(worker)
         return facts
@@ -424,7 +424,7 @@ class WorkerPool(Pool):
                 _log.error("A worker could not be started: %s", error)
                 if not self.is_ready and not self._workers:
                     self._fail_waiting(
-                        unavailable("The component cannot be started.", "degraded", 5)
+                        CallError.unavailable("The component cannot be started.", "degraded", 5)
                     )
 
     def _backoff_s(self) -> float:
@@ -447,5 +447,5 @@ class WorkerPool(Pool):
         self.is_stopping = True
         for task in self._tasks:
             task.cancel()
-        self._fail_waiting(stopping())
+        self._fail_waiting(CallError.stopping())
         await asyncio.gather(*(worker.close() for worker in list(self._workers)))

@@ -115,7 +115,7 @@ def _clipped(value: Any) -> Any:
 
 
 def _without_folders(value: Any) -> Any:
-    """The same without folders of this machine, which are no caller's business; names of files stay.
+    """The same without folders of this machine, which callers must not learn; names of files stay.
 
     What the author's code raises often names a file with its whole path, also where the author has not
     written a word of the message.

@@ -1,8 +1,8 @@
 """A thread of the server as a worker: `workers=0`. Fast and simple; it cannot be stopped.
 
 Author code runs on one thread of this process. The component is loaded on it too: what an author makes may
-belong to the thread that made it. The thread is a daemon: the end of the process does not wait for it,
-whatever the author's code is doing.
+belong to the thread that made it. The thread is a daemon: the end of the process does not wait for it, or
+for the author's code that it runs.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ _log = logging.getLogger(__name__)
 class WorkerThread:
     """One thread that answers calls. At most one call at a time.
 
-    A call that takes too long is given up (504), but the thread goes on: until it is back, `is_usable` is
+    A call that takes too long is answered with 504, but the thread goes on: until it is back, `is_usable` is
     false.
 
     Args:
         source: what `load_component` takes.
         config: the component's settings.
-        on_change: called on the event loop when the thread is back from a call that was given up.
+        on_change: called on the event loop when the thread is back from a call that is not waited for any
+            more.
     """
 
     is_alive = True

@@ -14,18 +14,15 @@ WorkerState           what one worker does, for `/status`
 add_option_arguments  adds a flag for every field of `ServeOptions` to a parser
 following_in_thread   passes the progress and log lines of a call on a thread on to its watcher
 no_address            the error of a server that cannot listen where it was told to
-only_here             calls author code; a process that it forks ends there
 option_table          the fields of `ServeOptions` in Markdown
 problem_reply         the reply for an error
 static_file           one of the files that make up a page
-stopping              the error of a call while the server stops
-unavailable           the error of a call that was not run and may be repeated later
 """
 
 from chainrule.serve._answering import Answerer
 from chainrule.serve._app import MakePool
-from chainrule.serve._author_code import following_in_thread, only_here
-from chainrule.serve._calls import Call, CallError, Cancelled, Facts, Reply, stopping, unavailable
+from chainrule.serve._author_code import following_in_thread
+from chainrule.serve._calls import Call, CallError, Cancelled, Facts, Reply
 from chainrule.serve._options import add_option_arguments, option_table
 from chainrule.serve._page import static_file
 from chainrule.serve._pool import Pool, WorkerState
@@ -45,10 +42,7 @@ __all__ = [
     "add_option_arguments",
     "following_in_thread",
     "no_address",
-    "only_here",
     "option_table",
     "problem_reply",
     "static_file",
-    "stopping",
-    "unavailable",
 ]

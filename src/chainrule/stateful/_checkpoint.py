@@ -247,8 +247,8 @@ def load(
 ) -> LoadReport:
     """Set the parameters of a tree from a checkpoint, all or none.
 
-    Arrays go where those they replace are: a model that is divided over devices stays so, whatever the
-    checkpoint was saved from. A parameter that holds a pytree has places for entries only when it is filled:
+    Arrays go where those they replace are: a model that is divided over devices stays so, also if the saved
+    one was not. A parameter that holds a pytree has places for entries only when it is filled:
     call `optim.init(model)` before loading an optimiser's state.
 
     Args:

@@ -170,7 +170,7 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def _is_cache(value: Any, name: str) -> bool:
-    """Whether an attribute appears when it is first read: that is no edit."""
+    """Whether an attribute appears when it is first read, which is not an edit."""
     return isinstance(getattr(type(value), name, None), functools.cached_property)
 
 

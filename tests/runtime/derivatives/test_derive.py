@@ -5,8 +5,6 @@ from hypothesis import strategies as st
 
 from chainrule._codec import SparseArray
 from chainrule._errors import ComponentError, InputError
-from chainrule.runtime._derivatives._layout import contract
-from chainrule.runtime._endpoints import JVP, VJP
 from chainrule.runtime.derivatives import (
     batched_product,
     jacobian_from_jvp,
@@ -191,9 +189,10 @@ def test_products_are_adjoint(out_shape, in_shape, is_sparse):
     generator = np.random.default_rng(0)
     block = generator.normal(size=(*out_shape, *in_shape))
     u, v = generator.normal(size=out_shape), generator.normal(size=in_shape)
-    used = SparseArray.from_dense(block) if is_sparse else block
-    pushed = contract(JVP, used, v, input_rank=np.ndim(v), path="x", batched=False)
-    pulled = contract(VJP, used, u, input_rank=np.ndim(v), path="y", batched=False)
+    blocks = {"y": {"x": SparseArray.from_dense(block) if is_sparse else block}}
+    point = (lambda *_: blocks, {"x": v}, {"x"}, {"y"})
+    pushed = jvp_from_jacobian(*point, {"x": v})["y"]
+    pulled = vjp_from_jacobian(*point, {"y": u})["x"]
     assert pushed.shape == tuple(out_shape)
     assert pulled.shape == tuple(in_shape)
     np.testing.assert_allclose(np.sum(u * pushed), np.sum(pulled * v), atol=1e-12)

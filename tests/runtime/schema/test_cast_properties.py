@@ -5,12 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from pydantic_core import PydanticCustomError
+from pydantic import TypeAdapter, ValidationError
 
-from chainrule.runtime._schema._validation import cast_checked
+from chainrule.runtime import Array
 
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 FLOATS = ["float16", "float32", "float64"]
+FIELDS = {name: TypeAdapter(Array[..., name]) for name in INTEGERS + FLOATS}
 shapes = hnp.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=4)
 
 
@@ -42,17 +43,19 @@ def test_floats_stay_finite_or_are_refused(array, target):
 def _check(array, target):
     if keeps_every_value(array, target):
         with np.errstate(over="ignore"):
-            np.testing.assert_array_equal(
-                cast_checked(array, np.dtype(target)), array.astype(target)
-            )
+            found = FIELDS[target].validate_python(array)
+            np.testing.assert_array_equal(found, array.astype(target))
+        assert found.dtype == target
     else:
-        with pytest.raises(PydanticCustomError) as caught:
-            cast_checked(array, np.dtype(target))
-        assert caught.value.type == "array_value_out_of_range"
-        assert 0 < caught.value.context["count"] <= array.size
+        with pytest.raises(ValidationError) as caught:
+            FIELDS[target].validate_python(array)
+        (problem,) = caught.value.errors()
+        assert problem["type"] == "array_value_out_of_range"
+        assert 0 < problem["ctx"]["count"] <= array.size
 
 
 @given(hnp.arrays("int64", shapes))
 def test_written_out_integers_are_rounded(array):
-    result = cast_checked(array, np.dtype("float32"), literal=True)
-    np.testing.assert_array_equal(result, array.astype("float32"))
+    result = FIELDS["float32"].validate_python(array.tolist())
+    # Lists lose the axes behind one that is empty.
+    np.testing.assert_array_equal(result.ravel(), array.astype("float32").ravel())

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import dataclass
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -20,8 +21,8 @@ from chainrule.runtime import (
     Float64,
     Int32,
     ShapeDType,
+    load_component,
 )
-from chainrule.runtime._schema import differentiable_leaves, is_differentiable
 from chainrule.runtime.internal import array_leaves, describe_array, is_array_type
 
 
@@ -70,9 +71,8 @@ def test_types_show_what_was_written():
 
 
 def test_differentiable_is_a_flag_of_arrays():
-    assert is_differentiable(Differentiable[Float32])
-    assert not is_differentiable(Float32)
-    assert not is_differentiable(int)
+    assert Differentiable[Float32].spec.differentiable
+    assert not Float32.spec.differentiable
     assert is_array_type(Float32)
     assert not is_array_type(Array)
 
@@ -146,7 +146,11 @@ def test_leaves_are_patterns_with_their_own_declaration():
 
 
 def test_differentiable_leaves_leave_out_the_other_members():
-    leaves = differentiable_leaves(Everything)
+    module = ModuleType("identity")
+    vars(module).update(
+        InputSchema=Everything, OutputSchema=Everything, apply=lambda inputs: inputs
+    )
+    leaves = load_component(module).differentiable_inputs
     assert "scalar" not in leaves
     assert "fixed.[1]" not in leaves
     assert leaves["either"] == ArraySpec((3,), "float32", True)
@@ -194,9 +198,9 @@ class Plain:
 def test_a_differentiable_array_to_which_no_path_leads_is_refused(record):
     model = create_model("Model", field=(list[record], ...))
     with pytest.raises(
-        DefinitionError, match=r"'field\.\[\]\.cells\.\[\]' .* no pydantic model"
+        DefinitionError, match=r"'field\.\[\]\.cells\.\[\]' .* not a pydantic model"
     ) as caught:
-        differentiable_leaves(model)
+        array_leaves(model)
     assert caught.value.code == "bad_schema"
 
 

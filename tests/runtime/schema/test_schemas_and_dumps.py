@@ -17,8 +17,8 @@ from chainrule.runtime import (
     Float64,
     Int16,
     ShapeDType,
+    component,
 )
-from chainrule.runtime._schema._json_schema import ArrayJsonSchema
 
 DECLARED = {
     "open": ((None, 3), "float64", True),
@@ -105,8 +105,13 @@ def test_nan_and_infinities_survive_a_json_dump():
 
 
 def test_array_defaults_appear_in_the_schema():
-    model = create_model("Model", x=(Array[(2,), Float64], np.array([1.0, 2.0])))
-    schema = model.model_json_schema(schema_generator=ArrayJsonSchema)
+    default = np.array([1.0, 2.0])
+
+    @component
+    def total(x: Array[(2,), Float64] = default) -> float:
+        return float(x.sum())
+
+    schema = total.openapi_schema["components"]["schemas"]["Apply_InputSchema"]
     assert schema["properties"]["x"]["default"] == [1.0, 2.0]
 
 

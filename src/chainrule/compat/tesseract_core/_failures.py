@@ -2,7 +2,7 @@
 
 `ComponentError` is a `RuntimeError`, `CapabilityError` a `NotImplementedError` and `TransportError` a
 `ConnectionError` already, so they pass. Two have another class there: a refused input, which is pydantic's,
-and a file that is no component, which is a `RuntimeError`.
+and a file that is not a component, which is a `RuntimeError`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TITLES = {
 
 @contextmanager
 def load_errors() -> Iterator[None]:
-    """Raise `RuntimeError` where a file cannot be loaded, or is no component."""
+    """Raise `RuntimeError` where a file cannot be loaded, or is not a component."""
     try:
         yield
     except DefinitionError as error:

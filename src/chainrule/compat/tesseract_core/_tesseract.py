@@ -10,6 +10,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from chainrule._errors import CapabilityError
+from chainrule._trees import map_leaves
 from chainrule.client import Component
 from chainrule.compat.tesseract_core._encodings import RequestedEncoding, ServerCapabilities
 from chainrule.compat.tesseract_core._failures import load_errors, pydantic_errors
@@ -94,7 +95,7 @@ class Tesseract(EndpointMethods):
 
         Raises:
             FileNotFoundError: there is no such file.
-            RuntimeError: it cannot be loaded, or is no component.
+            RuntimeError: it cannot be loaded, or is not a component.
         """
         if isinstance(tesseract_api, (str, Path)):
             _check_file(tesseract_api)
@@ -453,8 +454,11 @@ def _open_image(
 
 def _with_tuples(tree: Any) -> Any:
     """Shapes as tuples, which they are in this process; over the wire they are lists."""
-    if isinstance(tree, Mapping):
-        if set(tree) == {"shape", "dtype"}:
-            return {**tree, "shape": tuple(tree["shape"])}
-        return {key: _with_tuples(value) for key, value in tree.items()}
-    return [_with_tuples(item) for item in tree] if isinstance(tree, list) else tree
+
+    def is_described(node: Any) -> bool:
+        return isinstance(node, Mapping) and node.keys() == {"shape", "dtype"}
+
+    def with_tuple(leaf: Any) -> Any:
+        return {**leaf, "shape": tuple(leaf["shape"])} if is_described(leaf) else leaf
+
+    return map_leaves(with_tuple, tree, is_leaf=is_described)

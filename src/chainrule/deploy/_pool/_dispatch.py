@@ -19,14 +19,15 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from chainrule._errors import TransportError
 from chainrule.client import Ticket
+from chainrule.client.internal import Caller
 
 # A call that may kill replicas leaves the last one that is up to the other calls for so long.
 _SPARE_LAST_S = 5.0
@@ -50,8 +51,10 @@ class ReplicaLostError(TransportError):
         self.never_began = never_began
 
 
-class Replica(ABC):
+class Replica(Caller):
     """One copy of a component that a pool sends calls to. `start` is called again after every death.
+
+    `call` and `call_many` raise a `ReplicaLostError` when no answer will come.
 
     Attributes:
         id: name of the replica in its pool.
@@ -69,32 +72,6 @@ class Replica(ABC):
         Raises:
             DefinitionError: the component cannot be loaded.
             TransportError: the replica died while loading.
-        """
-
-    @abstractmethod
-    def call(
-        self,
-        endpoint: str,
-        payload: Mapping[str, Any],
-        *,
-        run_id: str | None = None,
-        ticket: Ticket | None = None,
-    ) -> Any:
-        """Call an endpoint.
-
-        Raises:
-            ReplicaLostError: no answer will come.
-            ChainruleError: what the component raised.
-        """
-
-    @abstractmethod
-    def call_many(
-        self, endpoint: str, payloads: Sequence[Mapping[str, Any]], *, ticket: Ticket | None = None
-    ) -> list[Any]:
-        """Several calls in one message; an answer or a `ChainruleError` for each.
-
-        Raises:
-            ReplicaLostError: no answers will come.
         """
 
     @abstractmethod

@@ -11,11 +11,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 import xxhash
-from pydantic import BaseModel
 
 from chainrule._errors import InputError, TransportError
 from chainrule._lru_cache import LRUCache
-from chainrule._trees import is_arraylike
+from chainrule._trees import is_arraylike, map_leaves
 from chainrule.client import Ticket, Transport
 from chainrule.deploy._pool._dispatch import Dispatcher, Replica, ReplicaLostError, Slot
 from chainrule.deploy._pool._supervision import Supervisor
@@ -34,21 +33,15 @@ _POLL_S = 0.02
 def fingerprint(tree: Any) -> bytes:
     """A digest of nested data: structure, values, and (a bounded sample of) the bytes of arrays."""
     arrays: list[np.ndarray] = []
-    text = repr(_outline(tree, arrays))
-    return xxhash.xxh3_128_digest(text.encode()) + content_digest(arrays)
 
-
-def _outline(node: Any, arrays: list[np.ndarray]) -> Any:
-    if isinstance(node, BaseModel):
-        node = dict(node)
-    if isinstance(node, Mapping):
-        return {key: _outline(value, arrays) for key, value in node.items()}
-    if isinstance(node, (list, tuple)):
-        return [_outline(item, arrays) for item in node]
-    if is_arraylike(node):
-        arrays.append(np.asarray(node))
+    def outline(leaf: Any) -> Any:
+        if not is_arraylike(leaf):
+            return leaf
+        arrays.append(np.asarray(leaf))
         return "array"
-    return node
+
+    text = repr(map_leaves(outline, tree, plain=True))
+    return xxhash.xxh3_128_digest(text.encode()) + content_digest(arrays)
 
 
 class ForwardPasses:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 from chainrule._errors import DefinitionError, InputError
+from chainrule.runtime.internal import read_mapping
 
 _NAME = re.compile(r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -241,14 +242,7 @@ def _from_peer_file(file: Path, changes: Changes) -> dict[str, Any]:
 
 
 def _read_mapping(file: Path, changes: Changes) -> dict[str, Any]:
-    import yaml
-
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise DefinitionError(f"{file} is not YAML: {error}.", code="bad_project_file") from error
-    if not isinstance(content, dict):
-        raise DefinitionError(f"{file} has to be a mapping.", code="bad_project_file")
+    content = read_mapping(file)
     for (*way, last), value in changes.items():
         place = content
         for key in way:

@@ -135,7 +135,8 @@ def _scale(
     dispatcher: Dispatcher,
     spawn: Callable[[], Transport],
 ) -> None:
-    """Follow the load until the pool is closed. Has no reference to the pool, which can so be collected."""
+    """Follow the load until the pool is closed. Holds no reference to the pool, so that it can be
+    collected."""
     while not supervisor.closed.wait(_SCALE_EVERY_S):
         staying = [slot for slot in dispatcher.slots if not slot.is_leaving]
         target = scaler.target(len(staying), dispatcher.load)

@@ -18,15 +18,15 @@ from pydantic import BaseModel
 from ray.exceptions import RayError
 
 from chainrule._errors import ChainruleError, ComponentError
-from chainrule._trees import is_arraylike
+from chainrule._progress import listening
+from chainrule._trees import is_arraylike, map_leaves
 from chainrule.deploy.ray._messages import CANCELLED, Envelope, Plan
 from chainrule.runtime import LocalComponent
-from chainrule.runtime.internal import Run, listening, to_plain
+from chainrule.runtime.internal import Run, to_plain
 from chainrule.serve.internal import (
     Answerer,
     Call,
     Cancelled,
-    only_here,
     problem_reply,
 )
 
@@ -128,9 +128,8 @@ class ReplicaActor:
         if self._component is None:
             return self._failure
         try:
-            run = None if run_id is None else Run(self._component.config, run_id=run_id)
-            component, filled = self._component, insert_values(payload, values)
-            return only_here(lambda: component.call(endpoint, filled, run=run))
+            run = Run(self._component.config, run_id=run_id)
+            return self._answerer.compute(endpoint, insert_values(payload, values), run)
         except Exception as error:
             return _problem(endpoint, error)
 
@@ -150,7 +149,7 @@ def _problem(what: str, error: Exception, code: str = "internal_error") -> Envel
         failure = ComponentError(f"{what} raised {type(error).__name__}: {error}", code=code)
         failure.__cause__ = error
         error = failure
-    # The cluster belongs to the caller, so he may see its tracebacks.
+    # The cluster belongs to the caller, who may see its tracebacks.
     reply = problem_reply(error, debug=True)
     return Envelope(reply.status, reply.content_type, b"".join(reply.pieces))
 
@@ -230,7 +229,7 @@ class _Placeholder:
     number: int
 
 
-def extract_references(node: Any, references: list[Any]) -> Any:
+def extract_references(payload: Any, references: list[Any]) -> Any:
     """The payload as it is sent: plain data and arrays, with a placeholder for every reference.
 
     Ray passes arrays by reference and maps them where they are used, without a copy. A reference that a
@@ -238,32 +237,30 @@ def extract_references(node: Any, references: list[Any]) -> Any:
     the replica.
 
     Args:
-        node: the payload.
+        payload: the request.
         references: references are appended here.
     """
-    if type(node) is np.ndarray:
-        return node
-    if isinstance(node, ray.ObjectRef):
-        references.append(node)
-        return _Placeholder(len(references) - 1)
-    if isinstance(node, BaseModel):
-        return to_plain(node)
-    if isinstance(node, Mapping):
-        return {key: extract_references(value, references) for key, value in node.items()}
-    if isinstance(node, (list, tuple)):
-        return [extract_references(item, references) for item in node]
-    # Arrays of NumPy's subclasses stay what they are, so that the component can refuse a masked one.
-    return np.asarray(node) if is_arraylike(node) and not isinstance(node, np.ndarray) else node
+
+    def extract(leaf: Any) -> Any:
+        if isinstance(leaf, ray.ObjectRef):
+            references.append(leaf)
+            return _Placeholder(len(references) - 1)
+        if isinstance(leaf, BaseModel):
+            return to_plain(leaf)
+        # Arrays of NumPy's subclasses stay what they are, so that the component can refuse a masked one.
+        return np.asarray(leaf) if is_arraylike(leaf) and not isinstance(leaf, np.ndarray) else leaf
+
+    return map_leaves(
+        extract, payload, is_leaf=lambda node: isinstance(node, BaseModel), plain=True
+    )
 
 
-def insert_values(node: Any, values: tuple[Any, ...]) -> Any:
+def insert_values(payload: Any, values: tuple[Any, ...]) -> Any:
     """The payload with the values of its references."""
     if not values:
-        return node
-    if isinstance(node, _Placeholder):
-        return values[node.number]
-    if isinstance(node, dict):
-        return {key: insert_values(value, values) for key, value in node.items()}
-    if isinstance(node, list):
-        return [insert_values(item, values) for item in node]
-    return node
+        return payload
+
+    def insert(leaf: Any) -> Any:
+        return values[leaf.number] if isinstance(leaf, _Placeholder) else leaf
+
+    return map_leaves(insert, payload)

@@ -27,8 +27,6 @@ from chainrule.serve.internal import (
     Reply,
     WorkerState,
     following_in_thread,
-    stopping,
-    unavailable,
 )
 
 POOL_PREFIX = "pool:"
@@ -112,9 +110,9 @@ class RayServerPool(Pool):
             InputError: the call kills every replica that tries (`poison_input`).
         """
         if self.is_stopping:
-            raise stopping()
+            raise CallError.stopping()
         if self.queue_length > self.max_queue:  # this call is counted already
-            raise unavailable(f"{self.max_queue} calls wait already.", "queue_full")
+            raise CallError.unavailable(f"{self.max_queue} calls wait already.", "queue_full")
         if call.watcher is not None:
             await call.watcher.on_start()
         ticket = Ticket()
@@ -174,7 +172,7 @@ class RayServerPool(Pool):
 
 def _as_call_error(error: TransportError) -> TransportError:
     if error.code == "pool_unavailable":
-        return unavailable(error.message, error.code, 5)
+        return CallError.unavailable(error.message, error.code, 5)
     if error.code == "call_timeout":
         return CallError(error.message, code=error.code, status=504)
     return error

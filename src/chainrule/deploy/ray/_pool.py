@@ -26,13 +26,13 @@ from ray.exceptions import (
 
 from chainrule._errors import ChainruleError, DefinitionError, TransportError
 from chainrule._lru_cache import LRUCache
+from chainrule._progress import is_heard
 from chainrule.client import Ticket
 from chainrule.client.internal import Answer, read_answer
 from chainrule.deploy._pool import PoolTransport, Replica, ReplicaLostError
 from chainrule.deploy.ray._actor import extract_references
 from chainrule.deploy.ray._messages import CANCELLED, Envelope, Plan, Report, Roster
 from chainrule.runtime import progress
-from chainrule.runtime.internal import is_heard
 
 _log = logging.getLogger(__name__)
 

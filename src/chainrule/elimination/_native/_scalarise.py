@@ -40,7 +40,7 @@ def scalarise(program: ClosedJaxpr) -> ScalarProgram:
     """
     flat = inline_calls(program, _INLINED)
     scalars = ScalarProgram()
-    # A value is either known now, whatever it is (a random key is no array of numbers), or made of nodes.
+    # A value is either known now (of any kind: a random key is not an array of numbers), or made of nodes.
     known: dict[Any, Any] = {}
     values: dict[Any, np.ndarray] = {}
     for argument, var in enumerate(flat.jaxpr.invars):

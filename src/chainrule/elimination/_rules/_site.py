@@ -121,7 +121,7 @@ def as_real(value: Any) -> Any:
 
 
 def complex_dtype(real: Any) -> Any:
-    """The complex dtype with the precision of a real one, whatever promotion is allowed."""
+    """The complex dtype with the precision of a real one, also where promotion is not allowed."""
     return jnp.complex128 if real == jnp.float64 else jnp.complex64
 
 

@@ -82,7 +82,7 @@ def _reach(problem: Problem) -> tuple[list[int], list[int]]:
     """Per vertex, how many inputs reach it and how many outputs it reaches."""
     before = [1 << v if v in set(problem.inputs) else 0 for v in range(problem.size)]
     after = [1 << v if v in set(problem.outputs) else 0 for v in range(problem.size)]
-    # Edges go from smaller to larger depth, whatever the numbers; repeat until nothing changes.
+    # Edges go from smaller to larger depth, not to larger numbers; repeat until nothing changes.
     changed = True
     while changed:
         changed = False

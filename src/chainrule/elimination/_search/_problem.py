@@ -110,8 +110,9 @@ class Problem:
 def lower_bound(problem: Problem, *, until: float = math.inf) -> int | None:
     """A lower bound for scalar vertex elimination; `None` when the problem is not scalar.
 
-    When vertex v is eliminated, its in-neighbours separate it from the inputs and its out-neighbours separate
-    it from the outputs, whatever went before. So it costs at least mincut(inputs → v) · mincut(v → outputs),
+    When vertex v is eliminated, its in-neighbours separate it from the inputs and its out-neighbours
+    separate it from the outputs, in every order. So it costs at least mincut(inputs → v) · mincut(v →
+    outputs),
     where a cut is a set of vertices; the sum over all vertices bounds every order from below.
 
     Args:

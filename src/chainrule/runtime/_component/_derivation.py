@@ -30,7 +30,9 @@ import numpy as np
 from pydantic import BaseModel
 
 from chainrule._errors import DefinitionError, InputError
+from chainrule._own_arrays import own_copy
 from chainrule._paths import matches_pattern
+from chainrule._progress import unheard
 from chainrule._trees import get_at_path
 from chainrule.runtime._component._definition import Cost, Implementation, derived
 from chainrule.runtime._component._schemas import Schemas
@@ -55,8 +57,6 @@ from chainrule.runtime._endpoints import (
     VJP,
     DerivativeKind,
 )
-from chainrule.runtime._own_arrays import own_copy
-from chainrule.runtime._progress import unheard
 from chainrule.runtime._schema import describe_value, differentiable_leaves
 
 _PRODUCTS: dict[DerivativeKind, Callable[..., Any]] = {

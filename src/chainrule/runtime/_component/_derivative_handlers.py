@@ -24,7 +24,9 @@ from pydantic_core import PydanticCustomError
 from chainrule._codec import SparseArray
 from chainrule._errors import CapabilityError, ComponentError, InputError, PathError
 from chainrule._lru_cache import LRUCache
+from chainrule._own_arrays import own_copy
 from chainrule._paths import matches_pattern, path_to_pattern
+from chainrule._progress import unheard
 from chainrule._trees import flatten_with_paths, get_at_path, is_arraylike
 from chainrule.runtime._component._failures import (
     call_author,
@@ -45,8 +47,6 @@ from chainrule.runtime._endpoints import (
     Vector,
     to_abstract,
 )
-from chainrule.runtime._own_arrays import own_copy
-from chainrule.runtime._progress import unheard
 from chainrule.runtime._schema import ArraySpec, build_validator, describe_value
 
 ShapeOf = Callable[[str], tuple[int, ...] | None]

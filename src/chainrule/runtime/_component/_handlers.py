@@ -3,8 +3,9 @@
 Each handler validates once on the way in and once on the way out. Derivatives have a file of their own.
 
 JAX computes in 32 bits unless `jax_enable_x64` is set, and says nothing when it narrows a 64-bit array. So
-the handlers of a component that declares a 64-bit dtype run with x64 enabled, whatever the process is
-set to: the setting is of the calling thread and ends with the call. What the component's file computes while
+the handlers of a component that declares a 64-bit dtype run with x64 enabled, also where the process
+computes in 32 bits: the setting holds for the calling thread and ends with the call. What the component's
+file computes while
 it is loaded (`W = jnp.array([0.1])`) is computed with x64, too.
 """
 

@@ -191,7 +191,7 @@ def reference_to(component: LocalComponent) -> tuple[Any, ...]:
 
 
 def _name_in(module: ModuleType, definition: Definition) -> str | None:
-    """The name of a component in a module, whatever its settings are there; empty if it is the module."""
+    """The name of a component in a module, with any settings; empty if it is the module itself."""
     for name in (getattr(definition.function, "__qualname__", ""), *vars(module)):
         try:
             found = attrgetter(name)(module)
@@ -291,7 +291,7 @@ def _define_module(module: Any, **facts: Any) -> Definition:
 
 
 def _refuse_short_names(module: Any) -> None:
-    """Say that a function is no endpoint, rather than ignore a derivative that its author wrote."""
+    """Say that a function is not an endpoint, rather than ignore a derivative that its author wrote."""
     for short, endpoint in _SHORT_NAMES.items():
         function = getattr(module, short, None)
         is_own = getattr(function, "__module__", None) == getattr(module, "__name__", "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from chainrule._errors import CapabilityError, InputError
+from chainrule._own_arrays import own_copy
 from chainrule.runtime._component._definition import (
     ABSENT,
     Batching,
@@ -40,7 +41,6 @@ from chainrule.runtime._endpoints import (
     DerivativeKind,
     EndpointMethods,
 )
-from chainrule.runtime._own_arrays import own_copy
 from chainrule.runtime._runs import Run, current_run
 from chainrule.runtime._schema import ArraySpec
 
@@ -243,7 +243,24 @@ class LocalComponent(EndpointMethods):
             InputError: the caller is at fault.
         """
         check_fields(payload, ("inputs",), "apply")
-        return to_plain(self._schemas.read_inputs(payload["inputs"], "apply", self._context))
+        return to_plain(self.read_model(payload["inputs"], "apply"))
+
+    def read_model(self, inputs: Any, endpoint: str, *, own: bool = True) -> BaseModel:
+        """The inputs as the model that the function of an endpoint gets.
+
+        Args:
+            inputs: as in `apply`.
+            endpoint: for messages.
+            own: copy arrays; otherwise the model may hold those of the caller.
+
+        Raises:
+            InputError: the caller is at fault.
+        """
+        return self._schemas.read_inputs(inputs, endpoint, {**self._context, "own": own})
+
+    def function_of(self, endpoint: str) -> Callable[..., Any]:
+        """The function behind an endpoint, of the author or of a recipe; it takes a model."""
+        return self._implementations[endpoint].function
 
     def read_abstract_inputs(self, abstract_inputs: Any) -> tuple[Any, dict[str, Any]]:
         """The inputs of `abstract_eval` as a plain tree, validated, and the sizes of named dimensions.

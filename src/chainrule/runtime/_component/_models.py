@@ -76,8 +76,8 @@ def apply_model(model: type[BaseModel], root: str) -> type[BaseModel]:
 
     Args:
         model: the author's.
-        root: what the author's outermost model counts as, `InputSchema` or `OutputSchema`, whatever its
-            own name: clients look for that name.
+        root: what the author's outermost model counts as, `InputSchema` or `OutputSchema`, instead of its
+            own name: clients look for this one.
     """
     return with_dimension_check(_Rewriter(_strict_subclass, {model: root}).model(model))
 

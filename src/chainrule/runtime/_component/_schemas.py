@@ -25,10 +25,10 @@ from pydantic import (
 from pydantic_core import to_jsonable_python
 
 from chainrule._errors import DefinitionError
+from chainrule._own_arrays import own_copy
 from chainrule._trees import get_at_path, is_arraylike
 from chainrule.runtime._component._definition import Implementation, derived
 from chainrule.runtime._component._failures import bad_input, bad_output
-from chainrule.runtime._own_arrays import own_copy
 from chainrule.runtime._schema import (
     ArraySpec,
     ShapeDType,

@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 
 from chainrule._errors import InputError
+from chainrule._own_arrays import own_copy
 from chainrule._patterns import Pattern
+from chainrule._progress import track
 from chainrule._trees import get_at_path
 from chainrule.runtime._derivatives._differences import finite_difference_jvp
 from chainrule.runtime._derivatives._layout import (
@@ -36,8 +38,6 @@ from chainrule.runtime._derivatives._layout import (
 from chainrule.runtime._derivatives._sparsity import read_pattern
 from chainrule.runtime._derivatives._stencils import Algorithm, Eps
 from chainrule.runtime._endpoints import JVP, VJP, DerivativeKind
-from chainrule.runtime._own_arrays import own_copy
-from chainrule.runtime._progress import track
 
 
 def jvp_from_jacobian(

@@ -21,6 +21,7 @@ import numpy as np
 
 from chainrule._codec import SparseArray
 from chainrule._errors import ComponentError, DefinitionError
+from chainrule._own_arrays import own_copy
 from chainrule._trees import flatten_with_paths
 from chainrule.runtime._derivatives._differences import (
     finite_difference_jacobian,
@@ -35,7 +36,6 @@ from chainrule.runtime._derivatives._layout import (
     read_arrays,
 )
 from chainrule.runtime._derivatives._stencils import Algorithm
-from chainrule.runtime._own_arrays import own_copy
 from chainrule.runtime._residuals import ResidualStore, own, split_content
 from chainrule.runtime._schema import number_kind
 

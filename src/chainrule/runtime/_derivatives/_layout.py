@@ -27,7 +27,7 @@ from chainrule.runtime._schema import describe_array, number_kind
 
 
 def canonical(paths: Iterable[str]) -> tuple[str, ...]:
-    """The paths once each, sorted: the same selection is the same tuple whatever set it came in."""
+    """The paths once each, sorted, so that equal selections are equal tuples."""
     return tuple(sorted({paths} if isinstance(paths, str) else set(paths)))
 
 

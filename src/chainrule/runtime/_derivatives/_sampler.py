@@ -19,6 +19,8 @@ import numpy as np
 from pydantic import ValidationError
 
 from chainrule._errors import CapabilityError, InputError
+from chainrule._own_arrays import own_copy
+from chainrule._progress import track, unheard
 from chainrule._trees import set_at_path
 from chainrule.runtime._derivatives._layout import Layout, read_arrays
 from chainrule.runtime._derivatives._stencils import (
@@ -28,8 +30,6 @@ from chainrule.runtime._derivatives._stencils import (
     coarsest,
     is_automatic,
 )
-from chainrule.runtime._own_arrays import own_copy
-from chainrule.runtime._progress import track, unheard
 from chainrule.runtime._schema import describe_array, number_kind, rounding_unit
 
 IN_FLIGHT = 64
@@ -49,8 +49,8 @@ class Program:
         inputs: a validated model, or nested mappings.
         input_paths: the leaves that vary, in canonical order.
         output_paths: the leaves that are looked at, in canonical order.
-        keep_precision: offer points in each leaf's own dtype instead of float64; for inputs whose
-            schema is out of sight, in a component that would round them by itself.
+        keep_precision: offer points in each leaf's own dtype instead of float64; for inputs whose schema is
+            not here, of a component that would round them by itself.
         validate: raises `InputError` for inputs that the program refuses; for inputs that are not a model,
             which validates itself.
     """
@@ -379,7 +379,7 @@ class Sampler:
         """The step of every input element as one vector.
 
         Automatic steps look at the outputs as well: a program that answers in float32 has the rounding
-        errors of float32, whatever it was asked in.
+        errors of float32, also for inputs in float64.
         """
         program = self.program
         precision = program.precision
@@ -645,7 +645,7 @@ class _Adaptation:
             slope = self._slope(shorter)
             apart, noise = np.abs(self._slope(level) - slope), self._noise(shorter)
             if level is first:
-                # The noise of a solver is no jump: it is small beside the outputs.
+                # The noise of a solver is not a jump: it is small beside the outputs.
                 jumps = apart > DOUBT * np.abs(self._slope(level)) + noise
                 jumps &= np.abs(first.found[0].change) > np.sqrt(self._unit) * self._base
             agreed = doubtful & (apart <= AGREE * np.abs(slope) + noise)

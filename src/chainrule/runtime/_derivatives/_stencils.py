@@ -106,7 +106,7 @@ def choose_steps(
         precision: the dtype in which the program computes with each path's values.
 
     Raises:
-        InputError: a mapping that does not name exactly the differentiated paths, or a step that is no
+        InputError: a mapping that does not name exactly the differentiated paths, or a step that is not a
             positive number (`bad_eps`).
     """
     if stencil.is_complex:
@@ -127,7 +127,7 @@ def choose_steps(
 
 
 def check_eps(eps: Any) -> None:
-    """Refuse what is no step.
+    """Refuse a step that is not a positive number.
 
     Raises:
         InputError: `bad_eps`.

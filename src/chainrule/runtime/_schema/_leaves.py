@@ -98,8 +98,8 @@ def _refuse_hidden_arrays(record: type, prefix: str, parents: tuple[type, ...]) 
         for pattern, spec in _walk(annotation, join(prefix, name), (*parents, record)):
             if spec.differentiable:
                 raise DefinitionError(
-                    f"The array at {pattern!r} cannot be differentiable inside {record.__name__}, which "
-                    f"is no pydantic model: declare `class {record.__name__}(BaseModel)`.",
+                    f"The array at {pattern!r} cannot be differentiable inside {record.__name__}, "
+                    f"which is not a pydantic model: declare `class {record.__name__}(BaseModel)`.",
                     code="bad_schema",
                     path=pattern,
                 )

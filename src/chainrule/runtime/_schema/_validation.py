@@ -23,8 +23,8 @@ from pydantic import ValidationInfo
 
 from chainrule._codec import DEFAULT_LIMITS, WHY_MASKED, BinrefArray, decode_array, has_masked
 from chainrule._errors import ChainruleError
+from chainrule._own_arrays import own_copy_of_array
 from chainrule._trees import iterate_leaves
-from chainrule.runtime._own_arrays import own_copy_of_array
 from chainrule.runtime._schema import _problems
 from chainrule.runtime._schema._spec import (
     ALL_DTYPES,

@@ -142,7 +142,7 @@ def jax_hessian_vector_product(
     try:
         return run_either(program, other, arrays, dict(cotangent_vector), dict(tangent_vector))
     except TypeError as error:
-        # A mistake of the author's raises here, as he wrote it.
+        # An error in the author's function is raised here, as it is.
         jax.eval_shape(
             lambda given: seal(apply_jit(program.selection.template.join(given))), arrays
         )

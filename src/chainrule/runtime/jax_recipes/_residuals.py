@@ -23,10 +23,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from chainrule._content_store import content_name
 from chainrule._lru_cache import LRUCache
 from chainrule._partition import Static, is_array, seal
 from chainrule._trees import get_at_path, set_at_path
-from chainrule.runtime._content_store import content_name
 from chainrule.runtime._residuals import (
     ResidualStore,
     content_digest,

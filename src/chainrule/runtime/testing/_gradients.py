@@ -3,7 +3,7 @@
 The tests:
     pointwise   sampled entries of the Jacobian against central differences
     taylor      φ(h) = ⟨u, f(x + h v)⟩ minus its linear part must vanish like h²; a wrong derivative leaves
-                a remainder of order h, whatever the accuracy of any single difference
+                a remainder of order h, also where single differences are inaccurate
     adjoint     ⟨u, J v⟩ = ⟨Jᵀ u, v⟩: JVP, VJP and the Jacobian must agree on this number
     curvature   vᵀ H v of a Hessian-vector product against differences of the VJP
     shapes      abstract evaluation against the shapes and dtypes of the real result
@@ -240,7 +240,7 @@ class _Examination:
         self._spent += price
         found = check(self._subject, direction, self._rtol)
         if isinstance(found.error, CapabilityError):
-            # The component says that it does not have this derivative, which is no failure.
+            # The component says that it does not have this derivative. That is not a failure.
             self.left_out.append(LeftOut(kind.endpoint, test, found.error.message))
         else:
             yield found
@@ -266,7 +266,7 @@ def _require_bounds(*, max_evals: int, max_output_samples: int | None, rtol: flo
 
 
 def _choose_endpoints(available: Collection[str], asked: Collection[str] | None) -> set[str]:
-    """What to test: never nothing, for a check of nothing would pass."""
+    """What to test. It is never empty, because a check of nothing would pass."""
     testable = [*(kind.endpoint for kind in DERIVATIVES), ABSTRACT_EVAL]
     chosen = set(testable) & set(available) if asked is None else set(asked)
     unknown = sorted(chosen - (set(testable) & set(available)))

@@ -195,7 +195,7 @@ class Direction:
 
     @property
     def is_resolved(self) -> bool:
-        """Whether the quotients (φ(h) - φ(0))/h converge as h falls, whatever the derivative is.
+        """Whether the quotients (φ(h) - φ(0))/h converge as h falls; no derivative is needed for that.
 
         For a smooth φ each is closer to the next by the ratio of the steps. Where a component varies within
         the steps (a phase of a million radians), none of them tells anything about a derivative.

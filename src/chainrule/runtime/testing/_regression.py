@@ -31,7 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from chainrule._codec import encode_array
 from chainrule._errors import CapabilityError, ChainruleError, InputError, TransportError
 from chainrule._paths import Key, Segment, join_path
-from chainrule._trees import is_arraylike
+from chainrule._trees import is_arraylike, map_leaves
 from chainrule.runtime._component._document import resolve, root_of
 from chainrule.runtime._component._failures import class_name
 from chainrule.runtime._component._isolation import without_package
@@ -222,17 +222,16 @@ def _judge_exception(spec: RegressionSpec, error: Exception) -> RegressionResult
 
 
 def _encode_tree(tree: Any) -> Any:
-    if isinstance(tree, BaseModel):
-        return _encode_tree(tree.model_dump())
-    if isinstance(tree, Mapping):
-        return {str(key): _encode_tree(value) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return [_encode_tree(value) for value in tree]
-    if isinstance(tree, (set, frozenset)):
-        return sorted(tree)
-    if isinstance(tree, Path):
-        return str(tree)
-    return encode_array(np.asarray(tree)) if is_arraylike(tree) else tree
+    """Nested data as a test file holds it."""
+    return map_leaves(_encode_leaf, tree, plain=True)
+
+
+def _encode_leaf(leaf: Any) -> Any:
+    if is_arraylike(leaf):
+        return encode_array(np.asarray(leaf))
+    if isinstance(leaf, (set, frozenset)):  # paths of a selection: the same file every time
+        return sorted(leaf)
+    return str(leaf) if isinstance(leaf, Path) else leaf
 
 
 Where = tuple[Segment, ...]

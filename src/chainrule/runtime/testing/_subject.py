@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from chainrule._codec import decode_array, is_encoded_array
 from chainrule._errors import InputError
 from chainrule._paths import Key, Segment, join_path
-from chainrule._trees import get_at_path, set_at_path
+from chainrule._trees import get_at_path, map_leaves, set_at_path
 from chainrule.runtime._derivatives._layout import Layout, read_arrays
 from chainrule.runtime._derivatives._sampler import Program
 from chainrule.runtime._endpoints import Side
@@ -144,17 +144,15 @@ def _inputs_in(payload: Any) -> Any:
 
 def decode_tree(tree: Any) -> Any:
     """Nested data with every encoded array turned into a NumPy array."""
-    if is_encoded_array(tree):
-        return decode_array(tree)
-    if isinstance(tree, Mapping):
-        return {key: decode_tree(value) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return [decode_tree(value) for value in tree]
-    return tree
+
+    def decode(leaf: Any) -> Any:
+        return decode_array(leaf) if is_encoded_array(leaf) else leaf
+
+    return map_leaves(decode, tree, is_leaf=is_encoded_array)
 
 
 def _validated(component: Any, tree: Any) -> Any:
-    """The inputs as the component's own schema reads them, where that is in sight.
+    """The inputs as the component's own schema reads them, where that is here.
 
     The schema fills in defaults and knows that a list is an array. A component behind a client has none
     here; its differentiable arrays are still known by their paths.

@@ -249,7 +249,7 @@ class JobWatcher:
         live: the job.
         log: where its output goes.
         on_start: awaited before the worker begins.
-        timeout_s: how long the job may run; `None` for ever.
+        timeout_s: how long the job may run; `None` for no limit.
 
     Attributes:
         has_started: whether a worker may have begun.

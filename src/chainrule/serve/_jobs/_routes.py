@@ -23,7 +23,7 @@ from chainrule._errors import ChainruleError, InputError
 from chainrule.runtime import ComponentConfig
 from chainrule.runtime.internal import Run
 from chainrule.serve._answering import encode_result, plain_form
-from chainrule.serve._calls import Call, Reply, stopping
+from chainrule.serve._calls import Call, CallError, Reply
 from chainrule.serve._connections import FOLLOWS
 from chainrule.serve._endpoint import send_reply
 from chainrule.serve._jobs._runner import Jobs
@@ -73,7 +73,7 @@ class JobReplies:
             return self.describe(record, 202, is_repeated=not is_new)
         record = await self.jobs.wait(record)
         if not record.is_final:
-            raise stopping()
+            raise CallError.stopping()
         return _with_headers(await self.result(record, call.accept), record, not is_new)
 
     def describe(self, record: JobRecord, status: int = 200, *, is_repeated: bool = False) -> Reply:

@@ -23,7 +23,7 @@ import orjson
 
 from chainrule._codec import FRAMES_MEDIA_TYPE, negotiate
 from chainrule._errors import CapabilityError, ChainruleError, InputError, StorageError
-from chainrule.serve._calls import Call, CallError, Reply, stopping, unavailable
+from chainrule.serve._calls import Call, CallError, Reply
 from chainrule.serve._jobs._live import JobLog, JobQueue, JobWatcher, LiveJob
 from chainrule.serve._jobs._store import JobRecord, JobStore, State, body_digest
 from chainrule.serve._options import ServeOptions
@@ -113,7 +113,7 @@ class Jobs:
             StorageError: the job cannot be kept.
         """
         if self._is_stopping:
-            raise stopping()
+            raise CallError.stopping()
         negotiate(call.accept)
         component = service.name
         digest = await self._in_default_thread(lambda: body_digest(call.body))
@@ -123,7 +123,9 @@ class Jobs:
                 return self._same_request(known, digest), False
         queue = self._queues[component]
         if len(queue) >= self._options.max_jobs:
-            raise unavailable(f"{self._options.max_jobs} jobs wait already.", "queue_full", 5)
+            raise CallError.unavailable(
+                f"{self._options.max_jobs} jobs wait already.", "queue_full", 5
+            )
         record = JobRecord(
             component=component,
             endpoint=call.endpoint,

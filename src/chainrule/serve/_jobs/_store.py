@@ -6,8 +6,8 @@
     <folder>/<id>.log           what the component printed
     <folder>/lock               held by the one server that uses the folder
 
-SQLite because a job is acknowledged only once it is safe: a row changes completely or not at all, whatever
-kills the process, and there is no second server to run. The write-ahead log lets `/jobs` read while a job
+SQLite because a job is acknowledged only once it is safe: a row changes completely or not at all, also when
+the process is killed, and there is no second server to run. The write-ahead log lets `/jobs` read while a job
 finishes; `synchronous=FULL` makes an acknowledged job survive a power cut as well. Everything here blocks, so
 it runs on a thread of its own, never on the event loop.
 """
@@ -187,7 +187,7 @@ class JobStore:
                 path.chmod(0o600)
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Release the folder."""
         self._database.close()
         os.close(self._lock)
 

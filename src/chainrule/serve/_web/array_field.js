@@ -39,7 +39,7 @@ export class ArrayEditor {
     return { ...array, dtype: this.facts.dtype };
   }
 
-  /** Do what may fail on numbers that somebody typed, and say so beside them. */
+  /** Run an action that may fail on typed numbers, and show the error beside them. */
   #attempt(action) {
     try {
       action();
@@ -101,7 +101,7 @@ export class ArrayEditor {
   #text(array) {
     const area = h("textarea", { id: this.id, rows: 4, spellcheck: "false", "aria-label": this.label });
     const isLarge = array.data.length > 2000;
-    // A large array stays what it is until somebody types over its summary.
+    // A large array does not change until the user types over its summary.
     area.value = isLarge ? "" : isComplex(array) ? complexText(array) : compactJson(toNested(array));
     if (isLarge) area.placeholder = `${describe(array)}: too large to show. Paste to replace it.`;
     this.reader = () => {

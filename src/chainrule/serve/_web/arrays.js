@@ -142,7 +142,7 @@ export function complexText({ shape, data }) {
   return rows.join("\n");
 }
 
-/** Numbers that somebody typed, pasted or loaded: JSON lists, or rows of numbers. */
+/** Typed, pasted or loaded numbers: JSON lists, or rows of numbers. */
 export function parseText(text, dtype) {
   const trimmed = text.trim();
   if (!trimmed) throw new Error("Expected numbers.");

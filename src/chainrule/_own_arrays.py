@@ -3,8 +3,8 @@
 An author gets copies of what the caller passed, and the caller gets copies of what the author returned. Both
 may then keep, overwrite and share their arrays, and the other never sees a change. An array is copied once,
 where it crosses from one to the other: inputs while they are validated
-(`_schema._validation`), results at the end of `LocalComponent.call`. Code that calls an author's function
-several times with the same inputs (`_derivatives`) makes a copy for every call.
+(`runtime._schema._validation`), results at the end of `LocalComponent.call`. Code that calls an author's
+function several times with the same inputs (`runtime._derivatives`) makes a copy for every call.
 """
 
 from __future__ import annotations
