@@ -10,10 +10,10 @@ does: fusion does not look through it, and it costs nothing but the call. XLA ha
 fence is nothing.
 
 What is left is proportional to the number of fences. Tracing and lowering take 0.5 ms of processor time for
-each, and XLA about 20 ms to make the kernel between two of them: 0.25 s for 10 steps, 2.2 s for 100, 6.2 s for
-300, 24 s for 1000. Without fusion (the compiler option `xla_disable_hlo_passes=fusion`) the kernels are few and
-alike, and 1000 steps take 3 s; but then every operation between two sown values is a pass over memory, and
-the option applies to whole programs only. Who captures very many values may set it: `jax.jit(captured,
+each, and XLA about 20 ms to make the kernel between two of them: 0.25 s for 10 steps, 2.2 s for 100, 6.2 s
+for 300, 24 s for 1000. Without fusion (the compiler option `xla_disable_hlo_passes=fusion`) the kernels are
+few and alike, and 1000 steps take 3 s; but then every operation between two sown values is a pass over
+memory, and the option applies to whole programs only. It is left to the user: `jax.jit(captured,
 compiler_options={"xla_disable_hlo_passes": "fusion"})`.
 """
 
