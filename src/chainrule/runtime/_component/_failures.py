@@ -111,8 +111,8 @@ def _why_untraceable(error: BaseException) -> str | None:
         f"the function needs the value of an array{_author_line(error)}, but JAX traces it: arrays have no "
         "values while a program is compiled. Use `jnp.where` or `jax.lax.cond` in place of `if`, "
         "`jax.lax.fori_loop` in place of a loop of computed length, and `jnp` in place of `np`. An input "
-        "that is declared as a plain `int`, `float` or `bool` is a constant of the compiled program, and has a "
-        'value. Or leave out framework="jax": then the function runs as it is, and derivatives="finite" '
+        "that is declared as a plain `int`, `float` or `bool` is a constant of the compiled program, and has "
+        'a value. Or leave out framework="jax": then the function runs as it is, and derivatives="finite" '
         "gives it derivatives."
     )
 
