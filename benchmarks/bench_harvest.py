@@ -184,9 +184,10 @@ def first_call(length: int, x: Any) -> float:
 def measure_chain() -> list[Row]:
     """Many sown values, each of which leads to the next: XLA alone computes all of them again for each."""
     x = jnp.linspace(0.0, 1.0, 1000)
-    few, many = first_call(10, x), first_call(100, x)
+    few, many, most = first_call(10, x), first_call(100, x), first_call(300, x)
     return [
         Row("first call, 100 sown values", many, 10 * few, "10 × that of 10 values", 1.5),
+        Row("first call, 300 sown values", most, 3 * many, "3 × that of 100 values", 1.5),
         compare(
             "save_intermediates of 20 steps",
             save_intermediates(make_chain(sow, 20)),

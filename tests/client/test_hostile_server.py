@@ -134,6 +134,15 @@ def test_an_answer_of_just_the_size_that_is_allowed(serve):
                 assert code_of(lambda: component.apply({})) == "answer_too_large"
 
 
+@pytest.mark.parametrize("length", [b"-5", b"+5", b"5x", b"", b"5, 5"])
+def test_a_length_that_is_none(serve, length):
+    url = serve(lambda c, stop: c.sendall(JSON + b"Content-Length: " + length + b"\r\n\r\n{}"))
+    for call in calls(Component.from_url(url, timeout=20)):
+        with pytest.raises(TransportError, match="Content-Length that is not a number") as caught:
+            call()
+        assert caught.value.code == "connection_lost"
+
+
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
 def test_a_small_answer_that_declares_a_large_array(serve, compression):
     tree = {"y": np.zeros(1 << 21)}

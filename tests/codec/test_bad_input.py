@@ -162,7 +162,8 @@ def test_values_that_do_fit():
         (b"[" * 1000, LimitError, "too_deep"),
         (b'{"a":' * 1000 + b"1" + b"}" * 1000, LimitError, "too_deep"),
         (b'{"a":' * 100 + b"1" + b"}" * 100, LimitError, "too_deep"),
-        (b"[" * 5_000_000, LimitError, "too_many_fields"),
+        (b"[" * 5_000_000, LimitError, "too_deep"),
+        (b"[" * 40_000_000, LimitError, "too_many_values"),
     ],
 )
 def test_malformed_json(body, error, code):

@@ -95,7 +95,9 @@ def written_by_a_call(x):
 
 
 @pytest.mark.skipif(not hasattr(jax, "new_ref"), reason="this JAX has no mutable arrays")
-@pytest.mark.parametrize("function", [written, written_in_a_loop, written_by_a_call])
+@pytest.mark.parametrize(
+    "function", [written, written_in_a_loop, written_by_a_call, jax.jit(written)]
+)
 def test_mutable_arrays(function, caplog):
     assert_as_jacrev(function)
     assert_as_jacrev(function, method="jacrev")

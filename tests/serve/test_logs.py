@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from chainrule.client import Component
-from chainrule.serve._logs import AccessLog
+from chainrule.serve._logs import AccessLog, ErrorStream
 
 HERE = Path(__file__).parent
 SECRET = 98765.4321
@@ -74,3 +74,41 @@ def test_a_caller_cannot_write_lines_of_its_own(caplog):
     assert "\n" not in record.getMessage()
     assert json.dumps(forged) in record.getMessage()
     assert record.facts["path"] == forged
+
+
+ESCAPES = "\x1b[2J\x1b]0;title\x07 caf\u00e9 \x9b31m"
+SHOWN = "\\x1b[2J\\x1b]0;title\\x07 caf\u00e9 \\x9b31m"
+
+
+@pytest.mark.parametrize("wait", ["true", "false"])
+def test_what_author_code_prints_has_no_control_characters(
+    tmp_path, start_server, wait_until, wait
+):
+    source = tmp_path / "loud.py"
+    source.write_text(
+        "import logging, sys\n"
+        "from chainrule.runtime import component\n"
+        "@component\n"
+        "def loud(text: str) -> float:\n"
+        "    print(text)\n"
+        "    print(text, file=sys.stderr, flush=True)\n"
+        "    logging.getLogger('chainrule.loud').warning(text)\n"
+        "    return 1.0\n"
+    )
+    served = start_server(components=str(source), stderr=subprocess.PIPE)
+    with served.process as process:
+        assert served.post(f"/apply?wait={wait}", {"inputs": {"text": ESCAPES}}).status < 300
+        wait_until(lambda: served.metric("calls_answered_total") > 0)
+        served.stop()
+        printed = process.stderr.read()
+    assert printed.splitlines().count(SHOWN) == 2
+    assert f"WARNING {SHOWN}" in printed
+    assert printed.replace("\n", "").isprintable()
+
+
+def test_characters_that_come_in_two_pieces(capfdbinary):
+    write, other = ErrorStream().writer(), ErrorStream().writer()
+    for piece in ("\x9b\u00e9\n".encode()[i : i + 1] for i in range(5)):
+        write(piece)
+        other(b"-")
+    assert capfdbinary.readouterr().err == b"-\\x9b--\xc3\xa9-\n-"

@@ -86,7 +86,9 @@ def decode_array_within(
     encoding, buffer = _DATA.of(data)
     nbytes = expected_bytes(shape, dtype)
     budget.take(nbytes)
-    if encoding == "binref" or data.get("compression") is not None:
+    if data.get("compression") is not None:
+        budget.expand_array(nbytes, dtype.itemsize)
+    elif encoding == "binref":
         budget.expand(nbytes)
     array = _decode_data(encoding, buffer, data.get("compression"), shape, dtype, grants)
     if writable and not array.flags.writeable:

@@ -235,6 +235,7 @@ class _Reader:
 
     def __init__(self, data: memoryview, budget: Budget, writable: bool) -> None:
         self._data = data
+        self._left = len(data)
         self._budget = budget
         self._writable = writable
 
@@ -272,12 +273,16 @@ class _Reader:
                 f"{stored} bytes at {offset}",
             )
         if compression:
-            self._budget.expand(nbytes)
+            self._budget.expand_array(nbytes, dtype.itemsize)
             packed = self._data[offset : offset + stored]
             unpacked = decompress(packed, compression[0], nbytes)
             return from_wire(unpacked, shape, dtype, writable=self._writable)
         if stored != nbytes:
             raise _malformed(f"{nbytes} bytes for {name}{sizes}", f"{stored}")
+        # Arrays may share bytes of the body, but the author of a component gets a copy of each.
+        self._left -= nbytes
+        if self._left < 0:
+            self._budget.expand(min(nbytes, -self._left))
         return from_wire(self._data, shape, dtype, offset, writable=self._writable)
 
     def _sparse(self, content: dict[str, Any]) -> SparseArray:

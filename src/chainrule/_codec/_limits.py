@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
@@ -27,8 +27,11 @@ class Limits:
         max_array_bytes: bytes of one decoded array.
         max_total_bytes: bytes of all decoded arrays of one body together, so that a thousand small
             compressed buffers cannot do what one large one may not.
-        max_expanded_bytes: bytes that are not in the body itself: of compressed bodies and buffers once they
-            are expanded, and of files that the body refers to. A body of 30 kB can expand to a gigabyte.
+        max_expanded_bytes: memory for what is not in the body itself: compressed bodies and buffers once they
+            are expanded, files that the body refers to, and bytes that several arrays share. A body of
+            30 kB can expand to a gigabyte. By default a body stands for no more than one can hold.
+        max_parsed_bytes: memory for the Python objects that JSON text is parsed into. A number of two
+            bytes takes up to 48; in base64 or frames it takes eight.
         max_fields: mapping entries and list items of one body, array contents not counted.
         max_depth: nesting of mappings and lists, array contents not counted.
     """
@@ -36,7 +39,8 @@ class Limits:
     max_body_bytes: int = 512 * _MIB
     max_array_bytes: int = 1024 * _MIB
     max_total_bytes: int = 2048 * _MIB
-    max_expanded_bytes: int = 1024 * _MIB
+    max_expanded_bytes: int = 512 * _MIB
+    max_parsed_bytes: int = 2048 * _MIB
     max_fields: int = 100_000
     max_depth: int = 64
 
@@ -50,6 +54,24 @@ class Limits:
                 details={"nbytes": nbytes, "limit": self.max_body_bytes},
             )
 
+    def shared_by(self, count: int) -> Limits:
+        """The limits of each of several bodies whose data are in memory at the same time."""
+        return replace(
+            self,
+            max_total_bytes=self.max_total_bytes // count,
+            max_expanded_bytes=self.max_expanded_bytes // count,
+            max_parsed_bytes=self.max_parsed_bytes // count,
+        )
+
+    def after_expanding(self, nbytes: int) -> Limits:
+        """The limits that are left for the data of a body that was compressed as a whole.
+
+        What is parsed is then not in the body either, so it has to fit into the same memory.
+        """
+        left = self.max_expanded_bytes - nbytes
+        parsed = min(self.max_parsed_bytes, left)
+        return replace(self, max_expanded_bytes=left, max_parsed_bytes=parsed)
+
 
 DEFAULT_LIMITS = Limits()
 
@@ -58,6 +80,7 @@ TRUSTING_LIMITS = Limits(
     max_array_bytes=1 << 50,
     max_total_bytes=1 << 50,
     max_expanded_bytes=1 << 50,
+    max_parsed_bytes=1 << 50,
     max_fields=1 << 30,
 )
 """For bodies of our own processes, or of a server that the user chose: any size, the same checks of form."""
@@ -126,7 +149,7 @@ class Budget:
             )
 
     def expand(self, nbytes: int) -> None:
-        """Account for bytes that are not in the body, before they are read or expanded.
+        """Account for memory of what is not in the body, before it is read or expanded.
 
         Raises:
             LimitError: this body has too many of them.
@@ -134,6 +157,14 @@ class Budget:
         if nbytes > self.expanded_left:
             raise expansion_too_large(nbytes, self.limits.max_expanded_bytes)
         self.expanded_left -= nbytes
+
+    def expand_array(self, nbytes: int, itemsize: int) -> None:
+        """Account for an array that is compressed. A schema may cast its elements to eight bytes each.
+
+        Raises:
+            LimitError: this body has too many of them.
+        """
+        self.expand(max(nbytes, nbytes // itemsize * 8))
 
     def try_take(self, nbytes: int, count: int = 1) -> bool:
         """Account for `count` arrays of `nbytes` each; whether they are within the limits."""

@@ -8,6 +8,13 @@ An `optimization_barrier` does not help, since XLA removes it before it fuses. A
 does: fusion does not look through it, and it costs nothing but the call. XLA has an attribute for such calls,
 `inlineable`, which JAX itself uses for `compute_on`. Other platforms choose their fusions by cost, so there a
 fence is nothing.
+
+What is left is proportional to the number of fences. Tracing and lowering take 0.5 ms of processor time for
+each, and XLA about 20 ms to make the kernel between two of them: 0.25 s for 10 steps, 2.2 s for 100, 6.2 s
+for 300, 24 s for 1000. Without fusion (the compiler option `xla_disable_hlo_passes=fusion`) the kernels are
+few and alike, and 1000 steps take 3 s; but then every operation between two sown values is a pass over
+memory, and the option applies to whole programs only. It is left to the user: `jax.jit(captured,
+compiler_options={"xla_disable_hlo_passes": "fusion"})`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any, NoReturn
 
 from chainrule._errors import CapabilityError, ChainruleError, InputError, StorageError
@@ -24,7 +24,8 @@ _EXTRAS = {
     **dict.fromkeys(("equinox", "jax", "lineax", "optax"), "jax"),
     "matplotlib": "view",
 }
-_MAX_FIRST = 32  # characters that the first column has at least, where its cells are that long
+_WIDEST = 2000  # characters of a line, where no terminal says how many fit
+_MAX_FIRST = 32  # characters of cells in the first column that are not broken
 
 
 def reserve_streams() -> None:
@@ -173,8 +174,8 @@ def table_text(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
 
 
 def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Any:
-    """A table that rich can show. No cell is cut, and names in the first column are not broken, so that they
-    can be copied."""
+    """A table that rich can show. No cell is cut, and short names in the first column are not broken, so that
+    they can be copied."""
     from rich.markup import escape
     from rich.table import Column, Table
 
@@ -182,7 +183,7 @@ def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
     widest = max((len(row[0]) for row in rows), default=0)
     first, *others = columns
     table = Table(
-        Column(first, overflow="fold", min_width=min(widest, _MAX_FIRST)),
+        Column(first, overflow="fold", no_wrap=widest <= _MAX_FIRST),
         *(Column(name, overflow="fold") for name in others),
         title=escape(visible(title)),
         title_justify="left",
@@ -194,11 +195,26 @@ def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
 
 
 def renderable_text(renderable: Any) -> str:
-    """Anything that rich can show, as text that fits the terminal."""
+    """Anything that rich can show, as text that fits the terminal; without one, as wide as it needs."""
     from rich.console import Console
+    from rich.measure import Measurement
 
     stream = io.StringIO()
     # No colours, even where the environment asks for them: `visible` would print their escape codes as text.
-    width = Console(stderr=True).width
-    Console(file=stream, width=width, force_terminal=False, color_system=None).print(renderable)
+    console = Console(file=stream, force_terminal=False, color_system=None, width=_WIDEST)
+    width = _terminal_width()
+    if width is None:
+        width = max(80, Measurement.get(console, console.options, renderable).maximum)
+    console.width = width
+    console.print(renderable)
     return stream.getvalue()
+
+
+def _terminal_width() -> int | None:
+    """The width of the terminal, if one of the streams leads to one, or what `COLUMNS` says."""
+    if os.environ.get("COLUMNS", "").isdigit():
+        return int(os.environ["COLUMNS"])
+    for descriptor in range(3):
+        with suppress(OSError):
+            return os.get_terminal_size(descriptor).columns or None
+    return None

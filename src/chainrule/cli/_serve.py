@@ -29,6 +29,7 @@ _LIMITS = {
     "max_total_bytes": "Refuse a request whose arrays are larger together, decoded",
     "max_expanded_bytes": "Refuse a request that compresses or refers to more; never more than a worker's "
     "share of --max-inflight-bytes",
+    "max_parsed_bytes": "Refuse a request whose JSON text takes more memory as Python objects",
     "max_fields": "Refuse a request with more fields",
     "max_depth": "Refuse a request whose data are nested deeper",
 }

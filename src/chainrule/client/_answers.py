@@ -114,6 +114,7 @@ def answer_limits(max_bytes: int) -> Limits:
         max_array_bytes=max_bytes,
         max_total_bytes=max_bytes,
         max_expanded_bytes=max_bytes,
+        max_parsed_bytes=max_bytes,
     )
 
 

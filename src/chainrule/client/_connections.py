@@ -315,6 +315,7 @@ class ConnectionPool:
         response = HTTPResponse(reading, method=request.method)
         with contextlib.closing(response), self._losses(deadline):
             response.begin()
+            self._check_length(response.headers.get("content-length"))
             if response.status in _REDIRECTS:
                 raise self._redirected(response.headers.get("location", "another place"))
             answer = Answer(
@@ -326,6 +327,17 @@ class ConnectionPool:
             )
             # Some servers close the connection after a failure without saying so.
             return answer, not response.will_close and response.status < 500
+
+    def _check_length(self, declared: str | None) -> None:
+        """Refuse a length that is none: `HTTPResponse` would take whatever comes for the body."""
+        if declared is None or (declared.isascii() and declared.strip().isdigit()):
+            return
+        raise LostConnectionError(
+            f"The answer of {self.origin} has a Content-Length that is not a number of bytes: "
+            f"{declared[:40]!r}. Where it ends is not known.",
+            was_sent=True,
+            code="connection_lost",
+        )
 
     def _read_body(self, response: HTTPResponse, max_bytes: int) -> Any:
         try:

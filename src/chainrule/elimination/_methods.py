@@ -131,6 +131,12 @@ class Plan:
     order: tuple[Step, ...] = ()
 
 
+def _warn(error: Exception, what: str) -> None:
+    """Say in the log what went wrong and what is done instead; where, for those who debug this package."""
+    is_debugged = _log.isEnabledFor(logging.DEBUG)
+    _log.warning("%s: %s", what, describe_error(error), exc_info=error if is_debugged else None)
+
+
 def make_plan(traced: Traced, *, compiled: bool, thorough: bool = False) -> Plan:
     """Price the ways of computing a Jacobian.
 
@@ -147,10 +153,7 @@ def make_plan(traced: Traced, *, compiled: bool, thorough: bool = False) -> Plan
             planner.compress()
             planner.leave_out_what_holds_too_much()
     except Exception as error:
-        _log.warning(
-            "The methods could not be priced; one of JAX's sweeps is used.",
-            exc_info=True,
-        )
+        _warn(error, "The methods could not be priced, one of JAX's sweeps is used")
         return _plan_without_prices(traced, f"it could not be priced: {describe_error(error)}")
     if not planner.candidates:
         return _plan_without_prices(traced, planner.left_out["elimination"])
@@ -228,9 +231,7 @@ class _Planner:
         except Exception as error:
             if not self.candidates:
                 raise
-            _log.warning(
-                "An elimination could not be planned; one of JAX's sweeps is used.", exc_info=True
-            )
+            _warn(error, "An elimination could not be planned, one of JAX's sweeps is used")
             self.left_out["elimination"] = f"it could not be planned: {describe_error(error)}"
             return
         self._add(self._offer.candidate("elimination", eliminated, multiplications=muls))
@@ -433,10 +434,7 @@ def run_plan(traced: Traced, plan: Plan, *, wants_value: bool) -> Outcome:
         except Exception as error:
             if not ways or not is_about_the_way(error):
                 raise
-            _log.warning(
-                "The Jacobian by %s failed, JAX computes it by %s: %s",
-                way.name, ways[0].name, describe_error(error), exc_info=True,
-            )  # fmt: skip
+            _warn(error, f"The Jacobian by {way.name} failed, JAX computes it by {ways[0].name}")
 
 
 def is_about_the_way(error: Exception) -> bool:

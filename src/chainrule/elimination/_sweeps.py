@@ -25,6 +25,7 @@ from chainrule._jaxpr import (
     is_reference,
     locate,
     subprograms,
+    walk,
 )
 from chainrule._patterns import Pattern
 from chainrule.elimination._graph import Graph, check_linear
@@ -45,7 +46,8 @@ def why_no_sweep(graph: Graph, *, reverse: bool) -> str | None:
     have been built to the end, all equations are looked at.
     """
     if not reverse:
-        for eqn in graph.program.jaxpr.eqns:
+        for site in walk(graph.program):
+            eqn = site.equation
             if any(is_reference(atom.aval) for atom in (*eqn.invars, *eqn.outvars)):
                 where = locate(eqn) or "an unknown line"
                 return f"JAX cannot push several tangents into the mutable array at {where}"

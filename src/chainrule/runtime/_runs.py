@@ -39,6 +39,7 @@ import orjson
 
 from chainrule._errors import DefinitionError, InputError, StorageError
 from chainrule._tracing import current_traceparent, is_traced
+from chainrule._visible import visible
 from chainrule._whole_files import whole_file, write_whole
 from chainrule.runtime._config import ComponentConfig
 
@@ -402,6 +403,17 @@ class JsonFormatter(logging.Formatter):
         return orjson.dumps(content, default=str).decode()
 
 
+class _TextFormatter(logging.Formatter):
+    """`LEVEL message`. A message may quote an author or a caller: its control characters are written out."""
+
+    def __init__(self) -> None:
+        super().__init__("%(levelname)s %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as lines."""
+        return visible(super().format(record))
+
+
 def log_handler(log_format: str) -> logging.Handler:
     """A handler that writes to standard error.
 
@@ -410,8 +422,5 @@ def log_handler(log_format: str) -> logging.Handler:
     """
     handler = logging.StreamHandler()
     is_json = log_format == "json"
-    handler.setFormatter(JsonFormatter() if is_json else logging.Formatter(_TEXT))
+    handler.setFormatter(JsonFormatter() if is_json else _TextFormatter())
     return handler
-
-
-_TEXT = "%(levelname)s %(message)s"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -190,9 +190,10 @@ class Answerer:
         )
         return plain_form(call.endpoint, form)
 
-    def _payload(self, call: Call) -> dict[str, Any]:
+    def _payload(self, call: Call, count: int = 1) -> dict[str, Any]:
+        """The data of a call, of which there are so many in memory."""
         config = self._config
-        body, limits = _expand(call.body, call.content_encoding, config.limits)
+        body, limits = _expand(call.body, call.content_encoding, config.limits.shared_by(count))
         payload = decode_body(
             body, media_type=call.content_type, grants=config.grants, limits=limits
         )
@@ -269,8 +270,7 @@ def _expand(body: Any, encoding: str, limits: Limits) -> tuple[Any, Limits]:
         )
     if len(content) > max_bytes:
         raise expansion_too_large(None, max_bytes)
-    left = limits.max_expanded_bytes - len(content)
-    return content, replace(limits, max_expanded_bytes=left)
+    return content, limits.after_expanding(len(content))
 
 
 def _expand_gzip(body: Any, max_bytes: int) -> bytes:

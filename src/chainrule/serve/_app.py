@@ -22,8 +22,8 @@ from chainrule._samehost import is_supported
 from chainrule.runtime import ComponentConfig, LocalComponent
 from chainrule.serve._calls import Facts
 from chainrule.serve._endpoint import Endpoint, Intake
-from chainrule.serve._jobs import JobReplies, Jobs, job_routes, to_standard_error
-from chainrule.serve._logs import AccessLog, OutputLog
+from chainrule.serve._jobs import JobReplies, Jobs, job_routes
+from chainrule.serve._logs import AccessLog, ErrorStream, Output, OutputLog
 from chainrule.serve._merging import Merger
 from chainrule.serve._metrics import status_routes
 from chainrule.serve._openapi import with_server_routes
@@ -90,13 +90,13 @@ class Server:
         # what they expand to fits into what the operator has set aside.
         self._share = options.max_inflight_bytes // (len(sources) * max(1, options.workers))
         self._config = _as_served(config or ComponentConfig(), options, self._share)
-        self._log = None if options.log_file is None else OutputLog(options.log_file)
+        file = options.log_file
+        self._output: Output = ErrorStream() if file is None else OutputLog(file)
         self._scratches: list[Scratch] = []
         make_pool = make_pool or self._make_pool
         self._pools = [make_pool(source, self._config_of(source), options) for source in sources]
         self._intake = Intake(options.max_inflight_bytes)
-        pass_on = to_standard_error if self._log is None else self._log.write
-        self._jobs = Jobs(options, pass_on)
+        self._jobs = Jobs(options, self._output)
         self._job_replies = JobReplies(self._jobs, self._config)
         self.services: dict[str, Service] = {}
         self.startup_error: BaseException | None = None
@@ -123,7 +123,7 @@ class Server:
             timeout_s=options.timeout_s,
             max_queue=options.max_queue,
             startup_timeout_s=options.startup_timeout_s,
-            log=self._log,
+            output=self._output,
         )
 
     def _shared_folder(self) -> Path | None:
@@ -307,6 +307,7 @@ class Server:
         for pool in self._pools:
             await pool.stop()
         await self._jobs.stop()
+        await asyncio.to_thread(self._output.close)
         while self._scratches:
             self._scratches.pop().remove()
 

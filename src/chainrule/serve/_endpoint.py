@@ -373,6 +373,7 @@ def declared_length(text: str | None, max_bytes: int) -> int | None:
     """
     if text is None:
         return None
+    text = text.strip()  # spaces around a value are no part of it
     if not text.isascii() or not text.isdigit() or len(text) > 18:
         raise DecodeError("Content-Length is not a number.", code="bad_content_length")
     if int(text) > max_bytes:

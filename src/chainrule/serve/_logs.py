@@ -1,23 +1,29 @@
-"""Log lines of a server: one per request (`AccessLog`), and the output of author code (`OutputLog`).
+"""Log lines of a server: one per request (`AccessLog`), and the output of author code (`Output`).
 
-The access log has who asked for what, how it went and how long it took; never the data.
+The access log has who asked for what, how it went and how long it took; never the data. What author code
+prints goes to a file (`OutputLog`), or to the server's error stream without control characters
+(`ErrorStream`).
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import json
 import logging
 import os
+import sys
 import threading
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
 from chainrule._errors import StorageError
+from chainrule._visible import visible
 
 _log = logging.getLogger("chainrule.access")
 
@@ -25,6 +31,9 @@ RUN_ID = "chainrule.run_id"
 """Where the id of a run stands in an ASGI scope when the caller gave none."""
 
 Message = MutableMapping[str, Any]
+
+# What an ended process printed is in a pipe already; a process that the author started may hold it open.
+_PATIENCE_S = 1.0
 
 
 class AccessLog:
@@ -101,10 +110,61 @@ def _shown(value: Any) -> str:
     return text if text.isprintable() and not {" ", '"'} & set(text) else json.dumps(text)
 
 
-class OutputLog:
+class Output(ABC):
+    """Where the output of author code goes. Safe between threads."""
+
+    def __init__(self) -> None:
+        self._threads: set[threading.Thread] = set()
+
+    @abstractmethod
+    def writer(self) -> Callable[[bytes], None]:
+        """A function that takes what one source prints, piece by piece; it may raise `OSError`."""
+
+    def follow(self) -> int:
+        """A descriptor for a process to write to; what it writes comes here until it closes it."""
+        reading, writing = os.pipe()
+        thread = threading.Thread(
+            target=self._copy, args=(reading,), name="chainrule-log", daemon=True
+        )
+        self._threads.add(thread)
+        thread.start()
+        return writing
+
+    def close(self) -> None:
+        """Wait until what was printed by processes that have ended is written; not for other processes."""
+        deadline = time.monotonic() + _PATIENCE_S
+        for thread in list(self._threads):
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _copy(self, descriptor: int) -> None:
+        write = self.writer()
+        with open(descriptor, "rb", buffering=0) as source:
+            while chunk := source.read(1 << 16):
+                with contextlib.suppress(OSError):
+                    write(chunk)
+        self._threads.discard(threading.current_thread())
+
+
+class ErrorStream(Output):
+    """The server's error stream. Control characters are written out: it may be an operator's terminal."""
+
+    def writer(self) -> Callable[[bytes], None]:
+        # A character of several bytes may come in two pieces.
+        decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+
+        def write(chunk: bytes) -> None:
+            stream = sys.__stderr__
+            if stream is not None:  # it is where the server was started without one
+                stream.buffer.write(visible(decoder.decode(chunk)).encode())
+                stream.buffer.flush()
+
+        return write
+
+
+class OutputLog(Output):
     """A log of bounded size: when it is full it becomes `<name>.1`, and a new one begins.
 
-    Safe between threads. A disk that is full costs log lines, not calls.
+    A disk that is full costs log lines, not calls.
 
     Args:
         path: the file.
@@ -115,6 +175,7 @@ class OutputLog:
     """
 
     def __init__(self, path: Path, *, max_bytes: int = 10 << 20) -> None:
+        super().__init__()
         self._path = Path(path)
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
@@ -126,19 +187,8 @@ class OutputLog:
                 f"The log file {self._path} cannot be written: {error.strerror}."
             ) from error
 
-    def follow(self) -> int:
-        """A descriptor for a process to write to; what it writes goes to the log until it closes it."""
-        reading, writing = os.pipe()
-        threading.Thread(
-            target=self._copy, args=(reading,), name="chainrule-log", daemon=True
-        ).start()
-        return writing
-
-    def _copy(self, descriptor: int) -> None:
-        with open(descriptor, "rb", buffering=0) as source:
-            while chunk := source.read(1 << 16):
-                with contextlib.suppress(OSError):
-                    self.write(chunk)
+    def writer(self) -> Callable[[bytes], None]:
+        return self.write
 
     def write(self, chunk: bytes) -> None:
         """Append something, in a new file when this one is full."""

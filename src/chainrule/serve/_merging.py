@@ -169,7 +169,7 @@ class MergedCalls:
 
     Args:
         component: of the calls.
-        decode: the payload of a call.
+        decode: the payload of a call, one of so many that are in memory.
         encode: the reply to a call, from its result.
         answer: answers one call alone; an error becomes a reply.
     """
@@ -178,7 +178,7 @@ class MergedCalls:
         self,
         component: LocalComponent,
         *,
-        decode: Callable[[Call], Any],
+        decode: Callable[[Call, int], Any],
         encode: Callable[[Call, Any], Reply],
         answer: Callable[[Call], Reply],
     ) -> None:
@@ -201,7 +201,7 @@ class MergedCalls:
         groups: dict[Any, list[_Part]] = {}
         for index, call in enumerate(calls):
             try:
-                part = _read(self._component, index, self._decode(call))
+                part = _read(self._component, index, self._decode(call, len(calls)))
             except ChainruleError:
                 continue
             if part is not None and part.key not in self._hopeless:

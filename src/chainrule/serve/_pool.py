@@ -35,7 +35,7 @@ from chainrule.serve._calls import (
     place_body,
     too_slow,
 )
-from chainrule.serve._logs import OutputLog
+from chainrule.serve._logs import ErrorStream, Output
 from chainrule.serve._metrics import Metrics
 from chainrule.serve._process import WorkerProcess
 from chainrule.serve._thread import WorkerThread
@@ -228,7 +228,7 @@ class WorkerPool(Pool):
             be stopped: its caller gets 504, and calls behind it wait, at most as long each.
         max_queue: how many calls may wait for a free worker.
         startup_timeout_s: how long loading the component may take.
-        log: where the output of processes goes.
+        output: where the output of processes goes; the server's error stream by default.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class WorkerPool(Pool):
         timeout_s: float | None,
         max_queue: int,
         startup_timeout_s: float,
-        log: OutputLog | None = None,
+        output: Output | None = None,
     ) -> None:
         super().__init__(max_queue=max_queue)
         self.uses_segments = workers > 0
@@ -252,7 +252,7 @@ class WorkerPool(Pool):
         self._size = max(1, workers)
         self._timeout_s = timeout_s
         self._startup_timeout_s = startup_timeout_s
-        self._log = log
+        self._output = output or ErrorStream()
         self._workers: set[Worker] = set()
         self._idle: deque[Worker] = deque()
         self._waiting: deque[asyncio.Future[Worker]] = deque()
@@ -373,7 +373,7 @@ class WorkerPool(Pool):
 
     def _make_worker(self) -> Worker:
         if self.uses_segments:
-            return WorkerProcess(self._source, self._config, self._on_change, self._log)
+            return WorkerProcess(self._source, self._config, self._on_change, self._output)
         return WorkerThread(self._source, self._config, self._on_change)
 
     async def _start_one(self, place: int) -> Facts:

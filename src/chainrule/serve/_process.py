@@ -28,7 +28,7 @@ from chainrule._samehost import (
     with_memory_settings,
 )
 from chainrule.serve._calls import Call, CallError, Facts, Reply, SegmentBody, Watcher, too_slow
-from chainrule.serve._logs import OutputLog
+from chainrule.serve._logs import Output
 
 _CANCEL_GRACE_S = 0.5
 _LAST_BREATH_S = 0.5
@@ -41,7 +41,7 @@ class WorkerProcess:
         source: what `load_component` takes.
         config: the component's settings.
         on_change: called on the event loop when the process has ended.
-        log: where its output goes; the server's own error stream when not given.
+        output: where its output goes.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class WorkerProcess:
         source: Any,
         config: Any,
         on_change: Callable[[WorkerProcess], None],
-        log: OutputLog | None = None,
+        output: Output,
     ) -> None:
         self._setup = _pickled(source, config)
         self._on_change = on_change
-        self._log = log
+        self._output = output
         self._loop = asyncio.get_running_loop()
         self._answer: asyncio.Future[Message] | None = None
         self._watcher: Watcher | None = None
@@ -101,7 +101,7 @@ class WorkerProcess:
         return Facts(**content)
 
     def _spawn(self, descriptor: int) -> subprocess.Popen[bytes]:
-        output = None if self._log is None else self._log.follow()
+        output = self._output.follow()
         try:
             return subprocess.Popen(
                 [sys.executable, "-m", "chainrule.serve._worker", str(descriptor)],
@@ -111,8 +111,7 @@ class WorkerProcess:
                 env=with_memory_settings(),
             )
         finally:
-            if output is not None:
-                os.close(output)
+            os.close(output)
 
     @property
     def pid(self) -> int:

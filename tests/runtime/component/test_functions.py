@@ -378,6 +378,47 @@ def test_a_jax_function_that_cannot_be_traced_is_the_components_fault():
         branch.apply({"x": 1.0})
 
 
+LOOKS = {
+    "if": lambda x: x if x > 0 else -x,
+    "int": lambda x: x * len(range(int(x))),
+    "float": lambda x: x * float(x),
+    "numpy": lambda x: x * np.sin(x),
+    "mask": lambda x: x * x[x > 0].sum(),
+}
+
+
+@pytest.mark.parametrize("name", LOOKS)
+@pytest.mark.parametrize("endpoint", ["apply", "jacobian"])
+def test_a_jax_function_that_looks_at_values_hears_where_and_what_to_do(name, endpoint):
+    look = LOOKS[name]
+
+    @component(framework="jax")
+    def looks(x: Number) -> Number:
+        return look(x)
+
+    with pytest.raises(ComponentError) as caught:
+        getattr(looks, endpoint)({"x": 1.0})
+    message = caught.value.message
+    assert f"{__file__}:{look.__code__.co_firstlineno} (<lambda>)" in message
+    assert "jnp.where" in message
+    assert 'derivatives="finite"' in message
+
+
+def test_the_ways_out_for_a_function_that_looks_at_values():
+    @component(framework="jax")
+    def constant(x: Number, scale: float, steps: int) -> Number:
+        return x * (1 if scale > 0 else -1) * len(range(steps))
+
+    assert constant.apply({"x": 2.0, "scale": -1.0, "steps": 3})["result"] == -6.0
+    assert constant.jacobian({"x": 2.0, "scale": 1.0, "steps": 3})["result"]["x"] == 3.0
+
+    @component(derivatives="finite")
+    def plain(x: Number) -> Number:
+        return jnp.sin(x) if x > 0 else -x
+
+    assert plain.jacobian({"x": -2.0})["result"]["x"] == pytest.approx(-1.0)
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_torch_gives_every_endpoint_for_free():
     torch = pytest.importorskip("torch")

@@ -10,8 +10,11 @@ that the peer's clients read. It never contains the data.
 from __future__ import annotations
 
 import inspect
+import sys
+import traceback
 from collections.abc import Callable, Collection, Mapping
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
@@ -76,7 +79,7 @@ def failure_of(endpoint: str, error: BaseException) -> ComponentError:
     except Exception as reason:
         text = f"(its text cannot be made: {type(reason).__name__})"
     failure = ComponentError(
-        f"{endpoint} raised {name}: {text}",
+        f"{endpoint} raised {name}: {_why_untraceable(error) or text}",
         details={
             "exception": name,
             "exception_message": text,
@@ -85,6 +88,43 @@ def failure_of(endpoint: str, error: BaseException) -> ComponentError:
     )
     failure.__cause__ = error
     return failure
+
+
+_VALUES_OF_TRACERS = (
+    "ConcretizationTypeError",
+    "NonConcreteBooleanIndexError",
+    "TracerArrayConversionError",
+    "TracerBoolConversionError",
+    "TracerIntegerConversionError",
+)
+
+
+def _why_untraceable(error: BaseException) -> str | None:
+    """What to do about a function that needs the numbers of an array that JAX traces; JAX's own text names a
+    function of ours that it compiles."""
+    jax = sys.modules.get("jax")
+    if jax is None or not isinstance(
+        error, tuple(getattr(jax.errors, name) for name in _VALUES_OF_TRACERS)
+    ):
+        return None
+    return (
+        f"the function needs the value of an array{_author_line(error)}, but JAX traces it: arrays have no "
+        "values while a program is compiled. Use `jnp.where` or `jax.lax.cond` in place of `if`, "
+        "`jax.lax.fori_loop` in place of a loop of computed length, and `jnp` in place of `np`. An input "
+        "that is declared as a plain `int`, `float` or `bool` is a constant of the compiled program, and has "
+        'a value. Or leave out framework="jax": then the function runs as it is, and derivatives="finite" '
+        "gives it derivatives."
+    )
+
+
+def _author_line(error: BaseException) -> str:
+    """The innermost line of the author's code in a traceback."""
+    libraries = [sys.modules[name] for name in ("jax", "numpy", "chainrule")]
+    folders = tuple(str(Path(str(library.__file__)).parent) for library in libraries)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(folders):
+            return f" at {frame.filename}:{frame.lineno} ({frame.name})"
+    return ""
 
 
 def _is_of_another_component(error: ChainruleError) -> bool:

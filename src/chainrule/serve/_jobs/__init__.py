@@ -7,6 +7,6 @@ _store      jobs on disk
 """
 
 from chainrule.serve._jobs._routes import JobReplies, job_routes
-from chainrule.serve._jobs._runner import Jobs, to_standard_error
+from chainrule.serve._jobs._runner import Jobs
 
-__all__ = ["JobReplies", "Jobs", "job_routes", "to_standard_error"]
+__all__ = ["JobReplies", "Jobs", "job_routes"]

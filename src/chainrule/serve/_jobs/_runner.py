@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from chainrule._errors import CapabilityError, ChainruleError, InputError, Stora
 from chainrule.serve._calls import Call, CallError, Reply
 from chainrule.serve._jobs._live import JobLog, JobQueue, JobWatcher, LiveJob
 from chainrule.serve._jobs._store import JobRecord, JobStore, State, body_digest
+from chainrule.serve._logs import Output
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._pool import Service
 from chainrule.serve._problems import problem_reply
@@ -45,12 +45,12 @@ class Jobs:
 
     Args:
         options: where jobs are kept, how long, how many.
-        pass_on: where the output of jobs goes as well.
+        output: where the output of jobs goes as well.
     """
 
-    def __init__(self, options: ServeOptions, pass_on: Callable[[bytes], None]) -> None:
+    def __init__(self, options: ServeOptions, output: Output) -> None:
         self._options = options
-        self._pass_on = pass_on
+        self._output = output
         self._temporary: Scratch | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="chainrule-jobs")
         self._live: dict[str, LiveJob] = {}
@@ -411,7 +411,7 @@ class Jobs:
             with contextlib.suppress(RuntimeError):  # the loop is closed: there are no listeners
                 loop.call_soon_threadsafe(live.publish, "log", (number, line))
 
-        return JobLog(self._store.log_path(live.record.id), on_line, self._pass_on)
+        return JobLog(self._store.log_path(live.record.id), on_line, self._output.writer())
 
 
 def _as_end_of_job(error: CallError) -> CallError:
@@ -453,9 +453,3 @@ def _error_of(pieces: list[Any]) -> tuple[str, str]:
         return str(problem["code"]), str(problem["message"])
     except (ValueError, KeyError, TypeError):
         return "component_failed", "The component failed."
-
-
-def to_standard_error(chunk: bytes) -> None:
-    """Where output goes when the server has no log file."""
-    sys.stderr.buffer.write(chunk)
-    sys.stderr.buffer.flush()
