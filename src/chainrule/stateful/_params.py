@@ -100,8 +100,8 @@ class Operators:
     def __index__(self) -> int:
         return operator.index(self.get())
 
-    def __round__(self, digits: int = 0) -> Any:
-        return jnp.round(self.get(), digits)
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(jnp.asarray(self.get()), digits)  # without digits integers, as for an array
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.get(), dtype=dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,7 @@ class Layer(Module):
     Args:
         module: an equinox module.
         kind: the kind of its parameters.
+        select: which leaves of the module are parameters; by default all arrays.
 
     Example:
         >>> import equinox as eqx, jax, jax.numpy as jnp
@@ -62,11 +64,17 @@ class Layer(Module):
         (2,)
     """
 
-    def __init__(self, module: eqx.Module, *, kind: type[DynamicParam] = LayerParam) -> None:
+    def __init__(
+        self,
+        module: eqx.Module,
+        *,
+        kind: type[DynamicParam] = LayerParam,
+        select: Callable[[Any], bool] = eqx.is_array,
+    ) -> None:
         pairs, structure = jax.tree_util.tree_flatten_with_path(module)
         leaves: list[Any] = []
         for keys, leaf in pairs:
-            if eqx.is_array(leaf):
+            if select(leaf):
                 place = _Place(split_path(key_path(keys)))
                 _put(self, place.segments, kind(leaf))
                 leaf = place
