@@ -153,6 +153,10 @@ class Optim(Module, stateful.Optim):
         self._use(_NO_OPTIMISER)
         self.reset()
 
+    @staticmethod
+    def _ascent(gradient: Any) -> Any:
+        return gradient  # handed to optax as it is, as in the ancestor
+
     def _use(self, optimiser: Any) -> None:
         self.optimizers.set(((None, optimiser),))
 
