@@ -61,8 +61,8 @@ __all__ = [
 # Lines of this package are never "the user's line" of an equation.
 source_info_util.register_exclusion(str(Path(__file__).parents[1]))
 
-# What captures around the code that is traced now want of it (`harvest`). A context is part of the key of each
-# compiled program: made in the middle of a trace, it would have all programs traced again. So it is made here.
+# What captures around the code that is traced now want of it (`harvest`). A context is part of the key of
+# each compiled program: made in the middle of a trace, it would have all programs traced again.
 capture_context: Any = jax.make_user_context(None)
 
 # In JAX's own namespace since 0.8.
