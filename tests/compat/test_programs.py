@@ -24,7 +24,11 @@ ANCESTORS = {
         {"JAX_ENABLE_X64": "1"},
         ("use_tesseract_core.py", "use_runtime.py", "use_tesseract_jax.py"),
     ),
-    "pcx": (("pcx",), {}, ("use_pcx.py", "use_pcx_scan.py", "use_pcx_more.py")),
+    "pcx": (
+        ("pcx",),
+        {},
+        ("use_pcx.py", "use_pcx_scan.py", "use_pcx_more.py", "use_pcx_details.py"),
+    ),
     "graphax": (("graphax",), {}, ("use_graphax.py",)),
 }
 PROGRAMS = [(who, program) for who in ("tesseract", "pcx") for program in ANCESTORS[who][2]]
@@ -103,6 +107,26 @@ def test_checkpoints_go_both_ways(writer, results, tmp_path):
     target = tmp_path / "weight.npy"
     subprocess.run([sys.executable, "-c", reader, str(file), str(target)], check=True, timeout=100)
     np.testing.assert_array_equal(np.load(target), saved[".layers[0].nn.weight"])
+
+
+READS_SHARED = """
+import sys, pcx.nn as pxnn, pcx.utils as pxu
+first = pxnn.Linear(2, 3)
+pxu.load_params([first, pxnn.shared(first)], sys.argv[1])
+print(first.nn.weight.get().tolist())
+"""
+
+
+@pytest.mark.interop
+def test_the_ancestor_reads_shared_weights(tmp_path):
+    pytest.importorskip("pcx")
+    first = px.nn.Linear(2, 3)
+    px.utils.save_params([first, px.nn.shared(first)], str(tmp_path / "m"))
+    run = subprocess.run(
+        [sys.executable, "-c", READS_SHARED, str(tmp_path / "m")],
+        check=True, timeout=100, capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.stdout.strip() == str(first.nn.weight.get().tolist())
 
 
 def test_programs_of_graphax_agree_with_jax_and_with_the_published_counts(results):

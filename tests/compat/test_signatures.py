@@ -27,10 +27,6 @@ DIFFERENCES = {
     },
     "tesseract_jax": set(),
     "pcx": {
-        "BatchNorm: variadic keyword",
-        "BatchNorm.__call__: variadic keyword",
-        "BatchNorm.__call__: variadic positional",
-        "BatchNorm.__call__: missing a required argument: 'x'",
         "LayerNorm: default of shape",
         "LayerNorm: missing a required argument: 'shape'",
         "RKG: default of n",

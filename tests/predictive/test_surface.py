@@ -12,7 +12,8 @@ import chainrule.predictive as cp
 def test_public_names_are_exactly_these():
     assert set(cp.__all__) == {
         "FREE", "STATES", "STATUS", "WEIGHTS", "EnergyModule", "Learner", "Phase", "Ruleset",
-        "Vode", "VodeParam", "ce_energy", "energies", "forward", "incremental",
+        "Vode", "VodeParam", "ce_energy", "energies",
+        "energies_by_node", "forward", "incremental", "langevin",
         "inference_learning", "predict", "se_energy", "settle", "step", "z_il", "zero_energy",
     }  # fmt: skip
     assert all(getattr(cp, name).__doc__ for name in cp.__all__)

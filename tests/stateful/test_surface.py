@@ -6,11 +6,11 @@ import pytest
 import chainrule.stateful as cs
 
 NAMES = """
-    BaseParam CheckpointError DynamicParam GradientError LoadReport M Mask Mode Module Optim OptimState Param
-    ParamCache ParamDict RKG RKGState RandomKeyGenerator StaticParam TrackingError checkpoint cond custom_vjp
-    eval_shape frozen get grad hessian jacfwd jacrev jit jvp layers linearize load save scan set_ shard_map
-    shared static summary switch tree_extract tree_inject tree_ref tree_unref value_and_grad vjp vmap
-    while_loop
+    BaseParam CheckpointError Checkpoints DynamicParam GradientError LoadReport M Mask Mode Module Optim
+    OptimState Param ParamCache ParamDict RKG RKGState RandomKeyGenerator StaticParam TrackingError
+    checkpoint clone cond custom_jvp custom_vjp eval_shape fori_loop frozen get get_values grad hessian
+    jacfwd jacrev jit jvp layers linearize load map precision save scan set_ set_values shard_map shared
+    static summary switch tree_extract tree_inject tree_ref tree_unref value_and_grad vjp vmap while_loop
 """.split()
 
 
@@ -21,7 +21,8 @@ def test_the_surface_is_exactly_this():
 
 
 MODULES = """
-    _params _module _random _masks _jit _mapping _derivatives _control_flow _optim _summary layers._layer
+    _params _module _random _masks _jit _mapping _derivatives _control_flow _optim _precision _checkpoint
+    _tree_tools _summary layers._layer
 """.split()
 
 

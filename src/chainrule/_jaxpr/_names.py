@@ -36,6 +36,7 @@ __all__ = [
     "Var",
     "aval_of",
     "bind_parameters",
+    "capture_context",
     "close_program",
     "constants_first",
     "current_trace",
@@ -59,6 +60,10 @@ __all__ = [
 
 # Lines of this package are never "the user's line" of an equation.
 source_info_util.register_exclusion(str(Path(__file__).parents[1]))
+
+# What captures around the code that is traced now want of it (`harvest`). A context is part of the key of
+# each compiled program: made in the middle of a trace, it would have all programs traced again.
+capture_context: Any = jax.make_user_context(None)
 
 # In JAX's own namespace since 0.8.
 enable_x64: Any = (

@@ -31,13 +31,23 @@ from chainrule._jaxpr import (
     Rewriter,
     SourceLocation,
     aval_of,
+    capture_context,
     fence,
     ring,
     trace_avals,
     walk,
 )
 from chainrule._partition import Template, is_array, is_array_or_number, partition, seal, unseal
-from chainrule.harvest._sow import PRIMAL, Mode, Reduce, Sowing, Watch, is_sow, sowing_of, watching
+from chainrule.harvest._sow import (
+    PRIMAL,
+    Mode,
+    Reduce,
+    Sowing,
+    Watch,
+    current_watch,
+    is_sow,
+    sowing_of,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +90,7 @@ def stage(
         return arrays
 
     # With jit disabled JAX would unroll loops, and the same program would have other intermediates.
-    with watching(watching.value | (watch or Watch())), jax.disable_jit(False):
+    with capture_context(current_watch() | (watch or Watch())), jax.disable_jit(False):
         program = trace_avals(flat, [aval_of(operand) for operand in operands])
 
     return Traced(program, list(operands), result[0].join)

@@ -36,6 +36,7 @@ from chainrule._jaxpr import (
     SourceLocation,
     aval_of,
     call_sites,
+    capture_context,
     is_transforming,
     loop_input,
     permit_effect,
@@ -142,13 +143,17 @@ class Watch:
         )
 
 
-watching = jax.make_user_context(Watch())
-"""The watch around the code that is traced now."""
+_NO_WATCH = Watch()
+
+
+def current_watch() -> Watch:
+    """The watch around the code that is traced now."""
+    return capture_context.value or _NO_WATCH
 
 
 def is_captured(tag: str) -> bool:
     """Whether a capture of this tag is being traced."""
-    return tag in watching.value.kept
+    return tag in current_watch().kept
 
 
 @dataclass(frozen=True)
@@ -374,7 +379,7 @@ def _jvp(primals: Any, tangents: Any, *, sowing: Sowing) -> tuple[list[Any], lis
     tangents = _sown(tangents, sowing)
     if all(map(_is_zero, tangents)):
         return values, tangents
-    is_thawed = (sowing.tag, sowing.name, mode.depth) in watching.value.thawed
+    is_thawed = (sowing.tag, sowing.name, mode.depth) in current_watch().thawed
     differentiable = [_dtype(tangent) != jax.dtypes.float0 for tangent in tangents]
     frozen = tuple(
         depths | {mode.depth} if _is_zero(tangent) and not is_thawed else depths
@@ -434,7 +439,7 @@ def _batch(
     the axis keeps its operands and notes the size, so that the value can be repeated when it comes out.
     """
     leaf_dims = _sown(dims, sowing)
-    watch = watching.value
+    watch = current_watch()
     if sowing.tag not in watch.placed | watch.kept:
         return _bind(operands, sowing), leaf_dims
     if all(dim is None for dim in leaf_dims) and (sowing.tag, sowing.name) not in watch.spread:

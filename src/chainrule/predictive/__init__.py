@@ -12,12 +12,14 @@ The modules, in the order in which to read them:
     _vode            value nodes, and their energies
     _forward         networks on batches
     _schedules       in which order values and weights move
+    _langevin        values that are samples
     _learner         inference and learning as one compiled program
 """
 
 from chainrule.predictive._energy_module import EnergyModule, step
-from chainrule.predictive._forward import energies, forward, predict
+from chainrule.predictive._forward import energies, energies_by_node, forward, predict
 from chainrule.predictive._kinds import FREE, STATES, STATUS, WEIGHTS, VodeParam
+from chainrule.predictive._langevin import langevin
 from chainrule.predictive._learner import Learner
 from chainrule.predictive._rules import Ruleset
 from chainrule.predictive._schedules import Phase, incremental, inference_learning, settle, z_il
@@ -36,9 +38,11 @@ __all__ = [
     "VodeParam",
     "ce_energy",
     "energies",
+    "energies_by_node",
     "forward",
     "incremental",
     "inference_learning",
+    "langevin",
     "predict",
     "se_energy",
     "settle",

@@ -11,6 +11,7 @@ import jax
 from chainrule._errors import InputError
 from chainrule.predictive._kinds import clear
 from chainrule.stateful import BaseParam, Module, ParamCache, StaticParam, tree_extract
+from chainrule.stateful.internal import flatten, is_node, join, named_pairs
 
 
 class EnergyModule(Module):
@@ -54,7 +55,7 @@ class EnergyModule(Module):
 
         A part that has its own `energy` method is asked, and not looked into.
         """
-        return sum((part.energy() for part in _parts_with_energy(self, set())), 0.0)
+        return sum((part.energy() for _, part in _parts_inside(self, "", {id(self)})), 0.0)
 
     def clear_params(self, select: Any) -> None:
         """Set the selected parameters to `None`.
@@ -65,15 +66,36 @@ class EnergyModule(Module):
         clear(self, select)
 
 
-def _parts_with_energy(module: Module, seen: set[int]) -> Iterator[EnergyModule]:
-    for part in module.submodules():
-        if id(part) in seen:
+def node_energies(module: EnergyModule) -> dict[str, Any]:
+    """The terms of a module's energy by path: one for each part that has its own `energy` method."""
+    if _has_own_energy(module):
+        return {"": module.energy()}
+    return {path: part.energy() for path, part in _parts_inside(module, "", {id(module)})}
+
+
+def _has_own_energy(part: Any) -> bool:
+    return isinstance(part, EnergyModule) and type(part).energy is not EnergyModule.energy
+
+
+Parts = Iterator[tuple[str, EnergyModule]]
+
+
+def _parts_inside(node: Any, path: str, seen: set[int]) -> Parts:
+    """The parts of a module or container that have an energy of their own, with their paths; each once."""
+    for name, part in named_pairs(node):
+        yield from _parts_of(part, join(path, name), seen)
+
+
+def _parts_of(tree: Any, path: str, seen: set[int]) -> Parts:
+    for inner, node in flatten(tree)[0]:
+        if isinstance(node, BaseParam) or not is_node(node) or id(node) in seen:
             continue
-        seen.add(id(part))
-        if isinstance(part, EnergyModule) and type(part).energy is not EnergyModule.energy:
-            yield part
+        seen.add(id(node))
+        here = join(path, inner)
+        if _has_own_energy(node):
+            yield here, node
         else:
-            yield from _parts_with_energy(part, seen)
+            yield from _parts_inside(node, here, seen)
 
 
 T = TypeVar("T")

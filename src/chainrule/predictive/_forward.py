@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from chainrule.predictive._energy_module import step
+from chainrule.predictive._energy_module import node_energies, step
 from chainrule.predictive._kinds import STATES, STATUS, VodeParam, clear
 from chainrule.stateful import jit, vmap
 
@@ -23,6 +23,13 @@ def _forward(*args: Any, model: Any) -> Any:
 
 
 @vmap(kwargs_mask=_PER_SAMPLE, axis_name="batch")
+def measure(*batch: Any, model: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Run the network on a batch; the energy of every sample, and its terms by the paths of the nodes."""
+    model(*batch)
+    terms = node_energies(model)
+    return sum(terms.values(), 0.0), terms
+
+
 def energies(*batch: Any, model: Any) -> jax.Array:
     """Run the network on a batch and return the energy of every sample.
 
@@ -30,8 +37,19 @@ def energies(*batch: Any, model: Any) -> jax.Array:
         *batch: the network's arguments, with a first axis for the samples.
         model: the network, an `EnergyModule`; what its nodes are told stays in their caches.
     """
-    model(*batch)
-    return model.energy()
+    return measure(*batch, model=model)[0]
+
+
+def energies_by_node(*batch: Any, model: Any) -> dict[str, jax.Array]:
+    """As `energies`, node by node: `{path of the node: energy of every sample}`.
+
+    A part that has its own `energy` method counts as one node.
+
+    Args:
+        *batch: the network's arguments, with a first axis for the samples.
+        model: the network, an `EnergyModule`; what its nodes are told stays in their caches.
+    """
+    return measure(*batch, model=model)[1]
 
 
 def forward(*batch: Any, model: Any, status: Any = STATUS.INIT) -> Any:

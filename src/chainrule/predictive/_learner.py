@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from chainrule._errors import DefinitionError
 from chainrule.predictive._energy_module import step
-from chainrule.predictive._forward import energies, forward
+from chainrule.predictive._forward import forward, measure
 from chainrule.predictive._kinds import FREE, WEIGHTS, VodeParam
 from chainrule.predictive._schedules import Phase
 from chainrule.stateful import (
@@ -23,10 +23,12 @@ from chainrule.stateful import (
     scan,
     tree_extract,
     value_and_grad,
+    while_loop,
 )
 from chainrule.stateful.internal import select
 
 Gradients = dict[str, Any]
+Energies = dict[str, jax.Array]  # by the paths of the nodes
 
 _UNROLL = 8
 """Inference steps in one piece: what does not change from step to step is then computed once."""
@@ -116,7 +118,14 @@ class Learner(Module):
         return self._start(_run, batch, model)
 
     def record(self, *batch: Any, model: Any) -> jax.Array:
-        """The same as a call, but returns the mean energy per sample before every update."""
+        """The same as a call, but returns the mean energy per sample before every update.
+
+        Where a phase stops before its last repetition, the energy at which it stopped is repeated.
+        """
+        return sum(self.record_nodes(*batch, model=model).values(), 0.0)
+
+    def record_nodes(self, *batch: Any, model: Any) -> dict[str, jax.Array]:
+        """As `record`, node by node: `{path of the node: mean energy per sample before every update}`."""
         return self._start(_run_and_record, batch, model)
 
     def _start(self, program: Any, batch: tuple[Any, ...], model: Any) -> Any:
@@ -137,26 +146,29 @@ class Learner(Module):
 
 @jit
 def _run(*batch: Any, model: Any, learner: Learner) -> Any:
-    return _follow(batch, model, learner, is_recorded=False)[-1]
+    last = _follow(batch, model, learner, is_recorded=False)[-1]
+    return sum(last.values(), 0.0)
 
 
 @jit
-def _run_and_record(*batch: Any, model: Any, learner: Learner) -> jax.Array:
-    return jnp.concatenate([jnp.atleast_1d(e) for e in _follow(batch, model, learner, True)])
+def _run_and_record(*batch: Any, model: Any, learner: Learner) -> Energies:
+    history = _follow(batch, model, learner, is_recorded=True)
+    return jax.tree.map(lambda *e: jnp.concatenate([jnp.atleast_1d(part) for part in e]), *history)
 
 
-def _follow(batch: Any, model: Any, learner: Learner, is_recorded: bool) -> list[Any]:
+def _follow(batch: Any, model: Any, learner: Learner, is_recorded: bool) -> list[Energies]:
     """Follow the schedule; returns the energies before every update, or only before the last one."""
     forward(*batch, model=model)
     _start_states(model, learner)
-    history: list[Any] = []
+    history: list[Energies] = []
     waiting: Gradients = {}
     for phase in learner.schedule:
         energy, waiting = _update(phase, waiting, batch, model, learner)
         history.append(energy)
         if phase.repeat > 1:
             _check_nothing_waits(waiting, model, learner)
-            history.append(_repeat(phase, energy, batch, model, learner, is_recorded))
+            repeat = _repeat if phase.tolerance is None else _repeat_until_settled
+            history.append(repeat(phase, energy, batch, model, learner, is_recorded))
     _check_nothing_waits(waiting, model, learner)
     learner.states.reset()
     learner.batches.set(learner.batches.get() + 1)
@@ -195,30 +207,57 @@ def _repeat(
     return recorded if is_recorded else last
 
 
+def _repeat_until_settled(
+    phase: Phase, energy: Any, batch: Any, model: Any, learner: Learner, is_recorded: bool
+) -> Any:
+    """As `_repeat`, until the energy hardly changes any more."""
+    length = phase.repeat - 1
+    history = jax.tree.map(lambda e: jnp.zeros((length, *e.shape), e.dtype), energy)
+
+    def is_moving(state: Any, *, model: Any, learner: Learner) -> Any:
+        number, before, now, _ = state
+        old, new = (sum(energies.values(), 0.0) for energies in (before, now))
+        has_settled = jnp.abs(new - old) <= phase.tolerance * jnp.abs(old)
+        return (number < length) & ((number == 0) | ~has_settled)
+
+    def body(state: Any, *, model: Any, learner: Learner) -> Any:
+        number, _, before, history = state
+        now, _ = _update(phase, {}, batch, model, learner)
+        # All entries from here on: the last one stays where the loop stops early.
+        at = jnp.arange(length) >= number
+        history = jax.tree.map(lambda past, e: jnp.where(at, e, past), history, now)
+        return number + 1, before, now, history
+
+    start = (jnp.zeros((), jnp.int32), energy, energy, history)
+    _, _, last, history = while_loop(is_moving, body, start, model=model, learner=learner)
+    return history if is_recorded else last
+
+
 def _update(
     phase: Phase, waiting: Gradients, batch: Any, model: Any, learner: Learner
-) -> tuple[jax.Array, Gradients]:
+) -> tuple[Energies, Gradients]:
     """Move what a phase names, by one gradient.
 
     Returns:
-        The mean energy before, and the gradients of weights that wait for those of other weights.
+        The mean energy of each node before, and the gradients of weights that wait for those of others.
     """
     states = learner.free if phase.states else _NOTHING
     weights = _weights(phase, learner)
     with step(model, phase.status, clear_params=VodeParam.Cache):
         if select(model, states | weights):
             loss = value_and_grad(_total, has_aux=True, kwargs_mask={"model": states | weights})
-            (energy, count), by_keyword = loss(*batch, model=model)
+            (_, (terms, count)), by_keyword = loss(*batch, model=model)
             gradients = by_keyword["model"]
         else:
-            (energy, count), gradients = _total(*batch, model=model), {}
+            (_, (terms, count)), gradients = _total(*batch, model=model), {}
     if select(model, states):
         learner.states.step(model, gradients)
     arrived = {
         path: jax.tree.map(lambda leaf: leaf / count, gradients[path])
         for path in select(model, weights)
     }
-    return energy / count, _learn({**waiting, **arrived}, model, learner)
+    energy = {path: jnp.sum(term) / count for path, term in terms.items()}
+    return energy, _learn({**waiting, **arrived}, model, learner)
 
 
 def _weights(phase: Phase, learner: Learner) -> Mask:
@@ -227,9 +266,9 @@ def _weights(phase: Phase, learner: Learner) -> Mask:
     return learner.trained & phase.weights
 
 
-def _total(*batch: Any, model: Any) -> tuple[jax.Array, int]:
-    per_sample = energies(*batch, model=model)
-    return jnp.sum(per_sample), per_sample.shape[0]
+def _total(*batch: Any, model: Any) -> tuple[jax.Array, tuple[Energies, int]]:
+    per_sample, terms = measure(*batch, model=model)
+    return jnp.sum(per_sample), (terms, per_sample.shape[0])
 
 
 def _learn(waiting: Gradients, model: Any, learner: Learner) -> Gradients:

@@ -28,31 +28,39 @@ class Phase:
         states: whether the values of free nodes move.
         weights: which weights get a gradient: `True` for all the learner trains, `False` for none, or a
             mask. Weights move as soon as all of them have one, so phases can divide them among themselves.
-        repeat: how many times.
+        repeat: how many times, at most.
         status: of the network meanwhile.
+        tolerance: stop earlier, as soon as an update changes the mean energy by no more than this, relative
+            to the energy before; `None` for all repetitions.
     """
 
     states: bool = True
     weights: Mask | bool = False
     repeat: int = 1
     status: Any = STATUS.INFERENCE
+    tolerance: float | None = None
 
     def __post_init__(self) -> None:
         if self.repeat < 1:
             raise InputError(
                 f"A phase happens once or more; found {self.repeat}.", code="bad_argument"
             )
+        if self.tolerance is not None and self.tolerance <= 0:
+            raise InputError(
+                f"The tolerance of a phase is positive, or None; found {self.tolerance}.",
+                code="bad_argument",
+            )
 
 
-def settle(steps: int) -> tuple[Phase, ...]:
-    """Inference alone: values move `steps` times, weights stay."""
-    return (Phase(repeat=steps),)
+def settle(steps: int, *, tolerance: float | None = None) -> tuple[Phase, ...]:
+    """Inference alone: values move `steps` times, or until the energy has settled; weights stay."""
+    return (Phase(repeat=steps, tolerance=tolerance),)
 
 
-def inference_learning(steps: int) -> tuple[Phase, ...]:
-    """Values move `steps` times, then weights once."""
+def inference_learning(steps: int, *, tolerance: float | None = None) -> tuple[Phase, ...]:
+    """Values move `steps` times, or until the energy has settled; then weights once."""
     return (
-        *(settle(steps) if steps else ()),
+        *(settle(steps, tolerance=tolerance) if steps else ()),
         Phase(states=False, weights=True, status=STATUS.LEARNING),
     )
 

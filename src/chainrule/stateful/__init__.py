@@ -19,8 +19,9 @@ The modules, in the order in which to read them:
     _call           the protocol of a call: collect, run purely, commit
     _jit            the same for programs that are kept
     _derivatives    grad, jvp, vjp, custom_vjp, checkpoint and the like
+    _precision      computing in another precision
     _mapping        vmap, shard_map
-    _control_flow   scan, while_loop, cond, switch
+    _control_flow   scan, map, fori_loop, while_loop, cond, switch
     _optim          optax on the parameters of a model
     _checkpoint     save and load
     _tree_tools     values out of a tree and into it; sharing
@@ -31,15 +32,18 @@ The modules, in the order in which to read them:
 
 from chainrule.stateful import layers
 from chainrule.stateful._call import eval_shape
-from chainrule.stateful._checkpoint import LoadReport, load, save
+from chainrule.stateful._checkpoint import Checkpoints, LoadReport, load, save
 from chainrule.stateful._control_flow import (
     cond,
+    fori_loop,
+    map,
     scan,
     switch,
     while_loop,
 )
 from chainrule.stateful._derivatives import (
     checkpoint,
+    custom_jvp,
     custom_vjp,
     grad,
     hessian,
@@ -65,12 +69,16 @@ from chainrule.stateful._params import (
     StaticParam,
     static,
 )
+from chainrule.stateful._precision import precision
 from chainrule.stateful._random import RKG, RandomKeyGenerator, RKGState
 from chainrule.stateful._summary import summary
 from chainrule.stateful._tree_tools import (
+    clone,
     frozen,
     get,
+    get_values,
     set_,
+    set_values,
     shared,
     tree_extract,
     tree_inject,
@@ -82,6 +90,7 @@ __all__ = [
     "RKG",
     "BaseParam",
     "CheckpointError",
+    "Checkpoints",
     "DynamicParam",
     "GradientError",
     "LoadReport",
@@ -99,11 +108,15 @@ __all__ = [
     "StaticParam",
     "TrackingError",
     "checkpoint",
+    "clone",
     "cond",
+    "custom_jvp",
     "custom_vjp",
     "eval_shape",
+    "fori_loop",
     "frozen",
     "get",
+    "get_values",
     "grad",
     "hessian",
     "jacfwd",
@@ -113,9 +126,12 @@ __all__ = [
     "layers",
     "linearize",
     "load",
+    "map",
+    "precision",
     "save",
     "scan",
     "set_",
+    "set_values",
     "shard_map",
     "shared",
     "static",

@@ -28,6 +28,7 @@ import jax
 
 from chainrule.stateful._errors import TrackingError
 from chainrule.stateful._frames import Frame, enter, peek_static, structure_edited, write_all
+from chainrule.stateful._module import Module
 from chainrule.stateful._nodes import Node, has_identity
 from chainrule.stateful._params import BaseParam, DynamicParam, StaticParam
 from chainrule.stateful._random import RKG
@@ -336,6 +337,10 @@ class Call:
         )
 
 
+class Bound(functools.partial[Any]):
+    """A transformed method of one module, which is tracked as the keyword argument `self`."""
+
+
 class Transformation:
     """A transformed function: positional arguments are pure values, keyword arguments are tracked.
 
@@ -350,7 +355,7 @@ class Transformation:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self
-        return functools.partial(self._as_method, self=instance)
+        return Bound(self._as_method, self=instance)
 
     @functools.cached_property
     def _as_method(self) -> Transformation:
@@ -380,9 +385,19 @@ class Transformation:
 def decorator(
     transformation: Callable[..., Any], fun: Callable[..., Any] | None, **options: Any
 ) -> Any:
-    """`f = transformation(f)`, `@transformation` and `@transformation(option=…)` alike."""
+    """`f = transformation(f)`, `@transformation` and `@transformation(option=…)` alike.
+
+    A module, or a method of one, is tracked: `vmap(model)(x)` changes the parameters of `model`.
+    """
     if fun is None:
-        return functools.partial(transformation, **options)
+        return functools.partial(decorator, transformation, **options)
+    if isinstance(fun, Module):
+        return transformation(type(fun).__call__, **options).__get__(fun)
+    if isinstance(fun, Bound):
+        return Bound(transformation(fun.func, **options), **fun.keywords)
+    owner = getattr(fun, "__self__", None)
+    if isinstance(owner, Module) and inspect.ismethod(fun):
+        return transformation(fun.__func__, **options).__get__(owner)
     return transformation(fun, **options)
 
 

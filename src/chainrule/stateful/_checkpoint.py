@@ -17,7 +17,8 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -171,6 +172,7 @@ _KEYS = "chainrule.keys"
 _VALUES = "chainrule.values"
 _COMPLEX = "chainrule.complex"
 _COUNT = "chainrule.count"
+_METADATA = "chainrule.metadata"
 _EXACT = (bool, int, float, complex, str)
 
 
@@ -182,11 +184,13 @@ class LoadReport:
         loaded: paths that were set.
         missing: paths of the model without an entry in the file.
         unexpected: entries of the file without a place in the model.
+        metadata: what `save` was given as such.
     """
 
     loaded: tuple[str, ...]
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 def save(
@@ -195,6 +199,7 @@ def save(
     *,
     mask: Any = None,
     format: Format = "safetensors",
+    metadata: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the parameters of a tree; an existing checkpoint is replaced as a whole or not at all.
 
@@ -204,10 +209,17 @@ def save(
         mask: which parameters; by default all but caches. Those that are `None` have nothing to write. With a
             mask, plain values are left out.
         format: `"safetensors"` or `"orbax"`, which takes every dtype.
+        metadata: facts about the checkpoint, as JSON has them; `load` reports them.
 
     Raises:
         InputError: the mask has a pattern that matches nothing, or a plain value cannot be written.
     """
+    arrays, facts = _contents(tree, mask, metadata)
+    write_arrays(Path(path), arrays, facts, format)
+
+
+def _contents(tree: Any, mask: Any, metadata: Mapping[str, Any] | None) -> tuple[Arrays, Facts]:
+    """What a checkpoint of a tree holds."""
     structure = Structure().visit(tree)
     leaves = [
         pair for name, param in _chosen(structure, mask) for pair in _leaves(name, param.value)
@@ -234,7 +246,18 @@ def save(
     values = {name: value for name, value in exact.items() if name not in parts}
     facts = {_ALIASES: structure.aliases, _KEYS: keys, _VALUES: values, _COMPLEX: parts}
     texts = {name: json.dumps(fact) for name, fact in facts.items()}
-    write_arrays(Path(path), arrays, texts, format)
+    return arrays, texts | {_METADATA: _as_json(metadata or {})}
+
+
+def _as_json(metadata: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(dict(metadata))
+    except TypeError as error:
+        raise InputError(
+            f"`metadata` holds what JSON has: text, numbers, lists and dictionaries. {error}.",
+            code="bad_argument",
+            path="metadata",
+        ) from error
 
 
 def load(
@@ -270,7 +293,8 @@ def load(
             lists all of them, and no parameter has changed.
         StorageError: there is no checkpoint at `path`, or it cannot be read.
     """
-    entries, optional = _entries(Path(path), mapping)
+    stored, facts = read_arrays(Path(path))
+    entries, optional = _entries(stored, facts, mapping)
     targets = dict(_chosen(Structure().visit(tree), mask))
     plain = dict(_plain(tree)) if mask is None else {}
     fit = _fit({name: param.value for name, param in targets.items()} | plain, entries)
@@ -285,7 +309,8 @@ def load(
         if name in fit.values
     )
     _replace_plain(tree, {name: _placed(plain[name], value) for name, value in new.items()})
-    return LoadReport(tuple(fit.values), tuple(fit.missing), tuple(unexpected))
+    metadata = json.loads(facts.get(_METADATA, "{}"))
+    return LoadReport(tuple(fit.values), tuple(fit.missing), tuple(unexpected), metadata)
 
 
 @dataclass
@@ -317,12 +342,11 @@ def _fit(templates: Mapping[str, Any], entries: Mapping[str, Any]) -> _Fit:
     return fit
 
 
-def _entries(path: Path, mapping: Mapped) -> tuple[dict[str, Any], set[str]]:
+def _entries(stored: Arrays, facts: Facts, mapping: Mapped) -> tuple[dict[str, Any], set[str]]:
     """The entries of a checkpoint by their new names, and those that are second names of others.
 
     Any path of a shared parameter will do: a model may share less, or in another order.
     """
-    stored, facts = read_arrays(path)
     aliases, keys, exact, parts = (
         json.loads(facts.get(fact, "{}")) for fact in (_ALIASES, _KEYS, _VALUES, _COMPLEX)
     )
@@ -493,3 +517,102 @@ def _mismatch(path: Any, fit: _Fit, unexpected: list[str]) -> CheckpointError:
             "different": fit.different,
         },
     )
+
+
+class Checkpoints:
+    """The checkpoints of one run: a folder with one file per step, of which the newest are kept.
+
+    Saving does not wait for the disk: arrays are copied to the memory of this machine, and a thread writes
+    them. The next `save`, `load` or `wait` waits for it, and raises what went wrong there.
+
+    Args:
+        folder: where; it is made when needed.
+        keep: how many checkpoints to keep, the newest ones; `None` for all.
+
+    Example:
+        >>> import tempfile
+        >>> import jax.numpy as jnp
+        >>> from chainrule.stateful import Checkpoints, Param
+        >>> weight = Param(jnp.zeros(2))
+        >>> with Checkpoints(tempfile.mkdtemp(), keep=2) as checkpoints:
+        ...     for step in range(4):
+        ...         weight += 1
+        ...         checkpoints.save(step, {"weight": weight}, metadata={"loss": 1 / (step + 1)})
+        >>> checkpoints.steps()
+        (2, 3)
+        >>> report = checkpoints.load({"weight": weight}, step=2)
+        >>> weight.get().tolist(), report.metadata["loss"]
+        ([3.0, 3.0], 0.3333333333333333)
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, keep: int | None = None) -> None:
+        if keep is not None and keep < 1:
+            raise InputError(f"`keep` is 1 or more, or None; found {keep}.", code="bad_argument")
+        self.folder = Path(folder)
+        self._keep = keep
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[None] | None = None
+
+    def save(
+        self, step: int, tree: Any, *, mask: Any = None, metadata: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write a tree as it is now under a step's number; arguments as in `chainrule.stateful.save`."""
+        arrays, facts = _contents(tree, mask, metadata)
+        # Copied before this returns: the next step may donate the buffers.
+        copies = {name: np.array(array) for name, array in arrays.items()}
+        self.wait()
+        self._writing = self._writer.submit(self._write, step, copies, facts)
+
+    def load(
+        self,
+        tree: Any,
+        *,
+        step: int | None = None,
+        mask: Any = None,
+        strict: bool = True,
+        mapping: Mapped = None,
+    ) -> LoadReport:
+        """Fill a tree from a step, by default the newest; arguments as in `chainrule.stateful.load`.
+
+        Raises:
+            StorageError: there is no checkpoint, or it cannot be read.
+        """
+        self.wait()
+        known = self.steps()
+        if not known and step is None:
+            raise StorageError(
+                f"There is no checkpoint in {str(self.folder)!r}.", code="file_missing"
+            )
+        path = self._path(known[-1] if step is None else step)
+        return load(path, tree, mask=mask, strict=strict, mapping=mapping)
+
+    def steps(self) -> tuple[int, ...]:
+        """The numbers of the steps that there are, in order."""
+        self.wait()
+        names = (path.stem.removeprefix("step-") for path in self.folder.glob("step-*.safetensors"))
+        return tuple(sorted(int(name) for name in names if name.isdecimal()))
+
+    def wait(self) -> None:
+        """Wait until what was saved is on disk.
+
+        Raises:
+            Exception: what went wrong while it was written.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wait()
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}.safetensors"
+
+    def _write(self, step: int, arrays: Arrays, facts: Facts) -> None:
+        write_arrays(self._path(step), arrays, facts, "safetensors")
+        old = sorted(self.folder.glob("step-*.safetensors"))[: -self._keep] if self._keep else []
+        for path in old:
+            path.unlink()

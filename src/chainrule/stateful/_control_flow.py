@@ -1,4 +1,6 @@
-"""Loops and branches: `scan`, `while_loop`, `cond`, `switch`. All tracked parameters are carried.
+"""Loops and branches: `scan`, `map`, `fori_loop`, `while_loop`, `cond`, `switch`.
+
+All tracked parameters are carried.
 
 JAX turns what a loop's body passes through unchanged into a constant of the loop, and prunes what all
 branches pass through unchanged, so parameters that are only read cost nothing.
@@ -200,6 +202,68 @@ def while_loop(
     """
     loop = WhileLoop(cond_fun, body_fun)
     return loop if init_val is _NOT_GIVEN else loop(init_val, **tracked)
+
+
+def fori_loop(
+    lower: Any,
+    upper: Any,
+    body_fun: Callable[..., Any],
+    init_val: Any,
+    *,
+    unroll: int | bool | None = None,
+    **tracked: Any,
+) -> Any:
+    """Repeat a function for the numbers from `lower` to `upper` - 1, carrying every tracked parameter.
+
+    Args:
+        lower: the first number.
+        upper: the number after the last.
+        body_fun: `body_fun(number, value, **tracked) -> value`.
+        init_val: the first value.
+        unroll: as in `jax.lax.fori_loop`.
+        **tracked: the body's keyword arguments.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from chainrule.stateful import Param, fori_loop
+        >>> total = Param(jnp.zeros(()))
+        >>> def body(i, value, *, total):
+        ...     total += value
+        ...     return value * 2
+        >>> int(fori_loop(0, 3, body, 1, total=total)), float(total)
+        (8, 7.0)
+    """
+    call = Call(tracked)
+    step = call.pure(body_fun, within="the body of a fori_loop")
+    count = len(call.plan.params)
+    plain = call.values[count:]
+
+    def body(number: Any, carry: Any) -> Any:
+        value, values = carry
+        return step([*values, *plain], number, value)
+
+    value, values = jax.lax.fori_loop(
+        unwrap(lower), unwrap(upper), body, (init_val, call.values[:count]), unroll=unroll
+    )
+    return call.finish(value, values, is_loop=True)
+
+
+def map(f: Callable[..., Any], xs: Any, **tracked: Any) -> Any:
+    """Apply a function to the slices of arrays along their leading axis, one after the other.
+
+    Args:
+        f: `f(x, **tracked) -> y`. What one application writes is there in the next.
+        xs: arrays whose leading axis the loop goes along.
+        **tracked: the function's keyword arguments.
+
+    Returns:
+        The results, stacked.
+    """
+
+    def body(carry: None, x: Any, **kwargs: Any) -> tuple[None, Any]:
+        return None, f(x, **kwargs)
+
+    return scan(body, None, xs, **tracked)[1]
 
 
 class Switch(Transformation):

@@ -1,4 +1,4 @@
-"""Derivatives: `grad` and its like, `jvp`, `vjp` and `linearize`, `custom_vjp`, and `checkpoint`.
+"""Derivatives: `grad` and its like, `jvp`, `vjp`, `linearize`, `custom_vjp`, `custom_jvp`, `checkpoint`.
 
 JAX differentiates positional arguments. Where a mask selects parameters, their values become one more, last
 positional argument: a dictionary `{keyword: {path: value}}` (`Selection`). Every rule of JAX about arguments
@@ -463,6 +463,102 @@ def custom_vjp(
         A function; call its `defvjp(fwd, bwd)` before using it.
     """
     return decorator(CustomVjp, fun, nondiff_argnums=nondiff_argnums, kwargs_mask=kwargs_mask)
+
+
+class CustomJvp(Transformation):
+    """A function with a derivative rule; see `custom_jvp`."""
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        *,
+        nondiff_argnums: Sequence[int] = (),
+        kwargs_mask: Any = None,
+    ) -> None:
+        super().__init__(fun, nondiff_argnums=nondiff_argnums, kwargs_mask=kwargs_mask)
+        self._nondiff = tuple(nondiff_argnums)
+        self._mask = kwargs_mask
+        self._rule: Callable[..., Any] | None = None
+
+    def defjvp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+        """Set the rule, and return it.
+
+        Args:
+            rule: `rule(*nondiff_args, primals, tangents, **tracked) -> (result, tangent)`; it may write
+                parameters, as the function. With `kwargs_mask`, the last of `primals` and of `tangents` are
+                the selected parameters, `{keyword: {path: …}}`.
+        """
+        self._rule = rule
+        return rule
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        rule = self._rule
+        if rule is None:
+            raise DefinitionError(
+                f"{self!r} has no rule yet; call `.defjvp(rule)` before using it.",
+                code="missing_rule",
+            )
+        call = Call(kwargs)
+        selection = Selection(call, self._mask)
+
+        def primal(*args: Any) -> Any:
+            *rest, values = args
+            if selection.is_given:
+                *rest, tree = rest
+                values = selection.merge(tree, values)
+            return call.pure(self._fun)(values, *rest)
+
+        def derivative(*args: Any) -> Any:
+            *nondiff, (*primals, values), (*tangents, _) = args
+            merged = selection.merge(primals[-1], values) if selection.is_given else values
+            pure = call.pure(rule)
+            (result, tangent), new = pure(merged, *nondiff, tuple(primals), tuple(tangents))
+            # No derivative goes through what is written.
+            return (result, new), (tangent, jax.tree.map(_zero_tangent, new))
+
+        function = jax.custom_jvp(primal, nondiff_argnums=self._nondiff)
+        function.defjvp(derivative)
+        result, values = function(*selection.arguments(args), call.values)
+        return call.finish(result, values)
+
+
+def _zero_tangent(primal: Any) -> Any:
+    if jnp.issubdtype(jnp.result_type(primal), jnp.inexact):
+        return jnp.zeros_like(primal)
+    return np.zeros(jnp.shape(primal), jax.dtypes.float0)
+
+
+def custom_jvp(
+    fun: Callable[..., Any] | None = None,
+    nondiff_argnums: Sequence[int] = (),
+    *,
+    kwargs_mask: Any = None,
+) -> Any:
+    """Give a function its own forward derivative; JAX transposes it for reverse mode.
+
+    Args:
+        fun: the function. Without it, a decorator is returned.
+        nondiff_argnums: as in `jax.custom_jvp`.
+        kwargs_mask: parameters whose tangents the rule gets (see `grad`); they count as one more, last
+            argument. Parameters it does not name are constants for the rule.
+
+    Returns:
+        A function; call its `defjvp(rule)` before using it.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from chainrule.stateful import custom_jvp, grad
+        >>> @custom_jvp
+        ... def safe_sqrt(x):
+        ...     return jnp.sqrt(x)
+        >>> @safe_sqrt.defjvp
+        ... def rule(primals, tangents):
+        ...     root = jnp.sqrt(primals[0])
+        ...     return root, tangents[0] / (2 * jnp.maximum(root, 1e-3))
+        >>> float(grad(safe_sqrt)(4.0))
+        0.25
+    """
+    return decorator(CustomJvp, fun, nondiff_argnums=nondiff_argnums, kwargs_mask=kwargs_mask)
 
 
 class Checkpoint(Transformation):

@@ -75,10 +75,9 @@ class Optim(Module):
         Args:
             tree: a module, a parameter, or a container of them.
             gradients: `{path: gradient}` as `grad` and `value_and_grad` return for one keyword; for a
-                single parameter, its gradient; for a dictionary of modules, one entry per module. They
-                are handed to optax as they are. JAX's gradient by a complex parameter a + ib is
-                ∂/∂a − i ∂/∂b, and the direction of steepest ascent is its conjugate: pass
-                `jnp.conj(gradient)` for complex parameters, as with optax itself.
+                single parameter, its gradient; for a dictionary of modules, one entry per module. Those of
+                complex parameters are conjugated for optax: JAX's gradient by a + ib is ∂/∂a − i ∂/∂b, and
+                the direction of steepest ascent is its conjugate.
             allow_missing: leave parameters without gradient unchanged instead of raising, and what
                 the optimiser knows about them too.
             **extra: what the optimiser's `update` takes beyond that (a loss value for a line search).
@@ -92,6 +91,7 @@ class Optim(Module):
         """
         selected = self._selected(tree)
         params, given = _match(selected, gradients, allow_missing)
+        given = {path: jax.tree.map(self._ascent, gradient) for path, gradient in given.items()}
         state = self._state_for(selected)
         values, optimizer = _values(params), self._optimizer(params)
         # Parameters without a gradient keep their part of the state: the others are updated on a state of
@@ -103,6 +103,11 @@ class Optim(Module):
         self.state.set(new if part is state else _merged(state, new, selected))
         self.count.set(self.count.get() + 1)
         return updates
+
+    @staticmethod
+    def _ascent(gradient: Any) -> Any:
+        """The direction of steepest ascent that belongs to a gradient of JAX."""
+        return jnp.conj(gradient) if jnp.iscomplexobj(gradient) else gradient
 
     def init(self, tree: Any) -> None:
         """Make the state now; otherwise the first step does, and a jitted function compiles twice."""

@@ -100,8 +100,8 @@ class Operators:
     def __index__(self) -> int:
         return operator.index(self.get())
 
-    def __round__(self, digits: int = 0) -> Any:
-        return jnp.round(self.get(), digits)
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(jnp.asarray(self.get()), digits)  # without digits integers, as for an array
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.get(), dtype=dtype)
@@ -298,7 +298,7 @@ class DynamicParam(BaseParam):
     """A frozen parameter is left out of every default selection: no gradient, no optimiser."""
 
     def __init__(self, value: Any = None, **metadata: Any) -> None:
-        self._value = _checked(value)
+        self._value = checked(value)
         self.__dict__.update(metadata)
 
     def _flatten(self) -> tuple[tuple[Any, ...], Any]:
@@ -323,7 +323,7 @@ class DynamicParam(BaseParam):
             TrackingError: inside a transformed function that does not track this parameter, or when
                 shape, dtype or structure would change there.
         """
-        write(self, _checked(value))
+        write(self, checked(value))
         return self
 
     @property
@@ -339,7 +339,12 @@ class DynamicParam(BaseParam):
         return f"{type(self).__name__}({describe(self.value)}{self._metadata_text()})"
 
 
-def _checked(value: Any) -> Any:
+def checked(value: Any) -> Any:
+    """A value as a parameter stores it: unwrapped, with dtypes of its own.
+
+    Raises:
+        DefinitionError: no transformation could carry it.
+    """
     value = unwrap(value)
     if isinstance(value, jax.Array):
         return strong(value)

@@ -1,16 +1,20 @@
-"""Helpers for trees of parameters: take values out, put values in, write sharing down and undo it."""
+"""Helpers for trees of parameters: take values out, put values in, copy, write sharing down and undo it."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
+
+import jax
 
 from chainrule._errors import InputError
 from chainrule.stateful._frames import write_all
-from chainrule.stateful._masks import Mask, select
-from chainrule.stateful._params import BaseParam, DynamicParam, StaticParam, unwrap
-from chainrule.stateful._walk import params_of, replicate
+from chainrule.stateful._masks import Mask, listed, select
+from chainrule.stateful._nodes import Node, is_node
+from chainrule.stateful._params import BaseParam, DynamicParam, StaticParam, checked, unwrap
+from chainrule.stateful._values import describe, same_type
+from chainrule.stateful._walk import Structure, params_of, replicate
 
 T = TypeVar("T")
 
@@ -56,6 +60,95 @@ def shared(tree: T, mask: Any = None) -> T:
         return copies[id(param)]
 
     return replicate(tree, replace)
+
+
+def clone(tree: T) -> T:
+    """A tree like this one that changes on its own: other modules and parameters, with the same values.
+
+    What is shared inside stays shared there. Arrays are not copied, because they never change; neither is
+    what modules hold beside parameters.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from chainrule.stateful import Param, clone
+        >>> weight = Param(jnp.ones(2))
+        >>> average = clone(weight)
+        >>> weight *= 3
+        >>> average.get().tolist()
+        [1.0, 1.0]
+    """
+    copies: dict[int, Any] = {}
+
+    def copied(part: Any) -> Any:
+        if not isinstance(part, Node):
+            return jax.tree.map(lambda x: copied(x) if is_node(x) else x, part, is_leaf=is_node)
+        if id(part) not in copies:
+            copies[id(part)] = _copied_param(part) if isinstance(part, BaseParam) else (
+                type(part).from_pairs([(key, copied(item)) for key, item in part.pairs()])  # type: ignore[attr-defined]
+            )  # fmt: skip
+        return copies[id(part)]
+
+    return copied(tree)
+
+
+def _copied_param(param: BaseParam) -> BaseParam:
+    new = copy.copy(param)
+    if isinstance(new, DynamicParam):  # containers inside may be edited
+        new.set(jax.tree.map(lambda leaf: leaf, new.value))
+    return new
+
+
+def get_values(tree: Any, mask: Any = None) -> dict[str, Any]:
+    """The values of a tree's parameters by path: `{path: array}`, the form that gradients have.
+
+    Args:
+        tree: modules, parameters, and containers of them. A parameter itself has the path `""`.
+        mask: which parameters; by default all, with `True` all trainable ones.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from chainrule.stateful import get_values, grad, layers, set_values
+        >>> layer = layers.Linear(2, 1)
+        >>> loss = lambda x, *, layer: jnp.sum(layer(x))
+        >>> gradients = grad(loss, kwargs_mask=True)(jnp.ones(2), layer=layer)["layer"]
+        >>> new = jax.tree.map(lambda v, g: v - 0.1 * g, get_values(layer, True), gradients)
+        >>> _ = set_values(layer, new)
+    """
+    params = select(tree, mask if mask is True else Mask(mask))
+    return {path: param.value for path, param in params.items()}
+
+
+def set_values(tree: T, values: Mapping[str, Any], *, strict: bool = True) -> T:
+    """Set parameters by path, all or none, and return the tree.
+
+    Args:
+        tree: modules, parameters, and containers of them.
+        values: `{path: value}`, as `get_values` gives it. Parameters that it does not name stay as they are.
+        strict: refuse values of another shape, dtype or structure than the parameter has.
+
+    Raises:
+        InputError: there is no parameter at a path, or a value does not fit; nothing has been set then.
+    """
+    structure = Structure().visit(tree)
+    unknown = [path for path in values if structure.aliases.get(path, path) not in structure.params]
+    if unknown:
+        raise InputError(
+            f"There is no parameter at {listed(unknown)}; the parameters are {listed(structure.params)}.",
+            code="path_unknown",
+            path=unknown[0],
+        )
+    params = {path: structure.params[structure.aliases.get(path, path)] for path in values}
+    for path, param in params.items():
+        old, new = param.value, values[path]
+        if strict and not (old is None or new is None or same_type(old, new)):
+            raise InputError(
+                f"`{path}` is {describe(old)} and the new value {describe(new)}. Cast or reshape it, or pass "
+                "`strict=False`. Nothing was set.",
+                code="bad_value",
+                path=path,
+            )
+    write_all((param, checked(values[path])) for path, param in params.items())
+    return tree
 
 
 def tree_extract(tree: Any, mask: Any = None) -> tuple[DynamicParam, ...]:

@@ -7,7 +7,7 @@ Modules, in reading order:
     nn                   layers
     predictive_coding    value nodes and energies
     utils                masks, optimisers, checkpoints, `step`
-    _gradients           between gradients by path and trees of parameters
+    _trees               trees like a model with something else for its parameters: masks, gradients
 """
 
 from chainrule.compat.pcx import core, functional, nn, predictive_coding, utils

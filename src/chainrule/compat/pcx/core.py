@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+from jax.tree_util import GetAttrKey
 
 from chainrule import stateful
 from chainrule.stateful import (
-    RKG,
     BaseParam,
     DynamicParam,
-    Module,
+    Mode,
     Param,
     ParamCache,
     ParamDict,
-    RandomKeyGenerator,
+    StaticParam,
     get,
 )
 
@@ -40,7 +40,94 @@ __all__ = [
     "tree_unref",
 ]
 
+Pairs = list[tuple[Any, Any]]
+
+
+class Module(stateful.Module):
+    """`chainrule.stateful.Module` whose attributes are visited in the order in which they were assigned.
+
+    What a mask makes of a module is a module too. There every attribute is a leaf, as in the ancestor:
+    `jax.tree.leaves(M(Kind).to((False, True))(model))` are truth values.
+    """
+
+    __slots__ = ("_holds_leaves",)
+
+    MODE = Mode
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """A module without mode, as in the ancestor."""
+        self = super().__new__(cls, *args, **kwargs)
+        self.__dict__["_mode"] = StaticParam(None)
+        return self
+
+    def pairs(self) -> Pairs:
+        """Names and values of the attributes, in the order of assignment."""
+        return list(self.__dict__.items())
+
+    def parts(self) -> Pairs:
+        """What a mask looks at: the pairs, without what only this implementation needs."""
+        return self.pairs()
+
+    @classmethod
+    def of_leaves(cls, pairs: Pairs) -> Module:
+        """A module of which every attribute is a leaf, or a tree of leaves."""
+        self = cls.from_pairs(pairs)
+        object.__setattr__(self, "_holds_leaves", True)
+        return self
+
+    def _flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], Any]:
+        if not getattr(self, "_holds_leaves", False):
+            return super()._flatten_with_keys()
+        pairs = self.pairs()
+        return [(GetAttrKey(name), value) for name, value in pairs], tuple(
+            name for name, _ in pairs
+        )
+
+    @classmethod
+    def _unflatten(cls, aux: Any, children: Iterable[Any]) -> Any:
+        if all(isinstance(name, str) for name in aux):
+            return cls.of_leaves(list(zip(aux, children, strict=True)))
+        return super()._unflatten(aux, children)
+
+    def mode(self, value: Mode | None) -> Any:  # type: ignore[override]  # the argument is required there
+        """The mode for `None`; otherwise set it here and in every module inside, and return nothing."""
+        if value is None:
+            return self._mode.get()
+        super().mode(value)
+        return None
+
+
 BaseModule = Module
+
+
+class RKGState(stateful.RKGState, Param):
+    """The state of a generator, which masks of `Param` select."""
+
+    __slots__ = ()
+
+
+class RandomKeyGenerator(Module):
+    """Hands out raw random keys: `uint32` arrays, of shape `(2,)` for one key and `(n, 2)` for `n`.
+
+    Args:
+        seed: where the sequence starts.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.key: Any = RKGState(seed)
+
+    def seed(self, seed: Any = 0) -> None:
+        """Start again from a seed."""
+        self.key.seed(seed)
+
+    def __call__(self, n: int | None = None) -> jax.Array:
+        """One raw key; with `n`, an array of that many."""
+        keys = jax.random.key_data(self.key.split(1 if n is None else n))
+        return keys[0] if n is None else keys
+
+
+RKG = RandomKeyGenerator()
+RKG.key = stateful.RKG.key  # the state that every transformation tracks
 
 
 def set(obj: Any, x: Any) -> Any:

@@ -8,9 +8,9 @@ from typing import Any
 import equinox as eqx
 import jax
 
-from chainrule.stateful import RKG, BaseParam, Module, RandomKeyGenerator, layers
-from chainrule.stateful.layers import BatchNorm as NativeBatchNorm
-from chainrule.stateful.layers import LayerParam, LayerState
+from chainrule.compat.pcx.core import RKG, Module, Pairs, RandomKeyGenerator
+from chainrule.stateful import BaseParam, Param, layers
+from chainrule.stateful.layers import LayerParam
 
 __all__ = [
     "AdaptiveAvgPool2d",
@@ -37,17 +37,32 @@ __all__ = [
 Sizes = int | Sequence[int]
 
 
+class _Equinox(Module, layers.Layer):
+    """An equinox module whose arrays are parameters, in the order of its fields."""
+
+    def parts(self) -> Pairs:
+        """Its parameters and flags; not what rebuilds it."""
+        return [(name, value) for name, value in self.pairs() if not name.startswith("_")]
+
+
 class Layer(Module):
     """An equinox module under `.nn`, its arrays being parameters.
 
     Args:
         cls: class of the equinox module.
         *args: its arguments.
-        **kwargs: likewise.
+        filter: which leaves of the module are parameters; by default all arrays.
+        **kwargs: further arguments of the equinox module.
     """
 
-    def __init__(self, cls: Callable[..., eqx.Module], *args: Any, **kwargs: Any) -> None:
-        self.nn = layers.Layer(cls(*args, **kwargs))
+    def __init__(
+        self,
+        cls: Callable[..., eqx.Module],
+        *args: Any,
+        filter: Callable[[Any], bool] = eqx.is_array,
+        **kwargs: Any,
+    ) -> None:
+        self.nn = _Equinox(cls(*args, **kwargs), select=filter)
 
     def __call__(self, *args: Any, key: Any = None, **kwargs: Any) -> Any:
         """Call the equinox module with the current values of its parameters."""
@@ -64,33 +79,45 @@ def shared(module: Any, filter: Any = BaseParam) -> Any:
     return layers.shared(module, filter)
 
 
-class StateParam(LayerState):
-    """A part of the state that an equinox module keeps from call to call."""
+class LayerState(Param):
+    """State of a layer that is computed, not trained."""
+
+    __slots__ = ()
+
+
+class StateParam(Param):
+    """The state that an equinox module keeps from call to call."""
 
     __slots__ = ()
 
 
 class StatefulLayer(Module):
-    """An equinox module with state: its arrays are parameters under `.nn`, its state under `.state`.
+    """An equinox module with state: its arrays are parameters under `.nn`, its state is in `.state`.
 
     Args:
         cls: class of the equinox module, which takes and returns an `equinox.nn.State`.
         *args: its arguments.
-        **kwargs: likewise.
+        filter: which leaves of the module are parameters; by default all arrays.
+        **kwargs: further arguments of the equinox module.
     """
 
-    def __init__(self, cls: Callable[..., eqx.Module], *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        cls: Callable[..., eqx.Module],
+        *args: Any,
+        filter: Callable[[Any], bool] = eqx.is_array,
+        **kwargs: Any,
+    ) -> None:
         module, state = eqx.nn.make_with_state(cls)(*args, **kwargs)
-        leaves, self._structure = jax.tree.flatten(state)
-        self.nn = layers.Layer(module)
-        self.state = [StateParam(leaf) for leaf in leaves]
+        self.nn = _Equinox(module, select=filter)
+        self.state = StateParam(state)
 
     def __call__(self, *args: Any, key: Any = None, **kwargs: Any) -> Any:
         """Call the equinox module with the current values and keep the state that it returns."""
-        state = jax.tree.unflatten(self._structure, [part.get() for part in self.state])
+        # A state that equinox has handed out can be used once: take a fresh one of the same content.
+        state = jax.tree.map(lambda leaf: leaf, self.state.get())
         result, state = self.nn(*args, state, key=key, **kwargs)
-        for part, value in zip(self.state, jax.tree.leaves(state), strict=True):
-            part.set(value)
+        self.state.set(state)
         return result
 
 
@@ -247,8 +274,8 @@ class LayerNorm(Layer):
         super().__init__(eqx.nn.LayerNorm, shape, eps, use_weight, use_bias, dtype)
 
 
-class BatchNorm(NativeBatchNorm):
-    """Batch normalisation under `vmap(axis_name=…)`, with the statistics of the batch while training.
+class BatchNorm(StatefulLayer):
+    """`equinox.nn.BatchNorm` under `vmap(axis_name=…)`.
 
     Args:
         input_size: number of channels.
@@ -258,6 +285,7 @@ class BatchNorm(NativeBatchNorm):
         momentum: how slowly the running statistics follow.
         inference: whether to use the running statistics.
         dtype: of the parameters.
+        **kwargs: further options of `equinox.nn.BatchNorm`, `mode` for example.
     """
 
     def __init__(
@@ -269,17 +297,16 @@ class BatchNorm(NativeBatchNorm):
         momentum: float = 0.1,
         inference: bool = False,
         dtype: Any = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(
+            eqx.nn.BatchNorm,
             input_size,
             axis_name,
-            momentum=momentum,
-            eps=eps,
-            affine=channelwise_affine,
-            inference=inference,
-            **({} if dtype is None else {"dtype": dtype}),
+            eps,
+            channelwise_affine,
+            momentum,
+            inference,
+            dtype,
+            **kwargs,
         )
-
-    def __call__(self, x: Any, *, key: Any = None) -> Any:
-        """Normalise one sample; `key` is accepted and not used."""
-        return super().__call__(x)

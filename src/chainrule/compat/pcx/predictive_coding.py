@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from chainrule import predictive
+from chainrule.compat.pcx.core import RKG, Module, RandomKeyGenerator
 from chainrule.predictive import (
     STATUS,
     VodeParam,
@@ -14,7 +15,7 @@ from chainrule.predictive import (
     se_energy,
     zero_energy,
 )
-from chainrule.stateful import RKG, RandomKeyGenerator, static
+from chainrule.stateful import static
 
 __all__ = [
     "STATUS",
@@ -35,7 +36,7 @@ class Ruleset(predictive.Ruleset):
         super().__init__(rules, tforms)
 
 
-class EnergyModule(predictive.EnergyModule):
+class EnergyModule(Module, predictive.EnergyModule):
     """`chainrule.predictive.EnergyModule` with the ancestor's argument names."""
 
     def clear_params(self, filter: Any) -> None:
@@ -79,7 +80,11 @@ class Vode(predictive.Vode, EnergyModule):
         *param_args: Any,
         **param_kwargs: Any,
     ) -> None:
-        super().__init__(energy_fn, ruleset, tforms, param_type, **param_kwargs)
+        is_energy = energy_fn is None or callable(energy_fn)
+        super().__init__(
+            energy_fn if is_energy else None, ruleset, tforms, param_type, **param_kwargs
+        )
+        self.energy_fn = energy_fn  # anything, as there; what is no function fails when it is asked
         self.seen = static(_Seen())
         if param_args:
             self.h = param_type(*param_args, **param_kwargs)

@@ -13,13 +13,13 @@ import optax
 
 from chainrule import predictive, stateful
 from chainrule._errors import InputError
-from chainrule.compat.pcx._gradients import by_path, gradient_tree
+from chainrule.compat.pcx._trees import by_path, each_once, gradient_tree, replaced
+from chainrule.compat.pcx.core import Module
 from chainrule.stateful import (
     BaseParam,
     CheckpointError,
     DynamicParam,
     Mask,
-    Module,
     OptimState,
     StaticParam,
 )
@@ -61,16 +61,27 @@ class M(Mask):
         return self.matches(leaf)
 
     def __call__(self, pydag: Any, is_pytree: bool = False) -> Any:
-        """The tree with only the selected parameters, `None` for others; or with the chosen values.
+        """The tree with only the selected parameters, `None` for all other leaves; or with the chosen values.
+
+        A shared parameter is there once. `jax.tree` sees the values.
 
         Args:
             pydag: modules, parameters and containers.
             is_pytree: accepted; sharing is always seen.
         """
-        return super().__call__(pydag)
+        off, on = self._choice or (None, None)
+
+        def replace(leaf: Any) -> Any:
+            if not (isinstance(leaf, DynamicParam) and self.matches(leaf)):
+                return off
+            return leaf if self._choice is None else on
+
+        return replaced(pydag, each_once(replace, off))
 
     def to(self, map_to: Any) -> M:
-        """A mask that answers with `map_to[0]` when off and `map_to[1]` when on."""
+        """A mask that answers with `map_to[0]` when off and `map_to[1]` when on; `None` takes that back."""
+        if map_to is None:
+            return M(Mask._make(self._rule))
         return M(super().to(map_to))
 
     def has(self, **attributes: Any) -> M:
@@ -109,29 +120,45 @@ def M_hasnot(mask: Any, **attributes: Any) -> M:  # noqa: N802
     return M(mask).hasnot(**attributes)
 
 
-class Optim(stateful.Optim):
+_NO_OPTIMISER = optax.identity()
+
+
+class Optim(Module, stateful.Optim):
     """An optax optimiser for the parameters that are left in a tree.
 
     Args:
-        optax_opt: a function of no arguments that makes the optimiser, or the optimiser.
+        optax_opt: a function of no arguments that makes the optimiser. `init` calls it, so an optimiser that
+            draws random numbers may take a new seed each time. An optimiser is taken as it is.
         parameters: a tree with `None` for parameters that are not to be trained, as a mask gives it.
     """
 
     def __init__(self, optax_opt: Callable[[], Any] | Any, parameters: Any = None) -> None:
-        super().__init__(optax_opt)
+        stateful.Optim.__init__(self, _NO_OPTIMISER)
+        self.optax_opt_fn = StaticParam(optax_opt)
         self.filter = StaticParam(None)
         if parameters is not None:
             self.init(parameters)
 
     def init(self, parameters: Any) -> None:
-        """Choose the parameters, and start afresh."""
+        """Choose the parameters, make the optimiser, and start afresh."""
         self.filter.set(tuple(params_of(parameters)))
+        made = self.optax_opt_fn.get()
+        is_made = isinstance(made, optax.GradientTransformation)
+        self._use(made if is_made else made())
         super().init(parameters)
 
     def clear(self) -> None:
-        """Forget the state and the choice of parameters."""
+        """Forget the optimiser, its state and the choice of parameters."""
         self.filter.set(None)
+        self._use(_NO_OPTIMISER)
         self.reset()
+
+    @staticmethod
+    def _ascent(gradient: Any) -> Any:
+        return gradient  # handed to optax as it is, as in the ancestor
+
+    def _use(self, optimiser: Any) -> None:
+        self.optimizers.set(((None, optimiser),))
 
     def step(  # type: ignore[override]  # the arguments are the ancestor's
         self,
@@ -294,7 +321,7 @@ def _part(values: dict[str, Any], group: _Group) -> dict[str, Any]:
 
 
 def save_params(model: Any, path: str, filter: _Filter = LayerParam) -> None:
-    """Write parameters to `<path>.npz`; a shared one once, under its first name.
+    """Write parameters to `<path>.npz`; a shared one under each of its names, as the ancestor reads it.
 
     Args:
         model: the model.
@@ -302,7 +329,7 @@ def save_params(model: Any, path: str, filter: _Filter = LayerParam) -> None:
         filter: which parameters: a kind or a predicate.
     """
     arrays: dict[str, Any] = {
-        name: np.asarray(param.get()) for name, param in _chosen(model, filter)
+        name: np.asarray(param.get()) for name, param in _named(model, filter)
     }
     np.savez_compressed(_file(path), **arrays)
 
@@ -319,7 +346,7 @@ def load_params(model: Any, path: str, filter: _Filter = LayerParam) -> None:
         KeyError: the file has no entry for a parameter.
         CheckpointError: an entry has another shape than the parameter.
     """
-    chosen = dict(_chosen(model, filter))
+    chosen = dict(_first_named(model, filter))
     with np.load(_file(path)) as file:
         values = {name: file[name] for name in chosen}
     for name, param in chosen.items():
@@ -337,13 +364,21 @@ def _file(path: str) -> str:
     return path if path.endswith(".npz") else f"{path}.npz"
 
 
-def _chosen(model: Any, filter: _Filter) -> Iterator[tuple[str, DynamicParam]]:
-    mask, seen = Mask(filter), set()
+def _named(model: Any, filter: _Filter) -> Iterator[tuple[str, DynamicParam]]:
+    mask = Mask(filter)
     pairs = jax.tree_util.tree_flatten_with_path(model, is_leaf=lambda x: isinstance(x, BaseParam))
     for keys, param in pairs[0]:
-        if isinstance(param, DynamicParam) and id(param) not in seen and mask.matches(param):
-            seen.add(id(param))
+        if isinstance(param, DynamicParam) and mask.matches(param):
             yield jax.tree_util.keystr(keys), param
+
+
+def _first_named(model: Any, filter: _Filter) -> Iterator[tuple[str, DynamicParam]]:
+    """Each parameter once, under its first name: the ancestor writes `None` under the others."""
+    seen: set[int] = set()
+    for name, param in _named(model, filter):
+        if id(param) not in seen:
+            seen.add(id(param))
+            yield name, param
 
 
 def step(

@@ -21,7 +21,7 @@ from chainrule.stateful.layers._basic import (
     RMSNorm,
     Sequential,
 )
-from chainrule.stateful.layers._layer import Layer, LayerParam, LayerState
+from chainrule.stateful.layers._layer import Layer, LayerParam, LayerState, StatefulLayer
 
 __all__ = [
     "Attention",
@@ -42,5 +42,6 @@ __all__ = [
     "MaxPool",
     "RMSNorm",
     "Sequential",
+    "StatefulLayer",
     "shared",
 ]

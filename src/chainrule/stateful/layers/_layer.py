@@ -1,8 +1,9 @@
-"""`Layer`: an equinox module whose arrays are parameters."""
+"""`Layer`: an equinox module whose arrays are parameters; `StatefulLayer`: one that keeps state."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from chainrule._paths import Segment, split_path
 from chainrule.stateful._containers import List
 from chainrule.stateful._module import Module
 from chainrule.stateful._params import DynamicParam, Param, StaticParam
+from chainrule.stateful._random import RKG, RandomKeyGenerator
 from chainrule.stateful._snapshots import Snapshot
 from chainrule.stateful._walk import key_path
 
@@ -52,6 +54,8 @@ class Layer(Module):
     Args:
         module: an equinox module.
         kind: the kind of its parameters.
+        select: which leaves of the module are parameters; by default all arrays.
+        rkg: where the key for dropout comes from, in calls without `key=`.
 
     Example:
         >>> import equinox as eqx, jax, jax.numpy as jnp
@@ -62,11 +66,18 @@ class Layer(Module):
         (2,)
     """
 
-    def __init__(self, module: eqx.Module, *, kind: type[DynamicParam] = LayerParam) -> None:
+    def __init__(
+        self,
+        module: eqx.Module,
+        *,
+        kind: type[DynamicParam] = LayerParam,
+        select: Callable[[Any], bool] = eqx.is_array,
+        rkg: RandomKeyGenerator = RKG,
+    ) -> None:
         pairs, structure = jax.tree_util.tree_flatten_with_path(module)
         leaves: list[Any] = []
         for keys, leaf in pairs:
-            if eqx.is_array(leaf):
+            if select(leaf):
                 place = _Place(split_path(key_path(keys)))
                 _put(self, place.segments, kind(leaf))
                 leaf = place
@@ -77,6 +88,9 @@ class Layer(Module):
         flag = next((part.inference for part in flags if _has_flag(part)), None)
         if flag is not None:
             self.inference = StaticParam(flag)
+        # The default generator is tracked everywhere; only one of the user's own has to be held.
+        if rkg is not RKG:
+            self.rkg = rkg
 
     def build(self) -> Any:
         """The equinox module with the current values."""
@@ -88,12 +102,56 @@ class Layer(Module):
         return module if flag is None else eqx.nn.inference_mode(module, flag.get())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.build()(*args, **kwargs)
+        module = self.build()
+        if "key" not in kwargs and _draws(module):
+            kwargs["key"] = self.__dict__.get("rkg", RKG)()
+        return module(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self.build(), name)
+
+
+class StatefulLayer(Module):
+    """An equinox module that keeps state, such as `equinox.nn.BatchNorm` or `equinox.nn.SpectralNorm`.
+
+    Its arrays are parameters of `module`; its state is the parameter `state`, which each call replaces.
+
+    Args:
+        module: an equinox module that takes and returns an `equinox.nn.State`, and
+        state: its first state: both as `equinox.nn.make_with_state` gives them.
+        rkg: as in `Layer`.
+
+    Example:
+        >>> import equinox as eqx, jax.numpy as jnp
+        >>> from chainrule.stateful import layers, vmap
+        >>> make = eqx.nn.make_with_state(eqx.nn.BatchNorm)
+        >>> norm = layers.StatefulLayer(*make(2, "batch", mode="ema"))
+        >>> vmap(norm, axis_name="batch")(jnp.ones((4, 2))).shape
+        (4, 2)
+    """
+
+    def __init__(
+        self, module: eqx.Module, state: eqx.nn.State, *, rkg: RandomKeyGenerator = RKG
+    ) -> None:
+        self.module = Layer(module, rkg=rkg)
+        self.state = LayerState(state)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # equinox marks a state that was used; the parameter keeps an unmarked one.
+        state = jax.tree.map(lambda leaf: leaf, self.state.get())
+        result, state = self.module(*args, state, **kwargs)
+        self.state.set(state)
+        return result
+
+
+def _draws(module: Any) -> bool:
+    """Whether a part of an equinox module drops entries at random, and so needs a key."""
+    parts = jax.tree.leaves(module, is_leaf=lambda part: isinstance(part, eqx.nn.Dropout))
+    return any(
+        isinstance(part, eqx.nn.Dropout) and not part.inference and bool(part.p) for part in parts
+    )
 
 
 def _has_flag(part: Any) -> bool:

@@ -1,0 +1,94 @@
+"""Computing in another precision than parameters are kept in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from chainrule.stateful._call import Call, Transformation, decorator
+from chainrule.stateful._masks import TRAINABLE, resolve_mask
+
+
+class Precision(Transformation):
+    """A function that computes in a dtype of its own; see `precision`."""
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        *,
+        compute: Any,
+        output: Any = None,
+        kwargs_mask: Any = TRAINABLE,
+    ) -> None:
+        super().__init__(fun, compute=compute, output=output, kwargs_mask=kwargs_mask)
+        self._compute = jnp.dtype(compute)
+        self._output = None if output is None else jnp.dtype(output)
+        self._mask = kwargs_mask
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        call = Call(kwargs)
+        is_cast = resolve_mask(self._mask, call.plan, False)
+        count = len(call.plan.params)
+        values = [
+            _cast(value, self._compute) if chosen or slot >= count else value
+            for slot, (value, chosen) in enumerate(zip(call.values, is_cast, strict=True))
+        ]
+        result, new = call.pure(self._fun)(values, *_cast(args, self._compute))
+        kept = [_like(value, old) for value, old in zip(new, call.values[:count], strict=True)]
+        return call.finish(result if self._output is None else _cast(result, self._output), kept)
+
+
+def precision(
+    fun: Callable[..., Any] | None = None,
+    *,
+    compute: Any,
+    output: Any = None,
+    kwargs_mask: Any = TRAINABLE,
+) -> Any:
+    """Run a function in another precision; parameters are kept, trained and saved in their own.
+
+    Real arguments and parameters are cast on the way in; complex ones are not. What the function writes to a
+    parameter is cast back. Gradients taken around it have the dtypes of the parameters.
+
+    Args:
+        fun: the function. Without it, a decorator is returned.
+        compute: the dtype of its arguments and parameters, for example `jnp.bfloat16`.
+        output: the dtype of its results; by default that in which they were computed.
+        kwargs_mask: which parameters are cast: by default the trainable ones, so that running statistics are
+            accumulated in their own precision.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from chainrule.stateful import Param, grad, precision
+        >>> w = Param(jnp.array([1.0, 2.0]))
+        >>> @precision(compute=jnp.bfloat16, output=jnp.float32)
+        ... def loss(x, *, w):
+        ...     assert w.dtype == jnp.bfloat16
+        ...     return jnp.sum(w * x)
+        >>> grad(loss, kwargs_mask=True)(jnp.ones(2), w=w)["w"].dtype.name
+        'float32'
+    """
+    return decorator(Precision, fun, compute=compute, output=output, kwargs_mask=kwargs_mask)
+
+
+def _cast(tree: Any, dtype: Any) -> Any:
+    """A tree with its real arrays in a dtype."""
+
+    def cast(leaf: Any) -> Any:
+        if not hasattr(leaf, "dtype") or not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        return jnp.asarray(leaf, dtype)
+
+    return jax.tree.map(cast, tree)
+
+
+def _like(new: Any, old: Any) -> Any:
+    """A value that was written, in the dtypes of the one that it replaces."""
+    if new is None or old is None or jax.tree.structure(new) != jax.tree.structure(old):
+        return new
+    return jax.tree.map(
+        lambda n, o: jnp.asarray(n, o.dtype) if hasattr(o, "dtype") else n, new, old
+    )
