@@ -18,6 +18,8 @@ fit_abstract           the shape and dtype that a declaration gives to an array
 to_plain               the plain tree of a model
 hash_parts             a hash over named pieces of content
 PEER_MODULES           which module stands in for which of `tesseract_core`
+ArrayFlags             what an array type may be marked with, by the name of tesseract-core
+outside_config         the settings for code that runs in no component
 Run                    one call of an endpoint: its id, folder and settings
 listening              hear of the progress of what is called inside
 is_heard               whether a caller listens to the progress of this call
@@ -66,13 +68,14 @@ if TYPE_CHECKING:
     from chainrule.runtime._own_arrays import own_copy
     from chainrule.runtime._progress import is_heard, listening, unheard
     from chainrule.runtime._residuals import content_digest, reuse_residuals
-    from chainrule.runtime._runs import Run, log_handler
+    from chainrule.runtime._runs import Run, log_handler, outside_config
     from chainrule.runtime._schema import (
         array_leaves,
         describe_array,
         describe_value,
         is_array_type,
     )
+    from chainrule.runtime._schema._array import ArrayFlags
     from chainrule.runtime._schema._validation import is_tracer
     from chainrule.runtime.testing._subject import Subject
 
@@ -83,6 +86,7 @@ __all__ = [
     "JVP",
     "PEER_MODULES",
     "VJP",
+    "ArrayFlags",
     "AsyncEndpointMethods",
     "DerivativeKind",
     "Document",
@@ -107,6 +111,7 @@ __all__ = [
     "listening",
     "load_module",
     "log_handler",
+    "outside_config",
     "own_copy",
     "product_from_jacobian",
     "reuse_residuals",
@@ -123,13 +128,14 @@ _HOMES = {
     "_component._observation": "keep_output",
     "_component._schemas": "fit_abstract to_plain",
     "_component._definition": "hash_parts",
-    "_runs": "Run log_handler",
+    "_runs": "Run log_handler outside_config",
     "_progress": "listening is_heard unheard",
     "_content_store": "content_name SharedFolder",
     "_residuals": "reuse_residuals content_digest",
     "_derivatives": "product_from_jacobian",
     "_own_arrays": "own_copy",
     "_schema": "array_leaves is_array_type describe_array describe_value",
+    "_schema._array": "ArrayFlags",
     "_schema._validation": "is_tracer",
     "testing._subject": "Subject",
 }
