@@ -22,7 +22,12 @@ ANCESTORS = {
     "tesseract": (
         ("tesseract_core", "tesseract_jax"),
         {"JAX_ENABLE_X64": "1"},
-        ("use_tesseract_core.py", "use_runtime.py", "use_tesseract_jax.py"),
+        (
+            "use_tesseract_core.py",
+            "use_runtime.py",
+            "use_runtime_outside.py",
+            "use_tesseract_jax.py",
+        ),
     ),
     "pcx": (
         ("pcx",),

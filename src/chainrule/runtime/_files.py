@@ -212,6 +212,8 @@ def _from_pattern(
     grants: Grants = context.get("grants") or get_config().grants
     pattern = value[1:]
     root = grants.input_path(".")
+    if Path(pattern).is_relative_to(root):
+        pattern = str(Path(pattern).relative_to(root))
     if Path(pattern).is_absolute() or ".." in Path(pattern).parts:
         raise ValueError("expected a pattern below input_path, without '..'")
     names = sorted(str(path.relative_to(root)) for path in root.glob(pattern) if path.is_file())

@@ -21,6 +21,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import os
 import re
 import shutil
 import threading
@@ -49,6 +50,9 @@ __all__ = ["Run", "activate", "current_run", "get_config"]
 _SAFE_ID = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,128}")
 
 current_run: ContextVar[Run | None] = ContextVar("current_run", default=None)
+
+outside_config: ContextVar[ComponentConfig | None] = ContextVar("outside_config", default=None)
+"""The settings for code that runs in no component: unit tests of schemas, for example."""
 
 
 class Run:
@@ -154,9 +158,24 @@ def activate(run: Run) -> Iterator[Run]:
 
 
 def get_config() -> ComponentConfig:
-    """The settings of the component whose code is running here, or the defaults outside of any."""
+    """The settings of the component whose code is running here.
+
+    Outside of any, where a program validates models itself, those of `outside_config`; or the defaults, with
+    the folders that `TESSERACT_INPUT_PATH` and `TESSERACT_OUTPUT_PATH` name.
+    """
     run = current_run.get()
-    return ComponentConfig() if run is None else run.config
+    if run is not None:
+        return run.config
+    return outside_config.get() or ComponentConfig(**_folders_of_the_environment())
+
+
+def _folders_of_the_environment() -> dict[str, Any]:
+    variables = {name: f"TESSERACT_{name.upper()}" for name in ("input_path", "output_path")}
+    return {
+        name: Path(os.environ[variable])
+        for name, variable in variables.items()
+        if os.environ.get(variable)
+    }
 
 
 class RunLog(Protocol):

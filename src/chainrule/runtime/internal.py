@@ -19,6 +19,8 @@ fit_abstract           the shape and dtype that a declaration gives to an array
 to_plain               the plain tree of a model
 hash_parts             a hash over named pieces of content
 PEER_MODULES           which module stands in for which of `tesseract_core`
+ArrayFlags             what an array type may be marked with, by the name of tesseract-core
+outside_config         the settings for code that runs in no component
 Run                    one call of an endpoint: its id, folder and settings
 log_handler            a handler of log records in the format of the settings
 reuse_residuals        keep what backward passes need, in this process and for others
@@ -58,13 +60,14 @@ if TYPE_CHECKING:
         EndpointMethods,
     )
     from chainrule.runtime._residuals import content_digest, reuse_residuals
-    from chainrule.runtime._runs import Run, log_handler
+    from chainrule.runtime._runs import Run, log_handler, outside_config
     from chainrule.runtime._schema import (
         array_leaves,
         describe_array,
         describe_value,
         is_array_type,
     )
+    from chainrule.runtime._schema._array import ArrayFlags
     from chainrule.runtime._schema._validation import is_tracer
     from chainrule.runtime.testing._subject import Subject
 
@@ -75,6 +78,7 @@ __all__ = [
     "JVP",
     "PEER_MODULES",
     "VJP",
+    "ArrayFlags",
     "AsyncEndpointMethods",
     "DerivativeKind",
     "Document",
@@ -95,6 +99,7 @@ __all__ = [
     "keep_output",
     "load_module",
     "log_handler",
+    "outside_config",
     "product_from_jacobian",
     "read_mapping",
     "reuse_residuals",
@@ -110,10 +115,11 @@ _HOMES = {
     "_component._observation": "keep_output",
     "_component._schemas": "fit_abstract to_plain",
     "_component._definition": "hash_parts",
-    "_runs": "Run log_handler",
+    "_runs": "Run log_handler outside_config",
     "_residuals": "reuse_residuals content_digest",
     "_derivatives": "product_from_jacobian",
     "_schema": "array_leaves is_array_type describe_array describe_value",
+    "_schema._array": "ArrayFlags",
     "_schema._validation": "is_tracer",
     "testing._subject": "Subject",
 }

@@ -10,6 +10,7 @@ In pydantic's JSON mode, arrays are encoded as the serialisation context asks: `
 
 from __future__ import annotations
 
+from enum import IntEnum
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
@@ -26,17 +27,40 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from chainrule._codec import encode_array
+from chainrule._codec import BinrefWriter, encode_array
 from chainrule._errors import DefinitionError
+from chainrule.runtime._runs import get_config
 from chainrule.runtime._schema import _problems
 from chainrule.runtime._schema._spec import ArraySpec, castable_dtypes, make_spec
 from chainrule.runtime._schema._validation import build_validator, check_shape, coerce
 
 
+class ArrayFlags(IntEnum):
+    """What an array may be marked with."""
+
+    DIFFERENTIABLE = 1
+
+
 class _ArrayMeta(type):
-    """Shows array types as they are written."""
+    """Shows array types as they are written, and their declaration under the names of tesseract-core."""
 
     spec: ArraySpec | None
+
+    @property
+    def flags(cls) -> tuple[ArrayFlags, ...]:
+        """What the array is marked with."""
+        is_marked = cls.spec is not None and cls.spec.differentiable
+        return (ArrayFlags.DIFFERENTIABLE,) if is_marked else ()
+
+    @property
+    def expected_shape(cls) -> Any:
+        """The declared sizes, `None` for any; `...` for any rank."""
+        return ... if cls.spec is None or cls.spec.shape is None else cls.spec.shape
+
+    @property
+    def expected_dtype(cls) -> str | None:
+        """The declared dtype; `None` for any."""
+        return None if cls.spec is None else cls.spec.dtype
 
     def __repr__(cls) -> str:
         return cls.__qualname__
@@ -257,12 +281,16 @@ def serialize_array(spec: ArraySpec) -> core_schema.SerSchema:
     def serialize(value: Any, info: SerializationInfo) -> Any:
         context = info.context or {}
         array = value if isinstance(value, np.ndarray | np.generic) else np.asarray(value, dtype)
-        return encode_array(
-            array,
-            encoding=context.get("array_encoding", "json"),
-            compression=context.get("compression"),
-            writer=context.get("writer"),
-        )
+        # As in `array_encoding`, or as in `output_format`: "binref" or "json+binref".
+        encoding = context.get("array_encoding", "json").removeprefix("json+")
+        compression = context.get("compression")
+        writer = context.get("writer")
+        if encoding != "binref" or writer is not None:
+            return encode_array(array, encoding=encoding, compression=compression, writer=writer)
+        # A model that is dumped outside of a component: into `base_dir`, or the configured folder.
+        folder = context.get("base_dir") or get_config().output_path
+        with BinrefWriter(folder, compression=compression) as own:
+            return encode_array(array, encoding="binref", compression=compression, writer=own)
 
     return core_schema.plain_serializer_function_ser_schema(
         serialize, info_arg=True, when_used="json"

@@ -40,7 +40,8 @@ def shape_mismatch(
     expected: Any, shape: tuple[int, ...], dtype: Any, *, strict: bool
 ) -> PydanticCustomError:
     """Same number of dimensions, but a size that neither agrees nor broadcasts."""
-    why = "and sizes must agree exactly here" if strict else "which does not broadcast to it"
+    exactly = "and sizes must agree exactly here (no broadcasting)"
+    why = exactly if strict else "which does not broadcast to it"
     return _problem(
         "array_shape_mismatch",
         f"Expected {expected}, found {describe_type(shape, dtype)}, {why}.",
@@ -54,7 +55,7 @@ def dtype_mismatch(
 ) -> PydanticCustomError:
     """A dtype that the field does not take."""
     if strict:
-        why = "and dtypes must agree exactly here"
+        why = "and dtypes must agree exactly here (no casting)"
     else:
         why = f"which does not become {expected} without loss; convert it yourself if that is meant"
     return _problem(

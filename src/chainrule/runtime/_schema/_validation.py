@@ -16,15 +16,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import ValidationInfo
 
-from chainrule._codec import DEFAULT_LIMITS, WHY_MASKED, BinrefArray, decode_array, has_masked
+from chainrule._codec import (
+    DEFAULT_LIMITS,
+    WHY_MASKED,
+    BinrefArray,
+    Grants,
+    decode_array,
+    has_masked,
+)
 from chainrule._errors import ChainruleError
 from chainrule._own_arrays import own_copy_of_array
 from chainrule._trees import iterate_leaves
+from chainrule.runtime._runs import get_config
 from chainrule.runtime._schema import _problems
 from chainrule.runtime._schema._spec import (
     ALL_DTYPES,
@@ -271,12 +280,21 @@ def _check_dtype_name(encoded: Mapping[str, Any]) -> None:
         raise _problems.invalid_dtype(dtype)
 
 
+def _grants(context: Mapping[str, Any]) -> Grants:
+    """The files that data may refer to: those of the call, or what a program that has no call says itself."""
+    if "grants" in context:
+        return context["grants"] or Grants()
+    if context.get("base_dir") is not None:
+        return Grants(Path(context["base_dir"]))
+    return get_config().grants
+
+
 def _decode(encoded: Mapping[str, Any], context: Mapping[str, Any]) -> np.ndarray[Any, Any]:
     """The array of an encoded object, read with the grants and limits of the call."""
     _check_dtype_name(encoded)
     limits = context.get("limits") or DEFAULT_LIMITS
     try:
-        return decode_array(encoded, grants=context.get("grants"), limits=limits)
+        return decode_array(encoded, grants=_grants(context), limits=limits)
     except ChainruleError as error:
         data = encoded.get("data")
         encoding = data.get("encoding") if isinstance(data, Mapping) else None

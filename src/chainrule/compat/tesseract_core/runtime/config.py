@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from chainrule._errors import CapabilityError
 from chainrule.runtime import ComponentConfig
-from chainrule.runtime.internal import Run
+from chainrule.runtime.internal import Run, outside_config
 
 __all__ = ["RuntimeConfig", "get_config", "override_config", "snapshot_config", "update_config"]
 
@@ -140,14 +140,20 @@ def component_settings(
 
 
 def update_config(**settings: Any) -> None:
-    """Set settings for components that are made from here on, in this thread or task.
+    """Set settings for components that are made, and models that are validated, from here on.
+
+    They hold in this thread or task.
 
     Raises:
         pydantic.ValidationError: one of them does not exist or cannot have this value.
     """
     updates = {**_updates.get(), **settings}
-    RuntimeConfig(**{**from_environment(), **updates})
+    config = RuntimeConfig(**{**from_environment(), **updates})
     _updates.set(MappingProxyType(updates))
+    # For models that are validated here, in no component: they may name files in the same folders.
+    outside_config.set(
+        ComponentConfig(input_path=config.input_path, output_path=config.output_path)
+    )
 
 
 def snapshot_config() -> Mapping[str, Any]:
@@ -158,11 +164,14 @@ def snapshot_config() -> Mapping[str, Any]:
 @contextmanager
 def override_config(snapshot: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Have exactly the settings of a snapshot for a block; those of the environment alone without one."""
-    token = _updates.set(MappingProxyType(dict(snapshot or {})))
+    token, outside = _updates.set(MappingProxyType({})), outside_config.set(None)
     try:
+        if snapshot:
+            update_config(**snapshot)
         yield
     finally:
         _updates.reset(token)
+        outside_config.reset(outside)
 
 
 def get_config() -> ComponentConfig | RuntimeConfig:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import Any, NoReturn
 
 from chainrule.compat._mirror import mirror
@@ -13,12 +12,6 @@ ALLOWED_DTYPE_NAMES = (
     "uint8", "uint16", "uint32", "uint64", "complex64", "complex128",
 )  # fmt: skip
 """The dtypes that the ancestor knows."""
-
-
-class ArrayFlags(IntEnum):
-    """What an array may be marked with."""
-
-    DIFFERENTIABLE = 1
 
 
 class _OfArrayTypes(type):
