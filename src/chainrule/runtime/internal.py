@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from chainrule.runtime._component._loading import check_sources, read_mapping
     from chainrule.runtime._component._observation import keep_output
     from chainrule.runtime._component._schemas import fit_abstract, to_plain
-    from chainrule.runtime._derivatives import product_from_jacobian
+    from chainrule.runtime._derivatives._derive import product_from_jacobian
     from chainrule.runtime._endpoints import (
         ENDPOINTS,
         HVP,
@@ -112,7 +112,7 @@ _HOMES = {
     "_component._definition": "hash_parts",
     "_runs": "Run log_handler",
     "_residuals": "reuse_residuals content_digest",
-    "_derivatives": "product_from_jacobian",
+    "_derivatives._derive": "product_from_jacobian",
     "_schema": "array_leaves is_array_type describe_array describe_value",
     "_schema._validation": "is_tracer",
     "testing._subject": "Subject",
