@@ -26,7 +26,14 @@ from chainrule._codec._bodies import (
     media_type_of,
     negotiate,
 )
-from chainrule._codec._dtypes import DTYPE_NAMES, MASKED, WHY_MASKED, dtype_from_name, has_masked
+from chainrule._codec._dtypes import (
+    DTYPE_NAMES,
+    MASKED,
+    WHY_MASKED,
+    dtype_from_name,
+    dtype_generality,
+    has_masked,
+)
 from chainrule._codec._frames import (
     FRAMES_MEDIA_TYPE,
     Frames,
@@ -63,6 +70,7 @@ __all__ = [
     "decode_body",
     "decode_frames",
     "dtype_from_name",
+    "dtype_generality",
     "encode_array",
     "encode_body",
     "encode_frames",

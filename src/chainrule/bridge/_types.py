@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from chainrule._codec import dtype_from_name
+from chainrule._codec import dtype_from_name, dtype_generality
 from chainrule._trees import map_leaves
 from chainrule.bridge._skeleton import take_apart
 from chainrule.runtime.internal import describe_array
@@ -80,18 +80,11 @@ def dtype_to_send(found: np.dtype[Any], wanted: np.dtype[Any] | None) -> np.dtyp
     Where a cast could change numbers silently (2.7 as an integer, 2**40 in 32 bits), the array is sent as it
     is. The target checks it: the dtype before a program runs, the values when it does.
     """
-    if wanted is None or _generality(found) > _generality(wanted):
+    if wanted is None or dtype_generality(found) > dtype_generality(wanted):
         return found
-    if _generality(found) == _generality(wanted) == 1 and not np.can_cast(found, wanted):
+    if dtype_generality(found) == dtype_generality(wanted) == 1 and not np.can_cast(found, wanted):
         return found
     return wanted
-
-
-def _generality(dtype: np.dtype[Any]) -> int:
-    """Booleans are integers, integers are floats, floats are complex numbers."""
-    if is_inexact(dtype):
-        return 3 if dtype.kind == "c" else 2
-    return 0 if dtype.kind == "b" else 1
 
 
 def has_symbolic_size(array: Any) -> bool:

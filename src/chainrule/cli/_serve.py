@@ -94,15 +94,16 @@ def _flag(setting: str) -> str:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError(text)
-    return value
+    return _at_least(1, text)
 
 
 def _natural(text: str) -> int:
+    return _at_least(0, text)
+
+
+def _at_least(least: int, text: str) -> int:
     value = int(text)
-    if value < 0:
+    if value < least:
         raise ValueError(text)
     return value
 

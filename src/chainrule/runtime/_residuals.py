@@ -43,6 +43,7 @@ from chainrule._errors import InputError
 from chainrule._lru_cache import LRUCache
 from chainrule._own_arrays import own_copy, own_copy_of_array
 from chainrule._trees import flatten_with_paths, is_arraylike, iterate_leaves
+from chainrule.runtime._component._failures import takes_argument
 from chainrule.runtime._endpoints import DERIVATIVE_ENDPOINTS
 
 if TYPE_CHECKING:
@@ -238,7 +239,9 @@ def handing_on_residuals(
         folder: shared by the processes of one component; `None` when there is only this one.
     """
     takers = [
-        name for name in DERIVATIVE_ENDPOINTS if name in given and _takes(given[name].function)
+        name
+        for name in DERIVATIVE_ENDPOINTS
+        if name in given and takes_argument(given[name].function, RESIDUALS)
     ]
     if not takers:
         return given
@@ -249,13 +252,6 @@ def handing_on_residuals(
     for name in takers:
         found[name] = replace(given[name], function=_given(given[name].function, forward))
     return found
-
-
-def _takes(function: Callable[..., Any]) -> bool:
-    try:
-        return RESIDUALS in inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return False
 
 
 class _Forward:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from chainrule.runtime._component._loading import check_sources, read_mapping
     from chainrule.runtime._component._observation import keep_output
     from chainrule.runtime._component._schemas import fit_abstract, to_plain
-    from chainrule.runtime._derivatives import product_from_jacobian
+    from chainrule.runtime._derivatives._derive import product_from_jacobian
     from chainrule.runtime._endpoints import (
         ENDPOINTS,
         HVP,
@@ -117,7 +117,7 @@ _HOMES = {
     "_component._definition": "hash_parts",
     "_runs": "Run log_handler outside_config",
     "_residuals": "reuse_residuals content_digest",
-    "_derivatives": "product_from_jacobian",
+    "_derivatives._derive": "product_from_jacobian",
     "_schema": "array_leaves is_array_type describe_array describe_value",
     "_schema._array": "ArrayFlags",
     "_schema._validation": "is_tracer",

@@ -36,16 +36,18 @@ from chainrule._progress import unheard
 from chainrule._trees import get_at_path
 from chainrule.runtime._component._definition import Cost, Implementation, derived
 from chainrule.runtime._component._schemas import Schemas
-from chainrule.runtime._derivatives import (
-    finite_difference_jacobian,
-    finite_difference_jvp,
-    finite_difference_vjp,
+from chainrule.runtime._derivatives._derive import (
     hvp_from_vjp,
     jacobian_from_jvp,
     jacobian_from_vjp,
     jvp_from_jacobian,
     value_and_vjp,
     vjp_from_jacobian,
+)
+from chainrule.runtime._derivatives._differences import (
+    finite_difference_jacobian,
+    finite_difference_jvp,
+    finite_difference_vjp,
 )
 from chainrule.runtime._derivatives._stencils import ALGORITHMS, check_eps, find_stencil
 from chainrule.runtime._endpoints import (

@@ -24,6 +24,7 @@ from pydantic import (
 )
 from pydantic_core import to_jsonable_python
 
+from chainrule._codec import dtype_generality
 from chainrule._errors import DefinitionError
 from chainrule._own_arrays import own_copy
 from chainrule._trees import get_at_path, is_arraylike
@@ -341,14 +342,7 @@ def fit_abstract(
     """
     shape = check_shape(spec, shape, dtype, strict=False)
     wanted = dtype if spec.dtype is None else numpy_dtype(spec.dtype)
-    if _generality(dtype) > _generality(wanted):
+    if dtype_generality(dtype) > dtype_generality(wanted):
         raise dtype_mismatch(str(spec.dtype), dtype.name, shape)
     enter_sizes(sizes, path, spec, shape)
     return shape, wanted
-
-
-def _generality(dtype: np.dtype[Any]) -> int:
-    """Booleans are integers, integers are floats, floats are complex numbers."""
-    if dtype.kind == "V" and "float" in dtype.name:  # bfloat16, float8
-        return 2
-    return {"b": 0, "f": 2, "c": 3}.get(dtype.kind, 1)

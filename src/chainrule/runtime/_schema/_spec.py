@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from chainrule._codec import dtype_from_name
+from chainrule._codec import dtype_from_name, dtype_generality
 from chainrule._errors import DefinitionError
 from chainrule._trees import is_arraylike, with_article
 
@@ -170,7 +170,6 @@ _ARRAYS = {
 }
 _SHORT = {"bool": "bool", "bfloat16": "bf16"}
 _SHORT_KINDS = {"float": "f", "int": "i", "uint": "u", "complex": "c"}
-_GENERALITY_OF_KIND = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
 
 
 @cache
@@ -195,9 +194,7 @@ def generality(dtype: np.dtype[Any]) -> int | None:
 
     A cast is allowed towards equal or greater generality; whether the values survive is another check.
     """
-    if dtype.name == BFLOAT16:
-        return 2
-    return _GENERALITY_OF_KIND.get(dtype.kind) if dtype.name in PEER_DTYPES else None
+    return dtype_generality(dtype) if dtype.name in ALL_DTYPES else None
 
 
 @cache
@@ -211,7 +208,8 @@ def castable_dtypes(name: str | None) -> tuple[str, ...]:
 
 
 def _generality_of_name(name: str) -> int:
-    return 2 if name == BFLOAT16 else _GENERALITY_OF_KIND[np.dtype(name).kind]
+    # NumPy knows the name `bfloat16` only once `ml_dtypes` is imported.
+    return 2 if name == BFLOAT16 else dtype_generality(np.dtype(name))
 
 
 def number_kind(dtype: np.dtype[Any]) -> str:
