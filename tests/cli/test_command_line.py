@@ -543,6 +543,47 @@ def test_record_and_test(run, component, tmp_path):
     assert run("test", component)[0] == 2
 
 
+READS_A_FILE = """
+from pydantic import BaseModel
+from tesseract_core.runtime.experimental import InputPath
+
+class InputSchema(BaseModel):
+    file: InputPath
+
+class OutputSchema(BaseModel):
+    text: str
+
+def apply(inputs):
+    return OutputSchema(text=inputs.file.read_text())
+"""
+
+
+def test_tests_may_name_files_of_the_component(run, tmp_path):
+    for folder in ("test_cases", "input_data", "other"):
+        (tmp_path / "reader" / folder).mkdir(parents=True)
+    reader = tmp_path / "reader"
+    (reader / "tesseract_api.py").write_text(READS_A_FILE)
+    (reader / "input_data" / "a.txt").write_text("kept")
+    case = {"endpoint": "apply", "payload": {"inputs": {"file": "a.txt"}}}
+    (reader / "test_cases" / "test_a.json").write_text(
+        json.dumps({**case, "expected_outputs": {"text": "kept"}})
+    )
+    assert run("test", reader)[0] == 0
+    assert run("test", reader, "--input-path", reader / "other")[0] == 1
+
+
+def test_schemas_of_project_files(run):
+    code, out, _ = run("schema", "--config", "tesseract_config.yaml")
+    schema = json.loads(out)
+    assert (code, schema["required"]) == (0, ["name"])
+    assert "build_config" in schema["properties"]
+    code, out, _ = run("schema", "--config")
+    assert "build" in json.loads(out)["properties"]
+    code, _, err = run("schema")
+    assert code == 2
+    assert "--config" in err
+
+
 def test_a_failing_call_is_recorded_only_on_request(run, component, tmp_path):
     misspelled = '{"inputs": {"xx": [1.0]}}'
     code, out, err = run("record", component, "apply", misspelled, "--output", "case.json")

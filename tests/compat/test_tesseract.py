@@ -91,9 +91,64 @@ def test_inputs_that_are_refused_while_tracing():
 def test_missing_products_are_derived():
     scaling = tc.Tesseract.from_tesseract_api(SCALING)
     inputs = {"part": {"v": np.array([0.0, 1.0]), "s": 3.0}}
-    assert "jacobian_vector_product" in scaling.available_endpoints
-    found = scaling.jacobian_vector_product(inputs, ["part.s"], ["y"], {"part.s": 1.0})
+    assert "jacobian_vector_product" not in scaling.available_endpoints
+    assert "jacobian_vector_product" in scaling.derived_endpoints
+    asked = inputs, ["part.s"], ["y"], {"part.s": 1.0}
+    found = scaling.jacobian_vector_product(*asked)
     np.testing.assert_allclose(found["y"], np.sin([0.0, 1.0]))
+    as_there = scaling.with_derived_endpoints(False)
+    assert as_there.derived_endpoints == []
+    with pytest.raises(NotImplementedError, match="jacobian_vector_product"):
+        as_there.jacobian_vector_product(*asked)
+
+
+def test_a_tesseract_in_jax_as_an_argument_and_with_wrong_inputs():
+    scaling = tc.Tesseract.from_tesseract_api(SCALING)
+    assert jax.tree.leaves(scaling) == []
+    with jax.enable_x64(True):
+        run = jax.jit(lambda t, v: apply_tesseract(t, {"part": {"v": v, "s": 2.0}})["y"])
+        np.testing.assert_allclose(run(scaling, np.array([0.0, 1.0])), 2 * np.sin([0.0, 1.0]))
+    for wrong in ("text", None, object()):
+        with pytest.raises(TypeError, match="array"):
+            apply_tesseract(scaling, {"part": {"v": wrong}})
+
+
+NOT_MARKED = """
+from pydantic import BaseModel
+from tesseract_core.runtime import Array, Differentiable, Float32
+
+class InputSchema(BaseModel):
+    x: Differentiable[Array[(None,), Float32]]
+    n: Array[(), Float32]
+
+class OutputSchema(BaseModel):
+    y: Differentiable[Array[(None,), Float32]]
+
+def apply(inputs):
+    return OutputSchema(y=inputs.n * inputs.x)
+
+def jacobian(inputs, jac_inputs, jac_outputs):
+    raise NotImplementedError
+"""
+
+
+def test_what_jax_cannot_have_of_a_tesseract_is_a_value_error(tmp_path):
+    (tmp_path / "tesseract_api.py").write_text(NOT_MARKED)
+    bare = tc.Tesseract.from_tesseract_api(tmp_path / "tesseract_api.py")
+    x = np.ones(2, np.float32)
+
+    def call(n):
+        return apply_tesseract(bare, {"x": x, "n": n})["y"].sum()
+
+    assert float(call(np.float32(3.0))) == 6.0  # without abstract_eval, eagerly
+    with pytest.raises(ValueError, match="abstract_eval"):
+        jax.jit(call)(3.0)
+    (tmp_path / "tesseract_api.py").write_text(
+        NOT_MARKED + "\ndef abstract_eval(abstract_inputs):\n    return {'y': abstract_inputs.x}\n"
+    )
+    bare = tc.Tesseract.from_tesseract_api(tmp_path / "tesseract_api.py")
+    with pytest.raises(ValueError, match="`n`"):
+        jax.make_jaxpr(jax.grad(call))(3.0)
 
 
 def test_a_path_that_was_refused_is_named_where_it_was_asked_for():

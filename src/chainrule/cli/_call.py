@@ -10,6 +10,7 @@ from typing import Any
 from chainrule._codec import BinrefWriter, encode_body
 from chainrule._errors import InputError, StorageError
 from chainrule._whole_files import write_whole
+from chainrule.cli._debugging import add_debug_port, listen
 from chainrule.cli._output import result_stream
 from chainrule.cli._payload import add_payload, given_payload
 from chainrule.cli._sources import (
@@ -82,12 +83,15 @@ def _add_arguments(parser: ArgumentParser) -> None:
         metavar="KIND",
         help="Open component references of this kind: api_path, url or image; repeat for more",
     )
+    add_debug_port(parser, "the call begins when one has attached")
     parser.set_defaults(handler=_run)
 
 
 def _run(options: Namespace) -> int:
     """Call the endpoint and write its result to standard output, or to a file in the output path."""
     with result_stream() as stdout:
+        if options.debug_port is not None:
+            listen(options.debug_port, wait=True)
         if not is_url(options.component):
             check_source(options.component)
         config = _config(options)

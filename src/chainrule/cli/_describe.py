@@ -7,6 +7,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from chainrule._errors import InputError
 from chainrule.cli._output import result_stream, table_text
 from chainrule.cli._sources import add_component, read_document
 from chainrule.runtime.internal import Document
@@ -36,20 +37,27 @@ def _check(options: Namespace) -> int:
 
 
 def add_schema_arguments(parser: ArgumentParser) -> None:
-    """The component, and which part of the document."""
-    add_component(parser)
+    """The component, and which part of the document; or a project file."""
+    add_component(parser, is_optional=True)
     parser.add_argument(
         "--part",
         choices=("openapi", *_PARTS),
         default="openapi",
         help="Print the whole document, or the JSON schema of the inputs or outputs (default: openapi)",
     )
+    parser.add_argument(
+        "--config",
+        nargs="?",
+        const="component.yaml",
+        choices=("component.yaml", "tesseract_config.yaml"),
+        help="Print the JSON schema of this project file instead, for editors (default: component.yaml)",
+    )
     parser.set_defaults(handler=_schema)
 
 
 def _schema(options: Namespace) -> int:
     with result_stream() as stdout:
-        document = read_document(options)
+        document = _document(options)
         if options.part in _PARTS:
             document = {
                 "$ref": f"#/components/schemas/{_PARTS[options.part]}",
@@ -57,6 +65,19 @@ def _schema(options: Namespace) -> int:
             }
         stdout.write([json.dumps(document, indent=2, sort_keys=True).encode(), b"\n"])
     return 0
+
+
+def _document(options: Namespace) -> dict[str, Any]:
+    if options.config is not None:
+        from chainrule.deploy.internal import settings_schema
+
+        return settings_schema(options.config)
+    if options.component is None:
+        raise InputError(
+            "Name a component, or pass --config for the schema of a project file.",
+            code="bad_option",
+        )
+    return read_document(options)
 
 
 def add_inspect_arguments(parser: ArgumentParser) -> None:

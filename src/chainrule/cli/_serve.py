@@ -16,6 +16,7 @@ from typing import Any
 
 from chainrule._codec import DEFAULT_LIMITS, Limits
 from chainrule._folders import state_folder
+from chainrule.cli._debugging import add_debug_port, listen
 from chainrule.cli._sources import add_derive_hvp, add_folders, check_exists
 from chainrule.runtime import ComponentConfig
 from chainrule.runtime.internal import log_handler
@@ -59,6 +60,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--ray-address", metavar="ADDRESS", help="Address of the cluster, with --engine ray"
     )
+    add_debug_port(parser, "calls run in this process (--workers 0), and do not wait for one")
     parser.set_defaults(handler=run)
 
 
@@ -124,6 +126,9 @@ def run(options: Namespace) -> int:
     for component in options.components:
         if not component.startswith("pool:"):
             check_exists(component)
+    if options.debug_port is not None:
+        options.workers = 0
+        listen(options.debug_port, wait=False)
     if options.jobs_folder is not None:
         _serve(options)
         return 0

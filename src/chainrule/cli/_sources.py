@@ -21,11 +21,12 @@ if TYPE_CHECKING:  # most commands call a component in this process and need no 
 _DESCRIBE = {"require_files": False}
 
 
-def add_component(parser: ArgumentParser) -> None:
+def add_component(parser: ArgumentParser, *, is_optional: bool = False) -> None:
     """The component that the command is about: loaded here, or served somewhere."""
     parser.add_argument(
         "component",
         metavar="COMPONENT",
+        nargs="?" if is_optional else None,
         help="A module file, its folder, file.py:name, a component.yaml, or the URL of a served component",
     )
     parser.add_argument(

@@ -195,12 +195,19 @@ def add_test_arguments(parser: ArgumentParser) -> None:
         help="Files of test cases (default: test_cases/test_*.json beside the component, or in the working "
         "directory for a URL)",
     )
+    parser.add_argument(
+        "--input-path",
+        "-i",
+        type=Path,
+        metavar="FOLDER",
+        help="Let test cases name files in this folder (default: input_data beside the component, if there)",
+    )
     parser.set_defaults(handler=_test)
 
 
 def _test(options: Namespace) -> int:
     """Exit with 1 when a test fails."""
-    with result_stream() as stdout, opened(options) as component:
+    with result_stream() as stdout, opened(options, _input_folder(options)) as component:
         files = options.cases or find_tests(component_folder(options))
         if not files:
             raise InputError(
@@ -211,6 +218,12 @@ def _test(options: Namespace) -> int:
         results = {str(file): _run_test(component, file) for file in files}
         stdout.write_text(_test_text(results, options.json))
     return int(not all(result.passed for result in results.values()))
+
+
+def _input_folder(options: Namespace) -> dict[str, Path]:
+    """The folder whose files test cases may name."""
+    folder = options.input_path or component_folder(options) / "input_data"
+    return {"input_path": folder} if options.input_path or folder.is_dir() else {}
 
 
 def _run_test(component: Any, file: Path) -> RegressionResult:

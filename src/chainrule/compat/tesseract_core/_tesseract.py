@@ -33,6 +33,7 @@ _ENDPOINTS = (
     "health",
     "abstract_eval",
 )
+_DERIVATIVES = _ENDPOINTS[1:4]
 Timeout = float | tuple[float, float] | None
 
 
@@ -52,6 +53,7 @@ class Tesseract(EndpointMethods):
     _open: Callable[[], Component] | None
     _component: Component | None
     _encoding: RequestedEncoding
+    _derives = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise TypeError(
@@ -341,11 +343,26 @@ class Tesseract(EndpointMethods):
 
     @property
     def available_endpoints(self) -> list[str]:
-        """The endpoints that can be called, derived ones included; and `test` where the ancestor has it."""
-        offered = self.component.available_endpoints
+        """The endpoints that the author wrote, `health`, and `test` where the ancestor has it.
+
+        Those that are derived can be called too; they are in `derived_endpoints`.
+        """
+        derived = set(_derived(self.component))
+        offered = [name for name in self.component.available_endpoints if name not in derived]
         is_tested = self.local is not None or self._open is not None
         has_test = is_tested or "/test" in self.openapi_schema["paths"]
         return [name for name in _ENDPOINTS if name in offered] + ["test"] * has_test
+
+    @property
+    def derived_endpoints(self) -> list[str]:
+        """The endpoints that are made from others, and can be called as if the author had written them."""
+        return _derived(self.component) if self._derives else []
+
+    def with_derived_endpoints(self, derives: bool) -> Self:
+        """A view of the same component that has its derived endpoints, or refuses them, as the ancestor."""
+        view = copy.copy(self)
+        view._derives = derives
+        return view
 
     @property
     def server_capabilities(self) -> ServerCapabilities | None:
@@ -406,8 +423,18 @@ class Tesseract(EndpointMethods):
         """Send the whole body of a request to an endpoint."""
         if endpoint == "health":
             return self.health()
+        if not self._derives and endpoint in _derived(self.component):
+            raise NotImplementedError(
+                f"Endpoint {endpoint!r} not implemented for this Tesseract. Its author wrote "
+                f"{', '.join(self.available_endpoints)}; `with_derived_endpoints(True)` has the others."
+            )
         with pydantic_errors(endpoint, payload, is_remote=self.local is None):
             return self.component.transport.call(endpoint, payload, run_id=run_id)
+
+
+def _derived(component: Component) -> list[str]:
+    capabilities = component.capabilities
+    return [name for name in _DERIVATIVES if capabilities[name].status == "derived"]
 
 
 def _check_file(path: str | Path) -> None:

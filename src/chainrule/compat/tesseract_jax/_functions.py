@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
+import jax
+
 from chainrule import harvest
-from chainrule._errors import InputError
+from chainrule._errors import CapabilityError, InputError
 from chainrule.bridge import apply_component
+from chainrule.compat.tesseract_core import Tesseract
 from chainrule.compat.tesseract_core._failures import as_validation_error
 
 VmapMethod = Literal["sequential", "auto_experimental", "expand_dims", "broadcast_all"]
 T = TypeVar("T")
+
+# A `Tesseract` may be an argument of a jitted function: it is part of the program, not of the data.
+jax.tree_util.register_static(Tesseract)
 
 
 def apply_tesseract(
@@ -35,19 +41,37 @@ def apply_tesseract(
 
     Raises:
         pydantic.ValidationError: the component refuses the inputs.
+        TypeError: something else than an array is given for an array.
+        ValueError: a derivative by an input is asked for that is not differentiable; or the component has no
+            `abstract_eval` and is called under a transformation.
     """
+    client = (
+        tesseract_client.component if isinstance(tesseract_client, Tesseract) else tesseract_client
+    )
     try:
         return apply_component(
-            tesseract_client,
+            client,
             inputs,
             vmap_method=vmap_method or "auto",
             materialize_jacobian=materialize_jacobian,
         )
+    except CapabilityError as error:
+        if error.code == "no_abstract_eval":
+            raise ValueError(error.message) from error
+        raise
     except InputError as error:
-        if error.code == "invalid_option":
+        if error.code in ("invalid_option", "input_not_differentiable"):
             raise
+        if error.code == "not_an_array" or _is_missing_array(error):
+            raise TypeError(error.message) from error
         # The ancestor asks for shapes first, so that is the endpoint that refuses.
         raise as_validation_error(error, "abstract_eval", {"inputs": inputs}) from error
+
+
+def _is_missing_array(error: InputError) -> bool:
+    """Whether nothing but `None` was given for arrays."""
+    problems = error.details.get("problems") or ()
+    return bool(problems) and all(problem["type"] == "array_non_numeric" for problem in problems)
 
 
 def sow(value: T, name: str, *, tag: str = "intermediates") -> T:

@@ -209,6 +209,22 @@ def read_settings(
     return ImageSettings(**facts | given)
 
 
+def settings_schema(file_name: str) -> dict[str, Any]:
+    """The JSON Schema of a project file, for editors.
+
+    Args:
+        file_name: `component.yaml` or `tesseract_config.yaml`.
+    """
+    if file_name == "tesseract_config.yaml":
+        schema = _PeerConfig.model_json_schema()
+    else:
+        # What else the file says (the components in a folder) is read where components are loaded.
+        facts: dict[str, Any] = dict.fromkeys(("name", "version", "description"), (str, ""))
+        own = create_model("Component", build=(_build_section() | None, None), **facts)
+        schema = own.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": file_name}
+
+
 def _from_own_file(file: Path, changes: Changes) -> dict[str, Any]:
     content = _read_mapping(file, changes)
     build = _validate(_build_section(), content.get("build") or {}, file, "build.")

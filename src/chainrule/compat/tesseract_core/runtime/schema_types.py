@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from chainrule.compat._mirror import mirror
-from chainrule.runtime.internal import is_array_type
+from chainrule.runtime import internal
 
 ALLOWED_DTYPE_NAMES = (
     "float16", "float32", "float64", "int8", "int16", "int32", "int64", "bool",
@@ -13,10 +13,12 @@ ALLOWED_DTYPE_NAMES = (
 )  # fmt: skip
 """The dtypes that the ancestor knows."""
 
+ArrayFlags = internal.ArrayFlags
+
 
 class _OfArrayTypes(type):
     def __subclasscheck__(cls, candidate: Any) -> bool:
-        return is_array_type(candidate)
+        return internal.is_array_type(candidate)
 
 
 class PydanticArrayAnnotation(metaclass=_OfArrayTypes):

@@ -1,0 +1,50 @@
+"""`--debug-port`: a debugger (debugpy) attaches to the process that runs the component."""
+
+from __future__ import annotations
+
+import logging
+from argparse import ArgumentParser
+
+from chainrule._errors import InputError
+
+_HOST = "127.0.0.1"  # who attaches can run anything in this process
+
+logger = logging.getLogger(__name__)
+
+
+def add_debug_port(parser: ArgumentParser, what: str) -> None:
+    """The port that a debugger attaches to."""
+    parser.add_argument(
+        "--debug-port",
+        type=int,
+        metavar="PORT",
+        help=f"Accept a debugger (debugpy) on this port of loopback; {what} (default: no debugger)",
+    )
+
+
+def listen(port: int, *, wait: bool) -> None:
+    """Accept a debugger, and say so on standard error.
+
+    Args:
+        port: of loopback.
+        wait: return only when a debugger has attached.
+
+    Raises:
+        InputError: debugpy is not installed, or the port cannot be listened on.
+    """
+    try:
+        import debugpy
+    except ImportError as error:
+        raise InputError(
+            "--debug-port needs debugpy: `pip install debugpy`.", code="missing_dependency"
+        ) from error
+    try:
+        debugpy.listen((_HOST, port))
+    except (OSError, RuntimeError) as error:
+        raise InputError(
+            f"A debugger cannot be accepted on {_HOST}:{port}: {error}.", code="port_in_use"
+        ) from error
+    # tesseract-core writes the same line, and tools look for it.
+    logger.warning("Debugger listening on %s:%d", _HOST, port)
+    if wait:
+        debugpy.wait_for_client()
