@@ -2,7 +2,7 @@
 
 Codes and messages are read from the source; what they mean, where the message alone does not say it, is in
 `scripts/error_explanations.yaml`. `python scripts/error_codes.py` writes the page, and a test in
-`tests/project/test_house.py` holds it up to date.
+`tests/project/test_rules.py` holds it up to date.
 """
 
 import ast

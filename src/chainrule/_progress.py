@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Emit = Callable[[float, str], None]
 
-# Reports that follow each other faster than this are dropped, except the last.
+# Reports that follow each other faster than this are dropped, except the last and those with a new message.
 _MIN_PAUSE_S = 0.05
 
 PATIENCE_S = 2.0
@@ -37,12 +37,10 @@ class Listener:
 
     Args:
         emit: called with a fraction between 0 and 1 that never falls, and a message.
-        pause_s: at most one report in so many seconds is passed on, unless its message is new.
     """
 
-    def __init__(self, emit: Emit, *, pause_s: float = _MIN_PAUSE_S) -> None:
+    def __init__(self, emit: Emit) -> None:
         self._emit = emit
-        self._pause_s = pause_s
         self._lock = threading.Lock()
         self._range = (0.0, 1.0)
         self._fraction = 0.0
@@ -60,7 +58,7 @@ class Listener:
                 return
             self._fraction = max(self._fraction, absolute)
             self._message = message
-            self._next = now + self._pause_s
+            self._next = now + _MIN_PAUSE_S
             # Inside the lock, so that reports of several threads arrive in the order of their fractions.
             # So `emit` must not report progress itself.
             self._emit(self._fraction, message)

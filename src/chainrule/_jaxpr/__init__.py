@@ -67,7 +67,6 @@ from chainrule._jaxpr._names import (
 from chainrule._jaxpr._programs import (
     OutsideCall,
     Role,
-    Site,
     SourceLocation,
     SubProgram,
     call_sites,
@@ -102,7 +101,6 @@ __all__ = [
     "Primitive",
     "Rewriter",
     "Role",
-    "Site",
     "SourceLocation",
     "SubProgram",
     "Var",

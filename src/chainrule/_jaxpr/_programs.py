@@ -159,7 +159,7 @@ _READERS: dict[str, Callable[[JaxprEqn], Iterator[SubProgram]]] = {
 
 
 @dataclass(frozen=True)
-class Site:
+class Visit:
     """An equation and the way to it.
 
     Attributes:
@@ -173,21 +173,23 @@ class Site:
     within: tuple[tuple[JaxprEqn, SubProgram], ...] = ()
 
 
-def walk(program: ClosedJaxpr) -> Iterator[Site]:
+def walk(program: ClosedJaxpr) -> Iterator[Visit]:
     """Every equation in program order; an equation comes before those of its sub-programs."""
-    stack: list[Iterator[Site]] = [_sites(program, ())]
+    stack: list[Iterator[Visit]] = [_visits(program, ())]
     while stack:
-        site = next(stack[-1], None)
-        if site is None:
+        visit = next(stack[-1], None)
+        if visit is None:
             stack.pop()
             continue
-        yield site
-        for sub in reversed(subprograms(site.equation)):
-            stack.append(_sites(sub.program, (*site.within, (site.equation, sub))))
+        yield visit
+        for sub in reversed(subprograms(visit.equation)):
+            stack.append(_visits(sub.program, (*visit.within, (visit.equation, sub))))
 
 
-def _sites(program: ClosedJaxpr, within: tuple[tuple[JaxprEqn, SubProgram], ...]) -> Iterator[Site]:
-    return (Site(eqn, position, within) for position, eqn in enumerate(program.jaxpr.eqns))
+def _visits(
+    program: ClosedJaxpr, within: tuple[tuple[JaxprEqn, SubProgram], ...]
+) -> Iterator[Visit]:
+    return (Visit(eqn, position, within) for position, eqn in enumerate(program.jaxpr.eqns))
 
 
 @dataclass(frozen=True)

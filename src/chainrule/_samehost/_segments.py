@@ -43,7 +43,10 @@ _SEALS = getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0)
 _MIN_BYTES = 1 << 16
 # Mapped in such steps, so that bodies of about the same size find the memory mapped.
 _MAP_STEP = 1 << 20
-# Each needs two descriptors.
+# Idle segments of a caller beyond this are closed.
+_MAX_IDLE_BYTES = 256 << 20
+# Of a process: those that were not used for the longest time go first. Each needs two descriptors.
+_MAX_MAPPED_BYTES = 1 << 30
 _MAX_MAPPED = 64
 
 
@@ -180,14 +183,9 @@ def stored(pieces: Sequence[Any]) -> Segment:
 
 
 class SegmentPool:
-    """Segments that a caller uses again, call after call. Safe between threads.
+    """Segments that a caller uses again, call after call. Safe between threads."""
 
-    Args:
-        max_idle_bytes: idle segments beyond this are closed.
-    """
-
-    def __init__(self, *, max_idle_bytes: int = 256 << 20) -> None:
-        self._max_idle_bytes = max_idle_bytes
+    def __init__(self) -> None:
         self._idle: list[Segment] = []
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -218,7 +216,7 @@ class SegmentPool:
         with self._lock:
             idle = self._ours()
             idle.append(segment)
-            while idle and sum(each.size for each in idle) > self._max_idle_bytes:
+            while idle and sum(each.size for each in idle) > _MAX_IDLE_BYTES:
                 idle.pop(0).close()
 
     def _ours(self) -> list[Segment]:
@@ -321,14 +319,13 @@ class MappedSegments:
     Mapping 80 MB takes as long as copying them twice, so a segment that comes again is mapped already. One
     that does not come again for some seconds is dropped: its caller may have ended.
 
-    Args:
-        max_bytes: of all of them; those that were not used for the longest time go first.
+    Attributes:
         max_idle_s: how long one is kept after its last use.
     """
 
-    def __init__(self, *, max_bytes: int = 1 << 30, max_idle_s: float = 5.0) -> None:
-        self._max_bytes = max_bytes
-        self.max_idle_s = max_idle_s
+    max_idle_s = 5.0
+
+    def __init__(self) -> None:
         self._segments: dict[tuple[int, int], tuple[float, Segment]] = {}
 
     def __len__(self) -> int:
@@ -363,7 +360,7 @@ class MappedSegments:
     @property
     def _is_full(self) -> bool:
         nbytes = sum(segment.mapped_bytes for _, segment in self._segments.values())
-        return nbytes > self._max_bytes or len(self._segments) > _MAX_MAPPED
+        return nbytes > _MAX_MAPPED_BYTES or len(self._segments) > _MAX_MAPPED
 
     def _drop_oldest(self) -> None:
         # Not closed: a call may be using it. It is closed when nothing refers to it any more.

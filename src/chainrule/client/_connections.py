@@ -51,6 +51,9 @@ T = TypeVar("T", bound=_Closable)
 MAX_DOCUMENT_BYTES = 64 << 20
 """Of an answer that says something about the server: its document, its health, its jobs."""
 
+MAX_ANSWER_BYTES = 4 << 30
+"""Of one answer, unless a caller says otherwise: as much as a server takes of all requests together."""
+
 
 class LostConnectionError(TransportError):
     """The connection could not be made, or broke.

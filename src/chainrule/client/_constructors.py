@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from chainrule._errors import DefinitionError
 from chainrule._registry import provided
-from chainrule.client._connections import Verify
+from chainrule.client._connections import MAX_ANSWER_BYTES, Verify
 from chainrule.client._transport import Transport
 from chainrule.runtime import ComponentConfig, LocalComponent
 
@@ -59,7 +59,7 @@ class Constructors:
         idempotent: bool = False,
         share_memory: bool = True,
         verify: Verify = True,
-        max_answer_bytes: int = 4 << 30,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
     ) -> Self:
         """A component that is served somewhere, by Chainrule or by a Tesseract. Nothing is sent yet.
 

@@ -20,6 +20,7 @@ from chainrule._samehost import is_supported
 from chainrule._tracing import current_traceparent, is_traced, span
 from chainrule.client._answers import Answer, answer_limits, read_answer
 from chainrule.client._connections import (
+    MAX_ANSWER_BYTES,
     ConnectionPool,
     Deadline,
     LostConnectionError,
@@ -39,9 +40,6 @@ from chainrule.runtime.internal import Run
 _COMPONENT_PATH = re.compile(r"/c/[^/]+$")
 _FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 5.0
-
-# Of one answer, unless a caller says otherwise: as much as a server takes of all requests together.
-_MAX_ANSWER_BYTES = 4 << 30
 
 
 class HttpTransport(Transport):
@@ -68,7 +66,7 @@ class HttpTransport(Transport):
         idempotent: bool = False,
         share_memory: bool = True,
         verify: Verify = True,
-        max_answer_bytes: int = _MAX_ANSWER_BYTES,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
     ) -> None:
         self._settings: dict[str, Any] = {
             "token": token, "timeout": timeout, "retries": retries, "idempotent": idempotent,

@@ -17,6 +17,7 @@ Edge = tuple[Any, Any]
 Point = tuple[float, float]
 
 _SWEEPS = 8
+_APART = 18.0  # free space between the nodes of a layer
 _MARGIN = 16.0
 _WAYPOINT: Point = (0.0, 16.0)
 
@@ -55,21 +56,18 @@ class _Waypoint:
     layer: int
 
 
-def lay_out(
-    sizes: Mapping[Any, Point], edges: Collection[Edge], *, between: float, apart: float = 18.0
-) -> Layout:
+def lay_out(sizes: Mapping[Any, Point], edges: Collection[Edge], *, between: float) -> Layout:
     """Place nodes in layers.
 
     Args:
         sizes: width and height of every node, in an order in which all edges go forward.
         edges: pairs of nodes.
         between: free space between layers.
-        apart: free space between nodes of one layer.
     """
     depth = _depths(sizes, edges)
     chains = {(a, b): _chain((a, b), depth) for a, b in edges}
     layers = _sorted_layers(depth, chains)
-    places, size = _coordinates(layers, sizes, between, apart)
+    places, size = _coordinates(layers, sizes, between)
     routes = {
         (a, b): (_side(places[a], sizes[a], +1), *(places[w] for w in chain[1:-1]),
                  _side(places[b], sizes[b], -1))
@@ -127,12 +125,12 @@ def _sort_by_neighbours(
 
 
 def _coordinates(
-    layers: list[list[Any]], sizes: Mapping[Any, Point], between: float, apart: float
+    layers: list[list[Any]], sizes: Mapping[Any, Point], between: float
 ) -> tuple[dict[Any, Point], Point]:
     def size(node: Any) -> Point:
         return _WAYPOINT if isinstance(node, _Waypoint) else sizes[node]
 
-    heights = [sum(size(n)[1] for n in layer) + apart * (len(layer) - 1) for layer in layers]
+    heights = [sum(size(n)[1] for n in layer) + _APART * (len(layer) - 1) for layer in layers]
     tallest = max(heights, default=0.0)
     places: dict[Any, Point] = {}
     x = _MARGIN
@@ -141,7 +139,7 @@ def _coordinates(
         y = _MARGIN + (tallest - height) / 2
         for node in layer:
             places[node] = (x + width / 2, y + size(node)[1] / 2)
-            y += size(node)[1] + apart
+            y += size(node)[1] + _APART
         x += width + between
     return places, (x - between + _MARGIN, tallest + 2 * _MARGIN)
 

@@ -1,5 +1,6 @@
-"""The rules of the house that a machine can hold: lint, formatting, floors, the error page."""
+"""Rules of the project that a tool can check: lint, formatting, layers, borders, the error page."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -34,6 +35,46 @@ def test_jax_internals_are_touched_in_one_place_only():
         if "_jaxpr" not in path.parts and re.search(r"\bjax\._src\b", path.read_text())
     ]
     assert offenders == []
+
+
+def _package(path):
+    return path.relative_to(SOURCE).parts[0]
+
+
+def test_private_attributes_are_used_in_their_own_package_only():
+    """`component._schemas` outside of `runtime`, for example. Named tuples and `os` have public `_names`."""
+    public = {"_asdict", "_exit", "_fields", "_getframe", "_make", "_replace"}
+    trees = {path: ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")}
+    known = {}
+    for path, tree in trees.items():
+        names = known.setdefault(_package(path), set(public))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                names.add(node.name)
+            elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+                names.add(node.id if isinstance(node, ast.Name) else node.attr)
+    offenders = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}"
+        for path, tree in trees.items()
+        if _package(path) not in ("_jaxpr", "torch")  # which use names of JAX and torch
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and re.match("_[a-z]", node.attr)
+        if node.attr not in known[_package(path)] and ast.unparse(node.value) not in ("self", "cls")
+    ]
+    assert offenders == []
+
+
+def test_private_modules_have_no_all():
+    """But for those whose names another module hands on: the ground, and what Tesseract components import."""
+    handed_on = {"runtime/_files.py", "runtime/_runs.py", "runtime/_component/_peer_cuda.py"}
+    offenders = [
+        str(path.relative_to(SOURCE))
+        for path in SOURCE.rglob("_[a-z]*.py")
+        if len(path.relative_to(SOURCE).parts) > 1
+        and not _package(path).startswith("_")
+        and re.search("^__all__ =", path.read_text(), re.MULTILINE)
+    ]
+    assert set(offenders) <= handed_on
 
 
 def test_the_map_for_contributors_names_what_exists():
