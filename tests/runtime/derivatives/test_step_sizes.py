@@ -226,3 +226,44 @@ def test_errors_are_those_of_the_best_step(algorithm, order, dtype, relative_noi
     allowed = (10 * unit + 4 * relative_noise) / step * size
     allowed += (rate * step) ** order * (rate * size + abs(exact)) + 2e-3 * abs(exact)
     assert abs(found * scale - exact) <= allowed
+
+
+@pytest.mark.parametrize("algorithm", ["central", "richardson"])
+@pytest.mark.parametrize("offset", [1.0, 10.0, 100.0])
+@given(st.floats(-12.0, -2.0))
+def test_programs_that_lose_digits_inside(algorithm, offset, exponent):
+    """The rounding error is not that of the output, but `offset` times as large."""
+    x = 10.0**exponent
+
+    def apply(inputs):
+        return {"y": 1.0 + ((inputs["x"] + offset) ** 2 - offset**2) / offset}
+
+    found = finite_difference_jacobian(
+        apply, {"x": x}, {"x"}, {"y"}, algorithm=algorithm, eps="auto"
+    )["y"]["x"]
+    np.testing.assert_allclose(found, 2 * (x + offset) / offset, rtol=2e-5)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("x", [1e-3, 1e-9, 1e-15, -1e-6])
+def test_a_program_that_takes_numbers_of_one_sign_only(algorithm, x):
+    def apply(inputs):
+        if inputs["x"] * x <= 0:
+            raise ValueError("on the other side of zero")
+        return {"y": 3.0 + inputs["x"] + np.sqrt(1 + inputs["x"])}
+
+    found = finite_difference_jacobian(
+        apply, {"x": x}, {"x"}, {"y"}, algorithm=algorithm, eps="auto"
+    )["y"]["x"]
+    np.testing.assert_allclose(found, 1 + 0.5 / np.sqrt(1 + x), rtol=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("x", [1e-15, 1e-12, -1e-10])
+def test_small_float32_inputs_of_a_small_scale(algorithm, x):
+    x = np.float32(x)
+    found = finite_difference_jacobian(
+        lambda d: {"y": np.exp(d["x"] / np.float32(1e-9))},
+        {"x": np.asarray(x)}, {"x"}, {"y"}, algorithm=algorithm, eps="auto",
+    )["y"]["x"]  # fmt: skip
+    np.testing.assert_allclose(found, 1e9 * np.exp(np.float64(x) / 1e-9), rtol=2e-2)

@@ -583,10 +583,10 @@ class _Adaptation:
 
     def _lengthen(self) -> None:
         quiet = self._is_quiet(self._levels[0])
-        # A program that loses four more bits than `_noise` supposes has 16 times its rounding error, and a
+        # A program that loses eight more bits than `_noise` supposes has 256 times its rounding error, and a
         # longer step is right for it. With two quotients or more, `_shorten` finds a step that is too long;
         # a forward difference has one, so there the estimate is taken as it is.
-        margin = 1 if self._sampler.stencil.order == 1 else 16
+        margin = 1 if self._sampler.stencil.order == 1 else 256
         while quiet.any() and self._sampler.can_change():
             level, longer = self._levels[-1], self._longer(self._levels[-1].move)
             if longer is None:
@@ -608,7 +608,8 @@ class _Adaptation:
         short = sampler.is_short(reach)
         if not short.any():
             return None
-        target = np.minimum(np.maximum(LONGER * reach, self._unit), sampler._longest)
+        # Far below unit² nothing is found in between: from a step of 1e-300 there would be 58 trials.
+        target = np.minimum(np.maximum(LONGER * reach, self._unit**2), sampler._longest)
         with np.errstate(over="ignore"):
             longer = np.where(short, move * (target / np.where(short, reach, 1.0)), move)
         longer, one_sided = self._away_from_zero(longer)
@@ -625,7 +626,7 @@ class _Adaptation:
         """A move that changes no sign, and whether it is in one direction only.
 
         Many programs take positive numbers only (a concentration, a length), with or without a bound in
-        their schema.
+        their schema, and raise an error for others.
         """
         origin, nodes = self._sampler.origin, self._sampler.stencil.one_sided.nodes
         crosses = (np.abs(move) * max(nodes) >= np.abs(origin)) & (origin * move != 0)
