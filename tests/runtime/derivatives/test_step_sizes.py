@@ -1,5 +1,7 @@
 """Automatic steps: one for each input element and each output, whatever their magnitudes."""
 
+import hashlib
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -167,3 +169,101 @@ def test_accuracy_near_a_bound(x):
     np.testing.assert_allclose(found, expected, rtol=1e-7)
     pushed = finite_difference_jvp(apply, at, {"x"}, {"y"}, {"x": -2.0}, eps="auto")["y"]
     np.testing.assert_allclose(pushed, -2 * expected, rtol=1e-7)
+
+
+def steep(x):
+    return np.tanh(30 * (x - 1))
+
+
+# A function of x over its scale, and its derivative.
+FUNCTIONS = {
+    "exp": (np.exp, np.exp),
+    "1 + exp": (lambda x: 1 + np.exp(x), np.exp),
+    "sin": (np.sin, np.cos),
+    "8 sin": (lambda x: np.sin(8 * x), lambda x: 8 * np.cos(8 * x)),
+    "log": (lambda x: np.log(np.abs(x)), lambda x: 1 / x),
+    "1 / x": (lambda x: 1 / x, lambda x: -1 / x**2),
+    "cube": (lambda x: x**3, lambda x: 3 * x**2),
+    "steep": (steep, lambda x: 30 * (1 - steep(x) ** 2)),
+    "tiny": (lambda x: 1e-30 * np.sin(x), lambda x: 1e-30 * np.cos(x)),
+    "huge": (lambda x: 1e30 * np.sin(x), lambda x: 1e30 * np.cos(x)),
+}
+
+
+def noise(x):
+    """Between -1 and 1, and unrelated for two different numbers."""
+    digest = hashlib.blake2b(np.float64(x).tobytes(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") / 2**31 - 1
+
+
+@pytest.mark.filterwarnings("ignore:The finite differences")
+@pytest.mark.parametrize("relative_noise", [0.0, 1e-9])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize(
+    ("algorithm", "order"), [("central", 2), ("forward", 1), ("richardson", 4)]
+)
+@given(
+    st.sampled_from(sorted(FUNCTIONS)),
+    st.sampled_from([1e-9, 1e-3, 1.0, 1e3, 1e9]),
+    st.floats(0.1, 3.0) | st.floats(-3.0, -0.1),
+)
+def test_errors_are_those_of_the_best_step(algorithm, order, dtype, relative_noise, name, scale, x):
+    """Rounding is unit / h, or noise / h, of the output; truncation is hᵖ of what varies on the scale."""
+    function, slope = FUNCTIONS[name]
+    x = dtype(x * scale)
+    at, unit = np.float64(x) / scale, float(np.finfo(dtype).eps)
+
+    def apply(inputs):
+        at = np.float64(inputs["x"]) / scale
+        return {"y": dtype(function(at) * (1 + relative_noise * noise(at)))}
+
+    found = finite_difference_jacobian(
+        apply, {"x": np.asarray(x)}, {"x"}, {"y"}, algorithm=algorithm, eps="auto"
+    )["y"]["x"]
+    step = unit ** (1 / (order + 1)) * min(abs(at), 1)
+    rate = {"8 sin": 8, "steep": 30}.get(name, 1) / min(abs(at), 1)
+    size, exact = abs(function(at)), slope(at)
+    allowed = (10 * unit + 4 * relative_noise) / step * size
+    allowed += (rate * step) ** order * (rate * size + abs(exact)) + 2e-3 * abs(exact)
+    assert abs(found * scale - exact) <= allowed
+
+
+@pytest.mark.parametrize("algorithm", ["central", "richardson"])
+@pytest.mark.parametrize("offset", [1.0, 10.0, 100.0])
+@given(st.floats(-12.0, -2.0))
+def test_programs_that_lose_digits_inside(algorithm, offset, exponent):
+    """The rounding error is not that of the output, but `offset` times as large."""
+    x = 10.0**exponent
+
+    def apply(inputs):
+        return {"y": 1.0 + ((inputs["x"] + offset) ** 2 - offset**2) / offset}
+
+    found = finite_difference_jacobian(
+        apply, {"x": x}, {"x"}, {"y"}, algorithm=algorithm, eps="auto"
+    )["y"]["x"]
+    np.testing.assert_allclose(found, 2 * (x + offset) / offset, rtol=2e-5)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("x", [1e-3, 1e-9, 1e-15, -1e-6])
+def test_a_program_that_takes_numbers_of_one_sign_only(algorithm, x):
+    def apply(inputs):
+        if inputs["x"] * x <= 0:
+            raise ValueError("on the other side of zero")
+        return {"y": 3.0 + inputs["x"] + np.sqrt(1 + inputs["x"])}
+
+    found = finite_difference_jacobian(
+        apply, {"x": x}, {"x"}, {"y"}, algorithm=algorithm, eps="auto"
+    )["y"]["x"]
+    np.testing.assert_allclose(found, 1 + 0.5 / np.sqrt(1 + x), rtol=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("x", [1e-15, 1e-12, -1e-10])
+def test_small_float32_inputs_of_a_small_scale(algorithm, x):
+    x = np.float32(x)
+    found = finite_difference_jacobian(
+        lambda d: {"y": np.exp(d["x"] / np.float32(1e-9))},
+        {"x": np.asarray(x)}, {"x"}, {"y"}, algorithm=algorithm, eps="auto",
+    )["y"]["x"]  # fmt: skip
+    np.testing.assert_allclose(found, 1e9 * np.exp(np.float64(x) / 1e-9), rtol=2e-2)

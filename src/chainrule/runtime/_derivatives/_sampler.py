@@ -268,15 +268,20 @@ def _require_room(program: Program, steps: np.ndarray, stuck: np.ndarray) -> Non
 
 
 DOUBT = 0.1
-"""Quotients over two lengths, or to the two sides, may differ by this much of themselves. The error of the
-formula that cancels the difference is about the square of that."""
+"""Quotients over two lengths, or to the two sides, may differ by this much of themselves: by δ = h·f″/f′. The
+next term, which the formula does not cancel, is h²·f‴/6f′, and of the order of δ²/6 where f varies on one
+scale. So the error is below 0.2 % where there is no doubt."""
 AGREE = 1e-3
-"""Derivatives with a step and with a shorter one that differ by less than this are the same."""
+"""Derivatives with a step and with a shorter one that differ by less than this are the same. The difference
+is the truncation error of the longer step, c·hᵖ·(1 − SHORTER⁻ᵖ), so this is the error that is accepted."""
 SHORTER = np.e**2
 """The factor between a step that is too long and the next one that is tried. It is irrational: of a periodic
 program, two steps in the ratio of integers can be multiples of the period and agree on nothing but that."""
 LONGER = 1e5
-"""The factor between a step that the outputs hardly notice and the next one that is tried."""
+"""The factor between a step that the outputs hardly notice and the next that is tried. In double precision
+there are nine decades from the step of an input of 1e-9 to the best one for the scale one: two trials."""
+ROUNDED = 4
+"""Half units of rounding in a difference of two outputs: a program is taken to round each of them twice."""
 
 
 class Difference(NamedTuple):
@@ -390,7 +395,11 @@ class Sampler:
 
     @property
     def joint_steps(self) -> np.ndarray:
-        """Steps for moving all elements at once, where a much shorter one would not be noticed."""
+        """Steps for moving all elements at once, where a much shorter one would not be noticed.
+
+        Which outputs change is what is asked for, not by how much. So a step of less than a hundredth of the
+        longest becomes that long; it is then still shorter than the best one for programs of the scale one.
+        """
         if not self.is_automatic:
             return self.steps
         return np.maximum(self.steps, 0.01 * min(self._longest, np.max(self.steps, initial=0.0)))
@@ -574,8 +583,10 @@ class _Adaptation:
 
     def _lengthen(self) -> None:
         quiet = self._is_quiet(self._levels[0])
-        # Where a step can show by itself that it is too long, the rounding error may be underestimated.
-        margin = 1 if self._sampler.stencil.order == 1 else 16
+        # A program that loses eight more bits than `_noise` supposes has 256 times its rounding error, and a
+        # longer step is right for it. With two quotients or more, `_shorten` finds a step that is too long;
+        # a forward difference has one, so there the estimate is taken as it is.
+        margin = 1 if self._sampler.stencil.order == 1 else 256
         while quiet.any() and self._sampler.can_change():
             level, longer = self._levels[-1], self._longer(self._levels[-1].move)
             if longer is None:
@@ -597,7 +608,8 @@ class _Adaptation:
         short = sampler.is_short(reach)
         if not short.any():
             return None
-        target = np.minimum(np.maximum(LONGER * reach, self._unit), sampler._longest)
+        # Far below unit² nothing is found in between: from a step of 1e-300 there would be 58 trials.
+        target = np.minimum(np.maximum(LONGER * reach, self._unit**2), sampler._longest)
         with np.errstate(over="ignore"):
             longer = np.where(short, move * (target / np.where(short, reach, 1.0)), move)
         longer, one_sided = self._away_from_zero(longer)
@@ -614,7 +626,7 @@ class _Adaptation:
         """A move that changes no sign, and whether it is in one direction only.
 
         Many programs take positive numbers only (a concentration, a length), with or without a bound in
-        their schema.
+        their schema, and raise an error for others.
         """
         origin, nodes = self._sampler.origin, self._sampler.stencil.one_sided.nodes
         crosses = (np.abs(move) * max(nodes) >= np.abs(origin)) & (origin * move != 0)
@@ -650,7 +662,8 @@ class _Adaptation:
                 jumps &= np.abs(first.found[0].change) > np.sqrt(self._unit) * self._base
             agreed = doubtful & (apart <= AGREE * np.abs(slope) + noise)
             self._chosen[agreed] = number
-            # What is left between them beyond rounding is the truncation error of the longer step.
+            # What is left between them beyond rounding is the truncation error of the longer step. The
+            # shorter one has SHORTER⁻ᵖ of it and more rounding; it is taken where that still matters.
             level, number = shorter, len(self._levels) - 1
             self._chosen[agreed & (apart > AGREE / 10 * np.abs(slope) + noise)] = number
             doubtful &= ~agreed
@@ -671,7 +684,9 @@ class _Adaptation:
     def _is_doubtful(self, level: _Level) -> np.ndarray:
         """The outputs whose quotients contradict each other by more than their rounding."""
         if level.bend is not None:
-            noise = 8 * self._unit * (self._base + np.abs(level.found[0].change))
+            # The quotients to the two sides differ by bend / h and their mean is change / 2h. Four outputs
+            # are added up in the bend, twice as many as in a difference.
+            noise = 2 * ROUNDED * self._unit * (self._base + np.abs(level.found[0].change))
             return 2 * np.abs(level.bend) - noise > DOUBT * np.abs(level.found[0].change)
         if len(level.found) == 1:
             return np.zeros(self._base.shape, bool)
@@ -684,13 +699,17 @@ class _Adaptation:
         return np.asarray(sum(each.over(self._distance(each)) for each in level.found))
 
     def _noise(self, level: _Level) -> np.ndarray:
-        """The rounding error of the derivative: of the outputs, and of the inputs inside the program."""
+        """The rounding error of the derivative: of the outputs, and of the inputs inside the program.
+
+        A program that rounds x by unit·|x| changes its derivative over a step h by unit·|x|/h of itself.
+        """
         origin = np.abs(self._sampler.origin)
         moving = level.move != 0
         ratio = np.divide(origin, np.abs(level.move), out=np.zeros_like(origin), where=moving)
         inputs = ratio[self._owner] if self._owner is not None else np.max(ratio, initial=0.0)
         outputs = sum(
-            np.abs(4 * each.weight / self._distance(each)) * (self._base + np.abs(each.change))
+            np.abs(ROUNDED * each.weight / self._distance(each))
+            * (self._base + np.abs(each.change))
             for each in level.found
         )
         return np.asarray(self._unit * (outputs + inputs * np.abs(self._slope(level))))
