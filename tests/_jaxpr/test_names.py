@@ -284,3 +284,19 @@ def test_double_precision_for_a_while():
         assert jnp.ones(1).dtype == jnp.float64
     with names.enable_x64(False):
         assert jnp.ones(1).dtype == jnp.float32
+
+
+def test_programs_are_kept_per_capture_context():
+    seen = []
+
+    @jax.jit
+    def traced(x):
+        seen.append(names.capture_context.value)
+        return x
+
+    traced(1.0)
+    with names.capture_context("here"):
+        traced(1.0)
+        traced(1.0)
+    traced(1.0)
+    assert seen == [None, "here"]
