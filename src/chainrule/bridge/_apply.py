@@ -268,7 +268,7 @@ def _as_operand(target: Target, path: str, leaf: Any) -> jax.Array:
 
 
 def _is_wrapped(leaf: Any, array: Any) -> bool:
-    """Whether integers became others because JAX is configured to hold 32 bits."""
+    """Whether integers changed because JAX is configured to hold 32 bits."""
     if not isinstance(leaf, (np.ndarray, np.generic)) or leaf.dtype == array.dtype:
         return False
     return leaf.dtype.kind in "iu" and not np.array_equal(leaf.astype(array.dtype), leaf)

@@ -12,6 +12,7 @@ it is loaded (`W = jnp.array([0.1])`) is computed with x64, too.
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -39,6 +40,24 @@ class Handler(Protocol):
     @property
     def can_batch(self) -> bool: ...
 
+    def __call__(self, payload: Payload, context: Context) -> Any:
+        """Answer one request."""
+
+
+class Wrapper(ABC):
+    """A handler that does something around another one.
+
+    Args:
+        name: of the endpoint.
+        handler: the other one.
+    """
+
+    def __init__(self, name: str, handler: Handler) -> None:
+        self.name = name
+        self.handler = handler
+        self.can_batch = handler.can_batch
+
+    @abstractmethod
     def __call__(self, payload: Payload, context: Context) -> Any:
         """Answer one request."""
 
@@ -149,21 +168,15 @@ def double_precision() -> AbstractContextManager[Any]:
     return enable_x64(True)
 
 
-def in_double_precision(handler: Handler) -> Handler:
-    """The handler with x64 enabled while it runs."""
-    return _Double(handler)
-
-
-class _Double:
-    def __init__(self, handler: Handler) -> None:
-        self.can_batch = handler.can_batch
-        self._handler = handler
+class InDoublePrecision(Wrapper):
+    """Enables x64 while the handler runs."""
 
     def __call__(self, payload: Payload, context: Context) -> Any:
+        """Answer one request."""
         if "jax" not in sys.modules:
-            return self._handler(payload, context)
+            return self.handler(payload, context)
         with double_precision():
-            return self._handler(payload, context)
+            return self.handler(payload, context)
 
 
 def was_loaded_narrow(module: ModuleType) -> bool:

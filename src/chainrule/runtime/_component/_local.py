@@ -21,10 +21,10 @@ from chainrule.runtime._component._definition import (
 from chainrule.runtime._component._document import Document
 from chainrule.runtime._component._handlers import (
     Handler,
+    InDoublePrecision,
     check_fields,
     declares_64_bits,
     evaluation_handler,
-    in_double_precision,
 )
 from chainrule.runtime._component._schemas import (
     Context,
@@ -282,7 +282,7 @@ class LocalComponent(EndpointMethods):
         handler = _make_handler(
             name, self._implementations, self._schemas, self.config, self._output_shapes
         )
-        return in_double_precision(handler) if self.declares_64_bits else handler
+        return InDoublePrecision(name, handler) if self.declares_64_bits else handler
 
     @cached_property
     def _output_shapes(self) -> OutputShapes | None:
@@ -383,12 +383,8 @@ def _make_handler(
     else:
         note = shapes.note if shapes and name == "apply" and shapes.asks_apply else None
         handler = evaluation_handler(name, schemas, function, note)
-    if config.profiling or config.tracing:
+    if config.profiling or config.tracing or config.keep_output:
         from chainrule.runtime._component._observation import observed
 
         handler = observed(name, handler, config)
-    if config.keep_output:
-        from chainrule.runtime._component._observation import keeping_output
-
-        handler = keeping_output(handler)
     return handler

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from chainrule._trees import is_arraylike
-from chainrule.runtime._component._handlers import Handler, Payload
+from chainrule.runtime._component._handlers import Handler, Payload, Wrapper
 from chainrule.runtime._component._schemas import Context
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._runs import current_run
@@ -42,19 +42,16 @@ def observed(name: str, handler: Handler, config: ComponentConfig) -> Handler:
     """The handler with the observations that its component's settings ask for."""
     if config.profiling:
         handler = _Profiled(name, handler)
-    return _Traced(name, handler) if config.tracing else handler
+    if config.tracing:
+        handler = _Traced(name, handler)
+    return _KeepingOutput(name, handler) if config.keep_output else handler
 
 
-class _Profiled:
-    def __init__(self, name: str, handler: Handler) -> None:
-        self.name = name
-        self._handler = handler
-        self.can_batch = handler.can_batch
-
+class _Profiled(Wrapper):
     def __call__(self, payload: Payload, context: Context) -> Any:
         profile = cProfile.Profile()
         try:
-            return profile.runcall(self._handler, payload, context)
+            return profile.runcall(self.handler, payload, context)
         finally:
             _profile_log.info("%s\n%s", self.name, _profile_text(profile))
 
@@ -67,15 +64,10 @@ def _profile_text(profile: cProfile.Profile) -> str:
     return stream.getvalue()
 
 
-class _Traced:
-    def __init__(self, name: str, handler: Handler) -> None:
-        self.name = name
-        self._handler = handler
-        self.can_batch = handler.can_batch
-
+class _Traced(Wrapper):
     def __call__(self, payload: Payload, context: Context) -> Any:
         _trace_log.info("%s called with %s", self.name, _abbreviated(payload))
-        result = self._handler(payload, context)
+        result = self.handler(payload, context)
         _trace_log.info("%s returned %s", self.name, _abbreviated(result))
         return result
 
@@ -99,21 +91,12 @@ def _short(node: Any) -> Any:
 _LAST_WORDS_S = 2.0
 
 
-def keeping_output(handler: Handler) -> Handler:
-    """The handler that keeps what is printed while it runs."""
-    return _Kept(handler)
-
-
-class _Kept:
-    def __init__(self, handler: Handler) -> None:
-        self.can_batch = handler.can_batch
-        self._handler = handler
-
+class _KeepingOutput(Wrapper):
     def __call__(self, payload: Payload, context: Context) -> Any:
         run = current_run.get()
         assert run is not None, "an endpoint is called in a run"
         with keep_output(run.folder):
-            return self._handler(payload, context)
+            return self.handler(payload, context)
 
 
 @contextmanager
