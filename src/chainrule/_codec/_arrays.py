@@ -86,10 +86,11 @@ def decode_array_within(
     encoding, buffer = _DATA.of(data)
     nbytes = expected_bytes(shape, dtype)
     budget.take(nbytes)
-    if data.get("compression") is not None:
-        budget.expand_array(nbytes, dtype.itemsize)
-    elif encoding == "binref":
+    if encoding == "binref":
         budget.expand(nbytes)
+    else:
+        is_compressed = data.get("compression") is not None
+        budget.expand_array(nbytes, dtype.itemsize, is_compressed=is_compressed)
     array = _decode_data(encoding, buffer, data.get("compression"), shape, dtype, grants)
     if writable and not array.flags.writeable:
         array = array.copy()

@@ -272,8 +272,8 @@ class _Reader:
                 f"a buffer inside the {len(self._data)} bytes of data, at a multiple of {ALIGNMENT}",
                 f"{stored} bytes at {offset}",
             )
+        self._budget.expand_array(nbytes, dtype.itemsize, is_compressed=bool(compression))
         if compression:
-            self._budget.expand_array(nbytes, dtype.itemsize)
             packed = self._data[offset : offset + stored]
             unpacked = decompress(packed, compression[0], nbytes)
             return from_wire(unpacked, shape, dtype, writable=self._writable)

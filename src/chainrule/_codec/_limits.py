@@ -34,6 +34,7 @@ class Limits:
             bytes takes up to 48; in base64 or frames it takes eight.
         max_fields: mapping entries and list items of one body, array contents not counted.
         max_depth: nesting of mappings and lists, array contents not counted.
+        is_expanded: the body was compressed as a whole, so that none of its arrays was received as it is.
     """
 
     max_body_bytes: int = 512 * _MIB
@@ -43,6 +44,7 @@ class Limits:
     max_parsed_bytes: int = 2048 * _MIB
     max_fields: int = 100_000
     max_depth: int = 64
+    is_expanded: bool = False
 
     def check_body(self, nbytes: int) -> None:
         """Refuse a body that is larger than `max_body_bytes`."""
@@ -70,7 +72,7 @@ class Limits:
         """
         left = self.max_expanded_bytes - nbytes
         parsed = min(self.max_parsed_bytes, left)
-        return replace(self, max_expanded_bytes=left, max_parsed_bytes=parsed)
+        return replace(self, max_expanded_bytes=left, max_parsed_bytes=parsed, is_expanded=True)
 
 
 DEFAULT_LIMITS = Limits()
@@ -138,7 +140,7 @@ class Budget:
         Raises:
             LimitError: the array, or all arrays of this body together, would be too large.
         """
-        if not self.try_take(nbytes):
+        if nbytes > min(self.limits.max_array_bytes, self.bytes_left):
             limit = min(self.limits.max_array_bytes, self.bytes_left)
             raise LimitError(
                 f"An array of {nbytes} bytes was declared, at most {limit} are allowed here "
@@ -147,6 +149,7 @@ class Budget:
                 code="array_too_large",
                 details={"nbytes": nbytes, "limit": limit},
             )
+        self.bytes_left -= nbytes
 
     def expand(self, nbytes: int) -> None:
         """Account for memory of what is not in the body, before it is read or expanded.
@@ -158,21 +161,14 @@ class Budget:
             raise expansion_too_large(nbytes, self.limits.max_expanded_bytes)
         self.expanded_left -= nbytes
 
-    def expand_array(self, nbytes: int, itemsize: int) -> None:
-        """Account for an array that is compressed. A schema may cast its elements to eight bytes each.
+    def expand_array(self, nbytes: int, itemsize: int, *, is_compressed: bool) -> None:
+        """Account for an array that was not received as it is. A schema may cast its elements to eight bytes.
 
         Raises:
             LimitError: this body has too many of them.
         """
-        self.expand(max(nbytes, nbytes // itemsize * 8))
-
-    def try_take(self, nbytes: int, count: int = 1) -> bool:
-        """Account for `count` arrays of `nbytes` each; whether they are within the limits."""
-        total = count * nbytes
-        if total > self.bytes_left or nbytes > self.limits.max_array_bytes:
-            return False
-        self.bytes_left -= total
-        return True
+        if is_compressed or self.limits.is_expanded:
+            self.expand(max(nbytes, nbytes // itemsize * 8))
 
 
 # The longest path that Linux opens; resolving a longer one would cost one system call per segment.
