@@ -6,6 +6,7 @@ Inside, the axis is called `"batch"`, for layers that look across samples.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -27,7 +28,12 @@ def measure(*batch: Any, model: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Run the network on a batch; the energy of every sample, and its terms by the paths of the nodes."""
     model(*batch)
     terms = node_energies(model)
-    return sum(terms.values(), 0.0), terms
+    return total(terms), terms
+
+
+def total(terms: Mapping[str, Any]) -> Any:
+    """The sum of the energies of all nodes."""
+    return sum(terms.values(), 0.0)
 
 
 def energies(*batch: Any, model: Any) -> jax.Array:

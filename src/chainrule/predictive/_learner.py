@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from chainrule._errors import DefinitionError
 from chainrule.predictive._energy_module import step
-from chainrule.predictive._forward import forward, measure
+from chainrule.predictive._forward import forward, measure, total
 from chainrule.predictive._kinds import FREE, WEIGHTS, VodeParam
 from chainrule.predictive._schedules import Phase
 from chainrule.stateful import (
@@ -122,7 +122,7 @@ class Learner(Module):
 
         Where a phase stops before its last repetition, the energy at which it stopped is repeated.
         """
-        return sum(self.record_nodes(*batch, model=model).values(), 0.0)
+        return total(self.record_nodes(*batch, model=model))
 
     def record_nodes(self, *batch: Any, model: Any) -> dict[str, jax.Array]:
         """As `record`, node by node: `{path of the node: mean energy per sample before every update}`."""
@@ -147,7 +147,7 @@ class Learner(Module):
 @jit
 def _run(*batch: Any, model: Any, learner: Learner) -> Any:
     last = _follow(batch, model, learner, is_recorded=False)[-1]
-    return sum(last.values(), 0.0)
+    return total(last)
 
 
 @jit
@@ -211,13 +211,13 @@ def _repeat_until_settled(
     phase: Phase, energy: Any, batch: Any, model: Any, learner: Learner, is_recorded: bool
 ) -> Any:
     """As `_repeat`, until the energy hardly changes any more."""
-    length = phase.repeat - 1
+    length, tolerance = phase.repeat - 1, phase.tolerance or 0.0
     history = jax.tree.map(lambda e: jnp.zeros((length, *e.shape), e.dtype), energy)
 
     def is_moving(state: Any, *, model: Any, learner: Learner) -> Any:
         number, before, now, _ = state
-        old, new = (sum(energies.values(), 0.0) for energies in (before, now))
-        has_settled = jnp.abs(new - old) <= phase.tolerance * jnp.abs(old)
+        old, new = total(before), total(now)
+        has_settled = jnp.abs(new - old) <= tolerance * jnp.abs(old)
         return (number < length) & ((number == 0) | ~has_settled)
 
     def body(state: Any, *, model: Any, learner: Learner) -> Any:

@@ -92,7 +92,7 @@ def _write_safetensors(path: Path, arrays: Arrays, facts: Facts) -> None:
                 code="bad_argument",
                 path=name,
             )
-    # safetensors takes memory as it lies: arrays must be contiguous and in C order.
+    # safetensors copies the memory of an array: it must be contiguous and in C order.
     content = {name: np.asarray(leaf, order="C") for name, leaf in arrays.items()}
     write_whole(path, [serialise(content, metadata=facts)], durable=True)
 
@@ -125,14 +125,14 @@ def _write_orbax(path: Path, arrays: Arrays, facts: Facts) -> None:
         with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
             checkpointer.save(folder / "new", args, force=True)
         if jax.process_index() == 0:
-            _take_the_place_of(path, folder)
+            _replace_folder(path, folder)
         ocp.multihost.sync_global_processes("chainrule.stateful.save")
     finally:
         if jax.process_index() == 0:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _take_the_place_of(path: Path, folder: Path) -> None:
+def _replace_folder(path: Path, folder: Path) -> None:
     """Put the new checkpoint of a folder where an old one may be, or leave that one there."""
     old = folder / "old"
     try:
@@ -388,14 +388,14 @@ def _replace_plain(tree: Any, new: Mapping[str, Any]) -> None:
     if not new:
         return
     pairs, treedef = flatten(tree, lambda x: x is None or is_node(x))
-    _take_over(tree, jax.tree.unflatten(treedef, [new.get(name, leaf) for name, leaf in pairs]))
+    _replace_items(tree, jax.tree.unflatten(treedef, [new.get(name, leaf) for name, leaf in pairs]))
 
 
-def _take_over(old: Any, new: Any) -> None:
+def _replace_items(old: Any, new: Any) -> None:
     for key in list(old) if isinstance(old, dict) else range(len(old)):
         item = old[key]
         if isinstance(item, (dict, list)) and not is_node(item):
-            _take_over(item, new[key])
+            _replace_items(item, new[key])
         elif any(not is_node(leaf) for leaf in jax.tree.leaves(new[key], is_leaf=is_node)):
             old[key] = new[key]
 
@@ -425,11 +425,11 @@ def _placed(template: Any, new: Any) -> Any:
     if type(new) in _EXACT:
         return new
     if template is None:
-        return jax.tree.map(_wherever, new)
+        return jax.tree.map(_as_jax, new)
     return jax.tree.map(_placed_leaf, template, new)
 
 
-def _wherever(new: Any) -> Any:
+def _as_jax(new: Any) -> Any:
     """A JAX array, or a NumPy array where JAX would narrow it: 64 bits while x64 is off."""
     is_narrowed = (
         isinstance(new, np.ndarray) and jax.dtypes.canonicalize_dtype(new.dtype) != new.dtype

@@ -326,7 +326,7 @@ class _Binding:
         for place, slot in enumerate(notes.slots):
             cells[slot].value = new[place]
 
-    def heed(self, notes: _Notes, result: Any) -> Any:
+    def finish(self, notes: _Notes, result: Any) -> Any:
         """Set static parameters; returns the result with the caller's own objects in it."""
         for place, value in notes.static_writes.items():
             static: Any = self._statics[place]()
@@ -357,7 +357,7 @@ class _NestedBinding:
             statics[place].get()  # what the program depends on, the function around it depends on
         write_all(zip((params[slot] for slot in notes.slots), new, strict=True))
 
-    def heed(self, notes: _Notes, result: Any) -> Any:
+    def finish(self, notes: _Notes, result: Any) -> Any:
         self._plan.commit_statics(notes.static_writes)
         return self._plan.attach(result) if notes.returns_live else result
 
@@ -388,7 +388,7 @@ class Compiled:
         binding = self._owner._bind(args, kwargs)
         result, new, notes = self._compiled(*binding.inputs(kwargs), *args)
         binding.store(new, notes)
-        return binding.heed(notes, result)
+        return binding.finish(notes, result)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._compiled, name)
@@ -418,7 +418,7 @@ class Jit(Transformation):
             self._depend_on_more(more.reads, args, kwargs)
             return self(*args, **kwargs)
         binding.store(new, notes)
-        return result if notes.is_plain else binding.heed(notes, result)
+        return result if notes.is_plain else binding.finish(notes, result)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
         """Lower for these arguments without running; `.compile()` gives a callable that tracks too."""
@@ -482,9 +482,8 @@ class Jit(Transformation):
 
     def _make_binding(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Binding:
         plan = self.plan(kwargs)
-        plan.read(
-            kwargs
-        )  # generators make their first state when they are read; calls read the storage
+        # Generators make their first state when they are read, and calls read the storage only.
+        plan.read(kwargs)
         forget = functools.partial(_forget, weakref.ref(self), key)
         nodes = filter(has_identity, jax.tree.leaves(kwargs, is_leaf=has_identity))
         roots = [weakref.ref(node, forget) for node in nodes]

@@ -32,7 +32,7 @@ class Fork:
         self._after: dict[int, Any] = {}
         self.values = list(call.values)
         for slot, param in enumerate(call.plan.params):
-            if isinstance(param, RKGState) and is_shared[slot]:
+            if isinstance(param, RKGState) and param.is_forked and is_shared[slot]:
                 after, lanes = jax.random.split(jax.random.wrap_key_data(call.values[slot]))
                 self._after[slot] = jax.random.key_data(after)
                 self.values[slot] = jax.random.key_data(lanes)

@@ -418,9 +418,8 @@ def _chooser(entry: Any, off: Any) -> Callable[..., Any]:
 def _check_places(entries: Mapping[str, Any], plan: Plan) -> None:
     """A misspelled place or pattern in a mask would select nothing, silently."""
     known = [*plan.paths, *plan.structure.aliases]
-    reach: dict[
-        Mask, list[str]
-    ] = {}  # mask → the paths it is asked about, in all keywords it stands for
+    # mask → the paths it is asked about, in all keywords it stands for
+    reach: dict[Mask, list[str]] = {}
     for name, entry in entries.items():
         inside = [path[len(name) + 1 :] for path in known if keyword_of(path) == name]
         for place in _named_places(entry):

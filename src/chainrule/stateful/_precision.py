@@ -87,7 +87,8 @@ def _cast(tree: Any, dtype: Any) -> Any:
 
 def _like(new: Any, old: Any) -> Any:
     """A value that was written, in the dtypes of the one that it replaces."""
-    if new is None or old is None or jax.tree.structure(new) != jax.tree.structure(old):
+    treedef: Any = jax.tree.structure(new)
+    if new is None or old is None or treedef != jax.tree.structure(old):
         return new
     return jax.tree.map(
         lambda n, o: jnp.asarray(n, o.dtype) if hasattr(o, "dtype") else n, new, old

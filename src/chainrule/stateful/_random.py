@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
@@ -36,6 +36,9 @@ class RKGState(DynamicParam):
     """
 
     __slots__ = ()
+
+    is_forked: ClassVar[bool] = True
+    """Whether lanes of `vmap` that share the generator draw different keys."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__(None)
@@ -81,9 +84,8 @@ class _ThreadCell(threading.local):
     def __init__(self, state: RKGState, numbers: Iterator[int]) -> None:
         number = next(numbers)
         self.value: Any = None
-        if (
-            number
-        ):  # not in the thread that makes it, where the first read does: no backend starts yet
+        # Thread 0 imports the library. Its value is made by the first read, so that no backend starts yet.
+        if number > 0:
             with jax.ensure_compile_time_eval():
                 key = jax.random.PRNGKey(state.__dict__["_seed"])
                 self.value = jax.random.fold_in(key, number)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 from jax.tree_util import GetAttrKey
 
 from chainrule import stateful
@@ -101,9 +102,17 @@ BaseModule = Module
 
 
 class RKGState(stateful.RKGState, Param):
-    """The state of a generator, which masks of `Param` select."""
+    """The state of a generator of the user, which masks of `Param` select.
+
+    Under `vmap` it is what the mask says: with `None`, all lanes draw the same keys.
+    """
 
     __slots__ = ()
+    is_forked: ClassVar[bool] = False
+
+    def split(self, count: int) -> Any:
+        """Draw `count` raw keys and advance."""
+        return jax.random.key_data(super().split(count))
 
 
 class RandomKeyGenerator(Module):
@@ -122,7 +131,11 @@ class RandomKeyGenerator(Module):
 
     def __call__(self, n: int | None = None) -> jax.Array:
         """One raw key; with `n`, an array of that many."""
-        keys = jax.random.key_data(self.key.split(1 if n is None else n))
+        keys = self.key.split(1 if n is None else n)
+        if jnp.issubdtype(
+            keys.dtype, jax.dtypes.prng_key
+        ):  # of the global generator, which is native
+            keys = jax.random.key_data(keys)
         return keys[0] if n is None else keys
 
 

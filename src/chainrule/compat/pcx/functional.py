@@ -16,6 +16,7 @@ from chainrule import stateful
 from chainrule._errors import CapabilityError
 from chainrule.compat.pcx._trees import gradient_tree
 from chainrule.stateful import RKG, Mask
+from chainrule.stateful.internal import is_node
 
 __all__ = ["cond", "jit", "scan", "switch", "value_and_grad", "vmap", "while_loop"]
 
@@ -304,7 +305,7 @@ def _applied(mask: Any, kwargs: Mapping[str, Any]) -> Any:
 
 
 def _called(mask: Any, subtree: Any) -> Any:
-    if not callable(mask) or isinstance(mask, (Mask, type)):
+    if not callable(mask) or isinstance(mask, (Mask, type)) or is_node(mask):
         return mask
     takes_flag = "is_pytree" in inspect.signature(mask).parameters
     return mask(subtree, **({"is_pytree": True} if takes_flag else {}))

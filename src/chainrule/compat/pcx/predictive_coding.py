@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from chainrule import predictive
-from chainrule.compat.pcx.core import RKG, Module, RandomKeyGenerator
+from chainrule.compat.pcx.core import RKG, Module
 from chainrule.predictive import (
     STATUS,
     VodeParam,
@@ -92,7 +92,7 @@ class Vode(predictive.Vode, EnergyModule):
     def __call__(
         self,
         u: Any = None,
-        rkg: RandomKeyGenerator = RKG,
+        rkg: Any = RKG,
         output: str | None = "h",
         **slots: Any,
     ) -> Any:
@@ -102,16 +102,16 @@ class Vode(predictive.Vode, EnergyModule):
             self.seen.get().shape = jnp.shape(prediction)
         return result
 
-    def set(self, key: str, value: Any, rkg: RandomKeyGenerator = RKG) -> Vode:
+    def set(self, key: str, value: Any, rkg: Any = RKG) -> Vode:
         """Set a slot as the rules of the current status say."""
         super().set(key, value, rkg=rkg)
         return self
 
-    def get(self, key: str, default: Any = None, rkg: RandomKeyGenerator = RKG) -> Any:
+    def get(self, key: str, default: Any = None, rkg: Any = RKG) -> Any:
         """A slot as the rules of the current status answer for it."""
         return super().get(key, default, rkg=rkg)
 
-    def energy(self, rkg: RandomKeyGenerator = RKG) -> Any:
+    def energy(self, rkg: Any = RKG) -> Any:
         """The energy of the one sample the node was called with, as inside `vmap`; else one per sample."""
         shape = jnp.shape(self.h.get())
         if self.energy_fn is None or not shape or shape == self.seen.get().shape:

@@ -142,9 +142,7 @@ class Optim(Module, stateful.Optim):
     def init(self, parameters: Any) -> None:
         """Choose the parameters, make the optimiser, and start afresh."""
         self.filter.set(tuple(params_of(parameters)))
-        made = self.optax_opt_fn.get()
-        is_made = isinstance(made, optax.GradientTransformation)
-        self._use(made if is_made else made())
+        self._use(_made(self.optax_opt_fn.get()))
         super().init(parameters)
 
     def clear(self) -> None:
@@ -210,6 +208,11 @@ class Optim(Module, stateful.Optim):
         return {path: param for path, param in params_of(tree).items() if path in chosen}
 
 
+def _made(optax_opt: Any) -> Any:
+    """An optimiser from the function that makes it; an optimiser as it is."""
+    return optax_opt if isinstance(optax_opt, optax.GradientTransformation) else optax_opt()
+
+
 def _no_parameters() -> InputError:
     """What to raise at a step without `init`."""
     return InputError(
@@ -223,18 +226,19 @@ class OptimTree(Module):
     """One optimiser per selected part; a part whose gradients are not all there is left alone.
 
     Args:
-        optax_opt: a function of no arguments that makes an optimiser.
+        optax_opt: a function of no arguments that makes an optimiser; `init` calls it for each part.
         leaf_fn: which modules (or other nodes) are parts; parameters outside of them are parts themselves.
         parameters: a tree with `None` for parameters that are not to be trained, as a mask gives it.
     """
 
     def __init__(
         self,
-        optax_opt: Callable[[], optax.GradientTransformation],
+        optax_opt: Callable[[], optax.GradientTransformation] | Any,
         leaf_fn: Callable[[Any], bool],
         parameters: Any = None,
     ) -> None:
-        self.optimizer = StaticParam(optax_opt())
+        self.optax_opt = StaticParam(optax_opt)
+        self.optimisers = StaticParam(())
         self.leaf_fn = StaticParam(leaf_fn)
         self.groups = StaticParam(())
         self.state = OptimState(None)
@@ -245,13 +249,17 @@ class OptimTree(Module):
         """Choose the parts, and start afresh."""
         values = {path: param.get() for path, param in params_of(parameters).items()}
         groups = tuple(_groups(parameters, self.leaf_fn.get()))
-        optimizer = self.optimizer.get()
+        optimisers = tuple(_made(self.optax_opt.get()) for _ in groups)
         self.groups.set(groups)
-        self.state.set(tuple(optimizer.init(_part(values, group)) for group in groups))
+        self.optimisers.set(optimisers)
+        self.state.set(
+            tuple(o.init(_part(values, g)) for o, g in zip(optimisers, groups, strict=True))
+        )
 
     def clear(self) -> None:
-        """Forget states and parts."""
+        """Forget optimisers, their states and the parts."""
         self.groups.set(())
+        self.optimisers.set(())
         self.state.set(None)
 
     def step(
@@ -286,7 +294,7 @@ class OptimTree(Module):
         for number, group in enumerate(self.groups.get()):
             if not given.keys() >= set(group):
                 continue
-            new, states[number] = self.optimizer.get().update(
+            new, states[number] = self.optimisers.get()[number].update(
                 _part(given, group), states[number], _part(values, group)
             )
             updates |= new

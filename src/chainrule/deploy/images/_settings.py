@@ -220,7 +220,8 @@ def settings_schema(file_name: str) -> dict[str, Any]:
     else:
         # What else the file says (the components in a folder) is read where components are loaded.
         facts: dict[str, Any] = dict.fromkeys(("name", "version", "description"), (str, ""))
-        own = create_model("Component", build=(_build_section() | None, None), **facts)
+        facts["build"] = (_build_section() | None, None)
+        own = create_model("Component", **facts)
         schema = own.model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": file_name}
 

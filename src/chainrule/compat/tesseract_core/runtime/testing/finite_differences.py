@@ -13,6 +13,7 @@ from chainrule.runtime.testing import check_gradients as native_check_gradients
 
 __all__ = ["GradientCheckResult", "check_gradients", "results_by_endpoint"]
 
+_FEWEST = 10  # evaluations that a native check makes
 _ENDPOINTS = ("jacobian", "jacobian_vector_product", "vector_jacobian_product")
 
 
@@ -60,7 +61,7 @@ def check_gradients(
         output_paths: look at these outputs only.
         base_dir: the folder that files in the inputs are relative to.
         endpoints: look at these endpoints only.
-        max_evals: bound on the evaluations.
+        max_evals: bound on the evaluations; at least ten are made.
         max_output_samples: bound on the output elements.
         eps: the step, or one per input path.
         rtol: allowed relative error.
@@ -80,7 +81,7 @@ def check_gradients(
         input_paths=input_paths,
         output_paths=output_paths,
         endpoints=wanted,
-        max_evals=max_evals,
+        max_evals=max(max_evals, _FEWEST),
         max_output_samples=max_output_samples,
         eps=eps,
         rtol=rtol,
