@@ -68,6 +68,11 @@ class ComponentTarget(Target):
         """Ask `abstract_eval`."""
         return read_types(self._component.abstract_eval(_write_types(inputs)))
 
+    def evaluations(self, kind: DerivativeKind, n: int, m: int) -> int:
+        """What our own components say about themselves; a peer's are taken to be the author's."""
+        known = getattr(self._component, "capabilities", {}).get(kind.endpoint)
+        return 1 if known is None else max(1, known.cost.at(n, m))
+
     def complete_inputs(self, inputs: Any) -> tuple[Any, dict[str, Any]]:
         """What the schema makes of the inputs; only asked of components in this process."""
         completed, sizes = self._component.read_abstract_inputs(_write_types(inputs))

@@ -117,6 +117,10 @@ class Target(ABC):
             Arrays by the paths of `kind.result_over`.
         """
 
+    def evaluations(self, kind: DerivativeKind, n: int, m: int) -> int:
+        """How often one request of an endpoint runs the author's code, for n input and m output elements."""
+        return 1
+
     def complete_inputs(self, inputs: Any) -> tuple[Any, dict[str, Any]]:
         """Inputs with an `ArrayType` at every array, checked, with defaults filled in; named sizes."""
         return inputs, {}

@@ -22,6 +22,7 @@ Modules, in reading order:
     _find_order   the graph as a search problem; the choice of an order
     _sweeps       JAX's own sweeps, whole and compressed
     _native       an eliminated program as one kernel, by LLVM or Pallas
+    _planning     the cheapest products of the components of a pipeline, and asking them
     _methods      the planner: what each way is expected to take, and running one
     _explain      the ways of computing a Jacobian as a table
     _html         orders and blocks in a notebook
@@ -42,6 +43,7 @@ from chainrule.elimination._find_order import find_order
 from chainrule.elimination._linearize import Linearization
 from chainrule.elimination._methods import Candidate
 from chainrule.elimination._orders import Order, OrderError
+from chainrule.elimination._planning import Plan, PlannedRequest, plan_jacobian
 from chainrule.elimination._result import StructuredJacobian
 from chainrule.elimination._rules import register_partials
 
@@ -52,6 +54,8 @@ __all__ = [
     "OperationCounts",
     "Order",
     "OrderError",
+    "Plan",
+    "PlannedRequest",
     "StructuredJacobian",
     "explain_jacobian",
     "find_order",
@@ -59,6 +63,7 @@ __all__ = [
     "jacobian",
     "jacve",
     "linearization",
+    "plan_jacobian",
     "register_partials",
     "value_and_jacobian",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
 
@@ -25,6 +25,7 @@ from chainrule.elimination._methods import (
     run_method,
     run_plan,
 )
+from chainrule.elimination._planning import plan_and_run, why_not_planned
 from chainrule.elimination._sweeps import Outcome, sweep_untraced
 
 Argnums = int | Sequence[int]
@@ -176,6 +177,11 @@ class _Settings:
         return has_order or self.backend == "native" or self.sparse or self.strict
 
     @property
+    def may_be_planned(self) -> bool:
+        """Whether a pipeline may be asked for the products of a plan."""
+        return self.leaves_the_choice or replace(self, sparse=False).leaves_the_choice
+
+    @property
     def leaves_the_choice(self) -> bool:
         """Whether anything but elimination would do."""
         return self.method == "auto" and self.backend == "auto" and not self.needs_elimination
@@ -195,6 +201,8 @@ def _compute(
     traced = trace_function(
         fun, argnums, args, kwargs, has_aux=settings.has_aux, needs_graph=eliminates
     )
+    if settings.may_be_planned and why_not_planned(traced) is None:
+        return plan_and_run(traced, sparse=settings.sparse)
     if not eliminates:
         return run_method(traced, (), settings.method, "xla", wants_value=settings.wants_value)
     if settings.strict:
@@ -220,6 +228,8 @@ def _compute_in_the_best_way(
     has_aux = settings.has_aux
     try:
         traced = trace_function(fun, argnums, args, kwargs, has_aux=has_aux, needs_graph=False)
+        if why_not_planned(traced) is None:
+            return plan_and_run(traced, sparse=False)
         plan = make_plan(traced, compiled=is_being_compiled(traced))
         return run_plan(traced, plan, wants_value=settings.wants_value)
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:

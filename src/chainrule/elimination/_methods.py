@@ -21,17 +21,14 @@ import jax
 
 from chainrule._errors import CapabilityError, ChainruleError, InputError
 from chainrule._jaxpr import (
-    CALLBACKS,
     close_program,
     hidden_batch_size,
-    subprograms,
     trace_avals,
-    walk,
 )
 from chainrule.elimination._counting import count_operations
 from chainrule.elimination._eliminate import Step
 from chainrule.elimination._find_order import choose_order
-from chainrule.elimination._graph import Graph
+from chainrule.elimination._graph import holder_of_a_callback
 from chainrule.elimination._linearize import Traced, is_being_eliminated, linearize_traced
 from chainrule.elimination._native import NativeUnavailableError, may_be_native, native_function
 from chainrule.elimination._rules import real_shape
@@ -249,7 +246,7 @@ class _Planner:
         if graph.nonlinear:
             named = ", ".join(map(graph.describe, graph.nonlinear[:3]))
             return f"a `custom_vjp` rule is not linear in the cotangent: {named}"
-        holder = _holder_of_a_callback(graph)
+        holder = holder_of_a_callback(graph)
         if holder is not None:
             return f"the callback inside equation {graph.describe(holder)} would run twice"
         if not self._thorough:
@@ -288,15 +285,6 @@ class _Planner:
                 self.left_out[candidate.method] = (
                     f"it holds {candidate.entries:,.0f} numbers at once, another method {least:,.0f}"
                 )
-
-
-def _holder_of_a_callback(graph: Graph) -> int | None:
-    """A vertex whose equation holds a callback inside: elimination evaluates such equations twice."""
-    for vertex in graph.partials:
-        for sub in subprograms(graph.equation(vertex)):
-            if any(site.equation.primitive.name in CALLBACKS for site in walk(sub.program)):
-                return vertex
-    return None
 
 
 def pays_native(traced: Traced, order: tuple[Step, ...]) -> bool:

@@ -1,0 +1,294 @@
+"""Carrying out a plan: every site is applied once, then asked for the products of its step.
+
+All values of the pipeline are computed first. Then the local Jacobians of its JAX parts are known as blocks
+that keep their structure, and each step of the plan adds the blocks that it resolves (see `_search`). What is
+left after the last step is a graph of JAX alone.
+
+All this works on arrays and on tracers alike: under `jit` the steps become part of the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from chainrule._jaxpr import JaxprEqn, Var, as_function, bind_equation
+from chainrule.elimination._blocks import Block, add, dense, multiply
+from chainrule.elimination._eliminate import (
+    VALUES,
+    Place,
+    blocks_by_place,
+    eliminate,
+    local_edges,
+    read,
+    run,
+    without_values,
+)
+from chainrule.elimination._graph import Edges
+from chainrule.elimination._planning._search import Step
+from chainrule.elimination._planning._sites import Pipeline, Site, size_of
+from chainrule.elimination._rules import real_shape
+from chainrule.elimination._rules._elementwise import diagonal_structure
+from chainrule.elimination._structure import dense_term, structure_of
+
+
+def execute(
+    pipeline: Pipeline, steps: Sequence[Step], operands: Sequence[Any]
+) -> tuple[list[Any], dict[Place, Block]]:
+    """The outputs of a pipeline's program, and the Jacobian block of every target and input."""
+    graph = pipeline.graph
+    linear = _LinearMaps(pipeline, steps)
+    values = run(graph.program, operands, linear.apply)
+    known = _Known(pipeline, local_edges(pipeline.jax_graph, values))
+    for step in steps:
+        site = pipeline.sites[step.site]
+        primals = [read(atom, values) for atom in site.equation.invars]
+        ask = linear.maps.get(site.vertex) or _Products(site, primals)
+        cut = [pipeline.variables[node] for node in step.cut]
+        known.resolve(site, step.way, cut, ask)
+    outputs = [read(atom, values) for atom in graph.program.jaxpr.outvars]
+    return outputs, blocks_by_place(graph, known.eliminated())
+
+
+# --- Asking a site.
+
+
+class _Products:
+    """A site at a point, as a linear map that is asked for products.
+
+    Vectors are keyed by the positions of operands or results, with one axis for the vectors in front.
+    """
+
+    def __init__(self, site: Site, primals: Sequence[Any]) -> None:
+        self._site, self._primals = site, primals
+
+    def columns(self, tangents: Mapping[int, Any]) -> list[Any]:
+        """Tangents of the site's results."""
+        assert self._site.products is not None
+        return self._site.products.columns(self._primals, tangents, self._site.results)
+
+    def rows(self, cotangents: Mapping[int, Any]) -> list[Any]:
+        """Cotangents of the site's operands."""
+        assert self._site.products is not None
+        return self._site.products.rows(self._primals, cotangents, self._site.operands)
+
+    def jacobian(self) -> dict[Place, Any]:
+        """The blocks by (result, operand)."""
+        assert self._site.products is not None
+        return self._site.products.jacobian(self._primals, self._site.operands, self._site.results)
+
+
+class _LinearMaps:
+    """The opaque sites of a pipeline: JAX linearises them where it applies them, which is once."""
+
+    def __init__(self, pipeline: Pipeline, steps: Sequence[Step]) -> None:
+        opaque = {id(site.equation): site for site in pipeline.sites if site.products is None}
+        self._opaque = opaque
+        self._ways = {pipeline.sites[step.site].vertex: step.way for step in steps}
+        self.maps: dict[int, _OpaqueProducts] = {}
+
+    def apply(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+        """The results of an equation."""
+        site = self._opaque.get(id(eqn))
+        if site is None:
+            return bind_equation(eqn, operands)
+        results, found = _linearise(site, operands, reverse=self._ways[site.vertex] == "rows")
+        self.maps[site.vertex] = found
+        return results
+
+
+class _OpaqueProducts:
+    """A site that JAX has linearised, in one direction."""
+
+    def __init__(self, site: Site, linear: Callable[..., Any], results: Sequence[Any]) -> None:
+        self._site, self._linear, self._results = site, linear, results
+
+    def columns(self, tangents: Mapping[int, Any]) -> list[Any]:
+        """Tangents of the site's results."""
+        full = _filled(tangents, self._site.operands, self._site.operand_variables)
+        return list(jax.vmap(self._linear)(*full))
+
+    def rows(self, cotangents: Mapping[int, Any]) -> list[Any]:
+        """Cotangents of the site's operands."""
+        full = _filled(cotangents, self._site.results, self._site.result_variables)
+        return list(jax.vmap(self._linear)(full))
+
+
+def _linearise(
+    site: Site, operands: Sequence[Any], *, reverse: bool
+) -> tuple[Sequence[Any], _OpaqueProducts]:
+    """The results of an opaque site, and its linear map forwards, or backwards."""
+
+    def of_moving(*moving: Any) -> tuple[list[Any], list[Any]]:
+        full = list(operands)
+        for position, value in zip(site.operands, moving, strict=True):
+            full[position] = value
+        results = as_function(site.equation)(*full)
+        return [results[k] for k in site.results], results
+
+    moving = [operands[k] for k in site.operands]
+    way = jax.vjp if reverse else jax.linearize
+    chosen, linear, results = way(of_moving, *moving, has_aux=True)  # type: ignore[operator]
+    return results, _OpaqueProducts(site, linear, chosen)
+
+
+def _filled(
+    vectors: Mapping[int, Any], positions: Sequence[int], variables: Sequence[Var]
+) -> list[Any]:
+    """Vectors at all positions: zeros where there are none."""
+    (size,) = {vector.shape[0] for vector in vectors.values()}
+    return [
+        vectors[k] if k in vectors else jnp.zeros((size, *var.aval.shape), var.aval.dtype)
+        for k, var in zip(positions, variables, strict=True)
+    ]
+
+
+# --- The blocks that are known.
+
+
+class _Known:
+    """The graph of a pipeline, as far as its Jacobians are known.
+
+    Attributes:
+        rows: result → operand → block.
+    """
+
+    def __init__(self, pipeline: Pipeline, rows: Edges) -> None:
+        self.rows = rows
+        self._graph = pipeline.graph
+        defined = (var for eqn in pipeline.graph.program.jaxpr.eqns for var in eqn.outvars)
+        self._order = {var: k for k, var in enumerate((*pipeline.graph.inputs, *defined))}
+
+    def resolve(self, site: Site, way: str, cut: Sequence[Var], ask: Any) -> None:
+        """Add what a step finds out."""
+        if way == "jacobian":
+            for (result, operand), block in ask.jacobian().items():
+                ends = site.equation.outvars[result], site.equation.invars[operand]
+                self._put(*ends, _dense_block(block, *ends))
+        elif cut and way == "columns":
+            self._push(site, cut, ask)
+        elif cut:
+            self._pull(site, cut, ask)
+
+    def _push(self, site: Site, cut: Sequence[Var], ask: Any) -> None:
+        """dv = (J · M) dz, for the columns M of the cut."""
+        found = self._columns_from(cut, site.operand_variables)
+        tangents = {
+            position: _stacked([found[var].get(z) for z in cut], cut, var, axis=-1)
+            for position, var in zip(site.operands, site.operand_variables, strict=True)
+            if found[var]
+        }
+        if tangents:
+            for result, product in zip(site.result_variables, ask.columns(tangents), strict=True):
+                for z, part in _split(product, cut):
+                    self._put(result, z, _dense_block(jnp.moveaxis(part, 0, -1), result, z))
+
+    def _pull(self, site: Site, cut: Sequence[Var], ask: Any) -> None:
+        """dz = (M · J) du, for the rows M of the cut."""
+        found = self._rows_to(cut, site.result_variables)
+        cotangents = {
+            position: _stacked([found[var].get(z) for z in cut], cut, var, axis=0)
+            for position, var in zip(site.results, site.result_variables, strict=True)
+            if found[var]
+        }
+        if cotangents:
+            for operand, product in zip(site.operand_variables, ask.rows(cotangents), strict=True):
+                for z, part in _split(product, cut):
+                    self._put(z, operand, _dense_block(part, z, operand))
+
+    def _put(self, result: Any, operand: Any, block: Block) -> None:
+        row = self.rows.setdefault(result, {})
+        row[operand] = add(row[operand], block) if operand in row else block
+
+    def _columns_from(
+        self, cut: Sequence[Var], targets: Sequence[Var]
+    ) -> dict[Var, dict[Var, Block]]:
+        """Target → node of the cut → ∂target/∂node, along paths that meet no other node of the cut."""
+        found: dict[Var, dict[Var, Block]] = {z: {z: _identity(z)} for z in cut}
+        for node in self._ancestors(targets, stop=cut):
+            found[node] = columns = {}
+            for operand, outer in self.rows.get(node, {}).items():
+                for z, inner in found.get(operand, {}).items():
+                    _accumulate(columns, z, multiply(outer, inner))
+        return {target: found[target] for target in targets}
+
+    def _rows_to(self, cut: Sequence[Var], sources: Sequence[Var]) -> dict[Var, dict[Var, Block]]:
+        """Source → node of the cut → ∂node/∂source, along paths that meet no other node of the cut."""
+        before = self._ancestors(cut, stop=())
+        between = set(sources)
+        for node in before:
+            if not between.isdisjoint(self.rows.get(node, ())):
+                between.add(node)
+        between -= set(cut)
+        found: dict[Var, dict[Var, Block]] = {z: {z: _identity(z)} for z in cut}
+        for node in reversed(before):
+            for operand, inner in self.rows.get(node, {}).items():
+                if operand in between:
+                    for z, outer in found.get(node, {}).items():
+                        _accumulate(found.setdefault(operand, {}), z, multiply(outer, inner))
+        return {source: found.get(source, {}) for source in sources}
+
+    def _ancestors(self, targets: Iterable[Var], stop: Sequence[Var]) -> list[Var]:
+        """The nodes that targets depend on, themselves included, in order; nothing at or beyond `stop`."""
+        seen = set(stop)
+        waiting = list(targets)
+        found = []
+        while waiting:
+            node = waiting.pop()
+            if node not in seen:
+                seen.add(node)
+                found.append(node)
+                waiting += self.rows.get(node, {})
+        return sorted(found, key=self._order.__getitem__)
+
+    def eliminated(self) -> Edges:
+        """Output → input → block. What only sites needed is left out first."""
+        outputs = [var for var in self._graph.outputs if var in self._order]
+        needed = self._ancestors(outputs, stop=self._graph.inputs)
+        rows = {node: self.rows[node] for node in needed if node in self.rows}
+        order = [v for v in self._graph.partials if any(n in rows for n in self._graph.nodes(v))]
+        sizes = [sum(map(size_of, side)) for side in (self._graph.inputs, outputs)]
+        return eliminate(self._graph, rows, order if sizes[0] <= sizes[1] else order[::-1], VALUES)
+
+
+def _accumulate(row: dict[Var, Block], z: Var, product: Block) -> None:
+    if not product.structure.is_zero:
+        row[z] = add(row[z], product) if z in row else product
+
+
+def _identity(var: Var) -> Block:
+    shape = real_shape(var.aval)
+    structure = diagonal_structure(shape, shape, stored=None)
+    assert structure is not None
+    return without_values(structure)
+
+
+def _dense_block(value: Any, result: Any, operand: Any) -> Block:
+    term = dense_term(real_shape(result.aval), real_shape(operand.aval))
+    return Block(structure_of([term]), (value.reshape(term.stored_shape),))
+
+
+def _stacked(blocks: Sequence[Block | None], cut: Sequence[Var], var: Var, *, axis: int) -> Any:
+    """Blocks between the nodes of a cut and an array, as one vector of the array per element of the cut."""
+    parts = []
+    for block, z in zip(blocks, cut, strict=True):
+        shape, count = var.aval.shape, size_of(z)
+        if block is None:
+            parts.append(jnp.zeros((count, *shape), var.aval.dtype))
+        else:
+            full = dense(block, var.aval.dtype)
+            full = full.reshape(*shape, count) if axis == -1 else full.reshape(count, *shape)
+            parts.append(jnp.moveaxis(full, axis, 0))
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+
+
+def _split(product: Any, cut: Sequence[Var]) -> list[tuple[Var, Any]]:
+    """The products of each node of a cut, with the node's axes in front."""
+    found, start = [], 0
+    for z in cut:
+        found.append((z, product[start : start + size_of(z)]))
+        start += size_of(z)
+    return found

@@ -1,0 +1,216 @@
+"""The sites of a traced function, and the network that they form.
+
+A site is an equation that calls a component (one that is not inlined), or an equation that holds such calls
+inside: a loop, a branch, a function with a derivative rule of its own. The first kind is asked for products
+directly. The second kind is *opaque*: JAX pushes tangents through it or pulls cotangents back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from chainrule._jaxpr import JaxprEqn, Products, Var, locate, outside_call_of, subprograms, walk
+from chainrule.elimination._graph import Graph
+from chainrule.elimination._planning._network import Network, SiteNodes
+from chainrule.elimination._planning._prices import SitePrices
+from chainrule.elimination._rules import real_shape
+from chainrule.elimination._work import equation_work
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """An equation that calls components.
+
+    Attributes:
+        vertex: its number in the graph.
+        name: of the component; of an opaque site, the primitive and the components inside.
+        equation: the equation.
+        operands: positions of the operands that it is differentiated by.
+        results: positions of the results that are differentiated and read.
+        products: how to ask for products; `None` for an opaque site.
+    """
+
+    vertex: int
+    name: str
+    equation: JaxprEqn
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    products: Products | None
+
+    @property
+    def operand_variables(self) -> tuple[Var, ...]:
+        """The variables of its operands; the same one may be several operands."""
+        return tuple(self.equation.invars[k] for k in self.operands)  # type: ignore[misc]
+
+    @property
+    def result_variables(self) -> tuple[Var, ...]:
+        """The variables of its results."""
+        return tuple(self.equation.outvars[k] for k in self.results)
+
+    def __str__(self) -> str:
+        where = locate(self.equation)
+        return f"{self.name} at {where}" if where else self.name
+
+
+@dataclass(frozen=True, eq=False)
+class Pipeline:
+    """A traced function whose Jacobian can be planned over its sites.
+
+    Attributes:
+        graph: of the function.
+        sites: in the order in which they are called.
+        network: the same without values.
+        variables: of the nodes of the network.
+    """
+
+    graph: Graph
+    sites: tuple[Site, ...]
+    network: Network
+    variables: tuple[Var, ...]
+
+    @cached_property
+    def jax_graph(self) -> Graph:
+        """The graph without the sites: what JAX knows by itself."""
+        vertices = {site.vertex for site in self.sites}
+        kept = {v: local for v, local in self.graph.partials.items() if v not in vertices}
+        return replace(self.graph, partials=kept)
+
+
+def has_sites(graph: Graph) -> bool:
+    """Whether a function calls components that are not inlined, between its inputs and its targets."""
+    return any(has_site(graph, vertex) for vertex in graph.partials)
+
+
+def has_site(graph: Graph, vertex: int) -> bool:
+    """Whether a vertex of a graph calls components, itself or inside."""
+    return bool(_called(graph.equation(vertex)))
+
+
+def find_pipeline(graph: Graph) -> Pipeline:
+    """The pipeline of a function that has sites.
+
+    Raises:
+        ChainruleError: a site cannot be differentiated, which is named.
+    """
+    sites = tuple(_find_sites(graph))
+    return Pipeline(graph, sites, *_network(graph, sites))
+
+
+def _called(eqn: JaxprEqn) -> list[str]:
+    """The names of the components that an equation calls, itself or inside."""
+    inner = (site.equation for sub in subprograms(eqn) for site in walk(sub.program))
+    calls = (outside_call_of(each) for each in (eqn, *inner))
+    return [call.name for call in calls if call is not None and call.name is not None]
+
+
+def _find_sites(graph: Graph) -> Iterator[Site]:
+    for vertex, local in graph.partials.items():
+        eqn = graph.equation(vertex)
+        names = _called(eqn)
+        if not names:
+            continue
+        call = outside_call_of(eqn)
+        products = None if call is None else call.products
+        operands = {operand for _, operand in local.structures}
+        results = {result for result, _ in local.structures}
+        if products is not None:
+            results = {result for result in results if products.results[result]}
+        inside = f"{eqn.primitive.name} of {', '.join(dict.fromkeys(names))}"
+        name = names[0] if call is not None else inside
+        yield Site(vertex, name, eqn, tuple(sorted(operands)), tuple(sorted(results)), products)
+
+
+# --- The network.
+
+
+def _network(graph: Graph, sites: Sequence[Site]) -> tuple[Network, tuple[Var, ...]]:
+    vertices = {site.vertex for site in sites}
+    before: dict[Var, set[Var]] = {var: set() for var in graph.inputs}
+    for vertex, local in graph.partials.items():
+        eqn = graph.equation(vertex)
+        for result, operand in local.structures:
+            read = before.setdefault(eqn.outvars[result], set())
+            if vertex not in vertices:
+                read.add(eqn.invars[operand])  # type: ignore[arg-type]
+    ends = {*graph.inputs, *graph.outputs}
+    for site in sites:
+        ends.update(site.operand_variables, site.result_variables)
+    _leave_out_detours(before, ends)
+    variables = tuple(before)
+    number = {var: k for k, var in enumerate(variables)}
+    successors = [0] * len(variables)
+    for var, read in before.items():
+        for operand in read:
+            successors[number[operand]] |= 1 << number[var]
+    nodes = tuple(
+        SiteNodes(
+            site.name,
+            tuple(sorted({number[var] for var in site.operand_variables})),
+            tuple(sorted({number[var] for var in site.result_variables})),
+            default_prices(site),
+        )
+        for site in sites
+    )
+    outputs = tuple(number[var] for var in graph.outputs if var in number)
+    inputs = tuple(number[var] for var in graph.inputs)
+    sizes = tuple(map(size_of, variables))
+    return Network(sizes, tuple(successors), nodes, inputs, tuple(sorted(outputs))), variables
+
+
+def _leave_out_detours(before: dict[Var, set[Var]], ends: set[Var]) -> None:
+    """Take out arrays of JAX parts that no minimal cut needs.
+
+    In a cut, an array that is computed from one other array can be replaced by that one, and an array that
+    one other is computed from by that one. Where these are no larger, nothing is lost.
+    """
+    after: dict[Var, set[Var]] = {var: set() for var in before}
+    for var, read in before.items():
+        for operand in read:
+            after[operand].add(var)
+    for var in list(before):
+        if var in ends:
+            continue
+        neighbours = [side for side in (before[var], after[var]) if len(side) == 1]
+        if any(size_of(next(iter(side))) <= size_of(var) for side in neighbours):
+            for reader in after[var]:
+                before[reader] = before[reader] - {var} | before[var]
+            for operand in before[var]:
+                after[operand] = after[operand] - {var} | after[var]
+            del before[var], after[var]
+
+
+def size_of(var: Var) -> int:
+    """Real numbers of an array."""
+    return math.prod(real_shape(var.aval))
+
+
+# --- Prices by the kind of endpoint.
+
+
+def default_prices(site: Site) -> SitePrices:
+    """Prices in evaluations of the component, by how its endpoints come about."""
+    if site.products is None:
+        return _opaque_prices(site)
+    offers = site.products.offers(site.operands, site.results)
+    jacobian = offers["jacobian"].evaluations if "jacobian" in offers else math.inf
+    ways = {"columns": offers["jvp"], "rows": offers["vjp"]}
+    return SitePrices(
+        offers["jvp"].evaluations,
+        offers["vjp"].evaluations,
+        jacobian,
+        batches=frozenset(way for way, offer in ways.items() if offer.batches),
+        derived=frozenset(way for way, offer in ways.items() if offer.derived),
+    )
+
+
+def _opaque_prices(site: Site) -> SitePrices:
+    """One evaluation per call inside, as often as it is made; by JAX's own rules, where it has them."""
+    eqn = site.equation
+    calls = equation_work(eqn).calls
+    inner = (each.equation for sub in subprograms(eqn) for each in walk(sub.program))
+    names = {each.primitive.name for each in (eqn, *inner)}
+    has_jvp = not any("custom_vjp" in name for name in names)
+    return SitePrices(calls if has_jvp else math.inf, calls if "while" not in names else math.inf)
