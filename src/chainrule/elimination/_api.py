@@ -20,10 +20,10 @@ from chainrule.elimination._methods import (
     check_backend,
     check_method,
     is_being_compiled,
-    make_plan,
+    list_ways,
     pays_native,
+    run_best,
     run_method,
-    run_plan,
 )
 from chainrule.elimination._planning import plan_and_run, why_not_planned
 from chainrule.elimination._sweeps import Outcome, sweep_untraced
@@ -83,8 +83,10 @@ def jacobian(
         fun: a function of pytrees that JAX can trace.
         argnums: which positional arguments to differentiate with respect to.
         method: `"elimination"`, `"jacrev"`, `"jacfwd"`, `"compressed"` (one product per colour of the
-            sparsity pattern), or `"auto"`: the one with the least estimated time (see `explain_jacobian`).
-            `"auto"` works wherever `jax.jacrev` or `jax.jacfwd` does: what the others cannot do is left to
+            sparsity pattern), `"planned"` (the cheapest products of the components that `fun` calls, see
+            `plan_jacobian`), or `"auto"`: products are planned where `fun` calls components that are not
+            inlined; else it is the method with the least estimated time (see `explain_jacobian`). `"auto"`
+            works wherever `jax.jacrev` or `jax.jacfwd` does: what the others cannot do is left to
             these. An explicit order, backend, `sparse` or `strict` mean elimination.
         order: see `linearization`.
         backend: of an elimination. `"native"` makes the eliminated program one kernel where that can be
@@ -178,8 +180,8 @@ class _Settings:
 
     @property
     def may_be_planned(self) -> bool:
-        """Whether a pipeline may be asked for the products of a plan."""
-        return self.leaves_the_choice or replace(self, sparse=False).leaves_the_choice
+        """Whether products of components may be planned although a structured result is wanted."""
+        return self.sparse and replace(self, sparse=False).leaves_the_choice
 
     @property
     def leaves_the_choice(self) -> bool:
@@ -202,7 +204,7 @@ def _compute(
         fun, argnums, args, kwargs, has_aux=settings.has_aux, needs_graph=eliminates
     )
     if settings.may_be_planned and why_not_planned(traced) is None:
-        return plan_and_run(traced, sparse=settings.sparse)
+        return plan_and_run(traced, sparse=True)
     if not eliminates:
         return run_method(traced, (), settings.method, "xla", wants_value=settings.wants_value)
     if settings.strict:
@@ -230,8 +232,8 @@ def _compute_in_the_best_way(
         traced = trace_function(fun, argnums, args, kwargs, has_aux=has_aux, needs_graph=False)
         if why_not_planned(traced) is None:
             return plan_and_run(traced, sparse=False)
-        plan = make_plan(traced, compiled=is_being_compiled(traced))
-        return run_plan(traced, plan, wants_value=settings.wants_value)
+        ways = list_ways(traced, compiled=is_being_compiled(traced))
+        return run_best(traced, ways, wants_value=settings.wants_value)
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
         return sweep_untraced(fun, argnums, args, kwargs, error, has_aux=has_aux)
 

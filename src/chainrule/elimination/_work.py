@@ -196,7 +196,7 @@ def _holds_a_loop(eqn: JaxprEqn) -> bool:
 
 
 def _fallback_work(graph: Graph, vertex: int) -> Work:
-    """Sweeps through one equation: as many as its smaller side has entries; one call of a component.
+    """Sweeps through one equation, or products of a component: as many as its smaller side has entries.
 
     A `custom_vjp` function can only be pulled back through.
     """
@@ -205,9 +205,9 @@ def _fallback_work(graph: Graph, vertex: int) -> Work:
     columns = sum(math.prod(real_shape(eqn.invars[p].aval)) for p in operands)
     rows = sum(math.prod(real_shape(var.aval)) for var in graph.nodes(vertex))
     once = equation_work(eqn)
-    if once.calls:
-        return Work(calls=once.calls)
     directions = rows if "custom_vjp" in eqn.primitive.name else min(rows, columns)
+    if once.calls:
+        return Work(calls=once.calls * directions)
     swept = once.times(_PER_DIRECTION * directions)
     return Work(swept.arithmetic, swept.transcendental, swept.contraction, 2 * once.kernels)
 

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 import chainrule
-from chainrule.elimination import Plan, jacobian, plan_jacobian, value_and_jacobian
+from chainrule.elimination import (
+    Plan,
+    explain_jacobian,
+    jacobian,
+    plan_jacobian,
+    value_and_jacobian,
+)
 
 
 def point(n):
@@ -297,3 +303,19 @@ def test_a_component_without_derivatives_is_named(counted):
     for function in (plan_jacobian(a), jacobian(a), jax.jit(jacobian(a))):
         with pytest.raises(chainrule.ChainruleError, match="hidden cannot answer"):
             function(point(2))
+
+
+def test_explanations_show_the_plan(counted):
+    f, x = skip(counted)
+    counted.asked.clear()
+    found = explain_jacobian(f, x)
+    assert not counted.asked
+    assert found.chosen == "planned"
+    assert found.plan.products == 4
+    assert {"planned", "jacrev", "jacfwd"} <= {candidate.method for candidate in found.candidates}
+    assert "4 products" in str(found)
+    assert "<svg" in found._repr_html_()
+    assert explain_jacobian(jnp.sin, x).plan is None
+    with pytest.raises(chainrule.ChainruleError, match="calls no component"):
+        jacobian(jnp.sin, method="planned")(x)
+    np.testing.assert_allclose(jacobian(f, method="planned")(x), jax.jacfwd(f)(x))

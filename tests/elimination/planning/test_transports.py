@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.bridge.conftest import serving
 
 from chainrule import Component, apply_component
 from chainrule.elimination import jacobian, plan_jacobian
 from chainrule.runtime import load_component
-from tests.bridge.conftest import serving
 
 # y = A (x * gain), of any sizes. A line in the log for each request: `jvp 3` is a batch of three.
 SOURCE = """

@@ -29,6 +29,7 @@ from chainrule.elimination._planning._prices import Way
 from chainrule.elimination._planning._search import Step, find_steps, sweeps
 from chainrule.elimination._planning._sites import Pipeline, find_pipeline, has_site, has_sites
 from chainrule.elimination._sweeps import Outcome
+from chainrule.elimination._work import Work, partials_work
 
 Argnums = int | Sequence[int]
 
@@ -237,19 +238,14 @@ def plan_jacobian(fun: Callable[..., Any], argnums: Argnums = 0) -> Callable[...
         component.
 
     Raises:
-        CapabilityError: there is nothing to plan (`no_sites`), or the pipeline cannot be planned
-            (`not_planned`).
+        CapabilityError: the function calls no component, or cannot be planned (`not_planned`).
     """
 
     @wraps(fun)
     def plan(*args: Any, **kwargs: Any) -> Plan:
         traced = trace_function(fun, argnums, as_examples(args), kwargs)
-        reason = why_not_planned(traced)
-        if reason is not None:
-            raise CapabilityError(
-                f"The Jacobian of {_name(fun)} cannot be planned: {reason}.", code="not_planned"
-            )
-        return make_plan(traced, find_pipeline(traced.graph), fun, argnums)
+        check_planned(traced)
+        return make_plan(traced, fun, argnums)
 
     return plan
 
@@ -259,7 +255,7 @@ def why_not_planned(traced: Traced) -> str | None:
     if traced.obstacle is not None:
         return f"its graph could not be built: {traced.obstacle}"
     if not has_sites(traced.graph):
-        return "it calls no component that is not inlined; use `jacobian`"
+        return "it calls no component, or only such as are inlined; leave out `method`"
     if traced.graph.nonlinear:
         named = ", ".join(map(traced.graph.describe, traced.graph.nonlinear[:3]))
         return f"a derivative rule is not linear: {named}"
@@ -267,6 +263,26 @@ def why_not_planned(traced: Traced) -> str | None:
     if holder is not None:
         return f"the callback inside equation {traced.graph.describe(holder)} would run twice"
     return _why_too_large(traced.graph)
+
+
+def check_planned(traced: Traced) -> None:
+    """Refuse a function that cannot be planned.
+
+    Raises:
+        CapabilityError: with the reason.
+    """
+    reason = why_not_planned(traced)
+    if reason is not None:
+        raise CapabilityError(
+            f"No products of components can be planned for the Jacobian of this function: {reason}.",
+            code="not_planned",
+        )
+
+
+def pipeline_work(traced: Traced) -> Work:
+    """The primal, the local Jacobians of the JAX parts, and the products of the cheapest plan."""
+    pipeline = find_pipeline(traced.graph)
+    return partials_work(pipeline.jax_graph) + Work(calls=find_steps(pipeline.network).price)
 
 
 _MANY_ENTRIES = 1e8
@@ -282,16 +298,20 @@ def _why_too_large(graph: Graph) -> str | None:
 
 
 def plan_and_run(traced: Traced, *, sparse: bool) -> Outcome:
-    """The value, the auxiliary result and the Jacobian of a pipeline, by the cheapest plan."""
+    """The value, the auxiliary result and the Jacobian of a pipeline, by the cheapest plan.
+
+    Raises:
+        CapabilityError: it cannot be planned (`not_planned`), or a component lacks a derivative.
+    """
+    check_planned(traced)
     pipeline = find_pipeline(traced.graph)
     steps = find_steps(pipeline.network).steps
     return (run_steps_structured if sparse else run_steps)(traced, pipeline, steps)
 
 
-def make_plan(
-    traced: Traced, pipeline: Pipeline, fun: Callable[..., Any], argnums: Argnums
-) -> Plan:
+def make_plan(traced: Traced, fun: Callable[..., Any], argnums: Argnums) -> Plan:
     """The plan of a traced pipeline."""
+    pipeline = find_pipeline(traced.graph)
     found = find_steps(pipeline.network)
     known = sweeps(pipeline.network)
     return Plan(
