@@ -190,7 +190,9 @@ def test_asking_a_component_costs_a_call():
     once = work_of_program(graph.program)
     assert once.calls == 1
     assert sweep_work(graph, 5, reverse=True).calls == 6
-    assert elimination_work(graph, graph.required).calls == 1 + 3  # the value, and a product per element
+    assert (
+        elimination_work(graph, graph.required).calls == 1 + 3
+    )  # the value, and a product per element
     assert CPU_PRICES.seconds(once) > 100 * CPU_PRICES.seconds(Work(arithmetic=1000))
 
 

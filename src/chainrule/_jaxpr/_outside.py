@@ -40,10 +40,12 @@ class Products(ABC):
     Attributes:
         operands: for every operand, whether derivatives with respect to it are declared.
         results: for every result, whether derivatives of it are declared.
+        prices: what the author says that calls cost, by the names of `chainrule._call_prices`.
     """
 
     operands: tuple[bool, ...]
     results: tuple[bool, ...]
+    prices: Mapping[str, float]
 
     @abstractmethod
     def offers(self, operands: Sequence[int], results: Sequence[int]) -> Mapping[Request, Offer]:

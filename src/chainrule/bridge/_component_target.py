@@ -50,6 +50,7 @@ class ComponentTarget(Target):
         self.endpoints = frozenset(component.available_endpoints)
         self.batching = getattr(component, "batching", None)
         self.batched_endpoints = _batched_endpoints(component)
+        self.prices = getattr(component, "prices", None) or {}
         self.jax_function = getattr(component, "jax_function", None)
         self.jax_derivatives = getattr(component, "jax_derivatives", True)
         self.runs_jax = self.jax_function is not None

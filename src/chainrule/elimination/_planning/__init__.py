@@ -9,6 +9,8 @@ fewest and cheapest products is made first, from shapes alone, and then executed
     _chain      the exact recurrence for sites in series
     _search     the steps for any graph: best-first search with a bound, beam search beyond
     _sites      from the graph of a traced function to its sites and network
+    _schedule   which steps wait for which, and the time that several workers take
+    _asking     asking sites for products
     _execute    carrying out steps on values
     _plan       `Plan`, `plan_jacobian`
     _html       a plan in a notebook

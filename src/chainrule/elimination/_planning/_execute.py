@@ -9,13 +9,13 @@ All this works on arrays and on tracers alike: under `jit` the steps become part
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from chainrule._jaxpr import JaxprEqn, Var, as_function, bind_equation
+from chainrule._jaxpr import Var
 from chainrule.elimination._blocks import Block, add, dense, multiply
 from chainrule.elimination._eliminate import (
     VALUES,
@@ -28,122 +28,41 @@ from chainrule.elimination._eliminate import (
     without_values,
 )
 from chainrule.elimination._graph import Edges
+from chainrule.elimination._planning._asking import LinearMaps, Request, ask_all
+from chainrule.elimination._planning._schedule import needed_steps
 from chainrule.elimination._planning._search import Step
-from chainrule.elimination._planning._sites import Pipeline, Site, size_of
+from chainrule.elimination._planning._sites import Pipeline, size_of
 from chainrule.elimination._rules import real_shape
 from chainrule.elimination._rules._elementwise import diagonal_structure
 from chainrule.elimination._structure import dense_term, structure_of
 
 
 def execute(
-    pipeline: Pipeline, steps: Sequence[Step], operands: Sequence[Any]
+    pipeline: Pipeline,
+    steps: Sequence[Step],
+    operands: Sequence[Any],
+    *,
+    workers: int | None = None,
 ) -> tuple[list[Any], dict[Place, Block]]:
-    """The outputs of a pipeline's program, and the Jacobian block of every target and input."""
+    """The outputs of a pipeline's program, and the Jacobian block of every target and input.
+
+    Args:
+        pipeline: the pipeline.
+        steps: one per site.
+        operands: of its program.
+        workers: how many messages are under way at the same time; `None` for one step after the other. What
+            is traced is left to XLA.
+    """
     graph = pipeline.graph
-    linear = _LinearMaps(pipeline, steps)
+    linear = LinearMaps(pipeline, steps)
     values = run(graph.program, operands, linear.apply)
     known = _Known(pipeline, local_edges(pipeline.jax_graph, values))
-    for step in steps:
-        site = pipeline.sites[step.site]
-        primals = [read(atom, values) for atom in site.equation.invars]
-        ask = linear.maps.get(site.vertex) or _Products(site, primals)
-        cut = [pipeline.variables[node] for node in step.cut]
-        known.resolve(site, step.way, cut, ask)
+    requests = [linear.request(step, values) for step in steps]
+    if any(isinstance(operand, jax.core.Tracer) for operand in operands):
+        workers = None
+    ask_all(known, requests, needed_steps(pipeline.network, steps), workers)
     outputs = [read(atom, values) for atom in graph.program.jaxpr.outvars]
     return outputs, blocks_by_place(graph, known.eliminated())
-
-
-# --- Asking a site.
-
-
-class _Products:
-    """A site at a point, as a linear map that is asked for products.
-
-    Vectors are keyed by the positions of operands or results, with one axis for the vectors in front.
-    """
-
-    def __init__(self, site: Site, primals: Sequence[Any]) -> None:
-        self._site, self._primals = site, primals
-
-    def columns(self, tangents: Mapping[int, Any]) -> list[Any]:
-        """Tangents of the site's results."""
-        assert self._site.products is not None
-        return self._site.products.columns(self._primals, tangents, self._site.results)
-
-    def rows(self, cotangents: Mapping[int, Any]) -> list[Any]:
-        """Cotangents of the site's operands."""
-        assert self._site.products is not None
-        return self._site.products.rows(self._primals, cotangents, self._site.operands)
-
-    def jacobian(self) -> dict[Place, Any]:
-        """The blocks by (result, operand)."""
-        assert self._site.products is not None
-        return self._site.products.jacobian(self._primals, self._site.operands, self._site.results)
-
-
-class _LinearMaps:
-    """The opaque sites of a pipeline: JAX linearises them where it applies them, which is once."""
-
-    def __init__(self, pipeline: Pipeline, steps: Sequence[Step]) -> None:
-        opaque = {id(site.equation): site for site in pipeline.sites if site.products is None}
-        self._opaque = opaque
-        self._ways = {pipeline.sites[step.site].vertex: step.way for step in steps}
-        self.maps: dict[int, _OpaqueProducts] = {}
-
-    def apply(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
-        """The results of an equation."""
-        site = self._opaque.get(id(eqn))
-        if site is None:
-            return bind_equation(eqn, operands)
-        results, found = _linearise(site, operands, reverse=self._ways[site.vertex] == "rows")
-        self.maps[site.vertex] = found
-        return results
-
-
-class _OpaqueProducts:
-    """A site that JAX has linearised, in one direction."""
-
-    def __init__(self, site: Site, linear: Callable[..., Any], results: Sequence[Any]) -> None:
-        self._site, self._linear, self._results = site, linear, results
-
-    def columns(self, tangents: Mapping[int, Any]) -> list[Any]:
-        """Tangents of the site's results."""
-        full = _filled(tangents, self._site.operands, self._site.operand_variables)
-        return list(jax.vmap(self._linear)(*full))
-
-    def rows(self, cotangents: Mapping[int, Any]) -> list[Any]:
-        """Cotangents of the site's operands."""
-        full = _filled(cotangents, self._site.results, self._site.result_variables)
-        return list(jax.vmap(self._linear)(full))
-
-
-def _linearise(
-    site: Site, operands: Sequence[Any], *, reverse: bool
-) -> tuple[Sequence[Any], _OpaqueProducts]:
-    """The results of an opaque site, and its linear map forwards, or backwards."""
-
-    def of_moving(*moving: Any) -> tuple[list[Any], list[Any]]:
-        full = list(operands)
-        for position, value in zip(site.operands, moving, strict=True):
-            full[position] = value
-        results = as_function(site.equation)(*full)
-        return [results[k] for k in site.results], results
-
-    moving = [operands[k] for k in site.operands]
-    way = jax.vjp if reverse else jax.linearize
-    chosen, linear, results = way(of_moving, *moving, has_aux=True)  # type: ignore[operator]
-    return results, _OpaqueProducts(site, linear, chosen)
-
-
-def _filled(
-    vectors: Mapping[int, Any], positions: Sequence[int], variables: Sequence[Var]
-) -> list[Any]:
-    """Vectors at all positions: zeros where there are none."""
-    (size,) = {vector.shape[0] for vector in vectors.values()}
-    return [
-        vectors[k] if k in vectors else jnp.zeros((size, *var.aval.shape), var.aval.dtype)
-        for k, var in zip(positions, variables, strict=True)
-    ]
 
 
 # --- The blocks that are known.
@@ -162,40 +81,41 @@ class _Known:
         defined = (var for eqn in pipeline.graph.program.jaxpr.eqns for var in eqn.outvars)
         self._order = {var: k for k, var in enumerate((*pipeline.graph.inputs, *defined))}
 
-    def resolve(self, site: Site, way: str, cut: Sequence[Var], ask: Any) -> None:
-        """Add what a step finds out."""
-        if way == "jacobian":
-            for (result, operand), block in ask.jacobian().items():
+    def vectors(self, request: Request) -> dict[int, Any]:
+        """What a site is sent: M of du = M dz, column by column, or of dz = M dv, row by row.
+
+        By the positions of its operands, or results; those that the cut does not reach are left out.
+        """
+        site, cut = request.site, request.cut
+        if request.way == "columns":
+            found, places = self._columns_from(cut, site.operand_variables), site.operands
+            variables, axis = site.operand_variables, -1
+        elif request.way == "rows":
+            found, places = self._rows_to(cut, site.result_variables), site.results
+            variables, axis = site.result_variables, 0
+        else:
+            return {}
+        return {
+            place: _stacked([found[var].get(z) for z in cut], cut, var, axis=axis)
+            for place, var in zip(places, variables, strict=True)
+            if found[var]
+        }
+
+    def absorb(self, request: Request, answer: Any) -> None:
+        """Add what a site has answered: dv = (J · M) dz, dz = (M · J) du, or J itself."""
+        site, cut = request.site, request.cut
+        if answer is None:
+            return
+        if request.way == "jacobian":
+            for (result, operand), block in answer.items():
                 ends = site.equation.outvars[result], site.equation.invars[operand]
                 self._put(*ends, _dense_block(block, *ends))
-        elif cut and way == "columns":
-            self._push(site, cut, ask)
-        elif cut:
-            self._pull(site, cut, ask)
-
-    def _push(self, site: Site, cut: Sequence[Var], ask: Any) -> None:
-        """dv = (J · M) dz, for the columns M of the cut."""
-        found = self._columns_from(cut, site.operand_variables)
-        tangents = {
-            position: _stacked([found[var].get(z) for z in cut], cut, var, axis=-1)
-            for position, var in zip(site.operands, site.operand_variables, strict=True)
-            if found[var]
-        }
-        if tangents:
-            for result, product in zip(site.result_variables, ask.columns(tangents), strict=True):
+        elif request.way == "columns":
+            for result, product in zip(site.result_variables, answer, strict=True):
                 for z, part in _split(product, cut):
                     self._put(result, z, _dense_block(jnp.moveaxis(part, 0, -1), result, z))
-
-    def _pull(self, site: Site, cut: Sequence[Var], ask: Any) -> None:
-        """dz = (M · J) du, for the rows M of the cut."""
-        found = self._rows_to(cut, site.result_variables)
-        cotangents = {
-            position: _stacked([found[var].get(z) for z in cut], cut, var, axis=0)
-            for position, var in zip(site.results, site.result_variables, strict=True)
-            if found[var]
-        }
-        if cotangents:
-            for operand, product in zip(site.operand_variables, ask.rows(cotangents), strict=True):
+        else:
+            for operand, product in zip(site.operand_variables, answer, strict=True):
                 for z, part in _split(product, cut):
                     self._put(z, operand, _dense_block(part, z, operand))
 

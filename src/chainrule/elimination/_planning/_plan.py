@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal, get_args
 
 import jax
 
@@ -26,12 +27,20 @@ from chainrule.elimination._orders import fingerprint
 from chainrule.elimination._planning._execute import execute
 from chainrule.elimination._planning._html import plan_html
 from chainrule.elimination._planning._prices import Way
+from chainrule.elimination._planning._schedule import find_shortest, makespan
 from chainrule.elimination._planning._search import Step, find_steps, sweeps
-from chainrule.elimination._planning._sites import Pipeline, find_pipeline, has_site, has_sites
+from chainrule.elimination._planning._sites import (
+    GivenPrices,
+    Pipeline,
+    find_pipeline,
+    has_site,
+    has_sites,
+)
 from chainrule.elimination._sweeps import Outcome
 from chainrule.elimination._work import Work, partials_work
 
 Argnums = int | Sequence[int]
+Objective = Literal["products", "time"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,9 @@ class Plan:
             for its Jacobian.
         inputs: shapes and dtypes of what is differentiated by.
         argnums: the arguments that are differentiated.
+        workers: how many messages are under way at the same time when the plan is executed; `None` for one
+            request after the other.
+        makespan: the time until the last answer, in the unit of the prices.
         fingerprint: of the program that it was made for.
         function: the pipeline.
     """
@@ -91,6 +103,8 @@ class Plan:
     inputs: tuple[str, ...]
     argnums: Argnums
     fingerprint: str
+    workers: int | None
+    makespan: float
     function: Callable[..., Any] = field(repr=False, compare=False)
 
     @property
@@ -130,7 +144,7 @@ class Plan:
             Step(request.number, request.way, request.cut, request.products, request.price)
             for request in self.requests
         ]
-        value, _, jacobian = run_steps(traced, pipeline, steps)
+        value, _, jacobian = run_steps(traced, pipeline, steps, workers=self.workers)
         return value, jacobian
 
     def _check(self, traced: Traced) -> None:
@@ -202,7 +216,8 @@ class Plan:
         proven = "the optimum" if self.gap == 0 else f"at most {self.gap:.0%} above the optimum"
         return (
             f"{self.products} products in {self.messages} messages, price {self.price:g} ({proven}, "
-            f"{self.method}). Prices of others: {others}."
+            f"{self.method}), after {self.makespan:g} with {_workers(self.workers)}. Prices of others: "
+            f"{others}."
         )
 
     def __str__(self) -> str:
@@ -226,12 +241,28 @@ COLUMNS = ("", "component", "is asked for", "vectors", "products", "messages", "
 _WORDS = {"columns": "JVPs", "rows": "VJPs", "jacobian": "its Jacobian"}
 
 
-def plan_jacobian(fun: Callable[..., Any], argnums: Argnums = 0) -> Callable[..., Plan]:
+def _workers(count: int | None) -> str:
+    return "one worker" if count in (None, 1) else f"{count} workers"
+
+
+def plan_jacobian(
+    fun: Callable[..., Any],
+    argnums: Argnums = 0,
+    *,
+    prices: GivenPrices | None = None,
+    workers: int | None = None,
+    objective: Objective = "products",
+) -> Callable[..., Plan]:
     """The function that plans the Jacobian of a pipeline: what is asked of each of its components.
 
     Args:
         fun: a function of pytrees that JAX can trace, with calls of components that are not inlined.
         argnums: which positional arguments to differentiate with respect to.
+        prices: component → price of one `"apply"`, one `"jvp"`, one `"vjp"`, one `"jacobian"`, one
+            `"message"`, all in one unit. Without them the author's are used (`prices` of a component), else
+            the number of evaluations that an endpoint makes.
+        workers: how many messages `Plan.execute` has under way at the same time, outside of `jit`.
+        objective: what is made small: the price of all `"products"`, or the `"time"` until the last answer.
 
     Returns:
         A function of `fun`'s arguments (`jax.ShapeDtypeStruct`s will do) that returns a `Plan`. It applies no
@@ -239,13 +270,31 @@ def plan_jacobian(fun: Callable[..., Any], argnums: Argnums = 0) -> Callable[...
 
     Raises:
         CapabilityError: the function calls no component, or cannot be planned (`not_planned`).
+        InputError: a price or an option cannot be used (`bad_prices`, `invalid_option`).
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from chainrule import from_callable
+        >>> total = from_callable(
+        ...     lambda x: x.sum(keepdims=True),
+        ...     jvp=lambda x, v: v[0].sum(keepdims=True),
+        ...     vjp=lambda x, u: (np.full(5, u[0]),),
+        ...     abstract=lambda x: jax.ShapeDtypeStruct((1,), x.dtype),
+        ... )
+        >>> plan = plan_jacobian(lambda x: total(x) * x)(np.ones(5))
+        >>> plan.products, plan.alternatives["jacfwd"]
+        (1, (5, 5.0))
     """
+
+    _check_options(workers, objective)
 
     @wraps(fun)
     def plan(*args: Any, **kwargs: Any) -> Plan:
         traced = trace_function(fun, argnums, as_examples(args), kwargs)
         check_planned(traced)
-        return make_plan(traced, fun, argnums)
+        return make_plan(
+            traced, fun, argnums, prices=prices or {}, workers=workers, objective=objective
+        )
 
     return plan
 
@@ -309,13 +358,25 @@ def plan_and_run(traced: Traced, *, sparse: bool) -> Outcome:
     return (run_steps_structured if sparse else run_steps)(traced, pipeline, steps)
 
 
-def make_plan(traced: Traced, fun: Callable[..., Any], argnums: Argnums) -> Plan:
-    """The plan of a traced pipeline."""
-    pipeline = find_pipeline(traced.graph)
+def make_plan(
+    traced: Traced,
+    fun: Callable[..., Any],
+    argnums: Argnums,
+    *,
+    prices: GivenPrices = MappingProxyType({}),
+    workers: int | None = None,
+    objective: Objective = "products",
+) -> Plan:
+    """The plan of a traced pipeline; see `plan_jacobian`."""
+    pipeline = find_pipeline(traced.graph, prices)
     found = find_steps(pipeline.network)
     known = sweeps(pipeline.network)
+    steps = found.steps
+    if objective == "time":
+        candidates = [steps, *known.values()]
+        steps = find_shortest(pipeline.network, candidates, workers or 1, known["local Jacobians"])
     return Plan(
-        tuple(_request(pipeline, step) for step in found.steps),
+        tuple(_request(pipeline, step) for step in steps),
         found.bound,
         found.method,
         {
@@ -325,19 +386,38 @@ def make_plan(traced: Traced, fun: Callable[..., Any], argnums: Argnums) -> Plan
         _input_types(traced),
         argnums,
         fingerprint(traced.graph),
+        workers,
+        makespan(pipeline.network, steps, workers or 1),
         fun,
     )
 
 
-def run_steps(traced: Traced, pipeline: Pipeline, steps: Sequence[Step]) -> Outcome:
+def _check_options(workers: Any, objective: Any) -> None:
+    is_count = isinstance(workers, int) and not isinstance(workers, bool) and workers >= 1
+    if workers is not None and not is_count:
+        raise InputError(
+            f"`workers` is a number of messages, at least 1; found {workers!r}.",
+            code="invalid_option",
+        )
+    if objective not in get_args(Objective):
+        raise InputError(
+            f"`objective` is 'products' or 'time'; found {objective!r}.", code="invalid_option"
+        )
+
+
+def run_steps(
+    traced: Traced, pipeline: Pipeline, steps: Sequence[Step], *, workers: int | None = None
+) -> Outcome:
     """The value, the auxiliary result and the dense Jacobian of a traced pipeline."""
-    value, aux, blocks = run_steps_structured(traced, pipeline, steps)
+    value, aux, blocks = run_steps_structured(traced, pipeline, steps, workers=workers)
     return value, aux, jax.tree.map(lambda block: block.todense(), blocks, is_leaf=is_structured)
 
 
-def run_steps_structured(traced: Traced, pipeline: Pipeline, steps: Sequence[Step]) -> Outcome:
+def run_steps_structured(
+    traced: Traced, pipeline: Pipeline, steps: Sequence[Step], *, workers: int | None = None
+) -> Outcome:
     """The same with the blocks as they are."""
-    return arrange(traced, *execute(pipeline, steps, traced.operands))
+    return arrange(traced, *execute(pipeline, steps, traced.operands, workers=workers))
 
 
 def _request(pipeline: Pipeline, step: Step) -> PlannedRequest:

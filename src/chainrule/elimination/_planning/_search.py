@@ -37,6 +37,7 @@ from chainrule.elimination._planning._network import (
     Network,
     SiteNodes,
     as_set,
+    members,
     minimal_cut,
     reached,
 )
@@ -104,6 +105,14 @@ def find_steps(network: Network) -> Found:
 
 def _price(steps: Sequence[Step]) -> float:
     return sum(step.price for step in steps)
+
+
+def edges_of(network: Network, step: Step) -> tuple[int, int]:
+    """The edges that a step adds: from all of the first nodes to all of the second."""
+    site = network.sites[step.site]
+    starts = step.cut if step.way == "columns" else site.operands
+    ends = step.cut if step.way == "rows" else site.results
+    return as_set(starts), as_set(ends)
 
 
 # --- Plans that need no search.
@@ -253,11 +262,10 @@ class _State:
     def after(self, step: Step) -> _State:
         """The state in which one more site is resolved."""
         site = self.network.sites[step.site]
-        starts = step.cut if step.way == "columns" else site.operands
-        ends = step.cut if step.way == "rows" else site.results
+        starts, ends = edges_of(self.network, step)
         successors = list(self.successors)
-        for start in starts:
-            successors[start] |= as_set(ends)
+        for start in members(starts):
+            successors[start] |= ends
         # The columns of another site change when results of this one were sources of its region, its rows
         # when operands of this one were sinks.
         touched = {"columns": as_set(site.results), "rows": as_set(site.operands)}

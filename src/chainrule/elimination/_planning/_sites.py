@@ -8,10 +8,13 @@ directly. The second kind is *opaque*: JAX pushes tangents through it or pulls c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 
+from chainrule._call_prices import problem_of_prices
+from chainrule._errors import InputError
 from chainrule._jaxpr import JaxprEqn, Products, Var, locate, outside_call_of, subprograms, walk
 from chainrule.elimination._graph import Graph
 from chainrule.elimination._planning._network import Network, SiteNodes
@@ -89,14 +92,20 @@ def has_site(graph: Graph, vertex: int) -> bool:
     return bool(_called(graph.equation(vertex)))
 
 
-def find_pipeline(graph: Graph) -> Pipeline:
+def find_pipeline(graph: Graph, given: GivenPrices = MappingProxyType({})) -> Pipeline:
     """The pipeline of a function that has sites.
+
+    Args:
+        graph: of the function.
+        given: prices by the names of components, which win over all others.
 
     Raises:
         ChainruleError: a site cannot be differentiated, which is named.
+        InputError: a price is given that cannot be used (`bad_prices`).
     """
     sites = tuple(_find_sites(graph))
-    return Pipeline(graph, sites, *_network(graph, sites))
+    check_prices(given, [site.name for site in sites])
+    return Pipeline(graph, sites, *_network(graph, sites, given))
 
 
 def _called(eqn: JaxprEqn) -> list[str]:
@@ -126,7 +135,9 @@ def _find_sites(graph: Graph) -> Iterator[Site]:
 # --- The network.
 
 
-def _network(graph: Graph, sites: Sequence[Site]) -> tuple[Network, tuple[Var, ...]]:
+def _network(
+    graph: Graph, sites: Sequence[Site], given: GivenPrices
+) -> tuple[Network, tuple[Var, ...]]:
     vertices = {site.vertex for site in sites}
     before: dict[Var, set[Var]] = {var: set() for var in graph.inputs}
     for vertex, local in graph.partials.items():
@@ -150,7 +161,7 @@ def _network(graph: Graph, sites: Sequence[Site]) -> tuple[Network, tuple[Var, .
             site.name,
             tuple(sorted({number[var] for var in site.operand_variables})),
             tuple(sorted({number[var] for var in site.result_variables})),
-            default_prices(site),
+            site_prices(site, given),
         )
         for site in sites
     )
@@ -187,11 +198,56 @@ def size_of(var: Var) -> int:
     return math.prod(real_shape(var.aval))
 
 
-# --- Prices by the kind of endpoint.
+GivenPrices = Mapping[str, Mapping[str, float]]
+"""Component → what is priced → price."""
 
 
-def default_prices(site: Site) -> SitePrices:
-    """Prices in evaluations of the component, by how its endpoints come about."""
+def check_prices(given: GivenPrices, names: Sequence[str]) -> None:
+    """Refuse prices that are none, or are those of other components.
+
+    Raises:
+        InputError: with the name.
+    """
+    if not isinstance(given, Mapping):
+        raise InputError(
+            "`prices` is a dictionary from names of components to their prices, such as "
+            f"{{{names[0]!r}: {{'vjp': 2.5}}}}; found {type(given).__name__}.",
+            code="bad_prices",
+        )
+    for name, prices in given.items():
+        if name not in names:
+            known = ", ".join(dict.fromkeys(names))
+            raise InputError(
+                f"`prices` names {name!r}, which the pipeline does not call; it calls {known}.",
+                code="bad_prices",
+            )
+        problem = problem_of_prices(prices)
+        if problem is not None:
+            raise InputError(f"`prices` of {name!r}: {problem}.", code="bad_prices", path=name)
+
+
+def site_prices(site: Site, given: GivenPrices) -> SitePrices:
+    """The prices of a site: those that are given, else the author's, else by the kind of endpoint.
+
+    By its kind an endpoint costs as many evaluations as it makes of the component.
+    """
+    kinds = _prices_by_kind(site)
+    declared = {} if site.products is None else site.products.prices
+    chosen = {**declared, **given.get(site.name, {})}
+    if not chosen:
+        return kinds
+    apply = chosen.get("apply", 1.0)
+    return replace(
+        kinds,
+        jvp=chosen.get("jvp", apply * kinds.jvp),
+        vjp=chosen.get("vjp", apply * kinds.vjp),
+        jacobian=chosen.get("jacobian", apply * kinds.jacobian),
+        message=chosen.get("message", 0.0),
+        source="given" if site.name in given else "author",
+    )
+
+
+def _prices_by_kind(site: Site) -> SitePrices:
     if site.products is None:
         return _opaque_prices(site)
     offers = site.products.offers(site.operands, site.results)
