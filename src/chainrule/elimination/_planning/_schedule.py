@@ -57,7 +57,8 @@ def makespan(network: Network, steps: Sequence[Step], workers: int) -> float:
     needed = needed_steps(network, steps)
     messages = [network.sites[s.site].prices.messages(s.way, s.products) for s in steps]
     unsent, unanswered = list(messages), list(messages)
-    now, running = 0.0, []
+    now = 0.0
+    running: list[tuple[float, int]] = []
     while True:
         for position, step in enumerate(steps):
             is_ready = not any(unanswered[before] for before in needed[position])
@@ -91,8 +92,8 @@ def find_shortest(
     def cost(steps: Sequence[Step]) -> tuple[float, float]:
         return makespan(network, steps, workers), sum(step.price for step in steps)
 
-    best = tuple(min(candidates, key=cost))
+    best: Sequence[Step] = min(candidates, key=cost)
     for step in local:
         trial = (step, *(each for each in best if each.site != step.site))
-        best = min(best, trial, key=cost)
-    return best
+        best = trial if cost(trial) < cost(best) else best
+    return tuple(best)
