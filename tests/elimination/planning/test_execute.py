@@ -319,3 +319,27 @@ def test_explanations_show_the_plan(counted):
     with pytest.raises(chainrule.ChainruleError, match="calls no component"):
         jacobian(jnp.sin, method="planned")(x)
     np.testing.assert_allclose(jacobian(f, method="planned")(x), jax.jacfwd(f)(x))
+
+
+def test_zero_columns_and_rows_are_not_asked_for(counted):
+    """Boundary values are constants, and only some results are read: 3 of 5 inputs, 2 of 5 outputs."""
+    a, b = counted.component("a", 5, 5), counted.component("b", 5, 5)
+
+    def columns(x):
+        return a(x.at[jnp.array([0, 4])].set(1.0))
+
+    def rows(x):
+        return b(x)[jnp.array([3, 1])]
+
+    for function, products in ((columns, 3), (rows, 2)):
+        plan = plan_jacobian(function)(point(5))
+        counted.asked.clear()
+        found = jacobian(function)(point(5))
+        assert counted.products == plan.products == products
+        np.testing.assert_allclose(found, jax.jacfwd(function)(point(5)), rtol=1e-12)
+
+    def both(x):
+        return rows(columns(x))
+
+    counted.asked.clear()
+    np.testing.assert_allclose(jacobian(both)(point(5)), jax.jacfwd(both)(point(5)), rtol=1e-12)

@@ -9,7 +9,7 @@ All this works on arrays and on tracers alike: under `jit` the steps become part
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -78,6 +78,7 @@ class _Known:
     def __init__(self, pipeline: Pipeline, rows: Edges) -> None:
         self.rows = rows
         self._graph = pipeline.graph
+        self._elements = pipeline.elements
         defined = (var for eqn in pipeline.graph.program.jaxpr.eqns for var in eqn.outvars)
         self._order = {var: k for k, var in enumerate((*pipeline.graph.inputs, *defined))}
 
@@ -96,7 +97,7 @@ class _Known:
         else:
             return {}
         return {
-            place: _stacked([found[var].get(z) for z in cut], cut, var, axis=axis)
+            place: self._stacked([found[var].get(z) for z in cut], cut, var, axis=axis)
             for place, var in zip(places, variables, strict=True)
             if found[var]
         }
@@ -112,12 +113,39 @@ class _Known:
                 self._put(*ends, _dense_block(block, *ends))
         elif request.way == "columns":
             for result, product in zip(site.result_variables, answer, strict=True):
-                for z, part in _split(product, cut):
+                for z, part in self._split(product, cut):
                     self._put(result, z, _dense_block(jnp.moveaxis(part, 0, -1), result, z))
         else:
             for operand, product in zip(site.operand_variables, answer, strict=True):
-                for z, part in _split(product, cut):
+                for z, part in self._split(product, cut):
                     self._put(z, operand, _dense_block(part, z, operand))
+
+    def _stacked(
+        self, blocks: Sequence[Block | None], cut: Sequence[Var], var: Var, *, axis: int
+    ) -> Any:
+        """Blocks between the nodes of a cut and an array, as one vector of the array per live element."""
+        parts = []
+        for block, z in zip(blocks, cut, strict=True):
+            shape, chosen = var.aval.shape, self._elements(z)
+            if block is None:
+                parts.append(jnp.zeros((len(chosen), *shape), var.aval.dtype))
+                continue
+            full = dense(block, var.aval.dtype)
+            full = full.reshape(*shape, -1) if axis == -1 else full.reshape(-1, *shape)
+            full = jnp.moveaxis(full, axis, 0)
+            parts.append(full if len(chosen) == len(full) else full[chosen])
+        return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+
+    def _split(self, product: Any, cut: Sequence[Var]) -> Iterator[tuple[Var, Any]]:
+        """The products of each node of a cut, one per element; zeros for those that are not live."""
+        start = 0
+        for z in cut:
+            chosen = self._elements(z)
+            part = product[start : start + len(chosen)]
+            start += len(chosen)
+            if len(chosen) < size_of(z):
+                part = jnp.zeros((size_of(z), *part.shape[1:]), part.dtype).at[chosen].set(part)
+            yield z, part
 
     def _put(self, result: Any, operand: Any, block: Block) -> None:
         row = self.rows.setdefault(result, {})
@@ -189,26 +217,3 @@ def _identity(var: Var) -> Block:
 def _dense_block(value: Any, result: Any, operand: Any) -> Block:
     term = dense_term(real_shape(result.aval), real_shape(operand.aval))
     return Block(structure_of([term]), (value.reshape(term.stored_shape),))
-
-
-def _stacked(blocks: Sequence[Block | None], cut: Sequence[Var], var: Var, *, axis: int) -> Any:
-    """Blocks between the nodes of a cut and an array, as one vector of the array per element of the cut."""
-    parts = []
-    for block, z in zip(blocks, cut, strict=True):
-        shape, count = var.aval.shape, size_of(z)
-        if block is None:
-            parts.append(jnp.zeros((count, *shape), var.aval.dtype))
-        else:
-            full = dense(block, var.aval.dtype)
-            full = full.reshape(*shape, count) if axis == -1 else full.reshape(count, *shape)
-            parts.append(jnp.moveaxis(full, axis, 0))
-    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
-
-
-def _split(product: Any, cut: Sequence[Var]) -> list[tuple[Var, Any]]:
-    """The products of each node of a cut, with the node's axes in front."""
-    found, start = [], 0
-    for z in cut:
-        found.append((z, product[start : start + size_of(z)]))
-        start += size_of(z)
-    return found

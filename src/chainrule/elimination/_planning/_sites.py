@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from types import MappingProxyType
+
+import numpy as np
 
 from chainrule._call_prices import problem_of_prices
 from chainrule._errors import InputError
@@ -67,19 +69,29 @@ class Pipeline:
         sites: in the order in which they are called.
         network: the same without values.
         variables: of the nodes of the network.
+        live: of nodes in which only some elements carry derivatives, which ones.
     """
 
     graph: Graph
     sites: tuple[Site, ...]
     network: Network
     variables: tuple[Var, ...]
+    live: Mapping[Var, np.ndarray]
 
     @cached_property
     def jax_graph(self) -> Graph:
         """The graph without the sites: what JAX knows by itself."""
-        vertices = {site.vertex for site in self.sites}
-        kept = {v: local for v, local in self.graph.partials.items() if v not in vertices}
-        return replace(self.graph, partials=kept)
+        return _without_sites(self.graph, self.sites)
+
+    def elements(self, var: Var) -> np.ndarray:
+        """The elements of a node that carry derivatives, in its flat form."""
+        return self.live.get(var, np.arange(size_of(var)))
+
+
+def _without_sites(graph: Graph, sites: Sequence[Site]) -> Graph:
+    vertices = {site.vertex for site in sites}
+    kept = {v: local for v, local in graph.partials.items() if v not in vertices}
+    return replace(graph, partials=kept)
 
 
 def has_sites(graph: Graph) -> bool:
@@ -137,7 +149,7 @@ def _find_sites(graph: Graph) -> Iterator[Site]:
 
 def _network(
     graph: Graph, sites: Sequence[Site], given: GivenPrices
-) -> tuple[Network, tuple[Var, ...]]:
+) -> tuple[Network, tuple[Var, ...], dict[Var, np.ndarray]]:
     vertices = {site.vertex for site in sites}
     before: dict[Var, set[Var]] = {var: set() for var in graph.inputs}
     for vertex, local in graph.partials.items():
@@ -167,8 +179,10 @@ def _network(
     )
     outputs = tuple(number[var] for var in graph.outputs if var in number)
     inputs = tuple(number[var] for var in graph.inputs)
-    sizes = tuple(map(size_of, variables))
-    return Network(sizes, tuple(successors), nodes, inputs, tuple(sorted(outputs))), variables
+    live = _live_elements(graph, sites, variables)
+    sizes = tuple(len(live[var]) if var in live else size_of(var) for var in variables)
+    network = Network(sizes, tuple(successors), nodes, inputs, tuple(sorted(outputs)))
+    return network, variables, live
 
 
 def _leave_out_detours(before: dict[Var, set[Var]], ends: set[Var]) -> None:
@@ -191,6 +205,34 @@ def _leave_out_detours(before: dict[Var, set[Var]], ends: set[Var]) -> None:
             for operand in before[var]:
                 after[operand] = after[operand] - {var} | after[var]
             del before[var], after[var]
+
+
+def _live_elements(
+    graph: Graph, sites: Sequence[Site], variables: Sequence[Var]
+) -> dict[Var, np.ndarray]:
+    """The elements that vary and are read, of the arrays in which these are not all.
+
+    A vector for another element would be zero, or would be multiplied by zero.
+    """
+    fixed = {*graph.inputs, *(var for site in sites for var in site.result_variables)}
+    wanted = {*graph.outputs, *(var for site in sites for var in site.operand_variables)}
+    vary: dict[Var, list[np.ndarray]] = {}
+    read: dict[Var, list[np.ndarray]] = {}
+    for result, row in _without_sites(graph, sites).structures.items():
+        for operand, structure in row.items():
+            for rows, columns in (term.reached() for term in structure.terms):
+                vary.setdefault(result, []).append(rows)
+                read.setdefault(operand, []).append(columns)
+    live = {}
+    for var in variables:
+        everything = np.arange(size_of(var))
+        known = [everything]
+        known += [] if var in fixed else [np.concatenate(vary[var])] if var in vary else []
+        known += [] if var in wanted else [np.concatenate(read[var])] if var in read else []
+        found = reduce(np.intersect1d, known)
+        if len(found) < len(everything):
+            live[var] = found
+    return live
 
 
 def size_of(var: Var) -> int:
