@@ -31,6 +31,7 @@ Modules, in reading order:
 """
 
 from chainrule.elimination._api import (
+    gauss_newton_product,
     hessian,
     jacobian,
     jacve,
@@ -59,6 +60,7 @@ __all__ = [
     "StructuredJacobian",
     "explain_jacobian",
     "find_order",
+    "gauss_newton_product",
     "hessian",
     "jacobian",
     "jacve",

@@ -23,7 +23,7 @@ class Counted:
         self.asked = Counter()
         self._random = np.random.default_rng(0)
 
-    def component(self, name, n, m, *, jvp=True, vjp=True):
+    def component(self, name, n, m, *, jvp=True, vjp=True, hvp=False):
         matrix = self._random.normal(size=(m, n))
 
         def count(request):
@@ -41,10 +41,15 @@ class Counted:
             count("vjp")
             return (np.cos(primals[0]) * (matrix.T @ cotangent),)
 
+        def curve(primals, cotangent, tangents):
+            count("hvp")
+            return (-np.sin(primals[0]) * (matrix.T @ cotangent) * tangents[0],)
+
         return from_callable(
             apply,
             jvp=push if jvp else None,
             vjp=pull if vjp else None,
+            hvp=curve if hvp else None,
             abstract=lambda x: jax.ShapeDtypeStruct((m,), x.dtype),
             name=name,
         )
