@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from chainrule._errors import ChainruleError, ComponentError, InputError
     from chainrule.bridge import apply_component, component_errors, from_callable
     from chainrule.client import Component
-    from chainrule.elimination import jacobian
+    from chainrule.elimination import jacobian, plan_jacobian
     from chainrule.harvest import (
         grad_wrt,
         intermediate_stats,
@@ -41,6 +41,7 @@ _HOMES = {
     "intermediate_stats": "chainrule.harvest",
     "jacobian": "chainrule.elimination",
     "locate_nonfinite": "chainrule.harvest",
+    "plan_jacobian": "chainrule.elimination",
     "plant": "chainrule.harvest",
     "save_intermediates": "chainrule.harvest",
     "sow": "chainrule.harvest",
@@ -60,6 +61,7 @@ __all__ = [
     "intermediate_stats",
     "jacobian",
     "locate_nonfinite",
+    "plan_jacobian",
     "plant",
     "save_intermediates",
     "sow",

@@ -17,7 +17,7 @@ from chainrule.elimination import (
     jacobian,
     value_and_jacobian,
 )
-from chainrule.elimination._methods import make_plan
+from chainrule.elimination._methods import list_ways
 from chainrule.elimination._work import Work
 from chainrule.elimination.internal import trace_function
 from chainrule.runtime.jax_recipes import jax_jacobian, jax_sparse_jacobian
@@ -255,7 +255,7 @@ def test_explanations_run_nothing():
 
 def plan_of(function, *args, compiled=True):
     traced = trace_function(function, tuple(range(len(args))), args, {})
-    return make_plan(traced, compiled=compiled)
+    return list_ways(traced, compiled=compiled)
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ TOP_LEVEL = {
     "intermediate_stats",
     "jacobian",
     "locate_nonfinite",
+    "plan_jacobian",
     "plant",
     "save_intermediates",
     "sow",

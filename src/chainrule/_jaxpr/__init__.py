@@ -11,6 +11,7 @@ Vocabulary
 Modules, in reading order
     _names        every name of JAX that is private or differs between versions
     _programs     sub-programs of an equation, all equations of a program, where an equation comes from
+    _outside      calls that leave the program, and how to ask for their derivatives
     _evaluate     run a program equation by equation; trace; inline calls
     _extras       arrays that leave a rewritten program, and how loops fold them
     _rewrite      the rewriter: run a program with some equations replaced, at any depth
@@ -64,8 +65,14 @@ from chainrule._jaxpr._names import (
     scan_layout,
     trace_state,
 )
-from chainrule._jaxpr._programs import (
+from chainrule._jaxpr._outside import (
+    Offer,
     OutsideCall,
+    Products,
+    outside_call_of,
+    register_outside_call,
+)
+from chainrule._jaxpr._programs import (
     Role,
     SourceLocation,
     SubProgram,
@@ -73,9 +80,7 @@ from chainrule._jaxpr._programs import (
     component_of,
     component_scope,
     locate,
-    outside_call_of,
     plain_text,
-    register_outside_call,
     subprograms,
     walk,
 )
@@ -97,8 +102,10 @@ __all__ = [
     "Jaxpr",
     "JaxprEqn",
     "Literal",
+    "Offer",
     "OutsideCall",
     "Primitive",
+    "Products",
     "Rewriter",
     "Role",
     "SourceLocation",

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from chainrule._jaxpr._names import constants_first, name_stack_of, user_frames_of
 
@@ -235,40 +235,3 @@ def component_of(eqn: JaxprEqn) -> str | None:
     """The component that an equation belongs to, also after transformations; the outermost of several."""
     found = _FOUND.search(name_stack_of(eqn))
     return None if found is None else found[1]
-
-
-@dataclass(frozen=True)
-class OutsideCall:
-    """What an equation calls outside of the compiled program.
-
-    Attributes:
-        name: of the component or function; `None` when the equation does not say.
-        request: what is asked of it.
-    """
-
-    name: str | None
-    request: str
-
-
-_outside: dict[str, Callable[[Mapping[str, Any]], OutsideCall]] = {
-    "pure_callback": lambda _: OutsideCall(None, "pure_callback"),
-    "io_callback": lambda _: OutsideCall(None, "io_callback"),
-}
-
-
-def register_outside_call(
-    primitive: Primitive, describe: Callable[[Mapping[str, Any]], OutsideCall]
-) -> None:
-    """Say that equations of a primitive leave the compiled program, and what they call.
-
-    Args:
-        primitive: of the package that registers it.
-        describe: from an equation's parameters to what it calls.
-    """
-    _outside[primitive.name] = describe
-
-
-def outside_call_of(eqn: JaxprEqn) -> OutsideCall | None:
-    """What an equation calls outside of the compiled program: a component, a host function; or `None`."""
-    describe = _outside.get(eqn.primitive.name)
-    return None if describe is None else describe(eqn.params)

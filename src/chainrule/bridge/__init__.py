@@ -13,6 +13,7 @@ Modules, in reading order
     _types             shapes and dtypes of arrays before they exist, and how they are converted
     _site              one target at one signature: a flat function from arrays to arrays
     _requests          what can be asked of a site, and the rules for derivatives
+    _products          products with the Jacobian of a call that are asked for directly
     _primitive         the JAX primitive of a call, and its rules
     _inline            components written in JAX as part of the caller's program
     _host              running a call on the host: batches, threads, calls that overlap

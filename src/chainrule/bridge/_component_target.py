@@ -50,6 +50,7 @@ class ComponentTarget(Target):
         self.endpoints = frozenset(component.available_endpoints)
         self.batching = getattr(component, "batching", None)
         self.batched_endpoints = _batched_endpoints(component)
+        self.prices = getattr(component, "prices", None) or {}
         self.jax_function = getattr(component, "jax_function", None)
         self.jax_derivatives = getattr(component, "jax_derivatives", True)
         self.runs_jax = self.jax_function is not None
@@ -67,6 +68,11 @@ class ComponentTarget(Target):
     def abstract_eval(self, inputs: Any) -> Any:
         """Ask `abstract_eval`."""
         return read_types(self._component.abstract_eval(_write_types(inputs)))
+
+    def evaluations(self, kind: DerivativeKind, n: int, m: int) -> int:
+        """What our own components say about themselves; a peer's are taken to be the author's."""
+        known = getattr(self._component, "capabilities", {}).get(kind.endpoint)
+        return 1 if known is None else max(1, known.cost.at(n, m))
 
     def complete_inputs(self, inputs: Any) -> tuple[Any, dict[str, Any]]:
         """What the schema makes of the inputs; only asked of components in this process."""

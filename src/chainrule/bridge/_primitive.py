@@ -57,6 +57,7 @@ from chainrule._jaxpr._meshes import (
 from chainrule._jaxpr._overlapping import lower_overlapping
 from chainrule.bridge._host import host_call, overlapping_pair
 from chainrule.bridge._inline import NotTraceableError, trace_call
+from chainrule.bridge._products import CallProducts
 from chainrule.bridge._requests import (
     Call,
     Request,
@@ -78,7 +79,9 @@ def _describe(params: Mapping[str, Any]) -> OutsideCall:
     """The component and the request of a call, for what shows or prices programs."""
     call = params["call"]
     batch = "".join(f" × {size}" for size in call.batch.sizes)
-    return OutsideCall(call.site.target.name, call.request.name + batch)
+    products = CallProducts(call.site, _bind) if CallProducts.fit(call) else None
+    count = math.prod(call.batch.sizes)
+    return OutsideCall(call.site.target.name, call.request.name + batch, count, products)
 
 
 def call_site(site: Site, arrays: Sequence[Any]) -> list[Any]:

@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
@@ -45,6 +46,7 @@ class Target(ABC):
         batching: how the target says it treats an additional leading axis of all arrays: `elementwise` (any
             axes), `leading` (one axis in front, examples independent), or `None` (it does not say).
         batched_endpoints: the product endpoints that answer a batch of vectors in one call.
+        prices: what the author says that calls cost.
         max_concurrency: how many calls may run at the same time; 1 when it is not safe or does not pay.
         is_remote: whether a call mostly waits, so that independent calls should overlap.
         jax_function: the same function, traceable by JAX, or `None`.
@@ -57,6 +59,7 @@ class Target(ABC):
     endpoints: frozenset[str]
     batching: Batching | None = None
     batched_endpoints: frozenset[str] = frozenset()
+    prices: Mapping[str, float] = MappingProxyType({})
     max_concurrency: int = 1
     is_remote: bool = False
     jax_function: Callable[[Any], Any] | None = None
@@ -116,6 +119,10 @@ class Target(ABC):
         Returns:
             Arrays by the paths of `kind.result_over`.
         """
+
+    def evaluations(self, kind: DerivativeKind, n: int, m: int) -> int:
+        """How often one request of an endpoint runs the author's code, for n input and m output elements."""
+        return 1
 
     def complete_inputs(self, inputs: Any) -> tuple[Any, dict[str, Any]]:
         """Inputs with an `ArrayType` at every array, checked, with defaults filled in; named sizes."""

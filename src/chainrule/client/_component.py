@@ -100,6 +100,11 @@ class Component(Constructors, EndpointMethods, AsyncEndpointMethods):
         return self.openapi_schema.get("x-batching")
 
     @property
+    def prices(self) -> Mapping[str, float]:
+        """What the author says that calls cost."""
+        return self.openapi_schema.get("x-prices", {})
+
+    @property
     def local(self) -> LocalComponent | None:
         """The component itself when it is in this process."""
         return self.transport.local

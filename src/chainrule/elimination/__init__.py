@@ -22,6 +22,7 @@ Modules, in reading order:
     _find_order   the graph as a search problem; the choice of an order
     _sweeps       JAX's own sweeps, whole and compressed
     _native       an eliminated program as one kernel, by LLVM or Pallas
+    _planning     the cheapest products of the components of a pipeline, and asking them
     _methods      the planner: what each way is expected to take, and running one
     _explain      the ways of computing a Jacobian as a table
     _html         orders and blocks in a notebook
@@ -30,6 +31,7 @@ Modules, in reading order:
 """
 
 from chainrule.elimination._api import (
+    gauss_newton_product,
     hessian,
     jacobian,
     jacve,
@@ -42,6 +44,7 @@ from chainrule.elimination._find_order import find_order
 from chainrule.elimination._linearize import Linearization
 from chainrule.elimination._methods import Candidate
 from chainrule.elimination._orders import Order, OrderError
+from chainrule.elimination._planning import Plan, PlannedRequest, plan_jacobian
 from chainrule.elimination._result import StructuredJacobian
 from chainrule.elimination._rules import register_partials
 
@@ -52,13 +55,17 @@ __all__ = [
     "OperationCounts",
     "Order",
     "OrderError",
+    "Plan",
+    "PlannedRequest",
     "StructuredJacobian",
     "explain_jacobian",
     "find_order",
+    "gauss_newton_product",
     "hessian",
     "jacobian",
     "jacve",
     "linearization",
+    "plan_jacobian",
     "register_partials",
     "value_and_jacobian",
 ]

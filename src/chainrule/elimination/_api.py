@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from chainrule._errors import InputError
+from chainrule._jaxpr import evaluate
 from chainrule.elimination._counting import published_counts
 from chainrule.elimination._find_order import OrderLike, choose_order
 from chainrule.elimination._graph import check_rules
@@ -20,11 +22,12 @@ from chainrule.elimination._methods import (
     check_backend,
     check_method,
     is_being_compiled,
-    make_plan,
+    list_ways,
     pays_native,
+    run_best,
     run_method,
-    run_plan,
 )
+from chainrule.elimination._planning import plan_and_run, why_not_planned
 from chainrule.elimination._sweeps import Outcome, sweep_untraced
 
 Argnums = int | Sequence[int]
@@ -82,8 +85,10 @@ def jacobian(
         fun: a function of pytrees that JAX can trace.
         argnums: which positional arguments to differentiate with respect to.
         method: `"elimination"`, `"jacrev"`, `"jacfwd"`, `"compressed"` (one product per colour of the
-            sparsity pattern), or `"auto"`: the one with the least estimated time (see `explain_jacobian`).
-            `"auto"` works wherever `jax.jacrev` or `jax.jacfwd` does: what the others cannot do is left to
+            sparsity pattern), `"planned"` (the cheapest products of the components that `fun` calls, see
+            `plan_jacobian`), or `"auto"`: products are planned where `fun` calls components that are not
+            inlined; else it is the method with the least estimated time (see `explain_jacobian`). `"auto"`
+            works wherever `jax.jacrev` or `jax.jacfwd` does: what the others cannot do is left to
             these. An explicit order, backend, `sparse` or `strict` mean elimination.
         order: see `linearization`.
         backend: of an elimination. `"native"` makes the eliminated program one kernel where that can be
@@ -158,6 +163,8 @@ class _Settings:
     sparse: bool
     strict: bool
     wants_value: bool
+    plans: bool = False
+    """Whether products of components are planned although an order is given."""
 
     def __post_init__(self) -> None:
         check_method(self.method)
@@ -174,6 +181,11 @@ class _Settings:
         """Whether something was asked for that no other method has; all of them run on XLA."""
         has_order = not isinstance(self.order, str) or self.order != "auto"
         return has_order or self.backend == "native" or self.sparse or self.strict
+
+    @property
+    def may_be_planned(self) -> bool:
+        """Whether products of components may be planned although elimination is asked for."""
+        return self.plans or (self.sparse and replace(self, sparse=False).leaves_the_choice)
 
     @property
     def leaves_the_choice(self) -> bool:
@@ -195,6 +207,8 @@ def _compute(
     traced = trace_function(
         fun, argnums, args, kwargs, has_aux=settings.has_aux, needs_graph=eliminates
     )
+    if settings.may_be_planned and why_not_planned(traced) is None:
+        return plan_and_run(traced, sparse=settings.sparse)
     if not eliminates:
         return run_method(traced, (), settings.method, "xla", wants_value=settings.wants_value)
     if settings.strict:
@@ -220,8 +234,10 @@ def _compute_in_the_best_way(
     has_aux = settings.has_aux
     try:
         traced = trace_function(fun, argnums, args, kwargs, has_aux=has_aux, needs_graph=False)
-        plan = make_plan(traced, compiled=is_being_compiled(traced))
-        return run_plan(traced, plan, wants_value=settings.wants_value)
+        if why_not_planned(traced) is None:
+            return plan_and_run(traced, sparse=False)
+        ways = list_ways(traced, compiled=is_being_compiled(traced))
+        return run_best(traced, ways, wants_value=settings.wants_value)
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
         return sweep_untraced(fun, argnums, args, kwargs, error, has_aux=has_aux)
 
@@ -236,6 +252,10 @@ def hessian(
 ) -> Callable[..., Any]:
     """The Hessian of `fun`, as the Jacobian of its reverse-accumulated Jacobian.
 
+    Where `fun` calls components that are not inlined, the products of both differentiations are planned (see
+    `plan_jacobian`). The second one takes Hessian-vector products of the components; one that has none is
+    named in the error.
+
     Args:
         fun: a function of pytrees that JAX can trace.
         argnums: which positional arguments to differentiate with respect to.
@@ -243,8 +263,55 @@ def hessian(
         has_aux: whether `fun` returns `(result, auxiliary)`; then so does the Hessian.
         sparse: leave the blocks as `StructuredJacobian`s.
     """
-    gradient = jacobian(fun, argnums, order="reverse", has_aux=has_aux)
+    plans = isinstance(order, str) and order == "auto"
+    inner = _Settings("auto", "reverse", "auto", has_aux, False, False, False, plans)
+    gradient = _derivative(fun, argnums, inner)
     return jacobian(gradient, argnums, order=order, has_aux=has_aux, sparse=sparse)
+
+
+def gauss_newton_product(
+    fun: Callable[..., Any], argnums: Argnums = 0
+) -> Callable[..., tuple[Any, Callable[[Any], Any]]]:
+    """The function that gives `fun`'s value and the product v ↦ Jᵀ J v with its Jacobian J.
+
+    J is never formed. All components are applied once; each product then takes one JVP and one VJP of each.
+
+    Args:
+        fun: a function of pytrees that JAX can trace.
+        argnums: which positional arguments to differentiate with respect to.
+
+    Returns:
+        A function of `fun`'s arguments that returns the value, and a function of a tree like what is
+        differentiated: the argument, or the tuple of arguments.
+
+    Raises:
+        CapabilityError: a component that `fun` calls has no derivative; it is named.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> value, product = gauss_newton_product(lambda x: x**2)(jnp.array([1.0, 3.0]))
+        >>> product(jnp.array([1.0, 1.0]))
+        Array([ 4., 36.], dtype=float32)
+    """
+
+    @wraps(fun)
+    def linearized(*args: Any, **kwargs: Any) -> tuple[Any, Callable[[Any], Any]]:
+        traced = trace_function(fun, argnums, args, kwargs, needs_graph=False)
+
+        def flat(*operands: Any) -> tuple[list[Any], list[Any]]:
+            outputs = evaluate(traced.graph.program, operands)
+            return [out for out in outputs if jnp.issubdtype(out.dtype, jnp.inexact)], outputs
+
+        _, push, outputs = jax.linearize(flat, *traced.operands, has_aux=True)
+        pull = jax.linear_transpose(push, *traced.operands)
+
+        def product(vector: Any) -> Any:
+            leaves = traced.in_tree.flatten_up_to(vector)
+            return jax.tree.unflatten(traced.in_tree, pull(push(*leaves)))
+
+        return jax.tree.unflatten(traced.out_tree, outputs), product
+
+    return linearized
 
 
 def jacve(

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chainrule._jaxpr import ClosedJaxpr, Literal, Var, bind_equation
+from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, Literal, Var, bind_equation
 from chainrule.elimination._blocks import Block, add, multiply, product_structure, sum_structure
 from chainrule.elimination._graph import Edges, Graph
 from chainrule.elimination._rules import LocalJacobian, real_shape
@@ -118,6 +118,8 @@ class Elimination:
 Place = tuple[int, int]
 """(output, input) by position."""
 
+Rule = Callable[[JaxprEqn, list[Any]], Sequence[Any]]
+
 
 def accumulate(
     graph: Graph, order: Sequence[Step], operands: Sequence[Any]
@@ -129,14 +131,25 @@ def accumulate(
         order: vertex numbers; has to contain `graph.required`.
         operands: values of all the program's inputs.
     """
-    values = _run(graph.program, operands)
-    edges = graph.collect(_local_blocks(graph, values), add)
-    rows = eliminate(graph, edges, order, VALUES)
-    outputs = [_read(atom, values) for atom in graph.program.jaxpr.outvars]
-    blocks = _by_place(
-        graph, rows, lambda structure: Block(structure, (None,) * len(structure.terms))
-    )
-    return outputs, blocks
+    values = run(graph.program, operands)
+    rows = eliminate(graph, local_edges(graph, values), order, VALUES)
+    outputs = [read(atom, values) for atom in graph.program.jaxpr.outvars]
+    return outputs, blocks_by_place(graph, rows)
+
+
+def blocks_by_place(graph: Graph, rows: Edges) -> dict[Place, Block]:
+    """The block of every pair of a target and an input, from the edges that are left."""
+    return _by_place(graph, rows, without_values)
+
+
+def without_values(structure: Structure) -> Block:
+    """A block whose entries are all in its structure."""
+    return Block(structure, (None,) * len(structure.terms))
+
+
+def local_edges(graph: Graph, values: Mapping[Var, Any]) -> Edges:
+    """The blocks of all edges, where the value of every variable is known."""
+    return graph.collect(_local_blocks(graph, values), add)
 
 
 def result_structures(graph: Graph, order: Sequence[Step]) -> dict[Place, Structure]:
@@ -145,18 +158,21 @@ def result_structures(graph: Graph, order: Sequence[Step]) -> dict[Place, Struct
     return _by_place(graph, rows, lambda structure: structure)
 
 
-def _run(program: ClosedJaxpr, operands: Sequence[Any]) -> dict[Var, Any]:
-    """The value of every variable."""
+def run(
+    program: ClosedJaxpr, operands: Sequence[Any], rule: Rule = bind_equation
+) -> dict[Var, Any]:
+    """The value of every variable; `rule` gives the results of an equation."""
     jaxpr = program.jaxpr
     values: dict[Var, Any] = dict(zip(jaxpr.constvars, program.consts, strict=True))
     values.update(zip(jaxpr.invars, operands, strict=True))
     for eqn in jaxpr.eqns:
-        results = bind_equation(eqn, [_read(atom, values) for atom in eqn.invars])
+        results = rule(eqn, [read(atom, values) for atom in eqn.invars])
         values.update(zip(eqn.outvars, results, strict=True))
     return values
 
 
-def _read(atom: Any, values: Mapping[Var, Any]) -> Any:
+def read(atom: Any, values: Mapping[Var, Any]) -> Any:
+    """The value of an operand."""
     return atom.val if isinstance(atom, Literal) else values[atom]
 
 
@@ -164,7 +180,7 @@ def _local_blocks(graph: Graph, values: Mapping[Var, Any]) -> dict[int, dict[Pla
     blocks = {}
     for vertex, local in graph.partials.items():
         eqn = graph.equation(vertex)
-        operands = [_read(atom, values) for atom in eqn.invars]
+        operands = [read(atom, values) for atom in eqn.invars]
         results = [values[var] for var in eqn.outvars]
         blocks[vertex] = _with_values(local, operands, results)
     return blocks

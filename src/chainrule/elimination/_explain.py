@@ -16,13 +16,14 @@ from chainrule.elimination._html import explanation_html
 from chainrule.elimination._linearize import Traced, as_examples, trace_function
 from chainrule.elimination._methods import (
     Candidate,
-    Plan,
+    Ways,
     is_about_the_way,
-    make_plan,
+    list_ways,
     run_method,
     run_native,
 )
 from chainrule.elimination._native import NativeUnavailableError
+from chainrule.elimination._planning import Plan, make_plan
 from chainrule.elimination._sweeps import describe_error
 
 
@@ -35,11 +36,13 @@ class Explanation:
         taken: the name of the one that `method="auto"` takes under `jit`. It is the first one, unless that
             would cost more to find out than it saves.
         left_out: method → why it is not among the candidates.
+        plan: what is asked of the components that the function calls, where their products are planned.
     """
 
     candidates: tuple[Candidate, ...]
     taken: str
     left_out: Mapping[str, str]
+    plan: Plan | None = None
 
     @property
     def chosen(self) -> str:
@@ -47,7 +50,8 @@ class Explanation:
         return self.taken.partition(" ")[0]
 
     def _repr_html_(self) -> str:
-        return explanation_html(_COLUMNS, self._rows, self.left_out)
+        table = explanation_html(_COLUMNS, self._rows, self.left_out)
+        return table if self.plan is None else table + self.plan._repr_html_()
 
     @property
     def _rows(self) -> list[tuple[str, ...]]:
@@ -65,7 +69,7 @@ class Explanation:
         console.print(table)
         for method, reason in self.left_out.items():
             console.print(f"{method} is left out: {reason}", markup=False, highlight=False)
-        return text.getvalue()
+        return text.getvalue() + ("" if self.plan is None else str(self.plan))
 
 
 _COLUMNS = (
@@ -128,24 +132,25 @@ def explain_jacobian(
             "`explain_jacobian(…, measure=True)` outside of `jit`, `vmap` and `grad`.",
             code="not_concrete",
         )
-    plan = make_plan(traced, compiled=True, thorough=True)
-    taken, failed = _first_that_works(traced, make_plan(traced, compiled=True))
-    found = tuple(candidate for candidate in plan.candidates if candidate.method not in failed)
+    ways = list_ways(traced, compiled=True, thorough=True)
+    taken, failed = _first_that_works(traced, list_ways(traced, compiled=True))
+    found = tuple(candidate for candidate in ways.candidates if candidate.method not in failed)
     if measure:
-        measured = [_measured(traced, plan.order, candidate) for candidate in found]
+        measured = [_measured(traced, ways.order, candidate) for candidate in found]
         found = tuple(candidate for candidate in measured if candidate is not None)
-    return Explanation(found, taken.name, {**plan.left_out, **failed})
+    plan = make_plan(traced, fun, argnums) if taken.method == "planned" else None
+    return Explanation(found, taken.name, {**ways.left_out, **failed}, plan)
 
 
-def _first_that_works(traced: Traced, plan: Plan) -> tuple[Candidate, dict[str, str]]:
+def _first_that_works(traced: Traced, ways: Ways) -> tuple[Candidate, dict[str, str]]:
     """The first candidate that can be traced, and why those before it cannot."""
     failed: dict[str, str] = {}
-    for candidate in plan.candidates:
+    for candidate in ways.candidates:
         if candidate.method in failed:
             continue
         try:
             jax.eval_shape(
-                _way(traced, plan.order, replace(candidate, backend="xla")), *traced.operands
+                _way(traced, ways.order, replace(candidate, backend="xla")), *traced.operands
             )
         except Exception as error:
             if not is_about_the_way(error):

@@ -28,6 +28,7 @@ from chainrule._jaxpr import (
     is_reference,
     locate,
     subprograms,
+    walk,
 )
 from chainrule.elimination._blocks import sum_structure
 from chainrule.elimination._rules import LocalJacobian, Site, has_rule, local_jacobian
@@ -320,6 +321,15 @@ def check_linear(graph: Graph) -> None:
             code="nonlinear_rule",
             details={"vertices": list(graph.nonlinear)},
         )
+
+
+def holder_of_a_callback(graph: Graph) -> int | None:
+    """A vertex whose equation holds a callback inside: elimination evaluates such equations twice."""
+    for vertex in graph.partials:
+        for sub in subprograms(graph.equation(vertex)):
+            if any(site.equation.primitive.name in CALLBACKS for site in walk(sub.program)):
+                return vertex
+    return None
 
 
 def check_rules(graph: Graph) -> None:

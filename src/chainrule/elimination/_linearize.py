@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
@@ -17,7 +17,7 @@ from chainrule._errors import InputError
 from chainrule._jaxpr import trace
 from chainrule.elimination._blocks import Block, entries_of, multiply
 from chainrule.elimination._counting import OperationCounts, count_operations
-from chainrule.elimination._eliminate import Step, accumulate
+from chainrule.elimination._eliminate import Place, Step, accumulate
 from chainrule.elimination._flatten import flatten
 from chainrule.elimination._graph import Graph, build_graph, check_linear
 from chainrule.elimination._result import StructuredJacobian
@@ -216,6 +216,13 @@ def linearize_traced(traced: Traced, order: Sequence[Step]) -> Linearization:
     """Evaluate a traced function and its Jacobian by elimination in the given order."""
     check_linear(traced.graph)
     outputs, found = accumulate(traced.graph, order, traced.operands)
+    return Linearization(*arrange(traced, outputs, found), tuple(order), traced.graph)
+
+
+def arrange(
+    traced: Traced, outputs: Sequence[Any], found: Mapping[Place, Block]
+) -> tuple[Any, Any, Any]:
+    """The value, the auxiliary result and the blocks of a function, in its trees."""
     outputs = [jnp.asarray(value) for value in outputs]
     n_targets = traced.out_tree.num_leaves
     rows = [
@@ -232,8 +239,7 @@ def linearize_traced(traced: Traced, order: Sequence[Step]) -> Linearization:
     if traced.aux_tree is not None:
         aux = jax.tree.unflatten(traced.aux_tree, outputs[n_targets:])
     value = jax.tree.unflatten(traced.out_tree, outputs[:n_targets])
-    blocks = jax.tree.unflatten(traced.out_tree, rows)
-    return Linearization(value, aux, blocks, tuple(order), traced.graph)
+    return value, aux, jax.tree.unflatten(traced.out_tree, rows)
 
 
 def _structured(block: Block, output: Any, dtype: Any) -> StructuredJacobian:

@@ -21,19 +21,22 @@ import jax
 
 from chainrule._errors import CapabilityError, ChainruleError, InputError
 from chainrule._jaxpr import (
-    CALLBACKS,
     close_program,
     hidden_batch_size,
-    subprograms,
     trace_avals,
-    walk,
 )
 from chainrule.elimination._counting import count_operations
 from chainrule.elimination._eliminate import Step
 from chainrule.elimination._find_order import choose_order
-from chainrule.elimination._graph import Graph
+from chainrule.elimination._graph import holder_of_a_callback
 from chainrule.elimination._linearize import Traced, is_being_eliminated, linearize_traced
 from chainrule.elimination._native import NativeUnavailableError, may_be_native, native_function
+from chainrule.elimination._planning import (
+    has_sites,
+    pipeline_work,
+    plan_and_run,
+    why_not_planned,
+)
 from chainrule.elimination._rules import real_shape
 from chainrule.elimination._sweeps import (
     SWEEPS,
@@ -87,7 +90,7 @@ class Candidate:
     """One way of computing a Jacobian.
 
     Attributes:
-        method: `"elimination"`, `"jacrev"`, `"jacfwd"` or `"compressed"`.
+        method: `"planned"`, `"elimination"`, `"jacrev"`, `"jacfwd"` or `"compressed"`.
         backend: `"xla"` or `"native"`.
         estimated_s: expected seconds of a compiled call.
         operations: scalar operations, per batch element.
@@ -117,7 +120,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Ways:
     """The ways of computing one Jacobian.
 
     Attributes:
@@ -137,7 +140,7 @@ def _warn(error: Exception, what: str) -> None:
     _log.warning("%s: %s", what, describe_error(error), exc_info=error if is_debugged else None)
 
 
-def make_plan(traced: Traced, *, compiled: bool, thorough: bool = False) -> Plan:
+def list_ways(traced: Traced, *, compiled: bool, thorough: bool = False) -> Ways:
     """Price the ways of computing a Jacobian.
 
     Args:
@@ -147,6 +150,7 @@ def make_plan(traced: Traced, *, compiled: bool, thorough: bool = False) -> Plan
     """
     planner = _Planner(traced, compiled=compiled, thorough=thorough)
     try:
+        planner.plan_products()
         planner.sweep()
         if thorough or not planner.is_one_sweep():
             planner.eliminate()
@@ -154,13 +158,13 @@ def make_plan(traced: Traced, *, compiled: bool, thorough: bool = False) -> Plan
             planner.leave_out_what_holds_too_much()
     except Exception as error:
         _warn(error, "The methods could not be priced, one of JAX's sweeps is used")
-        return _plan_without_prices(traced, f"it could not be priced: {describe_error(error)}")
+        return _ways_without_prices(traced, f"it could not be priced: {describe_error(error)}")
     if not planner.candidates:
-        return _plan_without_prices(traced, planner.left_out["elimination"])
-    return Plan(tuple(planner.candidates), planner.left_out, planner.order)
+        return _ways_without_prices(traced, planner.left_out["elimination"])
+    return Ways(tuple(planner.candidates), planner.left_out, planner.order)
 
 
-def _plan_without_prices(traced: Traced, reason: str) -> Plan:
+def _ways_without_prices(traced: Traced, reason: str) -> Ways:
     """JAX's sweeps, the one with fewer products first."""
     offer = _Offer.of(traced)
     sweeps = [
@@ -168,7 +172,7 @@ def _plan_without_prices(traced: Traced, reason: str) -> Plan:
         for method, directions in (("jacrev", offer.rows), ("jacfwd", offer.columns))
     ]
     sweeps.sort(key=lambda candidate: candidate.sweeps or 0)
-    return Plan(tuple(sweeps), dict.fromkeys(("elimination", "compressed"), reason))
+    return Ways(tuple(sweeps), dict.fromkeys(("elimination", "compressed"), reason))
 
 
 class _Planner:
@@ -187,13 +191,23 @@ class _Planner:
         self.candidates.sort(key=self._rank)
 
     def _rank(self, candidate: Candidate) -> float:
-        """The estimate, corrected for what it does not know."""
+        """The estimate, corrected for what it does not know. Products of components decide before it."""
+        if candidate.method == "planned":
+            return 0.0
         is_plain = candidate.name == "elimination"
         return candidate.estimated_s * (self._margin if is_plain else 1.0)
 
     @property
     def _margin(self) -> float:
         return _MARGIN_OF_CUTS if self._graph.selects else _MARGIN
+
+    def plan_products(self) -> None:
+        """The cheapest products of the components of a pipeline."""
+        reason = why_not_planned(self._traced)
+        if reason is None:
+            self._add(self._offer.candidate("planned", pipeline_work(self._traced)))
+        elif has_sites(self._graph):
+            self.left_out["planned"] = reason
 
     def sweep(self) -> None:
         """JAX's own sweeps."""
@@ -249,7 +263,7 @@ class _Planner:
         if graph.nonlinear:
             named = ", ".join(map(graph.describe, graph.nonlinear[:3]))
             return f"a `custom_vjp` rule is not linear in the cotangent: {named}"
-        holder = _holder_of_a_callback(graph)
+        holder = holder_of_a_callback(graph)
         if holder is not None:
             return f"the callback inside equation {graph.describe(holder)} would run twice"
         if not self._thorough:
@@ -288,15 +302,6 @@ class _Planner:
                 self.left_out[candidate.method] = (
                     f"it holds {candidate.entries:,.0f} numbers at once, another method {least:,.0f}"
                 )
-
-
-def _holder_of_a_callback(graph: Graph) -> int | None:
-    """A vertex whose equation holds a callback inside: elimination evaluates such equations twice."""
-    for vertex in graph.partials:
-        for sub in subprograms(graph.equation(vertex)):
-            if any(site.equation.primitive.name in CALLBACKS for site in walk(sub.program)):
-                return vertex
-    return None
 
 
 def pays_native(traced: Traced, order: tuple[Step, ...]) -> bool:
@@ -381,7 +386,7 @@ class _Offer:
         )
 
 
-Method = Literal["auto", "elimination", "jacrev", "jacfwd", "compressed"]
+Method = Literal["auto", "planned", "elimination", "jacrev", "jacfwd", "compressed"]
 
 
 Backend = Literal["auto", "xla", "native"]
@@ -389,7 +394,7 @@ Backend = Literal["auto", "xla", "native"]
 
 def check_method(method: str) -> None:
     """Refuse a method that does not exist."""
-    known = ("auto", "elimination", *SWEEPS, "compressed")
+    known = ("auto", "planned", "elimination", *SWEEPS, "compressed")
     if method not in known:
         names = ", ".join(map(repr, known))
         raise InputError(
@@ -414,6 +419,8 @@ def run_method(
         return sweep(method, traced)
     if method == "compressed":
         return compressed(traced)
+    if method == "planned":
+        return plan_and_run(traced, sparse=False)
     if backend == "native":
         try:
             return run_native(traced, order, wants_value)
@@ -423,14 +430,16 @@ def run_method(
     return found.value, found.aux, found.jacobian
 
 
-def run_plan(traced: Traced, plan: Plan, *, wants_value: bool) -> Outcome:
-    """The first candidate of a plan; if it fails for a reason of ours, JAX's sweeps."""
-    best, *others = plan.candidates
+def run_best(traced: Traced, listed: Ways, *, wants_value: bool) -> Outcome:
+    """The first of some ways; if it fails for a reason of ours, JAX's sweeps."""
+    best, *others = listed.candidates
     ways = [best, *(candidate for candidate in others if candidate.method in SWEEPS)]
     while True:
         way = ways.pop(0)
         try:
-            return run_method(traced, plan.order, way.method, way.backend, wants_value=wants_value)
+            return run_method(
+                traced, listed.order, way.method, way.backend, wants_value=wants_value
+            )
         except Exception as error:
             if not ways or not is_about_the_way(error):
                 raise

@@ -236,6 +236,13 @@ class Term:
         columns = _flat(self.in_axes, self.in_shape, grid, sizes)
         return np.broadcast_to(rows, self.sizes), np.broadcast_to(columns, self.sizes)
 
+    def reached(self) -> tuple[np.ndarray, np.ndarray]:
+        """The flat output and input indices at which there are entries, each once, in ascending order."""
+        grid, sizes = range(len(self.sizes)), dict(enumerate(self.sizes))
+        rows = _flat(self.out_axes, self.out_shape, grid, sizes)
+        columns = _flat(self.in_axes, self.in_shape, grid, sizes)
+        return np.unique(rows), np.unique(columns)
+
     def transposed(self) -> tuple[Term, tuple[int, ...]]:
         """The term of the transposed block, and how to transpose the value for it.
 

@@ -88,10 +88,11 @@ def program_work(program: ClosedJaxpr) -> float:
 
 def work_of_program(program: ClosedJaxpr) -> Work:
     """The work of one evaluation."""
-    return sum((_equation_work(eqn) for eqn in program.jaxpr.eqns), Work())
+    return sum((equation_work(eqn) for eqn in program.jaxpr.eqns), Work())
 
 
-def _equation_work(eqn: JaxprEqn) -> Work:
+def equation_work(eqn: JaxprEqn) -> Work:
+    """The work of one equation."""
     inner = subprograms(eqn)
     if inner:
         once = sum((work_of_program(sub.program) for sub in inner), Work(kernels=1.0))
@@ -101,8 +102,9 @@ def _equation_work(eqn: JaxprEqn) -> Work:
     written = sum(_size(var.aval) for var in eqn.outvars)
     touched = max(written, sum(_size(atom.aval) for atom in eqn.invars))
     kernels = 0.0 if name in _FUSED else 1.0
-    if outside_call_of(eqn) is not None:
-        return Work(calls=1.0, entries=written)
+    outside = outside_call_of(eqn)
+    if outside is not None:
+        return Work(calls=outside.count, entries=written)
     if name in _TRANSCENDENTAL:
         return Work(transcendental=written, kernels=kernels, entries=written)
     contracted = _contracted(eqn)
@@ -180,7 +182,7 @@ def partials_work(graph: Graph) -> Work:
         if vertex in graph.without_rule or _holds_a_loop(eqn):
             total.append(_fallback_work(graph, vertex) + held)
         else:
-            once = _equation_work(eqn)
+            once = equation_work(eqn)
             written = sum(_size(var.aval) for var in graph.nodes(vertex))
             # A partial takes about one operation per entry, of the same kind as the function itself.
             total.append(Work(written, once.transcendental) + held)
@@ -194,7 +196,7 @@ def _holds_a_loop(eqn: JaxprEqn) -> bool:
 
 
 def _fallback_work(graph: Graph, vertex: int) -> Work:
-    """Sweeps through one equation: as many as its smaller side has entries; one call of a component.
+    """Sweeps through one equation, or products of a component: as many as its smaller side has entries.
 
     A `custom_vjp` function can only be pulled back through.
     """
@@ -202,10 +204,10 @@ def _fallback_work(graph: Graph, vertex: int) -> Work:
     operands = {operand for _, operand in graph.partials[vertex].structures}
     columns = sum(math.prod(real_shape(eqn.invars[p].aval)) for p in operands)
     rows = sum(math.prod(real_shape(var.aval)) for var in graph.nodes(vertex))
-    once = _equation_work(eqn)
-    if once.calls:
-        return Work(calls=once.calls)
+    once = equation_work(eqn)
     directions = rows if "custom_vjp" in eqn.primitive.name else min(rows, columns)
+    if once.calls:
+        return Work(calls=once.calls * directions)
     swept = once.times(_PER_DIRECTION * directions)
     return Work(swept.arithmetic, swept.transcendental, swept.contraction, 2 * once.kernels)
 

@@ -14,13 +14,14 @@ import io
 import pickle
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import CodeType
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel
 
+from chainrule._call_prices import problem_of_prices
 from chainrule._errors import DefinitionError
 
 
@@ -46,7 +47,7 @@ class Cost:
 
     def times(self, count: int, *, plus: int = 0) -> Cost:
         """The cost of several such calls, and of some evaluations besides."""
-        each = {field.name: count * getattr(self, field.name) for field in fields(self)}
+        each = {part.name: count * getattr(self, part.name) for part in fields(self)}
         return Cost(**(each | {"constant": each["constant"] + plus}))
 
 
@@ -114,6 +115,8 @@ class Definition:
         batching: `elementwise` when any extra leading axes may be added to all arrays, `leading` when
             the first axis of every array is a batch of independent cases, `None` when it is not declared.
         merge_up_to: how many concurrent single calls a server may merge into one, if it batches; 0 for none.
+        prices: what calls cost, in seconds or relative to each other, for plans of Jacobians: by `"apply"`,
+            `"jvp"`, `"vjp"`, `"jacobian"`, `"message"`.
     """
 
     name: str
@@ -128,8 +131,12 @@ class Definition:
     jax_derivatives: bool = True
     batching: Batching | None = None
     merge_up_to: int = 0
+    prices: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        problem = problem_of_prices(self.prices)
+        if problem is not None:
+            raise DefinitionError(f"prices of {self.name}: {problem}.", code="bad_prices")
         if self.batching not in (None, *get_args(Batching)):
             raise DefinitionError(
                 f"{self.name} declares batching {self.batching!r}; expected 'elementwise', 'leading' or "

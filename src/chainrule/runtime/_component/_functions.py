@@ -66,6 +66,7 @@ def component(
     derivatives: Derivatives = None,
     batching: Batching | None = None,
     merge_up_to: int = 0,
+    prices: Mapping[str, float] | None = None,
     name: str | None = None,
     version: str = "unknown",
     config: Config = None,
@@ -78,6 +79,7 @@ def component(
     derivatives: Derivatives = None,
     batching: Batching | None = None,
     merge_up_to: int = 0,
+    prices: Mapping[str, float] | None = None,
     name: str | None = None,
     version: str = "unknown",
     config: Config = None,
@@ -93,6 +95,7 @@ def component(
             differentiate are marked `Differentiable`.
         batching: how the function treats extra leading axes, see `Definition`.
         merge_up_to: how many concurrent single calls a server may merge into one, if it batches.
+        prices: what calls cost, in seconds or relative to each other, see `Definition`.
         name: of the component; the function's name by default.
         version: of the component.
         config: settings of this component.
@@ -135,6 +138,7 @@ def component(
             jax_derivatives=derivatives is None,
             batching=batching,
             merge_up_to=merge_up_to,
+            prices=prices or {},
         )
         return LocalComponent(definition, config)
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from chainrule._call_prices import PRICED
 from chainrule._errors import DefinitionError
 from chainrule.runtime._component._definition import (
     Definition,
@@ -286,8 +287,16 @@ def _define_module(module: Any, **facts: Any) -> Definition:
         jax_derivatives=not own,
         batching=getattr(module, "batching", None),
         merge_up_to=getattr(module, "merge_up_to", 0),
+        prices=_declared_prices(module),
         **facts,
     )
+
+
+def _declared_prices(module: Any) -> Mapping[str, float]:
+    """The module's `prices`, if they are those of calls: a module about money may have others."""
+    declared = getattr(module, "prices", None)
+    is_ours = isinstance(declared, Mapping) and not set(PRICED).isdisjoint(declared)
+    return declared if is_ours else {}
 
 
 def _refuse_short_names(module: Any) -> None:

@@ -147,6 +147,11 @@ class LocalComponent(EndpointMethods):
         return self._definition.batching
 
     @property
+    def prices(self) -> Mapping[str, float]:
+        """What the author says that calls cost."""
+        return self._definition.prices
+
+    @property
     def merge_up_to(self) -> int:
         """How many concurrent single calls a server may merge into one; 0 for none."""
         return self._definition.merge_up_to

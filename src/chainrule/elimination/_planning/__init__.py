@@ -1,0 +1,39 @@
+"""The cheapest Jacobian of a pipeline: which products are asked of which component, and asking them.
+
+A pipeline is a function that calls components which are not inlined. The JAX between the calls takes
+microseconds; one product with the Jacobian of a component takes milliseconds to hours. So the plan with the
+fewest and cheapest products is made first, from shapes alone, and then executed.
+
+    _prices     what products with the Jacobian of a site cost
+    _network    a pipeline as arrays, sites and edges, without values; minimal cuts
+    _chain      the exact recurrence for sites in series
+    _search     the steps for any graph: best-first search with a bound, beam search beyond
+    _sites      from the graph of a traced function to its sites and network
+    _schedule   which steps wait for which, and the time that several workers take
+    _asking     asking sites for products
+    _execute    carrying out steps on values
+    _plan       `Plan`, `plan_jacobian`
+    _html       a plan in a notebook
+"""
+
+from chainrule.elimination._planning._plan import (
+    Plan,
+    PlannedRequest,
+    make_plan,
+    pipeline_work,
+    plan_and_run,
+    plan_jacobian,
+    why_not_planned,
+)
+from chainrule.elimination._planning._sites import has_sites
+
+__all__ = [
+    "Plan",
+    "PlannedRequest",
+    "has_sites",
+    "make_plan",
+    "pipeline_work",
+    "plan_and_run",
+    "plan_jacobian",
+    "why_not_planned",
+]

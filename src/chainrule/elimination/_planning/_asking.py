@@ -1,0 +1,270 @@
+"""Asking the sites of a pipeline for products: directly, through JAX, one after the other or concurrently."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from chainrule._errors import TransportError
+from chainrule._jaxpr import JaxprEqn, Var, as_function, bind_equation, enable_x64
+from chainrule.elimination._eliminate import Place, read
+from chainrule.elimination._planning._prices import Way
+from chainrule.elimination._planning._search import Step
+from chainrule.elimination._planning._sites import Pipeline, Site
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What is asked of a site at a point.
+
+    Attributes:
+        site: the site.
+        way: how it is asked.
+        cut: whose columns or rows it gets.
+        ask: the site as a linear map.
+        batches: the ways that take many vectors in one message.
+    """
+
+    site: Site
+    way: Way
+    cut: Sequence[Var]
+    ask: Any
+    batches: frozenset[str]
+
+    def answer(self, vectors: Mapping[int, Any]) -> Any:
+        """The products, or the Jacobian; `None` where there is nothing to ask for."""
+        if self.way == "jacobian":
+            return self.ask.jacobian()
+        if not vectors:
+            return None
+        return self.ask.columns(vectors) if self.way == "columns" else self.ask.rows(vectors)
+
+
+class LinearMaps:
+    """The sites of a pipeline at a point, as linear maps.
+
+    Opaque ones are linearised by JAX where they are applied, so that this is done once.
+    """
+
+    def __init__(self, pipeline: Pipeline, steps: Sequence[Step]) -> None:
+        opaque = {id(site.equation): site for site in pipeline.sites if site.products is None}
+        self._opaque = opaque
+        self._ways = {pipeline.sites[step.site].vertex: step.way for step in steps}
+        self._pipeline = pipeline
+        self._maps: dict[int, _OpaqueProducts] = {}
+
+    def apply(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+        """The results of an equation."""
+        site = self._opaque.get(id(eqn))
+        if site is None:
+            return bind_equation(eqn, operands)
+        results, found = _linearise(site, operands, reverse=self._ways[site.vertex] == "rows")
+        self._maps[site.vertex] = found
+        return results
+
+    def request(self, step: Step, values: Mapping[Var, Any]) -> Request:
+        """What a step asks, where the value of every variable is known."""
+        site = self._pipeline.sites[step.site]
+        primals = [read(atom, values) for atom in site.equation.invars]
+        ask = self._maps.get(site.vertex) or _Products(site, primals)
+        cut = [self._pipeline.variables[node] for node in step.cut]
+        batches = self._pipeline.network.sites[step.site].prices.batches
+        return Request(site, step.way, cut, ask, batches)
+
+
+class _Products:
+    """A site at a point, as a linear map that is asked for products.
+
+    Vectors are keyed by the positions of operands or results, with one axis for the vectors in front.
+    """
+
+    def __init__(self, site: Site, primals: Sequence[Any]) -> None:
+        self._site, self._primals = site, primals
+
+    def columns(self, tangents: Mapping[int, Any]) -> list[Any]:
+        """Tangents of the site's results."""
+        assert self._site.products is not None
+        return self._site.products.columns(self._primals, tangents, self._site.results)
+
+    def rows(self, cotangents: Mapping[int, Any]) -> list[Any]:
+        """Cotangents of the site's operands."""
+        assert self._site.products is not None
+        return self._site.products.rows(self._primals, cotangents, self._site.operands)
+
+    def jacobian(self) -> dict[Place, Any]:
+        """The blocks by (result, operand)."""
+        assert self._site.products is not None
+        return self._site.products.jacobian(self._primals, self._site.operands, self._site.results)
+
+
+class _OpaqueProducts:
+    """A site that JAX has linearised, in one direction."""
+
+    def __init__(self, site: Site, linear: Callable[..., Any], results: Sequence[Any]) -> None:
+        self._site, self._linear, self._results = site, linear, results
+
+    def columns(self, tangents: Mapping[int, Any]) -> list[Any]:
+        """Tangents of the site's results."""
+        full = _filled(tangents, self._site.operands, self._site.operand_variables)
+        return list(jax.vmap(self._linear)(*full))
+
+    def rows(self, cotangents: Mapping[int, Any]) -> list[Any]:
+        """Cotangents of the site's operands."""
+        full = _filled(cotangents, self._site.results, self._site.result_variables)
+        return list(jax.vmap(self._linear)(full))
+
+
+def _linearise(
+    site: Site, operands: Sequence[Any], *, reverse: bool
+) -> tuple[Sequence[Any], _OpaqueProducts]:
+    """The results of an opaque site, and its linear map forwards, or backwards."""
+
+    def of_moving(*moving: Any) -> tuple[list[Any], list[Any]]:
+        full = list(operands)
+        for position, value in zip(site.operands, moving, strict=True):
+            full[position] = value
+        results = as_function(site.equation)(*full)
+        return [results[k] for k in site.results], results
+
+    moving = [operands[k] for k in site.operands]
+    way = jax.vjp if reverse else jax.linearize
+    chosen, linear, results = way(of_moving, *moving, has_aux=True)  # type: ignore[operator]
+    return results, _OpaqueProducts(site, linear, chosen)
+
+
+def _filled(
+    vectors: Mapping[int, Any], positions: Sequence[int], variables: Sequence[Var]
+) -> list[Any]:
+    """Vectors at all positions: zeros where there are none."""
+    (size,) = {vector.shape[0] for vector in vectors.values()}
+    return [
+        vectors[k] if k in vectors else jnp.zeros((size, *var.aval.shape), var.aval.dtype)
+        for k, var in zip(positions, variables, strict=True)
+    ]
+
+
+# --- Several workers.
+
+
+class Known(Protocol):
+    """What is known so far, which says what to ask next."""
+
+    def vectors(self, request: Request) -> dict[int, Any]:
+        """What a site is sent."""
+
+    def absorb(self, request: Request, answer: Any) -> None:
+        """Add what it has answered."""
+
+
+def ask_all(
+    known: Known,
+    requests: Sequence[Request],
+    needed: Sequence[frozenset[int]],
+    workers: int | None,
+) -> None:
+    """Make requests, in an order in which each has what it needs.
+
+    Args:
+        known: what is known; the answers are added to it.
+        requests: one per site.
+        needed: for every request, the positions of those that come before it.
+        workers: how many messages are under way at the same time; `None`: one request after the other.
+    """
+    if workers is not None:
+        _ask_concurrently(known, requests, needed, workers)
+        return
+    for request in requests:
+        known.absorb(request, request.answer(known.vectors(request)))
+
+
+def _ask_concurrently(
+    known: Known, requests: Sequence[Request], needed: Sequence[frozenset[int]], workers: int
+) -> None:
+    """Send the messages of all requests as soon as what they need is known, so many at a time.
+
+    A message that fails because the component cannot be reached, or died, is sent once more. All others that
+    are under way are waited for before the error is raised.
+
+    Raises:
+        ChainruleError: with the site and the product.
+    """
+    answers: dict[int, list[Any]] = {}
+    messages: dict[Future[Any], tuple[int, int]] = {}
+    done: set[int] = set()
+    has_x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(workers, "chainrule-plan") as pool:
+
+        def send(position: int) -> None:
+            request = requests[position]
+            parts = _messages(request, known.vectors(request))
+            answers[position] = [None] * len(parts)
+            for number, part in enumerate(parts):
+                place = f"{_DESCRIBED[request.way]} {number + 1} of {len(parts)} of {request.site}"
+                messages[pool.submit(_answer, request, part, place, has_x64)] = position, number
+            if not parts:
+                finish(position)
+
+        def finish(position: int) -> None:
+            parts = answers[position]
+            known.absorb(requests[position], _joined(requests[position].way, parts))
+            done.add(position)
+            for other, before in enumerate(needed):
+                if other not in answers and before <= done:
+                    send(other)
+
+        try:
+            for position, before in enumerate(needed):
+                if not before and position not in answers:
+                    send(position)
+            while messages:
+                ready, _ = wait(messages, return_when=FIRST_COMPLETED)
+                for future in sorted(ready, key=messages.__getitem__):
+                    position, number = messages.pop(future)
+                    answers[position][number] = future.result()
+                    if not any(other == position for other, _ in messages.values()):
+                        finish(position)
+        finally:
+            for future in messages:
+                future.cancel()
+
+
+_DESCRIBED = {"columns": "JVP", "rows": "VJP", "jacobian": "Jacobian"}
+
+
+def _messages(request: Request, vectors: Mapping[int, Any]) -> list[Mapping[int, Any]]:
+    """The vectors of each message: all of them where the component takes batches, else one."""
+    if request.way == "jacobian" or not vectors:
+        return [vectors] if request.way == "jacobian" else []
+    if request.way in request.batches:
+        return [vectors]
+    (size,) = {vector.shape[0] for vector in vectors.values()}
+    return [{k: vector[n : n + 1] for k, vector in vectors.items()} for n in range(size)]
+
+
+def _answer(request: Request, vectors: Mapping[int, Any], place: str, has_x64: bool) -> Any:
+    """The answer to one message. The precision of JAX belongs to a thread."""
+    with enable_x64(has_x64):
+        try:
+            return request.answer(vectors)
+        except TransportError as first:
+            _log.warning("The %s failed, it is asked for again: %s", place, first)
+        try:
+            return request.answer(vectors)
+        except TransportError as error:
+            raise TransportError(
+                f"The {place} failed twice: {error.message}", code=error.code, details=error.details
+            ) from error
+
+
+def _joined(way: Way, parts: Sequence[Any]) -> Any:
+    if way == "jacobian" or len(parts) == 1:
+        return parts[0]
+    return [jnp.concatenate(each) for each in zip(*parts, strict=True)] if parts else None

@@ -1,0 +1,445 @@
+"""`Plan`: what is asked of the components of a pipeline for its Jacobian, as an object that is executed."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import wraps
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, get_args
+
+import jax
+
+from chainrule._errors import CapabilityError, InputError
+from chainrule._jaxpr import locate
+from chainrule.elimination._graph import Graph, holder_of_a_callback
+from chainrule.elimination._linearize import (
+    Traced,
+    arrange,
+    as_examples,
+    is_structured,
+    trace_function,
+)
+from chainrule.elimination._orders import fingerprint
+from chainrule.elimination._planning._execute import execute
+from chainrule.elimination._planning._html import plan_html
+from chainrule.elimination._planning._prices import Way
+from chainrule.elimination._planning._schedule import find_shortest, makespan
+from chainrule.elimination._planning._search import Step, find_steps, sweeps
+from chainrule.elimination._planning._sites import (
+    GivenPrices,
+    Pipeline,
+    find_pipeline,
+    has_site,
+    has_sites,
+)
+from chainrule.elimination._sweeps import Outcome
+from chainrule.elimination._work import Work, partials_work
+
+Argnums = int | Sequence[int]
+Objective = Literal["products", "time"]
+
+
+@dataclass(frozen=True)
+class PlannedRequest:
+    """What is asked of one site.
+
+    Attributes:
+        site: the component's name.
+        number: of the site, in the order in which the sites are called.
+        where: the user's line that calls it; empty when JAX kept none.
+        way: `"columns"`: JVPs; `"rows"`: VJPs; `"jacobian"`: the component's own Jacobian.
+        vectors: what the columns or rows belong to, such as `f32[3]`; empty for a Jacobian.
+        products: vectors that are sent, or that a Jacobian takes the place of.
+        messages: that carry them.
+        price: of all of them.
+        prices: where the prices come from.
+        cut: numbers of the arrays of `vectors` in the pipeline.
+    """
+
+    site: str
+    number: int
+    where: str
+    way: Way
+    vectors: str
+    products: int
+    messages: int
+    price: float
+    prices: str
+    cut: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cut", tuple(self.cut))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cheapest Jacobian of a pipeline, as far as products of its components are concerned.
+
+    It prints as a table, also in a notebook; `save` and `load` keep it as JSON; `execute` carries it out.
+
+    Attributes:
+        requests: one per site, in the order in which they are made. Every site is applied once before.
+        bound: no plan costs less.
+        method: what found it.
+        alternatives: name → products and price of `jax.jacfwd`, of `jax.jacrev`, and of asking every site
+            for its Jacobian.
+        inputs: shapes and dtypes of what is differentiated by.
+        argnums: the arguments that are differentiated.
+        workers: how many messages are under way at the same time when the plan is executed; `None` for one
+            request after the other.
+        makespan: the time until the last answer, in the unit of the prices.
+        fingerprint: of the program that it was made for.
+        function: the pipeline.
+    """
+
+    requests: tuple[PlannedRequest, ...]
+    bound: float
+    method: str
+    alternatives: Mapping[str, tuple[int, float]]
+    inputs: tuple[str, ...]
+    argnums: Argnums
+    fingerprint: str
+    workers: int | None
+    makespan: float
+    function: Callable[..., Any] = field(repr=False, compare=False)
+
+    @property
+    def products(self) -> int:
+        """Vectors that are sent to all sites."""
+        return sum(request.products for request in self.requests)
+
+    @property
+    def messages(self) -> int:
+        """Messages that carry them."""
+        return sum(request.messages for request in self.requests)
+
+    @property
+    def price(self) -> float:
+        """Of all requests."""
+        return sum(request.price for request in self.requests)
+
+    @property
+    def gap(self) -> float:
+        """How far, relatively, the price may be above the lowest possible; 0 for a proven optimum."""
+        return 0.0 if self.price <= self.bound else self.price / max(self.bound, 1e-300) - 1.0
+
+    def execute(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """The value of the pipeline and its Jacobian, arranged like that of `jax.jacrev`.
+
+        Args:
+            *args: arguments of the pipeline, of the shapes and dtypes that the plan was made for.
+            **kwargs: further arguments, which are not differentiated.
+
+        Raises:
+            InputError: the arguments have other shapes or dtypes, or the pipeline is another (`other_plan`).
+        """
+        traced = trace_function(self.function, self.argnums, args, kwargs)
+        self._check(traced)
+        pipeline = find_pipeline(traced.graph)
+        steps = [
+            Step(request.number, request.way, request.cut, request.products, request.price)
+            for request in self.requests
+        ]
+        value, _, jacobian = run_steps(traced, pipeline, steps, workers=self.workers)
+        return value, jacobian
+
+    def _check(self, traced: Traced) -> None:
+        found = _input_types(traced)
+        if found != self.inputs:
+            raise InputError(
+                f"The plan was made for inputs {', '.join(self.inputs)}, and is executed with "
+                f"{', '.join(found)}. Make another one: `plan_jacobian(f)(*args)`.",
+                code="other_plan",
+            )
+        if fingerprint(traced.graph) != self.fingerprint:
+            raise InputError(
+                "The plan was made for another pipeline: the equations or the components of "
+                f"{_name(self.function)} are not those that were planned, although its inputs are. Make "
+                "another one: `plan_jacobian(f)(*args)`.",
+                code="other_plan",
+            )
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan to a file, as JSON; the function is not in it."""
+        facts = {**self.__dict__, "requests": [asdict(request) for request in self.requests]}
+        del facts["function"]
+        Path(path).write_text(
+            json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
+
+    @classmethod
+    def load(cls, path: str | Path, function: Callable[..., Any]) -> Plan:
+        """The plan in a file.
+
+        Args:
+            path: of the file.
+            function: the pipeline that it was made for, which is checked when the plan is executed.
+
+        Raises:
+            InputError: the file holds no plan (`bad_plan`).
+        """
+        try:
+            facts = json.loads(Path(path).read_text(encoding="utf-8"))
+            requests = tuple(PlannedRequest(**request) for request in facts.pop("requests"))
+            alternatives = {k: tuple(v) for k, v in facts.pop("alternatives").items()}
+            argnums = facts.pop("argnums")
+            return cls(
+                requests, alternatives=alternatives, inputs=tuple(facts.pop("inputs")),
+                argnums=tuple(argnums) if isinstance(argnums, list) else argnums,
+                function=function, **facts,
+            )  # fmt: skip
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            raise InputError(
+                f"Expected the JSON that `Plan.save` writes in {str(path)!r}, found something else: {error}.",
+                code="bad_plan",
+            ) from None
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """The requests in words."""
+        return [
+            (
+                str(number), request.site, _WORDS[request.way], request.vectors, str(request.products),
+                str(request.messages), f"{request.price:g}", request.prices,
+            )
+            for number, request in enumerate(self.requests, start=1)
+        ]  # fmt: skip
+
+    @property
+    def summary(self) -> str:
+        """The totals in one sentence."""
+        others = ", ".join(f"{name} {price:g}" for name, (_, price) in self.alternatives.items())
+        proven = "the optimum" if self.gap == 0 else f"at most {self.gap:.0%} above the optimum"
+        return (
+            f"{self.products} products in {self.messages} messages, price {self.price:g} ({proven}, "
+            f"{self.method}), after {self.makespan:g} with {_workers(self.workers)}. Prices of others: "
+            f"{others}."
+        )
+
+    def __str__(self) -> str:
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(*COLUMNS)
+        for row in self.rows:
+            table.add_row(*row)
+        text = io.StringIO()
+        console = Console(file=text, width=110)
+        console.print(table)
+        console.print(self.summary, markup=False, highlight=False)
+        return text.getvalue()
+
+    def _repr_html_(self) -> str:
+        return plan_html(self)
+
+
+COLUMNS = ("", "component", "is asked for", "vectors", "products", "messages", "price", "prices by")
+_WORDS = {"columns": "JVPs", "rows": "VJPs", "jacobian": "its Jacobian"}
+
+
+def _workers(count: int | None) -> str:
+    return "one worker" if count in (None, 1) else f"{count} workers"
+
+
+def plan_jacobian(
+    fun: Callable[..., Any],
+    argnums: Argnums = 0,
+    *,
+    prices: GivenPrices | None = None,
+    workers: int | None = None,
+    objective: Objective = "products",
+) -> Callable[..., Plan]:
+    """The function that plans the Jacobian of a pipeline: what is asked of each of its components.
+
+    Args:
+        fun: a function of pytrees that JAX can trace, with calls of components that are not inlined.
+        argnums: which positional arguments to differentiate with respect to.
+        prices: component → price of one `"apply"`, one `"jvp"`, one `"vjp"`, one `"jacobian"`, one
+            `"message"`, all in one unit. Without them the author's are used (`prices` of a component), else
+            the number of evaluations that an endpoint makes.
+        workers: how many messages `Plan.execute` has under way at the same time, outside of `jit`.
+        objective: what is made small: the price of all `"products"`, or the `"time"` until the last answer.
+
+    Returns:
+        A function of `fun`'s arguments (`jax.ShapeDtypeStruct`s will do) that returns a `Plan`. It applies no
+        component.
+
+    Raises:
+        CapabilityError: the function calls no component, or cannot be planned (`not_planned`).
+        InputError: a price or an option cannot be used (`bad_prices`, `invalid_option`).
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from chainrule import from_callable
+        >>> total = from_callable(
+        ...     lambda x: x.sum(keepdims=True),
+        ...     jvp=lambda x, v: v[0].sum(keepdims=True),
+        ...     vjp=lambda x, u: (np.full(5, u[0]),),
+        ...     abstract=lambda x: jax.ShapeDtypeStruct((1,), x.dtype),
+        ... )
+        >>> plan = plan_jacobian(lambda x: total(x) * x)(np.ones(5))
+        >>> plan.products, plan.alternatives["jacfwd"]
+        (1, (5, 5.0))
+    """
+
+    _check_options(workers, objective)
+
+    @wraps(fun)
+    def plan(*args: Any, **kwargs: Any) -> Plan:
+        traced = trace_function(fun, argnums, as_examples(args), kwargs)
+        check_planned(traced)
+        return make_plan(
+            traced, fun, argnums, prices=prices or {}, workers=workers, objective=objective
+        )
+
+    return plan
+
+
+def why_not_planned(traced: Traced) -> str | None:
+    """What keeps a function from being planned; `None` if nothing does."""
+    if traced.obstacle is not None:
+        return f"its graph could not be built: {traced.obstacle}"
+    if not has_sites(traced.graph):
+        return "it calls no component, or only such as are inlined; leave out `method`"
+    if traced.graph.nonlinear:
+        named = ", ".join(map(traced.graph.describe, traced.graph.nonlinear[:3]))
+        return f"a derivative rule is not linear: {named}"
+    holder = holder_of_a_callback(traced.graph)
+    if holder is not None:
+        return f"the callback inside equation {traced.graph.describe(holder)} would run twice"
+    return _why_too_large(traced.graph)
+
+
+def check_planned(traced: Traced) -> None:
+    """Refuse a function that cannot be planned.
+
+    Raises:
+        CapabilityError: with the reason.
+    """
+    reason = why_not_planned(traced)
+    if reason is not None:
+        raise CapabilityError(
+            f"No products of components can be planned for the Jacobian of this function: {reason}.",
+            code="not_planned",
+        )
+
+
+def pipeline_work(traced: Traced) -> Work:
+    """The primal, the local Jacobians of the JAX parts, and the products of the cheapest plan."""
+    pipeline = find_pipeline(traced.graph)
+    return partials_work(pipeline.jax_graph) + Work(calls=find_steps(pipeline.network).price)
+
+
+_MANY_ENTRIES = 1e8
+"""Local Jacobians of JAX parts with more numbers than this are not formed."""
+
+
+def _why_too_large(graph: Graph) -> str | None:
+    for vertex, local in graph.partials.items():
+        stored = max((each.stored for each in local.structures.values()), default=0)
+        if stored > _MANY_ENTRIES and not has_site(graph, vertex):
+            return f"the local Jacobian of {graph.describe(vertex)} has {stored:,} entries"
+    return None
+
+
+def plan_and_run(traced: Traced, *, sparse: bool) -> Outcome:
+    """The value, the auxiliary result and the Jacobian of a pipeline, by the cheapest plan.
+
+    Raises:
+        CapabilityError: it cannot be planned (`not_planned`), or a component lacks a derivative.
+    """
+    check_planned(traced)
+    pipeline = find_pipeline(traced.graph)
+    steps = find_steps(pipeline.network).steps
+    return (run_steps_structured if sparse else run_steps)(traced, pipeline, steps)
+
+
+def make_plan(
+    traced: Traced,
+    fun: Callable[..., Any],
+    argnums: Argnums,
+    *,
+    prices: GivenPrices = MappingProxyType({}),
+    workers: int | None = None,
+    objective: Objective = "products",
+) -> Plan:
+    """The plan of a traced pipeline; see `plan_jacobian`."""
+    pipeline = find_pipeline(traced.graph, prices)
+    found = find_steps(pipeline.network)
+    known = sweeps(pipeline.network)
+    steps = found.steps
+    if objective == "time":
+        candidates = [steps, *known.values()]
+        steps = find_shortest(pipeline.network, candidates, workers or 1, known["local Jacobians"])
+    return Plan(
+        tuple(_request(pipeline, step) for step in steps),
+        found.bound,
+        found.method,
+        {
+            name: (sum(s.products for s in steps), sum(s.price for s in steps))
+            for name, steps in known.items()
+        },
+        _input_types(traced),
+        argnums,
+        fingerprint(traced.graph),
+        workers,
+        makespan(pipeline.network, steps, workers or 1),
+        fun,
+    )
+
+
+def _check_options(workers: Any, objective: Any) -> None:
+    is_count = isinstance(workers, int) and not isinstance(workers, bool) and workers >= 1
+    if workers is not None and not is_count:
+        raise InputError(
+            f"`workers` is a number of messages, at least 1; found {workers!r}.",
+            code="invalid_option",
+        )
+    if objective not in get_args(Objective):
+        raise InputError(
+            f"`objective` is 'products' or 'time'; found {objective!r}.", code="invalid_option"
+        )
+
+
+def run_steps(
+    traced: Traced, pipeline: Pipeline, steps: Sequence[Step], *, workers: int | None = None
+) -> Outcome:
+    """The value, the auxiliary result and the dense Jacobian of a traced pipeline."""
+    value, aux, blocks = run_steps_structured(traced, pipeline, steps, workers=workers)
+    return value, aux, jax.tree.map(lambda block: block.todense(), blocks, is_leaf=is_structured)
+
+
+def run_steps_structured(
+    traced: Traced, pipeline: Pipeline, steps: Sequence[Step], *, workers: int | None = None
+) -> Outcome:
+    """The same with the blocks as they are."""
+    return arrange(traced, *execute(pipeline, steps, traced.operands, workers=workers))
+
+
+def _request(pipeline: Pipeline, step: Step) -> PlannedRequest:
+    site, prices = pipeline.sites[step.site], pipeline.network.sites[step.site].prices
+    variables = [pipeline.variables[node] for node in step.cut]
+    return PlannedRequest(
+        site.name,
+        step.site,
+        str(locate(site.equation) or ""),
+        step.way,
+        ", ".join(var.aval.str_short(short_dtypes=True) for var in variables),
+        step.products,
+        prices.messages(step.way, step.products),
+        step.price,
+        prices.source,
+        step.cut,
+    )
+
+
+def _input_types(traced: Traced) -> tuple[str, ...]:
+    return tuple(f"{x.dtype.name}{list(x.shape)}" for x in traced.operands)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)

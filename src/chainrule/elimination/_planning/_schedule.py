@@ -1,0 +1,99 @@
+"""When which product is asked for, where several workers answer: independent steps at the same time.
+
+A step needs another one when its cut reaches the site along an edge that the other one adds. All messages of
+a step can be sent at the same time. A worker takes the first message that can be sent, in the order of the
+steps (list scheduling); the time at which the last answer comes is the *makespan*.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from chainrule.elimination._planning._network import (
+    Network,
+    as_set,
+    members,
+    reached,
+    reversed_edges,
+)
+from chainrule.elimination._planning._search import Step, edges_of
+
+
+def needed_steps(network: Network, steps: Sequence[Step]) -> list[frozenset[int]]:
+    """For every step, the positions of those that have to be done before."""
+    successors = list(network.successors)
+    needed = []
+    added: list[tuple[int, int]] = []
+    for step in steps:
+        between = _between(network, tuple(successors), step)
+        needed.append(
+            frozenset(
+                position
+                for position, (starts, ends) in enumerate(added)
+                if starts & between and ends & between
+            )
+        )
+        starts, ends = edges_of(network, step)
+        added.append((starts, ends))
+        for start in members(starts):
+            successors[start] |= ends
+    return needed
+
+
+def _between(network: Network, successors: tuple[int, ...], step: Step) -> int:
+    """The nodes on paths from a cut to its site, or from a site to its cut; none for a Jacobian."""
+    site, cut = network.sites[step.site], as_set(step.cut)
+    if step.way == "jacobian":
+        return 0
+    first, last = (
+        (cut, as_set(site.operands)) if step.way == "columns" else (as_set(site.results), cut)
+    )
+    return reached(successors, first) & reached(reversed_edges(successors), last)
+
+
+def makespan(network: Network, steps: Sequence[Step], workers: int) -> float:
+    """The time after which so many workers have answered everything, at the prices of the sites."""
+    needed = needed_steps(network, steps)
+    messages = [network.sites[s.site].prices.messages(s.way, s.products) for s in steps]
+    unsent, unanswered = list(messages), list(messages)
+    now = 0.0
+    running: list[tuple[float, int]] = []
+    while True:
+        for position, step in enumerate(steps):
+            is_ready = not any(unanswered[before] for before in needed[position])
+            while is_ready and unsent[position] and len(running) < workers:
+                heapq.heappush(running, (now + step.price / messages[position], position))
+                unsent[position] -= 1
+        if not running:
+            return now
+        now, position = heapq.heappop(running)
+        unanswered[position] -= 1
+
+
+def find_shortest(
+    network: Network,
+    candidates: Sequence[Sequence[Step]],
+    workers: int,
+    local: Sequence[Step],
+) -> tuple[Step, ...]:
+    """The steps with the shortest makespan that are found: those of a candidate, changed where that helps.
+
+    A site that gives its own Jacobian waits for no other one, and none of the others has to wait longer: what
+    they used, they get from the Jacobian.
+
+    Args:
+        network: the pipeline.
+        candidates: steps to begin with.
+        workers: how many there are.
+        local: for every site, the step that gives its own Jacobian.
+    """
+
+    def cost(steps: Sequence[Step]) -> tuple[float, float]:
+        return makespan(network, steps, workers), sum(step.price for step in steps)
+
+    best: Sequence[Step] = min(candidates, key=cost)
+    for step in local:
+        trial = (step, *(each for each in best if each.site != step.site))
+        best = trial if cost(trial) < cost(best) else best
+    return tuple(best)

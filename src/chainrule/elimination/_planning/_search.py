@@ -1,0 +1,323 @@
+"""The cheapest order in which to ask the sites of a network, and how to ask each.
+
+A *state* is a network in which some sites are resolved: their Jacobian, times what comes before it or after
+it, is known. Resolving one more site is a *step*. Let u be the operands and v the results of a site:
+
+    columns     Z is the smallest cut between what is not known yet (inputs, results of unresolved sites) and
+                u. JAX knows du = M dz, the site is asked for K = J·M, one JVP per element of Z, and from now
+                on dv = K dz: edges from Z to v.
+    rows        Z is the smallest cut between v and what is to be known (outputs, operands of unresolved
+                sites). JAX knows dz = M dv, the site is asked for K = M·J, one VJP per element of Z, and from
+                now on dz = K du: edges from u to Z.
+    jacobian    the site is asked for J itself: edges from u to v.
+
+When all sites are resolved the rest is JAX. `jax.jacfwd` is the plan in which all sites, from the first to
+the last, get the columns of the inputs; `jax.jacrev` the one in which all get the rows of the outputs.
+
+The search is best-first (A*) with a bound. Edges of resolved sites only take short cuts along paths of the
+network, so a cut in any state is a cut in the network with all local Jacobians known. The smallest of these
+is a bound for each site, in every state; their sum bounds the plan. A site that can be resolved at its bound
+is resolved at once, and no other step is tried in that state: it will never be cheaper, and the other sites
+lose nothing. (Uncrossing: let Z be the site's cut and C another site's later one. |Z ∨ C| + |Z ∧ C| ≤ |Z| +
+|C|, one of the two separates what Z separates and so is no smaller than Z; the other one is no larger than C
+and does without the nodes that only lay between Z and the site.)
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from chainrule.elimination._planning._chain import plan_chain
+from chainrule.elimination._planning._network import (
+    Cut,
+    Network,
+    SiteNodes,
+    as_set,
+    members,
+    minimal_cut,
+    reached,
+)
+from chainrule.elimination._planning._prices import Way
+
+_MOST_STATES = 400
+"""States that the exact search looks at before it gives up: beyond a dozen sites there may be millions."""
+
+_BEAM = 4
+"""How many states of one depth are kept where the exact search gave up."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is asked of one site.
+
+    Attributes:
+        site: its position in the network.
+        way: how it is asked.
+        cut: the nodes whose columns or rows it gets; none for a Jacobian.
+        products: vectors that are sent, or that a Jacobian takes the place of.
+        price: of all of them.
+    """
+
+    site: int
+    way: Way
+    cut: tuple[int, ...]
+    products: int
+    price: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """An answer of the search.
+
+    Attributes:
+        steps: one per site, in order.
+        bound: no plan costs less.
+        method: what found it.
+    """
+
+    steps: tuple[Step, ...]
+    bound: float
+    method: str
+
+    @property
+    def price(self) -> float:
+        """Of all steps."""
+        return sum(step.price for step in self.steps)
+
+
+def find_steps(network: Network) -> Found:
+    """The cheapest steps: exactly for chains and small graphs, else the best that were found."""
+    chain = _as_chain(network)
+    if chain is not None:
+        return _search_chain(network, chain)
+    bounds = [_bound(network, site) for site in network.sites]
+    found, method = _best_first(network, bounds, most=_MOST_STATES), "best-first search"
+    if found is None:
+        found, method = _beam_search(network, bounds), "beam search"
+    steps = min([found, *sweeps(network).values()], key=_price)
+    bound = _price(steps) if method == "best-first search" else sum(bounds)
+    return Found(steps, bound, method)
+
+
+def _price(steps: Sequence[Step]) -> float:
+    return sum(step.price for step in steps)
+
+
+def edges_of(network: Network, step: Step) -> tuple[int, int]:
+    """The edges that a step adds: from all of the first nodes to all of the second."""
+    site = network.sites[step.site]
+    starts = step.cut if step.way == "columns" else site.operands
+    ends = step.cut if step.way == "rows" else site.results
+    return as_set(starts), as_set(ends)
+
+
+# --- Plans that need no search.
+
+
+def sweeps(network: Network) -> dict[str, tuple[Step, ...]]:
+    """What JAX's sweeps, and asking every site for its Jacobian, would ask."""
+    columns, rows = network.size_of(network.inputs), network.size_of(network.outputs)
+    forward = enumerate(network.sites)
+    backward = reversed(list(enumerate(network.sites)))
+    return {
+        "jacfwd": tuple(_step(k, site, "columns", network.inputs, columns) for k, site in forward),
+        "jacrev": tuple(_step(k, site, "rows", network.outputs, rows) for k, site in backward),
+        "local Jacobians": tuple(
+            min(_local_steps(network, k, site), key=lambda step: step.price)
+            for k, site in enumerate(network.sites)
+        ),
+    }
+
+
+def _local_steps(network: Network, k: int, site: SiteNodes) -> Iterator[Step]:
+    """The ways to a site's own Jacobian."""
+    columns, rows = network.size_of(site.operands), network.size_of(site.results)
+    yield _step(k, site, "jacobian", (), min(columns, rows))
+    yield _step(k, site, "columns", site.operands, columns)
+    yield _step(k, site, "rows", site.results, rows)
+
+
+def _step(number: int, site: SiteNodes, way: Way, cut: tuple[int, ...], products: int) -> Step:
+    return Step(number, way, cut, products, site.prices.of(way, products))
+
+
+# --- Chains.
+
+
+def _as_chain(network: Network) -> list[Cut] | None:
+    """The smallest cuts before, between and after sites in series; `None` where there is no series.
+
+    Sites are in series when every path meets all of them, in order.
+    """
+    ends = [network.inputs, *(site.results for site in network.sites)]
+    starts = [*(site.operands for site in network.sites), network.outputs]
+    for position, end in enumerate(ends):
+        ahead = reached(network.successors, as_set(end))
+        others = (as_set(start) for k, start in enumerate(starts) if k != position)
+        if any(ahead & other for other in others):
+            return None
+    return [
+        minimal_cut(network.sizes, network.successors, as_set(end), as_set(start), near_sinks=True)
+        for end, start in zip(ends, starts, strict=True)
+    ]
+
+
+def _search_chain(network: Network, cuts: Sequence[Cut]) -> Found:
+    sizes = [cut.size for cut in cuts]
+    price, moves = plan_chain(sizes, [site.prices for site in network.sites])
+    steps = []
+    for number, way, place in moves:
+        site = network.sites[number]
+        if way == "jacobian":
+            columns, rows = network.size_of(site.operands), network.size_of(site.results)
+            steps.append(_step(number, site, way, (), min(columns, rows)))
+        else:
+            steps.append(_step(number, site, way, cuts[place].nodes, sizes[place]))
+    return Found(tuple(steps), price, "chain recurrence")
+
+
+# --- Graphs.
+
+
+def _bound(network: Network, site: SiteNodes) -> float:
+    """What a site costs at least, in every state."""
+    inputs, outputs = as_set(network.inputs), as_set(network.outputs)
+    known, sizes = network.through_sites, network.sizes
+    before = minimal_cut(sizes, known, inputs, as_set(site.operands), near_sinks=True)
+    after = minimal_cut(sizes, known, as_set(site.results), outputs, near_sinks=False)
+    return min(
+        site.prices.of("columns", before.size),
+        site.prices.of("rows", after.size),
+        site.prices.of("jacobian", min(before.size, after.size)),
+    )
+
+
+@dataclass(frozen=True)
+class _State:
+    """A network in which some sites are resolved.
+
+    Attributes:
+        successors: the edges that are known.
+        steps: taken so far, by site.
+        cuts: of unresolved sites, as far as they are known from an earlier state.
+    """
+
+    network: Network
+    successors: tuple[int, ...]
+    steps: Mapping[int, Step] = field(default_factory=dict)
+    cuts: Mapping[tuple[int, Way], Cut] = field(default_factory=dict)
+
+    @property
+    def price(self) -> float:
+        return sum(step.price for step in self.steps.values())
+
+    @property
+    def unresolved(self) -> list[int]:
+        return [k for k in range(len(self.network.sites)) if k not in self.steps]
+
+    @property
+    def key(self) -> frozenset[Step]:
+        """The same steps in another order lead to the same edges."""
+        return frozenset(self.steps.values())
+
+    def options(self) -> tuple[_State, list[Step]]:
+        """All steps that can be taken now; and the state with the cuts that were found for them."""
+        sites = self.network.sites
+        sources = as_set(self.network.inputs)
+        sinks = as_set(self.network.outputs)
+        for k in self.unresolved:
+            sources |= as_set(sites[k].results)
+            sinks |= as_set(sites[k].operands)
+        cuts = dict(self.cuts)
+        steps = []
+        for k in self.unresolved:
+            operands, results = as_set(sites[k].operands), as_set(sites[k].results)
+            columns = self._cut(cuts, (k, "columns"), sources, operands)
+            rows = self._cut(cuts, (k, "rows"), results, sinks)
+            fewest = min(
+                self.network.size_of(sites[k].operands), self.network.size_of(sites[k].results)
+            )
+            steps += [
+                _step(k, sites[k], "jacobian", (), fewest),
+                _step(k, sites[k], "columns", columns.nodes, columns.size),
+                _step(k, sites[k], "rows", rows.nodes, rows.size),
+            ]
+        steps.sort(key=lambda step: step.way in sites[step.site].prices.derived)
+        return replace(self, cuts=cuts), [step for step in steps if step.price < math.inf]
+
+    def _cut(
+        self, cuts: dict[tuple[int, Way], Cut], key: tuple[int, Way], sources: int, sinks: int
+    ) -> Cut:
+        if key not in cuts:
+            near = key[1] == "columns"
+            cuts[key] = minimal_cut(
+                self.network.sizes, self.successors, sources, sinks, near_sinks=near
+            )
+        return cuts[key]
+
+    def after(self, step: Step) -> _State:
+        """The state in which one more site is resolved."""
+        site = self.network.sites[step.site]
+        starts, ends = edges_of(self.network, step)
+        successors = list(self.successors)
+        for start in members(starts):
+            successors[start] |= ends
+        # The columns of another site change when results of this one were sources of its region, its rows
+        # when operands of this one were sinks.
+        touched = {"columns": as_set(site.results), "rows": as_set(site.operands)}
+        cuts = {
+            (k, way): cut
+            for (k, way), cut in self.cuts.items()
+            if k != step.site and not cut.region & touched[way]
+        }
+        return _State(self.network, tuple(successors), {**self.steps, step.site: step}, cuts)
+
+
+def _promising(options: Sequence[Step], bounds: Sequence[float]) -> Sequence[Step]:
+    """The steps to try: one that is at its bound is better than all others."""
+    at_bound = [step for step in options if step.price <= bounds[step.site]]
+    return at_bound[:1] or options
+
+
+def _best_first(network: Network, bounds: Sequence[float], *, most: int) -> tuple[Step, ...] | None:
+    """The cheapest steps; `None` if more states than `most` would have to be looked at."""
+    ticket = itertools.count()
+    start = _State(network, network.successors)
+    # At the same bound the state with more steps comes first: it is nearer to the end.
+    queue = [(sum(bounds), 0, next(ticket), start)]
+    seen: set[frozenset[Step]] = set()
+    while queue and len(seen) < most:
+        *_, state = heapq.heappop(queue)
+        if state.key in seen:
+            continue
+        seen.add(state.key)
+        if not state.unresolved:
+            return tuple(state.steps.values())
+        for following in _followers(state, bounds):
+            entry = (_outlook(following, bounds), -len(following.steps), next(ticket), following)
+            heapq.heappush(queue, entry)
+    return None
+
+
+def _followers(state: _State, bounds: Sequence[float]) -> Iterator[_State]:
+    state, options = state.options()
+    return (state.after(step) for step in _promising(options, bounds))
+
+
+def _outlook(state: _State, bounds: Sequence[float]) -> float:
+    """What a plan costs at least that goes on from here."""
+    return state.price + sum(bounds[k] for k in state.unresolved)
+
+
+def _beam_search(network: Network, bounds: Sequence[float]) -> tuple[Step, ...]:
+    """Good steps: at each depth only the best few states are kept."""
+    beam = [_State(network, network.successors)]
+    for _ in network.sites:
+        following = (each for state in beam for each in _followers(state, bounds))
+        distinct = {state.key: state for state in following}
+        beam = heapq.nsmallest(_BEAM, distinct.values(), key=lambda each: _outlook(each, bounds))
+    return tuple(beam[0].steps.values())

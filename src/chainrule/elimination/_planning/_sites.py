@@ -1,0 +1,314 @@
+"""The sites of a traced function, and the network that they form.
+
+A site is an equation that calls a component (one that is not inlined), or an equation that holds such calls
+inside: a loop, a branch, a function with a derivative rule of its own. The first kind is asked for products
+directly. The second kind is *opaque*: JAX pushes tangents through it or pulls cotangents back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+from types import MappingProxyType
+
+import numpy as np
+
+from chainrule._call_prices import problem_of_prices
+from chainrule._errors import InputError
+from chainrule._jaxpr import JaxprEqn, Products, Var, locate, outside_call_of, subprograms, walk
+from chainrule.elimination._graph import Graph
+from chainrule.elimination._planning._network import Network, SiteNodes
+from chainrule.elimination._planning._prices import SitePrices
+from chainrule.elimination._rules import real_shape
+from chainrule.elimination._work import equation_work
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """An equation that calls components.
+
+    Attributes:
+        vertex: its number in the graph.
+        name: of the component; of an opaque site, the primitive and the components inside.
+        equation: the equation.
+        operands: positions of the operands that it is differentiated by.
+        results: positions of the results that are differentiated and read.
+        products: how to ask for products; `None` for an opaque site.
+    """
+
+    vertex: int
+    name: str
+    equation: JaxprEqn
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    products: Products | None
+
+    @property
+    def operand_variables(self) -> tuple[Var, ...]:
+        """The variables of its operands; the same one may be several operands."""
+        return tuple(self.equation.invars[k] for k in self.operands)  # type: ignore[misc]
+
+    @property
+    def result_variables(self) -> tuple[Var, ...]:
+        """The variables of its results."""
+        return tuple(self.equation.outvars[k] for k in self.results)
+
+    def __str__(self) -> str:
+        where = locate(self.equation)
+        return f"{self.name} at {where}" if where else self.name
+
+
+@dataclass(frozen=True, eq=False)
+class Pipeline:
+    """A traced function whose Jacobian can be planned over its sites.
+
+    Attributes:
+        graph: of the function.
+        sites: in the order in which they are called.
+        network: the same without values.
+        variables: of the nodes of the network.
+        live: of nodes in which only some elements carry derivatives, which ones.
+    """
+
+    graph: Graph
+    sites: tuple[Site, ...]
+    network: Network
+    variables: tuple[Var, ...]
+    live: Mapping[Var, np.ndarray]
+
+    @cached_property
+    def jax_graph(self) -> Graph:
+        """The graph without the sites: what JAX knows by itself."""
+        return _without_sites(self.graph, self.sites)
+
+    def elements(self, var: Var) -> np.ndarray:
+        """The elements of a node that carry derivatives, in its flat form."""
+        return self.live.get(var, np.arange(size_of(var)))
+
+
+def _without_sites(graph: Graph, sites: Sequence[Site]) -> Graph:
+    vertices = {site.vertex for site in sites}
+    kept = {v: local for v, local in graph.partials.items() if v not in vertices}
+    return replace(graph, partials=kept)
+
+
+def has_sites(graph: Graph) -> bool:
+    """Whether a function calls components that are not inlined, between its inputs and its targets."""
+    return any(has_site(graph, vertex) for vertex in graph.partials)
+
+
+def has_site(graph: Graph, vertex: int) -> bool:
+    """Whether a vertex of a graph calls components, itself or inside."""
+    return bool(_called(graph.equation(vertex)))
+
+
+def find_pipeline(graph: Graph, given: GivenPrices = MappingProxyType({})) -> Pipeline:
+    """The pipeline of a function that has sites.
+
+    Args:
+        graph: of the function.
+        given: prices by the names of components, which win over all others.
+
+    Raises:
+        ChainruleError: a site cannot be differentiated, which is named.
+        InputError: a price is given that cannot be used (`bad_prices`).
+    """
+    sites = tuple(_find_sites(graph))
+    check_prices(given, [site.name for site in sites])
+    return Pipeline(graph, sites, *_network(graph, sites, given))
+
+
+def _called(eqn: JaxprEqn) -> list[str]:
+    """The names of the components that an equation calls, itself or inside."""
+    inner = (site.equation for sub in subprograms(eqn) for site in walk(sub.program))
+    calls = (outside_call_of(each) for each in (eqn, *inner))
+    return [call.name for call in calls if call is not None and call.name is not None]
+
+
+def _find_sites(graph: Graph) -> Iterator[Site]:
+    for vertex, local in graph.partials.items():
+        eqn = graph.equation(vertex)
+        names = _called(eqn)
+        if not names:
+            continue
+        call = outside_call_of(eqn)
+        products = None if call is None else call.products
+        operands = {operand for _, operand in local.structures}
+        results = {result for result, _ in local.structures}
+        if products is not None:
+            results = {result for result in results if products.results[result]}
+        inside = f"{eqn.primitive.name} of {', '.join(dict.fromkeys(names))}"
+        name = names[0] if call is not None else inside
+        yield Site(vertex, name, eqn, tuple(sorted(operands)), tuple(sorted(results)), products)
+
+
+# --- The network.
+
+
+def _network(
+    graph: Graph, sites: Sequence[Site], given: GivenPrices
+) -> tuple[Network, tuple[Var, ...], dict[Var, np.ndarray]]:
+    vertices = {site.vertex for site in sites}
+    before: dict[Var, set[Var]] = {var: set() for var in graph.inputs}
+    for vertex, local in graph.partials.items():
+        eqn = graph.equation(vertex)
+        for result, operand in local.structures:
+            read = before.setdefault(eqn.outvars[result], set())
+            if vertex not in vertices:
+                read.add(eqn.invars[operand])  # type: ignore[arg-type]
+    ends = {*graph.inputs, *graph.outputs}
+    for site in sites:
+        ends.update(site.operand_variables, site.result_variables)
+    _leave_out_detours(before, ends)
+    variables = tuple(before)
+    number = {var: k for k, var in enumerate(variables)}
+    successors = [0] * len(variables)
+    for var, read in before.items():
+        for operand in read:
+            successors[number[operand]] |= 1 << number[var]
+    nodes = tuple(
+        SiteNodes(
+            site.name,
+            tuple(sorted({number[var] for var in site.operand_variables})),
+            tuple(sorted({number[var] for var in site.result_variables})),
+            site_prices(site, given),
+        )
+        for site in sites
+    )
+    outputs = tuple(number[var] for var in graph.outputs if var in number)
+    inputs = tuple(number[var] for var in graph.inputs)
+    live = _live_elements(graph, sites, variables)
+    sizes = tuple(len(live[var]) if var in live else size_of(var) for var in variables)
+    network = Network(sizes, tuple(successors), nodes, inputs, tuple(sorted(outputs)))
+    return network, variables, live
+
+
+def _leave_out_detours(before: dict[Var, set[Var]], ends: set[Var]) -> None:
+    """Take out arrays of JAX parts that no minimal cut needs.
+
+    In a cut, an array that is computed from one other array can be replaced by that one, and an array that
+    one other is computed from by that one. Where these are no larger, nothing is lost.
+    """
+    after: dict[Var, set[Var]] = {var: set() for var in before}
+    for var, read in before.items():
+        for operand in read:
+            after[operand].add(var)
+    for var in list(before):
+        if var in ends:
+            continue
+        neighbours = [side for side in (before[var], after[var]) if len(side) == 1]
+        if any(size_of(next(iter(side))) <= size_of(var) for side in neighbours):
+            for reader in after[var]:
+                before[reader] = before[reader] - {var} | before[var]
+            for operand in before[var]:
+                after[operand] = after[operand] - {var} | after[var]
+            del before[var], after[var]
+
+
+def _live_elements(
+    graph: Graph, sites: Sequence[Site], variables: Sequence[Var]
+) -> dict[Var, np.ndarray]:
+    """The elements that vary and are read, of the arrays in which these are not all.
+
+    A vector for another element would be zero, or would be multiplied by zero.
+    """
+    fixed = {*graph.inputs, *(var for site in sites for var in site.result_variables)}
+    wanted = {*graph.outputs, *(var for site in sites for var in site.operand_variables)}
+    vary: dict[Var, list[np.ndarray]] = {}
+    read: dict[Var, list[np.ndarray]] = {}
+    for result, row in _without_sites(graph, sites).structures.items():
+        for operand, structure in row.items():
+            for rows, columns in (term.reached() for term in structure.terms):
+                vary.setdefault(result, []).append(rows)
+                read.setdefault(operand, []).append(columns)
+    live = {}
+    for var in variables:
+        everything = np.arange(size_of(var))
+        known = [everything]
+        known += [] if var in fixed else [np.concatenate(vary[var])] if var in vary else []
+        known += [] if var in wanted else [np.concatenate(read[var])] if var in read else []
+        found = reduce(np.intersect1d, known)
+        if len(found) < len(everything):
+            live[var] = found
+    return live
+
+
+def size_of(var: Var) -> int:
+    """Real numbers of an array."""
+    return math.prod(real_shape(var.aval))
+
+
+GivenPrices = Mapping[str, Mapping[str, float]]
+"""Component → what is priced → price."""
+
+
+def check_prices(given: GivenPrices, names: Sequence[str]) -> None:
+    """Refuse prices that are none, or are those of other components.
+
+    Raises:
+        InputError: with the name.
+    """
+    if not isinstance(given, Mapping):
+        raise InputError(
+            "`prices` is a dictionary from names of components to their prices, such as "
+            f"{{{names[0]!r}: {{'vjp': 2.5}}}}; found {type(given).__name__}.",
+            code="bad_prices",
+        )
+    for name, prices in given.items():
+        if name not in names:
+            known = ", ".join(dict.fromkeys(names))
+            raise InputError(
+                f"`prices` names {name!r}, which the pipeline does not call; it calls {known}.",
+                code="bad_prices",
+            )
+        problem = problem_of_prices(prices)
+        if problem is not None:
+            raise InputError(f"`prices` of {name!r}: {problem}.", code="bad_prices", path=name)
+
+
+def site_prices(site: Site, given: GivenPrices) -> SitePrices:
+    """The prices of a site: those that are given, else the author's, else by the kind of endpoint.
+
+    By its kind an endpoint costs as many evaluations as it makes of the component.
+    """
+    kinds = _prices_by_kind(site)
+    declared = {} if site.products is None else site.products.prices
+    chosen = {**declared, **given.get(site.name, {})}
+    if not chosen:
+        return kinds
+    apply = chosen.get("apply", 1.0)
+    return replace(
+        kinds,
+        jvp=chosen.get("jvp", apply * kinds.jvp),
+        vjp=chosen.get("vjp", apply * kinds.vjp),
+        jacobian=chosen.get("jacobian", apply * kinds.jacobian),
+        message=chosen.get("message", 0.0),
+        source="given" if site.name in given else "author",
+    )
+
+
+def _prices_by_kind(site: Site) -> SitePrices:
+    if site.products is None:
+        return _opaque_prices(site)
+    offers = site.products.offers(site.operands, site.results)
+    jacobian = offers["jacobian"].evaluations if "jacobian" in offers else math.inf
+    ways = {"columns": offers["jvp"], "rows": offers["vjp"]}
+    return SitePrices(
+        offers["jvp"].evaluations,
+        offers["vjp"].evaluations,
+        jacobian,
+        batches=frozenset(way for way, offer in ways.items() if offer.batches),
+        derived=frozenset(way for way, offer in ways.items() if offer.derived),
+    )
+
+
+def _opaque_prices(site: Site) -> SitePrices:
+    """One evaluation per call inside, as often as it is made; by JAX's own rules, where it has them."""
+    eqn = site.equation
+    calls = equation_work(eqn).calls
+    inner = (each.equation for sub in subprograms(eqn) for each in walk(sub.program))
+    names = {each.primitive.name for each in (eqn, *inner)}
+    has_jvp = not any("custom_vjp" in name for name in names)
+    return SitePrices(calls if has_jvp else math.inf, calls if "while" not in names else math.inf)

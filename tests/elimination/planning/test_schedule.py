@@ -1,0 +1,209 @@
+"""Several workers: what waits for what, how long it takes, and carrying it out."""
+
+import math
+import random
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.elimination.planning.test_search import check_steps, random_network
+
+import chainrule
+from chainrule import from_callable
+from chainrule._errors import TransportError
+from chainrule.elimination import jacobian, plan_jacobian
+from chainrule.elimination._planning._network import Network, SiteNodes
+from chainrule.elimination._planning._prices import SitePrices
+from chainrule.elimination._planning._schedule import find_shortest, makespan, needed_steps
+from chainrule.elimination._planning._search import find_steps, sweeps
+
+UNIT = SitePrices()
+
+
+def bottleneck(*sizes):
+    return Network.chain(sizes, [UNIT] * (len(sizes) - 1))
+
+
+def test_halves_are_independent():
+    network = bottleneck(6, 6, 1, 6, 6)
+    steps = find_steps(network).steps
+    position = {step.site: k for k, step in enumerate(steps)}
+    needed = needed_steps(network, steps)
+    assert needed[position[0]] == {position[1]}
+    assert needed[position[3]] == {position[2]}
+    assert needed[position[1]] == needed[position[2]] == frozenset()
+    assert makespan(network, steps, 1) == 4
+    assert makespan(network, steps, 2) == 2
+    assert makespan(network, steps, 9) == 2
+
+
+def test_any_number_of_workers_is_between_the_bounds():
+    rng = random.Random(0)
+    for _ in range(30):
+        network = random_network(rng, 5, lambda _: UNIT)
+        known = sweeps(network)
+        steps = find_steps(network).steps
+        total = sum(step.price for step in steps)
+        times = [makespan(network, steps, workers) for workers in (1, 2, 3, 1000)]
+        assert times[0] == total
+        assert times == sorted(times, reverse=True)
+        assert all(total / n <= t for n, t in zip((1, 2, 3, 1000), times, strict=True))
+        for workers in (1, 2, 4):
+            shortest = find_shortest(
+                network, [steps, *known.values()], workers, known["local Jacobians"]
+            )
+            check_steps(network, shortest)
+            assert makespan(network, shortest, workers) <= makespan(network, steps, workers)
+
+
+def test_many_workers_ask_for_local_jacobians():
+    """2-9-9-3: pushing two columns takes six products, one after the other in pairs."""
+    network = bottleneck(2, 9, 9, 3)
+    steps, known = find_steps(network).steps, sweeps(network)
+    assert makespan(network, steps, 100) == 3
+    shortest = find_shortest(network, [steps], 100, known["local Jacobians"])
+    assert makespan(network, shortest, 100) == 1
+
+
+class Together:
+    """Functions that answer only when two of them are called at the same time; counts how many are."""
+
+    def __init__(self, count):
+        self.most = self._now = 0
+        self._lock, self._barrier = threading.Lock(), threading.Barrier(count)
+
+    def __call__(self):
+        with self._lock:
+            self._now += 1
+            self.most = max(self.most, self._now)
+        self._barrier.wait(timeout=60)
+        with self._lock:
+            self._now -= 1
+
+
+def test_at_most_so_many_are_under_way():
+    together = Together(2)
+
+    def component(n, m, name):
+        matrix = np.random.default_rng(n + m).normal(size=(m, n))
+
+        def push(primals, tangents):
+            together()
+            return matrix @ tangents[0]
+
+        def pull(primals, cotangent):
+            together()
+            return (matrix.T @ cotangent,)
+
+        shape = jax.ShapeDtypeStruct((m,), float)
+        return from_callable(lambda x: matrix @ x, jvp=push, vjp=pull, abstract=shape, name=name)
+
+    a, b = component(6, 2, "a"), component(2, 6, "b")
+
+    def f(x):
+        return b(a(x))
+
+    x = jnp.ones(6)
+    plan = plan_jacobian(f, workers=2, objective="time")(x)
+    assert (plan.products, plan.makespan) == (4, 2)
+    value, found = plan.execute(x)
+    assert together.most == 2
+    np.testing.assert_allclose(value, f(x))
+    np.testing.assert_allclose(found @ x, f(x), rtol=1e-12)
+
+
+@pytest.mark.parametrize("failures", [1, 2, math.inf])
+def test_a_message_that_fails_is_sent_once_more(counted, failures):
+    a, b = counted.component("a", 4, 2), counted.component("b", 2, 4)
+    left = [failures]
+
+    def pull(primals, cotangent):
+        if left[0] > 0:
+            left[0] -= 1
+            raise TransportError("The worker died.", code="worker_crashed")
+        return (2 * cotangent,)
+
+    double = from_callable(lambda x: 2 * x, vjp=pull, abstract=lambda x: x, name="double")
+
+    def f(x):
+        return b(double(a(x)))
+
+    x = jnp.linspace(0.1, 1.0, 4)
+    plan = plan_jacobian(f, workers=1)(x)
+    if failures == 1:
+        _, found = plan.execute(x)
+        np.testing.assert_allclose(found, jax.jacfwd(lambda x: b(2 * a(x)))(x), rtol=1e-12)
+        return
+    with pytest.raises(
+        TransportError, match=r"VJP 1 of 2 of double .*failed twice: The worker died"
+    ):
+        plan.execute(x)
+
+
+def test_results_are_the_same_with_workers(counted):
+    a, b = counted.component("a", 3, 4), counted.component("b", 3, 2)
+
+    def f(x):
+        return {"a": a(x) * b(jnp.cos(x))[0], "b": b(jnp.cos(x))}
+
+    x = jnp.linspace(0.1, 1.0, 3)
+    plan = plan_jacobian(f, workers=3)(x)
+    counted.asked.clear()
+    _, found = plan.execute(x)
+    counted.check(plan)
+    jax.tree.map(np.testing.assert_allclose, found, jacobian(f)(x))
+    jax.tree.map(np.testing.assert_allclose, jax.jit(plan.execute)(x)[1], found)
+
+
+def test_prices_decide(counted):
+    a, b = counted.component("a", 5, 5), counted.component("b", 5, 5)
+
+    def f(x):
+        return b(a(x))
+
+    x = jnp.ones(5)
+    for prices, ways in [
+        ({"a": {"jvp": 1, "vjp": 9}, "b": {"jvp": 1, "vjp": 9}}, ["columns", "columns"]),
+        ({"a": {"jvp": 9, "vjp": 1}, "b": {"jvp": 9, "vjp": 1}}, ["rows", "rows"]),
+        ({"a": {"apply": 3.0, "jvp": 1.0}, "b": {"vjp": 0.5}}, ["columns", "rows"]),
+    ]:
+        plan = plan_jacobian(f, prices=prices)(x)
+        chosen = {request.site: request.way for request in plan.requests}
+        assert [chosen["a"], chosen["b"]] == ways
+        assert {request.prices for request in plan.requests} == {"given"}
+    assert plan.price == 5 * 1.0 + 5 * 0.5
+
+
+@pytest.mark.parametrize(
+    ("prices", "message"),
+    [
+        ({"c": {"jvp": 1}}, "names 'c', which the pipeline does not call; it calls a"),
+        ({"a": {"jvp": -1}}, "'a': the price 'jvp' is a positive number; found -1"),
+        ({"a": {"jvp": math.nan}}, "found nan"),
+        ({"a": {"gradient": 1}}, "no price 'gradient'; there are apply, jvp, vjp"),
+        ({"a": 3}, "expected a dictionary"),
+        ([1], "names of components to their prices"),
+    ],
+)
+def test_prices_that_cannot_be_used(counted, prices, message):
+    with pytest.raises(chainrule.InputError, match=message):
+        plan_jacobian(counted.component("a", 2, 2), prices=prices)(jnp.ones(2))
+
+
+def test_options_that_cannot_be_used():
+    with pytest.raises(chainrule.InputError, match="at least 1; found 0"):
+        plan_jacobian(jnp.sin, workers=0)
+    with pytest.raises(chainrule.InputError, match="'products' or 'time'; found 'money'"):
+        plan_jacobian(jnp.sin, objective="money")
+
+
+def test_messages_have_a_price():
+    """One message for a batch is cheaper than three messages, although its products are not."""
+    single = SitePrices(jvp=1.0, vjp=1.0, message=10.0)
+    batched = SitePrices(jvp=1.0, vjp=1.0, message=10.0, batches=frozenset({"columns"}))
+    for prices, way in ((single, "rows"), (batched, "columns")):
+        network = Network((4, 3), (0, 0), (SiteNodes("a", (0,), (1,), prices),), (0,), (1,))
+        (step,) = find_steps(network).steps
+        assert step.way == way

@@ -1,0 +1,237 @@
+"""The search for steps, against exhaustive enumeration and the figures of the literature."""
+
+import itertools
+import math
+import random
+
+import pytest
+
+from chainrule.elimination._planning._chain import plan_chain
+from chainrule.elimination._planning._network import (
+    Network,
+    SiteNodes,
+    as_set,
+    members,
+    minimal_cut,
+    reached,
+)
+from chainrule.elimination._planning._prices import SitePrices
+from chainrule.elimination._planning._search import (
+    _beam_search,
+    _best_first,
+    _bound,
+    find_steps,
+    sweeps,
+)
+
+UNIT = SitePrices()
+
+
+def price(steps):
+    return sum(step.price for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "optimum", "jacfwd", "jacrev", "local"),
+    [
+        ((3, 5, 5), 6, 6, 10, 8),
+        ((8, 2, 8), 4, 16, 16, 4),
+        ((6, 6, 1, 6, 6), 4, 24, 24, 14),
+        ((2, 9, 9, 3), 6, 6, 9, 14),
+        ((9, 3, 9, 2, 9), 8, 36, 36, 10),
+        ((9, 1, 5, 8, 2, 8), 5, 45, 40, 11),
+    ],
+)
+def test_the_table_of_the_specification(sizes, optimum, jacfwd, jacrev, local):
+    network = Network.chain(sizes, [UNIT] * (len(sizes) - 1))
+    found = find_steps(network)
+    assert found.price == found.bound == optimum
+    assert found.method == "chain recurrence"
+    known = {name: price(steps) for name, steps in sweeps(network).items()}
+    assert known == {"jacfwd": jacfwd, "jacrev": jacrev, "local Jacobians": local}
+
+
+def random_prices(rng):
+    return SitePrices(
+        jvp=rng.choice([1, 1, 2, 5, math.inf]),
+        vjp=rng.choice([1, 1, 3, 4]),
+        jacobian=rng.choice([math.inf, math.inf, 3, 8]),
+        message=rng.choice([0, 0, 2]),
+        batches=frozenset(rng.choice([(), ("columns",), ("columns", "rows")])),
+    )
+
+
+def exhaustive_chain(sizes, prices):
+    """The price of all ways to come to the Jacobian of a chain, by plain recursion over the definition."""
+
+    def best(i, k):  # sites i … k
+        pushed = [prices[i].of("columns", sizes[i]) + push(i, i + 1, k)]
+        pulled = [prices[k].of("rows", sizes[k + 1]) + pull(k, i, k - 1)]
+        ways = pushed + pulled
+        if i == k:
+            ways.append(prices[i].of("jacobian", 1))
+        for middle in range(i, k):
+            left, right = best(i, middle), best(middle + 1, k)
+            ways += [left + right, left + push(i, middle + 1, k), right + pull(k, i, middle)]
+        return min(ways)
+
+    def push(i, first, last):
+        return sum(prices[s].of("columns", sizes[i]) for s in range(first, last + 1))
+
+    def pull(k, first, last):
+        return sum(prices[s].of("rows", sizes[k + 1]) for s in range(first, last + 1))
+
+    return best(0, len(prices) - 1)
+
+
+def test_chains_are_exact():
+    rng = random.Random(1)
+    for _ in range(150):
+        count = rng.randint(1, 6)
+        sizes = [rng.randint(1, 9) for _ in range(count + 1)]
+        prices = [random_prices(rng) for _ in range(count)]
+        found = find_steps(Network.chain(sizes, prices))
+        assert found.price == exhaustive_chain(sizes, prices) == plan_chain(sizes, prices)[0]
+        check_steps(Network.chain(sizes, prices), found.steps)
+
+
+def random_network(rng, site_count, prices=random_prices):
+    """Sites and JAX between them: forks, joins, skips, several inputs and outputs."""
+    sizes = [rng.randint(1, 9) for _ in range(rng.randint(1, 2))]
+    inputs = tuple(range(len(sizes)))
+    successors = [0] * len(sizes)
+    sites, kinds = [], ["site"] * site_count + ["jax"] * rng.randint(0, 3)
+    rng.shuffle(kinds)
+    for kind in kinds:
+        # Mostly the newest arrays, so that something is in series.
+        pool = list(range(len(sizes)))[-3:] if rng.random() < 0.7 else list(range(len(sizes)))
+        read = tuple(sorted(rng.sample(pool, min(len(pool), rng.choice([1, 1, 2])))))
+        node = len(sizes)
+        sizes.append(rng.randint(1, 9))
+        successors.append(0)
+        if kind == "jax":
+            for each in read:
+                successors[each] |= 1 << node
+        else:
+            sites.append(SiteNodes(f"site {len(sites)}", read, (node,), prices(rng)))
+    network = Network(tuple(sizes), tuple(successors), tuple(sites), inputs, ())
+    ends = [k for k, ahead in enumerate(network.through_sites) if not ahead]
+    outputs = tuple(sorted({*ends, *rng.sample(range(len(sizes)), 1)} - set(inputs)))
+    return Network(network.sizes, network.successors, network.sites, inputs, outputs)
+
+
+def after(network, successors, step):
+    """The edges after a step, and that its cut is one."""
+    site = network.sites[step.site]
+    edges = list(successors)
+    starts = step.cut if step.way == "columns" else site.operands
+    ends = step.cut if step.way == "rows" else site.results
+    for start in starts:
+        edges[start] |= as_set(ends)
+    return tuple(edges)
+
+
+def separates(successors, cut, sources, sinks):
+    without = [0 if cut >> k & 1 else ahead for k, ahead in enumerate(successors)]
+    return not reached(without, sources & ~cut) & sinks & ~cut
+
+
+def ends_of(network, unresolved):
+    sources, sinks = as_set(network.inputs), as_set(network.outputs)
+    for k in unresolved:
+        sources |= as_set(network.sites[k].results)
+        sinks |= as_set(network.sites[k].operands)
+    return sources, sinks
+
+
+def check_steps(network, steps):
+    """Every site once, and every cut separates what it has to."""
+    successors, unresolved = network.successors, set(range(len(network.sites)))
+    for step in steps:
+        site, (sources, sinks) = network.sites[step.site], ends_of(network, unresolved)
+        if step.way == "columns":
+            assert separates(successors, as_set(step.cut), sources, as_set(site.operands))
+        if step.way == "rows":
+            assert separates(successors, as_set(step.cut), as_set(site.results), sinks)
+        if step.way != "jacobian":
+            assert step.products == network.size_of(step.cut)
+        successors = after(network, successors, step)
+        unresolved.remove(step.site)
+    assert not unresolved
+
+
+def exhaustive(network, *, all_cuts):
+    """The lowest price over all orders and ways; over all cuts, or over the smallest ones."""
+    nodes = range(len(network.sizes))
+    subsets = [as_set(s) for n in range(4) for s in itertools.combinations(nodes, n)]
+
+    def cuts(successors, sources, sinks, near_sinks):
+        if all_cuts:
+            return [s for s in subsets if separates(successors, s, sources, sinks)]
+        found = minimal_cut(network.sizes, successors, sources, sinks, near_sinks=near_sinks)
+        return [as_set(found.nodes)]
+
+    known = {}
+
+    def best(successors, unresolved):
+        key = successors, unresolved
+        if key not in known:
+            known[key] = min(costs(successors, unresolved), default=0.0)
+        return known[key]
+
+    def costs(successors, unresolved):
+        sources, sinks = ends_of(network, unresolved)
+        for k in unresolved:
+            site, rest = network.sites[k], unresolved - {k}
+            operands, results = as_set(site.operands), as_set(site.results)
+            ways = [("jacobian", 0)]
+            ways += [("columns", cut) for cut in cuts(successors, sources, operands, True)]
+            ways += [("rows", cut) for cut in cuts(successors, results, sinks, False)]
+            for way, cut in ways:
+                chosen = tuple(members(cut))
+                size = 1 if way == "jacobian" else network.size_of(chosen)
+                here = site.prices.of(way, size)
+                if here < math.inf:
+                    step = type("Step", (), {"site": k, "way": way, "cut": chosen})
+                    yield here + best(after(network, successors, step), rest)
+
+    return best(network.successors, frozenset(range(len(network.sites))))
+
+
+def test_graphs_are_exact_over_all_cuts():
+    rng = random.Random(2)
+    for _ in range(25):
+        network = random_network(rng, rng.randint(1, 2))
+        found = find_steps(network)
+        check_steps(network, found.steps)
+        assert found.price == exhaustive(network, all_cuts=True)
+
+
+@pytest.mark.parametrize("site_count", [4, 5, 6])
+def test_graphs_are_exact(site_count):
+    rng = random.Random(site_count)
+    for _ in range({4: 40, 5: 15, 6: 5}[site_count]):
+        network = random_network(rng, site_count)
+        found = find_steps(network)
+        check_steps(network, found.steps)
+        assert found.price == found.bound == exhaustive(network, all_cuts=False)
+
+
+def test_large_graphs_are_never_worse_than_jax():
+    rng = random.Random(3)
+    for site_count in (12, 20):
+        network = random_network(rng, site_count)
+        found = find_steps(network)
+        check_steps(network, found.steps)
+        known = sweeps(network)
+        assert found.bound <= found.price <= min(map(price, known.values()))
+
+
+def test_the_beam_is_near_the_optimum():
+    rng = random.Random(4)
+    for _ in range(20):
+        network = random_network(rng, 5)
+        bounds = [_bound(network, site) for site in network.sites]
+        steps = _beam_search(network, bounds)
+        check_steps(network, steps)
+        assert price(steps) <= 1.5 * price(_best_first(network, bounds, most=10_000))
