@@ -24,6 +24,8 @@ log_handler            a handler of log records in the format of the settings
 reuse_residuals        keep what backward passes need, in this process and for others
 content_digest         a fast digest of arrays, of a sample of the bytes of large ones
 product_from_jacobian  a product with a Jacobian that is given as blocks
+Layout                 named arrays as one long vector, and back
+read_arrays            the numeric leaves of a tree at some paths
 array_leaves           path pattern → declaration of the arrays of a model
 is_array_type          whether an annotation is an `Array[…]`
 describe_array         shape and dtype of a value, as `f64[3,4]`
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from chainrule.runtime._component._observation import keep_output
     from chainrule.runtime._component._schemas import fit_abstract, to_plain
     from chainrule.runtime._derivatives import product_from_jacobian
+    from chainrule.runtime._derivatives._layout import Layout, read_arrays
     from chainrule.runtime._endpoints import (
         ENDPOINTS,
         HVP,
@@ -80,6 +83,7 @@ __all__ = [
     "Document",
     "EndpointMethods",
     "Field",
+    "Layout",
     "Run",
     "Subject",
     "array_leaves",
@@ -96,6 +100,7 @@ __all__ = [
     "load_module",
     "log_handler",
     "product_from_jacobian",
+    "read_arrays",
     "read_mapping",
     "reuse_residuals",
     "to_plain",
@@ -113,6 +118,7 @@ _HOMES = {
     "_runs": "Run log_handler",
     "_residuals": "reuse_residuals content_digest",
     "_derivatives": "product_from_jacobian",
+    "_derivatives._layout": "Layout read_arrays",
     "_schema": "array_leaves is_array_type describe_array describe_value",
     "_schema._validation": "is_tracer",
     "testing._subject": "Subject",

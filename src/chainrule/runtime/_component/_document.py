@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from chainrule.runtime._component._definition import Capability, Cost
 from chainrule.runtime._endpoints import ENDPOINTS, Side
-from chainrule.runtime._schema import ArraySpec
+from chainrule.runtime._schema import ArraySpec, Bounds
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -110,7 +110,12 @@ class Document:
         declared = self._schemas[f"Apply{_SCHEMAS[side]}"].get("differentiable_arrays", {})
         return {
             pattern: ArraySpec(
-                tuple(entry["shape"]) if "shape" in entry else None, entry.get("dtype"), True
+                tuple(entry["shape"]) if "shape" in entry else None,
+                entry.get("dtype"),
+                True,
+                dimension_names=tuple(entry.get("dims", ())),
+                units=entry.get("units"),
+                bounds=Bounds.from_json_schema(entry),
             )
             for pattern, entry in declared.items()
         }

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
-from pydantic import ValidationError
 
 from chainrule._codec import decode_array, is_encoded_array
 from chainrule._errors import InputError
@@ -74,9 +73,9 @@ class Subject:
         self.output_paths = _restrict(produced, output_paths, "output")
 
     @property
-    def schema(self) -> Any:
-        """The model of the inputs; `None` where it is not here."""
-        return getattr(self.component, "input_schema", None)
+    def has_schema(self) -> bool:
+        """Whether the component can validate inputs without running."""
+        return hasattr(self.component, "read_inputs")
 
     @property
     def size(self) -> tuple[int, int]:
@@ -109,13 +108,10 @@ class Subject:
             InputError: they do not fit the schema; of a component whose schema is not here, `apply` says
                 so.
         """
-        if self.schema is None:
+        if self.has_schema:
+            self.component.read_inputs({"inputs": inputs})
+        else:
             self.apply(inputs)
-            return
-        try:
-            self.schema.model_validate(inputs)
-        except ValidationError as error:
-            raise InputError(str(error)) from error
 
     def differentiate(self, endpoint: str, *vector: Mapping[str, Any], at: Any = None) -> Any:
         """Call a derivative endpoint over all paths looked at, at the inputs or at others."""
@@ -157,15 +153,8 @@ def _validated(component: Any, tree: Any) -> Any:
     The schema fills in defaults and knows that a list is an array. A component behind a client has none
     here; its differentiable arrays are still known by their paths.
     """
-    schema = getattr(component, "input_schema", None)
-    if schema is None:
-        return tree
-    try:
-        return schema.model_validate(tree).model_dump()
-    except ValidationError:
-        # The component has a better message, or accepts more than the schema alone (granted files).
-        component.apply(tree)
-        return tree
+    read_inputs = getattr(component, "read_inputs", None)
+    return tree if read_inputs is None else read_inputs({"inputs": tree})
 
 
 def _patterns(component: Any, side: str) -> dict[str, str | None]:
