@@ -10,6 +10,7 @@ EndpointMethods        the endpoints as methods, for every handle to a component
 AsyncEndpointMethods   the same to be awaited
 Document               what the OpenAPI document of a component says
 Field                  one leaf of a schema, for people
+Leaf                   one differentiable array of a call: path, shape, units, bounds
 load_module            run a Python file in a package of its own
 check_sources          find mistakes in the syntax of a component without running it
 read_mapping           the mapping in a project file
@@ -42,7 +43,7 @@ from chainrule._lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from chainrule.runtime._component._definition import hash_parts
-    from chainrule.runtime._component._document import Document, Field
+    from chainrule.runtime._component._document import Document, Field, Leaf
     from chainrule.runtime._component._failures import failure_of
     from chainrule.runtime._component._isolation import PEER_MODULES, load_module
     from chainrule.runtime._component._loading import check_sources, read_mapping
@@ -84,6 +85,7 @@ __all__ = [
     "EndpointMethods",
     "Field",
     "Layout",
+    "Leaf",
     "Run",
     "Subject",
     "array_leaves",
@@ -108,7 +110,7 @@ __all__ = [
 
 _HOMES = {
     "_endpoints": "ENDPOINTS DerivativeKind JACOBIAN JVP VJP HVP EndpointMethods AsyncEndpointMethods",
-    "_component._document": "Document Field",
+    "_component._document": "Document Field Leaf",
     "_component._isolation": "load_module PEER_MODULES",
     "_component._loading": "check_sources read_mapping",
     "_component._failures": "failure_of",

@@ -10,7 +10,7 @@ import chainrule.runtime as runtime
 from chainrule.runtime import experimental
 
 TYPES = {
-    "Array", "ArraySpec", "BFloat16", "Bool", "Complex64", "Complex128", "Differentiable", "Float16",
+    "Array", "ArraySpec", "BFloat16", "Bool", "Bounds", "Complex64", "Complex128", "Differentiable", "Float16",
     "Float32", "Float64", "Int8", "Int16", "Int32", "Int64", "ShapeDType", "UInt8", "UInt16", "UInt32",
     "UInt64",
 }  # fmt: skip

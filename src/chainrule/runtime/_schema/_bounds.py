@@ -70,6 +70,18 @@ class Bounds:
         """The upper limit, allowed or not; ∞ without one."""
         return min((b for b in (self.le, self.lt) if b is not None), default=math.inf)
 
+    def smallest(self, dtype: str) -> float:
+        """The smallest value of a dtype that is allowed; −∞ without a lower bound."""
+        if self.gt is None or (self.ge is not None and self.ge > self.gt):
+            return -math.inf if self.ge is None else float(self.ge)
+        return _next(self.gt, dtype, 1)
+
+    def largest(self, dtype: str) -> float:
+        """The largest value of a dtype that is allowed; ∞ without an upper bound."""
+        if self.lt is None or (self.le is not None and self.le < self.lt):
+            return math.inf if self.le is None else float(self.le)
+        return _next(self.lt, dtype, -1)
+
     def allowed(self, values: np.ndarray) -> np.ndarray:
         """Which elements are within the bounds; those that are not numbers (NaN) are not."""
         inside = np.ones(values.shape, bool)
@@ -116,6 +128,14 @@ class Bounds:
             else:
                 found[name] = _number(name, getattr(entry, name))
         return (cls(**found) if found else None), rest
+
+
+def _next(bound: float, dtype: str, direction: int) -> float:
+    """The number of a dtype beside a bound."""
+    if dtype in ("float16", "float32"):
+        kind = np.dtype(dtype).type
+        return float(np.nextafter(kind(bound), kind(direction * math.inf)))
+    return math.nextafter(bound, direction * math.inf) if "float" in dtype else bound + direction
 
 
 def _number(name: str, bound: Any) -> Any:

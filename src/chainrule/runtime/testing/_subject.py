@@ -5,15 +5,14 @@ Anything with the endpoint methods will do: a component in this process, a clien
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
 from chainrule._codec import decode_array, is_encoded_array
 from chainrule._errors import InputError
-from chainrule._paths import Key, Segment, join_path
-from chainrule._trees import get_at_path, map_leaves, set_at_path
+from chainrule._trees import expand_pattern, get_at_path, map_leaves, set_at_path
 from chainrule.runtime._derivatives._layout import Layout, read_arrays
 from chainrule.runtime._derivatives._sampler import Program
 from chainrule.runtime._endpoints import Side
@@ -60,7 +59,7 @@ class Subject:
         self.evaluations = 0
         tree = _validated(component, decode_tree(_inputs_in(payload)))
         patterns = _patterns(component, "inputs")
-        found = {path: patterns[p] for p in patterns for path in _expand(p, tree)}
+        found = {path: patterns[p] for p in patterns for path in expand_pattern(p, tree)}
         self.input_paths = _restrict(found, input_paths, "input")
         arrays = {
             path: np.asarray(get_at_path(tree, path), dtype=dtype) for path, dtype in found.items()
@@ -68,7 +67,9 @@ class Subject:
         self.inputs = set_at_path(tree, arrays)
         self.outputs = self.apply(self.inputs)
         produced = [
-            path for p in _patterns(component, "outputs") for path in _expand(p, self.outputs)
+            path
+            for p in _patterns(component, "outputs")
+            for path in expand_pattern(p, self.outputs)
         ]
         self.output_paths = _restrict(produced, output_paths, "output")
 
@@ -166,29 +167,6 @@ def _patterns(component: Any, side: str) -> dict[str, str | None]:
     schema = schemas["ApplyInputSchema" if side == "inputs" else "ApplyOutputSchema"]
     arrays = schema.get("differentiable_arrays", {})
     return {pattern: facts.get("dtype") for pattern, facts in arrays.items()}
-
-
-def _expand(pattern: str, tree: Any) -> Iterator[str]:
-    """The concrete paths of a pattern that exist in a tree; absent optional parts yield nothing."""
-    yield from (join_path(*segments) for segments in _walk(pattern.split("."), tree, ()))
-
-
-def _walk(parts: list[str], node: Any, done: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    if node is None:
-        return
-    if not parts:
-        yield done
-        return
-    part, rest = parts[0], parts[1:]
-    children: Iterable[tuple[Segment, Any]]
-    if part == "[]":
-        children = enumerate(node)
-    elif part == "{}":
-        children = ((Key(key), value) for key, value in node.items())
-    else:
-        children = [(part, node[part])] if part in node else []
-    for segment, child in children:
-        yield from _walk(rest, child, (*done, segment))
 
 
 def _restrict(found: Collection[str], asked: Collection[str] | None, side: str) -> tuple[str, ...]:
