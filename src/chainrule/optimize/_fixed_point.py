@@ -209,10 +209,10 @@ def _check_options(method: str, max_steps: int, damping: float) -> None:
 
 def _check_form(start: Any, result: Any) -> None:
     """Refuse a function whose result could not be its next argument."""
-    if jax.tree.structure(start) != jax.tree.structure(result):
+    before_after: tuple[Any, Any] = jax.tree.structure(start), jax.tree.structure(result)
+    if before_after[0] != before_after[1]:
         raise InputError(
-            f"Expected f to return a state of the form {jax.tree.structure(start)}; found "
-            f"{jax.tree.structure(result)}.",
+            f"Expected f to return a state of the form {before_after[0]}; found {before_after[1]}.",
             code="not_a_state",
         )
     paths = jax.tree_util.tree_leaves_with_path(start)

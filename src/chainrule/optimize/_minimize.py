@@ -255,7 +255,12 @@ def _computation(
         return evaluate
     if not has_constraints:
         with_gradient = jax.jit(jax.value_and_grad(lambda x: flat(x)[0]))
-        return lambda x: Point(*with_gradient(x), None, None)
+
+        def evaluate_gradient(x: Any) -> Point:
+            value, gradient = with_gradient(x)
+            return Point(value, gradient, None, None)
+
+        return evaluate_gradient
     whole = jax.jit(value_and_jacobian(flat, sparse=sparse))
 
     def evaluate_all(x: Any) -> Point:

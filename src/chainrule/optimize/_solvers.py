@@ -143,7 +143,7 @@ def scipy_minimize(
     if hvp is not None:
         arguments["hessp"] = hvp
     if variables.has_bounds:
-        arguments["bounds"] = Bounds(variables.lower, variables.upper)  # type: ignore[arg-type]
+        arguments["bounds"] = Bounds(variables.lower, variables.upper)
     if limits is not None:
         jacobian = {"jac": lambda x: evaluation.at(x).jacobian} if gradient else {}
         arguments["constraints"] = NonlinearConstraint(

@@ -240,7 +240,7 @@ def _field(
         )
     default = ... if parameter.default is parameter.empty else parameter.default
     # Without a description of its own, the field keeps that of `Annotated[…, Field(description=…)]`.
-    described = {"description": documented[name]} if name in documented else {}
+    described: dict[str, Any] = {"description": documented[name]} if name in documented else {}
     return hints[name], Field(default, **described)
 
 

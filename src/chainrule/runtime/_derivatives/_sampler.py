@@ -30,7 +30,13 @@ from chainrule.runtime._derivatives._stencils import (
     coarsest,
     is_automatic,
 )
-from chainrule.runtime._schema import array_leaves, describe_array, number_kind, rounding_unit
+from chainrule.runtime._schema import (
+    Bounds,
+    array_leaves,
+    describe_array,
+    number_kind,
+    rounding_unit,
+)
 
 IN_FLIGHT = 64
 """Points handed to an executor and not yet answered; each holds a copy of the perturbed leaves."""
@@ -124,11 +130,8 @@ class Program:
         inside = [np.ones(0, bool)]
         for path, part in self.layout.split(point).items():
             specs = (spec for pattern, spec in declared.items() if matches_pattern(path, pattern))
-            spec = next(specs, None)
-            is_free = spec is None or spec.bounds is None
-            inside.append(
-                np.ones(part.size, bool) if is_free else spec.bounds.allowed(part.ravel())
-            )
+            bounds = next((spec.bounds for spec in specs), None) or Bounds()
+            inside.append(bounds.allowed(part.ravel()))
         return np.concatenate(inside)
 
     def inputs_at(self, point: np.ndarray) -> Any:
