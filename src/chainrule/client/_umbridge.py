@@ -119,8 +119,11 @@ class Vectors:
         """A model with one array per vector."""
         fields: dict[str, Any] = {}
         for field, size in zip(self.names, self.sizes, strict=True):
-            kind: Any = Array[(size,), "float64"]
-            fields[field] = (Differentiable[kind] if differentiable else kind, ...)
+            kind = Array.__class_getitem__(((size,), "float64"))
+            fields[field] = (
+                Differentiable.__class_getitem__(kind) if differentiable else kind,
+                ...,
+            )
         return create_model(name, **fields, **more)
 
 
@@ -146,7 +149,7 @@ class _Model:
 
     def vector_jacobian_product(
         self, inputs: Any, vjp_inputs: Any, vjp_outputs: Any, cotangent_vector: Any
-    ) -> dict[str, np.ndarray]:
+    ) -> dict[str, Any]:
         """One request for every pair of an output and an input."""
         return {
             into: sum(
@@ -158,7 +161,7 @@ class _Model:
 
     def jacobian_vector_product(
         self, inputs: Any, jvp_inputs: Any, jvp_outputs: Any, tangent_vector: Any
-    ) -> dict[str, np.ndarray]:
+    ) -> dict[str, Any]:
         """The same in the other direction."""
         return {
             of: sum(
@@ -177,7 +180,7 @@ class _Model:
         hvp_outputs: Any,
         cotangent_vector: Any,
         tangent_vector: Any,
-    ) -> dict[str, np.ndarray]:
+    ) -> dict[str, Any]:
         """One request for every output and pair of inputs."""
         return {
             first: sum(
@@ -250,7 +253,7 @@ def open_model(
 def _chosen(name: str | None, models: Sequence[str], place: str) -> str:
     if name is None and len(models) == 1:
         return models[0]
-    if name not in models:
+    if name is None or name not in models:
         raise CapabilityError(
             f"There is no model {name!r} at {place}; there are {', '.join(models)}.",
             code="model_unknown",
