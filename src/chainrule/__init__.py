@@ -3,7 +3,7 @@
 The names most people need, loaded when they are first used so that `import chainrule` stays as cheap as
 importing nothing. Each question has its own package: `chainrule.runtime` (package a program),
 `chainrule.elimination` (cheap exact Jacobians), `chainrule.harvest` (look inside), `chainrule.stateful`
-(train), `chainrule.bridge` (use components inside JAX).
+(train), `chainrule.bridge` (use components inside JAX), `chainrule.optimize` (optimise and couple them).
 """
 
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         save_intermediates,
         sow,
     )
+    from chainrule.optimize import fixed_point, least_squares, minimize
     from chainrule.runtime import component
 
 __version__ = "0.1.0"
@@ -36,11 +37,14 @@ _HOMES = {
     "apply_component": "chainrule.bridge",
     "component": "chainrule.runtime",
     "component_errors": "chainrule.bridge",
+    "fixed_point": "chainrule.optimize",
     "from_callable": "chainrule.bridge",
     "grad_wrt": "chainrule.harvest",
     "intermediate_stats": "chainrule.harvest",
     "jacobian": "chainrule.elimination",
+    "least_squares": "chainrule.optimize",
     "locate_nonfinite": "chainrule.harvest",
+    "minimize": "chainrule.optimize",
     "plan_jacobian": "chainrule.elimination",
     "plant": "chainrule.harvest",
     "save_intermediates": "chainrule.harvest",
@@ -56,11 +60,14 @@ __all__ = [
     "apply_component",
     "component",
     "component_errors",
+    "fixed_point",
     "from_callable",
     "grad_wrt",
     "intermediate_stats",
     "jacobian",
+    "least_squares",
     "locate_nonfinite",
+    "minimize",
     "plan_jacobian",
     "plant",
     "save_intermediates",

@@ -160,19 +160,30 @@ def track(items: Iterable[T], description: str, total: int, *, show: bool = True
     The bar is on stderr, only when that is a terminal, and only once the work has taken `PATIENCE_S`: a
     component's standard output stays the result, and short work stays silent.
     """
-    items = steps(items, total, description)
-    if not (show and sys.stderr.isatty()):
-        yield from items
-        return
+    with progress_bar(description, total, show=show) as advance:
+        for done, item in enumerate(steps(items, total, description), start=1):
+            yield item
+            advance(done)
+
+
+@contextmanager
+def progress_bar(
+    description: str, total: int, *, show: bool = True
+) -> Iterator[Callable[[int], None]]:
+    """A function that draws how many steps are done, under the conditions that `track` states."""
     bar: Progress | None = None
     start = time.monotonic()
+    is_shown = show and sys.stderr.isatty()
+
+    def advance(done: int) -> None:
+        nonlocal bar
+        if bar is None and is_shown and time.monotonic() - start > PATIENCE_S:
+            bar = _start_bar(description, total)
+        if bar is not None:
+            bar.update(bar.task_ids[0], completed=done)
+
     try:
-        for done, item in enumerate(items, start=1):
-            yield item
-            if bar is None and time.monotonic() - start > PATIENCE_S:
-                bar = _start_bar(description, total)
-            if bar is not None:
-                bar.update(bar.task_ids[0], completed=done)
+        yield advance
     finally:
         if bar is not None:
             bar.stop()

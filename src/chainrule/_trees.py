@@ -13,6 +13,7 @@ Which function a walk needs:
     flatten_with_paths(tree)          `{path: leaf}`
     map_with_paths(function, tree)    `function(path, leaf)` at every leaf
     get_at_path, set_at_path          one node, or new values at some paths
+    expand_pattern(pattern, tree)     the paths of a tree that a pattern stands for
     open_model(node)                  a model as a dictionary of its fields; for walks of one's own
 
 `static_key` tells leaves apart that a compiled program depends on.
@@ -54,6 +55,7 @@ __all__ = [
     "LRUCache",
     "Segment",
     "escape_dict_key",
+    "expand_pattern",
     "filter_func",
     "flatten_with_paths",
     "get_at_path",
@@ -337,6 +339,38 @@ def _namedtuple_items(node: Any, parts: Mapping[Segment, Any]) -> Iterator[tuple
     """The fields of a named tuple under the segment by which they are replaced: name or position."""
     for index, (name, part) in enumerate(zip(node._fields, node, strict=True)):
         yield (index if index in parts else name), part
+
+
+def expand_pattern(pattern: str, tree: Any) -> Iterator[str]:
+    """The concrete paths of a pattern that exist in a tree of mappings and lists, in its order.
+
+    Parts that are absent or `None` yield nothing; keys of mappings are taken in sorted order.
+
+    Example:
+        >>> list(expand_pattern("wings.[].chord", {"wings": [{"chord": 1.0}, {"chord": 2.0}]}))
+        ['wings.[0].chord', 'wings.[1].chord']
+    """
+    yield from (join_path(*segments) for segments in _expand(pattern.split("."), tree, ()))
+
+
+def _expand(parts: list[str], node: Any, done: tuple[Segment, ...]) -> Iterator[tuple[Any, ...]]:
+    if node is None:
+        return
+    if not parts or parts == [""]:  # the pattern of a root is empty
+        yield done
+        return
+    part, rest = parts[0], parts[1:]
+    children: Iterable[tuple[Segment, Any]]
+    if part == "[]":
+        children = enumerate(node)
+    elif part == "{}":
+        children = ((Key(key), node[key]) for key in sorted(node, key=str))
+    elif part.startswith("["):
+        children = [(int(part[1:-1]), node[int(part[1:-1])])]
+    else:
+        children = [(part, node[part])] if part in node else []
+    for segment, child in children:
+        yield from _expand(rest, child, (*done, segment))
 
 
 def map_leaves(

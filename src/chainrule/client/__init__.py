@@ -4,6 +4,7 @@ Component.from_api       in this process
 Component.from_source    in a process of its own, with its own environment if wanted
 Component.from_url       served by Chainrule or by a Tesseract
 Component.from_image     in a container
+Component.from_umbridge  a model behind a UM-Bridge server
 Component.from_cluster   a pool of replicas on a Ray cluster
 Job                      a call that is under way
 ServerJob                the same, kept by a server: JobInfo is what it knows, JobEvent what happens
@@ -25,6 +26,7 @@ _environment   the virtual environment of such a process
 _jobs          calls in the background, and the progress bar
 _mapping       many inputs through one component
 _server        a server's status and its jobs
+_umbridge      models behind UM-Bridge servers
 """
 
 from chainrule.client._component import Component

@@ -96,6 +96,37 @@ class Constructors:
         )
 
     @classmethod
+    def from_umbridge(
+        cls,
+        url: str,
+        name: str | None = None,
+        *,
+        config: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        verify: Verify = True,
+    ) -> Self:
+        """A model behind a UM-Bridge server, with the derivatives that it offers.
+
+        Its vectors are the inputs `input_0`, … and the outputs `output_0`, …, or have the names that a server
+        of ours tells. The input `config` is handed to the model as it is.
+
+        Args:
+            url: of the server.
+            name: of the model; needed when the server has several.
+            config: for which sizes are asked, and the default of the input `config`.
+            timeout: seconds that a request may take; `None` waits forever.
+            verify: as in `from_url`.
+
+        Raises:
+            CapabilityError: the server has no such model (`model_unknown`).
+            TransportError: it cannot be reached, or is no UM-Bridge server (`not_umbridge`).
+        """
+        from chainrule.client._umbridge import open_model
+
+        model = open_model(url, name, config=config, timeout=timeout, verify=verify)
+        return cls.from_api(model)
+
+    @classmethod
     def from_source(
         cls,
         path: str | Path,

@@ -10,6 +10,7 @@ EndpointMethods        the endpoints as methods, for every handle to a component
 AsyncEndpointMethods   the same to be awaited
 Document               what the OpenAPI document of a component says
 Field                  one leaf of a schema, for people
+Leaf                   one differentiable array of a call: path, shape, units, bounds
 load_module            run a Python file in a package of its own
 check_sources          find mistakes in the syntax of a component without running it
 read_mapping           the mapping in a project file
@@ -26,6 +27,8 @@ log_handler            a handler of log records in the format of the settings
 reuse_residuals        keep what backward passes need, in this process and for others
 content_digest         a fast digest of arrays, of a sample of the bytes of large ones
 product_from_jacobian  a product with a Jacobian that is given as blocks
+Layout                 named arrays as one long vector, and back
+read_arrays            the numeric leaves of a tree at some paths
 array_leaves           path pattern → declaration of the arrays of a model
 is_array_type          whether an annotation is an `Array[…]`
 describe_array         shape and dtype of a value, as `f64[3,4]`
@@ -42,13 +45,14 @@ from chainrule._lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from chainrule.runtime._component._definition import hash_parts
-    from chainrule.runtime._component._document import Document, Field
+    from chainrule.runtime._component._document import Document, Field, Leaf
     from chainrule.runtime._component._failures import failure_of
     from chainrule.runtime._component._isolation import PEER_MODULES, load_module
     from chainrule.runtime._component._loading import check_sources, read_mapping
     from chainrule.runtime._component._observation import keep_output
     from chainrule.runtime._component._schemas import fit_abstract, to_plain
     from chainrule.runtime._derivatives._derive import product_from_jacobian
+    from chainrule.runtime._derivatives._layout import Layout, read_arrays
     from chainrule.runtime._endpoints import (
         ENDPOINTS,
         HVP,
@@ -84,6 +88,8 @@ __all__ = [
     "Document",
     "EndpointMethods",
     "Field",
+    "Layout",
+    "Leaf",
     "Run",
     "Subject",
     "array_leaves",
@@ -101,6 +107,7 @@ __all__ = [
     "log_handler",
     "outside_config",
     "product_from_jacobian",
+    "read_arrays",
     "read_mapping",
     "reuse_residuals",
     "to_plain",
@@ -108,7 +115,7 @@ __all__ = [
 
 _HOMES = {
     "_endpoints": "ENDPOINTS DerivativeKind JACOBIAN JVP VJP HVP EndpointMethods AsyncEndpointMethods",
-    "_component._document": "Document Field",
+    "_component._document": "Document Field Leaf",
     "_component._isolation": "load_module PEER_MODULES",
     "_component._loading": "check_sources read_mapping",
     "_component._failures": "failure_of",
@@ -118,6 +125,7 @@ _HOMES = {
     "_runs": "Run log_handler outside_config",
     "_residuals": "reuse_residuals content_digest",
     "_derivatives._derive": "product_from_jacobian",
+    "_derivatives._layout": "Layout read_arrays",
     "_schema": "array_leaves is_array_type describe_array describe_value",
     "_schema._array": "ArrayFlags",
     "_schema._validation": "is_tracer",

@@ -34,6 +34,7 @@ from chainrule.serve._problems import PROBLEM
 from chainrule.serve._same_host import SameHostListener
 from chainrule.serve._scratch import Scratch
 from chainrule.serve._security import BearerToken
+from chainrule.serve._umbridge import umbridge_routes
 
 _log = logging.getLogger(__name__)
 
@@ -218,6 +219,8 @@ class Server:
             routes += self._component_routes(prefix, service)
         routes.append(Route("/same-host", self._on_same_host, methods=["GET"]))
         routes += status_routes(self.services, self._jobs) + job_routes(self._job_replies)
+        if self._options.umbridge:
+            routes += umbridge_routes(self.services, self._options, self._intake)
         return routes + page_routes()
 
     async def _on_same_host(self, request: Request) -> Response:

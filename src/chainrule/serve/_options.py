@@ -150,6 +150,9 @@ class ServeOptions:
         "Let a call wait this long for others to be merged with while a worker is free.",
         at_least=0,
     )
+    umbridge: bool = _option(
+        False, "Answer the UM-Bridge protocol too: /Info, /Evaluate, /Gradient and so on."
+    )
     jobs_folder: Path | None = _option(
         None,
         "Keep jobs in this folder, where the next server finds them again.",

@@ -10,9 +10,9 @@ import chainrule.runtime as runtime
 from chainrule.runtime import experimental
 
 TYPES = {
-    "Array", "ArraySpec", "BFloat16", "Bool", "Complex64", "Complex128", "Differentiable", "Float16",
-    "Float32", "Float64", "Int8", "Int16", "Int32", "Int64", "ShapeDType", "UInt8", "UInt16", "UInt32",
-    "UInt64",
+    "Array", "ArraySpec", "BFloat16", "Bool", "Bounds", "Complex64", "Complex128", "Differentiable",
+    "Float16", "Float32", "Float64", "Int8", "Int16", "Int32", "Int64", "ShapeDType", "UInt8", "UInt16",
+    "UInt32", "UInt64",
 }  # fmt: skip
 COMPONENTS = {"Capability", "LocalComponent", "component", "from_command", "load_component"}
 REST = {

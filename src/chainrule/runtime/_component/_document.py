@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from chainrule._paths import join_path, path_to_pattern, split_path
+from chainrule._trees import expand_pattern, get_at_path
 from chainrule.runtime._component._definition import Capability, Cost
+from chainrule.runtime._derivatives._layout import is_abstract, shape_and_dtype
 from chainrule.runtime._endpoints import ENDPOINTS, Side
-from chainrule.runtime._schema import ArraySpec
+from chainrule.runtime._schema import ArraySpec, Bounds
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -33,6 +39,8 @@ class Field:
         is_required: whether the caller has to give it.
         description: what the author says about it.
         default: what it is when it is not given, as JSON.
+        units: of an array.
+        bounds: of a number, or of every element of an array.
     """
 
     path: str
@@ -41,6 +49,8 @@ class Field:
     is_required: bool = True
     description: str = ""
     default: Any = None
+    units: str | None = None
+    bounds: Bounds | None = None
 
     @staticmethod
     def table(fields: Sequence[Field]) -> str:
@@ -51,6 +61,40 @@ class Field:
             for field in fields
         )
         return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One differentiable array of a call, as flat protocols and optimisers see it.
+
+    Attributes:
+        path: where it is in the tree.
+        shape: its shape in this call; elements are counted in C order.
+        dtype: name of its dtype.
+        units: that it has.
+        bounds: that every element keeps.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    units: str | None = None
+    bounds: Bounds | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def lower(self) -> float:
+        """The smallest value of an element that its bounds allow, in its dtype."""
+        return -math.inf if self.bounds is None else self.bounds.smallest(self.dtype)
+
+    @property
+    def upper(self) -> float:
+        """The largest value of an element that its bounds allow, in its dtype."""
+        return math.inf if self.bounds is None else self.bounds.largest(self.dtype)
 
 
 class Document:
@@ -110,7 +154,12 @@ class Document:
         declared = self._schemas[f"Apply{_SCHEMAS[side]}"].get("differentiable_arrays", {})
         return {
             pattern: ArraySpec(
-                tuple(entry["shape"]) if "shape" in entry else None, entry.get("dtype"), True
+                tuple(entry["shape"]) if "shape" in entry else None,
+                entry.get("dtype"),
+                True,
+                dimension_names=tuple(entry.get("dims", ())),
+                units=entry.get("units"),
+                bounds=Bounds.from_json_schema(entry),
             )
             for pattern, entry in declared.items()
         }
@@ -118,6 +167,42 @@ class Document:
     def fields(self, side: Side) -> list[Field]:
         """The leaves of one side's schema, for people."""
         return list(_walk(root_of(self._schemas, side), "", True, self._schemas, 0))
+
+    def leaves(self, side: Side, tree: Any) -> tuple[Leaf, ...]:
+        """The differentiable arrays of a tree in the order of the schema: the flattening rule of all doors.
+
+        Fields come as they are declared, items of lists by their index, entries of dictionaries by their
+        key. Each leaf is flattened in C order; a scalar has one element.
+
+        Args:
+            side: whose schema the tree has.
+            tree: inputs or outputs as mappings and lists; arrays, lists of numbers, or
+                `{"shape": …, "dtype": …}` as `abstract_eval` gives.
+        """
+        fields = {field.path: field for field in self.fields(side)}
+        found = []
+        for pattern, spec in self.differentiable(side).items():
+            field = fields.get(pattern)
+            units = spec.units or (field and field.units) or None
+            bounds = spec.bounds or (field.bounds if field else None)
+            for path in expand_pattern(pattern, tree):
+                shape, dtype = _shape_and_dtype(get_at_path(tree, path))
+                found.append(Leaf(path, shape, spec.dtype or str(dtype), units, bounds))
+        return tuple(sorted(found, key=lambda leaf: self._place(side, leaf.path)))
+
+    def _place(self, side: Side, path: str) -> tuple[tuple[int, str], ...]:
+        """Where a path is in the order of the schema; JSON objects are sorted, so the document says it."""
+        order = self._schemas[f"Apply{_SCHEMAS[side]}"].get("field_order", {})
+        place: list[tuple[int, str]] = []
+        segments = split_path(path)
+        for depth, segment in enumerate(segments):
+            above = path_to_pattern(join_path(*segments[:depth]))
+            declared = order.get(above, ())
+            if isinstance(segment, int):
+                place.append((segment, ""))
+            else:
+                place.append((declared.index(segment) if segment in declared else 0, str(segment)))
+        return tuple(place)
 
     def summary(self, place: str) -> str:
         """Name, version, place, schema, and what is differentiable and how; about a screenful."""
@@ -163,12 +248,17 @@ def _walk(
     node: Mapping[str, Any], path: str, required: bool, schemas: Mapping[str, Any], depth: int
 ) -> Iterator[Field]:
     node = resolve(node, schemas)
-    said = {"description": node.get("description", ""), "default": node.get("default")}
+    said = {
+        "description": node.get("description", ""),
+        "default": node.get("default"),
+        "bounds": Bounds.from_json_schema(node),
+    }
     if depth > _MAX_DEPTH:
         yield Field(path, "…", is_required=required)
     elif "array_flags" in node:
         is_differentiable = "DIFFERENTIABLE" in node["array_flags"]
-        yield Field(path, _array_type(node), is_differentiable, required, **said)
+        units = node.get("array_units")
+        yield Field(path, _array_type(node), is_differentiable, required, units=units, **said)
     elif node.get("properties"):
         needed = node.get("required", ())
         for name, child in node["properties"].items():
@@ -192,9 +282,17 @@ def _walk_union(
     members = [m for m in node.get("anyOf", node.get("oneOf", ())) if m.get("type") != "null"]
     said = {key: node[key] for key in ("description", "default") if key in node}
     if not members:
-        yield Field(path, _plain_type(node), is_required=required, **said)
+        bounds = Bounds.from_json_schema(node)
+        yield Field(path, _plain_type(node), is_required=required, bounds=bounds, **said)
     for member in members:
         yield from _walk({**resolve(member, schemas), **said}, path, required, schemas, depth + 1)
+
+
+def _shape_and_dtype(value: Any) -> tuple[tuple[int, ...], Any]:
+    if is_abstract(value):
+        return shape_and_dtype(value)
+    array = np.asarray(value)
+    return array.shape, array.dtype
 
 
 def _plain_type(node: Mapping[str, Any]) -> str:
@@ -248,5 +346,6 @@ def _describe(field: Field) -> str:
     marks = [
         *(["differentiable"] if field.is_differentiable else []),
         *([] if field.is_required else ["optional"]),
+        *([] if field.bounds is None else [str(field.bounds)]),
     ]
     return " ".join([field.type, *(f"({mark})" for mark in marks)])

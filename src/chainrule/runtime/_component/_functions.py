@@ -243,7 +243,9 @@ def _field(
             path=name,
         )
     default = ... if parameter.default is parameter.empty else parameter.default
-    return hints[name], Field(default, description=documented.get(name))
+    # Without a description of its own, the field keeps that of `Annotated[…, Field(description=…)]`.
+    described: dict[str, Any] = {"description": documented[name]} if name in documented else {}
+    return hints[name], Field(default, **described)
 
 
 def _outputs(annotation: Any) -> tuple[type[BaseModel], Callable[[Any], Any]]:

@@ -250,18 +250,22 @@ class LocalComponent(EndpointMethods):
         check_fields(payload, ("inputs",), "apply")
         return to_plain(self.read_model(payload["inputs"], "apply"))
 
-    def read_model(self, inputs: Any, endpoint: str, *, own: bool = True) -> BaseModel:
+    def read_model(
+        self, inputs: Any, endpoint: str, *, own: bool = True, bounded: bool = True
+    ) -> BaseModel:
         """The inputs as the model that the function of an endpoint gets.
 
         Args:
             inputs: as in `apply`.
             endpoint: for messages.
             own: copy arrays; otherwise the model may hold those of the caller.
+            bounded: hold arrays to the bounds of their fields.
 
         Raises:
             InputError: the caller is at fault.
         """
-        return self._schemas.read_inputs(inputs, endpoint, {**self._context, "own": own})
+        context = {**self._context, "own": own, "unbounded": not bounded}
+        return self._schemas.read_inputs(inputs, endpoint, context)
 
     def function_of(self, endpoint: str) -> Callable[..., Any]:
         """The function behind an endpoint, of the author or of a recipe; it takes a model."""

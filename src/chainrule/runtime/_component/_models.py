@@ -40,6 +40,7 @@ from chainrule._errors import DefinitionError
 from chainrule.runtime._schema import (
     ArraySpec,
     ShapeDType,
+    bounded,
     is_array_type,
     with_dimension_check,
 )
@@ -118,7 +119,8 @@ class _Rewriter:
 
     def _field(self, info: FieldInfo) -> FieldInfo:
         changed = copy(info)
-        changed.annotation = self.annotation(info.annotation)
+        annotation, changed.metadata = bounded(info.annotation, info.metadata)
+        changed.annotation = self.annotation(annotation)
         if contains(info.annotation, lambda part: spec_of(part) is not None):
             changed.validate_default = True
         return changed
@@ -135,11 +137,12 @@ class _Rewriter:
             return annotation
         origin = get_origin(annotation)
         if origin is Annotated:
-            inner, *metadata = arguments
+            given, *beside = arguments
+            inner, metadata = bounded(given, beside)
             changed = self.annotation(inner)
             # Rules for an array mean nothing for its shape.
             is_exchanged = changed is not inner and spec_of(inner) is not None
-            return changed if is_exchanged else Annotated[(changed, *metadata)]
+            return changed if is_exchanged or not metadata else Annotated[(changed, *metadata)]
         rewritten = tuple(self.annotation(argument) for argument in arguments)
         if all(new is old for new, old in zip(rewritten, arguments, strict=True)):
             return annotation

@@ -233,7 +233,13 @@ def _array_facts(schemas: Schemas, side: Side) -> Json:
 
 
 def _array_fact(spec: ArraySpec) -> Json:
-    facts = {"shape": None if spec.shape is None else list(spec.shape), "dtype": spec.dtype}
+    facts = {
+        "shape": None if spec.shape is None else list(spec.shape),
+        "dtype": spec.dtype,
+        "dims": list(spec.dimension_names) or None,
+        "units": spec.units,
+        **({} if spec.bounds is None else spec.bounds.json_schema()),
+    }
     return {key: value for key, value in facts.items() if value is not None}
 
 

@@ -25,9 +25,9 @@ from pydantic import (
 from pydantic_core import to_jsonable_python
 
 from chainrule._codec import dtype_generality
-from chainrule._errors import DefinitionError
+from chainrule._errors import DefinitionError, InputError
 from chainrule._own_arrays import own_copy
-from chainrule._trees import get_at_path, is_arraylike
+from chainrule._trees import is_arraylike
 from chainrule.runtime._component._definition import Implementation, derived
 from chainrule.runtime._component._failures import bad_input, bad_output
 from chainrule.runtime._schema import (
@@ -36,7 +36,7 @@ from chainrule.runtime._schema import (
     array_leaves,
     differentiable_leaves,
 )
-from chainrule.runtime._schema._leaves import enter_sizes, unwrap
+from chainrule.runtime._schema._leaves import DimensionTable, enter_sizes, named_sizes, unwrap
 from chainrule.runtime._schema._problems import dtype_mismatch
 from chainrule.runtime._schema._spec import numpy_dtype
 from chainrule.runtime._schema._validation import check_shape
@@ -249,18 +249,14 @@ def shapes_from_schema(schemas: Schemas) -> Callable[[BaseModel], Any] | None:
     specs = {name: spec for name, spec in outputs.items() if spec is not None}
     if not outputs or len(specs) < len(outputs) or "root" in outputs:
         return None
-    named_inputs = {
-        path: spec
-        for path, spec in array_leaves(schemas.input_schema).items()
-        if spec.dimension_names and "[]" not in path and "{}" not in path
-    }
-    known = {name for spec in named_inputs.values() for name in spec.dimension_names if name}
+    inputs = array_leaves(schemas.input_schema)
+    known = {name for spec in inputs.values() for name in spec.dimension_names if name}
     if not all(_is_determined(spec, known) for spec in specs.values()):
         return None
 
     def abstract_eval(abstract_inputs: BaseModel) -> dict[str, ShapeDType]:
-        sizes = _sizes(abstract_inputs, named_inputs)
-        return {name: _shape_dtype(spec, sizes) for name, spec in specs.items()}
+        sizes = named_sizes(abstract_inputs)
+        return {name: _shape_dtype(name, spec, sizes, inputs) for name, spec in specs.items()}
 
     return abstract_eval
 
@@ -273,16 +269,19 @@ def _is_determined(spec: ArraySpec, known: set[str]) -> bool:
     )
 
 
-def _sizes(abstract_inputs: BaseModel, named: Mapping[str, ArraySpec]) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for path, spec in named.items():
-        shape = get_at_path(abstract_inputs, path).shape
-        sizes |= {n: size for n, size in zip(spec.dimension_names, shape, strict=True) if n}
-    return sizes
-
-
-def _shape_dtype(spec: ArraySpec, sizes: Mapping[str, int]) -> ShapeDType:
-    shape = tuple(d if isinstance(d, int) else sizes[str(d)] for d in spec.labelled_shape)
+def _shape_dtype(
+    path: str, spec: ArraySpec, sizes: DimensionTable, inputs: Mapping[str, ArraySpec]
+) -> ShapeDType:
+    for name in spec.dimension_names:
+        if name is not None and name not in sizes:
+            homes = [pattern for pattern, each in inputs.items() if name in each.dimension_names]
+            raise InputError(
+                f"The size {name!r} of the output {path!r} is that of {', '.join(homes)} in the inputs, "
+                "and these inputs have no such array. Give one, or ask `apply`.",
+                code="size_unknown",
+                path=path,
+            )
+    shape = tuple(d if isinstance(d, int) else sizes[str(d)][0] for d in spec.labelled_shape)
     return ShapeDType.model_validate({"shape": shape, "dtype": spec.dtype})
 
 

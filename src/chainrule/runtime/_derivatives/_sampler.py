@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from chainrule._errors import CapabilityError, InputError
 from chainrule._own_arrays import own_copy
 from chainrule._progress import track, unheard
-from chainrule._trees import set_at_path
+from chainrule._trees import matches_pattern, set_at_path
 from chainrule.runtime._derivatives._layout import Layout, read_arrays
 from chainrule.runtime._derivatives._stencils import (
     Eps,
@@ -30,7 +30,13 @@ from chainrule.runtime._derivatives._stencils import (
     coarsest,
     is_automatic,
 )
-from chainrule.runtime._schema import describe_array, number_kind, rounding_unit
+from chainrule.runtime._schema import (
+    Bounds,
+    array_leaves,
+    describe_array,
+    number_kind,
+    rounding_unit,
+)
 
 IN_FLIGHT = 64
 """Points handed to an executor and not yet answered; each holds a copy of the perturbed leaves."""
@@ -116,6 +122,18 @@ class Program:
             return False
         return True
 
+    def within_bounds(self, point: np.ndarray) -> np.ndarray:
+        """Which elements of a point keep the bounds that are declared (`Field(ge=0)`)."""
+        if not _is_model(self.inputs):
+            return np.ones(point.shape, bool)
+        declared = array_leaves(type(self.inputs))
+        inside = [np.ones(0, bool)]
+        for path, part in self.layout.split(point).items():
+            specs = (spec for pattern, spec in declared.items() if matches_pattern(path, pattern))
+            bounds = next((spec.bounds for spec in specs), None) or Bounds()
+            inside.append(bounds.allowed(part.ravel()))
+        return np.concatenate(inside)
+
     def inputs_at(self, point: np.ndarray) -> Any:
         """The inputs with a point (real, or complex for the complex step) at the varying leaves.
 
@@ -200,7 +218,8 @@ def find_room(program: Program, stencil: Stencil, steps: np.ndarray) -> Room:
 
     A bound (`Field(ge=0, le=1)`, or a validator of the author's) is found by asking: the schema validates
     a point or refuses it. All elements are moved at once first, which settles the usual case with two
-    questions. Only where that is refused, the elements are halved until those at a bound are known.
+    questions. Where that is refused, the elements outside of declared bounds are known at once. The others
+    are halved until those that a validator refuses are known.
 
     An element that is closer to a bound than its step moves away from it. One that is too close to two of
     them gets a shorter step.
@@ -250,6 +269,11 @@ def _mark_refused(
         return
     if elements.size == 1:
         allowed[elements] = False
+        return
+    inside = program.within_bounds(point)[elements]
+    if not inside.all():
+        allowed[elements[~inside]] = False
+        _mark_refused(program, moves, elements[inside], allowed)
         return
     for half in np.array_split(elements, 2):
         _mark_refused(program, moves, half, allowed)

@@ -1,5 +1,6 @@
 """Typed arrays: what an array field declares, and how values are checked against it. In reading order:
 
+_bounds        Bounds: what every element of an array keeps
 _spec          ArraySpec: shape, dtype and units of a declaration; names of dtypes in messages
 _problems      the reasons for which a value is refused, one function each
 _validation    decode or convert, check the shape, cast
@@ -31,8 +32,10 @@ from chainrule.runtime._schema._array import (
     is_array_type,
     is_differentiable,
 )
+from chainrule.runtime._schema._bounds import Bounds
 from chainrule.runtime._schema._leaves import (
     array_leaves,
+    bounded,
     differentiable_leaves,
     dimension_check,
     with_dimension_check,
@@ -51,6 +54,7 @@ __all__ = [
     "ArraySpec",
     "BFloat16",
     "Bool",
+    "Bounds",
     "Complex64",
     "Complex128",
     "Differentiable",
@@ -68,6 +72,7 @@ __all__ = [
     "UInt64",
     "array_leaves",
     "array_type",
+    "bounded",
     "build_validator",
     "describe_array",
     "describe_value",

@@ -32,7 +32,7 @@ from chainrule._errors import DefinitionError
 from chainrule.runtime._runs import get_config
 from chainrule.runtime._schema import _problems
 from chainrule.runtime._schema._spec import ArraySpec, castable_dtypes, make_spec
-from chainrule.runtime._schema._validation import build_validator, check_shape, coerce
+from chainrule.runtime._schema._validation import build_validator, check_shape, coerce, with_bounds
 
 
 class ArrayFlags(IntEnum):
@@ -99,7 +99,10 @@ class Array(metaclass=_ArrayMeta):
                 "A field needs the shape and dtype of its array: write Array[..., None] for anything.",
                 code="bad_array_type",
             )
-        as_needed, as_is = (build_validator(cls.spec, exact=exact) for exact in (False, True))
+        as_needed, as_is = (
+            with_bounds(build_validator(cls.spec, exact=exact), cls.spec.bounds)
+            for exact in (False, True)
+        )
         schema = core_schema.lax_or_strict_schema(
             core_schema.with_info_plain_validator_function(as_needed),
             core_schema.with_info_plain_validator_function(as_is),

@@ -1,7 +1,8 @@
 """The JSON schema of an array field, as Tesseract clients read it.
 
 The data part is described by four small models that exist only for the schema; arrays themselves are
-decoded by the codec. Beyond Tesseract, `array_dims` names dimensions and `array_units` states units.
+decoded by the codec. Beyond Tesseract, `array_dims` names dimensions, `array_units` states units, and
+`minimum`, `maximum`, `exclusiveMinimum` and `exclusiveMaximum` hold for every element.
 """
 
 from __future__ import annotations
@@ -79,6 +80,8 @@ def array_json_schema(spec: ArraySpec, handler: GetJsonSchemaHandler) -> JsonSch
     }
     if spec.dimension_names:
         schema["array_dims"] = list(spec.dimension_names)
+    if spec.bounds is not None:
+        schema |= spec.bounds.json_schema()
     if spec.units is not None:
         schema["array_units"] = spec.units
         properties["units"] = {"title": "Units", "type": "string", "default": spec.units}

@@ -14,18 +14,25 @@ of inputs and of outputs, in the context key `dims`.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import is_dataclass
+from copy import copy
+from dataclasses import is_dataclass, replace
+from types import NoneType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
+from annotated_types import GroupedMetadata
 from pydantic import AfterValidator, BaseModel, ValidationInfo, create_model, model_validator
+from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
 
 from chainrule._errors import DefinitionError
 from chainrule._paths import Key, join_path
 from chainrule.runtime._schema import _problems
-from chainrule.runtime._schema._spec import ArraySpec
+from chainrule.runtime._schema._array import array_type, is_array_type
+from chainrule.runtime._schema._bounds import Bounds
+from chainrule.runtime._schema._spec import ArraySpec, numpy_dtype
 
 Leaf = tuple[str, ArraySpec]
 
@@ -54,7 +61,7 @@ def _collect(model: Any, keep: Callable[[ArraySpec], bool]) -> dict[str, ArraySp
 
 
 def _walk(annotation: Any, prefix: str, parents: tuple[type, ...]) -> Iterator[Leaf]:
-    annotation = unwrap(annotation)
+    annotation = _unwrap_bounded(annotation)
     spec = spec_of(annotation)
     if spec is not None:
         yield prefix, spec
@@ -80,7 +87,8 @@ def _walk_model(model: type[BaseModel], prefix: str, parents: tuple[type, ...]) 
     is_root = getattr(model, "__pydantic_root_model__", False)
     for name, field in model.model_fields.items():
         segment = "" if is_root else name
-        yield from _walk(field.annotation, join(prefix, segment), (*parents, model))
+        annotation, _ = bounded(field.annotation, field.metadata)
+        yield from _walk(annotation, join(prefix, segment), (*parents, model))
 
 
 def _is_record(annotation: Any) -> bool:
@@ -156,6 +164,72 @@ def unwrap(annotation: Any) -> Any:
             return annotation
 
 
+def bounded(annotation: Any, metadata: Iterable[Any]) -> tuple[Any, list[Any]]:
+    """An annotation whose arrays have the bounds that stand in its metadata, and the metadata that is left.
+
+    Bounds of anything else than an array, or a union with one, stay where they are.
+
+    Args:
+        annotation: of a field, or inside `Annotated`.
+        metadata: what stands beside it.
+
+    Raises:
+        DefinitionError: a bound that no element can be compared with (`bad_array_type`).
+    """
+    entries = list(_expanded(metadata))
+    plain = unwrap(annotation)
+    members = get_args(plain) if is_union(plain) else (plain,)
+    if not any(map(is_array_type, map(unwrap, members))):
+        return annotation, list(metadata)
+    bounds, rest = Bounds.from_metadata(entries)
+    if bounds is None:
+        return annotation, list(metadata)
+    changed = tuple(_with_bounds(member, bounds, entries) for member in members)
+    return (Union[changed] if is_union(plain) else changed[0]), rest  # noqa: UP007
+
+
+def _expanded(metadata: Iterable[Any]) -> Iterator[Any]:
+    """Metadata one by one: those of a `Field(…)` inside `Annotated`, and of groups such as `Interval`."""
+    for entry in metadata:
+        if isinstance(entry, FieldInfo):
+            yield from _expanded(entry.metadata)
+            beside = copy(entry)
+            beside.metadata = []
+            yield beside
+        elif isinstance(entry, GroupedMetadata):
+            yield from _expanded(entry)
+        else:
+            yield entry
+
+
+def _with_bounds(member: Any, bounds: Bounds, entries: list[Any]) -> Any:
+    plain = unwrap(member)
+    if plain is NoneType:
+        return plain
+    if not is_array_type(plain):
+        # The other members of a union keep pydantic's own comparison.
+        return Annotated[(member, *(e for e in entries if not isinstance(e, FieldInfo)))]
+    spec = plain.spec
+    if spec.dtype is not None and np.dtype(numpy_dtype(spec.dtype)).kind in "bc":
+        raise DefinitionError(
+            f"An array of {spec.dtype} has no order, so it cannot have the bounds {bounds}. Leave them "
+            "out.",
+            code="bad_array_type",
+        )
+    return array_type(replace(spec, bounds=bounds))
+
+
+def _unwrap_bounded(annotation: Any) -> Any:
+    """The same as `unwrap`, with bounds in the declaration of an array."""
+    while get_origin(annotation) is Annotated or hasattr(annotation, "__value__"):
+        if hasattr(annotation, "__value__"):
+            annotation = annotation.__value__
+        else:
+            inner, *metadata = get_args(annotation)
+            annotation, _ = bounded(inner, metadata)
+    return annotation
+
+
 def spec_of(annotation: Any) -> ArraySpec | None:
     """The declaration of an `Array[...]` or `ShapeDType[...]` annotation; `None` for anything else."""
     spec = getattr(annotation, "spec", None) if isinstance(annotation, type) else None
@@ -205,9 +279,19 @@ def dimension_check(annotation: Any) -> AfterValidator:
 
 
 def _enter_all_sizes(value: Any, annotation: Any, info: ValidationInfo) -> None:
-    table: DimensionTable = (info.context or {}).get("dims", {})
+    _enter_sizes_of(value, annotation, (info.context or {}).get("dims", {}))
+
+
+def _enter_sizes_of(value: Any, annotation: Any, table: DimensionTable) -> None:
     for path, array, spec in _named_arrays(value, annotation, ""):
         enter_sizes(table, path, spec, array.shape)
+
+
+def named_sizes(model: BaseModel) -> DimensionTable:
+    """The sizes of the named dimensions that the arrays (or shapes) of a validated model have."""
+    table: DimensionTable = {}
+    _enter_sizes_of(model, type(model), table)
+    return table
 
 
 def enter_sizes(table: DimensionTable, path: str, spec: ArraySpec, shape: Sequence[int]) -> None:

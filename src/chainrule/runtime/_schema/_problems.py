@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from chainrule._codec import MASKED
 from chainrule._errors import ChainruleError
+from chainrule.runtime._schema._bounds import Bounds
 from chainrule.runtime._schema._spec import ALL_DTYPES, describe_type
 
 _PEER_TYPES = {"array_expected_integer", "array_invalid_dtype", "array_value_out_of_range"}
@@ -95,6 +96,29 @@ def invalid_dtype(actual: Any) -> PydanticCustomError:
         f"Unknown dtype {shown!r}: expected one of {', '.join(ALL_DTYPES)}.",
         actual_dtype=shown,
         allowed_dtypes=ALL_DTYPES,
+    )
+
+
+_WORSE = {"ge": "smaller", "gt": "smaller or equal", "le": "larger", "lt": "larger or equal"}
+_BOUND_TYPES = {
+    "ge": "greater_than_equal", "gt": "greater_than", "le": "less_than_equal", "lt": "less_than",
+}  # fmt: skip
+
+
+def out_of_bounds(
+    array: Any, name: str, bounds: Bounds, index: tuple[int, ...]
+) -> PydanticCustomError | PydanticKnownError:
+    """An element outside the bounds of its field; for a scalar the error that pydantic itself has."""
+    bound = bounds.given()[name]
+    if not index:
+        return PydanticKnownError(_BOUND_TYPES[name], {name: bound})  # type: ignore[arg-type]
+    found = describe_type(array.shape, array.dtype)
+    return _problem(
+        _BOUND_TYPES[name],
+        f"Expected every element to be {bounds}; found {found} whose element {list(index)} is "
+        f"{_WORSE[name]}, or is not a number.",
+        index=list(index),
+        **{name: bound},
     )
 
 

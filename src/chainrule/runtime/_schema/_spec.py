@@ -19,6 +19,7 @@ import numpy as np
 from chainrule._codec import dtype_from_name, dtype_generality
 from chainrule._errors import DefinitionError
 from chainrule._trees import is_arraylike, with_article
+from chainrule.runtime._schema._bounds import Bounds
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class ArraySpec:
         differentiable: whether derivatives with respect to (or of) it may be asked for.
         dimension_names: one per dimension, `None` where a dimension has no name; empty when none has.
         units: physical units that the author's code sees, in pint's notation; `None` for a bare number.
+        bounds: that every element keeps; `None` without any.
     """
 
     shape: tuple[int | None, ...] | None
@@ -38,6 +40,7 @@ class ArraySpec:
     differentiable: bool = False
     dimension_names: tuple[str | None, ...] = ()
     units: str | None = None
+    bounds: Bounds | None = None
 
     def __str__(self) -> str:
         shape = self.shape if self.shape is None else self.labelled_shape
@@ -70,6 +73,7 @@ class ArraySpec:
                 self.dimension_names if self.dimension_names == other.dimension_names else ()
             ),
             units=self.units if self.units == other.units else None,
+            bounds=self.bounds if self.bounds == other.bounds else None,
         )
 
 

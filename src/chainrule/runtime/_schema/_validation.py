@@ -35,6 +35,7 @@ from chainrule._own_arrays import own_copy_of_array
 from chainrule._trees import iterate_leaves
 from chainrule.runtime._runs import get_config
 from chainrule.runtime._schema import _problems
+from chainrule.runtime._schema._bounds import Bounds
 from chainrule.runtime._schema._spec import (
     ALL_DTYPES,
     ArraySpec,
@@ -61,6 +62,26 @@ def build_validator(spec: ArraySpec, *, exact: bool = False) -> Validator:
     """
     build = _scalar_validator if spec.shape == () else _array_validator
     return build(spec, exact)
+
+
+def with_bounds(validate: Validator, bounds: Bounds | None) -> Validator:
+    """A validator of values that keep the bounds of their declaration; those of derivatives need not.
+
+    What is traced is not known yet; arrays on a GPU and in files are not looked at. `"unbounded": True` in
+    the context is for values that only stand for their shape.
+    """
+    if bounds is None:
+        return validate
+
+    def validate_bounded(value: Any, info: ValidationInfo) -> Any:
+        checked = validate(value, info)
+        if not (is_kept_in_place(checked) or (info.context or _NO_CONTEXT).get("unbounded")):
+            violation = bounds.first_violation(checked)
+            if violation is not None:
+                raise _problems.out_of_bounds(checked, violation[0], bounds, violation[1])
+        return checked
+
+    return validate_bounded
 
 
 def _scalar_validator(spec: ArraySpec, exact: bool) -> Validator:

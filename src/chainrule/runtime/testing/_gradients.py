@@ -156,7 +156,7 @@ class _Examination:
         wishes: dict[Any, int] = {kind: self._wish(kind) for kind in self._native()}
         wishes["differences"] = 2 * self._subject.size[0]
         # Asking whether there is room on both sides is an evaluation where no schema is here to say.
-        asking = 0 if self._subject.schema else 2
+        asking = 0 if self._subject.has_schema else 2
         grants = share(wishes, self._left - asking)
         spare = self._left - asking - sum(grants.values())
         if asking:  # once more for every step that becomes longer

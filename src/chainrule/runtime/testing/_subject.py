@@ -5,16 +5,14 @@ Anything with the endpoint methods will do: a component in this process, a clien
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 import numpy as np
-from pydantic import ValidationError
 
 from chainrule._codec import decode_array, is_encoded_array
 from chainrule._errors import InputError
-from chainrule._paths import Key, Segment, join_path
-from chainrule._trees import get_at_path, map_leaves, set_at_path
+from chainrule._trees import expand_pattern, get_at_path, map_leaves, set_at_path
 from chainrule.runtime._derivatives._layout import Layout, read_arrays
 from chainrule.runtime._derivatives._sampler import Program
 from chainrule.runtime._endpoints import Side
@@ -61,7 +59,7 @@ class Subject:
         self.evaluations = 0
         tree = _validated(component, decode_tree(_inputs_in(payload)))
         patterns = _patterns(component, "inputs")
-        found = {path: patterns[p] for p in patterns for path in _expand(p, tree)}
+        found = {path: patterns[p] for p in patterns for path in expand_pattern(p, tree)}
         self.input_paths = _restrict(found, input_paths, "input")
         arrays = {
             path: np.asarray(get_at_path(tree, path), dtype=dtype) for path, dtype in found.items()
@@ -69,14 +67,16 @@ class Subject:
         self.inputs = set_at_path(tree, arrays)
         self.outputs = self.apply(self.inputs)
         produced = [
-            path for p in _patterns(component, "outputs") for path in _expand(p, self.outputs)
+            path
+            for p in _patterns(component, "outputs")
+            for path in expand_pattern(p, self.outputs)
         ]
         self.output_paths = _restrict(produced, output_paths, "output")
 
     @property
-    def schema(self) -> Any:
-        """The model of the inputs; `None` where it is not here."""
-        return getattr(self.component, "input_schema", None)
+    def has_schema(self) -> bool:
+        """Whether the component can validate inputs without running."""
+        return hasattr(self.component, "read_inputs")
 
     @property
     def size(self) -> tuple[int, int]:
@@ -109,13 +109,10 @@ class Subject:
             InputError: they do not fit the schema; of a component whose schema is not here, `apply` says
                 so.
         """
-        if self.schema is None:
+        if self.has_schema:
+            self.component.read_inputs({"inputs": inputs})
+        else:
             self.apply(inputs)
-            return
-        try:
-            self.schema.model_validate(inputs)
-        except ValidationError as error:
-            raise InputError(str(error)) from error
 
     def differentiate(self, endpoint: str, *vector: Mapping[str, Any], at: Any = None) -> Any:
         """Call a derivative endpoint over all paths looked at, at the inputs or at others."""
@@ -157,15 +154,8 @@ def _validated(component: Any, tree: Any) -> Any:
     The schema fills in defaults and knows that a list is an array. A component behind a client has none
     here; its differentiable arrays are still known by their paths.
     """
-    schema = getattr(component, "input_schema", None)
-    if schema is None:
-        return tree
-    try:
-        return schema.model_validate(tree).model_dump()
-    except ValidationError:
-        # The component has a better message, or accepts more than the schema alone (granted files).
-        component.apply(tree)
-        return tree
+    read_inputs = getattr(component, "read_inputs", None)
+    return tree if read_inputs is None else read_inputs({"inputs": tree})
 
 
 def _patterns(component: Any, side: str) -> dict[str, str | None]:
@@ -177,29 +167,6 @@ def _patterns(component: Any, side: str) -> dict[str, str | None]:
     schema = schemas["ApplyInputSchema" if side == "inputs" else "ApplyOutputSchema"]
     arrays = schema.get("differentiable_arrays", {})
     return {pattern: facts.get("dtype") for pattern, facts in arrays.items()}
-
-
-def _expand(pattern: str, tree: Any) -> Iterator[str]:
-    """The concrete paths of a pattern that exist in a tree; absent optional parts yield nothing."""
-    yield from (join_path(*segments) for segments in _walk(pattern.split("."), tree, ()))
-
-
-def _walk(parts: list[str], node: Any, done: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    if node is None:
-        return
-    if not parts:
-        yield done
-        return
-    part, rest = parts[0], parts[1:]
-    children: Iterable[tuple[Segment, Any]]
-    if part == "[]":
-        children = enumerate(node)
-    elif part == "{}":
-        children = ((Key(key), value) for key, value in node.items())
-    else:
-        children = [(part, node[part])] if part in node else []
-    for segment, child in children:
-        yield from _walk(rest, child, (*done, segment))
 
 
 def _restrict(found: Collection[str], asked: Collection[str] | None, side: str) -> tuple[str, ...]:

@@ -7,10 +7,10 @@ import { toJson } from "./json.js";
 const GRID_ROWS = 12, GRID_COLUMNS = 8;
 
 /** What an array starts as when its author gave no default: ones. */
-function startingArray({ exampleShape, dtype }) {
+function startingArray({ exampleShape, exampleValue = 1, dtype }) {
   const size = sizeOf(exampleShape);
   const isPair = isComplex({ dtype });
-  return fromFlat(exampleShape, dtype, Array.from({ length: isPair ? 2 * size : size }, (_, i) => (dtype === "bool" || (isPair && i % 2) ? 0 : 1)));
+  return fromFlat(exampleShape, dtype, Array.from({ length: isPair ? 2 * size : size }, (_, i) => (dtype === "bool" || (isPair && i % 2) ? 0 : exampleValue)));
 }
 
 const fitsGrid = ({ shape, dtype }) =>

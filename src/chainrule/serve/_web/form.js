@@ -160,7 +160,7 @@ class ArrayField extends Field {
   constructor(schema, node, label, start) {
     super(schema, node, label, start);
     const facts = schema.classify(node);
-    this.editor = new ArrayEditor({ ...facts, exampleShape: schema.exampleShape(facts) }, plain(this.start), label);
+    this.editor = new ArrayEditor({ ...facts, exampleShape: schema.exampleShape(facts), exampleValue: clamp(1, node) }, plain(this.start), label);
     const tags = [
       facts.units && h("span", { class: "unit" }, facts.units),
       facts.isDifferentiable && h("span", { class: "tag", title: "differentiable" }, "∂"),

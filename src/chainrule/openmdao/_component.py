@@ -1,0 +1,364 @@
+"""A component as a component of OpenMDAO.
+
+Every differentiable leaf is a variable, named after its path (`wings.[0].chord` is `wings_0_chord`), with the
+units of the schema and the shape that it has in the example. Everything else stays as in the example.
+OpenMDAO's word for a point at which a model cannot be evaluated is `AnalysisError`: inputs that the schema
+refuses raise it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import openmdao.api as om
+from openmdao.utils.units import valid_units
+
+from chainrule._errors import CapabilityError, ComponentError, InputError
+from chainrule._trees import get_at_path, set_at_path
+from chainrule.runtime import SparseArray
+from chainrule.runtime.internal import JACOBIAN, JVP, VJP, Document, Leaf
+
+Partials = Literal["dense", "sparse", "products"]
+
+
+def component(
+    component: Any,
+    example: Mapping[str, Any] | None = None,
+    *,
+    partials: Partials = "dense",
+    states: Mapping[str, str] | None = None,
+    units: Mapping[str, str] | None = None,
+) -> om.ExplicitComponent | om.ImplicitComponent:
+    """A component for a model of OpenMDAO.
+
+    Args:
+        component: a component of Chainrule, in this process or behind a handle.
+        example: inputs that say the shapes of open dimensions and the values of everything that does not
+            vary; defaults of the schema need not be given.
+        partials: `"dense"` asks for the Jacobian; `"sparse"` declares the rows and columns that it has in the
+            example, for components with sparse Jacobians; `"products"` never builds it.
+        states: for an implicit component, which input is the state of which residual: `{"y": "residual"}`.
+        units: path → units in OpenMDAO's spelling, where the schema's is another.
+
+    Returns:
+        A component to add to a group. Its attribute `paths` maps the names of variables to paths.
+
+    Raises:
+        InputError: the example does not fit, units are unknown to OpenMDAO (`unit_unknown`), a state or
+            residual does not exist or differs in shape (`bad_states`).
+        CapabilityError: the component has no derivatives.
+
+    Example:
+        >>> import openmdao.api as om
+        >>> import chainrule
+        >>> from chainrule.runtime import Differentiable, Float64
+        >>> @chainrule.component(derivatives="finite")
+        ... def square(x: Differentiable[Float64]) -> Differentiable[Float64]:
+        ...     return x**2
+        >>> problem = om.Problem(reports=False)
+        >>> _ = problem.model.add_subsystem("s", chainrule.openmdao.component(square, {"x": 1.0}))
+        >>> problem.setup()
+        >>> problem.set_val("s.x", 3.0)
+        >>> problem.run_model()
+        >>> print(problem.get_val("s.result").item())
+        9.0
+    """
+    bridge = _Bridge(component, example or {}, partials, dict(units or {}))
+    if states is not None:
+        return _Implicit(bridge, bridge.pair_states(states))
+    return (_Products if partials == "products" else _Explicit)(bridge)
+
+
+class _Bridge:
+    """What the components of OpenMDAO share: names, shapes, and calls.
+
+    Attributes:
+        inputs: name → leaf of every input.
+        outputs: the same for the outputs.
+    """
+
+    def __init__(
+        self, component: Any, example: Mapping[str, Any], partials: str, units: dict[str, str]
+    ) -> None:
+        if partials not in ("dense", "sparse", "products"):
+            raise InputError(
+                f"Expected partials='dense', 'sparse' or 'products'; found {partials!r}.",
+                code="bad_option",
+            )
+        self._component = component
+        self._units = units
+        self._places: dict[tuple[str, str], np.ndarray] = {}
+        self.partials = partials
+        needed = (JVP.endpoint, VJP.endpoint) if partials == "products" else (JACOBIAN.endpoint,)
+        for endpoint in needed:
+            if endpoint not in component.available_endpoints:
+                raise CapabilityError(
+                    f"{component.name} has no {endpoint}, which OpenMDAO needs here. Give it derivatives, "
+                    'for example by derivatives="finite".',
+                    code="endpoint_missing",
+                )
+        local = getattr(component, "local", None) or component
+        reads = hasattr(local, "read_inputs")
+        self._tree = local.read_inputs({"inputs": example}) if reads else dict(example)
+        document = Document(component.openapi_schema)
+        self._outputs_at_example = self.apply_tree(self._tree)
+        self.inputs = _named(document.leaves("inputs", self._tree))
+        self.outputs = _named(document.leaves("outputs", self._outputs_at_example))
+
+    def value(self, leaf: Leaf) -> Any:
+        """An input in the example."""
+        return np.asarray(get_at_path(self._tree, leaf.path), float)
+
+    def output_value(self, leaf: Leaf) -> Any:
+        """An output at the example."""
+        return np.asarray(get_at_path(self._outputs_at_example, leaf.path), float)
+
+    def units(self, leaf: Leaf) -> str | None:
+        """The units of a leaf as OpenMDAO writes them."""
+        units = self._units.get(leaf.path, leaf.units)
+        if units is not None and not valid_units(units):
+            raise InputError(
+                f"OpenMDAO does not know the units {units!r} of {leaf.path}; pass its own spelling: "
+                f"units={{{leaf.path!r}: …}}.",
+                code="unit_unknown",
+                path=leaf.path,
+            )
+        return units
+
+    def tree(self, *vectors: Any) -> Any:
+        """The component's inputs at values of OpenMDAO's variables."""
+        values = {
+            leaf.path: np.array(vector[name]).reshape(leaf.shape).astype(leaf.dtype)
+            for vector in vectors
+            for name, leaf in self.inputs.items()
+            if name in vector
+        }
+        return set_at_path(self._tree, values)
+
+    def apply_tree(self, tree: Any) -> Any:
+        """The outputs; a point that the schema refuses is OpenMDAO's `AnalysisError`."""
+        try:
+            return self._component.apply(tree)
+        except InputError as error:
+            raise om.AnalysisError(f"{self._component.name} refuses this point: {error}") from error
+
+    def apply(self, *vectors: Any) -> dict[str, np.ndarray]:
+        """The outputs by name."""
+        found = self.apply_tree(self.tree(*vectors))
+        return {
+            name: np.asarray(get_at_path(found, leaf.path)) for name, leaf in self.outputs.items()
+        }
+
+    def jacobian(self, tree: Any) -> dict[tuple[str, str], Any]:
+        """(output name, input name) → block, dense or sparse."""
+        found = self._component.jacobian(
+            tree,
+            [leaf.path for leaf in self.inputs.values()],
+            [leaf.path for leaf in self.outputs.values()],
+        )
+        return {
+            (of, wrt): found[o.path][i.path]
+            for of, o in self.outputs.items()
+            for wrt, i in self.inputs.items()
+        }
+
+    def push(self, tree: Any, tangents: Mapping[str, Any], of: Sequence[str]) -> dict[str, Any]:
+        """J · tangents for some outputs, by name."""
+        vector = {
+            self.inputs[n].path: np.reshape(t, self.inputs[n].shape) for n, t in tangents.items()
+        }
+        paths = [self.outputs[name].path for name in of]
+        found = self._component.jacobian_vector_product(tree, list(vector), paths, vector)
+        return {name: found[self.outputs[name].path] for name in of}
+
+    def pull(self, tree: Any, cotangents: Mapping[str, Any], wrt: Sequence[str]) -> dict[str, Any]:
+        """Jᵀ · cotangents for some inputs, by name."""
+        vector = {
+            self.outputs[n].path: np.reshape(u, self.outputs[n].shape)
+            for n, u in cotangents.items()
+        }
+        paths = [self.inputs[name].path for name in wrt]
+        found = self._component.vector_jacobian_product(tree, paths, list(vector), vector)
+        return {name: found[self.inputs[name].path] for name in wrt}
+
+    def pair_states(self, states: Mapping[str, str]) -> dict[str, str]:
+        """Name of a state → name of its residual."""
+        by_path = {leaf.path: name for name, leaf in (*self.inputs.items(), *self.outputs.items())}
+        pairs = {}
+        for state, residual in states.items():
+            s, r = by_path.get(state), by_path.get(residual)
+            if s not in self.inputs or r not in self.outputs:
+                raise InputError(
+                    f"Expected states as {{input: residual}} of {list(self.inputs)} and "
+                    f"{list(self.outputs)}; found {state!r}: {residual!r}.",
+                    code="bad_states",
+                )
+            if self.inputs[s].size != self.outputs[r].size:
+                raise InputError(
+                    f"The state {state} has {self.inputs[s].size} elements, and its residual {residual} "
+                    f"{self.outputs[r].size}.",
+                    code="bad_states",
+                    path=state,
+                )
+            pairs[s] = r
+        return pairs
+
+    def declare(self, owner: Any, of: str, wrt: str, block: Any) -> None:
+        """Declare one partial derivative."""
+        if self.partials == "sparse" and isinstance(block, SparseArray):
+            places, _ = _entries(block)
+            rows, cols = np.divmod(places, max(1, self.inputs[wrt].size))
+            self._places[of, wrt] = places
+            owner.declare_partials(of, wrt, rows=rows, cols=cols)
+        else:
+            owner.declare_partials(of, wrt)
+
+    def fill(self, partials: Any, of: str, wrt: str, block: Any) -> None:
+        """Hand one block over in the form in which it was declared."""
+        if (of, wrt) not in self._places:
+            dense = block.todense() if isinstance(block, SparseArray) else np.asarray(block)
+            partials[of, wrt] = dense.reshape(-1, self.inputs[wrt].size)
+            return
+        places, values = _entries(block)
+        if not np.array_equal(places, self._places[of, wrt]):
+            raise ComponentError(
+                f"The Jacobian of {of} by {wrt} has other non-zero entries than in the example. Use "
+                "partials='dense' or 'products'.",
+                code="bad_output",
+            )
+        partials[of, wrt] = values
+
+
+def _entries(block: SparseArray) -> tuple[np.ndarray, np.ndarray]:
+    """The places of the entries in the flattened block, each once and in order, and their values."""
+    flat = np.ravel_multi_index(tuple(block.indices.T), block.shape)
+    places, where = np.unique(flat, return_inverse=True)
+    return places, np.bincount(where, weights=block.values, minlength=places.size)
+
+
+def _named(leaves: Sequence[Leaf]) -> dict[str, Leaf]:
+    """Leaves under names that OpenMDAO allows."""
+    named = {re.sub(r"\W+", "_", leaf.path).strip("_"): leaf for leaf in leaves}
+    if len(named) < len(leaves):
+        paths = ", ".join(leaf.path for leaf in leaves)
+        raise InputError(
+            f"Two of the paths {paths} have the same name in OpenMDAO; rename a field.",
+            code="bad_states",
+        )
+    return named
+
+
+class _Shared:
+    """The part that explicit and implicit components have in common."""
+
+    bridge: _Bridge
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """Name of every variable → its path in the component."""
+        both = (*self.bridge.inputs.items(), *self.bridge.outputs.items())
+        return {name: leaf.path for name, leaf in both}
+
+
+class _Explicit(_Shared, om.ExplicitComponent):  # type: ignore[misc]
+    """A component with its Jacobian."""
+
+    def __init__(self, bridge: _Bridge) -> None:
+        super().__init__()
+        self.bridge = bridge
+
+    def setup(self) -> None:
+        """Add a variable for every leaf."""
+        bridge = self.bridge
+        for name, leaf in bridge.inputs.items():
+            self.add_input(name, val=bridge.value(leaf), units=bridge.units(leaf), desc=leaf.path)
+        for name, leaf in bridge.outputs.items():
+            self.add_output(
+                name, val=bridge.output_value(leaf), units=bridge.units(leaf), desc=leaf.path
+            )
+
+    def setup_partials(self) -> None:
+        """Declare the Jacobian, and where it is not zero."""
+        at_example = (
+            self.bridge.jacobian(self.bridge.tree()) if self.bridge.partials == "sparse" else {}
+        )
+        for of in self.bridge.outputs:
+            for wrt in self.bridge.inputs:
+                self.bridge.declare(self, of, wrt, at_example.get((of, wrt)))
+
+    def compute(self, inputs: Any, outputs: Any) -> None:
+        """The outputs."""
+        for name, value in self.bridge.apply(inputs).items():
+            outputs[name] = value
+
+    def compute_partials(self, inputs: Any, partials: Any) -> None:
+        """The Jacobian."""
+        for (of, wrt), block in self.bridge.jacobian(self.bridge.tree(inputs)).items():
+            self.bridge.fill(partials, of, wrt, block)
+
+
+class _Products(_Explicit):
+    """A component with products only."""
+
+    def setup_partials(self) -> None:
+        """Products need no declaration."""
+
+    def compute_partials(self, inputs: Any, partials: Any) -> None:
+        """There is no matrix."""
+
+    def compute_jacvec_product(self, inputs: Any, d_inputs: Any, d_outputs: Any, mode: str) -> None:
+        """Products with the Jacobian or its transpose, added to what is there."""
+        tree = self.bridge.tree(inputs)
+        wrt = [name for name in self.bridge.inputs if name in d_inputs]
+        of = [name for name in self.bridge.outputs if name in d_outputs]
+        if not wrt or not of:
+            return
+        if mode == "fwd":
+            found = self.bridge.push(tree, {name: d_inputs[name] for name in wrt}, of)
+            for name in of:
+                d_outputs[name] += np.reshape(found[name], d_outputs[name].shape)
+        else:
+            found = self.bridge.pull(tree, {name: d_outputs[name] for name in of}, wrt)
+            for name in wrt:
+                d_inputs[name] += np.reshape(found[name], d_inputs[name].shape)
+
+
+class _Implicit(_Shared, om.ImplicitComponent):  # type: ignore[misc]
+    """A component of residuals: its states are outputs that a solver of OpenMDAO finds."""
+
+    def __init__(self, bridge: _Bridge, residual_of: dict[str, str]) -> None:
+        super().__init__()
+        self.bridge = bridge
+        self._residual_of = residual_of
+
+    def setup(self) -> None:
+        """States are outputs, everything else is an input."""
+        bridge = self.bridge
+        for name, leaf in bridge.inputs.items():
+            add = self.add_output if name in self._residual_of else self.add_input
+            add(name, val=bridge.value(leaf), units=bridge.units(leaf), desc=leaf.path)
+
+    def setup_partials(self) -> None:
+        """Declare the derivatives of residuals by states and inputs."""
+        at_example = (
+            self.bridge.jacobian(self.bridge.tree()) if self.bridge.partials == "sparse" else {}
+        )
+        for state, residual in self._residual_of.items():
+            for wrt in self.bridge.inputs:
+                self.bridge.declare(self, state, wrt, at_example.get((residual, wrt)))
+
+    def apply_nonlinear(self, inputs: Any, outputs: Any, residuals: Any) -> None:
+        """The residuals."""
+        found = self.bridge.apply(inputs, outputs)
+        for state, residual in self._residual_of.items():
+            residuals[state] = found[residual].reshape(residuals[state].shape)
+
+    def linearize(self, inputs: Any, outputs: Any, jacobian: Any) -> None:
+        """Their derivatives."""
+        blocks = self.bridge.jacobian(self.bridge.tree(inputs, outputs))
+        for state, residual in self._residual_of.items():
+            for wrt in self.bridge.inputs:
+                self.bridge.fill(jacobian, state, wrt, blocks[residual, wrt])

@@ -1,0 +1,213 @@
+"""An OpenMDAO problem as a component.
+
+A problem is state: inputs are set, the model runs, and derivatives are those of the last run. Here every
+call sets all inputs under a lock, runs the model unless it has just run at these inputs, and forgets the
+point when anything fails. So derivatives are never those of another point. Solvers that do not converge
+raise, which they do not by themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import openmdao.api as om
+from pydantic import Field, create_model
+
+from chainrule._errors import DefinitionError
+from chainrule.runtime import Array, Differentiable, LocalComponent, load_component
+
+Names = Sequence[str] | Mapping[str, str]
+
+
+def from_problem(
+    make_problem: Callable[[], om.Problem],
+    inputs: Names,
+    outputs: Names,
+    *,
+    name: str | None = None,
+) -> LocalComponent:
+    """A component that runs an OpenMDAO problem, with its total derivatives.
+
+    Args:
+        make_problem: makes the problem, and calls its `setup`. Called once.
+        inputs: promoted names of the inputs, or `{field: promoted name}`.
+        outputs: the same for the outputs.
+        name: of the component; that of the function by default.
+
+    Returns:
+        A component. Inputs have the values of the problem as defaults, and units and bounds as OpenMDAO
+        knows them.
+
+    Raises:
+        DefinitionError: the problem has no such variable (`path_unknown`), or two have one name.
+
+    Example:
+        >>> import openmdao.api as om
+        >>> import chainrule
+        >>> def paraboloid():
+        ...     problem = om.Problem()
+        ...     system = om.ExecComp("f = (x - 3)**2 + y**2")
+        ...     problem.model.add_subsystem("p", system, promotes=["*"])
+        ...     problem.setup()
+        ...     return problem
+        >>> found = chainrule.openmdao.from_problem(paraboloid, ["x", "y"], ["f"])
+        >>> print(found.apply({"x": [1.0], "y": [2.0]})["f"])
+        [8.]
+    """
+    program = _Program(make_problem, _fields(inputs, "inputs"), _fields(outputs, "outputs"))
+    module = ModuleType(name or re.sub(r"\W", "", make_problem.__name__) or "problem")
+    module.__doc__ = (make_problem.__doc__ or "An OpenMDAO problem.").strip()
+    vars(module).update(
+        InputSchema=program.schema("InputSchema", program.inputs, with_defaults=True),
+        OutputSchema=program.schema("OutputSchema", program.outputs, with_defaults=False),
+        apply=program.apply,
+        jacobian=program.jacobian,
+    )
+    return load_component(module)
+
+
+def _fields(names: Names, what: str) -> dict[str, str]:
+    """Field → promoted name."""
+    if isinstance(names, Mapping):
+        return dict(names)
+    fields = [re.sub(r"\W+", "_", name).strip("_") for name in names]
+    if len(set(fields)) < len(fields) or not fields:
+        raise DefinitionError(
+            f"Expected {what} with names of their own; found {', '.join(names) or 'none'}. Pass "
+            "{field: promoted name}.",
+            code="bad_schema",
+        )
+    return dict(zip(fields, names, strict=True))
+
+
+_environment = threading.Lock()
+
+
+class _Program:
+    """A problem that is run and differentiated at given inputs.
+
+    Attributes:
+        inputs: field → promoted name.
+        outputs: the same.
+    """
+
+    def __init__(
+        self,
+        make_problem: Callable[[], om.Problem],
+        inputs: dict[str, str],
+        outputs: dict[str, str],
+    ) -> None:
+        self.inputs = inputs
+        self.outputs = outputs
+        self._lock = threading.Lock()
+        self._point: dict[str, bytes] | None = None
+        self._problem = _set_up(make_problem)
+        self._facts = {n: self._facts_of(n) for n in (*inputs.values(), *outputs.values())}
+
+    def _facts_of(self, name: str) -> Mapping[str, Any]:
+        """Shape, units and bounds of a variable; those of an output before those of an input."""
+        keys = ("units", "shape", "desc", "lower", "upper")
+        for kind in ("output", "input"):
+            found = self._problem.model.get_io_metadata(iotypes=kind, metadata_keys=keys)
+            for facts in found.values():
+                if facts["prom_name"] == name:
+                    return facts
+        known = sorted({f["prom_name"] for f in self._problem.model.get_io_metadata().values()})
+        raise DefinitionError(
+            f"The problem has no variable {name!r}; it has {', '.join(known[:30])}.",
+            code="path_unknown",
+        )
+
+    def schema(self, title: str, names: Mapping[str, str], *, with_defaults: bool) -> Any:
+        """A model with one array per variable."""
+        fields: dict[str, Any] = {}
+        for field, name in names.items():
+            facts = self._facts[name]
+            value = np.array(self._problem.get_val(name))
+            kind = Array.__class_getitem__((value.shape, "float64", _pint_units(facts["units"])))
+            bounds = {
+                rule: float(np.min(facts[key]) if rule == "ge" else np.max(facts[key]))
+                for rule, key in (("ge", "lower"), ("le", "upper"))
+                if facts.get(key) is not None
+            }
+            default = value if with_defaults else ...
+            described = Field(default, description=facts.get("desc") or name, **bounds)
+            fields[field] = (Differentiable.__class_getitem__(kind), described)
+        return create_model(title, **fields)
+
+    def apply(self, inputs: Any) -> dict[str, np.ndarray]:
+        """The outputs."""
+        with self._lock:
+            self._run(inputs)
+            return {f: np.array(self._problem.get_val(name)) for f, name in self.outputs.items()}
+
+    def jacobian(self, inputs: Any, jac_inputs: Any, jac_outputs: Any) -> dict[str, dict[str, Any]]:
+        """Total derivatives."""
+        wrt = {field: self.inputs[field] for field in jac_inputs}
+        of = {field: self.outputs[field] for field in jac_outputs}
+        with self._lock:
+            self._run(inputs)
+            totals = self._problem.compute_totals(
+                of=list(of.values()), wrt=list(wrt.values()), return_format="flat_dict"
+            )
+            shapes = {n: np.shape(self._problem.get_val(n)) for n in (*of.values(), *wrt.values())}
+        return {
+            o: {
+                i: np.array(totals[on, inn]).reshape(shapes[on] + shapes[inn])
+                for i, inn in wrt.items()
+            }
+            for o, on in of.items()
+        }
+
+    def _run(self, inputs: Any) -> None:
+        """Bring the problem to a point; what was there before is forgotten if that fails."""
+        values = {name: np.asarray(getattr(inputs, field)) for field, name in self.inputs.items()}
+        point = {name: value.tobytes() for name, value in values.items()}
+        if point == self._point:
+            return
+        self._point = None
+        for name, value in values.items():
+            self._problem.set_val(name, value)
+        self._problem.run_model()
+        self._point = point
+
+
+def _set_up(make_problem: Callable[[], om.Problem]) -> om.Problem:
+    """The problem, ready to run, without the reports that OpenMDAO writes into the working folder."""
+    with _environment:
+        before = os.environ.get("OPENMDAO_REPORTS")
+        os.environ["OPENMDAO_REPORTS"] = "0"
+        try:
+            problem = make_problem()
+            if not isinstance(problem, om.Problem):
+                raise DefinitionError(
+                    f"Expected make_problem to return an openmdao.api.Problem; found "
+                    f"{type(problem).__name__}.",
+                    code="bad_definition",
+                )
+            problem.final_setup()
+        finally:
+            if before is None:
+                del os.environ["OPENMDAO_REPORTS"]
+            else:
+                os.environ["OPENMDAO_REPORTS"] = before
+    for system in problem.model.system_iter(include_self=True, recurse=True):
+        for solver in (system.nonlinear_solver, system.linear_solver):
+            if solver is not None and "err_on_non_converge" in solver.options:
+                solver.options["err_on_non_converge"] = True
+    return problem
+
+
+def _pint_units(units: str | None) -> str | None:
+    """Units for the schema; those that pint does not read are left out."""
+    try:
+        Array.__class_getitem__(((), "float64", units))
+    except DefinitionError:
+        return None
+    return units

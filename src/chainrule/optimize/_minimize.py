@@ -1,0 +1,362 @@
+"""`minimize` and `least_squares`: from a component or function and a start to a result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from chainrule._errors import InputError
+from chainrule._jaxpr import enable_x64
+from chainrule.bridge import component_errors
+from chainrule.elimination import value_and_jacobian
+from chainrule.optimize._evaluation import FEASIBLE, Evaluation, Limits, Point, Step
+from chainrule.optimize._functions import Constraints, Problem, joined, problem_of, residuals_of
+from chainrule.optimize._solvers import (
+    LEAST_SQUARES_METHODS,
+    SCIPY_METHODS,
+    Answer,
+    Method,
+    check_method,
+    find_method,
+    nlopt_minimize,
+    optimistix_answer,
+    scipy_least_squares,
+    scipy_minimize,
+    solve,
+)
+from chainrule.optimize._variables import BoundsLike, Variables, variables_of
+
+_OTHERS = {"nlopt": Method(bounds=True, constraints=True), "optimistix": Method()}
+_MAX_EVALUATIONS = 10_000
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an optimisation found.
+
+    Attributes:
+        x: the variables in the form of the start: the solver's answer, or the best point of a run that was
+            stopped.
+        value: the objective there; half the sum of squares for residuals.
+        success: whether the solver says that this is a solution, and it keeps the bounds and constraints.
+        message: why it ended, in the words of the solver.
+        method: that was used.
+        evaluations: how many points were evaluated, those of an earlier run in the checkpoint included; for
+            optimistix its steps.
+        history: every evaluation, in order; for optimistix the first.
+        raw: the solver's own result; `None` when it was stopped.
+    """
+
+    x: Any
+    value: float
+    success: bool
+    message: str
+    method: str
+    evaluations: int
+    history: tuple[Step, ...] = field(repr=False)
+    raw: Any = field(repr=False)
+
+
+def minimize(
+    f: Any,
+    x0: Any,
+    *,
+    objective: str | None = None,
+    bounds: BoundsLike = "schema",
+    constraints: Constraints = (),
+    method: str | None = None,
+    tolerance: float | None = None,
+    max_evaluations: int = _MAX_EVALUATIONS,
+    sparse: bool = False,
+    callback: Callable[[Step], Any] | None = None,
+    checkpoint: str | PathLike[str] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Result:
+    """The variables for which a component's output, or a function, is smallest.
+
+    min f(x) subject to l ≤ x ≤ u and a ≤ g(x) ≤ b. Everything is computed in double precision, whether or not
+    JAX is configured for it, and a leaf in float32 gets numbers in float32.
+
+    Args:
+        f: a component, or a function of nested data that JAX can trace (components may be called inside).
+        x0: where to begin. For a component its inputs: the differentiable arrays vary, everything else stays.
+        objective: the output of a component that is minimised; needed when it has several.
+        bounds: `"schema"`: those of the component's input schema (a function has none). Otherwise `{path:
+            (lower, upper)}` in place of them, or `None`.
+        constraints: `{output path: Bounds(le=0)}` of a component, or `[(g, Bounds(ge=0, le=1)), …]` with
+            functions of the variables. Equal bounds make an equality.
+        method: of scipy (`"L-BFGS-B"`, `"SLSQP"`, `"trust-constr"`, …), `"nlopt.LD_MMA"` and the like, or
+            `"optimistix.BFGS"` and the like. L-BFGS-B by default, SLSQP with constraints.
+        tolerance: of the solver.
+        max_evaluations: ends the run.
+        sparse: hand the Jacobian of the constraints over as a sparse matrix, for `"trust-constr"`.
+        callback: called with a `Step` after every evaluation; the run ends when it returns `True`.
+        checkpoint: a file for the best point so far. When it is there already, the run begins at its point;
+            what the solver had learned about curvature is not kept.
+        options: handed to the solver as they are.
+
+    Returns:
+        What was found; `success` is `False` where a run ended early.
+
+    Raises:
+        InputError: the start, the bounds or the constraints cannot be used, or the method does not take them.
+        ComponentError: the component failed; its own error arrives.
+
+    Example:
+        >>> import chainrule
+        >>> found = chainrule.minimize(lambda p: (p["a"] - 1.0) ** 2 + p["b"] ** 2, {"a": 0.0, "b": 2.0})
+        >>> print(found.success, round(float(found.x["a"]), 4))
+        True 1.0
+    """
+    variables = variables_of(f, x0, bounds)
+    problem = problem_of(f, objective, constraints)
+    name = method or ("SLSQP" if problem.bounds else "L-BFGS-B")
+    kind = find_method(name, SCIPY_METHODS, _OTHERS)
+    has_constraints = bool(problem.bounds)
+    check_method(name, kind, has_bounds=variables.has_bounds, has_constraints=has_constraints)
+    flat = _flat(problem, variables)
+    evaluation = Evaluation(
+        variables,
+        _computation(flat, kind, has_constraints=has_constraints, sparse=sparse),
+        limits=_limits(problem, variables),
+        callback=callback,
+        checkpoint=_path(checkpoint),
+        max_evaluations=_count(max_evaluations),
+        description=f"minimize ({name})",
+    )
+    options = dict(options or {})
+    package = name.partition(".")[0] if name not in SCIPY_METHODS else "scipy"
+    solvers: dict[str, Callable[[Evaluation], Answer]] = {
+        "scipy": lambda e: scipy_minimize(
+            e,
+            name,
+            hvp=_hvp(flat) if kind.uses == "hvp" else None,
+            tolerance=tolerance,
+            options=options,
+        ),
+        "nlopt": lambda e: nlopt_minimize(e, name, tolerance=tolerance, options=options),
+        "optimistix": lambda e: optimistix_answer(
+            name, "minimise", lambda x: flat(x)[0], e, tolerance=tolerance, options=options
+        ),
+    }
+    return _result(evaluation, solve(evaluation, solvers[package]), name)
+
+
+def least_squares(
+    f: Any,
+    x0: Any,
+    *,
+    residuals: Sequence[str] | None = None,
+    bounds: BoundsLike = "schema",
+    method: str = "trf",
+    jacobian: Literal["dense", "sparse", "products"] = "dense",
+    tolerance: float | None = None,
+    max_evaluations: int = _MAX_EVALUATIONS,
+    callback: Callable[[Step], Any] | None = None,
+    checkpoint: str | PathLike[str] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Result:
+    """The variables for which the residuals of a component, or of a function, are smallest.
+
+    min ½ Σ r(x)² subject to l ≤ x ≤ u. The Jacobian is that of `chainrule.elimination`, which plans the
+    cheapest way for a pipeline.
+
+    Args:
+        f: a component, or a function that returns its residuals as nested data.
+        x0: where to begin, as in `minimize`.
+        residuals: the outputs of a component that are residuals; all differentiable ones by default.
+        bounds: as in `minimize`.
+        method: `"trf"`, `"dogbox"` or `"lm"` of scipy, or `"optimistix.LevenbergMarquardt"` and the like.
+        jacobian: how scipy gets it: `"dense"`, `"sparse"` (both whole) or `"products"` (never whole, one JVP
+            or VJP per iteration of its inner solver).
+        tolerance: of the solver.
+        max_evaluations: ends the run.
+        callback: as in `minimize`.
+        checkpoint: as in `minimize`.
+        options: handed to the solver as they are.
+
+    Returns:
+        What was found; its `value` is half the sum of squares.
+
+    Raises:
+        InputError: as in `minimize`.
+        ComponentError: as in `minimize`.
+
+    Example:
+        >>> import jax.numpy as jnp, chainrule
+        >>> t = jnp.linspace(0.0, 1.0, 9)
+        >>> y = 2.0 * jnp.exp(-3.0 * t)
+        >>> fit = chainrule.least_squares(lambda p: p["a"] * jnp.exp(-p["k"] * t) - y, {"a": 1.0, "k": 1.0})
+        >>> print({name: round(float(value), 3) for name, value in fit.x.items()})
+        {'a': 2.0, 'k': 3.0}
+    """
+    if jacobian not in ("dense", "sparse", "products"):
+        raise InputError(
+            f"Expected jacobian='dense', 'sparse' or 'products'; found {jacobian!r}.",
+            code="bad_option",
+        )
+    variables = variables_of(f, x0, bounds)
+    of_tree = residuals_of(f, residuals)
+    kind = find_method(method, LEAST_SQUARES_METHODS, {"optimistix": Method()})
+    check_method(method, kind, has_bounds=variables.has_bounds, has_constraints=False)
+    if method == "lm" and jacobian != "dense":
+        raise InputError("The method 'lm' takes a dense Jacobian only.", code="bad_option")
+
+    def flat(vector: Any) -> Any:
+        return of_tree(variables.tree(vector)).astype(vector.dtype)
+
+    evaluation = Evaluation(
+        variables,
+        _residual_computation(flat, jacobian),
+        callback=callback,
+        checkpoint=_path(checkpoint),
+        max_evaluations=_count(max_evaluations),
+        description=f"least_squares ({method})",
+    )
+    options = dict(options or {})
+
+    def solver(e: Evaluation) -> Answer:
+        if method in LEAST_SQUARES_METHODS:
+            return scipy_least_squares(e, method, tolerance=tolerance, options=options)
+        return optimistix_answer(
+            method, "least_squares", flat, e, tolerance=tolerance, options=options
+        )
+
+    return _result(evaluation, solve(evaluation, solver), method)
+
+
+def _flat(problem: Problem, variables: Variables) -> Callable[[Any], tuple[Any, Any]]:
+    def flat(vector: Any) -> tuple[Any, Any]:
+        value, constraints = problem.function(variables.tree(vector))
+        return value.astype(vector.dtype), joined(constraints).astype(vector.dtype)
+
+    return flat
+
+
+def _computation(
+    flat: Callable[[Any], tuple[Any, Any]], method: Method, *, has_constraints: bool, sparse: bool
+) -> Callable[[Any], Point]:
+    """Everything at one point in one compiled program."""
+    if method.uses == "value":
+        values = jax.jit(flat)
+
+        def evaluate(x: Any) -> Point:
+            value, constraints = values(x)
+            return Point(value, None, constraints if has_constraints else None, None)
+
+        return evaluate
+    if not has_constraints:
+        with_gradient = jax.jit(jax.value_and_grad(lambda x: flat(x)[0]))
+
+        def evaluate_gradient(x: Any) -> Point:
+            value, gradient = with_gradient(x)
+            return Point(value, gradient, None, None)
+
+        return evaluate_gradient
+    whole = jax.jit(value_and_jacobian(flat, sparse=sparse))
+
+    def evaluate_all(x: Any) -> Point:
+        (value, constraints), (gradient, jacobian) = whole(x)
+        if sparse:
+            gradient, jacobian = gradient.todense(), jacobian.to_scipy()
+        return Point(value, gradient, constraints, jacobian)
+
+    return evaluate_all
+
+
+def _residual_computation(flat: Callable[[Any], Any], jacobian: str) -> Callable[[Any], Point]:
+    if jacobian == "products":
+        return _products(flat)
+    whole = jax.jit(value_and_jacobian(flat, sparse=jacobian == "sparse"))
+
+    def evaluate(x: Any) -> Point:
+        values, block = whole(x)
+        r = np.asarray(values, float)
+        matrix = block.to_scipy() if jacobian == "sparse" else np.asarray(block, float)
+        return Point(0.5 * r @ r, matrix.T @ r, r, matrix)
+
+    return evaluate
+
+
+def _products(flat: Callable[[Any], Any]) -> Callable[[Any], Point]:
+    """The Jacobian as an operator: one JVP or VJP for every product."""
+    value = jax.jit(flat)
+    jvp = jax.jit(lambda x, v: jax.jvp(flat, (x,), (v,))[1])
+    vjp = jax.jit(lambda x, u: jax.vjp(flat, x)[1](u)[0])
+
+    def evaluate(x: Any) -> Point:
+        from scipy.sparse.linalg import LinearOperator
+
+        def product(function: Callable[..., Any], vector: Any) -> np.ndarray:
+            with component_errors(), enable_x64(True):
+                return np.asarray(function(x, jnp.asarray(np.ravel(vector), float)), float)
+
+        r = np.asarray(value(x), float)
+        matvec, rmatvec = partial(product, jvp), partial(product, vjp)
+        # Without a dtype scipy finds it by a product with integers, which no derivative takes.
+        operator = LinearOperator((r.size, x.size), matvec=matvec, rmatvec=rmatvec, dtype=float)
+        return Point(0.5 * r @ r, rmatvec(r), r, operator)
+
+    return evaluate
+
+
+def _hvp(flat: Callable[[Any], tuple[Any, Any]]) -> Callable[[Any, Any], np.ndarray]:
+    gradient = jax.grad(lambda x: flat(x)[0])
+    product = jax.jit(lambda x, v: jax.jvp(gradient, (x,), (v,))[1])
+
+    def hvp(x: Any, v: Any) -> np.ndarray:
+        with component_errors(), enable_x64(True):
+            return np.asarray(product(jnp.asarray(x), jnp.asarray(v)), float)
+
+    return hvp
+
+
+def _limits(problem: Problem, variables: Variables) -> Limits | None:
+    """The limits of all elements of the constraints, whose number the functions say without being run."""
+    if not problem.bounds:
+        return None
+    with enable_x64(True):
+        _, found = jax.eval_shape(lambda x: problem.function(variables.tree(x)), variables.start)
+    return Limits.of(problem.bounds, [each.size for each in found])
+
+
+def _result(evaluation: Evaluation, answer: Answer, method: str) -> Result:
+    """The result of a run; the word of the solver counts only where bounds and constraints hold."""
+    x = evaluation.best if answer.x is None else answer.x
+    if x is None:
+        x = evaluation.start
+    point = evaluation.look(x)
+    violation = 0.0 if evaluation.limits is None else evaluation.limits.violation(point.constraints)
+    message = answer.message
+    if answer.success and violation > FEASIBLE:
+        message = f"{message} (but a constraint is violated by {violation:.2g})"
+    return Result(
+        x=evaluation.variables.tree(evaluation.clipped(x)),
+        value=point.value,
+        success=answer.success and violation <= FEASIBLE and bool(np.isfinite(point.value)),
+        message=message,
+        method=method,
+        evaluations=len(evaluation.history) + answer.steps,
+        history=tuple(evaluation.history),
+        raw=answer.raw,
+    )
+
+
+def _path(checkpoint: str | PathLike[str] | None) -> Path | None:
+    return None if checkpoint is None else Path(checkpoint)
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return value
+    raise InputError(
+        f"Expected max_evaluations to be 1 or more; found {value!r}.", code="bad_option"
+    )

@@ -1,0 +1,310 @@
+"""The solvers: each is a function of an `Evaluation` that returns its answer in one form.
+
+A method is named as its package names it: `"SLSQP"` is scipy's, `"nlopt.LD_MMA"` NLopt's and
+`"optimistix.BFGS"` that of optimistix. What a solver cannot do (bounds, constraints) is refused; most of
+them would ignore it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from chainrule._errors import CapabilityError, InputError
+from chainrule.optimize._evaluation import Evaluation, StoppedError
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a solver says.
+
+    Attributes:
+        x: the point it ended at; `None` when it was stopped.
+        success: whether it says that this is a solution.
+        message: its words.
+        raw: its own result object.
+        steps: how many it made, where its evaluations are not seen.
+    """
+
+    x: np.ndarray | None
+    success: bool
+    message: str
+    raw: Any
+    steps: int = 0
+
+
+@dataclass(frozen=True)
+class Method:
+    """What a method of minimisation can do.
+
+    Attributes:
+        uses: `"value"`, `"gradient"` or `"hvp"`: the highest derivative that it asks for.
+        bounds: whether it keeps bounds.
+        constraints: whether it keeps constraints.
+    """
+
+    uses: str = "gradient"
+    bounds: bool = False
+    constraints: bool = False
+
+
+SCIPY_METHODS: Mapping[str, Method] = {
+    "L-BFGS-B": Method(bounds=True),
+    "SLSQP": Method(bounds=True, constraints=True),
+    "trust-constr": Method(bounds=True, constraints=True),
+    "TNC": Method(bounds=True),
+    "BFGS": Method(),
+    "CG": Method(),
+    "Newton-CG": Method("hvp"),
+    "trust-ncg": Method("hvp"),
+    "trust-krylov": Method("hvp"),
+    "Nelder-Mead": Method("value", bounds=True),
+    "Powell": Method("value", bounds=True),
+    "COBYLA": Method("value", bounds=True, constraints=True),
+    "COBYQA": Method("value", bounds=True, constraints=True),
+}
+LEAST_SQUARES_METHODS: Mapping[str, Method] = {
+    "trf": Method(bounds=True),
+    "dogbox": Method(bounds=True),
+    "lm": Method(),
+}
+
+
+def find_method(name: str, known: Mapping[str, Method], packages: Mapping[str, Method]) -> Method:
+    """What a method can do.
+
+    Args:
+        name: of the method.
+        known: the methods of scipy.
+        packages: prefix → what the methods of another package can do.
+
+    Raises:
+        InputError: there is no such method (`bad_option`).
+    """
+    prefix = str(name).partition(".")[0]
+    if name in known:
+        return known[name]
+    if prefix in packages and "." in str(name):
+        return packages[prefix]
+    others = ", ".join(f"{each}.…" for each in packages)
+    raise InputError(
+        f"There is no method {name!r}; there are {', '.join(known)} of scipy, and {others}.",
+        code="bad_option",
+    )
+
+
+def check_method(name: str, method: Method, *, has_bounds: bool, has_constraints: bool) -> None:
+    """Refuse what a method would ignore.
+
+    Raises:
+        InputError: it takes no bounds, or no constraints (`bad_option`).
+    """
+    for wanted, can, what in (
+        (has_bounds, method.bounds, "bounds"),
+        (has_constraints, method.constraints, "constraints"),
+    ):
+        if wanted and not can:
+            able = ", ".join(each for each, m in SCIPY_METHODS.items() if getattr(m, what))
+            hint = " Pass bounds=None to leave them out." if what == "bounds" else ""
+            raise InputError(
+                f"The method {name!r} takes no {what}; {able} do.{hint}", code="bad_option"
+            )
+
+
+def solve(evaluation: Evaluation, solver: Callable[[Evaluation], Answer]) -> Answer:
+    """Run a solver; when the run is stopped from inside, the answer says why."""
+    with evaluation.running():
+        try:
+            return solver(evaluation)
+        except StoppedError as stopped:
+            return Answer(None, False, f"Stopped: {stopped}.", None)
+
+
+def scipy_minimize(
+    evaluation: Evaluation,
+    name: str,
+    *,
+    hvp: Callable[[Any, Any], Any] | None,
+    tolerance: float | None,
+    options: Mapping[str, Any],
+) -> Answer:
+    """One of scipy's methods."""
+    from scipy.optimize import Bounds, NonlinearConstraint, minimize
+
+    variables, limits = evaluation.variables, evaluation.limits
+    method = SCIPY_METHODS[name]
+    gradient = method.uses != "value"
+    arguments: dict[str, Any] = {}
+    if gradient:
+        arguments["jac"] = lambda x: evaluation.at(x).gradient
+    if hvp is not None:
+        arguments["hessp"] = hvp
+    if variables.has_bounds:
+        arguments["bounds"] = Bounds(variables.lower, variables.upper)
+    if limits is not None:
+        jacobian = {"jac": lambda x: evaluation.at(x).jacobian} if gradient else {}
+        arguments["constraints"] = NonlinearConstraint(
+            lambda x: evaluation.at(x).constraints, limits.lower, limits.upper, **jacobian
+        )
+    raw = minimize(
+        lambda x: evaluation.at(x).value,
+        evaluation.start,
+        method=name,
+        tol=tolerance,
+        options=dict(options),
+        **arguments,
+    )
+    return Answer(np.asarray(raw.x, float), bool(raw.success), str(raw.message), raw)
+
+
+def scipy_least_squares(
+    evaluation: Evaluation, name: str, *, tolerance: float | None, options: Mapping[str, Any]
+) -> Answer:
+    """scipy's least squares; residuals and Jacobian are those of the evaluation."""
+    from scipy.optimize import least_squares
+
+    variables = evaluation.variables
+    limits = (variables.lower, variables.upper) if variables.has_bounds else (-np.inf, np.inf)
+    tolerances = {} if tolerance is None else dict.fromkeys(("ftol", "xtol", "gtol"), tolerance)
+    raw = least_squares(
+        lambda x: evaluation.at(x).constraints,
+        evaluation.start,
+        jac=lambda x: evaluation.at(x).jacobian,
+        bounds=limits,
+        method=name,
+        **{**tolerances, **options},
+    )
+    return Answer(np.asarray(raw.x, float), bool(raw.success), str(raw.message), raw)
+
+
+def nlopt_minimize(
+    evaluation: Evaluation, name: str, *, tolerance: float | None, options: Mapping[str, Any]
+) -> Answer:
+    """One of NLopt's algorithms; options are the names of its setters without `set_`."""
+    nlopt = _installed("nlopt", "nlopt")
+    algorithm = getattr(nlopt, name.partition(".")[2], None)
+    if not isinstance(algorithm, int):
+        raise InputError(f"NLopt has no algorithm {name!r}.", code="bad_option")
+    solver = nlopt.opt(algorithm, evaluation.start.size)
+    solver.set_lower_bounds(evaluation.variables.lower)
+    solver.set_upper_bounds(evaluation.variables.upper)
+
+    def objective(x: np.ndarray, gradient: np.ndarray) -> float:
+        point = evaluation.at(x)
+        if gradient.size:
+            gradient[:] = point.gradient
+        return point.value
+
+    solver.set_min_objective(objective)
+    _add_constraints(solver, evaluation)
+    solver.set_xtol_rel(tolerance or 1e-8)
+    solver.set_ftol_rel(tolerance or 1e-12)
+    for option, value in options.items():
+        getattr(solver, f"set_{option}")(value)
+    x = solver.optimize(evaluation.start)
+    status = solver.last_optimize_result()
+    words = {1: "success", 2: "stopval", 3: "ftol", 4: "xtol", 5: "maxeval", 6: "maxtime"}
+    return Answer(
+        np.asarray(x, float), status in (1, 3, 4), f"NLopt: {words.get(status, status)}", status
+    )
+
+
+def _add_constraints(solver: Any, evaluation: Evaluation) -> None:
+    limits = evaluation.limits
+    if limits is None:
+        return
+    equal = limits.lower == limits.upper
+    # NLopt knows c ≤ 0 and c = 0: signs and shifts make them of lower and upper bounds.
+    sides = (
+        (solver.add_equality_mconstraint, equal, 1.0, limits.upper),
+        (solver.add_inequality_mconstraint, ~equal & np.isfinite(limits.upper), 1.0, limits.upper),
+        (solver.add_inequality_mconstraint, ~equal & np.isfinite(limits.lower), -1.0, limits.lower),
+    )
+    for add, rows, sign, bound in sides:
+        if rows.any():
+            add(_mconstraint(evaluation, rows, sign, bound), np.full(int(rows.sum()), 1e-8))
+
+
+def _mconstraint(
+    evaluation: Evaluation, rows: np.ndarray, sign: float, bound: np.ndarray
+) -> Callable[..., None]:
+    def constraint(result: np.ndarray, x: np.ndarray, gradient: np.ndarray) -> None:
+        point = evaluation.at(x)
+        result[:] = sign * (point.constraints - bound)[rows]
+        if gradient.size:
+            gradient[:] = sign * np.asarray(point.jacobian)[rows]
+
+    return constraint
+
+
+def optimistix_solver(
+    name: str, kind: str, tolerance: float | None, options: Mapping[str, Any]
+) -> Any:
+    """A solver object of optimistix.
+
+    Raises:
+        InputError: optimistix has no such solver (`bad_option`).
+    """
+    optx = _installed("optimistix", "optimize")
+    base = optx.AbstractMinimiser if kind == "minimise" else optx.AbstractLeastSquaresSolver
+    solver = getattr(optx, name.partition(".")[2], None)
+    if not (isinstance(solver, type) and issubclass(solver, base)):
+        known = [
+            each
+            for each, value in vars(optx).items()
+            if isinstance(value, type)
+            and issubclass(value, base)
+            and not each.startswith("Abstract")
+        ]
+        raise InputError(
+            f"optimistix has no solver {name!r} for this; it has {', '.join(sorted(known))}.",
+            code="bad_option",
+        )
+    rtol = tolerance or 1e-8
+    return solver(rtol=rtol, atol=rtol, **options)
+
+
+def optimistix_answer(
+    name: str,
+    kind: str,
+    function: Callable[[Any], Any],
+    evaluation: Evaluation,
+    *,
+    tolerance: float | None,
+    options: Mapping[str, Any],
+) -> Answer:
+    """A solver of optimistix, which runs as one program: its evaluations are not seen one by one."""
+    import jax
+
+    from chainrule._jaxpr import enable_x64
+    from chainrule.bridge import component_errors
+
+    optx = _installed("optimistix", "optimize")
+    solver = optimistix_solver(name, kind, tolerance, options)
+    evaluation.at(evaluation.start)  # refuses a start without a value
+    with component_errors(), enable_x64(True):
+        solution = getattr(optx, kind)(
+            lambda y, _: function(y),
+            solver,
+            jax.numpy.asarray(evaluation.start),
+            max_steps=evaluation.max_evaluations,
+            throw=False,
+        )
+        x = np.asarray(jax.block_until_ready(solution.value), float)
+    success = bool(solution.result == optx.RESULTS.successful)
+    words = str(optx.RESULTS[solution.result]) or "optimistix: success"
+    return Answer(x, success, words, solution, int(solution.stats["num_steps"]))
+
+
+def _installed(module: str, extra: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise CapabilityError(
+            f"This method needs {module}: pip install 'chainrule[{extra}]'.", code="not_installed"
+        ) from error

@@ -1,0 +1,227 @@
+"""Minimisation: known optima by every kind of method, and what solvers accept in silence is refused."""
+
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from pydantic import Field
+
+import chainrule
+from chainrule import Component, ComponentError, InputError, minimize
+from chainrule._errors import CapabilityError, StorageError
+from chainrule.runtime import Array, Bounds, Differentiable, Float32, Float64, component
+
+Vector = Differentiable[Array[(3,), Float64]]
+TARGET = np.array([1.0, 0.25, 0.25])
+START = {"x": [0.1, 0.1, 0.1]}
+
+
+def rosenbrock(p):
+    x = jnp.concatenate([p["a"], p["b"].ravel()])
+    return jnp.sum(100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2)
+
+
+def square(p):
+    return jnp.sum((p["x"] - TARGET) ** 2)
+
+
+def total(p):
+    return jnp.sum(p["x"])
+
+
+@component(framework="numpy", derivatives="finite")
+def distance(
+    x: Annotated[Vector, Field(ge=0, le=0.5)], mode: str = "fine"
+) -> tuple[Differentiable[Float64], Differentiable[Float64]]:
+    return float(np.sum((x - TARGET) ** 2)), float(x.sum())
+
+
+@pytest.mark.parametrize(
+    "method", ["L-BFGS-B", "SLSQP", "trust-constr", "BFGS", "Newton-CG", "optimistix.BFGS"]
+)
+def test_rosenbrock_over_a_pytree(method):
+    start = {"b": np.zeros((1, 2), "float32"), "a": np.zeros(1)}
+    found = minimize(rosenbrock, start, method=method, tolerance=1e-8)
+    assert found.success, found.message
+    assert found.x["b"].shape == (1, 2)
+    assert (found.x["b"].dtype, found.x["a"].dtype) == (np.float32, np.float64)
+    np.testing.assert_allclose(found.x["b"], 1.0, atol=1e-3)
+    assert not jax.config.jax_enable_x64
+
+
+def test_bounds_come_from_the_schema_and_what_does_not_vary_stays():
+    found = minimize(distance, {**START, "mode": "coarse"}, objective="result_0")
+    assert found.success
+    np.testing.assert_allclose(found.x["x"], [0.5, 0.25, 0.25], atol=1e-6)
+    assert found.x["mode"] == "coarse"
+    assert found.value == pytest.approx(0.25)
+    assert found.evaluations == len(found.history) < 10
+    assert found.history[-1].value <= found.history[0].value
+    # At the optimum an element is at its bound, where differences step inwards.
+    free = minimize(lambda p: square(p), {"x": np.full(3, 0.1)})
+    np.testing.assert_allclose(free.x["x"], TARGET, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:delta_grad == 0.0")  # scipy's advice for linear constraints
+@pytest.mark.parametrize("method", ["SLSQP", "trust-constr", "nlopt.LD_SLSQP", "COBYQA"])
+@pytest.mark.parametrize("who", ["component", "function"])
+def test_constraints(method, who):
+    """min |x - t|² with x ≤ 0.5 and Σx ≤ 0.8: the first element at its bound, the others share the rest."""
+    if method.startswith("nlopt"):
+        pytest.importorskip("nlopt")
+    if who == "component":
+        found = minimize(distance, START, constraints={"result_1": Bounds(le=0.8)}, method=method)
+    else:
+        start = {"x": np.full(3, 0.1)}
+        found = minimize(
+            square, start, bounds={"x": (0, 0.5)}, constraints=[(total, Bounds(le=0.8))], method=method,
+            sparse=method == "trust-constr",
+        )  # fmt: skip
+    assert found.success, found.message
+    np.testing.assert_allclose(found.x["x"], [0.5, 0.15, 0.15], atol=2e-3)
+
+
+@pytest.mark.parametrize("method", ["SLSQP", "nlopt.LD_SLSQP"])
+def test_equal_bounds_are_an_equality(method):
+    if method.startswith("nlopt"):
+        pytest.importorskip("nlopt")
+    found = minimize(
+        square, {"x": np.zeros(3)}, constraints=[(total, Bounds(ge=0.9, le=0.9))], method=method
+    )
+    np.testing.assert_allclose(found.x["x"], TARGET - 0.2, atol=1e-5)
+
+
+def test_one_evaluation_per_point():
+    points = []
+
+    def apply(x):
+        points.append(x.tobytes())
+        return np.sum((x - TARGET) ** 2), x.sum()
+
+    both = chainrule.from_callable(
+        apply,
+        vjp=lambda primals, u: (u[0] * 2 * (primals[0] - TARGET) + u[1],),
+        abstract=lambda x: (jax.ShapeDtypeStruct((), x.dtype), jax.ShapeDtypeStruct((), x.dtype)),
+    )
+    # Objective and constraint are one call of the program.
+    found = minimize(lambda p: both(p["x"])[0], {"x": np.zeros(3)})
+    assert len(points) == len(set(points)) == found.evaluations
+
+
+def test_a_component_in_single_precision_and_one_behind_a_handle():
+    @component(framework="jax")
+    def narrow(x: Differentiable[Array[(2,), Float32]]) -> Differentiable[Float32]:
+        return jnp.sum((x - 2) ** 2)
+
+    found = minimize(Component.from_api(narrow), {"x": [0.0, 1.0]})
+    assert found.x["x"].dtype == np.float32
+    np.testing.assert_allclose(found.x["x"], 2.0, atol=1e-4)
+
+
+def test_a_run_that_meets_nan_is_no_success():
+    found = minimize(lambda p: jnp.where(p["x"] < 0.5, jnp.nan, p["x"]), {"x": 1.0}, method="BFGS")
+    assert not found.success
+    assert "not a finite number at evaluation" in found.message
+    assert found.value >= 0.5
+    with pytest.raises(InputError, match="at the start") as caught:
+        minimize(lambda p: jnp.log(p["x"]), {"x": -1.0})
+    assert caught.value.code == "not_finite"
+    with pytest.raises(InputError, match=r"respect to x\[1\] is not finite at the start"):
+        minimize(lambda p: jnp.sqrt(p["x"]).sum(), {"x": np.array([1.0, 0.0])})
+
+
+def test_a_gradient_of_the_wrong_size_is_refused():
+    short = chainrule.from_callable(
+        lambda x: np.sum(x**2), vjp=lambda primals, u: (u * 2 * primals[0][:2],),
+        abstract=lambda x: jax.ShapeDtypeStruct((), x.dtype),
+    )  # fmt: skip
+    with pytest.raises(ComponentError, match=r"f64\[2\] at .* where f64\[3\] was promised"):
+        minimize(lambda p: short(p["x"]), {"x": np.ones(3)})
+
+
+def test_the_authors_error_arrives():
+    @component(derivatives="finite")
+    def fragile(x: Vector) -> Differentiable[Float64]:
+        if x[0] > 0.15:
+            raise ArithmeticError("no convergence")
+        return float(np.sum((x - TARGET) ** 2))
+
+    with pytest.raises(ComponentError, match="no convergence"):
+        minimize(fragile, START)
+
+
+def test_the_callback_ends_a_run_and_a_checkpoint_goes_on(tmp_path):
+    file = tmp_path / "run" / "best.npz"
+    seen = []
+    start = {"a": np.zeros(1), "b": np.zeros((1, 2))}
+    first = minimize(
+        rosenbrock,
+        start,
+        callback=lambda step: seen.append(step) or len(seen) == 9,
+        checkpoint=file,
+    )
+    assert not first.success
+    assert first.message == "Stopped: the callback ended the run."
+    assert first.value == min(step.value for step in seen)
+    second = minimize(rosenbrock, start, checkpoint=file)
+    assert second.success
+    assert second.history[:9] == tuple(seen)
+    assert second.history[9].value == first.value  # it began at the best point
+    assert second.evaluations == len(second.history) > 9
+    with pytest.raises(InputError, match=r"variables are a\[1\], b\[1, 2\]") as caught:
+        minimize(square, {"x": np.zeros(3)}, checkpoint=file)
+    assert caught.value.code == "bad_checkpoint"
+    file.write_bytes(b"nonsense")
+    with pytest.raises(StorageError):
+        minimize(rosenbrock, start, checkpoint=file)
+
+
+def test_the_number_of_evaluations_is_bounded():
+    found = minimize(rosenbrock, {"a": np.zeros(1), "b": np.zeros((1, 2))}, max_evaluations=3)
+    assert (found.success, found.evaluations) == (False, 3)
+    assert "max_evaluations" in found.message
+
+
+@pytest.mark.parametrize(
+    ("f", "x0", "options", "message"),
+    [
+        (square, {"x": np.array([1, 2, 3])}, {}, "x is a NumPy array i64[3]"),
+        (square, {"x": np.zeros(3), "n": "text"}, {}, "n is"),
+        (square, {"x": np.array([0, np.nan, 0])}, {}, r"element [1] of x"),
+        (square, {}, {}, "nothing to vary"),
+        (distance, {"x": [0.1, 0.9, 0.1]}, {"objective": "result_0"}, "element [1] is larger"),
+        (square, {"x": np.ones(3)}, {"bounds": {"x": (0, 0.5)}}, "x[0] is 1, and its bounds are 0 and 0.5"),
+        (square, {"x": np.ones(3)}, {"bounds": {"y": (0, 1)}}, "found y"),
+        (square, {"x": np.ones(3)}, {"bounds": {"x": 3}}, "as a pair"),
+        (square, {"x": np.ones(3)}, {"bounds": {"x": ([0, 0], 1)}}, "fit its shape [3]"),
+        (square, {"x": np.ones(3)}, {"bounds": {"x": (2, 1)}}, "not above the upper"),
+        (square, {"x": np.ones(3)}, {"bounds": "all"}, "bounds='schema'"),
+        (square, {"x": np.ones(3)}, {"method": "Nonsense"}, "There is no method 'Nonsense'"),
+        (square, {"x": np.ones(3)}, {"method": "optimistix.Nonsense"}, "it has BFGS"),
+        (square, {"x": np.ones(3)}, {"method": "BFGS", "bounds": {"x": (0, 2)}}, "takes no bounds"),
+        (square, {"x": np.ones(3)}, {"method": "CG", "constraints": [(total, Bounds(le=1))]}, "constraints"),
+        (square, {"x": np.ones(3)}, {"constraints": [(total, Bounds(lt=1))]}, "cannot tell < from"),
+        (square, {"x": np.ones(3)}, {"constraints": [total]}, "as pairs"),
+        (square, {"x": np.ones(3)}, {"constraints": {"g": Bounds(le=1)}}, "outputs of a component"),
+        (square, {"x": np.ones(3)}, {"objective": "y"}, "a function returns its objective"),
+        (lambda p: p["x"], {"x": np.ones(3)}, {}, "its shape is [3]"),
+        (distance, START, {}, "Say which one is minimised"),
+        (distance, START, {"objective": "zz"}, "no differentiable output 'zz'"),
+        (square, {"x": np.ones(3)}, {"max_evaluations": 0}, "1 or more"),
+        (distance, [1.0], {}, "as a dictionary; found a list"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_named(f, x0, options, message):
+    with pytest.raises(InputError) as caught:
+        minimize(f, x0, **options)
+    assert message in str(caught.value)
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "nlopt", None)
+    with pytest.raises(CapabilityError, match="pip install"):
+        minimize(square, {"x": np.ones(3)}, method="nlopt.LD_MMA")

@@ -1,0 +1,264 @@
+"""UM-Bridge both ways, against the real package: its client calls our server, our client its server."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import urllib.request
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from chainrule import Component, ComponentError, InputError, apply_component
+from chainrule._errors import CapabilityError, TransportError
+
+um = pytest.importorskip("umbridge")
+requests = pytest.importorskip("requests")
+CONFIG = {"shapes": {"x": [3]}}
+X = [[1.0, 2.0, 3.0], [2.0], [3.0, 4.0]]
+
+
+@pytest.fixture(scope="module")
+def url(start_server):
+    here = os.path.dirname(__file__)
+    served = start_server(
+        components=[
+            os.path.join(here, "umbridge_component.py"),
+            os.path.join(here, "finite_component.py"),
+        ],
+        umbridge=True,
+        workers=1,
+        port=0,
+    )
+    return served.url
+
+
+@pytest.fixture(scope="module")
+def model(url):
+    return um.HTTPModel(url, "umbridge_component")
+
+
+def post(url, route, content):
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    request = urllib.request.Request(f"{url}/{route}", body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def test_models_sizes_and_values(url, model):
+    names = um.supported_models(url)
+    assert names[:2] == ["umbridge_component", "umbridge_component-flat"]
+    assert len(names) == 4  # the second component by its name
+    assert model.get_input_sizes(CONFIG) == [3, 1, 2]
+    assert model.get_output_sizes(CONFIG) == [3, 1]
+    assert model(X, CONFIG) == [[2.0, 8.0, 18.0], [50.0]]
+    assert model.get_input_sizes({"inputs": {"x": [0.0, 0.0]}}) == [2, 1, 2]
+    assert model.get_output_sizes({"inputs": {"x": [0.0, 0.0]}}) == [2, 1]
+    assert model(X, {**CONFIG, "inputs": {"mode": "cube"}})[0] == [2.0, 16.0, 54.0]
+    assert (model.supports_gradient(), model.supports_apply_hessian()) == (True, True)
+
+
+def test_derivatives_block_by_block(model):
+    assert model.gradient(0, 0, X, [1.0, 1.0, 1.0], CONFIG) == [4.0, 8.0, 12.0]
+    assert model.gradient(0, 1, X, [1.0, 0.0, 1.0], CONFIG) == [10.0]
+    assert model.gradient(1, 2, X, [2.0], CONFIG) == [24.0, 32.0]
+    assert model.apply_jacobian(0, 0, X, [1.0, 0.0, -1.0], CONFIG) == [4.0, 0.0, -12.0]
+    assert model.apply_jacobian(1, 1, X, [1.0], CONFIG) == [25.0]
+    assert model.apply_hessian(1, 2, 2, X, [1.0], [1.0, 0.0], CONFIG) == [4.0, 0.0]
+    assert model.apply_hessian(1, 1, 2, X, [1.0], [1.0, 1.0], CONFIG) == [14.0]
+
+
+def test_the_flat_view_has_one_vector_each(url):
+    flat = um.HTTPModel(url, "umbridge_component-flat")
+    assert (flat.get_input_sizes(CONFIG), flat.get_output_sizes(CONFIG)) == ([6], [4])
+    point = [[1.0, 2.0, 3.0, 2.0, 3.0, 4.0]]
+    assert flat(point, CONFIG) == [[2.0, 8.0, 18.0, 50.0]]
+    assert flat.gradient(0, 0, point, [1.0, 1.0, 1.0, 1.0], CONFIG) == [4, 8, 12, 39, 12, 16]
+
+
+@pytest.mark.parametrize(
+    ("route", "change", "kind", "words"),
+    [
+        ("Evaluate", {"input": [[1.0], [2.0], [3.0, 4.0]]}, "InvalidInput", "Expected 3 but got 1"),
+        ("Evaluate", {"input": [[1.0]]}, "InvalidInput", "a list of 3 vectors; found 1"),
+        (
+            "Evaluate",
+            {"input": [["a", 1, 2], [2.0], [3.0, 4.0]]},
+            "InvalidInput",
+            "a list of numbers",
+        ),
+        ("Evaluate", {"input": None}, "InvalidInput", "found none"),
+        ("Evaluate", {"name": "nope"}, "ModelNotFound", "there are umbridge_component"),
+        ("Evaluate", {"config": {}}, "InvalidInput", "The size of 'x' is open"),
+        ("Evaluate", {"config": {**CONFIG, "mode": "cube"}}, "InvalidInput", "go below"),
+        ("Evaluate", {"config": {"shapes": {"x": [3], "z": [1]}}}, "InvalidInput", "names z"),
+        ("Evaluate", {"config": {**CONFIG, "inputs": {"mode": "zz"}}}, "InvalidInput", "mode"),
+        ("Gradient", {"sens": [1.0]}, "InvalidInput", "Expected 3 but got 1"),
+        ("Gradient", {"outWrt": 2}, "InvalidInput", "outWrt to be a number from 0 to 1"),
+        ("Gradient", {"inWrt": -1}, "InvalidInput", "inWrt"),
+        ("ApplyJacobian", {"vec": [1.0]}, "InvalidInput", "Expected 3 but got 1"),
+        (
+            "ApplyHessian",
+            {"inWrt1": 0, "inWrt2": 1, "vec": [1.0, 2.0]},
+            "InvalidInput",
+            "Expected 1",
+        ),
+    ],
+)
+def test_bad_requests_are_named_in_json(url, route, change, kind, words):
+    whole = {"name": "umbridge_component", "input": X, "config": CONFIG, "outWrt": 0, "inWrt": 0}
+    whole |= {"sens": [1.0, 1.0, 1.0], "vec": [1.0, 1.0, 1.0], **change}
+    status, answer = post(url, route, whole)
+    assert (status, answer["error"]["type"]) == (400, kind)
+    assert words in answer["error"]["message"]
+
+
+def test_faults_are_json_and_the_server_goes_on(url, model, monkeypatch):
+    failing = {
+        "name": "umbridge_component",
+        "input": X,
+        "config": {**CONFIG, "inputs": {"mode": "fail"}},
+    }
+    status, answer = post(url, "Evaluate", failing)
+    assert status == 500
+    assert "no convergence" in answer["error"]["message"]
+    assert post(url, "Evaluate", b"not json")[0] == 422
+    assert post(url, "Evaluate", b"[]")[0] == 422
+    with pytest.raises(Exception, match="no convergence"):
+        model(X, failing["config"])
+    # As the client reads it with the standard library; `requests` prefers simplejson, which refuses NaN.
+    monkeypatch.setattr(requests.models, "complexjson", json)
+    values = model(X, {**CONFIG, "inputs": {"mode": "nan"}})
+    assert np.isnan(values[0]).all()
+    assert model(X, CONFIG)[1] == [50.0]
+
+
+def test_our_client_and_our_server(url):
+    found = Component.from_umbridge(url, "umbridge_component", config=CONFIG)
+    assert list(found.differentiable_inputs) == ["x", "part_mass", "part_length"]
+    inputs = {"x": np.array(X[0]), "part_mass": np.array(X[1]), "part_length": np.array(X[2])}
+    assert found.apply(inputs)["energy"].tolist() == [50.0]
+    cotangents = {"y": np.ones(3), "energy": [1.0]}
+    product = found.vector_jacobian_product(inputs, ["x"], ["y", "energy"], cotangents)
+    assert product["x"].tolist() == [4.0, 8.0, 12.0]
+
+
+STRANGER = """
+import functools, sys, time, umbridge
+
+class Square(umbridge.Model):
+    def __init__(self): super().__init__("square")
+    def get_input_sizes(self, config): return [config.get("n", 2), 1]
+    def get_output_sizes(self, config): return [config.get("n", 2)]
+    def __call__(self, p, config):
+        if config.get("mode") == "fail": raise ArithmeticError("no convergence")
+        if config.get("mode") == "nan": return [[float("nan"), -float("inf")]]
+        if config.get("mode") == "slow": time.sleep(2)
+        return [[p[1][0] * x**2 for x in p[0]]]
+    def supports_evaluate(self): return True
+    def gradient(self, o, i, p, sens, config):
+        if i == 0: return [2 * p[1][0] * x * s for x, s in zip(p[0], sens)]
+        return [sum(x**2 * s for x, s in zip(p[0], sens))]
+    def supports_gradient(self): return True
+    def apply_jacobian(self, o, i, p, v, config):
+        if i == 0: return [2 * p[1][0] * x * d for x, d in zip(p[0], v)]
+        return [x**2 * v[0] for x in p[0]]
+    def supports_apply_jacobian(self): return True
+
+class Plain(umbridge.Model):
+    def __init__(self): super().__init__("plain")
+    def get_input_sizes(self, config): return [1]
+    def get_output_sizes(self, config): return [1]
+    def __call__(self, p, config): return [[p[0][0] + 1]]
+    def supports_evaluate(self): return True
+
+umbridge.um.web.run_app = functools.partial(umbridge.um.web.run_app, host="127.0.0.1", print=None)
+umbridge.serve_models([Square(), Plain()], int(sys.argv[1]))
+"""
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory):
+    """The package's own server; ended by its process id."""
+    import socket
+    import time
+
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    file = tmp_path_factory.mktemp("stranger") / "server.py"
+    file.write_text(textwrap.dedent(STRANGER))
+    process = subprocess.Popen([sys.executable, str(file), str(port)], stdout=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"{url}/Info")
+                break
+            except OSError:
+                time.sleep(0.1)
+        yield url, process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_strangers_model_under_jit_and_grad(stranger):
+    square = Component.from_umbridge(stranger[0], "square")
+    assert square.capabilities["vector_jacobian_product"].status == "native"
+    assert square.capabilities["hessian_vector_product"].status == "absent"
+
+    def loss(x, c):
+        return jnp.sum(apply_component(square, {"input_0": x, "input_1": c})["output_0"] ** 2)
+
+    def closed(x, c):
+        return jnp.sum((c * x**2) ** 2)
+
+    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64(True):
+        point = jnp.array([1.0, 2.0]), jnp.array([3.0])
+        found = jax.jit(jax.value_and_grad(loss, (0, 1)))(*point)
+        expected = jax.value_and_grad(closed, (0, 1))(*point)
+        jax.tree.map(np.testing.assert_allclose, found, expected)
+        pushed = jax.jvp(loss, point, point)[1]
+        np.testing.assert_allclose(pushed, jax.jvp(closed, point, point)[1])
+
+
+def test_a_strangers_faults(stranger):
+    url, _ = stranger
+    square = Component.from_umbridge(url, "square")
+    inputs = {"input_0": [1.0, 2.0], "input_1": [1.0]}
+    nan = square.apply({**inputs, "config": {"mode": "nan"}})["output_0"]
+    assert np.isnan(nan[0])
+    assert nan[1] == -np.inf
+    with pytest.raises(ComponentError, match="500"):
+        square.apply({**inputs, "config": {"mode": "fail"}})
+    assert square.apply(inputs)["output_0"].tolist() == [1.0, 4.0]
+    three = Component.from_umbridge(url, "square", config={"n": 3})
+    assert three.apply({"input_0": [1.0, 2.0, 3.0], "input_1": [1.0]})["output_0"].shape == (3,)
+    with pytest.raises(InputError, match=r"f64\[2\]"):
+        square.apply({"input_0": [1.0, 2.0, 3.0], "input_1": [1.0]})
+    with pytest.raises(TransportError) as caught:
+        Component.from_umbridge(url, "square", timeout=0.5).apply(
+            {**inputs, "config": {"mode": "slow"}}
+        )
+    assert caught.value.code == "timeout"
+
+
+def test_what_a_stranger_does_not_have(stranger, url):
+    plain = Component.from_umbridge(stranger[0], "plain")
+    assert plain.apply({"input_0": [1.0]})["output_0"].tolist() == [2.0]
+    assert plain.capabilities["vector_jacobian_product"].status == "absent"
+    with pytest.raises(CapabilityError, match="there are square, plain"):
+        Component.from_umbridge(stranger[0])
+    with pytest.raises(TransportError) as caught:
+        Component.from_umbridge("http://127.0.0.1:1", "square")
+    assert caught.value.code == "unreachable"
+    with pytest.raises(TransportError, match="UM-Bridge") as caught:
+        Component.from_umbridge(f"{url}/c/umbridge_component", "square")
+    assert caught.value.code == "not_umbridge"
