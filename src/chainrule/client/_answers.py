@@ -107,14 +107,17 @@ def _decoded(answer: Answer, limits: Limits) -> Any:
 
 
 def answer_limits(max_bytes: int) -> Limits:
-    """Bounds of an answer: what it declares may not be larger than what would be read."""
+    """Bounds of an answer: what it declares may not be larger than what would be read.
+
+    Objects take more memory than their text, so the objects of an answer have at least a megabyte.
+    """
     return replace(
         TRUSTING_LIMITS,
         max_body_bytes=max_bytes,
         max_array_bytes=max_bytes,
         max_total_bytes=max_bytes,
         max_expanded_bytes=max_bytes,
-        max_parsed_bytes=max_bytes,
+        max_parsed_bytes=max(max_bytes, 1 << 20),
     )
 
 

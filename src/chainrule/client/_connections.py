@@ -332,7 +332,7 @@ class ConnectionPool:
             return answer, not response.will_close and response.status < 500
 
     def _check_length(self, declared: str | None) -> None:
-        """Refuse a length that is none: `HTTPResponse` would take whatever comes for the body."""
+        """Refuse a length that is not a number: `HTTPResponse` would take all that follows for the body."""
         if declared is None or (declared.isascii() and declared.strip().isdigit()):
             return
         raise LostConnectionError(

@@ -1,4 +1,4 @@
-"""One evaluation per point: what every solver asks, whatever its own way of asking.
+"""One evaluation per point, for all that a solver asks there.
 
 Solvers ask for the value, the gradient, the constraints and their Jacobian one after the other, and call
 again at the same point. `Evaluation.at` computes all of them together, once per point, and keeps the last

@@ -6,8 +6,8 @@ gradient does not go through the iterations. By the implicit function theorem
 
     dx*/dp = (I - ∂f/∂x)⁻¹ ∂f/∂p        at the solution,
 
-so one linear solve with the derivatives of the components there gives it, whatever the way to the solution
-was. Small systems are solved with the matrix itself, large ones by GMRES with products only.
+so one linear solve with the derivatives of the components there gives it. How the solution was found does
+not matter. Small systems are solved with the matrix itself, large ones by GMRES with products only.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from chainrule._codec import FRAMES_MEDIA_TYPE, decode_body, encode_body
 from chainrule._errors import ChainruleError, InputError
 from chainrule._lru_cache import LRUCache
 from chainrule._trees import get_at_path, set_at_path
-from chainrule.runtime.internal import HVP, JVP, VJP, Document, Leaf
+from chainrule.runtime.internal import HVP, JVP, VJP, DerivativeKind, Document, Leaf
 from chainrule.serve._calls import Call, Reply
 from chainrule.serve._endpoint import Disconnected, Intake, declared_length, read_body
 from chainrule.serve._options import ServeOptions
@@ -152,35 +152,28 @@ class Model:
 
     async def gradient(self, body: Mapping[str, Any]) -> Any:
         """sensᵀ · ∂(output vector)/∂(input vector)."""
-        shapes = await self.shapes(_config(body))
-        outputs = shapes.outputs[_index(body, "outWrt", shapes.outputs)]
-        inputs = shapes.inputs[_index(body, "inWrt", shapes.inputs)]
-        found = await self._ask(
-            VJP.endpoint,
-            {
-                "inputs": self._at(shapes, body),
-                "vjp_inputs": [leaf.path for leaf in inputs],
-                "vjp_outputs": [leaf.path for leaf in outputs],
-                "cotangent_vector": _split(_vector(body, "sens", outputs), outputs),
-            },
-        )
-        return _joined(found, inputs)
+        return await self._product(VJP, body, "sens")
 
     async def apply_jacobian(self, body: Mapping[str, Any]) -> Any:
         """∂(output vector)/∂(input vector) · vec."""
+        return await self._product(JVP, body, "vec")
+
+    async def _product(self, kind: DerivativeKind, body: Mapping[str, Any], name: str) -> Any:
+        """The product with the vector that a request has under a name."""
         shapes = await self.shapes(_config(body))
-        outputs = shapes.outputs[_index(body, "outWrt", shapes.outputs)]
-        inputs = shapes.inputs[_index(body, "inWrt", shapes.inputs)]
-        found = await self._ask(
-            JVP.endpoint,
-            {
-                "inputs": self._at(shapes, body),
-                "jvp_inputs": [leaf.path for leaf in inputs],
-                "jvp_outputs": [leaf.path for leaf in outputs],
-                "tangent_vector": _split(_vector(body, "vec", inputs), inputs),
-            },
-        )
-        return _joined(found, outputs)
+        sides: dict[str, Group] = {
+            "outputs": shapes.outputs[_index(body, "outWrt", shapes.outputs)],
+            "inputs": shapes.inputs[_index(body, "inWrt", shapes.inputs)],
+        }
+        (vector,), (answer,) = kind.vectors, kind.result_over
+        given = sides[vector.over]
+        request = {
+            "inputs": self._at(shapes, body),
+            kind.inputs_argument: [leaf.path for leaf in sides["inputs"]],
+            kind.outputs_argument: [leaf.path for leaf in sides["outputs"]],
+            vector.name: _split(_vector(body, name, given), given),
+        }
+        return _joined(await self._ask(kind.endpoint, request), sides[answer])
 
     async def apply_hessian(self, body: Mapping[str, Any]) -> Any:
         """∂/∂(second input) (sensᵀ · ∂(output)/∂(first input)) · vec."""

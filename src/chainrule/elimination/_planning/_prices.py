@@ -25,7 +25,7 @@ class SitePrices:
         jvp: of one product with the Jacobian.
         vjp: of one product with the transposed Jacobian.
         jacobian: of the site's own Jacobian.
-        message: of one message, whatever it carries.
+        message: of one message, of any size.
         batches: the ways that take many vectors in one message.
         derived: the ways that are made of products in the other direction. Where one costs the same as
             another way, the other way is taken.
