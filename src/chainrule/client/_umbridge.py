@@ -5,7 +5,7 @@ outputs `input_0`, `input_1`, …, or have the names of leaves where a server of
 that it does not offer are derived from the others, as for any component.
 
 UM-Bridge has one (output, input) pair per request: a product over several of them is a sum of requests. Its
-own server writes not-a-numbers as Python does (`nan`), which is no JSON; they are understood here.
+own server writes not-a-numbers as Python does (`nan`), which is not JSON; they are understood here.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def open_model(
     info = server.ask("Info")
     models = info.get("models")
     if not isinstance(models, list):
-        raise TransportError(f"{server.place} is no UM-Bridge server.", code="not_umbridge")
+        raise TransportError(f"{server.place} is not a UM-Bridge server.", code="not_umbridge")
     name = _chosen(name, models, server.place)
     support = server.ask("ModelInfo", {"name": name}).get("support", {})
     asked = {"name": name, "config": dict(config or {})}

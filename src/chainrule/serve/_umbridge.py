@@ -283,7 +283,8 @@ def _inputs_of(document: Document, config: Mapping[str, Any]) -> Any:
         _place(tree, pattern, np.ones(tuple(shape), spec.dtype or "float64"))
     if shapes:
         raise RefusedError(
-            "InvalidInput", f"config.shapes names {', '.join(shapes)}, which is no open input."
+            "InvalidInput",
+            f"config.shapes names {', '.join(shapes)}, which is not an input of open size.",
         )
     return tree
 

@@ -245,7 +245,7 @@ GivenPrices = Mapping[str, Mapping[str, float]]
 
 
 def check_prices(given: GivenPrices, names: Sequence[str]) -> None:
-    """Refuse prices that are none, or are those of other components.
+    """Refuse prices that cannot be read, or are those of other components.
 
     Raises:
         InputError: with the name.
