@@ -117,8 +117,9 @@ def test_every_constructor_and_method_has_a_row():
     from chainrule.compat.tesseract_core import Tesseract
 
     names = {name for name in vars(Tesseract) if not name.startswith("_")}
-    # What is natively there: the handle itself, and what programs in this process look for.
-    assert names - listed_names(PAGES["tesseract_core"]) == {"call", "component", "local"}
+    # What is natively there: the handle itself, what programs in this process look for, derived endpoints.
+    own = {"call", "component", "derived_endpoints", "local", "with_derived_endpoints"}
+    assert names - listed_names(PAGES["tesseract_core"]) == own
 
 
 def test_the_page_says_what_is_absent():

@@ -113,6 +113,15 @@ def test_a_tesseract_in_jax_as_an_argument_and_with_wrong_inputs():
             apply_tesseract(scaling, {"part": {"v": wrong}})
 
 
+def test_profiles_and_traces_are_logged_when_they_are_asked_for(caplog):
+    settings = {"profiling": True, "tracing": True}
+    scaling = tc.Tesseract.from_tesseract_api(SCALING, runtime_config=settings)
+    scaling.apply({"part": {"v": np.array([0.0, 1.0])}})
+    text = caplog.text
+    assert "Profiling Statistics" in text
+    assert "called with" in text
+
+
 NOT_MARKED = """
 from pydantic import BaseModel
 from tesseract_core.runtime import Array, Differentiable, Float32

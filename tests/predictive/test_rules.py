@@ -43,7 +43,7 @@ def test_unreadable_rule_is_refused_when_the_node_is_made(text):
 
 
 def test_unreadable_status_pattern_is_refused():
-    with pytest.raises(DefinitionError, match="no regular expression"):
+    with pytest.raises(DefinitionError, match="not a regular expression"):
         Ruleset({"(": ["h <- u"]})
 
 

@@ -99,6 +99,23 @@ class Selection:
         run.__name__ = run.__qualname__ = pure.__name__
         return run
 
+    def explicit(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The pure function of `(*args, selected parameters if any, all values)`.
+
+        JAX gives the rules of `custom_vjp` and `custom_jvp` no access to values that are differentiated
+        around them: none may be closed over.
+        """
+        pure = self._call.pure(function)
+
+        def run(*args: Any) -> Any:
+            *rest, values = args
+            if self.is_given:
+                *rest, tree = rest
+                values = self.merge(tree, values)
+            return pure(values, *rest)
+
+        return run
+
     def with_aux(self, function: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
         """As a function that JAX differentiates: `(*args, tree) -> (value, (aux, values))`."""
         pure = self.as_argument(function)
@@ -393,23 +410,7 @@ class CustomVjp(Transformation):
         call = Call(kwargs)
         selection = Selection(call, self._mask)
 
-        def explicit(function: Callable[..., Any]) -> Callable[..., Any]:
-            """The pure function of `(*args, selected if any, all values)`.
-
-            JAX gives a rule no access to values that are differentiated around it: none may be closed over.
-            """
-            pure = call.pure(function)
-
-            def run(*args: Any) -> Any:
-                *rest, values = args
-                if selection.is_given:
-                    *rest, tree = rest
-                    values = selection.merge(tree, values)
-                return pure(values, *rest)
-
-            return run
-
-        primal, forward = explicit(self._fun), explicit(fwd)
+        primal, forward = selection.explicit(self._fun), selection.explicit(fwd)
 
         def rule_forward(*args: Any) -> Any:
             args = _each(CustomVJPPrimal, lambda primal: primal.value, args)
@@ -501,13 +502,6 @@ class CustomJvp(Transformation):
         call = Call(kwargs)
         selection = Selection(call, self._mask)
 
-        def primal(*args: Any) -> Any:
-            *rest, values = args
-            if selection.is_given:
-                *rest, tree = rest
-                values = selection.merge(tree, values)
-            return call.pure(self._fun)(values, *rest)
-
         def derivative(*args: Any) -> Any:
             *nondiff, (*primals, values), (*tangents, _) = args
             merged = selection.merge(primals[-1], values) if selection.is_given else values
@@ -516,7 +510,7 @@ class CustomJvp(Transformation):
             # No derivative goes through what is written.
             return (result, new), (tangent, jax.tree.map(_zero_tangent, new))
 
-        function = jax.custom_jvp(primal, nondiff_argnums=self._nondiff)
+        function = jax.custom_jvp(selection.explicit(self._fun), nondiff_argnums=self._nondiff)
         function.defjvp(derivative)
         result, values = function(*selection.arguments(args), call.values)
         return call.finish(result, values)

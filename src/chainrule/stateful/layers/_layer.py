@@ -149,9 +149,12 @@ class StatefulLayer(Module):
 def _draws(module: Any) -> bool:
     """Whether a part of an equinox module drops entries at random, and so needs a key."""
     parts = jax.tree.leaves(module, is_leaf=lambda part: isinstance(part, eqx.nn.Dropout))
-    return any(
-        isinstance(part, eqx.nn.Dropout) and not part.inference and bool(part.p) for part in parts
-    )
+    dropouts = [part for part in parts if isinstance(part, eqx.nn.Dropout)]
+    return any(not part.inference and not _is_zero(part.p) for part in dropouts)
+
+
+def _is_zero(p: Any) -> bool:
+    return isinstance(p, (int, float)) and p == 0
 
 
 def _has_flag(part: Any) -> bool:

@@ -6,6 +6,7 @@ Each component has its own settings; `get_config` is about the component whose c
 from __future__ import annotations
 
 import ast
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -136,7 +137,23 @@ def component_settings(
     given: dict[str, Any] = {**from_environment(), **_updates.get(), "output_format": output_format}
     given |= {"input_path": input_path} if input_path is not None else {}
     given |= {"output_path": output_path} if output_path is not None else {}
-    return RuntimeConfig(**given | dict(settings or {})).for_component(trusts_caller=True)
+    config = RuntimeConfig(**given | dict(settings or {}))
+    _show_observations(config)
+    return config.for_component(trusts_caller=True)
+
+
+def _show_observations(config: RuntimeConfig) -> None:
+    """Let profiles and traces that were asked for be seen, as there, where no logging is set up."""
+    loggers = {
+        "chainrule.runtime.profile": config.profiling,
+        "chainrule.runtime.trace": config.tracing,
+    }
+    for name, is_wanted in loggers.items():
+        logger = logging.getLogger(name)
+        if is_wanted:
+            logger.setLevel(logging.DEBUG)
+            if not logger.hasHandlers():
+                logger.addHandler(logging.StreamHandler())
 
 
 def update_config(**settings: Any) -> None:
