@@ -39,7 +39,7 @@ _BATCH_BYTES = 1 << 26
 def _compute(call: Call, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
     """Answer a call into `results`."""
     if not call.batch.sizes:
-        _store(answer(call.site, call.request, operands), results)
+        _store(_answer(call, operands), results)
         if call.site.example is not None and call.site.options.spot_check:
             _check_first_example(call.site, call.request, operands, results)
         return
@@ -50,7 +50,7 @@ def _compute(call: Call, operands: Sequence[np.ndarray], results: Sequence[np.nd
     def compute_one(index: tuple[int, ...]) -> None:
         try:
             example = call.batch.select(operands, index)
-            _store(answer(call.site, call.request, example), [each[index] for each in views])
+            _store(_answer(call, example), [each[index] for each in views])
         except Exception as error:
             error.add_note(f"This happened at batch index {index}.")
             raise
@@ -58,6 +58,11 @@ def _compute(call: Call, operands: Sequence[np.ndarray], results: Sequence[np.nd
     # Indexing all axes of an array gives a scalar, not a view; one more axis makes it a view.
     views = [each.reshape((*each.shape, 1)) for each in results]
     _each_index(compute_one, list(np.ndindex(*call.batch.sizes)), _concurrency(call.site))
+
+
+def _answer(call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
+    with call.site.target.timings.of(call.request.name):
+        return answer(call.site, call.request, operands)
 
 
 def _check_first_example(
@@ -122,7 +127,8 @@ def _compute_at_once(
     for start in range(0, size, step):
         part = slice(start, min(start + step, size))
         chunk = [*primals, *(vector[part] for vector in vectors)]
-        answers = answer_batch(call.site, call.request, chunk, part.stop - start)
+        with call.site.target.timings.of(call.request.name, part.stop - start):
+            answers = answer_batch(call.site, call.request, chunk, part.stop - start)
         _store(answers, [each[part] for each in flat_results])
 
 

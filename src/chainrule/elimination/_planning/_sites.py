@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 
@@ -240,8 +241,8 @@ def size_of(var: Var) -> int:
     return math.prod(real_shape(var.aval))
 
 
-GivenPrices = Mapping[str, Mapping[str, float]]
-"""Component → what is priced → price."""
+GivenPrices = Mapping[str, Mapping[str, float]] | Literal["measured"]
+"""Component → what is priced → price; or those that were measured."""
 
 
 def check_prices(given: GivenPrices, names: Sequence[str]) -> None:
@@ -250,10 +251,12 @@ def check_prices(given: GivenPrices, names: Sequence[str]) -> None:
     Raises:
         InputError: with the name.
     """
+    if isinstance(given, str) and given == "measured":
+        return
     if not isinstance(given, Mapping):
         raise InputError(
-            "`prices` is a dictionary from names of components to their prices, such as "
-            f"{{{names[0]!r}: {{'vjp': 2.5}}}}; found {type(given).__name__}.",
+            "`prices` is 'measured', or a dictionary from names of components to their prices, such as "
+            f"{{{names[0]!r}: {{'vjp': 2.5}}}}; found {given!r:.40}.",
             code="bad_prices",
         )
     for name, prices in given.items():
@@ -274,8 +277,7 @@ def site_prices(site: Site, given: GivenPrices) -> SitePrices:
     By its kind an endpoint costs as many evaluations as it makes of the component.
     """
     kinds = _prices_by_kind(site)
-    declared = {} if site.products is None else site.products.prices
-    chosen = {**declared, **given.get(site.name, {})}
+    chosen, source = _chosen_prices(site, given)
     if not chosen:
         return kinds
     apply = chosen.get("apply", 1.0)
@@ -285,8 +287,18 @@ def site_prices(site: Site, given: GivenPrices) -> SitePrices:
         vjp=chosen.get("vjp", apply * kinds.vjp),
         jacobian=chosen.get("jacobian", apply * kinds.jacobian),
         message=chosen.get("message", 0.0),
-        source="given" if site.name in given else "author",
+        source=source,
     )
+
+
+def _chosen_prices(site: Site, given: GivenPrices) -> tuple[Mapping[str, float], str]:
+    """Prices that are not by kind, and where they come from."""
+    declared: Mapping[str, float] = {} if site.products is None else site.products.prices
+    if isinstance(given, str):
+        measured = {} if site.products is None else site.products.measured
+        return {**measured, **declared}, "author" if declared else "measurement"
+    own = given.get(site.name, {})
+    return {**declared, **own}, "given" if own else "author"
 
 
 def _prices_by_kind(site: Site) -> SitePrices:
