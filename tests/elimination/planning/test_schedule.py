@@ -244,3 +244,49 @@ def test_messages_have_a_price():
         network = Network((4, 3), (0, 0), (SiteNodes("a", (0,), (1,), prices),), (0,), (1,))
         (step,) = find_steps(network).steps
         assert step.way == way
+
+
+DYING = """
+import os
+import numpy as np
+from pydantic import BaseModel
+from chainrule.runtime import Array, Differentiable, Float64
+
+
+class InputSchema(BaseModel):
+    x: Differentiable[Array[(3,), Float64]]
+
+
+class OutputSchema(BaseModel):
+    y: Differentiable[Array[(3,), Float64]]
+
+
+def apply(inputs):
+    return {"y": 2 * inputs.x}
+
+
+def vector_jacobian_product(inputs, vjp_inputs, vjp_outputs, cotangent_vector):
+    os._exit(3)
+"""
+
+
+def test_a_process_that_dies_is_named(counted, tmp_path):
+    path = tmp_path / "dying.py"
+    path.write_text(DYING)
+    a = counted.component("a", 4, 3)
+    with chainrule.Component.from_source(path) as dying:
+        plan = plan_jacobian(
+            lambda x: chainrule.apply_component(dying, {"x": a(x)})["y"], workers=2
+        )(jnp.ones(4))
+        with pytest.raises(TransportError, match=r"VJP \d of 3 of dying .*failed twice"):
+            plan.execute(jnp.ones(4))
+
+
+def test_a_result_of_another_shape_is_named():
+    a = from_callable(
+        lambda x: 2 * x, vjp=lambda p, u: (u[:2],), abstract=lambda x: x, name="cropped"
+    )
+    for workers in (None, 2):
+        plan = plan_jacobian(a, workers=workers)(jnp.ones(3))
+        with pytest.raises(chainrule.ComponentError, match=r"`vjp` of cropped returned f64\[2\]"):
+            plan.execute(jnp.ones(3))
