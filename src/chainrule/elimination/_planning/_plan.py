@@ -33,6 +33,7 @@ from chainrule.elimination._planning._sites import (
     GivenPrices,
     Pipeline,
     find_pipeline,
+    has_complex_site,
     has_site,
     has_sites,
 )
@@ -310,6 +311,8 @@ def why_not_planned(traced: Traced) -> str | None:
     if traced.graph.nonlinear:
         named = ", ".join(map(traced.graph.describe, traced.graph.nonlinear[:3]))
         return f"a derivative rule is not linear: {named}"
+    if has_complex_site(traced.graph):
+        return "a loop or branch around a component works on complex numbers"
     holder = holder_of_a_callback(traced.graph)
     if holder is not None:
         return f"the callback inside equation {traced.graph.describe(holder)} would run twice"
