@@ -89,6 +89,19 @@ def test_dense_form_is_the_definition(data):
     np.testing.assert_allclose(dense(block, jnp.float64), by_definition(block), atol=1e-12)
 
 
+@settings(max_examples=100)
+@given(st.data())
+def test_rows_and_columns_with_entries(data):
+    term = data.draw(terms(data.draw(SHAPES), data.draw(SHAPES)))
+    rows, columns = term.flat_positions()
+    for found, places, shape in (
+        (term.rows_with_entries(), rows, term.out_shape),
+        (term.columns_with_entries(), columns, term.in_shape),
+    ):
+        everything = np.arange(math.prod(shape))
+        np.testing.assert_array_equal(everything if found is None else found, np.unique(places))
+
+
 @settings(max_examples=40)
 @given(st.data())
 def test_product_is_the_matrix_product(data):

@@ -41,11 +41,13 @@ class Products(ABC):
         operands: for every operand, whether derivatives with respect to it are declared.
         results: for every result, whether derivatives of it are declared.
         prices: what the author says that calls cost, by the names of `chainrule._call_prices`.
+        measured: mean seconds of the calls of this process, by the same names, as far as there were any.
     """
 
     operands: tuple[bool, ...]
     results: tuple[bool, ...]
     prices: Mapping[str, float]
+    measured: Mapping[str, float]
 
     @abstractmethod
     def offers(self, operands: Sequence[int], results: Sequence[int]) -> Mapping[Request, Offer]:

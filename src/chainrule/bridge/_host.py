@@ -18,6 +18,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple, TypedDict
 
@@ -38,18 +39,18 @@ _BATCH_BYTES = 1 << 26
 def _compute(call: Call, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
     """Answer a call into `results`."""
     if not call.batch.sizes:
-        _store(answer(call.site, call.request, operands), results)
+        _store(_answer(call, operands), results)
         if call.site.example is not None and call.site.options.spot_check:
             _check_first_example(call.site, call.request, operands, results)
         return
-    if _only_vectors_vary(call) and takes_batch(call.site, call.request):
-        _compute_at_once(call, operands, results)
+    if takes_batch(call.site, call.request) and (points := _axes_of_points(call)) is not None:
+        _compute_each_point(call, points, operands, results)
         return
 
     def compute_one(index: tuple[int, ...]) -> None:
         try:
             example = call.batch.select(operands, index)
-            _store(answer(call.site, call.request, example), [each[index] for each in views])
+            _store(_answer(call, example), [each[index] for each in views])
         except Exception as error:
             error.add_note(f"This happened at batch index {index}.")
             raise
@@ -57,6 +58,11 @@ def _compute(call: Call, operands: Sequence[np.ndarray], results: Sequence[np.nd
     # Indexing all axes of an array gives a scalar, not a view; one more axis makes it a view.
     views = [each.reshape((*each.shape, 1)) for each in results]
     _each_index(compute_one, list(np.ndindex(*call.batch.sizes)), _concurrency(call.site))
+
+
+def _answer(call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
+    with call.site.target.timings.of(call.request.name):
+        return answer(call.site, call.request, operands)
 
 
 def _check_first_example(
@@ -81,11 +87,30 @@ def _check_first_example(
             )
 
 
-def _only_vectors_vary(call: Call) -> bool:
-    """Whether a batch is many vectors at one point, in a call that may be made as one."""
+def _axes_of_points(call: Call) -> int | None:
+    """How many batch axes, from the first on, hold points, if the others hold many vectors for each of them.
+
+    `None` where every vector has a point of its own, or where a batch must not be sent as one.
+    """
     if call.site.options.vmap_method not in DECLARED or 0 in call.batch.sizes:
-        return False
-    return not any(map(any, call.batch.mapped[: len(call.site.inputs)]))
+        return None
+    primals = call.batch.mapped[: len(call.site.inputs)]
+    varying = [k for k in range(len(call.batch.sizes)) if any(axes[k] for axes in primals)]
+    points = varying[-1] + 1 if varying else 0
+    return points if points < len(call.batch.sizes) else None
+
+
+def _compute_each_point(
+    call: Call, points: int, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]
+) -> None:
+    """One request for all vectors of each point."""
+    inner = replace(call, batch=call.batch.within(points))
+
+    def compute_one(index: tuple[int, ...]) -> None:
+        example = call.batch.select(operands, index)
+        _compute_at_once(inner, example, [each[index] for each in results])
+
+    _each_index(compute_one, list(np.ndindex(*call.batch.sizes[:points])), _concurrency(call.site))
 
 
 def _compute_at_once(
@@ -102,7 +127,8 @@ def _compute_at_once(
     for start in range(0, size, step):
         part = slice(start, min(start + step, size))
         chunk = [*primals, *(vector[part] for vector in vectors)]
-        answers = answer_batch(call.site, call.request, chunk, part.stop - start)
+        with call.site.target.timings.of(call.request.name, part.stop - start):
+            answers = answer_batch(call.site, call.request, chunk, part.stop - start)
         _store(answers, [each[part] for each in flat_results])
 
 

@@ -35,6 +35,7 @@ class CallProducts(Products):
     def __init__(self, site: Site, run: Callable[[Call, list[Any]], list[Any]]) -> None:
         self._site, self._run = site, run
         self.prices = site.target.prices
+        self.measured = site.target.timings.means()
         self.operands = tuple(port.differentiable for port in site.inputs)
         self.results = tuple(port.differentiable for port in site.outputs)
 

@@ -201,11 +201,15 @@ class Batch:
         return cls((), ((),) * operand_count)
 
     def select(self, operands: Sequence[np.ndarray], index: tuple[int, ...]) -> list[np.ndarray]:
-        """One example."""
+        """One example; with fewer indices than axes, the examples of the remaining axes."""
         return [
-            operand[tuple(i for i, has in zip(index, mapped, strict=True) if has)]
+            operand[tuple(i for i, has in zip(index, mapped, strict=False) if has)]
             for operand, mapped in zip(operands, self.mapped, strict=True)
         ]
+
+    def within(self, count: int) -> Batch:
+        """The batch without its first axes."""
+        return Batch(self.sizes[count:], tuple(axes[count:] for axes in self.mapped))
 
     def flatten(self, operand: np.ndarray, mapped: tuple[bool, ...]) -> np.ndarray:
         """An operand with one batch axis for all, repeated along those that it does not have."""

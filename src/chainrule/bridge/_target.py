@@ -28,6 +28,7 @@ from chainrule._lru_cache import LRUCache
 from chainrule._own_arrays import own_copy
 from chainrule._trees import flatten_with_paths, map_with_paths
 from chainrule.bridge._skeleton import take_apart
+from chainrule.bridge._timings import Timings
 from chainrule.bridge._types import ArrayType, as_array_type, read_types, types_of
 from chainrule.runtime.internal import HVP, JVP, VJP, DerivativeKind
 
@@ -66,6 +67,11 @@ class Target(ABC):
     jax_derivatives: bool = True
     runs_jax: bool = False
     abstract_advice: str = ""
+
+    @cached_property
+    def timings(self) -> Timings:
+        """How long the calls of this process took."""
+        return Timings()
 
     @cached_property
     def _memories(self) -> defaultdict[str, LRUCache[Hashable, Any]]:

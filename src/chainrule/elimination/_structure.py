@@ -236,12 +236,24 @@ class Term:
         columns = _flat(self.in_axes, self.in_shape, grid, sizes)
         return np.broadcast_to(rows, self.sizes), np.broadcast_to(columns, self.sizes)
 
-    def reached(self) -> tuple[np.ndarray, np.ndarray]:
-        """The flat output and input indices at which there are entries, each once, in ascending order."""
-        grid, sizes = range(len(self.sizes)), dict(enumerate(self.sizes))
-        rows = _flat(self.out_axes, self.out_shape, grid, sizes)
-        columns = _flat(self.in_axes, self.in_shape, grid, sizes)
-        return np.unique(rows), np.unique(columns)
+    def rows_with_entries(self) -> np.ndarray | None:
+        """The flat output indices at which there are entries, in ascending order; `None` for all."""
+        return self._reached(self.out_axes, self.out_shape)
+
+    def columns_with_entries(self) -> np.ndarray | None:
+        """The same of the input."""
+        return self._reached(self.in_axes, self.in_shape)
+
+    def _reached(self, axes: Sequence[Axis], shape: Shape) -> np.ndarray | None:
+        walked = [axis.variables for axis in axes if axis.variables]
+        is_whole = all(
+            axis == (Axis.of(axis.variables[0]) if length > 1 and axis.variables else Axis())
+            and math.prod(self.sizes[v] for v in axis.variables) == length
+            for axis, length in zip(axes, shape, strict=True)
+        )
+        if is_whole and len(set(walked)) == len(walked):  # every axis walks its whole length, alone
+            return None
+        return np.unique(_flat(axes, shape, range(len(self.sizes)), dict(enumerate(self.sizes))))
 
     def transposed(self) -> tuple[Term, tuple[int, ...]]:
         """The term of the transposed block, and how to transpose the value for it.

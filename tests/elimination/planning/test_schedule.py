@@ -3,6 +3,7 @@
 import math
 import random
 import threading
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from chainrule.elimination._planning._network import Network, SiteNodes
 from chainrule.elimination._planning._prices import SitePrices
 from chainrule.elimination._planning._schedule import find_shortest, makespan, needed_steps
 from chainrule.elimination._planning._search import find_steps, sweeps
+from chainrule.runtime import Array, Differentiable, Float64, load_component
 
 UNIT = SitePrices()
 
@@ -185,11 +187,46 @@ def test_prices_decide(counted):
         ({"a": {"gradient": 1}}, "no price 'gradient'; there are apply, jvp, vjp"),
         ({"a": 3}, "expected a dictionary"),
         ([1], "names of components to their prices"),
+        ("free", "'measured', or a dictionary"),
     ],
 )
 def test_prices_that_cannot_be_used(counted, prices, message):
     with pytest.raises(chainrule.InputError, match=message):
         plan_jacobian(counted.component("a", 2, 2), prices=prices)(jnp.ones(2))
+
+
+def test_measured_prices(counted):
+    a = counted.component("a", 4, 4)
+    by_kind = plan_jacobian(a, prices="measured")(jnp.ones(4))
+    assert (by_kind.price, by_kind.requests[0].prices) == (4, "kind of endpoint")
+    jax.jit(jax.vmap(lambda v: jax.jvp(a, (jnp.ones(4),), (v,))))(jnp.eye(4))
+    plan = plan_jacobian(a, prices="measured")(jnp.ones(4))
+    assert plan.requests[0].prices == "measurement"
+    assert 0 < plan.price < 4
+    assert plan_jacobian(a)(jnp.ones(4)) == plan_jacobian(a, prices={})(jnp.ones(4))
+
+
+def test_prices_of_the_author(tmp_path):
+    """In a decorator and in a module; over HTTP they are in the document."""
+
+    @chainrule.component(derivatives="finite", prices={"apply": 3.0, "vjp": 0.5})
+    def double(x: Differentiable[Array[(2,), Float64]]) -> Differentiable[Array[(2,), Float64]]:
+        return 2 * x
+
+    assert double.openapi_schema["x-prices"] == double.prices == {"apply": 3.0, "vjp": 0.5}
+    plan = plan_jacobian(lambda x: chainrule.apply_component(double, {"x": x})["result"])(
+        jnp.ones(2)
+    )
+    (request,) = plan.requests
+    assert (request.way, request.price, request.prices) == ("rows", 1.0, "author")
+    source = Path(__file__).parents[2] / "bridge" / "components" / "numpy_component.py"
+    for prices, expected in (('{"jvp": 2.0}', {"jvp": 2.0}), ('{"gold": 1}', {}), ("[1, 2]", {})):
+        path = tmp_path / f"priced_{len(prices)}.py"
+        path.write_text(f"{source.read_text()}\nprices = {prices}\n")
+        assert load_component(path).prices == expected
+    path.write_text(f"{source.read_text()}\nprices = {{'jvp': 'much'}}\n")
+    with pytest.raises(chainrule.ChainruleError, match="'jvp' is a positive number; found 'much'"):
+        load_component(path)
 
 
 def test_options_that_cannot_be_used():
@@ -207,3 +244,49 @@ def test_messages_have_a_price():
         network = Network((4, 3), (0, 0), (SiteNodes("a", (0,), (1,), prices),), (0,), (1,))
         (step,) = find_steps(network).steps
         assert step.way == way
+
+
+DYING = """
+import os
+import numpy as np
+from pydantic import BaseModel
+from chainrule.runtime import Array, Differentiable, Float64
+
+
+class InputSchema(BaseModel):
+    x: Differentiable[Array[(3,), Float64]]
+
+
+class OutputSchema(BaseModel):
+    y: Differentiable[Array[(3,), Float64]]
+
+
+def apply(inputs):
+    return {"y": 2 * inputs.x}
+
+
+def vector_jacobian_product(inputs, vjp_inputs, vjp_outputs, cotangent_vector):
+    os._exit(3)
+"""
+
+
+def test_a_process_that_dies_is_named(counted, tmp_path):
+    path = tmp_path / "dying.py"
+    path.write_text(DYING)
+    a = counted.component("a", 4, 3)
+    with chainrule.Component.from_source(path) as dying:
+        plan = plan_jacobian(
+            lambda x: chainrule.apply_component(dying, {"x": a(x)})["y"], workers=2
+        )(jnp.ones(4))
+        with pytest.raises(TransportError, match=r"VJP \d of 3 of dying .*failed twice"):
+            plan.execute(jnp.ones(4))
+
+
+def test_a_result_of_another_shape_is_named():
+    a = from_callable(
+        lambda x: 2 * x, vjp=lambda p, u: (u[:2],), abstract=lambda x: x, name="cropped"
+    )
+    for workers in (None, 2):
+        plan = plan_jacobian(a, workers=workers)(jnp.ones(3))
+        with pytest.raises(chainrule.ComponentError, match=r"`vjp` of cropped returned f64\[2\]"):
+            plan.execute(jnp.ones(3))

@@ -68,7 +68,7 @@ def size(vectors):
 """
 
 
-@pytest.fixture(params=["in process", "own process", "served"])
+@pytest.fixture
 def place(request):
     return request.param
 
@@ -117,6 +117,7 @@ def pipeline(components):
     return f
 
 
+@pytest.mark.parametrize("place", ["in process", "own process", "served"], indirect=True)
 def test_products_are_those_of_the_plan(components):
     handles, asked = components
     f = pipeline(handles)
@@ -138,3 +139,22 @@ def test_products_are_those_of_the_plan(components):
     plan = plan_jacobian(lambda *args: f(*args)[0], argnums=(0, 1))(*args)
     assert (plan.products, plan.messages) == (6, 5)
     assert not asked()
+
+
+@pytest.mark.parametrize("place", ["in process"], indirect=True)
+def test_vectors_of_each_point_of_a_batch_are_sent_together(components):
+    handles, asked = components
+    f = pipeline(handles)
+    xs = jnp.stack([jnp.linspace(0.1, 0.5, 5) * k for k in (1, 2, 3)])
+    expected = jax.vmap(jax.jacrev(f, has_aux=True), (0, None))(xs, 1.5)[0]
+    mapped = jax.vmap(jacobian(f, has_aux=True), (0, None))
+    for batched in (mapped, jax.jit(mapped)):
+        asked()
+        found, _ = batched(xs, 1.5)
+        lines = asked()
+        assert {line: n for line, n in lines.items() if "apply" not in line} == {
+            "a vjp 1": 6,
+            "b vjp 2": 3,
+            "c jvp 1": 6,
+        }
+        np.testing.assert_allclose(found, expected, rtol=1e-12)

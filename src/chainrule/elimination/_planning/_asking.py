@@ -136,7 +136,7 @@ def _linearise(
 
     moving = [operands[k] for k in site.operands]
     way = jax.vjp if reverse else jax.linearize
-    chosen, linear, results = way(of_moving, *moving, has_aux=True)  # type: ignore[operator]
+    chosen, linear, results = way(of_moving, *moving, has_aux=True)
     return results, _OpaqueProducts(site, linear, chosen)
 
 
@@ -145,9 +145,10 @@ def _filled(
 ) -> list[Any]:
     """Vectors at all positions: zeros where there are none."""
     (size,) = {vector.shape[0] for vector in vectors.values()}
+    avals: list[Any] = [var.aval for var in variables]
     return [
-        vectors[k] if k in vectors else jnp.zeros((size, *var.aval.shape), var.aval.dtype)
-        for k, var in zip(positions, variables, strict=True)
+        vectors[k] if k in vectors else jnp.zeros((size, *aval.shape), aval.dtype)
+        for k, aval in zip(positions, avals, strict=True)
     ]
 
 

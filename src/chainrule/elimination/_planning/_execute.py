@@ -124,13 +124,14 @@ class _Known:
         self, blocks: Sequence[Block | None], cut: Sequence[Var], var: Var, *, axis: int
     ) -> Any:
         """Blocks between the nodes of a cut and an array, as one vector of the array per live element."""
-        parts = []
+        aval: Any = var.aval
+        shape, parts = aval.shape, []
         for block, z in zip(blocks, cut, strict=True):
-            shape, chosen = var.aval.shape, self._elements(z)
+            chosen = self._elements(z)
             if block is None:
-                parts.append(jnp.zeros((len(chosen), *shape), var.aval.dtype))
+                parts.append(jnp.zeros((len(chosen), *shape), aval.dtype))
                 continue
-            full = dense(block, var.aval.dtype)
+            full = dense(block, aval.dtype)
             full = full.reshape(*shape, -1) if axis == -1 else full.reshape(-1, *shape)
             full = jnp.moveaxis(full, axis, 0)
             parts.append(full if len(chosen) == len(full) else full[chosen])
@@ -157,7 +158,8 @@ class _Known:
         """Target → node of the cut → ∂target/∂node, along paths that meet no other node of the cut."""
         found: dict[Var, dict[Var, Block]] = {z: {z: _identity(z)} for z in cut}
         for node in self._ancestors(targets, stop=cut):
-            found[node] = columns = {}
+            columns: dict[Var, Block] = {}
+            found[node] = columns
             for operand, outer in self.rows.get(node, {}).items():
                 for z, inner in found.get(operand, {}).items():
                     _accumulate(columns, z, multiply(outer, inner))

@@ -33,6 +33,7 @@ from chainrule.elimination._planning._sites import (
     GivenPrices,
     Pipeline,
     find_pipeline,
+    has_complex_site,
     has_site,
     has_sites,
 )
@@ -260,7 +261,9 @@ def plan_jacobian(
         argnums: which positional arguments to differentiate with respect to.
         prices: component → price of one `"apply"`, one `"jvp"`, one `"vjp"`, one `"jacobian"`, one
             `"message"`, all in one unit. Without them the author's are used (`prices` of a component), else
-            the number of evaluations that an endpoint makes.
+            the number of evaluations that an endpoint makes. `"measured"`: mean seconds of the calls that
+            this process has made so far, where the author does not say; a component that was not called
+            yet costs a second per evaluation.
         workers: how many messages `Plan.execute` has under way at the same time, outside of `jit`.
         objective: what is made small: the price of all `"products"`, or the `"time"` until the last answer.
 
@@ -308,6 +311,8 @@ def why_not_planned(traced: Traced) -> str | None:
     if traced.graph.nonlinear:
         named = ", ".join(map(traced.graph.describe, traced.graph.nonlinear[:3]))
         return f"a derivative rule is not linear: {named}"
+    if has_complex_site(traced.graph):
+        return "a loop or branch around a component works on complex numbers"
     holder = holder_of_a_callback(traced.graph)
     if holder is not None:
         return f"the callback inside equation {traced.graph.describe(holder)} would run twice"

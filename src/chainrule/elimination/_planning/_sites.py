@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from chainrule._jaxpr import JaxprEqn, Products, Var, locate, outside_call_of, s
 from chainrule.elimination._graph import Graph
 from chainrule.elimination._planning._network import Network, SiteNodes
 from chainrule.elimination._planning._prices import SitePrices
-from chainrule.elimination._rules import real_shape
+from chainrule.elimination._rules import is_complex, real_shape
 from chainrule.elimination._work import equation_work
 
 
@@ -99,6 +100,15 @@ def has_sites(graph: Graph) -> bool:
     return any(has_site(graph, vertex) for vertex in graph.partials)
 
 
+def has_complex_site(graph: Graph) -> bool:
+    """Whether a site that JAX differentiates, a loop for example, reads or computes complex numbers."""
+    return any(
+        is_complex(var.aval)
+        for site in _find_sites(graph)
+        for var in (*site.operand_variables, *site.result_variables)
+    )
+
+
 def has_site(graph: Graph, vertex: int) -> bool:
     """Whether a vertex of a graph calls components, itself or inside."""
     return bool(_called(graph.equation(vertex)))
@@ -154,10 +164,10 @@ def _network(
     before: dict[Var, set[Var]] = {var: set() for var in graph.inputs}
     for vertex, local in graph.partials.items():
         eqn = graph.equation(vertex)
-        for result, operand in local.structures:
+        for result, position in local.structures:
             read = before.setdefault(eqn.outvars[result], set())
             if vertex not in vertices:
-                read.add(eqn.invars[operand])  # type: ignore[arg-type]
+                read.add(eqn.invars[position])  # type: ignore[arg-type]
     ends = {*graph.inputs, *graph.outputs}
     for site in sites:
         ends.update(site.operand_variables, site.result_variables)
@@ -214,25 +224,26 @@ def _live_elements(
 
     A vector for another element would be zero, or would be multiplied by zero.
     """
-    fixed = {*graph.inputs, *(var for site in sites for var in site.result_variables)}
-    wanted = {*graph.outputs, *(var for site in sites for var in site.operand_variables)}
-    vary: dict[Var, list[np.ndarray]] = {}
-    read: dict[Var, list[np.ndarray]] = {}
-    for result, row in _without_sites(graph, sites).structures.items():
+    edges = _without_sites(graph, sites).structures
+    # Inputs and results of sites vary everywhere, outputs and operands of sites are read everywhere.
+    vary = {*graph.inputs, *(var for site in sites for var in site.result_variables)}
+    read = {*graph.outputs, *(var for site in sites for var in site.operand_variables)}
+    chosen = set(variables)
+    rows: dict[Var, list[np.ndarray | None]] = {var: [] for var in chosen - vary}
+    columns: dict[Var, list[np.ndarray | None]] = {var: [] for var in chosen - read}
+    for result, row in edges.items():
         for operand, structure in row.items():
-            for rows, columns in (term.reached() for term in structure.terms):
-                vary.setdefault(result, []).append(rows)
-                read.setdefault(operand, []).append(columns)
-    live = {}
-    for var in variables:
-        everything = np.arange(size_of(var))
-        known = [everything]
-        known += [] if var in fixed else [np.concatenate(vary[var])] if var in vary else []
-        known += [] if var in wanted else [np.concatenate(read[var])] if var in read else []
-        found = reduce(np.intersect1d, known)
-        if len(found) < len(everything):
-            live[var] = found
-    return live
+            if result in rows:
+                rows[result] += [term.rows_with_entries() for term in structure.terms]
+            if operand in columns:
+                columns[operand] += [term.columns_with_entries() for term in structure.terms]
+    live: dict[Var, np.ndarray] = {}
+    for known in (rows, columns):
+        for var, parts in known.items():
+            if parts and all(part is not None for part in parts):
+                found = reduce(np.union1d, parts)  # type: ignore[arg-type]
+                live[var] = np.intersect1d(live[var], found) if var in live else found
+    return {var: found for var, found in live.items() if len(found) < size_of(var)}
 
 
 def size_of(var: Var) -> int:
@@ -240,8 +251,8 @@ def size_of(var: Var) -> int:
     return math.prod(real_shape(var.aval))
 
 
-GivenPrices = Mapping[str, Mapping[str, float]]
-"""Component → what is priced → price."""
+GivenPrices = Mapping[str, Mapping[str, float]] | Literal["measured"]
+"""Component → what is priced → price; or those that were measured."""
 
 
 def check_prices(given: GivenPrices, names: Sequence[str]) -> None:
@@ -250,10 +261,12 @@ def check_prices(given: GivenPrices, names: Sequence[str]) -> None:
     Raises:
         InputError: with the name.
     """
+    if isinstance(given, str) and given == "measured":
+        return
     if not isinstance(given, Mapping):
         raise InputError(
-            "`prices` is a dictionary from names of components to their prices, such as "
-            f"{{{names[0]!r}: {{'vjp': 2.5}}}}; found {type(given).__name__}.",
+            "`prices` is 'measured', or a dictionary from names of components to their prices, such as "
+            f"{{{names[0]!r}: {{'vjp': 2.5}}}}; found {given!r:.40}.",
             code="bad_prices",
         )
     for name, prices in given.items():
@@ -274,8 +287,7 @@ def site_prices(site: Site, given: GivenPrices) -> SitePrices:
     By its kind an endpoint costs as many evaluations as it makes of the component.
     """
     kinds = _prices_by_kind(site)
-    declared = {} if site.products is None else site.products.prices
-    chosen = {**declared, **given.get(site.name, {})}
+    chosen, source = _chosen_prices(site, given)
     if not chosen:
         return kinds
     apply = chosen.get("apply", 1.0)
@@ -285,8 +297,18 @@ def site_prices(site: Site, given: GivenPrices) -> SitePrices:
         vjp=chosen.get("vjp", apply * kinds.vjp),
         jacobian=chosen.get("jacobian", apply * kinds.jacobian),
         message=chosen.get("message", 0.0),
-        source="given" if site.name in given else "author",
+        source=source,
     )
+
+
+def _chosen_prices(site: Site, given: GivenPrices) -> tuple[Mapping[str, float], str]:
+    """Prices that are not by kind, and where they come from."""
+    declared: Mapping[str, float] = {} if site.products is None else site.products.prices
+    if isinstance(given, str):
+        measured = {} if site.products is None else site.products.measured
+        return {**measured, **declared}, "author" if declared else "measurement"
+    own = given.get(site.name, {})
+    return {**declared, **own}, "given" if own else "author"
 
 
 def _prices_by_kind(site: Site) -> SitePrices:

@@ -295,8 +295,9 @@ def _define_module(module: Any, **facts: Any) -> Definition:
 def _declared_prices(module: Any) -> Mapping[str, float]:
     """The module's `prices`, if they are those of calls: a module about money may have others."""
     declared = getattr(module, "prices", None)
-    is_ours = isinstance(declared, Mapping) and not set(PRICED).isdisjoint(declared)
-    return declared if is_ours else {}
+    if isinstance(declared, Mapping) and not set(PRICED).isdisjoint(declared):
+        return declared
+    return {}
 
 
 def _refuse_short_names(module: Any) -> None:
