@@ -227,6 +227,7 @@ def test_exit_codes_of_apply(run, component, arguments, code, fragment):
         ('{"x": [1.0]}', "inputs"),
         ('{"inputs": {"x": [1.0]}, "inputs": {}}', "duplicate_key"),
         ("@missing.json", "payload_missing"),
+        ("missing.json", "write '@missing.json'"),
         ("@.", "payload_missing"),
         ("@image.png", "json_invalid"),
         ("@broken.frames", "frames"),

@@ -106,7 +106,7 @@ def _decode(text: str, grants: Grants, limits: Limits) -> Any:
     try:
         return decode_body(text.encode(), grants=grants, limits=limits)
     except DecodeError as error:
-        if _is_file(text):
+        if _names_file(text):
             raise InputError(
                 f"The payload is the name of a file, {text!r}. To read the payload from the file, "
                 f"write '@{text}'.",
@@ -115,9 +115,10 @@ def _decode(text: str, grants: Grants, limits: Limits) -> Any:
         raise
 
 
-def _is_file(text: str) -> bool:
+def _names_file(text: str) -> bool:
+    """Whether a text that is not JSON is the name of a file, or looks like one that does not exist."""
     try:
-        return Path(text).is_file()
+        return Path(text).suffix in (".json", ".frames") or Path(text).is_file()
     except (OSError, ValueError):  # too long for a name, or with a NUL
         return False
 
