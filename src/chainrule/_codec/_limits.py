@@ -58,6 +58,8 @@ class Limits:
 
     def shared_by(self, count: int) -> Limits:
         """The limits of each of several bodies whose data are in memory at the same time."""
+        if count == 1:
+            return self
         return replace(
             self,
             max_total_bytes=self.max_total_bytes // count,
