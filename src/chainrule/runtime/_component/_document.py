@@ -14,7 +14,6 @@ import numpy as np
 from chainrule._paths import join_path, path_to_pattern, split_path
 from chainrule._trees import expand_pattern, get_at_path
 from chainrule.runtime._component._definition import Capability, Cost
-from chainrule.runtime._derivatives._layout import is_abstract, shape_and_dtype
 from chainrule.runtime._endpoints import ENDPOINTS, Side
 from chainrule.runtime._schema import ArraySpec, Bounds
 
@@ -289,6 +288,9 @@ def _walk_union(
 
 
 def _shape_and_dtype(value: Any) -> tuple[tuple[int, ...], Any]:
+    # Imported here: a call does not load what derivatives need.
+    from chainrule.runtime._derivatives._layout import is_abstract, shape_and_dtype
+
     if is_abstract(value):
         return shape_and_dtype(value)
     array = np.asarray(value)
