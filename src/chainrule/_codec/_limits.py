@@ -7,6 +7,7 @@ devices, pipes and unknown schemes are refused.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from dataclasses import dataclass, field, replace
@@ -277,12 +278,25 @@ def _resolve(folder: Path | None, reference: str, name: str) -> Path:
         raise _refused("contains '..'", name)
     try:
         root = Path(folder).resolve(strict=False)
-        resolved = (root / pure).resolve(strict=False)
+        resolved = _without_links(root / pure)
     except (OSError, RuntimeError):
         raise _refused("cannot be resolved", name) from None
     if resolved != root and root not in resolved.parents:
         raise _refused("leads out of the folder through a link", name)
     return resolved
+
+
+def _without_links(path: Path) -> Path:
+    """A path with all links resolved; it need not exist.
+
+    Links in a circle are an error on every version of Python: from 3.13 on only if `strict` is set.
+    """
+    try:
+        return path.resolve(strict=True)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise
+        return path.resolve(strict=False)
 
 
 def _existing_file(folder: Path | None, reference: str, name: str) -> Path:
