@@ -267,3 +267,15 @@ def test_small_float32_inputs_of_a_small_scale(algorithm, x):
         {"x": np.asarray(x)}, {"x"}, {"y"}, algorithm=algorithm, eps="auto",
     )["y"]["x"]  # fmt: skip
     np.testing.assert_allclose(found, 1e9 * np.exp(np.float64(x) / 1e-9), rtol=2e-2)
+
+
+@pytest.mark.parametrize(("frequency", "x"), [(8.0, 18.0), (40.0, 3.6), (100.0, 1.44)])
+def test_quotients_over_two_lengths_that_agree_by_chance(frequency, x):
+    """With steps of 0.94 and 1.88 periods the quotients are within 8 % of each other, and both are wrong."""
+    at = np.float32(1e-9 * x)
+    found = finite_difference_jacobian(
+        lambda d: {"y": np.float32(np.sin(frequency * (np.float64(d["x"]) / 1e-9)))},
+        {"x": np.asarray(at)}, {"x"}, {"y"}, algorithm="richardson", eps="auto",
+    )["y"]["x"]  # fmt: skip
+    exact = frequency * np.cos(frequency * (np.float64(at) / 1e-9)) * 1e9
+    np.testing.assert_allclose(found, exact, rtol=1e-2)

@@ -341,7 +341,7 @@ class _Level(NamedTuple):
         move: displacement of the inputs.
         one_sided: whether the inputs move in its direction only.
         found: the quotients of the stencil.
-        bend: f(x + h) + f(x - h) - 2 f(x) of a central difference whose base is known.
+        bend: f(x + h) + f(x - h) - 2 f(x), where the three are known.
     """
 
     move: np.ndarray
@@ -493,8 +493,8 @@ class Sampler:
                 Difference(weight, at[plus][1] - at[minus][1], at[plus][0] - at[minus][0])
                 for plus, minus, weight in stencil.terms
             ]
-            is_central = 0 in at and stencil.nodes == (1, -1)
-            bend = at[1][1] + at[-1][1] - 2 * at[0][1] if is_central else None
+            has_sides = {-1, 0, 1} <= at.keys()
+            bend = at[1][1] + at[-1][1] - 2 * at[0][1] if has_sides else None
             yield _Level(move, side, found, bend)
 
     def is_short(self, reach: Any) -> Any:
@@ -707,16 +707,16 @@ class _Adaptation:
 
     def _is_doubtful(self, level: _Level) -> np.ndarray:
         """The outputs whose quotients contradict each other by more than their rounding."""
+        doubtful = np.zeros(self._base.shape, bool)
         if level.bend is not None:
             # The quotients to the two sides differ by bend / h and their mean is change / 2h. Four outputs
             # are added up in the bend, twice as many as in a difference.
             noise = 2 * ROUNDED * self._unit * (self._base + np.abs(level.found[0].change))
-            return 2 * np.abs(level.bend) - noise > DOUBT * np.abs(level.found[0].change)
-        if len(level.found) == 1:
-            return np.zeros(self._base.shape, bool)
-        first, second = (each.change / self._distance(each) for each in level.found[:2])
-        noise = self._noise(level)
-        return np.abs(first - second) - noise > DOUBT * np.abs(first)
+            doubtful |= 2 * np.abs(level.bend) - noise > DOUBT * np.abs(level.found[0].change)
+        if len(level.found) > 1:
+            first, second = (each.change / self._distance(each) for each in level.found[:2])
+            doubtful |= np.abs(first - second) - self._noise(level) > DOUBT * np.abs(first)
+        return doubtful
 
     def _slope(self, level: _Level) -> np.ndarray:
         """The derivative along the first move; not a number where a step is lost in rounding."""
