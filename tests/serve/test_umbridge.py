@@ -51,6 +51,21 @@ def post(url, route, content):
         return error.code, json.loads(error.read())
 
 
+def test_bodies_are_bounded_by_what_they_take_parsed(start_server):
+    here = os.path.dirname(__file__)
+    served = start_server(
+        components=os.path.join(here, "umbridge_component.py"),
+        umbridge=True,
+        workers=0,
+        config={"limits": {"max_parsed_bytes": 10_000}},
+    )
+    body = b'{"name": "umbridge_component", "input": [[' + b"1," * 1000 + b"1]]}"
+    status, answer = post(served.url, "Evaluate", body)
+    assert status == 413
+    assert "--max-parsed-bytes" in answer["error"]["message"]
+    served.stop()
+
+
 def test_models_sizes_and_values(url, model):
     names = um.supported_models(url)
     assert names[:2] == ["umbridge_component", "umbridge_component-flat"]

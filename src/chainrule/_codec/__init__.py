@@ -40,6 +40,7 @@ from chainrule._codec._frames import (
     decode_frames,
     encode_frames,
 )
+from chainrule._codec._json_trees import parse_json
 from chainrule._codec._limits import (
     DEFAULT_LIMITS,
     TRUSTING_LIMITS,
@@ -79,4 +80,5 @@ __all__ = [
     "is_encoded_array",
     "media_type_of",
     "negotiate",
+    "parse_json",
 ]

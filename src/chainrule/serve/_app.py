@@ -220,7 +220,8 @@ class Server:
         routes.append(Route("/same-host", self._on_same_host, methods=["GET"]))
         routes += status_routes(self.services, self._jobs) + job_routes(self._job_replies)
         if self._options.umbridge:
-            routes += umbridge_routes(self.services, self._options, self._intake)
+            limits = self._config.limits
+            routes += umbridge_routes(self.services, self._options, self._intake, limits)
         return routes + page_routes()
 
     async def _on_same_host(self, request: Request) -> Response:

@@ -18,6 +18,7 @@ that JSON does not have are `NaN` and `Infinity`, which clients in Python read.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -30,7 +31,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from chainrule._codec import FRAMES_MEDIA_TYPE, decode_body, encode_body
+from chainrule._codec import FRAMES_MEDIA_TYPE, Limits, decode_body, encode_body, parse_json
 from chainrule._errors import ChainruleError, InputError
 from chainrule._lru_cache import LRUCache
 from chainrule._trees import get_at_path, set_at_path
@@ -343,7 +344,7 @@ def _joined(values: Mapping[str, Any], group: Group) -> list[float]:
 
 
 def umbridge_routes(
-    services: Mapping[str, Service], options: ServeOptions, intake: Intake
+    services: Mapping[str, Service], options: ServeOptions, intake: Intake, limits: Limits
 ) -> list[Route]:
     """The routes of the protocol for all components of a server."""
     models: dict[str, Model] = {}
@@ -357,8 +358,9 @@ def umbridge_routes(
     def route(path: str, answer: Callable[[Model, Mapping[str, Any]], Any]) -> Route:
         async def respond(request: Request) -> Response:
             try:
-                body = await _read_request(request, services, options, intake)
-                return _json(await answer(_find(models, body), body))
+                body = await _read_request(request, services, options, intake, limits)
+                content = await answer(_find(models, body), body)
+                return await asyncio.to_thread(_json, content)
             except RefusedError as error:
                 content = {"error": {"type": error.kind, "message": str(error)}}
                 return _json(content, error.status)
@@ -392,7 +394,11 @@ def umbridge_routes(
 
 
 async def _read_request(
-    request: Request, services: Mapping[str, Service], options: ServeOptions, intake: Intake
+    request: Request,
+    services: Mapping[str, Service],
+    options: ServeOptions,
+    intake: Intake,
+    limits: Limits,
 ) -> Mapping[str, Any]:
     limit = max(service.facts.max_body_bytes for service in services.values())
     nbytes = declared_length(request.headers.get("content-length"), limit)
@@ -400,10 +406,8 @@ async def _read_request(
         content = await read_body(
             request.receive, nbytes, max_bytes=limit, timeout_s=options.read_timeout_s, grow=grow
         )
-    try:
-        body = orjson.loads(content)
-    except ValueError:
-        body = None
+    # Not on the event loop, nor past the limits: a long vector takes long to read, and many times its text.
+    body = await asyncio.to_thread(parse_json, bytes(content), limits)
     if not isinstance(body, dict):
         raise InputError("Expected the body to be a JSON object.", code="json_invalid")
     return body
