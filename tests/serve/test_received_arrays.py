@@ -133,6 +133,13 @@ def processes_of(server):
     return [server.process.pid, *(p.pid for p in psutil.Process(server.process.pid).children())]
 
 
+def ask_again(component, value):
+    """An event loop without descriptors accepts and closes what waits, and may do so with the next one too."""
+    with contextlib.suppress(TransportError):
+        return ask(component, value)
+    return ask(component, value)
+
+
 @pytest.mark.parametrize("spare", [0, 1, 2, 4])
 def test_with_few_descriptors_on_any_side(server, spare):
     """A call may fail; what came back stays, and calls work again once there are descriptors."""
@@ -144,7 +151,7 @@ def test_with_few_descriptors_on_any_side(server, spare):
                 for value in range(10 * number + 10, 10 * number + 15):
                     with contextlib.suppress(TransportError, StorageError):
                         received[value] = ask(component, value)
-            received[10 * number + 15] = ask(component, 10 * number + 15)
+            received[10 * number + 15] = ask_again(component, 10 * number + 15)
             check(received)
         ask_others(server)
         check(received)
