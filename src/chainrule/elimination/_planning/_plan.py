@@ -28,7 +28,7 @@ from chainrule.elimination._planning._execute import execute
 from chainrule.elimination._planning._html import plan_html
 from chainrule.elimination._planning._prices import Way
 from chainrule.elimination._planning._schedule import find_shortest, makespan
-from chainrule.elimination._planning._search import Step, find_steps, sweeps
+from chainrule.elimination._planning._search import Step, alternatives, find_steps, sweeps
 from chainrule.elimination._planning._sites import (
     GivenPrices,
     Pipeline,
@@ -375,19 +375,16 @@ def make_plan(
     """The plan of a traced pipeline; see `plan_jacobian`."""
     pipeline = find_pipeline(traced.graph, prices)
     found = find_steps(pipeline.network)
-    known = sweeps(pipeline.network)
     steps = found.steps
     if objective == "time":
+        known = sweeps(pipeline.network)
         candidates = [steps, *known.values()]
         steps = find_shortest(pipeline.network, candidates, workers or 1, known["local Jacobians"])
     return Plan(
         tuple(_request(pipeline, step) for step in steps),
         found.bound,
         found.method,
-        {
-            name: (sum(s.products for s in steps), sum(s.price for s in steps))
-            for name, steps in known.items()
-        },
+        alternatives(pipeline.network),
         _input_types(traced),
         argnums,
         fingerprint(traced.graph),
