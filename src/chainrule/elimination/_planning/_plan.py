@@ -430,7 +430,7 @@ def _request(pipeline: Pipeline, step: Step) -> PlannedRequest:
         step.site,
         str(locate(site.equation) or ""),
         step.way,
-        ", ".join(var.aval.str_short(short_dtypes=True) for var in variables),
+        ", ".join(_type(var.aval) for var in variables),
         step.products,
         prices.messages(step.way, step.products),
         step.price,
@@ -440,7 +440,13 @@ def _request(pipeline: Pipeline, step: Step) -> PlannedRequest:
 
 
 def _input_types(traced: Traced) -> tuple[str, ...]:
-    return tuple(f"{x.dtype.name}{list(x.shape)}" for x in traced.operands)
+    return tuple(map(_type, traced.operands))
+
+
+def _type(value: Any) -> str:
+    """Shape and dtype of an array, as `f32[3,4]`."""
+    kind = value.dtype.name.replace("float", "f").replace("complex", "c")
+    return f"{kind}[{','.join(map(str, value.shape))}]"
 
 
 def _name(function: Callable[..., Any]) -> str:
