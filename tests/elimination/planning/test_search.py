@@ -20,6 +20,7 @@ from chainrule.elimination._planning._search import (
     _beam_search,
     _best_first,
     _bound,
+    alternatives,
     find_steps,
     sweeps,
 )
@@ -47,8 +48,9 @@ def test_the_table_of_the_specification(sizes, optimum, jacfwd, jacrev, local):
     found = find_steps(network)
     assert found.price == found.bound == optimum
     assert found.method == "chain recurrence"
-    known = {name: price(steps) for name, steps in sweeps(network).items()}
-    assert known == {"jacfwd": jacfwd, "jacrev": jacrev, "local Jacobians": local}
+    known = {"jacfwd": jacfwd, "jacrev": jacrev, "local Jacobians": local}
+    assert {name: price(steps) for name, steps in sweeps(network).items()} == known
+    assert alternatives(network) == {name: (n, float(n)) for name, n in known.items()}
 
 
 def random_prices(rng):

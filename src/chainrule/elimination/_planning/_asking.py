@@ -55,15 +55,15 @@ class LinearMaps:
     """
 
     def __init__(self, pipeline: Pipeline, steps: Sequence[Step]) -> None:
-        opaque = {id(site.equation): site for site in pipeline.sites if site.products is None}
-        self._opaque = opaque
+        opaque = (site for site in pipeline.sites if site.products is None)
+        self._opaque = {var: site for site in opaque for var in site.result_variables}
         self._ways = {pipeline.sites[step.site].vertex: step.way for step in steps}
         self._pipeline = pipeline
         self._maps: dict[int, _OpaqueProducts] = {}
 
     def apply(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
         """The results of an equation."""
-        site = self._opaque.get(id(eqn))
+        site = next((self._opaque[var] for var in eqn.outvars if var in self._opaque), None)
         if site is None:
             return bind_equation(eqn, operands)
         results, found = _linearise(site, operands, reverse=self._ways[site.vertex] == "rows")
@@ -108,8 +108,8 @@ class _Products:
 class _OpaqueProducts:
     """A site that JAX has linearised, in one direction."""
 
-    def __init__(self, site: Site, linear: Callable[..., Any], results: Sequence[Any]) -> None:
-        self._site, self._linear, self._results = site, linear, results
+    def __init__(self, site: Site, linear: Callable[..., Any]) -> None:
+        self._site, self._linear = site, linear
 
     def columns(self, tangents: Mapping[int, Any]) -> list[Any]:
         """Tangents of the site's results."""
@@ -136,8 +136,8 @@ def _linearise(
 
     moving = [operands[k] for k in site.operands]
     way = jax.vjp if reverse else jax.linearize
-    chosen, linear, results = way(of_moving, *moving, has_aux=True)
-    return results, _OpaqueProducts(site, linear, chosen)
+    _, linear, results = way(of_moving, *moving, has_aux=True)
+    return results, _OpaqueProducts(site, linear)
 
 
 def _filled(

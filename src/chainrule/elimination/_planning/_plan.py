@@ -28,7 +28,7 @@ from chainrule.elimination._planning._execute import execute
 from chainrule.elimination._planning._html import plan_html
 from chainrule.elimination._planning._prices import Way
 from chainrule.elimination._planning._schedule import find_shortest, makespan
-from chainrule.elimination._planning._search import Step, find_steps, sweeps
+from chainrule.elimination._planning._search import Step, alternatives, find_steps, sweeps
 from chainrule.elimination._planning._sites import (
     GivenPrices,
     Pipeline,
@@ -375,19 +375,16 @@ def make_plan(
     """The plan of a traced pipeline; see `plan_jacobian`."""
     pipeline = find_pipeline(traced.graph, prices)
     found = find_steps(pipeline.network)
-    known = sweeps(pipeline.network)
     steps = found.steps
     if objective == "time":
+        known = sweeps(pipeline.network)
         candidates = [steps, *known.values()]
         steps = find_shortest(pipeline.network, candidates, workers or 1, known["local Jacobians"])
     return Plan(
         tuple(_request(pipeline, step) for step in steps),
         found.bound,
         found.method,
-        {
-            name: (sum(s.products for s in steps), sum(s.price for s in steps))
-            for name, steps in known.items()
-        },
+        alternatives(pipeline.network),
         _input_types(traced),
         argnums,
         fingerprint(traced.graph),
@@ -433,7 +430,7 @@ def _request(pipeline: Pipeline, step: Step) -> PlannedRequest:
         step.site,
         str(locate(site.equation) or ""),
         step.way,
-        ", ".join(var.aval.str_short(short_dtypes=True) for var in variables),
+        ", ".join(_type(var.aval) for var in variables),
         step.products,
         prices.messages(step.way, step.products),
         step.price,
@@ -443,7 +440,13 @@ def _request(pipeline: Pipeline, step: Step) -> PlannedRequest:
 
 
 def _input_types(traced: Traced) -> tuple[str, ...]:
-    return tuple(f"{x.dtype.name}{list(x.shape)}" for x in traced.operands)
+    return tuple(map(_type, traced.operands))
+
+
+def _type(value: Any) -> str:
+    """Shape and dtype of an array, as `f32[3,4]`."""
+    kind = value.dtype.name.replace("float", "f").replace("complex", "c")
+    return f"{kind}[{','.join(map(str, value.shape))}]"
 
 
 def _name(function: Callable[..., Any]) -> str:

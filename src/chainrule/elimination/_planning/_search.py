@@ -40,6 +40,7 @@ from chainrule.elimination._planning._network import (
     members,
     minimal_cut,
     reached,
+    reversed_edges,
 )
 from chainrule.elimination._planning._prices import Way
 
@@ -119,17 +120,34 @@ def edges_of(network: Network, step: Step) -> tuple[int, int]:
 
 
 def sweeps(network: Network) -> dict[str, tuple[Step, ...]]:
-    """What JAX's sweeps, and asking every site for its Jacobian, would ask."""
-    columns, rows = network.size_of(network.inputs), network.size_of(network.outputs)
-    forward = enumerate(network.sites)
-    backward = reversed(list(enumerate(network.sites)))
+    """JAX's sweeps, without vectors that do not reach a site, and asking every site for its Jacobian."""
+    inputs, outputs = as_set(network.inputs), as_set(network.outputs)
+    before = reversed_edges(network.through_sites)
+    forward, backward = [], []
+    for k, site in enumerate(network.sites):
+        columns = tuple(members(reached(before, as_set(site.operands)) & inputs))
+        rows = tuple(members(reached(network.through_sites, as_set(site.results)) & outputs))
+        forward.append(_step(k, site, "columns", columns, network.size_of(columns)))
+        backward.append(_step(k, site, "rows", rows, network.size_of(rows)))
+    local = [
+        min(_local_steps(network, k, site), key=lambda step: step.price)
+        for k, site in enumerate(network.sites)
+    ]
     return {
-        "jacfwd": tuple(_step(k, site, "columns", network.inputs, columns) for k, site in forward),
-        "jacrev": tuple(_step(k, site, "rows", network.outputs, rows) for k, site in backward),
-        "local Jacobians": tuple(
-            min(_local_steps(network, k, site), key=lambda step: step.price)
-            for k, site in enumerate(network.sites)
-        ),
+        "jacfwd": tuple(forward),
+        "jacrev": tuple(reversed(backward)),
+        "local Jacobians": tuple(local),
+    }
+
+
+def alternatives(network: Network) -> dict[str, tuple[int, float]]:
+    """Products and price of what a user would do without a plan. JAX's sweeps send all vectors everywhere."""
+    columns, rows = network.size_of(network.inputs), network.size_of(network.outputs)
+    sites, local = network.sites, sweeps(network)["local Jacobians"]
+    return {
+        "jacfwd": (columns * len(sites), sum(s.prices.of("columns", columns) for s in sites)),
+        "jacrev": (rows * len(sites), sum(s.prices.of("rows", rows) for s in sites)),
+        "local Jacobians": (sum(step.products for step in local), _price(local)),
     }
 
 

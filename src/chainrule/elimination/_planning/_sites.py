@@ -240,8 +240,9 @@ def _live_elements(
     live: dict[Var, np.ndarray] = {}
     for known in (rows, columns):
         for var, parts in known.items():
-            if parts and all(part is not None for part in parts):
-                found = reduce(np.union1d, parts)  # type: ignore[arg-type]
+            some = [part for part in parts if part is not None]
+            if some and len(some) == len(parts):
+                found = reduce(np.union1d, some)
                 live[var] = np.intersect1d(live[var], found) if var in live else found
     return {var: found for var, found in live.items() if len(found) < size_of(var)}
 
