@@ -134,7 +134,7 @@ def processes_of(server):
 
 
 def ask_again(component, value):
-    """An event loop without descriptors accepts and closes what waits, and may do so with the next one too."""
+    """An event loop without descriptors accepts and closes what waits, perhaps also the next one."""
     with contextlib.suppress(TransportError):
         return ask(component, value)
     return ask(component, value)
