@@ -75,7 +75,7 @@ def place(request):
 
 @pytest.fixture
 def components(tmp_path, place):
-    """Three components, 5-4, 4-2, 2-4, of which the second takes batches; and what they were asked."""
+    """Three components, 5-4, 4-2, 2-4, and what they are asked. The second takes batches, and is there."""
     log = tmp_path / "log"
 
     def write(name, n, m, batched):
@@ -86,13 +86,12 @@ def components(tmp_path, place):
 
     files = [write("a", 5, 4, False), write("b", 4, 2, True), write("c", 2, 4, False)]
     with ExitStack() as stack:
-        if place == "in process":
-            handles = [load_component(file) for file in files]
-        elif place == "own process":
-            handles = [stack.enter_context(Component.from_source(file)) for file in files]
-        else:
-            urls = [stack.enter_context(serving(file)) for file in files]
-            handles = [stack.enter_context(Component.from_url(url)) for url in urls]
+        handles = [load_component(file) for file in files]
+        if place == "own process":
+            handles[1] = stack.enter_context(Component.from_source(files[1]))
+        elif place == "served":
+            url = stack.enter_context(serving(files[1]))
+            handles[1] = stack.enter_context(Component.from_url(url))
 
         def asked():
             lines = log.read_text().splitlines() if log.exists() else []
