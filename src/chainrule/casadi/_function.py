@@ -218,7 +218,7 @@ def _matrix(block: Any, of: Leaf, wrt: Leaf, pattern: Any) -> Any:
     return casadi.project(found, pattern)
 
 
-class _Callback(casadi.Callback):  # type: ignore[misc]
+class _Callback(casadi.Callback):
     """A callback whose arguments and results are listed, and whose first error is kept."""
 
     def __init__(

@@ -23,7 +23,7 @@ class _Failure:
     error: BaseException | None = None
 
 
-class _Callback(casadi.Callback):  # type: ignore[misc]
+class _Callback(casadi.Callback):
     """A function of the variables that reads one evaluation."""
 
     def __init__(
