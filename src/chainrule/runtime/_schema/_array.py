@@ -71,8 +71,8 @@ class Array(metaclass=_ArrayMeta):
 
     `Array[shape, dtype]`, `Array[shape, dtype, units]` or `Array[shape, dtype, Bounds(ge=0)]`, where the
     shape is a tuple of sizes, of names (`"n"`: the same name is the same size everywhere in one call) and of
-    `None` (any size), or `...` (any rank); the dtype is a type such as `Float64`, a dtype name, or `None` (any
-    dtype).
+    `None` (any size), or `...` (any rank); the dtype is a type such as `Float64`, a dtype name, or `None`
+    (any dtype).
 
     Example:
         >>> from pydantic import BaseModel
