@@ -100,7 +100,7 @@ def _duration(call: Callable[[], object]) -> float:
 _COLUMNS = ("claim", "us", "peer", "floor", "ratio", "bar", "met", "note")
 # Who else does this; every other reference is a floor: what the machine, or code by hand, needs for it.
 _PEERS = re.compile(
-    r"tesseract|graphax|pcx|flax|nnx|asdex|jacrev|jacfwd|pure_callback|best known", re.I
+    r"tesseract|umbridge|graphax|pcx|flax|nnx|asdex|jacrev|jacfwd|pure_callback|best known", re.I
 )
 
 

@@ -38,6 +38,13 @@ def distance(
     return float(np.sum((x - TARGET) ** 2)), float(x.sum())
 
 
+def _skip_without_package(method):
+    packages = {"nlopt": "nlopt", "ipopt": "casadi"}
+    package = packages.get(method.partition(".")[0])
+    if package is not None:
+        pytest.importorskip(package)
+
+
 @pytest.mark.parametrize(
     "method", ["L-BFGS-B", "SLSQP", "trust-constr", "BFGS", "Newton-CG", "optimistix.BFGS"]
 )
@@ -65,12 +72,11 @@ def test_bounds_come_from_the_schema_and_what_does_not_vary_stays():
 
 
 @pytest.mark.filterwarnings("ignore:delta_grad == 0.0")  # scipy's advice for linear constraints
-@pytest.mark.parametrize("method", ["SLSQP", "trust-constr", "nlopt.LD_SLSQP", "COBYQA"])
+@pytest.mark.parametrize("method", ["SLSQP", "trust-constr", "nlopt.LD_SLSQP", "ipopt", "COBYQA"])
 @pytest.mark.parametrize("who", ["component", "function"])
 def test_constraints(method, who):
     """min |x - t|² with x ≤ 0.5 and Σx ≤ 0.8: the first element at its bound, the others share the rest."""
-    if method.startswith("nlopt"):
-        pytest.importorskip("nlopt")
+    _skip_without_package(method)
     if who == "component":
         found = minimize(distance, START, constraints={"result_1": Bounds(le=0.8)}, method=method)
     else:
@@ -83,10 +89,9 @@ def test_constraints(method, who):
     np.testing.assert_allclose(found.x["x"], [0.5, 0.15, 0.15], atol=2e-3)
 
 
-@pytest.mark.parametrize("method", ["SLSQP", "nlopt.LD_SLSQP"])
+@pytest.mark.parametrize("method", ["SLSQP", "nlopt.LD_SLSQP", "ipopt"])
 def test_equal_bounds_are_an_equality(method):
-    if method.startswith("nlopt"):
-        pytest.importorskip("nlopt")
+    _skip_without_package(method)
     found = minimize(
         square, {"x": np.zeros(3)}, constraints=[(total, Bounds(ge=0.9, le=0.9))], method=method
     )
@@ -150,6 +155,9 @@ def test_the_authors_error_arrives():
 
     with pytest.raises(ComponentError, match="no convergence"):
         minimize(fragile, START)
+    pytest.importorskip("casadi")
+    with pytest.raises(ComponentError, match="no convergence"):  # Ipopt would drop it
+        minimize(fragile, START, method="ipopt")
 
 
 def test_the_callback_ends_a_run_and_a_checkpoint_goes_on(tmp_path):

@@ -100,6 +100,11 @@ GROUPS: dict[str, dict[str, Command]] = {
             "Serve components over HTTP.",
             "chainrule serve scale --port 8000 --workers 4",
         ),
+        "mcp": Command(
+            "_mcp:add_arguments",
+            "Offer components as tools to language models (MCP, over standard input and output).",
+            "chainrule mcp scale",
+        ),
         "top": Command(
             "_watch:add_top_arguments",
             "Watch the load, queue, latency and jobs of a server.",

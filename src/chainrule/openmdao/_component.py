@@ -131,7 +131,7 @@ class _Bridge:
     def tree(self, *vectors: Any) -> Any:
         """The component's inputs at values of OpenMDAO's variables."""
         values = {
-            leaf.path: np.array(vector[name]).reshape(leaf.shape).astype(leaf.dtype)
+            leaf.path: np.reshape(vector[name], leaf.shape).astype(leaf.dtype, copy=False)
             for vector in vectors
             for name, leaf in self.inputs.items()
             if name in vector
@@ -263,7 +263,7 @@ class _Shared:
         return {name: leaf.path for name, leaf in both}
 
 
-class _Explicit(_Shared, om.ExplicitComponent):  # type: ignore[misc]
+class _Explicit(_Shared, om.ExplicitComponent):
     """A component with its Jacobian."""
 
     def __init__(self, bridge: _Bridge) -> None:
@@ -326,7 +326,7 @@ class _Products(_Explicit):
                 d_inputs[name] += np.reshape(found[name], d_inputs[name].shape)
 
 
-class _Implicit(_Shared, om.ImplicitComponent):  # type: ignore[misc]
+class _Implicit(_Shared, om.ImplicitComponent):
     """A component of residuals: its states are outputs that a solver of OpenMDAO finds."""
 
     def __init__(self, bridge: _Bridge, residual_of: dict[str, str]) -> None:

@@ -131,12 +131,12 @@ class _Program:
             facts = self._facts[name]
             value = np.array(self._problem.get_val(name))
             kind = Array.__class_getitem__((value.shape, "float64", _pint_units(facts["units"])))
-            bounds = {
+            bounds: dict[str, Any] = {
                 rule: float(np.min(facts[key]) if rule == "ge" else np.max(facts[key]))
                 for rule, key in (("ge", "lower"), ("le", "upper"))
                 if facts.get(key) is not None
             }
-            default = value if with_defaults else ...
+            default: Any = value if with_defaults else ...
             described = Field(default, description=facts.get("desc") or name, **bounds)
             fields[field] = (Differentiable.__class_getitem__(kind), described)
         return create_model(title, **fields)

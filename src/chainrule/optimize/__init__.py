@@ -6,7 +6,7 @@
     Result, Step     what comes out, and how it was reached
     Equilibrium      a fixed point, and how it was reached
 
-No optimiser is written here: scipy, optimistix and NLopt do the work.
+No optimiser is written here: scipy, Ipopt, NLopt and optimistix do the work.
 Nested variables become one vector (leaves in schema order, names shown in messages), bounds come from the
 schema, functions are compiled once and evaluated once per point, and what a solver would accept in silence
 (not-a-numbers, wrong sizes, bounds that it ignores) is refused.
@@ -17,6 +17,7 @@ Modules, in reading order:
     _functions     objectives, constraints and residuals of components and functions
     _evaluation    one evaluation per point: checks, history, progress, checkpoints
     _solvers       the solvers, each as a function of an evaluation
+    _ipopt         Ipopt, by way of CasADi
     _minimize      `minimize` and `least_squares`
     _fixed_point   coupled components
 """

@@ -26,6 +26,7 @@ from chainrule.optimize._solvers import (
     Method,
     check_method,
     find_method,
+    installed,
     nlopt_minimize,
     optimistix_answer,
     scipy_least_squares,
@@ -34,7 +35,11 @@ from chainrule.optimize._solvers import (
 )
 from chainrule.optimize._variables import BoundsLike, Variables, variables_of
 
-_OTHERS = {"nlopt": Method(bounds=True, constraints=True), "optimistix": Method()}
+_OTHERS = {
+    "nlopt": Method(bounds=True, constraints=True),
+    "ipopt": Method(bounds=True, constraints=True),
+    "optimistix": Method(),
+}
 _MAX_EVALUATIONS = 10_000
 
 
@@ -93,8 +98,9 @@ def minimize(
             (lower, upper)}` in place of them, or `None`.
         constraints: `{output path: Bounds(le=0)}` of a component, or `[(g, Bounds(ge=0, le=1)), …]` with
             functions of the variables. Equal bounds make an equality.
-        method: of scipy (`"L-BFGS-B"`, `"SLSQP"`, `"trust-constr"`, …), `"nlopt.LD_MMA"` and the like, or
-            `"optimistix.BFGS"` and the like. L-BFGS-B by default, SLSQP with constraints.
+        method: of scipy (`"L-BFGS-B"`, `"SLSQP"`, `"trust-constr"`, …), `"ipopt"` (by CasADi),
+            `"nlopt.LD_MMA"` and the like, or `"optimistix.BFGS"` and the like. L-BFGS-B by default, SLSQP
+            with constraints.
         tolerance: of the solver.
         max_evaluations: ends the run.
         sparse: hand the Jacobian of the constraints over as a sparse matrix, for `"trust-constr"`.
@@ -143,6 +149,7 @@ def minimize(
             options=options,
         ),
         "nlopt": lambda e: nlopt_minimize(e, name, tolerance=tolerance, options=options),
+        "ipopt": lambda e: _ipopt(e, tolerance=tolerance, options=options),
         "optimistix": lambda e: optimistix_answer(
             name, "minimise", lambda x: flat(x)[0], e, tolerance=tolerance, options=options
         ),
@@ -231,6 +238,13 @@ def least_squares(
         )
 
     return _result(evaluation, solve(evaluation, solver), method)
+
+
+def _ipopt(evaluation: Evaluation, **settings: Any) -> Answer:
+    installed("casadi", "casadi")
+    from chainrule.optimize._ipopt import ipopt_minimize
+
+    return ipopt_minimize(evaluation, **settings)
 
 
 def _flat(problem: Problem, variables: Variables) -> Callable[[Any], tuple[Any, Any]]:

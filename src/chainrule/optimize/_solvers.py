@@ -1,12 +1,13 @@
 """The solvers: each is a function of an `Evaluation` that returns its answer in one form.
 
 A method is named as its package names it: `"SLSQP"` is scipy's, `"nlopt.LD_MMA"` NLopt's and
-`"optimistix.BFGS"` that of optimistix. What a solver cannot do (bounds, constraints) is refused; most of
-them would ignore it.
+`"optimistix.BFGS"` that of optimistix; `"ipopt"` is Ipopt. What a solver cannot do (bounds, constraints) is
+refused; most of them would ignore it.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -87,9 +88,9 @@ def find_method(name: str, known: Mapping[str, Method], packages: Mapping[str, M
     prefix = str(name).partition(".")[0]
     if name in known:
         return known[name]
-    if prefix in packages and "." in str(name):
+    if prefix in packages and ("." in str(name)) != (prefix == "ipopt"):
         return packages[prefix]
-    others = ", ".join(f"{each}.…" for each in packages)
+    others = ", ".join(each if each == "ipopt" else f"{each}.…" for each in packages)
     raise InputError(
         f"There is no method {name!r}; there are {', '.join(known)} of scipy, and {others}.",
         code="bad_option",
@@ -184,7 +185,7 @@ def nlopt_minimize(
     evaluation: Evaluation, name: str, *, tolerance: float | None, options: Mapping[str, Any]
 ) -> Answer:
     """One of NLopt's algorithms; options are the names of its setters without `set_`."""
-    nlopt = _installed("nlopt", "nlopt")
+    nlopt = installed("nlopt", "nlopt")
     algorithm = getattr(nlopt, name.partition(".")[2], None)
     if not isinstance(algorithm, int):
         raise InputError(f"NLopt has no algorithm {name!r}.", code="bad_option")
@@ -248,7 +249,7 @@ def optimistix_solver(
     Raises:
         InputError: optimistix has no such solver (`bad_option`).
     """
-    optx = _installed("optimistix", "optimize")
+    optx = installed("optimistix", "optimize")
     base = optx.AbstractMinimiser if kind == "minimise" else optx.AbstractLeastSquaresSolver
     solver = getattr(optx, name.partition(".")[2], None)
     if not (isinstance(solver, type) and issubclass(solver, base)):
@@ -282,7 +283,7 @@ def optimistix_answer(
     from chainrule._jaxpr import enable_x64
     from chainrule.bridge import component_errors
 
-    optx = _installed("optimistix", "optimize")
+    optx = installed("optimistix", "optimize")
     solver = optimistix_solver(name, kind, tolerance, options)
     evaluation.at(evaluation.start)  # refuses a start without a value
     with component_errors(), enable_x64(True):
@@ -299,9 +300,12 @@ def optimistix_answer(
     return Answer(x, success, words, solution, int(solution.stats["num_steps"]))
 
 
-def _installed(module: str, extra: str) -> Any:
-    import importlib
+def installed(module: str, extra: str) -> Any:
+    """A package that a method needs.
 
+    Raises:
+        CapabilityError: it is not installed (`not_installed`).
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -215,13 +215,13 @@ class Server:
 
     def _routes(self) -> list[Any]:
         routes: list[Any] = []
+        if self._options.umbridge:  # first: a router looks at one route after the other
+            limits = self._config.limits
+            routes += umbridge_routes(self.services, self._options, self._intake, limits)
         for prefix, service in self._places():
             routes += self._component_routes(prefix, service)
         routes.append(Route("/same-host", self._on_same_host, methods=["GET"]))
         routes += status_routes(self.services, self._jobs) + job_routes(self._job_replies)
-        if self._options.umbridge:
-            limits = self._config.limits
-            routes += umbridge_routes(self.services, self._options, self._intake, limits)
         return routes + page_routes()
 
     async def _on_same_host(self, request: Request) -> Response:

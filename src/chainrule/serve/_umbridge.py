@@ -34,7 +34,7 @@ from starlette.routing import Route
 from chainrule._codec import FRAMES_MEDIA_TYPE, Limits, decode_body, encode_body, parse_json
 from chainrule._errors import ChainruleError, InputError
 from chainrule._lru_cache import LRUCache
-from chainrule._trees import get_at_path, set_at_path
+from chainrule._trees import get_at_path, iterate_leaves, set_at_path
 from chainrule.runtime.internal import HVP, JVP, VJP, DerivativeKind, Document, Leaf
 from chainrule.serve._calls import Call, Reply
 from chainrule.serve._endpoint import Disconnected, Intake, declared_length, read_body
@@ -146,9 +146,9 @@ class Model:
         """The output vectors at some inputs."""
         shapes = await self.shapes(_config(body))
         outputs = await self._ask("apply", {"inputs": self._at(shapes, body)})
-        leaves = self._grouped(self._document.leaves("outputs", outputs))
         return [
-            _joined({leaf.path: get_at_path(outputs, leaf.path) for leaf in g}, g) for g in leaves
+            _joined({leaf.path: get_at_path(outputs, leaf.path) for leaf in group}, group)
+            for group in shapes.outputs
         ]
 
     async def gradient(self, body: Mapping[str, Any]) -> Any:
@@ -321,7 +321,11 @@ def _vector(body: Mapping[str, Any], name: str, group: Group) -> np.ndarray:
 
 def _numbers(vector: Any, name: str, group: Group) -> np.ndarray:
     size = sum(leaf.size for leaf in group)
-    if not isinstance(vector, list) or not all(type(x) in (int, float) for x in vector):
+    try:
+        numbers = np.asarray(vector)
+    except ValueError:  # nested lists of unequal lengths
+        numbers = np.asarray(None)
+    if not isinstance(vector, list) or numbers.ndim != 1 or numbers.dtype.kind not in "iuf":
         raise RefusedError("InvalidInput", f"Expected {name} to be a list of numbers.")
     if len(vector) != size:
         paths = ", ".join(leaf.path for leaf in group)
@@ -329,7 +333,7 @@ def _numbers(vector: Any, name: str, group: Group) -> np.ndarray:
             "InvalidInput",
             f"{name} ({paths}) has invalid length! Expected {size} but got {len(vector)}.",
         )
-    return np.array(vector, float)
+    return numbers.astype(float)
 
 
 def _split(vector: np.ndarray, group: Group) -> dict[str, np.ndarray]:
@@ -338,9 +342,9 @@ def _split(vector: np.ndarray, group: Group) -> dict[str, np.ndarray]:
     return {leaf.path: part.reshape(leaf.shape) for leaf, part in zip(group, parts, strict=True)}
 
 
-def _joined(values: Mapping[str, Any], group: Group) -> list[float]:
+def _joined(values: Mapping[str, Any], group: Group) -> np.ndarray:
     parts = [np.ravel(np.asarray(values[leaf.path], float)) for leaf in group]
-    return (np.concatenate(parts) if parts else np.zeros(0)).tolist()
+    return np.concatenate(parts) if parts else np.zeros(0)
 
 
 def umbridge_routes(
@@ -423,6 +427,11 @@ def _find(models: Mapping[str, Model], body: Mapping[str, Any]) -> Model:
 
 
 def _json(content: Any, status: int = 200) -> Response:
-    # The standard library writes NaN and Infinity, which clients in Python read; orjson would write null.
-    text = json.dumps(content)
+    arrays = [leaf for _, leaf in iterate_leaves(content) if isinstance(leaf, np.ndarray)]
+    text: bytes | str
+    if all(np.isfinite(array).all() for array in arrays):
+        text = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+    else:
+        # The standard library writes NaN and Infinity, which clients in Python read; orjson writes null.
+        text = json.dumps(content, default=lambda array: array.tolist())
     return Response(text, status, media_type="application/json")

@@ -10,6 +10,7 @@ Facts                 what a server says about a component without asking it aga
 MakePool              makes the pool of a component, from its source and settings
 Pool                  what answers the calls of a component: base class of engines
 Reply                 one encoded answer
+WorkerPool            the pool of worker processes on this machine
 WorkerState           what one worker does, for `/status`
 add_option_arguments  adds a flag for every field of `ServeOptions` to a parser
 following_in_thread   passes the progress and log lines of a call on a thread on to its watcher
@@ -25,7 +26,7 @@ from chainrule.serve._author_code import following_in_thread
 from chainrule.serve._calls import Call, CallError, Cancelled, Facts, Reply
 from chainrule.serve._options import add_option_arguments, option_table
 from chainrule.serve._page import static_file
-from chainrule.serve._pool import Pool, WorkerState
+from chainrule.serve._pool import Pool, WorkerPool, WorkerState
 from chainrule.serve._problems import problem_reply
 from chainrule.serve._run import no_address
 
@@ -38,6 +39,7 @@ __all__ = [
     "MakePool",
     "Pool",
     "Reply",
+    "WorkerPool",
     "WorkerState",
     "add_option_arguments",
     "following_in_thread",

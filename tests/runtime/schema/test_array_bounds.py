@@ -8,7 +8,7 @@ import pytest
 from annotated_types import Ge, Interval
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
 from chainrule import Component, ComponentError, InputError
 from chainrule._errors import DefinitionError
@@ -90,6 +90,32 @@ def test_scalars_have_the_error_of_pydantic():
     found = problem({"x": -1.0}, root)
     assert found["msg"] == "Input should be greater than or equal to 0"
     assert found["ctx"] == {"ge": 0}
+
+
+class ByHand(BaseModel):
+    x: Array[(2,), Float64, "m", Bounds(ge=0)]
+    y: Differentiable[Array[(2,), Float64, Bounds(ge=0)]] = Field(
+        [1, 1], json_schema_extra={"le": 3}
+    )
+
+
+def test_bounds_in_the_declaration_hold_in_models_made_by_hand():
+    assert ByHand(x=[0, 1]).x.tolist() == [0, 1]
+    with pytest.raises(ValidationError, match=r"element \[1\] is smaller"):
+        ByHand(x=[0, -1])
+
+    @component
+    def both(x: Annotated[Array[(2,), Float64, Bounds(ge=0)], Field(le=1)]) -> Float64:
+        return x[0]
+
+    assert both.apply({"x": [0.0, 1.0]})["result"] == 0
+    assert problem({"x": [0, 2]}, both)["type"] == "less_than_equal"
+    assert problem({"x": [-1, 0]}, both)["type"] == "greater_than_equal"
+    with pytest.raises(DefinitionError, match="has no order"):
+        Array[(2,), Complex128, Bounds(ge=0)]
+    with pytest.raises(DefinitionError, match="once each"):
+        Array[(2,), Float64, "m", "s"]
+    assert repr(Array[(2,), Float64, Bounds(ge=0)]) == "Array[(2,), 'float64', Bounds(ge=0)]"
 
 
 def test_defaults_and_outputs_are_held_to_them():

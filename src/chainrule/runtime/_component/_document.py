@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +106,7 @@ class Document:
     def __init__(self, content: Mapping[str, Any]) -> None:
         self._content = content
         self._schemas: Mapping[str, Any] = content.get("components", {}).get("schemas", {})
+        self._specs: dict[Side, dict[str, ArraySpec]] = {}
 
     @classmethod
     def of_model(cls, model: type[BaseModel]) -> Document:
@@ -178,16 +179,27 @@ class Document:
             tree: inputs or outputs as mappings and lists; arrays, lists of numbers, or
                 `{"shape": …, "dtype": …}` as `abstract_eval` gives.
         """
-        fields = {field.path: field for field in self.fields(side)}
         found = []
-        for pattern, spec in self.differentiable(side).items():
-            field = fields.get(pattern)
-            units = spec.units or (field and field.units) or None
-            bounds = spec.bounds or (field.bounds if field else None)
+        for pattern, spec in self._complete_specs(side).items():
             for path in expand_pattern(pattern, tree):
                 shape, dtype = _shape_and_dtype(get_at_path(tree, path))
-                found.append(Leaf(path, shape, spec.dtype or str(dtype), units, bounds))
+                leaf = Leaf(path, shape, spec.dtype or str(dtype), spec.units, spec.bounds)
+                found.append(leaf)
         return tuple(sorted(found, key=lambda leaf: self._place(side, leaf.path)))
+
+    def _complete_specs(self, side: Side) -> dict[str, ArraySpec]:
+        """Differentiable patterns with units and bounds, also where only the fields say them."""
+        if side not in self._specs:
+            fields = {field.path: field for field in self.fields(side)}
+            self._specs[side] = {
+                pattern: replace(
+                    spec,
+                    units=spec.units or (fields[pattern].units if pattern in fields else None),
+                    bounds=spec.bounds or (fields[pattern].bounds if pattern in fields else None),
+                )
+                for pattern, spec in self.differentiable(side).items()
+            }
+        return self._specs[side]
 
     def _place(self, side: Side, path: str) -> tuple[tuple[int, str], ...]:
         """Where a path is in the order of the schema; JSON objects are sorted, so the document says it."""

@@ -67,11 +67,12 @@ class _ArrayMeta(type):
 
 
 class Array(metaclass=_ArrayMeta):
-    """An array of numbers with a shape, a dtype and, optionally, units.
+    """An array of numbers with a shape, a dtype and, optionally, units and bounds.
 
-    `Array[shape, dtype]` or `Array[shape, dtype, units]`, where the shape is a tuple of sizes, of names
-    (`"n"`: the same name is the same size everywhere in one call) and of `None` (any size), or `...`
-    (any rank); the dtype is a type such as `Float64`, a dtype name, or `None` (any dtype).
+    `Array[shape, dtype]`, `Array[shape, dtype, units]` or `Array[shape, dtype, Bounds(ge=0)]`, where the
+    shape is a tuple of sizes, of names (`"n"`: the same name is the same size everywhere in one call) and of
+    `None` (any size), or `...` (any rank); the dtype is a type such as `Float64`, a dtype name, or `None`
+    (any dtype).
 
     Example:
         >>> from pydantic import BaseModel
@@ -85,7 +86,7 @@ class Array(metaclass=_ArrayMeta):
     spec: ClassVar[ArraySpec | None] = None
 
     def __class_getitem__(cls, key: Any) -> type[Array]:
-        if not isinstance(key, tuple) or len(key) not in (2, 3):
+        if not isinstance(key, tuple) or len(key) not in (2, 3, 4):
             raise DefinitionError(
                 f"Array[{key!r}] needs a shape and a dtype, for example Array[(3, None), Float64].",
                 code="bad_array_type",
@@ -134,8 +135,13 @@ def _spelling(spec: ArraySpec) -> str:
     """The declaration as an author writes it."""
     shape = "..." if spec.shape is None else spec.labelled_shape
     units = "" if spec.units is None else f", {spec.units!r}"
-    text = f"Array[{shape}, {spec.dtype!r}{units}]"
+    bounds = "" if spec.bounds is None else f", Bounds({_arguments(spec.bounds.given())})"
+    text = f"Array[{shape}, {spec.dtype!r}{units}{bounds}]"
     return f"Differentiable[{text}]" if spec.differentiable else text
+
+
+def _arguments(given: dict[str, float]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in given.items())
 
 
 def is_array_type(annotation: Any) -> bool:

@@ -21,7 +21,6 @@ from dataclasses import is_dataclass, replace
 from types import NoneType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-import numpy as np
 from annotated_types import GroupedMetadata
 from pydantic import AfterValidator, BaseModel, ValidationInfo, create_model, model_validator
 from pydantic.fields import FieldInfo
@@ -32,7 +31,7 @@ from chainrule._paths import Key, join_path
 from chainrule.runtime._schema import _problems
 from chainrule.runtime._schema._array import array_type, is_array_type
 from chainrule.runtime._schema._bounds import Bounds
-from chainrule.runtime._schema._spec import ArraySpec, numpy_dtype
+from chainrule.runtime._schema._spec import ArraySpec, check_bounds
 
 Leaf = tuple[str, ArraySpec]
 
@@ -210,13 +209,9 @@ def _with_bounds(member: Any, bounds: Bounds, entries: list[Any]) -> Any:
         # The other members of a union keep pydantic's own comparison.
         return Annotated[(member, *(e for e in entries if not isinstance(e, FieldInfo)))]
     spec = plain.spec
-    if spec.dtype is not None and np.dtype(numpy_dtype(spec.dtype)).kind in "bc":
-        raise DefinitionError(
-            f"An array of {spec.dtype} has no order, so it cannot have the bounds {bounds}. Leave them "
-            "out.",
-            code="bad_array_type",
-        )
-    return array_type(replace(spec, bounds=bounds))
+    check_bounds(spec.dtype, bounds)
+    declared = {} if spec.bounds is None else spec.bounds.given()
+    return array_type(replace(spec, bounds=Bounds(**{**declared, **bounds.given()})))
 
 
 def _unwrap_bounded(annotation: Any) -> Any:

@@ -81,16 +81,41 @@ def _common(left: Iterable[int | None], right: Iterable[int | None]) -> tuple[in
     return tuple(a if a == b else None for a, b in zip(left, right, strict=True))
 
 
-def make_spec(shape: Any, dtype: Any, units: str | None = None) -> ArraySpec:
-    """The declaration that `Array[shape, dtype, units]` stands for.
+def make_spec(shape: Any, dtype: Any, *more: Any) -> ArraySpec:
+    """The declaration that `Array[shape, dtype, units, bounds]` stands for; units or bounds may be left out.
 
     Raises:
         DefinitionError: a shape, dtype or unit that cannot be declared.
     """
     sizes, names = _parse_shape(shape)
+    kind = _parse_dtype(dtype)
+    of_bounds = [each for each in more if isinstance(each, Bounds)]
+    of_units = [each for each in more if not isinstance(each, Bounds)]
+    if len(of_bounds) > 1 or len(of_units) > 1:
+        raise DefinitionError(
+            f"Expected units and bounds once each after the shape and the dtype; found {more!r}.",
+            code="bad_array_type",
+        )
+    bounds = of_bounds[0] if of_bounds else None
+    units = of_units[0] if of_units else None
     if units is not None:
         check_units(units)
-    return ArraySpec(sizes, _parse_dtype(dtype), dimension_names=names, units=units)
+    if bounds is not None:
+        check_bounds(kind, bounds)
+    return ArraySpec(sizes, kind, dimension_names=names, units=units, bounds=bounds)
+
+
+def check_bounds(dtype: str | None, bounds: Bounds) -> None:
+    """Refuse bounds of numbers that have no order.
+
+    Raises:
+        DefinitionError: they are complex or boolean (`bad_array_type`).
+    """
+    if dtype is not None and numpy_dtype(dtype).kind in "bc":
+        raise DefinitionError(
+            f"An array of {dtype} has no order, so it cannot have the bounds {bounds}. Leave them out.",
+            code="bad_array_type",
+        )
 
 
 def _parse_shape(shape: Any) -> tuple[tuple[int | None, ...] | None, tuple[str | None, ...]]:

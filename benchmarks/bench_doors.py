@@ -1,0 +1,241 @@
+"""What the doors to other tools add to a call, beside the tools' own servers and hand-written wrappers."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import http.client
+import json
+import multiprocessing
+import socket
+import tempfile
+import time
+import urllib.request
+import warnings
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from benchmarks._harness import Row, interleaved, show
+
+SIZES = (10, 100_000)
+SOURCE = '''
+"""y = x², with its Jacobian."""
+import numpy as np
+from pydantic import BaseModel
+from chainrule.runtime import Array, Differentiable, Float64, SparseArray
+
+class InputSchema(BaseModel):
+    x: Differentiable[Array[("n",), Float64]]
+
+class OutputSchema(BaseModel):
+    y: Differentiable[Array[("n",), Float64]]
+
+def apply(inputs):
+    return {"y": inputs.x**2}
+
+def vector_jacobian_product(inputs, vjp_inputs, vjp_outputs, cotangent_vector):
+    return {"x": 2 * inputs.x * cotangent_vector["y"]}
+
+def jacobian(inputs, jac_inputs, jac_outputs):
+    n = inputs.x.size
+    rows = np.arange(n)
+    return {"y": {"x": SparseArray((n, n), np.stack([rows, rows], 1), 2 * inputs.x)}}
+'''
+
+
+def run() -> list[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "square.py"
+        source.write_text(SOURCE)
+        rows = _optimise()
+        if find_spec("umbridge"):
+            rows += _umbridge(source)
+        if find_spec("openmdao"):
+            rows += _openmdao(source)
+        if find_spec("casadi"):
+            rows += _casadi(source)
+        return rows
+
+
+def _umbridge(source: Path) -> list[Row]:
+    rows = []
+    with contextlib.ExitStack() as stack:
+        ours = stack.enter_context(_served(_serve_ours, str(source)))
+        theirs = stack.enter_context(_served(_serve_theirs))
+        for n in SIZES:
+            config = {"shapes": {"x": [n]}}
+            body = {"name": "square", "input": [np.linspace(0, 1, n).tolist()]}
+            seconds = interleaved(
+                {
+                    "us": _request(ours, {**body, "config": config}),
+                    "peer": _request(theirs, {**body, "config": {"n": n}}),
+                },
+                rounds=11,
+            )
+            claim = f"UM-Bridge Evaluate, n = {n}"
+            note = "author code in a thread of the server, on one connection, without the client's JSON"
+            peer = "umbridge serve_models (peer)"
+            rows.append(Row(claim, seconds["us"], seconds["peer"], peer, 0.5, note=note))
+    return rows
+
+
+def _request(url: str, content: Any) -> Callable[[], None]:
+    """A bare request: the package's own client takes a new connection for each, and longer than a server."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc)
+    body = json.dumps(content)
+
+    def call() -> None:
+        connection.request("POST", "/Evaluate", body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        answer.read()
+        assert answer.status == 200, answer.status
+
+    return call
+
+
+def _serve_ours(port: int, source: str) -> None:
+    from chainrule.serve import serve
+
+    serve(source, port=port, umbridge=True, workers=0)
+
+
+def _serve_theirs(port: int) -> None:
+    import umbridge
+
+    class Square(umbridge.Model):
+        def __init__(self) -> None:
+            super().__init__("square")
+
+        def get_input_sizes(self, config: Any) -> list[int]:
+            return [config["n"]]
+
+        def get_output_sizes(self, config: Any) -> list[int]:
+            return [config["n"]]
+
+        def __call__(self, parameters: Any, config: Any) -> Any:
+            return [(np.array(parameters[0]) ** 2).tolist()]
+
+        def supports_evaluate(self) -> bool:
+            return True
+
+    umbridge.um.web.run_app = functools.partial(
+        umbridge.um.web.run_app, host="127.0.0.1", print=None
+    )
+    umbridge.serve_models([Square()], port)
+
+
+@contextlib.contextmanager
+def _served(target: Any, *arguments: Any) -> Iterator[str]:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    process = multiprocessing.get_context("spawn").Process(target=target, args=(port, *arguments))
+    process.start()
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(600):
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"{url}/Info").close()
+                break
+            time.sleep(0.1)
+        yield url
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _openmdao(source: Path) -> list[Row]:
+    import openmdao.api as om
+
+    import chainrule.openmdao
+    from chainrule.runtime import load_component
+
+    class ByHand(om.ExplicitComponent):
+        def initialize(self) -> None:
+            self.options.declare("n")
+
+        def setup(self) -> None:
+            n = self.options["n"]
+            self.add_input("x", np.ones(n))
+            self.add_output("y", np.ones(n))
+            self.declare_partials("y", "x", rows=np.arange(n), cols=np.arange(n))
+
+        def compute(self, inputs: Any, outputs: Any) -> None:
+            outputs["y"] = inputs["x"] ** 2
+
+        def compute_partials(self, inputs: Any, partials: Any) -> None:
+            partials["y", "x"] = 2 * inputs["x"]
+
+    square = load_component(source)
+    rows = []
+    for n in SIZES:
+        wrapped = chainrule.openmdao.component(square, {"x": np.ones(n)}, partials="sparse")
+        problems = {}
+        for name, each in (("us", wrapped), ("floor", ByHand(n=n))):
+            problems[name] = om.Problem(reports=False)
+            problems[name].model.add_subsystem("c", each, promotes=["*"])
+            problems[name].setup()
+            problems[name].run_model()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            seconds = interleaved({name: p.run_model for name, p in problems.items()})
+        claim = f"OpenMDAO run_model, n = {n}"
+        rows.append(Row(claim, seconds["us"], seconds["floor"], "a hand-written component", 1.2))
+    return rows
+
+
+def _casadi(source: Path) -> list[Row]:
+    import chainrule.casadi
+    from chainrule.runtime import load_component
+
+    square = load_component(source)
+    rows = []
+    for n in SIZES:
+        x = np.linspace(0, 1, n)
+        f = chainrule.casadi.function(square, {"x": x})
+        seconds = interleaved(
+            {"us": lambda f=f, x=x: f(x), "floor": lambda x=x: square.apply({"x": x})}
+        )
+        claim = f"a component as a CasADi function, n = {n}"
+        rows.append(Row(claim, seconds["us"], seconds["floor"], "the component itself"))
+    return rows
+
+
+def _optimise() -> list[Row]:
+    import jax
+    import jax.numpy as jnp
+    from scipy.optimize import minimize as scipy_minimize
+
+    import chainrule
+
+    def rosenbrock(x: Any) -> Any:
+        return jnp.sum(100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2)
+
+    start = np.zeros(100)
+    ours = chainrule.minimize(lambda p: rosenbrock(p["x"]), {"x": start}, max_evaluations=100_000)
+    compiled = jax.jit(jax.value_and_grad(rosenbrock))
+
+    def by_hand(x: Any) -> Any:
+        value, gradient = compiled(x)
+        return float(value), np.asarray(gradient, float)
+
+    with jax.enable_x64(True):
+        seconds = interleaved(
+            {
+                "us": lambda: chainrule.minimize(lambda p: rosenbrock(p["x"]), {"x": start}),
+                "floor": lambda: scipy_minimize(by_hand, start, jac=True, method="L-BFGS-B"),
+            },
+            rounds=5,
+        )
+    note = f"{ours.evaluations} evaluations; our time has the compilation in it"
+    claim = "minimize, Rosenbrock in 100 variables"
+    return [Row(claim, seconds["us"], seconds["floor"], "scipy by hand", note=note)]
+
+
+if __name__ == "__main__":
+    show(run())

@@ -1,0 +1,13 @@
+"""Components as tools for language models, by the Model Context Protocol over standard input and output.
+
+serve_stdio   offer components as tools until standard input ends
+
+Modules, in reading order:
+
+_values   schemas and values in the words of JSON: plain lists of numbers, files for large arrays
+_server   the tools of components, and their calls in worker processes
+"""
+
+from chainrule.mcp._server import serve_stdio
+
+__all__ = ["serve_stdio"]

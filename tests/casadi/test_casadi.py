@@ -1,0 +1,188 @@
+"""Components in CasADi: first and second derivatives against JAX, Ipopt on them, errors that are not lost."""
+
+import gc
+import threading
+from types import ModuleType
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from chainrule import Component, ComponentError
+from chainrule.runtime import Array, Differentiable, Float64, SparseArray, component, load_component
+
+ca = pytest.importorskip("casadi")
+
+import chainrule.casadi  # noqa: E402
+
+Vector = Differentiable[Array[("n",), Float64]]
+Matrix = Differentiable[Array[(2, 2), Float64]]
+X, M = np.array([1.0, 2.0, 3.0]), np.array([[1.0, 2.0], [3.0, 4.0]])
+
+
+def value(x, m):
+    return jnp.sum(x**3) * m[0, 1] + jnp.sum(m**2)
+
+
+@component(framework="jax")
+def mixed(
+    x: Vector, m: Matrix, mode: str = "a"
+) -> tuple[Differentiable[Float64], Differentiable[Array[(2,), Float64]]]:
+    return value(x, m), m @ x[:2]
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64(True):
+        yield
+
+
+@pytest.fixture(scope="module")
+def f():
+    return chainrule.casadi.function(
+        Component.from_api(mixed), {"x": np.ones(3), "m": np.ones((2, 2))}
+    )
+
+
+def test_values_names_and_sizes(f):
+    assert f.name_in() == ["x", "m"]
+    assert f.name_out() == ["result_0", "result_1"]
+    assert [f.size1_in(k) for k in range(2)] == [3, 4]
+    first, second = f(X, M.ravel())
+    np.testing.assert_allclose(first, value(X, M))
+    np.testing.assert_allclose(
+        second.full().ravel(), M @ X[:2]
+    )  # matrices are flattened in C order
+    with pytest.raises(RuntimeError):
+        f(np.ones(2), M.ravel())
+
+
+def test_derivatives(f):
+    x, m = ca.MX.sym("x", 3), ca.MX.sym("m", 4)
+    first, second = f(x, m)
+    v, u = ca.DM([1.0, -1.0, 2.0]), ca.DM([1.0, 3.0])
+    found = ca.Function(
+        "found",
+        [x, m],
+        [
+            ca.gradient(first, x), ca.gradient(first, m), ca.jacobian(second, m),
+            ca.jtimes(second, x, v), ca.jtimes(second, x, u, True), ca.hessian(first, ca.vertcat(x))[0],
+        ],
+    )(X, M.ravel())  # fmt: skip
+    gx, gm = jax.grad(value, (0, 1))(X, M)
+    jm = jax.jacobian(lambda m: m @ X[:2])(M).reshape(2, 4)
+    jx = np.concatenate([M, np.zeros((2, 1))], axis=1)
+    expected = [gx, gm.ravel(), jm, jx @ [1, -1, 2], jx.T @ [1, 3], jax.hessian(value)(X, M)]
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one.full().reshape(np.shape(other)), other, atol=1e-12)
+
+
+@component(framework="jax")
+def rosenbrock(x: Vector) -> Differentiable[Float64]:
+    return jnp.sum(100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2)
+
+
+QUIET = {"print_time": False, "ipopt.print_level": 0, "ipopt.sb": "yes"}
+
+
+@pytest.mark.parametrize("hessian", ["exact", "limited-memory"])
+def test_ipopt(hessian):
+    f = chainrule.casadi.function(rosenbrock, {"x": np.zeros(3)})
+    x = ca.MX.sym("x", 3)
+    options = {**QUIET, "ipopt.hessian_approximation": hessian}
+    solver = ca.nlpsol("s", "ipopt", {"x": x, "f": f(x), "g": ca.sum1(x)}, options)
+    found = solver(x0=[0, 0, 0], lbg=-10, ubg=10)
+    np.testing.assert_allclose(found["x"].full().ravel(), 1.0, atol=1e-5)
+    assert solver.stats()["success"]
+
+
+def test_opti_and_callbacks_that_nobody_holds():
+    opti = ca.Opti()
+    x = opti.variable(2)
+    f = chainrule.casadi.function(rosenbrock, {"x": np.zeros(2)})
+    opti.minimize(f(x))
+    opti.subject_to(x[0] <= 0.5)
+    opti.solver("ipopt", {"print_time": False}, {"print_level": 0, "sb": "yes"})
+    gc.collect()  # derivative functions are kept by the first one
+    np.testing.assert_allclose(opti.solve().value(x), [0.5, 0.25], atol=1e-6)
+
+
+def test_a_sparse_jacobian():
+    @component(framework="numpy")
+    def plain(x: Vector) -> Vector:
+        return x
+
+    def jacobian(inputs, jac_inputs, jac_outputs):
+        n = inputs.x.size
+        rows = np.arange(n)
+        indices = np.concatenate([np.stack([rows, rows], 1), np.stack([rows[1:], rows[:-1]], 1)])
+        values = np.concatenate([2 * inputs.x, -np.ones(n - 1)])
+        return {"result": {"x": SparseArray((n, n), indices, values)}}
+
+    module = ModuleType("stencil")
+    vars(module).update(
+        InputSchema=plain.input_schema,
+        OutputSchema=plain.output_schema,
+        apply=lambda inputs: {"result": inputs.x**2 - np.concatenate([[0.0], inputs.x[:-1]])},
+        jacobian=jacobian,
+    )
+    f = chainrule.casadi.function(load_component(module), {"x": np.ones(5)}, sparse=True)
+    x = ca.MX.sym("x", 5)
+    found = ca.Function("j", [x], [ca.jacobian(f(x), x)])(np.arange(1.0, 6.0))
+    assert found.nnz() == 9
+    np.testing.assert_allclose(
+        found.full(), np.diag(2 * np.arange(1.0, 6.0)) - np.diag(np.ones(4), -1)
+    )
+
+
+def test_a_component_without_derivatives():
+    @component
+    def plain(x: Vector) -> Differentiable[Float64]:
+        return float(np.sum(x**2))
+
+    x = ca.MX.sym("x", 2)
+    without = chainrule.casadi.function(plain, {"x": np.ones(2)})
+    with pytest.raises(RuntimeError):
+        ca.Function("g", [x], [ca.gradient(without(x), x)])
+    f = chainrule.casadi.function(plain, {"x": np.ones(2)}, finite_differences=True)
+    found = ca.Function("g", [x], [ca.gradient(f(x), x)])([1.0, 3.0])
+    np.testing.assert_allclose(found.full().ravel(), [2, 6], rtol=1e-4)
+
+
+def test_the_authors_error_comes_out_after_the_solve():
+    @component(derivatives="finite")
+    def fragile(x: Vector) -> Differentiable[Float64]:
+        if x[0] > 0.4:
+            raise ArithmeticError("no convergence")
+        return float(np.sum((x - 1) ** 2))
+
+    f = chainrule.casadi.function(fragile, {"x": np.zeros(2)})
+    with pytest.raises(RuntimeError, match="no convergence"):
+        f([1.0, 0.0])
+    with pytest.raises(ComponentError, match="no convergence"):
+        f.raise_error()
+    assert f.error is None
+    f.raise_error()  # nothing is left
+    x = ca.MX.sym("x", 2)
+    options = {**QUIET, "ipopt.hessian_approximation": "limited-memory"}
+    solver = ca.nlpsol("s", "ipopt", {"x": x, "f": f(x)}, options)
+    solver(x0=[0.0, 0.0])
+    with pytest.raises(ComponentError, match="no convergence"):
+        f.raise_error()
+
+
+def test_nan_and_threads(f):
+    first, _ = f([np.nan, 0.0, 0.0], M.ravel())
+    assert np.isnan(float(first))
+    found = {}
+
+    def run(k):
+        found[k] = float(f([k, 0.0, 0.0], M.ravel())[0])
+
+    threads = [threading.Thread(target=run, args=(k,)) for k in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {k: 2 * k**3 + 30.0 for k in range(3)}

@@ -1,0 +1,136 @@
+"""The MCP server over a real pipe, with the real client."""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mcp_types")  # of version 2 of the protocol's package
+
+from mcp import Client, StdioServerParameters
+
+COMPONENT = str(Path(__file__).parent / "tool_component.py")
+X = {"x": [1.0, 3.0]}
+
+
+def with_client(work, **client):
+    async def run():
+        arguments = ["-m", "chainrule", "mcp", COMPONENT, "--max-elements", "20"]
+        parameters = StdioServerParameters(
+            command=sys.executable, args=arguments, env=dict(os.environ)
+        )
+        async with Client(parameters, **client) as c:
+            return await work(c)
+
+    return asyncio.run(run())
+
+
+def texts(result):
+    return [part.text for part in result.content]
+
+
+def test_tools_values_and_bad_input():
+    async def work(c):
+        tools = {tool.name: tool for tool in (await c.list_tools()).tools}
+        assert list(tools) == [
+            "tool_component_apply",
+            "tool_component_gradient",
+            "tool_component_jacobian",
+        ]
+        schema = tools["tool_component_apply"].input_schema
+        x = schema["properties"]["x"]
+        assert x["anyOf"][0] == {"type": "array", "items": {"type": "number", "minimum": 0}}
+        assert x["description"] == "positions, array of shape [n], in m, differentiable"
+        assert schema["required"] == ["x"]
+        assert schema["properties"]["scale"]["default"] == 2.0
+        assert "Heat in a rod." in tools["tool_component_apply"].description
+
+        plain = await c.call_tool("tool_component_apply", X)
+        assert plain.structured_content == {"y": [2.0, 18.0]}
+        assert json.loads(texts(plain)[0]) == {"y": [2.0, 18.0]}
+        slope = await c.call_tool("tool_component_gradient", {"inputs": X, "of": "y"})
+        assert slope.structured_content["gradient"] == {"x": [4.0, 12.0]}
+        both = {"inputs": {**X, "scale": 1.0}, "of": "y", "wrt": ["scale"]}
+        assert (await c.call_tool("tool_component_gradient", both)).structured_content[
+            "gradient"
+        ] == {"scale": 10.0}
+        blocks = await c.call_tool("tool_component_jacobian", {"inputs": X, "wrt": ["x"]})
+        assert blocks.structured_content == {"y": {"x": [[4.0, 0.0], [0.0, 12.0]]}}
+
+        for arguments, words in (
+            ({"x": [[1.0]]}, "f64[n]"),
+            ({"x": [1.0, -1.0]}, "element [1] is smaller"),
+            ({"y": 1}, "x"),
+            ({**X, "zz": 1}, "zz"),
+            ({**X, "mode": "fail"}, "no convergence"),
+            ({"x": {"file": "/etc/passwd.npy"}}, "not a file that this server has written"),
+        ):
+            refused = await c.call_tool("tool_component_apply", arguments)
+            assert refused.is_error
+            assert words in texts(refused)[0]
+            assert "Traceback" not in texts(refused)[0]
+        unknown = await c.call_tool("tool_component_gradient", {"inputs": X, "off": "y"})
+        assert "missing of, unexpected off" in texts(unknown)[0]
+        assert (await c.call_tool("nonsense", {})).is_error
+
+    with_client(work)
+
+
+def test_nan_large_arrays_and_crashes():
+    async def work(c):
+        odd = await c.call_tool("tool_component_apply", {**X, "mode": "nan"})
+        assert odd.structured_content == {"y": ["NaN", "NaN"]}
+        assert "JSON does not have" in texts(odd)[1]
+        large = (
+            await c.call_tool("tool_component_apply", {**X, "mode": "large"})
+        ).structured_content["y"]
+        assert (large["shape"], large["max"]) == ([50], 49.0)
+        np.testing.assert_array_equal(np.load(large["file"]), np.arange(50.0))
+        again = await c.call_tool(
+            "tool_component_gradient", {"inputs": {"x": {"file": large["file"]}}, "of": "y"}
+        )
+        assert again.structured_content["gradient"]["x"]["max"] == 4 * 49.0
+        crashed = await c.call_tool("tool_component_apply", {**X, "mode": "crash"})
+        assert crashed.is_error
+        assert "worker_crashed" in texts(crashed)[0]
+        assert (await c.call_tool("tool_component_apply", X)).structured_content == {
+            "y": [2.0, 18.0]
+        }
+
+    with_client(work)
+
+
+def test_progress_and_cancellation():
+    async def work(c):
+        heard = []
+
+        async def hear(fraction, total, message):
+            heard.append((round(fraction, 2), message))
+
+        await c.call_tool("tool_component_apply", {**X, "mode": "progress"}, progress_callback=hear)
+        assert heard == sorted(heard)
+        assert heard[0] == (0.0, "step 0")
+        assert len(heard) >= 2
+
+        began = asyncio.Event()
+
+        async def notice(fraction, total, message):
+            began.set()
+
+        hanging = asyncio.create_task(
+            c.call_tool("tool_component_apply", {**X, "mode": "hang"}, progress_callback=notice)
+        )
+        await began.wait()
+        hanging.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await hanging
+        # There is one worker: it answers because the work was stopped.
+        assert (await c.call_tool("tool_component_apply", X)).structured_content == {
+            "y": [2.0, 18.0]
+        }
+
+    with_client(work, mode="legacy")
