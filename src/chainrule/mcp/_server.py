@@ -127,8 +127,9 @@ def make_server(tools: Mapping[str, Tool]) -> Server:
             where = f" (at {error.path})" if error.path else ""
             return _failed(error.code, f"{error.message}{where}")
         text = json.dumps(content)
-        parts = [types.TextContent(text=text), *([types.TextContent(text=NOTE)] if is_odd else [])]
-        return types.CallToolResult(content=parts, structured_content=content)
+        texts = [text, NOTE] if is_odd else [text]
+        parts = [types.TextContent(text=each) for each in texts]
+        return types.CallToolResult(content=[*parts], structured_content=content)
 
     return Server(
         "chainrule", version=chainrule.__version__, on_list_tools=list_tools, on_call_tool=call_tool
