@@ -257,8 +257,9 @@ def test_public_surface():
     assert sorted(package.__all__) == package.__all__
     assert set(package.__all__) == {
         "Candidate", "Explanation", "Linearization", "OperationCounts", "Order", "OrderError",
-        "StructuredJacobian", "explain_jacobian", "find_order", "hessian", "jacobian", "jacve",
-        "linearization", "register_partials", "value_and_jacobian",
+        "Plan", "PlannedRequest", "StructuredJacobian", "explain_jacobian", "find_order",
+        "gauss_newton_product", "hessian", "jacobian", "jacve", "linearization", "plan_jacobian",
+        "register_partials", "value_and_jacobian",
     }  # fmt: skip
     assert all(getattr(package, name).__doc__ for name in package.__all__)
 
