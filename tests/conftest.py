@@ -20,12 +20,24 @@ settings.register_profile("thorough", parent=settings.get_profile("default"), ma
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _single_precision_for_the_next_module():
+def _single_precision():
     """A component that is loaded in this process may switch to double precision for good."""
-    yield
     if "jax" in sys.modules:
         sys.modules["jax"].config.update("jax_enable_x64", False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _single_precision_for_the_next_module():
+    yield
+    _single_precision()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    """Modules are imported when they are collected, and make arrays then."""
+    report = yield
+    _single_precision()
+    return report
 
 
 def pytest_collection_modifyitems(items):
