@@ -225,3 +225,16 @@ def test_a_component_called_on_the_host_of_a_program_in_32_bits(tmp_path):
             jnp.asarray(X, jnp.float32)
         )
     np.testing.assert_allclose(value, 0.1 * X**3 / 3, rtol=1e-6)
+
+
+def test_tables_whose_keys_cannot_be_compared(tmp_path):
+    """JAX cannot take such a dictionary apart; looking for arrays leaves it out."""
+    path = tmp_path / "table.py"
+    path.write_text(
+        "import jax\nfrom pydantic import BaseModel\n"
+        "TABLE = {1: 'one', 'two': 2}\n"
+        "class InputSchema(BaseModel):\n    x: float\n"
+        "class OutputSchema(BaseModel):\n    x: float\n"
+        "def apply(inputs):\n    return {'x': inputs.x}\n"
+    )
+    assert load_component(path).apply({"x": 2.0})["x"] == 2.0

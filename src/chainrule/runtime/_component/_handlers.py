@@ -196,6 +196,16 @@ def _values_in(module: ModuleType, jax: Any) -> Iterator[Any]:
     loaded = sys.modules.copy()
     for name, each in loaded.items():
         if name == module.__name__ or (package and name.startswith(f"{package}.")):
-            for value in list(vars(each).values()):
-                if not isinstance(value, (type, ModuleType, BaseModel)):
-                    yield from jax.tree_util.tree_leaves(value)
+            for key, value in list(vars(each).items()):
+                # `__builtins__` and its like are Python's, not the author's.
+                if not key.startswith("__") and not isinstance(
+                    value, (type, ModuleType, BaseModel)
+                ):
+                    yield from _leaves(value, jax)
+
+
+def _leaves(value: Any, jax: Any) -> list[Any]:
+    try:
+        return list(jax.tree_util.tree_leaves(value))
+    except (TypeError, ValueError):  # JAX sorts the keys of dictionaries; these cannot be compared
+        return []
