@@ -17,7 +17,7 @@ OLDEST := .jax-oldest
 OLDEST_STAMP := $(OLDEST)/.ready-$(SETUP_KEY)
 export CHAINRULE_JAX_OLDEST ?= $(abspath $(OLDEST))
 
-.PHONY: help demo test lint format bench docs setup clean
+.PHONY: help demo test lint format bench docs outputs setup clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -72,6 +72,9 @@ bench: $(STAMP)  ## Run every benchmark: us, the peer and the floor side by side
 docs: $(STAMP)  ## Build the documentation in strict mode into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "Open site/index.html; for the search box serve it: $(BIN)/python -m http.server --directory site 8080"
+
+outputs: $(STAMP)  ## Run the pages of the docs and write what their blocks print into them
+	@CHAINRULE_WRITE_OUTPUTS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile docs README.md
 
 clean:  ## Remove the environment and everything generated
 	rm -rf $(VENV) $(NEXT) $(OLDEST) site demo-output test-artifacts .pytest_cache .mypy_cache .ruff_cache .hypothesis

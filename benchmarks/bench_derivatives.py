@@ -18,9 +18,10 @@ from tesseract_core.runtime import experimental as peer_experimental
 from tesseract_core.runtime import jax_recipes as peer
 
 from benchmarks._harness import Row, interleaved, show
+from chainrule._content_store import content_digest
 from chainrule.runtime import derivatives as ours
 from chainrule.runtime import jax_recipes as recipes
-from chainrule.runtime._residuals import content_digest, same_content
+from chainrule.runtime._residuals import same_content
 
 
 class Inputs(BaseModel):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import http.client
 import json
 import multiprocessing
+import shutil
 import socket
 import tempfile
 import time
@@ -59,6 +61,10 @@ def run() -> list[Row]:
             rows += _openmdao(source)
         if find_spec("casadi"):
             rows += _casadi(source)
+        if find_spec("fmpy") and shutil.which("gcc"):
+            rows += _fmu(folder)
+        if find_spec("onnxruntime") and find_spec("onnx"):
+            rows += _onnx(folder)
         return rows
 
 
@@ -203,6 +209,84 @@ def _casadi(source: Path) -> list[Row]:
         )
         claim = f"a component as a CasADi function, n = {n}"
         rows.append(Row(claim, seconds["us"], seconds["floor"], "the component itself"))
+    return rows
+
+
+def _fmu(folder: str) -> list[Row]:
+    import fmpy
+    from examples.fmu import build_fmu
+    from fmpy.simulation import instantiate_fmu
+
+    from chainrule.runtime import from_fmu
+
+    path = build_fmu("drain3", folder)
+    description = fmpy.read_model_description(str(path))
+    fmu = instantiate_fmu(fmpy.extract(str(path), f"{folder}/fmu"), description, "ModelExchange")
+    fmu.enterInitializationMode(startTime=0.0)
+    fmu.exitInitializationMode()
+    fmu.updateDiscreteStates()
+    fmu.enterContinuousTimeMode()
+    x, dx = (ctypes.c_double * 3)(4, 2, 1), (ctypes.c_double * 3)()
+
+    def by_hand() -> Any:
+        fmu.setTime(0.0)
+        fmu.setContinuousStates(x, 3)
+        fmu.setFloat64([3], [1.0])
+        fmu.getContinuousStateDerivatives(dx, 3)
+        return np.array(dx), fmu.getFloat64([1, 6], 4)
+
+    step = from_fmu(path, kind="step")
+    inputs = {"time": 0.0, "states": {"x": np.array([4.0, 2.0, 1.0])}, "inputs": {"u": 1.0}}
+    seconds = interleaved({"us": lambda: step.apply(inputs), "floor": by_hand})
+    note = "with validation of all inputs and outputs, which FMPy's calls do not have"
+    rows = [Row("FMU step", seconds["us"], seconds["floor"], "FMPy's own calls", 1.5, note=note)]
+    whole = from_fmu(path, method="rk4", step_size=0.001)
+    times = {"times": np.array([0.0, 1.0])}
+    seconds = interleaved(
+        {
+            "us": lambda: whole.apply(times),
+            "peer": lambda: fmpy.simulate_fmu(
+                f"{folder}/fmu", model_description=description, fmi_type="ModelExchange",
+                solver="Euler", step_size=0.00025, stop_time=1.0, output_interval=0.00025,
+                validate=False,
+            ),
+        },
+        rounds=5,
+    )  # fmt: skip
+    claim = "FMU, 4000 evaluations in a simulation"
+    rows.append(Row(claim, seconds["us"], seconds["peer"], "FMPy's Euler loop (peer)", 1.5))
+    return rows
+
+
+def _onnx(folder: str) -> list[Row]:
+    import onnx
+    import onnxruntime
+    from onnx import TensorProto, helper
+
+    from chainrule.runtime import from_onnx
+
+    one = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "x"], ["y"])],
+        "square",
+        [one("x", TensorProto.DOUBLE, ["n"])],
+        [one("y", TensorProto.DOUBLE, ["n"])],
+    )
+    path = f"{folder}/square.onnx"
+    opsets = [helper.make_opsetid("", 18)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+    session, model = onnxruntime.InferenceSession(path), from_onnx(path)
+    rows = []
+    for n in SIZES:
+        x = np.linspace(0, 1, n)
+        seconds = interleaved(
+            {
+                "us": lambda x=x: model.apply({"x": x}),
+                "floor": lambda x=x: session.run(None, {"x": x}),
+            }
+        )
+        claim = f"an ONNX model, n = {n}"
+        rows.append(Row(claim, seconds["us"], seconds["floor"], "onnxruntime itself"))
     return rows
 
 

@@ -2,15 +2,18 @@
 
 `<!-- commands -->` becomes the commands and options of the command line, and `<!-- serve options -->` the
 table of `ServeOptions`. `<!-- show: name -->` becomes the picture that the Python blocks above it on the page
-call so; the page's blocks are run for that. Formulas become MathML, which browsers draw without a script.
+call so; the page's blocks are run for that, as the tests run them (conftest.py at the root). Formulas become
+MathML, which browsers draw without a script.
 """
 
 import re
 from argparse import SUPPRESS, Action, ArgumentParser
 from collections.abc import Iterator
-from contextlib import redirect_stdout
+from contextlib import chdir, redirect_stdout
 from html import unescape
 from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from latex2mathml.converter import convert
@@ -22,7 +25,8 @@ _COMMANDS = "<!-- commands -->"
 _SERVE_OPTIONS = "<!-- serve options -->"
 _SHOW = "<!-- show:"
 _BLOCK_OR_SHOW = re.compile(
-    r"^```python\n(?P<code>.*?)^```|<!-- show: (?P<name>\w+) -->", re.M | re.S
+    r'^```python(?: title="(?P<file>[^"]+)")?\n(?P<code>.*?)^```|<!-- show: (?P<name>\w+) -->',
+    re.M | re.S,
 )
 
 _FORMULA = re.compile(
@@ -54,11 +58,15 @@ def _with_pictures(markdown: str) -> str:
     def replace(found: re.Match[str]) -> str:
         if found["name"]:
             return f'<div style="overflow-x: auto">{namespace[found["name"]].html()}</div>'
-        with redirect_stdout(StringIO()):
-            exec(found["code"], namespace)
+        if found["file"]:
+            Path(found["file"]).write_text(found["code"])
+        else:
+            with redirect_stdout(StringIO()):
+                exec(found["code"], namespace)
         return found[0]
 
-    return _BLOCK_OR_SHOW.sub(replace, markdown)
+    with TemporaryDirectory() as folder, chdir(folder):
+        return _BLOCK_OR_SHOW.sub(replace, markdown)
 
 
 def _commands() -> Iterator[str]:

@@ -1,7 +1,9 @@
 """Settings every test shares: CPU only, reproducible hypothesis runs, nothing sent anywhere."""
 
 import os
+import shutil
 import sys
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -44,3 +46,26 @@ def pytest_collection_modifyitems(items):
     """Files with slow tests first: short ones fill up the end, when a worker has nothing left to take."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.fixture(scope="session")
+def fmus(tmp_path_factory):
+    """A function that builds an FMU from C, once, or a variant of one under another name."""
+    pytest.importorskip("fmpy")
+    if shutil.which("gcc") is None:
+        pytest.skip("FMUs are built with gcc, which is not here")
+    from examples.fmu import build
+
+    folder, made = tmp_path_factory.mktemp("fmus"), {}
+
+    def get(name, target=None, *, replace=None):
+        target = target or name
+        if target not in made:
+            own = Path(__file__).parent / "runtime" / "fmi"
+            sources = own if (own / f"{name}.c").exists() else build.HERE
+            made[target] = build.build_fmu(
+                name, folder, sources=sources, target=target, replace=replace
+            )
+        return made[target]
+
+    return get

@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from chainrule import _errors
-from chainrule._errors import ChainruleError, ComponentError, PathError
+from chainrule.errors import ChainruleError, ComponentError, PathError
 
 CLASSES = [getattr(_errors, name) for name in _errors.__all__]
 

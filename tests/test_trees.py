@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, RootModel
 
-from chainrule._errors import PathError
 from chainrule._lru_cache import LRUCache
 from chainrule._paths import (
     Key,
@@ -33,6 +32,7 @@ from chainrule._trees import (
     map_with_paths,
     set_at_path,
 )
+from chainrule.errors import PathError
 
 keys = st.text(max_size=6) | st.sampled_from(
     ["a", "é", "e\u0301", "x·y", "a.b", "{", "}", "\\", "[0]"]

@@ -5,6 +5,9 @@ Arrays are hashed whole, with a cryptographic hash, because nothing compares the
 counts by its path, size and time of change. Data whose content cannot be seen (a lazy sequence, an object of
 the author's) has no name, and nothing is kept for it.
 
+`content_digest` is a key for arrays that are compared afterwards: fast, and of a sample of the bytes of large
+ones. `hash_parts` hashes files and code.
+
 `SharedFolder` keeps bytes under names in a folder that several processes use at once, bounded in size. An
 entry is there whole or not at all. A process that writes makes room first, by removing the entries that have
 not been used for longest.
@@ -16,7 +19,7 @@ import contextlib
 import enum
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, time, timedelta
 from operator import itemgetter
 from pathlib import Path
@@ -24,12 +27,17 @@ from typing import Any
 from uuid import UUID
 
 import numpy as np
+import xxhash
 
 from chainrule._codec import SparseArray
 from chainrule._paths import join_path
 from chainrule._trees import is_arraylike, iterate_leaves
 from chainrule._whole_files import write_whole
 
+WHOLE_BYTES = 1 << 20
+"""Arrays up to this size are digested whole."""
+BLOCK_BYTES = 1 << 12
+"""Larger ones in blocks of this size, `WHOLE_BYTES` in total, spread evenly."""
 _PLAIN = (str, int, float, complex, bool, bytes, type(None), date, time, timedelta, UUID)
 
 
@@ -73,7 +81,7 @@ def _parts(leaf: Any) -> list[Any] | None:
         kind = f"{array.dtype.name}{array.shape}".encode()
         if array.dtype.hasobject:
             return None
-        return [b"array", kind, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data]
+        return [b"array", kind, bytes_of(array).data]
     if isinstance(leaf, SparseArray):
         parts = [_parts(part) for part in (leaf.indices, leaf.values)]
         return [b"sparse", repr(leaf.shape).encode(), *(p for part in parts for p in part or ())]
@@ -90,6 +98,35 @@ def _file_parts(path: Path) -> list[Any] | None:
     except OSError:
         return None
     return [b"file", str(path).encode(), f"{facts.st_size}:{facts.st_mtime_ns}".encode()]
+
+
+def content_digest(arrays: Sequence[Any]) -> bytes:
+    """A digest of dtypes, shapes and (a sample of) the bytes of some arrays, in bounded time."""
+    digest = xxhash.xxh3_128()
+    for array in map(np.asarray, arrays):
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        content = bytes_of(array)
+        if content.size <= WHOLE_BYTES:
+            digest.update(content.data)
+            continue
+        count = WHOLE_BYTES // BLOCK_BYTES
+        for start in np.linspace(0, content.size - BLOCK_BYTES, count, dtype=np.int64):
+            digest.update(content[start : start + BLOCK_BYTES].data)
+    return digest.digest()
+
+
+def bytes_of(array: Any) -> np.ndarray:
+    """The bytes of an array, in C order."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def hash_parts(parts: Iterable[tuple[str, bytes]]) -> str:
+    """A hash over named pieces of content; lengths are hashed too, so that pieces cannot run together."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, content in parts:
+        digest.update(f"{len(name)}:{name}:{len(content)}:".encode())
+        digest.update(content)
+    return digest.hexdigest()
 
 
 class SharedFolder:

@@ -32,6 +32,7 @@ class LRUCache(Generic[K, V]):
         self._size_of = size_of
         self._bytes = 0
         self._entries: OrderedDict[K, V] = OrderedDict()
+        # Nothing is computed while it is held: `size_of`, and what makes a value, run before.
         self._lock = threading.Lock()
 
     def __len__(self) -> int:

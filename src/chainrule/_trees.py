@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -60,6 +61,7 @@ __all__ = [
     "flatten_with_paths",
     "get_at_path",
     "is_arraylike",
+    "is_tracer",
     "iterate_leaves",
     "join_path",
     "map_leaves",
@@ -84,6 +86,12 @@ def with_article(noun: str) -> str:
 def is_arraylike(value: Any) -> bool:
     """Whether a leaf is an array or array scalar (NumPy, JAX, torch, shapes included)."""
     return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def is_tracer(value: Any) -> bool:
+    """Whether a value is JAX's stand-in for an array while a function is traced."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(value, jax.core.Tracer)
 
 
 def _is_model(node: Any) -> bool:

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from chainrule._errors import CapabilityError
 from chainrule._jaxpr import FOLDS, Extra, Rewriter, ring
+from chainrule.errors import CapabilityError
 
 
 def is_sine(eqn):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from chainrule import apply_component, from_callable
-from chainrule._errors import CapabilityError, InputError
+from chainrule.errors import CapabilityError, InputError
 from chainrule.runtime import SparseArray, load_component
 
 HERE = Path(__file__).parent

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from chainrule import ComponentError, apply_component, component_errors, from_callable
-from chainrule._errors import CapabilityError, ChainruleError, DefinitionError, InputError
 from chainrule.bridge._failures import report_failure
+from chainrule.errors import CapabilityError, ChainruleError, DefinitionError, InputError
 from chainrule.runtime import Array, Differentiable, Float64, component
 
 X = np.ones(3)

@@ -19,10 +19,10 @@ from jax.experimental import io_callback
 from jax.experimental.serialize_executable import serialize
 
 from chainrule import apply_component, component_errors, from_callable
-from chainrule._errors import CapabilityError, ComponentError
 from chainrule._jaxpr import _call_frame
 from chainrule._lru_cache import LRUCache
 from chainrule.bridge import _host
+from chainrule.errors import CapabilityError, ComponentError
 
 X = np.arange(3.0)
 

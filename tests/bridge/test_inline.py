@@ -10,8 +10,8 @@ import pytest
 from pydantic import BaseModel
 
 from chainrule import apply_component, component
-from chainrule._errors import CapabilityError, ComponentError, InputError
 from chainrule.bridge import PrecisionWarning
+from chainrule.errors import CapabilityError, ComponentError, InputError
 from chainrule.runtime import Array, Differentiable, Float32, Float64, load_component
 
 Vector = Differentiable[Array[(None,), Float64]]

@@ -14,8 +14,8 @@ import pytest
 from pydantic import BaseModel
 
 from chainrule import apply_component, component, component_errors, from_callable
-from chainrule._errors import CapabilityError, DefinitionError, InputError
 from chainrule.bridge import PrecisionWarning
+from chainrule.errors import CapabilityError, DefinitionError, InputError
 from chainrule.runtime import (
     Array,
     BFloat16,

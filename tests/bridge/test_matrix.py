@@ -10,8 +10,8 @@ import pytest
 from bridge import matrix
 from bridge.components import numpy_component
 from chainrule import apply_component, from_callable
-from chainrule._errors import CapabilityError
 from chainrule.client import Component
+from chainrule.errors import CapabilityError
 from chainrule.runtime import load_component
 
 HERE = Path(__file__).parent

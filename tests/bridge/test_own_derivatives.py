@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from chainrule import Component, apply_component
-from chainrule._errors import CapabilityError
+from chainrule.errors import CapabilityError
 from chainrule.runtime import load_component
 
 X = np.array([0.3, -0.7, 1.1])

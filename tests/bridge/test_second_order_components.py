@@ -10,9 +10,9 @@ import pytest
 from pydantic import BaseModel
 
 from chainrule import apply_component
-from chainrule._errors import CapabilityError
 from chainrule.bridge._requests import Batch
 from chainrule.client import Component
+from chainrule.errors import CapabilityError
 from chainrule.runtime import Array, Differentiable, Float64, load_component
 
 X = np.array([0.3, -0.7, 1.1])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from chainrule import Component, apply_component, save_intermediates
-from chainrule._errors import CapabilityError, InputError
+from chainrule.errors import CapabilityError, InputError
 from chainrule.runtime import load_component
 
 FILE = Path(__file__).parent / "components" / "tagged_component.py"

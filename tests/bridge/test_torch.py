@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
-from chainrule._errors import CapabilityError, InputError
 from chainrule.bridge import PrecisionWarning
+from chainrule.errors import CapabilityError, InputError
 from chainrule.runtime import (
     Array,
     Complex128,

@@ -1,7 +1,6 @@
 """How batches reach a component: natively when it says so, else one call per example."""
 
 import threading
-import time
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 
 from chainrule import apply_component, component_errors, from_callable
-from chainrule._errors import CapabilityError, ComponentError, InputError
+from chainrule.errors import CapabilityError, ComponentError, InputError
 from chainrule.runtime import Array, Differentiable, Float64, component
 
 X = np.arange(12.0).reshape(4, 3) / 7
@@ -127,15 +126,21 @@ def test_unknown_and_forbidden_methods():
 
 def test_examples_run_concurrently_up_to_the_bound_and_stay_in_order():
     inside, most, lock = 0, 0, threading.Lock()
+    first_three, finished = threading.Barrier(3), [threading.Event() for _ in range(4)]
 
     def slow(x):
         nonlocal inside, most
+        number = int(x[0])
         with lock:
             inside += 1
             most = max(most, inside)
-        time.sleep(0.02 * (4 - x[0]))  # later examples finish first
+        if number < 3:
+            first_three.wait(60)
+        if number < 2:  # later examples finish first
+            assert finished[number + 1].wait(60)
         with lock:
             inside -= 1
+        finished[number].set()
         return x
 
     f = from_callable(slow, abstract=lambda x: x, max_concurrency=3)

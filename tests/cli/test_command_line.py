@@ -573,6 +573,37 @@ def test_tests_may_name_files_of_the_component(run, tmp_path):
     assert run("test", reader, "--input-path", reader / "other")[0] == 1
 
 
+WRITES_A_FILE = """
+from pydantic import BaseModel
+from tesseract_core.runtime.config import get_config
+from tesseract_core.runtime.experimental import OutputPath
+
+class InputSchema(BaseModel):
+    name: str
+
+class OutputSchema(BaseModel):
+    file: OutputPath
+
+def apply(inputs):
+    file = get_config().output_path / inputs.name
+    file.mkdir()
+    return OutputSchema(file=file)
+"""
+
+
+def test_tests_leave_no_files(run, tmp_path, monkeypatch):
+    writer = tmp_path / "writer"
+    (writer / "test_cases").mkdir(parents=True)
+    (writer / "tesseract_api.py").write_text(WRITES_A_FILE)
+    case = {"endpoint": "apply", "payload": {"inputs": {"name": "made"}}}
+    (writer / "test_cases" / "test_a.json").write_text(
+        json.dumps({**case, "expected_outputs": {"file": "made"}})
+    )
+    monkeypatch.chdir(writer)
+    assert [run("test", writer)[0], run("test", writer)[0]] == [0, 0]
+    assert not (writer / "made").exists()
+
+
 def test_schemas_of_project_files(run):
     code, out, _ = run("schema", "--config", "tesseract_config.yaml")
     schema = json.loads(out)

@@ -8,9 +8,9 @@ import urllib.request
 
 import pytest
 
-from chainrule._errors import ComponentError, LimitError, TransportError
 from chainrule.cli import main
 from chainrule.client import Component
+from chainrule.errors import ComponentError, LimitError, TransportError
 
 pytest.importorskip("uvicorn")
 
@@ -76,7 +76,9 @@ def test_jobs_and_logs(url, component, capsys):
     assert "half of it" in err
     assert "[succeeded 100 %]" in err
     code, _, err = run(capsys, "job", "logs", url, failing.id, "-f")
-    assert (code, err.splitlines()[-1]) == (1, "[failed 50 %] apply raised ValueError: negative")
+    assert code == 1
+    last = err.splitlines()[-1]
+    assert last.startswith("[failed 50 %] apply raised ValueError: negative at …/slow.py:")
     assert run(capsys, "job", "logs", url, job.id)[:2] == (0, "working on it\n")
     code, out, _ = run(capsys, "job", "list", url, "--json", "--limit", "2")
     assert [entry["id"] for entry in json.loads(out)] == [failing.id, job.id]

@@ -85,6 +85,26 @@ def test_jobs_have_a_folder_by_default(tmp_path, monkeypatch, caplog):
     assert "will not outlive" in caplog.text
 
 
+def test_the_same_component_twice_on_one_port(tmp_path, monkeypatch):
+    """The folder of jobs is taken before the port is; the message names the port."""
+    import fcntl
+    from argparse import Namespace
+
+    from chainrule.cli._serve import _usual_jobs_folder
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (tmp_path / "double.py").write_text("def double(x: float) -> float:\n    return 2 * x\n")
+    source = f"{tmp_path / 'double.py'}:double"
+    folder = _usual_jobs_folder(Namespace(port=8000, components=[source]))
+    command = [sys.executable, "-m", "chainrule", "serve", source, "--port", "8000"]
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "on port 8000 already" in done.stderr
+    assert "--port" in done.stderr
+
+
 @pytest.mark.parametrize("workers", ["0", "1"])
 @pytest.mark.parametrize(
     ("text", "code", "status"),

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
-from chainrule._errors import CapabilityError, ComponentError, InputError, PathError
 from chainrule.client import Component, Outcome
 from chainrule.client._mapping import results_of
+from chainrule.errors import CapabilityError, ComponentError, InputError, PathError
 from chainrule.runtime.testing import run_test
 
 X = np.array([1.0, 2.0, 3.0])

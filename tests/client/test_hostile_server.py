@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from chainrule._codec import encode_body
-from chainrule._errors import InputError, TransportError
 from chainrule.client import Component
 from chainrule.client.internal import HttpTransport
+from chainrule.errors import InputError, TransportError
 
 DOCUMENT = {
     "info": {"title": "fake", "version": "1"},
@@ -218,3 +218,56 @@ def test_results_and_events_of_jobs(serve):
 def test_limits_that_are_none(limit):
     with pytest.raises(InputError, match="max_answer_bytes"):
         Component.from_url("http://127.0.0.1:1", max_answer_bytes=limit)
+
+
+UMBRIDGE = (
+    {"models": ["m"]},
+    {"support": {"Evaluate": True}},
+    {"inputSizes": [2]},
+    {"outputSizes": [1]},
+    {"output": [[1.0]]},
+)
+
+
+def umbridge(serve, place, answer):
+    """A server of UM-Bridge that answers the request at one place in another way."""
+    answers = [json.dumps(each).encode() for each in UMBRIDGE]
+    answers[place] = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+    left = iter(answers)
+    last = b"application/json\r\nConnection: close"
+    return serve(
+        lambda connection, stop: connection.sendall(whole(next(left), last)), document=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("place", "answer"),
+    [
+        *((place, b"[" * 100_000) for place in range(4)),
+        *((0, {"models": models}) for models in ([1, 2], [{}], "m", None)),
+        *((1, {"support": support}) for support in ([1], None, "x")),
+        *((2, {"inputSizes": s}) for s in (None, "ab", [-2], [2.5], [2**62], [True], [1] * 20_000)),
+        (2, {"inputSizes": [2], "inputNames": 5}),
+    ],
+)
+def test_answers_that_are_not_those_of_umbridge(serve, place, answer):
+    url = umbridge(serve, place, answer)
+    codes = ("not_umbridge", "answer_too_large")  # what is nested too deeply is too large
+    assert code_of(lambda: Component.from_umbridge(url, timeout=20)) in codes
+
+
+def test_messages_of_umbridge_are_short_and_visible(serve):
+    error = {"error": {"type": "InvalidInput", "message": "\x1b[2J" + 10_000 * "x"}}
+    component = Component.from_umbridge(umbridge(serve, 4, error), timeout=20)
+    with pytest.raises(InputError) as caught:
+        component.apply({"input_0": [1.0, 2.0]})
+    assert "\\x1b[2J" in caught.value.message
+    assert "\x1b" not in caught.value.message
+    assert len(caught.value.message) < 2500
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_answers_of_umbridge_without_end(serve, kind):
+    url = serve(endless(*ENDLESS[kind]), document=True)
+    opened = code_of(lambda: Component.from_umbridge(url, timeout=60, max_answer_bytes=1 << 20))
+    assert opened == "answer_too_large"

@@ -16,9 +16,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from chainrule._errors import ComponentError, InputError, NotGrantedError, TransportError
 from chainrule.client import Component
 from chainrule.client.internal import Answer, HttpTransport, read_answer
+from chainrule.errors import ComponentError, InputError, NotGrantedError, TransportError
 
 DOCUMENT = {
     "info": {"title": "fake", "version": "1"},

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from chainrule._codec import DEFAULT_LIMITS, Limits
-from chainrule._errors import ComponentError, DefinitionError, LimitError, TransportError
 from chainrule.client import Component
 from chainrule.client._environment import ensure_environment
+from chainrule.errors import ComponentError, DefinitionError, LimitError, TransportError
 
 SOURCE = Path(__file__).with_name("some_component.py")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from chainrule import Component
-from chainrule.runtime.internal import ENDPOINTS
+from chainrule._endpoints import ENDPOINTS
 
 CALLING = [*ENDPOINTS, "health"]
 

@@ -12,7 +12,7 @@ import zstandard
 from pydantic import TypeAdapter, ValidationError
 
 from chainrule._codec import Limits, decode_array, decode_body, encode_body
-from chainrule._errors import ChainruleError, DecodeError, DefinitionError, LimitError
+from chainrule.errors import ChainruleError, DecodeError, DefinitionError, LimitError
 from chainrule.runtime import Array
 
 F64 = pybase64.b64encode_as_string(np.zeros(2))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from chainrule._codec import BinrefArray, BinrefWriter, Grants, decode_array, encode_array
-from chainrule._errors import ChainruleError, DecodeError, NotGrantedError, StorageError
+from chainrule.errors import ChainruleError, DecodeError, NotGrantedError, StorageError
 
 
 def reference(buffer, shape=(2,), dtype="float64", **data):

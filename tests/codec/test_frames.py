@@ -22,7 +22,7 @@ from chainrule._codec import (
     encode_body,
     encode_frames,
 )
-from chainrule._errors import ChainruleError, DecodeError, LimitError
+from chainrule.errors import ChainruleError, DecodeError, LimitError
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "wire-format.md"
 

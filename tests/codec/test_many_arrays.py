@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 
 from chainrule._codec import Limits, decode_frames, encode_frames
-from chainrule._errors import ChainruleError
+from chainrule.errors import ChainruleError
 
 COUNT = 20
 DTYPES = ("float64", "float32", "int8", "bool", "complex128", "uint16")

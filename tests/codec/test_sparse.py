@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse
 
 from chainrule._codec import SparseArray, decode_body, encode_body, media_type_of
-from chainrule._errors import DecodeError, InputError, LimitError
+from chainrule.errors import DecodeError, InputError, LimitError
 
 DENSE = np.array([[0.0, 2.0, 0.0], [3.0, 0.0, 0.0]])
 

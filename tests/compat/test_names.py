@@ -118,7 +118,7 @@ def test_every_constructor_and_method_has_a_row():
 
     names = {name for name in vars(Tesseract) if not name.startswith("_")}
     # What is natively there: the handle itself, what programs in this process look for, derived endpoints.
-    own = {"call", "component", "derived_endpoints", "local", "with_derived_endpoints"}
+    own = {"call", "component", "derived_endpoints", "derives", "local", "with_derived_endpoints"}
     assert names - listed_names(PAGES["tesseract_core"]) == own
 
 

@@ -84,7 +84,7 @@ def test_inputs_that_are_refused_while_tracing():
             jax.jit(lambda inputs: apply_tesseract(scaling, inputs)["y"])(inputs)
         assert caught.value.errors()[0]["loc"] == place
     with pytest.raises(ValueError, match="`vmap_method` is one of") as caught:
-        apply_tesseract(scaling, {"part": {"v": [1.0]}}, vmap_method="all")
+        apply_tesseract(scaling, {"part": {"v": np.ones(1)}}, vmap_method="all")
     assert not isinstance(caught.value, ValidationError)
 
 
@@ -325,3 +325,95 @@ def test_a_server_beyond_loopback_needs_a_token(flags, refusal):
     )  # fmt: skip
     assert done.returncode == 1
     assert refusal in done.stderr
+
+
+# --- Nothing derived: `with_derived_endpoints(False)` under JAX.
+
+ONE_ENDPOINT = """
+import numpy as np
+from pydantic import BaseModel
+from tesseract_core.runtime import Array, Differentiable, Float64, ShapeDType
+
+class InputSchema(BaseModel):
+    x: Differentiable[Array[(None,), Float64]]
+
+class OutputSchema(BaseModel):
+    y: Differentiable[Array[(None,), Float64]]
+
+def apply(inputs):
+    return OutputSchema(y=inputs.x**3)
+
+def abstract_eval(abstract_inputs):
+    return {"y": abstract_inputs.x}
+
+"""
+ENDPOINTS = {
+    "jacobian_vector_product": '''
+def jacobian_vector_product(inputs, jvp_inputs, jvp_outputs, tangent_vector):
+    return {"y": 3 * inputs.x**2 * tangent_vector["x"]}
+''',
+    "vector_jacobian_product": '''
+def vector_jacobian_product(inputs, vjp_inputs, vjp_outputs, cotangent_vector):
+    return {"x": 3 * inputs.x**2 * cotangent_vector["y"]}
+''',
+}  # fmt: skip
+
+
+def derivative_of(endpoint, f, x):
+    """The directional derivative along ones, by the transformation that needs this endpoint."""
+    if endpoint == "jacobian_vector_product":
+        return jnp.sum(jax.jvp(f, (x,), (jnp.ones_like(x),))[1])
+    return jnp.sum(jax.grad(lambda x: jnp.sum(f(x)))(x))
+
+
+def check_nothing_is_derived(full, written, *, is_jitted):
+    (other,) = set(ENDPOINTS) - {written}
+    bare = full.with_derived_endpoints(False)
+    assert other in full.derived_endpoints
+    assert bare.derived_endpoints == []
+
+    def function_of(tesseract):
+        f = lambda x: apply_tesseract(tesseract, {"x": x})["y"]  # noqa: E731
+        return jax.jit(f) if is_jitted else f
+
+    x = np.array([1.0, 2.0])
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(function_of(bare)(x), x**3)
+        for tesseract, endpoint in ((full, written), (full, other), (bare, written)):
+            np.testing.assert_allclose(derivative_of(endpoint, function_of(tesseract), x), 15.0)
+        with pytest.raises(NotImplementedError, match=f"{other}.*not implemented"):
+            derivative_of(other, function_of(bare), x)
+
+
+@pytest.mark.parametrize("is_jitted", [False, True])
+@pytest.mark.parametrize("written", list(ENDPOINTS))
+def test_nothing_is_derived_under_jax(written, is_jitted, tmp_path):
+    source = tmp_path / "tesseract_api.py"
+    source.write_text(ONE_ENDPOINT + ENDPOINTS[written])
+    full = tc.Tesseract.from_tesseract_api(source)
+    check_nothing_is_derived(full, written, is_jitted=is_jitted)
+
+
+def test_nothing_is_derived_under_jax_from_a_component_in_another_process(tmp_path):
+    written = "vector_jacobian_product"
+    source = tmp_path / "tesseract_api.py"
+    source.write_text(ONE_ENDPOINT + ENDPOINTS[written])
+    with tc.Tesseract.from_source(source, python_executable=sys.executable) as full:
+        check_nothing_is_derived(full, written, is_jitted=True)
+
+
+def test_jax_does_not_derive_what_the_author_of_a_jax_component_left_out(tmp_path):
+    source = tmp_path / "tesseract_api.py"
+    written = ENDPOINTS["vector_jacobian_product"]
+    source.write_text(
+        "import jax.numpy as jnp\n"
+        + ONE_ENDPOINT.replace("inputs.x**3", "jnp.asarray(inputs.x)**3")
+        + written
+    )
+    bare = tc.Tesseract.from_tesseract_api(source).with_derived_endpoints(False)
+    with jax.enable_x64(True):
+        f = lambda x: apply_tesseract(bare, {"x": x})["y"]  # noqa: E731
+        x = jnp.array([1.0, 2.0])
+        np.testing.assert_allclose(jax.jit(jax.grad(lambda x: jnp.sum(f(x))))(x), 3 * x**2)
+        with pytest.raises(NotImplementedError, match=r"jacobian_vector_product.*not implemented"):
+            jax.jvp(f, (x,), (x,))

@@ -1,12 +1,13 @@
 """Container engines and a base image for tests, wherever podman can be made to work.
 
 There may be no registry and no daemon: the base image is bootstrapped from Debian's packages, and podman gets
-settings that also work as root inside a container. Every file of tests has a store of images of its own, so
-that files can run at the same time; the base image is kept in the user's cache between runs.
+settings that also work as root inside a container. Every file of tests has a store of images of its own, in
+every run, so that files and runs can overlap; the base image is kept in the user's cache between runs.
 """
 
 import contextlib
 import fcntl
+import itertools
 import os
 import shutil
 import subprocess
@@ -42,16 +43,31 @@ runroot = "{folder}/run"
 @contextlib.contextmanager
 def podman(store):
     """Let podman work here, in a store of images with the base image; skip where it cannot."""
-    remove(CACHE / store)  # what a run that was killed has left
-    environment = write_settings(CACHE / store)
-    reason = _why_not(environment)
-    if reason is not None:
-        pytest.skip(f"no container engine here: {reason}")
-    with pytest.MonkeyPatch.context() as patch:
+    with _own_folder(store) as folder, pytest.MonkeyPatch.context() as patch:
+        environment = write_settings(folder)
+        reason = _why_not(environment)
+        if reason is not None:
+            pytest.skip(f"no container engine here: {reason}")
         for name, value in environment.items():
             patch.setenv(name, value)
         yield
-        remove(CACHE / store)
+
+
+@contextlib.contextmanager
+def _own_folder(store):
+    """A folder that no other run uses, although it may be left by one that was killed; removed in the end."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count():
+        folder = CACHE / f"{store}-{number}"
+        with folder.with_suffix(".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            remove(folder)
+            yield folder
+            remove(folder)
+            return
 
 
 def remove(folder):

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chainrule._errors import ComponentError, DefinitionError, InputError, TransportError
 from chainrule.client import Component
 from chainrule.deploy import ray as pools
+from chainrule.errors import ComponentError, DefinitionError, InputError, TransportError
 
 SOURCE = Path(__file__).with_name("pool_component.py")
 HANG_S = 600  # every limit of this suite only ends what hangs; how long things take is not tested
@@ -368,10 +368,13 @@ def test_a_thousand_evaluations_survive_the_loss_of_a_node(ray_cluster, tmp_path
         found += [result["y"] for result in results]
         assert found == [value(k) for k in range(1000)]
         settled(component, 4)
+        # Calls that must not run twice are reported, those on the other node are answered. A process of the
+        # lost node may live on for a while, so the gate stays closed until its calls have ended.
+        lost_jobs = [job for job, home in zip(jobs, homes, strict=True) if home == lost]
+        assert [outcome(job) for job in lost_jobs] == ["replica_lost"] * len(lost_jobs)
         gate.touch()
-        # Calls that must not run twice are reported, those on the other node are answered.
-        expected = ["replica_lost" if homes[k] == lost else value(k) for k in range(4)]
-        assert [outcome(job) for job in jobs] == expected
+        others = [(job, value(k)) for k, job in enumerate(jobs) if job not in lost_jobs]
+        assert all(outcome(job) == expected for job, expected in others)
         assert once.transport.status()["repeated"] == 0
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from chainrule._errors import DefinitionError
 from chainrule.cli import main
 from chainrule.deploy import images
+from chainrule.errors import DefinitionError
 
 SCRIPTS = Path(images.__file__).parent / "_scripts"
 ENVIRONMENT = """

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chainrule._errors import CapabilityError
 from chainrule.client import Component
 from chainrule.deploy.images import build_image, find_engine, list_containers, plan_build
+from chainrule.errors import CapabilityError
 from deploy import container_engine
 from deploy import image_components as samples
 

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from chainrule._errors import (
-    CapabilityError,
-    ChainruleError,
-    DefinitionError,
-    InputError,
-    StorageError,
-)
 from chainrule.cli import main
 from chainrule.deploy import images
 from chainrule.deploy.images._build import _names
 from chainrule.deploy.images._context import write_wheel
 from chainrule.deploy.images._inside import bill_of_materials
 from chainrule.deploy.images._requirements import Requirements
+from chainrule.errors import (
+    CapabilityError,
+    ChainruleError,
+    DefinitionError,
+    InputError,
+    StorageError,
+)
 
 MODULE = "def apply(inputs): ...\n"
 

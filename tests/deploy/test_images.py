@@ -22,14 +22,13 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from chainrule._errors import CapabilityError, DefinitionError, InputError, TransportError
 from chainrule.client import Component
 from chainrule.compat import tesseract_core as tc
 from chainrule.deploy.images import build_image, find_engine, list_containers, plan_build
+from chainrule.errors import CapabilityError, DefinitionError, InputError, TransportError
 from chainrule.runtime import ComponentConfig, load_component
-from chainrule.runtime._runs import activate
 from chainrule.runtime.experimental import ComponentReference
-from chainrule.runtime.internal import Run
+from chainrule.runtime.internal import outside_config
 from deploy import container_engine
 from deploy import image_components as samples
 
@@ -352,8 +351,9 @@ def test_a_reference_to_an_image_is_opened_where_it_is_allowed(image):
     adapter = TypeAdapter(ComponentReference)
     with pytest.raises(ValueError, match="allow_references"):
         adapter.validate_python(reference)
-    with activate(Run(ComponentConfig(allow_references={"image"}))):
-        component = adapter.validate_python(reference)
+    outside = outside_config.set(ComponentConfig(allow_references={"image"}))
+    component = adapter.validate_python(reference)
+    outside_config.reset(outside)
     try:
         np.testing.assert_array_equal(component.apply({"x": [3.0]})["y"], [9.0])
     finally:

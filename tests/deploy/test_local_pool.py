@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chainrule._errors import ComponentError, DefinitionError, InputError, TransportError
 from chainrule.deploy import local
+from chainrule.errors import ComponentError, DefinitionError, InputError, TransportError
 
 SOURCE = Path(__file__).with_name("pool_component.py")
 HANG_S = 300  # every limit here only ends what hangs; how long things take is not tested

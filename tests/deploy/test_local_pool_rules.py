@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chainrule._errors import DefinitionError, InputError, TransportError
 from chainrule.client import Ticket
 from chainrule.deploy._pool import (
     Autoscaler,
@@ -21,6 +20,7 @@ from chainrule.deploy._pool import (
     _dispatch,
     fingerprint,
 )
+from chainrule.errors import DefinitionError, InputError, TransportError
 
 HANG_S = 120  # every limit here only ends what hangs
 DOCUMENT = {

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from chainrule import Component
-from chainrule._errors import TransportError
+from chainrule.errors import TransportError
 
 HERE = Path(__file__).parent
 SUITES = [HERE / "ray_suite.py", HERE.parent / "client" / "test_every_transport.py"]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from chainrule._errors import InputError
 from chainrule.cli import main
 from chainrule.deploy.slurm import SlurmJob, batch_script, read_registry
 from chainrule.deploy.slurm._inside import collect
+from chainrule.errors import InputError
 
 COMPONENT = """
 from chainrule import component

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from chainrule._errors import CapabilityError
 from chainrule.elimination import explain_jacobian, jacobian, linearization
+from chainrule.errors import CapabilityError
 
 X = np.array([0.3, -0.7, 1.2])
 
@@ -242,3 +242,51 @@ def test_what_is_proved_linear_is_linear(steps):
         return
     assert is_linear
     np.testing.assert_allclose(found, jax.jacrev(function)(X), rtol=1e-9, atol=1e-12)
+
+
+def test_a_loop_inside_of_a_function_with_its_own_tangents_is_no_obstacle_to_a_reverse_sweep():
+    @jax.custom_jvp
+    def root(a):
+        """Newton's method for x² = a."""
+
+        def step(state):
+            x, _ = state
+            better = (x + a / x) / 2
+            return better, jnp.abs(better - x).max()
+
+        return jax.lax.while_loop(lambda state: state[1] > 1e-12, step, (a + 1.0, jnp.inf))[0]
+
+    root.defjvp(lambda primals, tangents: (root(*primals), tangents[0] / (2 * root(*primals))))
+    a = np.linspace(1.0, 4.0, 30)
+
+    def total(a):
+        return (root(a) * a).sum()
+
+    assert explain_jacobian(total, a).chosen == "jacrev"
+    np.testing.assert_allclose(jacobian(total)(a), 1.5 * np.sqrt(a), rtol=1e-9)
+
+
+def test_a_rule_that_gets_zeros_for_a_constant_operand_is_linear():
+    # The rule of xlogy(n, x) adds ṅ·log(x) to ẋ·n/x, with ṅ = 0.
+    counts = np.array([1.0, 2.0, 0.0])
+    found = jacobian(lambda x: jax.scipy.special.xlogy(counts, x), sparse=True)(X**2)
+    assert found.nse == 3
+    np.testing.assert_allclose(found.todense(), np.diag(counts / X**2), rtol=1e-6)
+
+
+def test_a_loop_over_tangents_is_an_obstacle():
+    @jax.custom_jvp
+    def halved(x):
+        return jax.lax.while_loop(lambda state: state[0] < 3, _halve, (0, x))[1]
+
+    halved.defjvp(lambda primals, tangents: (halved(*primals), halved(*tangents)))
+    x = np.ones(30)
+    assert (
+        explain_jacobian(lambda x: halved(x).sum(), x).left_out["jacrev"].startswith("JAX cannot")
+    )
+    np.testing.assert_allclose(jacobian(lambda x: halved(x).sum())(x), np.full(30, 0.125))
+
+
+def _halve(state):
+    count, x = state
+    return count + 1, x / 2

@@ -54,6 +54,21 @@ def test_auto_takes_one_reverse_sweep_through_a_long_loop():
     )
 
 
+@pytest.mark.parametrize("method", ["jacrev", "jacfwd"])
+def test_a_sweep_runs_the_function_as_the_user_wrote_it(method):
+    # Calls that are compiled stay so outside of `jit`, and `checkpoint` saves memory.
+    def inner(x):
+        return jnp.sin(x) * x
+
+    found = str(
+        jax.make_jaxpr(jacobian(lambda x: jax.checkpoint(inner)(jax.jit(inner)(x)), method=method))(
+            V
+        )
+    )
+    assert "name=inner" in found
+    assert "checkpoint" in found or "remat" in found
+
+
 @pytest.mark.parametrize("task", TASKS[:4], ids=lambda task: task.name)
 def test_auto_eliminates_the_benchmark_functions(task):
     arguments = task.arguments()

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from chainrule._errors import CapabilityError
 from chainrule.elimination import explain_jacobian, jacobian, value_and_jacobian
+from chainrule.errors import CapabilityError
 
 X = np.array([0.5, 1.2, 2.0])
 A = np.array([[3.0, 1.0, 0.0], [1.0, 4.0, 0.5], [0.0, 0.5, 5.0]])

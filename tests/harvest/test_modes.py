@@ -169,3 +169,71 @@ def test_linear_transpose():
 
     found = modes(lambda ct: jax.linear_transpose(g, 1.0)(ct), 5.0)
     check(found, cotangent=10.0)
+
+
+def scanned(x):
+    final, (first, doubled) = jax.lax.scan(
+        lambda c, t: (jnp.sin(c) * t, (c[:1], c * 2)), x, jnp.arange(3.0)
+    )
+    return final + first.sum() + doubled.sum()
+
+
+def looped(x):
+    return jax.lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * 2), (0, x))[1]
+
+
+@pytest.mark.parametrize("before", [scanned, looped])
+@pytest.mark.parametrize(
+    "transform",
+    [
+        jax.grad,
+        jax.jacrev,
+        lambda f: jax.grad(jax.checkpoint(f)),
+        lambda f: jax.grad(lambda x: (f(x), x), has_aux=True),
+        lambda f: lambda x: jax.vmap(jax.grad(f))(jnp.stack([x, x + 1])),
+    ],
+    ids=["grad", "jacrev", "checkpoint", "has_aux", "vmap"],
+)
+def test_a_value_without_influence_may_come_from_what_has_no_transpose(before, transform):
+    """JAX drops what leads to `floor` from the backward pass; it could not transpose it."""
+
+    def f(x):
+        rounded = jnp.floor(sow(before(x), "rounded"))
+        return rounded.sum() + jnp.sin(sow(x * 2, "kept")).sum()
+
+    x = jnp.array([0.3, 0.8])
+    found, intermediates = save_intermediates(transform(f))(x)
+    jax.tree.map(np.testing.assert_array_equal, found, transform(f)(x))
+    assert intermediates["rounded"]["primal"].shape[-1:] == x.shape
+    # Some versions of JAX transpose this scan; then the capture reports the zeros.
+    assert not np.any(intermediates["rounded"].get("cotangent", 0.0))
+    np.testing.assert_allclose(
+        save_intermediates(jax.grad(f))(x)[1]["kept"]["cotangent"], np.cos(2 * x), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("before", [scanned, looped])
+def test_leaves_without_influence_do_not_disturb_those_that_have_some(before):
+    """The gradient exists with a sow, too, captured or not. s·sin k has slopes s·cos k and sin k."""
+
+    def f(x):
+        tree = sow({"rounded": before(x), "k": x * 2, "s": jnp.ones(2)}, "h")
+        return jnp.floor(tree["rounded"]).sum() + (tree["s"] * jnp.sin(tree["k"])).sum()
+
+    x = jnp.array([0.3, 0.8])
+    found, intermediates = save_intermediates(jax.grad(f))(x)
+    for slope in (jax.grad(f)(x), jax.jit(jax.grad(f))(x), jax.grad(jax.jit(f))(x), found):
+        np.testing.assert_allclose(slope, 2 * np.cos(2 * x), rtol=1e-6)
+    cotangent = intermediates["h"]["cotangent"]
+    assert cotangent["rounded"] is None or not np.any(cotangent["rounded"])
+    np.testing.assert_allclose(cotangent["k"], np.cos(2 * x), rtol=1e-6)
+    np.testing.assert_allclose(cotangent["s"], np.sin(2 * x), rtol=1e-6)
+
+
+def test_an_error_of_the_function_is_raised_as_it_is():
+    def f(x):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine") as caught:
+        save_intermediates(jax.grad(f))(1.0)
+    assert caught.value.__context__ is None

@@ -143,6 +143,19 @@ def test_what_was_compiled_goes_with_the_function():
     assert reference() is None
 
 
+def test_a_method_captured_twice_outlives_the_first_capture():
+    class Model:
+        def double(self, x):
+            return sow(x, "h") * 2
+
+    model = Model()
+    first, second = save_intermediates(model.double), save_intermediates(model.double)
+    assert first(1.0) == (2.0, {"h": {"primal": 1.0}})
+    del first
+    gc.collect()
+    assert second(3) == (6, {"h": {"primal": 3}})  # another signature: it is traced again
+
+
 def test_callables_that_cannot_be_remembered():
     class Scale:
         __slots__ = ("factor",)

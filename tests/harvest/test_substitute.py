@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from chainrule._errors import InputError, PathError
+from chainrule.errors import InputError, PathError
 from chainrule.harvest import grad_wrt, plant, save_intermediates, sow
 
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from chainrule._errors import CapabilityError
 from chainrule._jaxpr import Primitive
+from chainrule.errors import CapabilityError
 from chainrule.harvest import DuplicateNameError, grad_wrt, plant, save_intermediates, sow
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from bridge import matrix
 from chainrule import apply_component
-from chainrule._errors import CapabilityError
+from chainrule.errors import CapabilityError
 
 pytest.importorskip("tesseract_core")
 pytestmark = [

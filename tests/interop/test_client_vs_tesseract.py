@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chainrule._errors import CapabilityError, ComponentError, InputError
 from chainrule.client import Component
+from chainrule.errors import CapabilityError, ComponentError, InputError
 
 pytest.importorskip("tesseract_core")
 pytestmark = pytest.mark.interop

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -134,3 +135,42 @@ def test_progress_and_cancellation():
         }
 
     with_client(work, mode="legacy")
+
+
+def test_files_are_private_and_checked():
+    async def work(c):
+        large = await c.call_tool("tool_component_apply", {"x": list(range(50))})
+        path = Path(large.structured_content["y"]["file"])
+        assert path.stat().st_mode & 0o777 == 0o600
+        path.write_bytes(path.read_bytes()[:50])
+        for name, code in (
+            (str(path), "file_damaged"),
+            ("a\0b.npy", "path_not_granted"),
+            ("a" * 100_000 + ".npy", "path_not_granted"),
+            ("../x.npy", "path_not_granted"),
+        ):
+            refused = await c.call_tool("tool_component_apply", {"x": {"file": name}})
+            assert refused.is_error
+            assert f"[{code}]" in texts(refused)[0]
+            assert len(texts(refused)[0]) < 300
+        unknown = await c.call_tool("a" * 100_000, {})
+        assert len(texts(unknown)[0]) < 300
+        path.unlink()
+        path.parent.rmdir()
+        path.parent.write_bytes(b"in the way of a folder")
+        failed = await c.call_tool("tool_component_apply", {"x": list(range(50))})
+        assert "[storage_failed]" in texts(failed)[0]
+        path.parent.unlink()
+
+    with_client(work)
+
+
+def test_a_client_that_leaves_without_a_word():
+    command = [sys.executable, "-m", "chainrule", "mcp", COMPONENT]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, **pipes) as server:
+        server.stdout.close()
+        server.stdin.write(b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n')
+        server.stdin.close()
+        assert b"Traceback" not in server.stderr.read()
+        assert server.wait() == 0

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from chainrule import Component, ComponentError, InputError, apply_component
-from chainrule._errors import CapabilityError, DefinitionError
+from chainrule.errors import CapabilityError, DefinitionError
 from chainrule.runtime import Array, Differentiable, Float64, SparseArray, component, load_component
 from chainrule.runtime.testing import check_gradients
 

@@ -1,10 +1,11 @@
 """Least squares: parameters of a known curve, by every form of the Jacobian."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from chainrule import InputError, least_squares
+from chainrule import InputError, from_callable, least_squares
 from chainrule.runtime import Array, Differentiable, Float64, component
 
 T = np.linspace(0, 1, 12)
@@ -36,6 +37,45 @@ def test_a_function(options):
     assert fit.success, fit.message
     np.testing.assert_allclose([fit.x["a"], fit.x["k"]], [2, 3], rtol=1e-5)
     assert fit.value < 1e-10
+
+
+@pytest.mark.parametrize("method", ["trf", "optimistix.LevenbergMarquardt"])
+def test_programs_are_asked_for_the_products_of_the_plan(method):
+    """R³ → R → R⁸: one row of the first program and one column of the second for each Jacobian."""
+    asked = []
+
+    def site(name, matrix):
+        def jvp(primals, tangents):
+            asked.append(("columns", name))
+            return matrix @ tangents[0]
+
+        def vjp(primals, cotangent):
+            asked.append(("rows", name))
+            return (matrix.T @ cotangent,)
+
+        shape = jax.ShapeDtypeStruct(matrix.shape[:1], np.float64)
+        return from_callable(lambda x: matrix @ x, jvp=jvp, vjp=vjp, abstract=shape, name=name)
+
+    inner, outer = site("inner", np.array([[1.0, 2.0, 3.0]])), site("outer", np.ones((8, 1)))
+    fit = least_squares(lambda x: outer(inner(x) ** 3) - 8.0, np.ones(3) / 4, method=method)
+    assert fit.value < 1e-10  # (x₁ + 2 x₂ + 3 x₃)³ = 8
+    assert set(asked) == {("rows", "inner"), ("columns", "outer")}
+    assert asked.count(("rows", "inner")) == asked.count(("columns", "outer"))
+
+
+def test_products_apply_a_program_once_per_point():
+    applied = []
+
+    def cube(x):
+        applied.append(x)
+        return x**3
+
+    program = from_callable(
+        cube, jvp=lambda primals, tangents: 3 * primals[0] ** 2 * tangents[0], abstract=lambda x: x
+    )
+    fit = least_squares(lambda x: program(x) - 8.0, np.array([1.5, 2.5]), jacobian="products")
+    np.testing.assert_allclose(fit.x, 2.0, rtol=1e-6)
+    assert len(applied) == fit.evaluations
 
 
 def test_a_component_with_chosen_outputs():

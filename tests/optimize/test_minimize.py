@@ -10,7 +10,7 @@ from pydantic import Field
 
 import chainrule
 from chainrule import Component, ComponentError, InputError, minimize
-from chainrule._errors import CapabilityError, StorageError
+from chainrule.errors import CapabilityError, StorageError
 from chainrule.runtime import Array, Bounds, Differentiable, Float32, Float64, component
 
 Vector = Differentiable[Array[(3,), Float64]]

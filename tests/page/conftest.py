@@ -16,6 +16,7 @@ HERE = Path(__file__).parent
 ARTIFACTS = HERE.parents[1] / "test-artifacts"
 BEAM = HERE / "beam_component.py"
 ZOO = HERE / "zoo_component.py"
+DEFAULTS = HERE / "defaults_component.py"
 TOKEN = "correct-horse-battery-staple"
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
@@ -78,7 +79,7 @@ def wrong(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def url(wrong):
-    with running("serve", BEAM, wrong, ZOO, "--port", "0") as address:
+    with running("serve", BEAM, wrong, ZOO, DEFAULTS, "--port", "0") as address:
         yield address
 
 

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from chainrule import Component
-from chainrule._errors import InputError
 from chainrule.cli._watch import _token_files
+from chainrule.errors import InputError
 
 TOKEN = "correct-horse-battery-staple"
 NOBODY = "http://127.0.0.1:9"

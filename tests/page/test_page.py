@@ -36,7 +36,7 @@ def shown(page, name="tip"):
 
 def run(page):
     page.get_by_role("button", name="Run").click()
-    page.locator(".message", has_text=re.compile(r"took|\[")).wait_for()
+    page.locator(".message", has_text=re.compile(r"took|\[|corrected")).wait_for()
 
 
 def test_one_module_and_nothing_from_elsewhere(open_page, url):
@@ -135,8 +135,8 @@ def test_gradient_and_sensitivities(page):
     card(page, "Sensitivities").wait_for()
     assert shown(page, "length") == pytest.approx(4 * tip() / 2.0, rel=1e-4)
     assert shown(page, "section.height") == pytest.approx(-3 * tip() / 0.1, rel=1e-4)
-    assert card(page, "loads").locator(".unit").first.inner_text() == "m / (N/m)"
-    assert card(page, "section.height").locator(".unit").first.inner_text() == "m / m"
+    assert card(page, "loads").locator(".unit").first.inner_text() == "m²/N"
+    assert card(page, "section.height").locator(".unit").first.inner_text() == "1"
     assert card(page, "Sensitivities").locator(".unit").inner_text() == "m"
     rows = card(page, "Sensitivities").locator("tr").all_inner_texts()
     assert [row.split()[0] for row in rows] == [
@@ -219,8 +219,9 @@ def test_errors_are_shown_at_their_fields(page):
     assert "greater than 0" in modulus.locator(".error").inner_text()
     page.get_by_label("stations", exact=True).fill("many")
     page.get_by_role("button", name="Run").click()
-    page.locator(".message", has_text="cannot be read").wait_for()
+    page.locator(".message", has_text="have to be corrected").wait_for()
     assert "not a number" in stations.locator(".error").inner_text()
+    assert "greater than 0" in modulus.locator(".error").inner_text()
 
 
 def test_rare_fields_and_arrays(open_page, url):
@@ -392,7 +393,9 @@ def test_gradient_check_has_bounds(url, option, value):
     assert problem["detail"][0]["loc"] == ["body", option]
 
 
-@pytest.mark.parametrize("component", ["beam_component", "wrong", "zoo_component"])
+@pytest.mark.parametrize(
+    "component", ["beam_component", "wrong", "zoo_component", "defaults_component"]
+)
 def test_small_screens(open_page, url, component):
     """Nothing sticks out at the side, and results come into sight."""
     from playwright.sync_api import expect
@@ -447,3 +450,89 @@ def test_text_can_be_read(page, theme):
         ink, ground = page.locator(selector).first.evaluate(INK_AND_GROUND)
         darker, lighter = sorted([luminance(ink), luminance(ground)])
         assert (lighter + 0.05) / (darker + 0.05) >= 4.5, (selector, ink, ground)
+
+
+@pytest.fixture
+def defaults(open_page, url):
+    """The page of a component whose defaults are made by functions."""
+    page = open_page(f"{url}/c/defaults_component/")
+    page.get_by_role("button", name="Run").wait_for()
+    return page
+
+
+def test_defaults_of_the_author_are_left_to_him(defaults):
+    """(2 + 3) · 1.5 · 1.2 = 9, which is what `chainrule apply` gives without inputs."""
+    assert defaults.get_by_text("author's default").count() == 3
+    run(defaults)
+    assert shown(defaults, "y") == pytest.approx(9.0)
+    defaults.get_by_role("tab", name="Derivatives").click()
+    defaults.get_by_role("button", name="Differentiate").click()
+    panel = defaults.get_by_role("tabpanel", name="Derivatives")
+    panel.get_by_role("heading", name="x", exact=True).wait_for()
+    rows = card(defaults, "x").locator("tr").all_inner_texts()
+    assert [number(row.split()[-1]) for row in rows] == pytest.approx([1.8, 1.8])
+    defaults.locator(".field", has=defaults.get_by_label("x", exact=True)).get_by_text(
+        "give a value"
+    ).first.click()
+    defaults.get_by_label("x 0").fill("10")
+    for i in (1, 2, 3):
+        defaults.get_by_label(f"x {i}").fill("0")
+    run(defaults)
+    assert shown(defaults, "y") == pytest.approx(18.0)
+
+
+def test_arrays_larger_than_a_canvas(defaults):
+    defaults.get_by_label("rows", exact=True).fill("70000")
+    run(defaults)
+    tall = card(defaults, "tall").locator("canvas.image")
+    height, top, bottom = tall.evaluate(
+        "c => [c.height, ...[0, c.height - 1].map(y => [...c.getContext('2d')"
+        ".getImageData(0, y, 1, 1).data].join())]"
+    )
+    assert height <= 1024
+    assert top != bottom  # the first column grows from 0 to 69 999
+    assert "mean of 69 × 1 values" in card(defaults, "tall").inner_text()
+    path = card(defaults, "long").locator("path.curve").get_attribute("d")
+    assert len(path) < 60_000
+
+
+def test_limits_have_the_digits_that_tell_them_apart(defaults):
+    run(defaults)
+    labels = card(defaults, "warm").locator(".bar-labels span").all_inner_texts()
+    assert labels == ["300.2", "300.1", "300"]
+    nearly = card(defaults, "nearly")
+    limits = nearly.locator(".bar-labels").inner_text()
+    nearly.get_by_role("slider").fill("2")
+    assert nearly.locator(".bar-labels").inner_text() == limits
+    assert limits.split() == ["11", "5.5", "0"]
+
+
+def test_every_wrong_value_is_marked_at_once(defaults):
+    defaults.get_by_label("offset", exact=True).fill("11")
+    defaults.get_by_label("rows", exact=True).fill("many")
+    defaults.get_by_label("other", exact=True).fill("-1")
+    run(defaults)
+    errors = [text for text in defaults.locator(".error").all_inner_texts() if text]
+    assert [error.split(";")[0] for error in errors] == [
+        "Input should be less than or equal to 10",
+        "Input should be greater than or equal to 0",
+        "many is not a number.",
+    ]
+
+
+def test_files_that_cannot_be_read_are_refused_in_red(page, tmp_path):
+    (tmp_path / "loads.csv").write_text("1, 2\n3, word")
+    page.get_by_label("loads: file").set_input_files(tmp_path / "loads.csv")
+    page.locator(".bad", has_text="loads.csv: word is not a number.").wait_for()
+
+
+def test_rows_of_models_do_not_overlap(defaults):
+    for width in (1280, 390):
+        defaults.set_viewport_size({"width": width, "height": 900})
+        form = defaults.locator(".form").bounding_box()
+        for row in defaults.locator(".several-row > *").all():
+            box = row.bounding_box()
+            assert box["x"] + box["width"] <= form["x"] + form["width"] + 1
+    field = defaults.locator(".field", has_text="optional").filter(has_text="give a value").last
+    field.get_by_text("give a value").click()
+    assert defaults.get_by_role("textbox", name="optional").is_visible()

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import chainrule.stateful as cs
-from chainrule._errors import DefinitionError, InputError
+from chainrule.errors import DefinitionError, InputError
 from chainrule.predictive import (
     FREE,
     WEIGHTS,

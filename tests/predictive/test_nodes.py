@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import chainrule.stateful as cs
-from chainrule._errors import DefinitionError, InputError
+from chainrule.errors import DefinitionError, InputError
 from chainrule.predictive import (
     STATES,
     STATUS,

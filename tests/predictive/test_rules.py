@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chainrule._errors import DefinitionError
+from chainrule.errors import DefinitionError
 from chainrule.predictive import STATUS, Ruleset, Vode
 
 names = st.text(

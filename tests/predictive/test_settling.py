@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from chainrule._errors import InputError
+from chainrule.errors import InputError
 from chainrule.predictive import (
     EnergyModule,
     Learner,

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 import chainrule.stateful as cs
-from chainrule._errors import InputError
+from chainrule.errors import InputError
 from chainrule.predictive import STATES, STATUS, EnergyModule, Vode, VodeParam, step
 
 

@@ -77,6 +77,39 @@ def test_private_modules_have_no_all():
     assert set(offenders) <= handed_on
 
 
+def test_packages_list_their_modules_in_reading_order():
+    """The docstring of a package names each of its private modules; `compat` has the ancestors' layout.
+
+    An `__init__` defines nothing itself.
+    """
+    missing = []
+    for init in SOURCE.rglob("*/__init__.py"):
+        text = ast.get_docstring(ast.parse(init.read_text())) or ""
+        modules = [*init.parent.glob("_[a-z]*.py"), *init.parent.glob("_[a-z]*/__init__.py")]
+        names = {path.parent.name if path.stem == "__init__" else path.stem for path in modules}
+        kinds = (ast.FunctionDef, ast.ClassDef)
+        assert not any(isinstance(n, kinds) for n in ast.parse(init.read_text()).body), init
+        if _package(init) != "compat":
+            missing += [
+                f"{init.parent.name}: {n}" for n in names if not re.search(rf"\b{n}\b", text)
+            ]
+    assert missing == []
+
+
+def test_internal_names_are_few_and_described():
+    """A package that needs more than about 25 has its border in the wrong place."""
+    for path in SOURCE.glob("*/internal.py"):
+        tree = ast.parse(path.read_text())
+        text = ast.get_docstring(tree)
+        (names,) = [
+            ast.literal_eval(node.value)
+            for node in tree.body
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        ]
+        assert len(names) <= 25, path
+        assert [n for n in names if not re.search(rf"^{n} ", text, re.MULTILINE)] == [], path
+
+
 def test_the_map_for_contributors_names_what_exists():
     page = (ROOT / "CONTRIBUTING.md").read_text()
     table = page.partition("| to change |")[2].partition("\n\n")[0]

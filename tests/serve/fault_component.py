@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import signal
 import sys
@@ -100,6 +101,16 @@ def apply(inputs: InputSchema) -> OutputSchema:
             if os.fork() == 0:
                 time.sleep(inputs.seconds)
                 y = -y
+        case "fork_pool":
+            forking = multiprocessing.get_context("fork")
+            with forking.Pool(2) as pool:
+                pool.map(abs, range(4))
+            busy = forking.Process(target=time.sleep, args=(600,))
+            busy.start()
+            time.sleep(0.05)
+            busy.terminate()
+            busy.join()
+            y = np.array([float(busy.exitcode)])
         case "fork_raise":
             if os.fork() == 0:
                 raise ValueError("in the child")

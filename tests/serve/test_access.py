@@ -12,7 +12,7 @@ import subprocess
 import psutil
 import pytest
 
-from chainrule._errors import DefinitionError, InputError, StorageError, TransportError
+from chainrule.errors import DefinitionError, InputError, StorageError, TransportError
 from chainrule.runtime import ComponentConfig
 from chainrule.serve import ServeOptions, create_app, serve
 

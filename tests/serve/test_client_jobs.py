@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chainrule._errors import (
+from chainrule.client import Component, Transport
+from chainrule.errors import (
     CapabilityError,
     ComponentError,
     InputError,
     NotGrantedError,
     TransportError,
 )
-from chainrule.client import Component, Transport
 
 HERE = Path(__file__).parent
 JOB_COMPONENT = str(HERE / "job_component.py")

@@ -18,8 +18,7 @@ import pytest
 
 from chainrule.client import Component
 from chainrule.runtime import ComponentConfig
-from chainrule.serve._pool import WorkerPool
-from chainrule.serve.internal import Call, CallError
+from chainrule.serve.internal import Call, CallError, WorkerPool
 
 
 @pytest.mark.parametrize(
@@ -349,6 +348,13 @@ def test_a_forked_child_does_not_answer(any_served):
         np.testing.assert_array_equal(answer.tree["y"], [6.0])
         pids.add(int(answer.tree["pid"]))
     assert len(pids) == 1, "a child has become a worker"
+
+
+def test_processes_of_an_author_can_be_ended(any_served):
+    """`multiprocessing` ends them by SIGTERM and waits for that; the server's own handlers are not theirs."""
+    for _ in range(5):
+        found = any_served.apply("fork_pool").tree["y"]
+        np.testing.assert_array_equal(found, [-signal.SIGTERM])
 
 
 @pytest.mark.parametrize("workers", [0, 1])

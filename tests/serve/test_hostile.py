@@ -419,16 +419,21 @@ def test_a_body_behind_an_upgrade_is_never_the_next_request(served, length, toge
         assert is_closed(connection)
 
 
-def test_an_upgrade_without_a_body_is_ignored(served):
+@pytest.mark.parametrize("together", [True, False], ids=["one packet", "two packets"])
+def test_an_upgrade_without_a_body_is_ignored_and_the_last_request(served, together):
+    """What follows in the same packet is lost: no caller may wait for its answer, or take another for it."""
     host, port = served.netloc.split(":")
     head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    following = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" if together else b""
     with socket.create_connection((host, int(port)), timeout=20) as connection:
-        for _ in range(2):
-            connection.sendall(head)
-            answer = connection.recv(65536)
-            while not answer.endswith(b'{"status":"ok"}'):
-                answer += connection.recv(65536)
-            assert answer.startswith(b"HTTP/1.1 200 ")
+        connection.sendall(head + following)
+        answer = b""
+        while chunk := connection.recv(65536):
+            answer += chunk
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert b"connection: close" in answer.lower()
+        assert answer.endswith(b'{"status":"ok"}')
+        assert answer.count(b"HTTP/1.1") == 1
 
 
 def test_a_parameter_that_is_given_twice(served):

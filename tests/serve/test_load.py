@@ -15,8 +15,8 @@ import numpy as np
 import psutil
 
 from chainrule._codec import decode_body, decode_frames, encode_body, encode_frames
-from chainrule._errors import ChainruleError
 from chainrule.client import Component
+from chainrule.errors import ChainruleError
 
 # The full proof is 20 000 requests: CHAINRULE_LOAD_REQUESTS=20000 make test. CI runs a shorter one.
 REQUESTS = int(os.environ.get("CHAINRULE_LOAD_REQUESTS", "4000"))
@@ -52,7 +52,7 @@ class Caller(threading.Thread):
                     return
 
     def _ask(self, kind) -> None:
-        """Ask until there is an answer: whoever was not answered knows it, and asks again."""
+        """Ask until there is an answer: a caller that was turned away is told so, and asks again."""
         status, is_right = kind()
         while status in (502, 503):
             time.sleep(0.2)

@@ -14,11 +14,10 @@ import zstandard
 
 from chainrule._codec import FRAMES_MEDIA_TYPE, Limits, decode_body, encode_frames
 from chainrule._codec._frames import PREFIX, padding
-from chainrule._errors import LimitError
+from chainrule.errors import LimitError
 from chainrule.runtime import ComponentConfig
-from chainrule.serve._answering import Answerer
-from chainrule.serve._calls import Call
 from chainrule.serve._merging import pack_calls, unpack_replies
+from chainrule.serve.internal import Answerer, Call
 
 HERE = Path(__file__).parent
 LIMIT = 24 << 20

@@ -15,8 +15,8 @@ import numpy as np
 import psutil
 import pytest
 
-from chainrule._errors import ComponentError, StorageError, TransportError
 from chainrule.client import Component
+from chainrule.errors import ComponentError, StorageError, TransportError
 
 SIZE = 50_000  # 400 kB: beyond what travels in the request itself
 

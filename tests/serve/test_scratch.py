@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from chainrule._errors import StorageError
+from chainrule.errors import StorageError
 from chainrule.serve._scratch import Scratch
 
 HOLD = """

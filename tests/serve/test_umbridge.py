@@ -1,5 +1,6 @@
 """UM-Bridge both ways, against the real package: its client calls our server, our client its server."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -10,10 +11,11 @@ import urllib.request
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 import pytest
 
 from chainrule import Component, ComponentError, InputError, apply_component
-from chainrule._errors import CapabilityError, TransportError
+from chainrule.errors import CapabilityError, TransportError
 
 um = pytest.importorskip("umbridge")
 requests = pytest.importorskip("requests")
@@ -22,9 +24,9 @@ X = [[1.0, 2.0, 3.0], [2.0], [3.0, 4.0]]
 
 
 @pytest.fixture(scope="module")
-def url(start_server):
+def served(start_server):
     here = os.path.dirname(__file__)
-    served = start_server(
+    return start_server(
         components=[
             os.path.join(here, "umbridge_component.py"),
             os.path.join(here, "finite_component.py"),
@@ -33,6 +35,10 @@ def url(start_server):
         workers=1,
         port=0,
     )
+
+
+@pytest.fixture(scope="module")
+def url(served):
     return served.url
 
 
@@ -114,6 +120,20 @@ def test_the_flat_view_has_one_vector_each(url):
         ("Evaluate", {"config": {**CONFIG, "mode": "cube"}}, "InvalidInput", "go below"),
         ("Evaluate", {"config": {"shapes": {"x": [3], "z": [1]}}}, "InvalidInput", "names z"),
         ("Evaluate", {"config": {**CONFIG, "inputs": {"mode": "zz"}}}, "InvalidInput", "mode"),
+        *(
+            ("Evaluate", {"config": {"shapes": {"x": shape}}}, "InvalidInput", "the shape of 'x'")
+            for shape in ([-3], "abc", ["3"], 3, [3.5], [True], {"a": 1}, [1] * 100)
+        ),
+        ("Evaluate", {"config": {"shapes": 5}}, "InvalidInput", "config.shapes to be an object"),
+        ("Evaluate", {"config": {"inputs": [5]}}, "InvalidInput", "config.inputs to be an object"),
+        ("Evaluate", {"config": "x"}, "InvalidInput", "config to be an object; found a str"),
+        (
+            "Evaluate",
+            {"config": {**CONFIG, "inputs": {"part": 5}}},
+            "InvalidInput",
+            "config.inputs.part to be an object; found an int",
+        ),
+        ("Evaluate", {"config": {**CONFIG, "inputs": {"mode": 2**70}}}, "InvalidInput", "mode"),
         ("Gradient", {"sens": [1.0]}, "InvalidInput", "Expected 3 but got 1"),
         ("Gradient", {"outWrt": 2}, "InvalidInput", "outWrt to be a number from 0 to 1"),
         ("Gradient", {"inWrt": -1}, "InvalidInput", "inWrt"),
@@ -132,6 +152,61 @@ def test_bad_requests_are_named_in_json(url, route, change, kind, words):
     status, answer = post(url, route, whole)
     assert (status, answer["error"]["type"]) == (400, kind)
     assert words in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("shape", [[2**40], [2**62], [2**70], [0, 2**62], [2**20, 2**20]])
+def test_shapes_of_much_memory_are_refused(url, shape):
+    content = {"name": "umbridge_component", "config": {"shapes": {"x": shape}}}
+    status, answer = post(url, "InputSizes", content)
+    assert (status, answer["error"]["type"]) == (413, "InvalidInput")
+
+
+def test_shapes_take_no_memory(url, served):
+    server = psutil.Process(served.process.pid)
+    before = server.memory_info().rss
+    for number in range(8):
+        content = {"name": "umbridge_component", "config": {"shapes": {"x": [10**7 + number]}}}
+        assert post(url, "InputSizes", content)[1]["inputSizes"][0] == 10**7 + number
+    assert server.memory_info().rss - before < 80e6  # one of these arrays
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "a" * 100_000},
+        {"name": ["a"] * 10_000},
+        {"config": {f"{k:01000d}": 1 for k in range(1000)}},
+        {"config": {"shapes": {"x": [3], **{f"{k:01000d}": [1] for k in range(1000)}}}},
+        {"config": {**CONFIG, "inputs": {f"{k:01000d}": 1 for k in range(1000)}}},
+        {"inWrt": "a" * 100_000},
+    ],
+)
+def test_messages_do_not_echo_the_request(url, change):
+    whole = {"name": "umbridge_component", "input": X, "config": CONFIG, "outWrt": 0, "inWrt": 0}
+    status, answer = post(url, "Gradient", {**whole, "sens": [1.0, 1.0, 1.0], **change})
+    assert status == 400
+    assert len(answer["error"]["message"]) <= 2000
+
+
+def test_a_caller_that_leaves_frees_the_worker(served, url, model, wait_until):
+    hanging = {"name": "umbridge_component", "input": X, "config": {**CONFIG}}
+    hanging["config"]["inputs"] = {"mode": "hang"}
+    with contextlib.closing(served.connect()) as connection:
+        connection.request("POST", "/Evaluate", json.dumps(hanging))
+        wait_until(lambda: served.is_running)
+    assert model(X, CONFIG)[1] == [50.0]
+
+
+def test_long_vectors(url):
+    """Longer than what is converted and written in one step."""
+    x = (np.arange(100_000) % 7 - 2.5).tolist()
+    config = {"shapes": {"x": [len(x)]}}
+    content = {"name": "umbridge_component", "input": [x, [2.0], [3.0, 4.0]], "config": config}
+    status, answer = post(url, "Evaluate", content)
+    assert status == 200
+    np.testing.assert_array_equal(answer["output"][0], 2 * np.square(x))
+    content["input"][0][70_000] = "1"
+    assert post(url, "Evaluate", content)[1]["error"]["type"] == "InvalidInput"
 
 
 def test_faults_are_json_and_the_server_goes_on(url, model, monkeypatch):

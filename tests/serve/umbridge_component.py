@@ -1,5 +1,6 @@
 """A nested component for the tests of UM-Bridge: a list of parts, an option, an open size."""
 
+import time
 from typing import Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ class Part(BaseModel):
 class InputSchema(BaseModel):
     x: Differentiable[Array[("n",), Float64]]
     part: Part
-    mode: Literal["square", "cube", "nan", "fail"] = "square"
+    mode: Literal["square", "cube", "nan", "fail", "hang"] = "square"
 
 
 class OutputSchema(BaseModel):
@@ -31,6 +32,8 @@ def _power(inputs):
 def apply(inputs):
     if inputs.mode == "fail":
         raise ArithmeticError("no convergence")
+    while inputs.mode == "hang":
+        time.sleep(0.01)
     y = inputs.part.mass * inputs.x ** _power(inputs)
     if inputs.mode == "nan":
         y = y * np.nan

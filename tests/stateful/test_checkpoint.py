@@ -250,6 +250,17 @@ def test_plain_values_are_saved_and_loaded(tmp_path, format):
     assert jax.random.key_data(fresh["key"]).tolist() == jax.random.key_data(saved["key"]).tolist()
 
 
+def test_keys_of_mixed_types_are_refused(tmp_path):
+    tree = {"step": 1, "ema": [{"a": jnp.ones(2), 1: jnp.ones(2)}]}
+    for call in (cs.save, cs.load):
+        with pytest.raises(InputError, match="types int, str") as caught:
+            call(tmp_path / "m.safetensors", tree)
+        assert caught.value.path == "ema.[0]"
+    with pytest.raises(InputError, match="given ones"):
+        cs.save(tmp_path / "m.safetensors", {"a": cs.Param(1.0), 1: cs.Param(2.0)})
+    cs.save(tmp_path / "m.safetensors", {2: cs.Param(1.0), 1: {"a": 3.0}})
+
+
 def test_plain_values_that_do_not_fit_change_nothing(tmp_path):
     cs.save(tmp_path / "run", {"step": 7, "w": jnp.ones(2)})
     for tree in ({"step": "text", "w": jnp.zeros(2)}, {"step": 0, "w": jnp.zeros(3)}, {"step": 0},

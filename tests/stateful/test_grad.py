@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import chainrule.stateful as cs
-from chainrule._errors import DefinitionError
+from chainrule.errors import DefinitionError
 from chainrule.stateful import M
 
 X = jnp.array([0.5, 2.0])
@@ -166,6 +166,42 @@ def test_custom_vjp():
 
     scaled.defvjp(lambda k, x: (k * x, None), lambda k, _, ct: (100 * k * ct,))
     assert float(cs.grad(lambda x: scaled(2.0, x))(1.0)) == 200
+
+
+class OwnRules(cs.Module):
+    """x² · w with derivatives that are wrong on purpose, to see that the rules are used."""
+
+    def __init__(self):
+        self.w = cs.Param(jnp.array(2.0))
+        self.calls = cs.Param(jnp.zeros((), int))
+
+    @cs.custom_vjp
+    def backward(self, x):
+        return self.w * x**2
+
+    def _forward(self, x):
+        self.calls += 1
+        return self.w * x**2, x
+
+    backward.defvjp(_forward, lambda x, cotangent: (10 * x * cotangent,))
+
+    @cs.custom_jvp
+    def forward(self, x):
+        return self.w * x**2
+
+    @forward.defjvp
+    def _rule(self, primals, tangents):
+        self.calls += 1
+        return self.w * primals[0] ** 2, 20 * primals[0] * tangents[0]
+
+
+@pytest.mark.parametrize(("name", "factor"), [("backward", 10.0), ("forward", 20.0)])
+def test_custom_derivatives_of_methods(name, factor):
+    model = OwnRules()
+    value, gradient = cs.value_and_grad(getattr(model, name))(3.0)
+    assert (float(value), float(gradient)) == (18.0, 3 * factor)
+    assert int(model.calls.value) == 1
+    same(getattr(model, name)(3.0), 18.0)
 
 
 def test_custom_vjp_of_a_parameter_on_an_explicit_mesh():

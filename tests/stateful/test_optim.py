@@ -1,3 +1,5 @@
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -93,11 +95,75 @@ def test_reset_and_new_instances_compile_nothing_anew():
             step(net=net, optim=optim)
         optim.reset()
         step(net=net, optim=optim)
-    # One trace before the state exists, one with it.
+    # One trace that finds the state missing, one with it.
     assert len(traces) == 2
     optim.init(net)
     step(net=net, optim=optim)
     assert len(traces) == 2
+
+
+@pytest.mark.parametrize("donate", [False, True])
+def test_a_jitted_step_without_init_is_one_program(donate):
+    tx = optax.adam(0.1)
+    programs, net, optim = [], Net(), Optim(tx)
+
+    @cs.jit(donate=donate)
+    def step(*, net, optim):
+        _, grads = cs.value_and_grad(loss, kwargs_mask=True)(net=net)
+        with contextlib.suppress(Exception):  # of the user
+            optim.step(net, grads["net"])
+        programs.append(1)  # the end of a trace, which is compiled then
+
+    for _ in range(3):
+        step(net=net, optim=optim)
+    assert len(programs) == 1
+    np.testing.assert_allclose(net.w.get(), reference(tx, 3)["w"], rtol=1e-5)
+    assert int(optim.count) == 3
+
+
+def test_a_jit_around_a_jitted_step_without_init_is_one_program_too():
+    programs, net, optim, inner = [], Net(), Optim(optax.adam(0.1)), make_step()
+
+    @cs.jit
+    def step(*, net, optim):
+        inner(net=net, optim=optim)
+        programs.append(1)
+
+    for _ in range(3):
+        step(net=net, optim=optim)
+    assert len(programs) == 1
+    np.testing.assert_allclose(net.w.get(), reference(optax.adam(0.1), 3)["w"], rtol=1e-5)
+
+
+def test_an_error_after_the_first_step_is_shown_alone():
+    net, optim = Net(), Optim(optax.adam(0.1))
+
+    @cs.jit
+    def step(*, net, optim):
+        _, grads = cs.value_and_grad(loss, kwargs_mask=True)(net=net)
+        optim.step(net, grads["net"])
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine") as caught:
+        step(net=net, optim=optim)
+    assert caught.value.__context__ is None
+    assert int(optim.count) == 0
+
+
+def test_a_state_is_made_from_the_values_that_the_step_sees():
+    """Those of parameters that were set before the step, in the same function."""
+    tx = optax.GradientTransformation(
+        lambda params: params, lambda updates, state, params=None: (state, state)
+    )
+    w, optim = cs.Param(jnp.ones(2)), Optim(tx)
+
+    @cs.jit
+    def step(*, w, optim):
+        w.set(jnp.full(2, 3.0))
+        optim.step(w, jnp.ones(2))
+
+    step(w=w, optim=optim)
+    np.testing.assert_array_equal(w.get(), [6.0, 6.0])
 
 
 def test_missing_gradients_are_named():

@@ -153,6 +153,16 @@ def test_frozen_marks_every_parameter():
     assert not model["a"].frozen
 
 
+def test_a_mask_does_not_freeze_everything():
+    model = {"a": cs.Param(1.0), "b": cs.Param(2.0)}
+    mask = cs.M().at("a")
+    with pytest.raises(ChainruleError, match="tree_extract"):
+        cs.frozen(model, mask)
+    assert not model["b"].frozen
+    cs.frozen(cs.tree_extract(model, mask))
+    assert (model["a"].frozen, model["b"].frozen) == (True, False)
+
+
 def drawn_in_threads(draw, threads=4, draws=60):
     """The keys that several threads draw at the same time, per thread."""
     found, barrier = {}, threading.Barrier(threads)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from chainrule import view
-from chainrule._errors import InputError
 from chainrule.elimination import OrderError, find_order, linearization
 from chainrule.elimination.examples import simple
+from chainrule.errors import InputError
 
 
 def replay(picture, partials):
@@ -43,6 +43,36 @@ def test_products_give_the_jacobian(order, costs):
     for row, vertex in zip(expected, "34", strict=True):
         for value, name in zip(row, "xy", strict=True):
             assert found[name, vertex] == pytest.approx(float(value), rel=1e-5)
+
+
+def test_every_order_has_the_same_layout_and_says_both_costs():
+    """Forward elimination takes 8 multiplications, reverse 6; 4 and 5 of them are neither by ±1 nor constant.
+
+    By hand: in reverse order c[3,1] += 1·cos z is the one product by 1; in forward order there are four.
+    """
+    pictures = {
+        order: view.elimination(simple, order, 0.3, 0.4) for order in ("forward", "reverse", "auto")
+    }
+    assert len({repr(p._layout().places) for p in pictures.values()}) == 1
+    assert "8 multiplications, 4 nontrivial" in pictures["auto"].svg()
+    assert "6 multiplications, 5 nontrivial" in pictures["reverse"].svg()
+
+
+def test_edges_that_were_not_laid_out_run_around_nodes():
+    def chain(x):
+        y = jnp.sin(x)
+        z = jnp.cos(y)
+        return jnp.exp(z), y
+
+    picture = view.elimination(chain, "reverse", 0.5)
+    layout = picture._layout()
+    filled = {edge for step in picture.steps for edge in step.edges} - set(picture.edges)
+    assert filled
+    for edge in filled:
+        for x, y in layout.route(edge)[1:-1]:
+            for node, (nx, ny) in layout.places.items():
+                if nx == x:
+                    assert abs(y - ny) >= layout.sizes[node][1] / 2
 
 
 def test_costs_are_those_of_the_linearization():

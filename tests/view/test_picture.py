@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from chainrule import view
-from chainrule._errors import InputError
+from chainrule.errors import InputError
 from chainrule.harvest import save_intermediates, sow
 from chainrule.view._matplotlib import draw
 

@@ -13,8 +13,8 @@ from rich.console import Console
 
 import chainrule
 from chainrule import Component, view
-from chainrule._errors import InputError
 from chainrule.elimination import find_order, jacobian
+from chainrule.errors import InputError
 from chainrule.harvest import save_intermediates, sow
 from chainrule.runtime import Array, Differentiable, Float64
 from chainrule.stateful import Module, Param

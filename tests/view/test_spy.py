@@ -10,8 +10,9 @@ import scipy.sparse
 from jax.experimental.sparse import BCOO
 
 from chainrule import view
-from chainrule._errors import InputError
 from chainrule.elimination import jacobian
+from chainrule.errors import InputError
+from chainrule.view._picture import Cells
 
 MATRIX = np.array([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]])
 
@@ -42,6 +43,13 @@ def test_structured_jacobians_in_a_tree():
     assert [b.name for b in blocks] == ["['a'][0]", "['a'][1]", "['b'][0]", "['b'][1]"]
     for block, leaf in zip(blocks, jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(dense(block), np.asarray(leaf).reshape(block.shape) != 0)
+
+
+@pytest.mark.parametrize("shape", [(200, 1), (130, 130), (1, 121), (500, 7)])
+def test_full_blocks_have_no_stripes(shape):
+    """Cells that hold fewer rows or columns than others are as full as they are."""
+    shapes = view.spy(np.ones(shape)).drawing().shapes[0].shapes
+    assert [s.opacity for s in shapes if isinstance(s, Cells)] == [1.0]
 
 
 def test_overlapping_terms_are_counted_once():

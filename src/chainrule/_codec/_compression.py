@@ -10,6 +10,7 @@ from typing import Any
 from chainrule._errors import DecodeError, DefinitionError
 
 COMPRESSIONS = ("lz4", "zstd")
+# What a zstd stream may ask its reader to remember: 128 MiB, the default of the `zstd` command.
 _MAX_WINDOW_BYTES = 1 << 27
 
 

@@ -48,7 +48,7 @@ _MOST_WORK = 2e7
 """Numbers that looking for a pattern may touch: about half a second."""
 
 _PER_EQUATION = 1000
-"""An equation takes as long as so many numbers, however small its arrays are."""
+"""An equation takes as long as this many numbers, however small its arrays are."""
 
 _MOST_EQUATIONS = 4000
 """Programs that are longer are not differentiated once more: that alone takes seconds."""

@@ -149,14 +149,8 @@ def _supports(dtypes: Sequence[Any]) -> bool:
     return all(dtype in _SUPPORTED for dtype in dtypes)
 
 
-# `ctypes.string_at` without its Python wrapper.
-_bytes_at = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
-    ("PyBytes_FromStringAndSize", ctypes.pythonapi)
-)
-
-
 def _handle(address: int) -> int | None:
-    frame = _bytes_at(address, CALL_FRAME.size)
+    frame = ctypes.string_at(address, CALL_FRAME.size)
     size, extension, api, operands, results, attributes = CALL_FRAME.unpack(frame)
     try:
         if extension and _answer_metadata(extension):
@@ -169,7 +163,7 @@ def _handle(address: int) -> int | None:
 
 def _answer_metadata(extension: int) -> bool:
     """Before compiling XLA asks which version the handler speaks."""
-    kind, metadata = EXTENSION.unpack(_bytes_at(extension, EXTENSION.size))
+    kind, metadata = EXTENSION.unpack(ctypes.string_at(extension, EXTENSION.size))
     if kind != METADATA_EXTENSION:
         return False
     _Word.from_address(metadata + METADATA_VERSION)[0] = ffi_version()
@@ -179,7 +173,7 @@ def _answer_metadata(extension: int) -> bool:
 @cache
 def _problem(size: int, api: int) -> str | None:
     """What is wrong with this XLA's interface, by the size of a frame and the address of the API."""
-    api_size, major = API_HEADER.unpack(_bytes_at(api, API_HEADER.size))
+    api_size, major = API_HEADER.unpack(ctypes.string_at(api, API_HEADER.size))
     if major == 0 and size >= CALL_FRAME.size and api_size >= API_HEADER.size + 8:
         return None
     return (
@@ -222,6 +216,7 @@ def _new_error(api: int, text: str) -> int:
 
 
 _HANDLER = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(_handle)
+# XLA refuses a second registration under the same name, so only one thread may register.
 _registration = threading.Lock()
 _registered: list[bool] = []
 

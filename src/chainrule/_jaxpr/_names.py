@@ -6,7 +6,7 @@ with its name and not somewhere deep inside a gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -51,6 +51,7 @@ __all__ = [
     "manual_axes",
     "name_stack_of",
     "permit_effect",
+    "register_dead_code_rule",
     "replace_equation",
     "scan_layout",
     "trace_flat",
@@ -268,6 +269,21 @@ def trace_flat(function: Any, avals: Sequence[Any], *, debug_info: Any = None) -
     wrapped = _linear_util.wrap_init(function, debug_info=debug_info)
     jaxpr, _, consts, *_ = _partial_eval.trace_to_jaxpr_dynamic(wrapped, list(avals))
     return ClosedJaxpr(jaxpr, list(consts))
+
+
+def register_dead_code_rule(
+    primitive: Primitive,
+    rule: Callable[[list[bool], JaxprEqn], tuple[list[bool], JaxprEqn | None]],
+) -> None:
+    """How dead-code elimination treats a primitive: which inputs are used, and the equation that stays.
+
+    JAX 0.12 also passes which inputs are live, between the two arguments of the rule.
+    """
+
+    def with_any_arguments(used: list[bool], *others: Any) -> tuple[list[bool], JaxprEqn | None]:
+        return rule(used, others[-1])
+
+    _partial_eval.dce_rules[primitive] = with_any_arguments
 
 
 def user_frames_of(eqn: JaxprEqn) -> Iterator[Any]:

@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 from jax.extend.core import JaxprEqn, Primitive
 
+from chainrule._patterns import Pattern
+
 Request = Literal["jvp", "vjp", "jacobian"]
 
 
@@ -24,11 +26,27 @@ class Offer:
         evaluations: how often the program behind the call runs for one request.
         batches: whether one message carries many vectors.
         derived: whether it is made of other requests.
+        residuals: whether it goes on from what the call itself has kept.
     """
 
     evaluations: float
     batches: bool = False
     derived: bool = False
+    residuals: bool = False
+
+
+@dataclass(frozen=True)
+class Dependence:
+    """Which elements of a result depend on which elements of an operand.
+
+    Attributes:
+        shared_axes: how many axes in front of both arrays are the same cases: an element depends on
+            elements of its own case alone.
+        pattern: within a case, by the flat positions of what is left of both arrays; `None`: on all.
+    """
+
+    shared_axes: int = 0
+    pattern: Pattern | None = None
 
 
 class Products(ABC):
@@ -40,14 +58,10 @@ class Products(ABC):
     Attributes:
         operands: for every operand, whether derivatives with respect to it are declared.
         results: for every result, whether derivatives of it are declared.
-        prices: what the author says that calls cost, by the names of `chainrule._call_prices`.
-        measured: mean seconds of the calls of this process, by the same names, as far as there were any.
     """
 
     operands: tuple[bool, ...]
     results: tuple[bool, ...]
-    prices: Mapping[str, float]
-    measured: Mapping[str, float]
 
     @abstractmethod
     def offers(self, operands: Sequence[int], results: Sequence[int]) -> Mapping[Request, Offer]:
@@ -85,12 +99,20 @@ class OutsideCall:
         request: what is asked of it.
         count: how many evaluations that is.
         products: how to ask for its derivatives; `None` when only JAX's rules lead there.
+        prices: what the author says that calls cost, by the names of `chainrule._call_prices`.
+        measure: the mean seconds of calls so far, by the same names, as far as there were any.
+        dependence: of a result (its position) on an operand (its position), where it is known.
     """
 
     name: str | None
     request: str
     count: int = 1
     products: Products | None = field(default=None, compare=False)
+    prices: Mapping[str, float] = field(default_factory=dict, compare=False)
+    measure: Callable[[], Mapping[str, float]] = field(default=dict, compare=False)
+    dependence: Callable[[int, int], Dependence | None] = field(
+        default=lambda result, operand: None, compare=False
+    )
 
 
 _outside: dict[str, Callable[[Mapping[str, Any]], OutsideCall]] = {

@@ -30,7 +30,7 @@ class Work:
         self._done = 0.0
 
     def charge(self, amount: float) -> None:
-        """Say that so many numbers are about to be touched.
+        """Say that this many numbers are about to be touched.
 
         Raises:
             CapabilityError: that would be too many.

@@ -111,7 +111,7 @@ class Segment:
         """The first bytes. Every process that has the segment may write to them at any time.
 
         Raises:
-            DecodeError: there are not so many, or they may not be written to (`bad_segment`).
+            DecodeError: there are fewer, or they may not be written to (`bad_segment`).
             OSError: this process has no memory or no descriptor left to map them.
         """
         if not 0 <= nbytes <= self.size:
@@ -187,6 +187,7 @@ class SegmentPool:
 
     def __init__(self) -> None:
         self._idle: list[Segment] = []
+        # Held only while the list is looked at. Memory is allocated outside of it, and so can be slow.
         self._lock = threading.Lock()
         self._pid = os.getpid()
 

@@ -8,8 +8,7 @@
 Modules, in reading order
     _apply             `apply_component` and `from_callable`
     _inputs            what of the inputs is an operand, and what is part of the program
-    _target            the interface to something with endpoints; options of a call; callables
-    _timings           how long calls of a target took
+    _target            the interface to something with endpoints; options of a call; callables; timings
     _component_target  components as targets: in this process, served, real Tesseracts
     _types             shapes and dtypes of arrays before they exist, and how they are converted
     _site              one target at one signature: a flat function from arrays to arrays

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -48,6 +48,7 @@ def apply_component(
     max_concurrency: int | None = None,
     infer_by_evaluation: bool = False,
     intermediates: bool | str = False,
+    derive: bool = True,
 ) -> Any:
     """Call a component as if it were a `jax.numpy` function.
 
@@ -81,6 +82,8 @@ def apply_component(
         intermediates: under `save_intermediates`, also capture what the component tags inside; a text is the
             tag, `True` is the default one. A component that is inlined is captured anyway; one that is called
             on the host is asked for these values, in a call of its own each time, and to first order.
+        derive: whether derivatives that the author did not write may be made of others, of JAX or of
+            differences. If not, they are a `CapabilityError` when they are needed.
 
     Returns:
         The component's outputs as a tree of JAX arrays. Outputs that are not arrays come as they are
@@ -110,7 +113,7 @@ def apply_component(
         max_concurrency=max_concurrency,
         infer_by_evaluation=infer_by_evaluation,
     )
-    target = as_target(component)
+    target = as_target(component) if derive else as_target(component).written
     tag = "intermediates" if intermediates is True else intermediates
     inline = target.jax_derivatives if inline is None else inline
     if not tag or not is_captured(tag) or (inline and target.jax_function is not None):
@@ -131,6 +134,8 @@ def from_callable(
     name: str | None = None,
     batching: Batching | None = None,
     max_concurrency: int = 1,
+    prices: Mapping[str, float] | None = None,
+    sparsity: Any = None,
     vmap_method: VmapMethod | None = "auto",
     effects: Effects = "none",
 ) -> Callable[..., Any]:
@@ -153,6 +158,10 @@ def from_callable(
         name: for messages.
         batching: `"elementwise"` or `"leading"` if the function treats leading axes as batch axes.
         max_concurrency: how many threads may be inside the function at once, for `vmap`.
+        prices: what calls cost, for plans of Jacobians, as of a component.
+        sparsity: which elements of the result depend on which elements of the argument: `"diagonal"`, a band
+            such as `{"lower": 1, "upper": 1}`, or a matrix that is not zero there; with several arguments or
+            results `{result path: {argument path: block}}`, such as `{"": {"[0]": "diagonal"}}`.
         vmap_method: see `apply_component`.
         effects: see `apply_component`.
 
@@ -173,7 +182,7 @@ def from_callable(
     """
     target = CallableTarget(
         function, jvp=jvp, vjp=vjp, hvp=hvp, abstract=abstract, name=name, batching=batching,
-        max_concurrency=max_concurrency,
+        max_concurrency=max_concurrency, prices=prices, sparsity=sparsity,
     )  # fmt: skip
     options = Options(
         vmap_method=vmap_method,

@@ -18,6 +18,7 @@ import numpy as np
 from pydantic_core import PydanticCustomError
 
 from chainrule._codec import dtype_from_name
+from chainrule._endpoints import DERIVATIVES, JACOBIAN, JVP, VJP, DerivativeKind
 from chainrule._errors import ComponentError, DefinitionError
 from chainrule._lru_cache import LRUCache
 from chainrule._own_arrays import own_copy
@@ -26,10 +27,19 @@ from chainrule.bridge._skeleton import take_apart
 from chainrule.bridge._target import Target
 from chainrule.bridge._types import ArrayType, read_types
 from chainrule.runtime import LocalComponent
-from chainrule.runtime.internal import DerivativeKind, array_leaves, fit_abstract
+from chainrule.runtime.internal import array_leaves, fit_abstract
 
+# Calls under way at once to a component elsewhere that does not say how many it takes.
 _REMOTE_CONCURRENCY = 32
 _INDEX = re.compile(r"\[\d+\]")
+
+
+_MEASURED = {
+    "apply": "apply",
+    JVP.endpoint: "jvp",
+    VJP.endpoint: "vjp",
+    JACOBIAN.endpoint: "jacobian",
+}
 
 
 class ComponentTarget(Target):
@@ -44,13 +54,15 @@ class ComponentTarget(Target):
         "evaluation per signature."
     )
 
-    def __init__(self, component: Any) -> None:
+    def __init__(self, component: Any, *, derives: bool = True) -> None:
         self._component = component
         self.name = getattr(component, "name", None) or type(component).__name__
         self.endpoints = frozenset(component.available_endpoints)
         self.batching = getattr(component, "batching", None)
-        self.batched_endpoints = _batched_endpoints(component)
+        self.batched_endpoints = _endpoints_that(component, "batches")
+        self.residual_endpoints = _endpoints_that(component, "residuals")
         self.prices = getattr(component, "prices", None) or {}
+        self._sparsity = getattr(component, "sparsity", None) or {}
         self.jax_function = getattr(component, "jax_function", None)
         self.jax_derivatives = getattr(component, "jax_derivatives", True)
         self.runs_jax = self.jax_function is not None
@@ -60,6 +72,15 @@ class ComponentTarget(Target):
         self._outputs = _Patterns(_differentiable(component, "outputs"))
         arrays = _array_inputs(component)
         self._arrays, self._tells_arrays = _Patterns(arrays), bool(arrays)
+        self.derives = derives
+        if not derives:
+            self.endpoints -= _derived_endpoints(component)
+            self.jax_derivatives = False  # JAX derives what the author did not write
+
+    @cached_property
+    def written(self) -> Target:
+        """The same component without derived endpoints; JAX does not differentiate it either."""
+        return ComponentTarget(self._component, derives=False)
 
     def apply(self, inputs: Any) -> Any:
         """Ask `apply`."""
@@ -73,6 +94,18 @@ class ComponentTarget(Target):
         """What our own components say about themselves; a peer's are taken to be the author's."""
         known = getattr(self._component, "capabilities", {}).get(kind.endpoint)
         return 1 if known is None else max(1, known.cost.at(n, m))
+
+    def measure(self) -> Mapping[str, float]:
+        """Of this process; what it has not called, as the server of the component has measured it."""
+        ask_server = getattr(self._component, "mean_seconds", None)
+        served = {} if ask_server is None else ask_server()
+        named = {_MEASURED[name]: seconds for name, seconds in served.items() if name in _MEASURED}
+        return {**named, **super().measure()}
+
+    def declared_block(self, output: str, given: str) -> Any | None:
+        """What the component's `sparsity` says."""
+        row = self._sparsity.get(self._outputs.spell(output), {})
+        return row.get(self._inputs.spell(given))
 
     def complete_inputs(self, inputs: Any) -> tuple[Any, dict[str, Any]]:
         """What the schema makes of the inputs; only asked of components in this process."""
@@ -131,9 +164,8 @@ class ComponentTarget(Target):
         """Call an endpoint so that the author's code gets arrays of its own."""
         if isinstance(self._component, LocalComponent):
             return self._component.call(name, arguments, copy_results=False)
-        if (
-            not self.is_remote
-        ):  # a peer's component in this process may hand them to its author as they are
+        # A peer's component in this process may hand its arguments to its author as they are.
+        if not self.is_remote:
             arguments = own_copy(arguments)
         return getattr(self._component, name)(**arguments)
 
@@ -171,7 +203,7 @@ class ComponentTarget(Target):
 
         twin = copy.copy(self)
         twin._component = endpoints = TraceableEndpoints(self._component)
-        twin.endpoints = endpoints.names
+        twin.endpoints = endpoints.names if self.derives else endpoints.names & self.endpoints
         return twin
 
     def is_differentiable_input(self, path: str) -> bool:
@@ -260,12 +292,19 @@ def _concurrency(component: Any, is_remote: bool) -> int:
     return declared or (_REMOTE_CONCURRENCY if is_remote else 1)
 
 
-def _batched_endpoints(component: Any) -> frozenset[str]:
-    """Only our own components say so; a peer's are asked once per vector."""
+def _endpoints_that(component: Any, what: str) -> frozenset[str]:
+    """The endpoints with a capability; only our own components tell."""
     capabilities = getattr(component, "capabilities", {})
     return frozenset(
-        name for name, capability in capabilities.items() if getattr(capability, "batches", False)
+        name for name, capability in capabilities.items() if getattr(capability, what, False)
     )
+
+
+def _derived_endpoints(component: Any) -> frozenset[str]:
+    """The derivatives that the author did not write; of a peer there are none."""
+    capabilities = getattr(component, "capabilities", {})
+    names = {kind.endpoint for kind in DERIVATIVES} & capabilities.keys()
+    return frozenset(name for name in names if capabilities[name].status == "derived")
 
 
 def _differentiable(component: Any, side: str) -> Mapping[str, Any]:

@@ -2,9 +2,9 @@
 
 A compiled program that fails raises a `JaxRuntimeError`, or a plain `ValueError` where JAX runs a small
 program at once. Its text names the component, the code, the author's exception and the last lines of the
-author's code, and ends
-in a number under which the exception itself waits here for a while: `component_errors` raises it in place of
-the text.
+author's code, and ends in a number under which the exception itself waits here for a while:
+`component_errors` raises it in place of the text. Text decides here, because XLA carries nothing else; what
+is recognised is text that was written here, never the words of another library.
 """
 
 from __future__ import annotations
@@ -90,9 +90,8 @@ def report_failure(error: BaseException, where: str, *arrays: list[np.ndarray]) 
     for each in arrays:
         each.clear()
     inner = _behind(error)
-    if (
-        inner is not None
-    ):  # the author runs a compiled program in which another component has failed
+    if inner is not None:
+        # The author runs a compiled program in which another component has failed.
         error = inner.error
     _clear_frames(error)
     _note(error, f"Raised in {where}.")

@@ -3,8 +3,7 @@
 Memory: operands and results are XLA's buffers, or those of arrays of the caller. They are valid during the
 call only, and do not leave this side. Targets copy what they hand to an author (see `Target`), so that the
 author's code may keep, change or return its inputs. What comes back is copied into the results before the
-target is called
-again, so that it may return the same buffer each time.
+target is called again, so that it may return the same buffer each time.
 
 Nothing is kept between a forward call and the backward call that follows: the primals are operands of both.
 The two halves of a call of a remote component (`StartCall`, `FinishCall`) keep copies of the operands and the

@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from chainrule._endpoints import JACOBIAN, VJP
 from chainrule._jaxpr import component_scope
 from chainrule._trees import get_at_path, is_arraylike, set_at_path
 from chainrule.bridge._requests import Call, Request, Space
@@ -33,7 +34,7 @@ from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._target import Target
 from chainrule.bridge._types import ArrayType, dtype_to_send, has_symbolic_size, warn_if_narrowed
 from chainrule.runtime import LocalComponent
-from chainrule.runtime.internal import JACOBIAN, VJP, to_plain
+from chainrule.runtime.internal import to_plain
 
 _NOT_TRACEABLE = (
     jax.errors.ConcretizationTypeError,

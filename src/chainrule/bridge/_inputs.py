@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from chainrule._describe import describe_array, describe_value
 from chainrule._errors import InputError
 from chainrule._paths import join_path
 from chainrule._trees import get_at_path, is_arraylike, iterate_leaves, set_at_path
@@ -18,7 +19,6 @@ from chainrule.bridge._site import Canonicalize, find_site
 from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._target import Options, Target
 from chainrule.bridge._types import ArrayType, warn_if_narrowed
-from chainrule.runtime.internal import describe_array, describe_value
 
 
 @dataclasses.dataclass(frozen=True)

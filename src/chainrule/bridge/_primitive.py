@@ -37,6 +37,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, Sharding
 
+from chainrule._endpoints import JACOBIAN
 from chainrule._errors import CapabilityError
 from chainrule._jaxpr import OutsideCall, register_outside_call
 from chainrule._jaxpr._host_call import (
@@ -57,7 +58,7 @@ from chainrule._jaxpr._meshes import (
 from chainrule._jaxpr._overlapping import lower_overlapping
 from chainrule.bridge._host import host_call, overlapping_pair
 from chainrule.bridge._inline import NotTraceableError, trace_call
-from chainrule.bridge._products import CallProducts
+from chainrule.bridge._products import CallProducts, dependence_of
 from chainrule.bridge._requests import (
     Call,
     Request,
@@ -65,11 +66,11 @@ from chainrule.bridge._requests import (
     Vectors,
     check_inputs,
     not_differentiable,
+    require_own_endpoint,
 )
 from chainrule.bridge._site import Port, Site, batched_site, broadcast_site
 from chainrule.bridge._target import DECLARED, Target
 from chainrule.bridge._types import ArrayType, is_inexact
-from chainrule.runtime.internal import JACOBIAN
 
 host_call_p = Primitive("host_call")
 host_call_p.multiple_results = True
@@ -81,7 +82,16 @@ def _describe(params: Mapping[str, Any]) -> OutsideCall:
     batch = "".join(f" × {size}" for size in call.batch.sizes)
     products = CallProducts(call.site, _bind) if CallProducts.fit(call) else None
     count = math.prod(call.batch.sizes)
-    return OutsideCall(call.site.target.name, call.request.name + batch, count, products)
+    target, is_apply = call.site.target, call.request.name == "apply"
+    return OutsideCall(
+        target.name,
+        call.request.name + batch,
+        count,
+        products,
+        target.prices,
+        target.measure,
+        partial(dependence_of, call) if is_apply else lambda result, operand: None,
+    )
 
 
 def call_site(site: Site, arrays: Sequence[Any]) -> list[Any]:
@@ -98,6 +108,7 @@ def _bind(call: Call, operands: Sequence[Any]) -> list[Any]:
 
 
 def _implement(*operands: Any, call: Call) -> list[jax.Array]:
+    require_own_endpoint(call.site, call.request)
     results = host_call(call).evaluate([np.asarray(operand) for operand in operands])
     check_nans(call.site.target, call.request.result.paths(call.site), results)
     return hand_out(results, operands)
@@ -146,6 +157,7 @@ def _is_ordered(call: Call) -> bool:
 
 
 def _lower(ctx: Any, *operands: Any, call: Call) -> Sequence[Any]:
+    require_own_endpoint(call.site, call.request)
     target = call.site.target
     if target.runs_jax:
         return _lower_traced(ctx, *operands, call=call)

@@ -1,7 +1,7 @@
 """Products with the Jacobian of a call that are asked for directly, for plans of Jacobians.
 
-The rules of JAX differentiate an equation: they apply the component, and then ask for products. Who has
-applied it already, and knows how many products are needed in which direction, asks here.
+The rules of JAX differentiate an equation: they apply the component, and then ask for products. A
+caller that has applied it already, and knows how many products it needs in which direction, asks here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from chainrule._jaxpr import Offer, Products
+from chainrule._endpoints import JACOBIAN, DerivativeKind
+from chainrule._errors import InputError
+from chainrule._jaxpr import Dependence, Offer, Products
+from chainrule._patterns import Pattern
+from chainrule._sparsity import pattern_of
 from chainrule.bridge._requests import (
     Call,
     Request,
@@ -20,8 +24,7 @@ from chainrule.bridge._requests import (
     endpoint_for,
 )
 from chainrule.bridge._routes import takes_batch
-from chainrule.bridge._site import Site
-from chainrule.runtime.internal import JACOBIAN, DerivativeKind
+from chainrule.bridge._site import Port, Site
 
 
 class CallProducts(Products):
@@ -34,8 +37,6 @@ class CallProducts(Products):
 
     def __init__(self, site: Site, run: Callable[[Call, list[Any]], list[Any]]) -> None:
         self._site, self._run = site, run
-        self.prices = site.target.prices
-        self.measured = site.target.timings.means()
         self.operands = tuple(port.differentiable for port in site.inputs)
         self.results = tuple(port.differentiable for port in site.outputs)
 
@@ -58,7 +59,8 @@ class CallProducts(Products):
         wish = self._site.options.materialize_jacobian
         if JACOBIAN.endpoint in self._site.target.endpoints and wish is not False:
             evaluations = 0 if wish else self._evaluations(JACOBIAN, inputs, outputs)
-            found["jacobian"] = Offer(evaluations, batches=True)
+            has_residuals = JACOBIAN.endpoint in self._site.target.residual_endpoints
+            found["jacobian"] = Offer(evaluations, batches=True, residuals=has_residuals)
         return found
 
     def _offer(self, request: Request, inputs: Space, outputs: Space) -> Offer:
@@ -68,7 +70,8 @@ class CallProducts(Products):
         if is_derived and kind is not JACOBIAN:
             # A product with the transpose gives one element of the result.
             evaluations *= request.result.size(self._site)
-        return Offer(evaluations, takes_batch(self._site, request), is_derived)
+        has_residuals = kind.endpoint in self._site.target.residual_endpoints
+        return Offer(evaluations, takes_batch(self._site, request), is_derived, has_residuals)
 
     def _evaluations(self, kind: DerivativeKind, inputs: Space, outputs: Space) -> int:
         n, m = inputs.size(self._site), outputs.size(self._site)
@@ -105,6 +108,42 @@ class CallProducts(Products):
         blocks = self._run(*Call.make(self._site, (), _shared(primals, 0), [], rows, columns))
         places = ((row, column) for row in results for column in operands)
         return dict(zip(places, blocks, strict=True))
+
+
+def dependence_of(call: Call, result: int, operand: int) -> Dependence | None:
+    """Which elements of a result of an `apply` depend on which elements of an operand, where it is known.
+
+    What the host or the target loops over, a batch, are cases that do not depend on each other. Within a case
+    it is as the author declares.
+
+    Raises:
+        InputError: the declaration belongs to arrays of another size (`bad_sparsity`).
+    """
+    site, cases = call.site, len(call.batch.sizes)
+    if not all(call.batch.mapped[operand]):  # all cases use the operand
+        return None
+    given, wanted = site.inputs[operand], site.outputs[result]
+    while site.example is not None:
+        if given.type.shape[:1] != wanted.type.shape[:1]:  # all cases use what has a 1 in front
+            return None
+        site, cases = site.example, cases + 1
+        given, wanted = site.inputs[operand], site.outputs[result]
+    return Dependence(cases, _declared_pattern(site, given, wanted))
+
+
+def _declared_pattern(site: Site, given: Port, wanted: Port) -> Pattern | None:
+    block = site.target.declared_block(wanted.path, given.path)
+    if block is None:
+        return None
+    try:
+        return pattern_of(block, wanted.type.size, given.type.size)
+    except ValueError as problem:
+        raise InputError(
+            f"The sparsity that {site.target.name} declares for {wanted.path!r} {wanted.type} by "
+            f"{given.path!r} {given.type} does not fit: {problem}. Correct `sparsity` of the component.",
+            code="bad_sparsity",
+            path=given.path,
+        ) from None
 
 
 def _shared(primals: Sequence[Any], axes: int) -> Vectors:

@@ -36,10 +36,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from chainrule._endpoints import HVP, JACOBIAN, JVP, VJP, DerivativeKind
 from chainrule._errors import CapabilityError, InputError
 from chainrule.bridge._site import Port, Site
 from chainrule.bridge._types import ArrayType
-from chainrule.runtime.internal import HVP, JACOBIAN, JVP, VJP, DerivativeKind
 
 Side = Literal["inputs", "outputs"]
 
@@ -171,6 +171,25 @@ def endpoint_for(site: Site, request: Request) -> DerivativeKind:
         f"{', '.join(sorted(site.target.endpoints))}. {_ADVICE[order]}",
         code=f"no_{order}_derivative",
     )
+
+
+def require_own_endpoint(site: Site, request: Request) -> None:
+    """Refuse a request that another endpoint than its own would answer, where the target must not derive.
+
+    This is asked when a request is to run. Before, transposition may still turn it into one that is answered.
+
+    Raises:
+        CapabilityError: the target has no endpoint for this request.
+    """
+    own = _ANSWERED_BY.get(request.name, ())[:1]
+    if request.columns is not None or site.target.derives or not own:
+        return
+    if own[0].endpoint not in site.target.endpoints:
+        raise CapabilityError(
+            f"`{own[0].endpoint}` is not implemented by the author of {site.target.name}, who wrote "
+            f"{', '.join(sorted(site.target.endpoints))}, and the caller wants nothing derived.",
+            code="no_first_derivative",
+        )
 
 
 _ADVICE = {
@@ -441,9 +460,9 @@ def check_inputs(site: Site, moving: Space) -> None:
     if fixed:
         listed = ", ".join(f"`{port.path}` {port.type}" for port in fixed)
         raise InputError(
-            f"A derivative with respect to {listed} was asked for, which {site.target.name} does not mark "
-            "`Differentiable`. Mark it in the component's InputSchema, or stop the gradient before the "
-            "call (`jax.lax.stop_gradient`, `Tensor.detach`).",
+            f"A derivative with respect to {listed} was asked for (a non-symbolic-zero tangent), which "
+            f"{site.target.name} does not mark `Differentiable`. Mark it in the component's InputSchema, or "
+            "stop the gradient before the call (`jax.lax.stop_gradient`, `Tensor.detach`).",
             code="input_not_differentiable",
             path=fixed[0].path,
         )

@@ -12,18 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from chainrule._endpoints import HVP, JACOBIAN, JVP, VJP, DerivativeKind
 from chainrule.bridge._requests import Request, Space, endpoint_for
 from chainrule.bridge._site import Port, Site, check_result
 from chainrule.bridge._types import ArrayType
 from chainrule.runtime import SparseArray
-from chainrule.runtime.internal import (
-    HVP,
-    JACOBIAN,
-    JVP,
-    VJP,
-    DerivativeKind,
-    product_from_jacobian,
-)
+from chainrule.runtime.internal import product_from_jacobian
 
 Slots = Sequence[Sequence[Any]]
 """The vectors of each slot of a request."""

@@ -18,13 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from chainrule._endpoints import JVP, VJP, DerivativeKind
 from chainrule._errors import CapabilityError
 from chainrule.bridge._component_target import ComponentTarget
 from chainrule.bridge._skeleton import take_apart
 from chainrule.bridge._target import Target
 from chainrule.bridge._types import ArrayType, is_inexact
 from chainrule.harvest.internal import sow_part
-from chainrule.runtime.internal import JVP, VJP, DerivativeKind
 
 _INPUTS, _PROBES, _OUTPUTS, _VALUES = "inputs", "probes", "outputs", "tagged"
 Types = dict[str, Any]

@@ -13,9 +13,12 @@ returns. The arrays that it returns may be the author's: the caller copies them 
 from __future__ import annotations
 
 import inspect
+import threading
+import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -23,14 +26,68 @@ from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 
+from chainrule._call_prices import problem_of_prices
+from chainrule._endpoints import HVP, JVP, VJP, DerivativeKind
 from chainrule._errors import ComponentError, DefinitionError, InputError
 from chainrule._lru_cache import LRUCache
 from chainrule._own_arrays import own_copy
+from chainrule._sparsity import BAND, Sparsity, read_sparsity
 from chainrule._trees import flatten_with_paths, map_with_paths
 from chainrule.bridge._skeleton import take_apart
-from chainrule.bridge._timings import Timings
 from chainrule.bridge._types import ArrayType, as_array_type, read_types, types_of
-from chainrule.runtime.internal import HVP, JVP, VJP, DerivativeKind
+
+# --- how long calls take ------------------------------------------------------------------------
+
+
+class Timings:
+    """How long requests took, by the number of their vectors. Safe between threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._totals: dict[str, dict[int, tuple[float, int]]] = {}
+
+    @contextmanager
+    def of(self, request: str, vectors: int = 1) -> Iterator[None]:
+        """Measure a request of this many vectors. One that fails does not count."""
+        start = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - start
+        with self._lock:
+            totals = self._totals.setdefault(request, {})
+            total, number = totals.get(vectors, (0.0, 0))
+            totals[vectors] = total + seconds, number + 1
+
+    def means(self) -> dict[str, float]:
+        """Request → mean seconds per vector; and those of a message, where requests of several sizes tell.
+
+        A request of k vectors takes a + b k seconds. Means of two sizes or more determine a, the price of a
+        message, by least squares; the smallest of all requests is taken, because all share one price.
+        """
+        with self._lock:
+            totals = {name: dict(each) for name, each in self._totals.items()}
+        fixed = [_fixed_part(each) for each in totals.values() if len(each) > 1]
+        message = max(0.0, min(fixed, default=0.0))
+        found = {name: _per_vector(each, message) for name, each in totals.items()}
+        return found | {"message": message} if message else found
+
+
+def _fixed_part(totals: Mapping[int, tuple[float, int]]) -> float:
+    """The a of a + b k, fitted to the mean of every size k, which counts as often as it was measured."""
+    sizes, weights = np.array([*totals]), np.array([n for _, n in totals.values()])
+    means = np.array([total for total, _ in totals.values()]) / weights
+    return float(
+        np.polynomial.Polynomial.fit(sizes, means, 1, w=np.sqrt(weights)).convert().coef[0]
+    )
+
+
+def _per_vector(totals: Mapping[int, tuple[float, int]], message: float) -> float:
+    seconds = sum(total - number * message for total, number in totals.values())
+    vectors = sum(size * number for size, (_, number) in totals.items())
+    return max(seconds / vectors, _LEAST_S)
+
+
+_LEAST_S = 1e-9
+"""A price is positive, also of what took no longer than its message."""
 
 T = TypeVar("T")
 Batching = Literal["elementwise", "leading"]
@@ -47,12 +104,14 @@ class Target(ABC):
         batching: how the target says it treats an additional leading axis of all arrays: `elementwise` (any
             axes), `leading` (one axis in front, examples independent), or `None` (it does not say).
         batched_endpoints: the product endpoints that answer a batch of vectors in one call.
+        residual_endpoints: the derivative endpoints that go on from what `apply` has kept.
         prices: what the author says that calls cost.
         max_concurrency: how many calls may run at the same time; 1 when it is not safe or does not pay.
         is_remote: whether a call mostly waits, so that independent calls should overlap.
         jax_function: the same function, traceable by JAX, or `None`.
         jax_derivatives: whether its derivatives by JAX are those of the endpoints.
         runs_jax: whether a call runs JAX in this process, which a host call must not do.
+        derives: whether a product may come from another endpoint than its own.
         abstract_advice: how to let the shapes of its outputs be known.
     """
 
@@ -60,18 +119,28 @@ class Target(ABC):
     endpoints: frozenset[str]
     batching: Batching | None = None
     batched_endpoints: frozenset[str] = frozenset()
+    residual_endpoints: frozenset[str] = frozenset()
     prices: Mapping[str, float] = MappingProxyType({})
     max_concurrency: int = 1
     is_remote: bool = False
     jax_function: Callable[[Any], Any] | None = None
     jax_derivatives: bool = True
     runs_jax: bool = False
+    derives: bool = True
     abstract_advice: str = ""
 
     @cached_property
     def timings(self) -> Timings:
         """How long the calls of this process took."""
         return Timings()
+
+    def measure(self) -> Mapping[str, float]:
+        """Mean seconds of calls so far, by the names of `chainrule._call_prices`."""
+        return self.timings.means()
+
+    def declared_block(self, output: str, given: str) -> Any | None:
+        """Which elements of an output depend on which elements of an input, as the author declares it."""
+        return None
 
     @cached_property
     def _memories(self) -> defaultdict[str, LRUCache[Hashable, Any]]:
@@ -143,6 +212,11 @@ class Target(ABC):
             sizes: of the named dimensions so far; those of the output are added.
         """
         return type_
+
+    @property
+    def written(self) -> Target:
+        """The same target with nothing but the derivatives that its author wrote."""
+        return self
 
     def with_tracers(self) -> Target:
         """The same target with derivatives that take tracers; asked only if it has a `jax_function`."""
@@ -250,6 +324,8 @@ class CallableTarget(Target):
         name: str | None,
         batching: Batching | None,
         max_concurrency: int,
+        prices: Mapping[str, float] | None = None,
+        sparsity: Any = None,
     ) -> None:
         self._function = function
         self._products: dict[str, Any] = {
@@ -263,12 +339,32 @@ class CallableTarget(Target):
         _check_count("max_concurrency", max_concurrency)
         self.batching = batching
         self.max_concurrency = max_concurrency
+        self.prices = prices or {}
+        problem = problem_of_prices(self.prices)
+        if problem is not None:
+            raise DefinitionError(f"prices of {self.name}: {problem}.", code="bad_prices")
+        self._sparsity = self._read_sparsity(sparsity)
         known = {endpoint for endpoint, product in self._products.items() if product is not None}
         if isinstance(abstract, str):
             _check_choice("abstract", abstract, ("evaluate",))
         is_unknown = abstract is None or isinstance(abstract, str)
         described = set() if is_unknown else {"abstract_eval"}
         self.endpoints = frozenset({"apply"} | known | described)
+
+    def _read_sparsity(self, declared: Any) -> Sparsity:
+        if declared is None:
+            return {}
+        is_one_block = not isinstance(declared, Mapping) or not declared.keys().isdisjoint(BAND)
+        try:
+            return read_sparsity({"": {"[0]": declared}} if is_one_block else declared)
+        except ValueError as problem:
+            raise DefinitionError(
+                f"sparsity of {self.name}: {problem}.", code="bad_sparsity"
+            ) from None
+
+    def declared_block(self, output: str, given: str) -> Any | None:
+        """What the author's `sparsity` says."""
+        return self._sparsity.get(output, {}).get(given)
 
     def apply(self, inputs: tuple[Any, ...]) -> Any:
         """Call the function; plain numbers in its result become arrays."""

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from chainrule._codec import dtype_from_name, dtype_generality
+from chainrule._describe import describe_array
 from chainrule._trees import map_leaves
 from chainrule.bridge._skeleton import take_apart
-from chainrule.runtime.internal import describe_array
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,12 @@ from typing import Any
 import numpy as np
 
 import casadi
+from chainrule._endpoints import HVP, JACOBIAN, JVP, VJP
 from chainrule._errors import InputError
+from chainrule._own_arrays import own_copy
 from chainrule._trees import get_at_path, set_at_path
 from chainrule.runtime import SparseArray
-from chainrule.runtime.internal import HVP, JACOBIAN, JVP, VJP, Document, Leaf
+from chainrule.runtime.internal import Document, Leaf
 
 
 def function(
@@ -88,7 +90,7 @@ class _Program:
         local = getattr(component, "local", None) or component
         reads = hasattr(local, "read_inputs")
         self._component = component
-        self._tree = local.read_inputs({"inputs": example}) if reads else dict(example)
+        self._tree = local.read_inputs({"inputs": example}) if reads else own_copy(example)
         document = Document(component.openapi_schema)
         self.inputs = document.leaves("inputs", self._tree)
         self.outputs = document.leaves("outputs", component.apply(self._tree))
@@ -399,7 +401,7 @@ class _ForwardOfReverse(_Callback):
     """x, y, ȳ, x̄, ẋ, ẏ, ȳ̇ → the derivative of x̄."""
 
     def compute(self, arguments: Sequence[Any]) -> list[Any]:
-        """HVP(ȳ, ẋ) + Jᵀ ȳ̇; the product is zero where nothing moves."""
+        """x̄ = J(x)ᵀ ȳ, so its tangent is HVP(ȳ, ẋ) + Jᵀ ȳ̇; the product is left out where ȳ̇ = 0."""
         n, m = len(self._program.inputs), len(self._program.outputs)
         x, cotangents = arguments[:n], arguments[n + m : n + 2 * m]
         moved = arguments[2 * n + 2 * m :]

@@ -5,21 +5,25 @@ prints go to standard error. Exit codes: 0 success, 1 the component failed, 2 th
 
 Modules, in reading order:
 
-    _main      which commands there are, and how one is found and run
-    _output    results, tables and errors on standard output and standard error
-    _sources   the component or server that a command is about
-    _payload   the payload of a call
-    _call      apply, call
-    _describe  check, inspect, schema
-    _testing   check-gradients, record, test
-    _diff      diff
-    _order     order
-    _init      init
-    _serve     serve
-    _jobs      job list, show, logs, cancel
-    _watch     top, dashboard
-    _images    image build, run, list, ps, logs, stop
-    _slurm     deploy slurm
+    _main       which commands there are, and how one is found and run
+    _output     results, tables and errors on standard output and standard error
+    _sources    the component or server that a command is about
+    _payload    the payload of a call
+    _debugging  `--debug-port`
+    _call       apply, call
+    _describe   check, inspect, schema
+    _testing    check-gradients, record, test
+    _diff       diff
+    _order      order
+    _init       init
+    _serve      serve
+    _reload     serve --reload
+    _mcp        mcp
+    _jobs       job list, show, logs, cancel
+    _watch      top, dashboard
+    _images     image build, run, list, ps, logs, stop
+    _slurm      deploy slurm
+    _completion completion
 """
 
 from chainrule.cli._main import main

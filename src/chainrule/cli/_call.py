@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from chainrule._codec import BinrefWriter, encode_body
+from chainrule._endpoints import ENDPOINTS
 from chainrule._errors import InputError, StorageError
+from chainrule._results import Result
 from chainrule._whole_files import write_whole
 from chainrule.cli._debugging import add_debug_port, listen
-from chainrule.cli._output import result_stream
+from chainrule.cli._output import ResultStream, make_table, result_stream
 from chainrule.cli._payload import add_payload, given_payload
 from chainrule.cli._sources import (
     add_component,
@@ -23,7 +26,7 @@ from chainrule.cli._sources import (
     open_served,
 )
 from chainrule.runtime import ComponentConfig
-from chainrule.runtime.internal import ENDPOINTS, Run
+from chainrule.runtime.internal import Run
 
 _COMMANDS = {kind.command: name for name, kind in ENDPOINTS.items()}
 
@@ -54,36 +57,38 @@ def _add_arguments(parser: ArgumentParser) -> None:
     add_component(parser)
     add_payload(parser)
     add_folders(parser)
-    parser.add_argument(
+    written = parser.add_argument_group("how the result is written")
+    written.add_argument(
         "--output-format",
         "-f",
-        default="json",
         metavar="FORMAT",
-        help="Write arrays as json, json+base64 or json+binref (default: json)",
+        help="Write arrays as json, json+base64 or json+binref (default: a table on a terminal, else json)",
     )
-    parser.add_argument(
+    written.add_argument(
         "--compression",
         metavar="NAME",
         help="Compress arrays in base64 and binref; lz4 (default: no compression)",
     )
-    parser.add_argument(
+    written.add_argument(
         "--output-file",
         metavar="FILE",
         help="Write the result to this file in the output path (default: standard output)",
     )
-    parser.add_argument("--profiling", action="store_true", help="Log a profile of the call")
-    parser.add_argument(
+    running = parser.add_argument_group("how the component is run")
+    running.add_argument("--profiling", action="store_true", help="Log a profile of the call")
+    running.add_argument(
         "--tracing", action="store_true", help="Log payload and result, abbreviated"
     )
-    add_derive_hvp(parser)
-    parser.add_argument(
+    add_derive_hvp(running)
+    running.add_argument(
         "--allow-reference",
         action="append",
         default=[],
         metavar="KIND",
-        help="Open component references of this kind: api_path, url or image; repeat for more",
+        help="Open component references of this kind: api_path, url or image; repeat for more "
+        "(default: none)",
     )
-    add_debug_port(parser, "the call begins when one has attached")
+    add_debug_port(running, "the call begins when one has attached")
     parser.set_defaults(handler=_run)
 
 
@@ -96,6 +101,9 @@ def _run(options: Namespace) -> int:
             check_source(options.component)
         config = _config(options)
         payload = given_payload(options, config)
+        if _is_for_people(options, stdout):
+            stdout.show(_call(options, config, payload, _table))
+            return 0
         pieces = _encode(_call(options, config, payload), config)
         if options.output_file is None:
             stdout.write([*pieces, b"\n"])
@@ -104,13 +112,35 @@ def _run(options: Namespace) -> int:
     return 0
 
 
-def _call(options: Namespace, config: ComponentConfig, payload: dict[str, Any]) -> Any:
+def _is_for_people(options: Namespace, stdout: ResultStream) -> bool:
+    """Whether the result is read on a terminal, and nothing says that a program wants it."""
+    is_asked_for = options.json or options.output_format or options.output_file
+    return stdout.is_terminal and not is_asked_for
+
+
+def _call(
+    options: Namespace,
+    config: ComponentConfig,
+    payload: dict[str, Any],
+    use: Callable[[Any, Any], Any] = lambda answer, component: answer,
+) -> Any:
+    """What `use` makes of the answer and of the component that gave it, which may be closed afterwards."""
     endpoint = endpoint_name(options.endpoint)
     if is_url(options.component):
         with open_served(options) as served:
-            return served.transport.call(endpoint, payload)
+            return use(served.transport.call(endpoint, payload), served)
     component = open_component(options, config)
-    return component.call(endpoint, payload, run=Run(component.config, is_flat=True))
+    run = Run(component.config, is_flat=True)
+    return use(component.call(endpoint, payload, run=run), component)
+
+
+def _table(answer: Any, component: Any) -> Any:
+    """A line for each leaf of the answer."""
+    if not isinstance(answer, dict):
+        return str(answer)
+    lines = Result.of(answer, component.output_units).lines()
+    rows = [(line.path, line.type, line.text, line.units) for line in lines]
+    return make_table("", ("", "type", "value", "units"), rows)
 
 
 def _config(options: Namespace) -> ComponentConfig:
@@ -121,7 +151,7 @@ def _config(options: Namespace) -> ComponentConfig:
     return ComponentConfig(
         input_path=options.input_path,
         output_path=options.output_path,
-        output_format=options.output_format,
+        output_format=options.output_format or "json",
         compression=options.compression,
         profiling=options.profiling,
         tracing=options.tracing,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from argparse import ArgumentParser
 
 from chainrule._errors import InputError
+from chainrule.cli._sources import Arguments
 
-_HOST = "127.0.0.1"  # who attaches can run anything in this process
+_HOST = "127.0.0.1"  # a debugger that attaches can run anything in this process
 
 logger = logging.getLogger(__name__)
 
 
-def add_debug_port(parser: ArgumentParser, what: str) -> None:
+def add_debug_port(parser: Arguments, what: str) -> None:
     """The port that a debugger attaches to."""
     parser.add_argument(
         "--debug-port",
@@ -26,7 +26,7 @@ def listen(port: int, *, wait: bool) -> None:
     """Accept a debugger, and say so on standard error.
 
     Args:
-        port: of loopback.
+        port: of loopback; 0 is one that is free.
         wait: return only when a debugger has attached.
 
     Raises:
@@ -39,7 +39,7 @@ def listen(port: int, *, wait: bool) -> None:
             "--debug-port needs debugpy: `pip install debugpy`.", code="missing_dependency"
         ) from error
     try:
-        debugpy.listen((_HOST, port))
+        _, port = debugpy.listen((_HOST, port))
     except (OSError, RuntimeError) as error:
         raise InputError(
             f"A debugger cannot be accepted on {_HOST}:{port}: {error}.", code="port_in_use"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from chainrule._errors import InputError
-from chainrule.cli._output import result_stream, table_text
+from chainrule.cli._output import make_table, result_stream
 from chainrule.cli._sources import add_component, read_document
 from chainrule.runtime.internal import Document
 
@@ -28,11 +28,11 @@ def _check(options: Namespace) -> int:
         document = read_document(options)
         info, endpoints = document["info"], _endpoints(document)
         if options.json:
-            text = json.dumps({"ok": True, "name": info["title"], "endpoints": endpoints}) + "\n"
+            facts = {"ok": True, "name": info["title"], "endpoints": endpoints}
+            stdout.write_text(json.dumps(facts) + "\n")
         else:
             title = f"{Document(document).title} is fine"
-            text = table_text(title, ("endpoint", "available"), list(endpoints.items()))
-        stdout.write_text(text)
+            stdout.show(make_table(title, ("endpoint", "available"), list(endpoints.items())))
     return 0
 
 
@@ -89,24 +89,28 @@ def add_inspect_arguments(parser: ArgumentParser) -> None:
 def _inspect(options: Namespace) -> int:
     with result_stream() as stdout:
         facts = _facts(read_document(options))
-        text = json.dumps(facts, indent=2) + "\n" if options.json else _as_tables(facts)
-        stdout.write_text(text)
+        if options.json:
+            stdout.write_text(json.dumps(facts, indent=2) + "\n")
+        else:
+            stdout.show(_as_tables(facts))
     return 0
 
 
-def _as_tables(facts: dict[str, Any]) -> str:
+def _as_tables(facts: dict[str, Any]) -> Any:
+    from rich.console import Group
+
     identity = ("version", "content_hash", "description", "batching")
     rows = [(key, str(facts[key])) for key in identity if facts[key]]
-    parts = [table_text(facts["name"], ("", ""), rows)]
+    parts = [make_table(facts["name"], ("", ""), rows)]
     for side in ("inputs", "outputs"):
         fields = [
             (name, field["type"], "yes" if field["required"] else "no", field["description"])
             for name, field in facts[side].items()
         ]
-        parts.append(table_text(side, ("field", "type", "required", "description"), fields))
+        parts.append(make_table(side, ("field", "type", "required", "description"), fields))
     endpoints = list(facts["endpoints"].items())
-    parts.append(table_text("endpoints", ("endpoint", "available"), endpoints))
-    return "\n".join(parts)
+    parts.append(make_table("endpoints", ("endpoint", "available"), endpoints))
+    return Group(*parts)
 
 
 def _facts(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from chainrule._errors import InputError
-from chainrule.cli._output import result_stream, table_text
+from chainrule.cli._output import make_table, result_stream
 from chainrule.cli._sources import add_token, check_exists, is_url, read_document
 from chainrule.runtime.internal import Document
 
@@ -42,7 +42,10 @@ def _run(options: Namespace) -> int:
     """Exit with 1 when a change breaks callers."""
     with result_stream() as stdout:
         changes = compare(*(_document(source, options) for source in (options.old, options.new)))
-        stdout.write_text(_text(changes, options.json))
+        if options.json:
+            stdout.write_text(_json(changes))
+        else:
+            stdout.show(_table(changes))
     return int(any(change.breaks for change in changes))
 
 
@@ -63,17 +66,21 @@ def _document(source: str, options: Namespace) -> dict[str, Any]:
     return document
 
 
-def _text(changes: Sequence[Change], as_json: bool) -> str:
-    if as_json:
-        facts = {
-            "compatible": not any(change.breaks for change in changes),
-            "changes": [dataclasses.asdict(change) for change in changes],
-        }
-        return json.dumps(facts) + "\n"
+def _json(changes: Sequence[Change]) -> str:
+    facts = {
+        "compatible": not any(change.breaks for change in changes),
+        "changes": [dataclasses.asdict(change) for change in changes],
+    }
+    return json.dumps(facts) + "\n"
+
+
+def _table(changes: Sequence[Change]) -> Any:
     if not changes:
-        return "No change that callers could notice.\n"
+        return "No change that callers could notice."
+    broken = sum(change.breaks for change in changes)
+    title = f"diff: {broken} of {len(changes)} changes break callers"
     rows = [("breaks" if c.breaks else "fine", c.where, c.what) for c in changes]
-    return table_text("changes", ("callers", "where", "what"), rows)
+    return make_table(title, ("callers", "where", "what"), rows)
 
 
 @dataclass(frozen=True)

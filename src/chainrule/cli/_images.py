@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from chainrule._errors import InputError
-from chainrule.cli._output import table_text, write_error, write_text
+from chainrule.cli._output import make_table, show, write_error, write_text
 from chainrule.deploy.images import (
     BuildPlan,
     ComponentImage,
@@ -56,7 +56,9 @@ def add_build_arguments(parser: ArgumentParser) -> None:
         help="Build upon this image (default: python:3.12-slim-bookworm)",
     )
     parser.add_argument(
-        "--python", metavar="VERSION", help="Install this version of Python, such as 3.12"
+        "--python",
+        metavar="VERSION",
+        help="Install this version of Python (default: 3.12, or that of the base image)",
     )
     parser.add_argument("--gpu", action="store_true", default=None, help="Install JAX with CUDA")
     _add_engine(parser)
@@ -81,14 +83,15 @@ def add_build_arguments(parser: ArgumentParser) -> None:
         default=[],
         metavar="id=NAME,src=FILE",
         help="Give the installation a secret, which does not stay in the image; also id=NAME,env=VARIABLE; "
-        "repeat for more",
+        "repeat for more (default: none)",
     )
     parser.add_argument(
         "--build-env",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="Set a variable for the installation only, such as UV_INDEX_URL; repeat for more",
+        help="Set a variable for the installation only, such as UV_INDEX_URL; repeat for more "
+        "(default: none)",
     )
     parser.add_argument(
         "--no-check", action="store_true", help="Do not load the component as the last step"
@@ -102,7 +105,8 @@ def add_build_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--check-gradients",
         metavar="PAYLOAD",
-        help="Check its gradients in the image, at the payload in this file of the component's folder",
+        help="Check its gradients in the image, at the payload in this file of the component's folder "
+        "(default: no check)",
     )
     parser.add_argument(
         "--quiet", "-q", action="store_true", help="Do not show the engine's progress"
@@ -172,7 +176,9 @@ def add_run_arguments(parser: ArgumentParser) -> None:
         help="One call, such as: apply '{\"inputs\": {…}}' (default: serve until `chainrule image stop`)",
     )
     parser.add_argument(
-        "--gpus", action="append", help="Give it all GPUs (all) or one device; repeat for more"
+        "--gpus",
+        action="append",
+        help="Give it all GPUs (all) or one device; repeat for more (default: none)",
     )
     parser.add_argument(
         "--memory", "-m", help="Limit its memory, such as 2g (default: the engine's limit)"
@@ -183,7 +189,7 @@ def add_run_arguments(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="HERE:THERE[:rw]",
-        help="Mount a folder, read-only without :rw; repeat for more",
+        help="Mount a folder, read-only without :rw; repeat for more (default: none)",
     )
     parser.add_argument(
         "--env",
@@ -191,9 +197,11 @@ def add_run_arguments(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="Set a variable; repeat for more",
+        help="Set a variable; repeat for more (default: none)",
     )
-    parser.add_argument("--network", help="Use this network of the engine, or host")
+    parser.add_argument(
+        "--network", help="Use this network of the engine, or host (default: the engine's)"
+    )
     parser.add_argument(
         "--user", metavar="UID[:GID]", help="Run as this user (default: the image's)"
     )
@@ -202,14 +210,14 @@ def add_run_arguments(parser: ArgumentParser) -> None:
         "-i",
         type=Path,
         metavar="FOLDER",
-        help="Let payloads name files in this folder",
+        help="Let payloads name files in this folder (default: none)",
     )
     parser.add_argument(
         "--output-path",
         "-o",
         type=Path,
         metavar="FOLDER",
-        help="Write the files of runs to this folder",
+        help="Write the files of runs to this folder (default: none is kept)",
     )
     parser.add_argument(
         "--workers",
@@ -352,11 +360,13 @@ def _add_listing(
 ) -> None:
     """A command that lists what `find` finds: some columns as a table, or all of it as JSON."""
 
-    def show(options: Namespace) -> int:
+    def listing(options: Namespace) -> int:
         rows = list(find(find_engine(options.engine)))
-        table = [[row[column] for column in columns] for row in rows]
-        write_text(json.dumps(rows) + "\n" if options.json else table_text(title, columns, table))
+        if options.json:
+            write_text(json.dumps(rows) + "\n")
+        else:
+            show(make_table(title, columns, [[row[column] for column in columns] for row in rows]))
         return 0
 
     _add_engine(parser)
-    parser.set_defaults(handler=show)
+    parser.set_defaults(handler=listing)

@@ -8,7 +8,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from chainrule._errors import InputError, StorageError
-from chainrule.cli._output import write_text
+from chainrule.cli._output import write_error, write_text
 
 _FOLDER = Path(__file__).parent / "_templates"
 TEMPLATES = ("function", "module", "jax", "torch", "command")
@@ -30,7 +30,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "-t",
         choices=TEMPLATES,
         default="function",
-        help="What to start from (default: function)",
+        metavar="NAME",
+        help=f"What to start from: {', '.join(TEMPLATES)} (default: function)",
     )
     parser.add_argument("--name", help="Name of the component (default: the name of the folder)")
     parser.set_defaults(handler=_run)
@@ -50,7 +51,21 @@ def _run(options: Namespace) -> int:
     written = [str(folder / file) for file in files]
     text = json.dumps({"written": written}) if options.json else "\n".join(written)
     write_text(f"{text}\n")
+    if not options.json:
+        write_error(_next_steps(folder))
     return 0
+
+
+def _next_steps(folder: Path) -> str:
+    """What to do with a new component, as commands."""
+    steps = (
+        (f"chainrule check {folder}", "load it and list its endpoints"),
+        (f"chainrule inspect {folder}", "show its inputs and outputs"),
+        (f"chainrule serve {folder} --open --reload", "try it in a browser while you edit it"),
+    )
+    width = max(len(command) for command, _ in steps)
+    lines = "".join(f"  {command:<{width}}  {what}\n" for command, what in steps)
+    return f"\nEdit the file, then:\n{lines}"
 
 
 def _render(template: str, name: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from textwrap import shorten
 from typing import Any
 
-from chainrule.cli._output import make_table, renderable_text, write_error, write_text
+from chainrule.cli._output import make_table, show, write_error, write_text
 from chainrule.cli._sources import add_server, open_server
 from chainrule.client import JobEvent, JobInfo
 
@@ -34,28 +34,29 @@ def _list(options: Namespace) -> int:
     if options.json:
         write_text(json.dumps([asdict(job) for job in jobs]) + "\n")
     else:
-        write_text(renderable_text(jobs_table(options.url, jobs)))
+        show(jobs_table(options.url, jobs))
     return 0
 
 
 def jobs_table(title: str, jobs: Iterable[JobInfo]) -> Any:
     """A table of jobs that rich can show."""
-    columns = ("job", "call", "state", "progress", "since (UTC)", "")
-    return make_table(title, columns, map(_row, jobs))
+    return make_table(title, ("job", "state", "since (UTC)", "call"), map(_row, jobs))
 
 
 def _row(job: JobInfo) -> tuple[str, ...]:
+    """Narrow cells first: what is left of a line is for the message under the call."""
     share = "" if job.fraction is None else f"{100 * job.fraction:.0f} %"
     if job.queue_position is not None:
         share = f"{job.queue_position} before it"
     since = job.finished_at or job.started_at or job.submitted_at
+    note = shorten(_note(job), _MAX_NOTE)
+    call = f"{job.component}/{job.endpoint}"
+    is_final = job.state == "succeeded"
     return (
         job.id,
-        f"{job.component}/{job.endpoint}",
-        job.state,
-        share,
-        "" if since is None else since[:19].replace("T", " "),
-        shorten(_note(job), _MAX_NOTE),
+        job.state if is_final or not share else f"{job.state}\n{share}",
+        "" if since is None else since[:19].replace("T", "\n"),
+        f"{call}\n{note}" if note else call,
     )
 
 

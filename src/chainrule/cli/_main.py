@@ -8,14 +8,12 @@ that the command line starts quickly. (typer alone takes as long to import as py
 
 from __future__ import annotations
 
-import gc
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from chainrule.cli._output import failures, reserve_streams, write_text
+from chainrule.cli._output import failures, reserve_streams, strong, write_styled, write_text
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
@@ -81,6 +79,11 @@ GROUPS: dict[str, dict[str, Command]] = {
             "Search for a cheap elimination order of a Jacobian.",
             "chainrule order model.py:residual '[[1.0, 2.0]]' --budget 10",
         ),
+        "completion": Command(
+            "_completion:add_arguments",
+            "Print a script by which a shell completes options.",
+            "chainrule completion bash",
+        ),
     },
     "Call components": {
         "apply": Command(
@@ -98,11 +101,11 @@ GROUPS: dict[str, dict[str, Command]] = {
         "serve": Command(
             "_serve:add_arguments",
             "Serve components over HTTP.",
-            "chainrule serve scale --port 8000 --workers 4",
+            "chainrule serve scale --open --reload",
         ),
         "mcp": Command(
             "_mcp:add_arguments",
-            "Offer components as tools to language models (MCP, over standard input and output).",
+            "Offer components as tools to language models (MCP, stdio).",
             "chainrule mcp scale",
         ),
         "top": Command(
@@ -172,7 +175,8 @@ GROUPS: dict[str, dict[str, Command]] = {
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
-# The flat names of version 0.1, which work for one more release. `logs` was two commands in one.
+# The names that commands had before they were grouped; they work until the next release. `logs` was two
+# commands in one.
 _OLD_NAMES = {
     **{
         name: f"call {name}"
@@ -196,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given and given[0] in ("-h", "--help", "--version"):
         raise SystemExit(_print_about(given[0]))
     if not given:
-        sys.stderr.write(_overview())
+        sys.stderr.write(_overview(2))
         raise SystemExit(2)
     found = find_command(_with_new_name(given))
     if found is None:
@@ -208,7 +212,10 @@ def _print_about(option: str) -> int:
     from chainrule import __version__
 
     with failures():
-        write_text(f"{__version__}\n" if option == "--version" else _overview())
+        if option == "--version":
+            write_text(f"{__version__}\n")
+        else:
+            write_styled(_overview(1))
     return 0
 
 
@@ -225,42 +232,55 @@ def make_parser(name: str) -> ArgumentParser:
     """The parser of the arguments that follow the name of a command."""
     from argparse import ArgumentParser, RawDescriptionHelpFormatter
 
+    class Formatter(RawDescriptionHelpFormatter):
+        """Headings in bold on a terminal, and a usage without the list of all options."""
+
+        def start_section(self, heading: str | None) -> None:
+            named = {"positional arguments": "arguments"}.get(heading or "", heading)
+            super().start_section(named and strong(named, 1))
+
+        def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any = None) -> None:
+            forms = {"?": "[{}]", "*": "[{} …]", "+": "{} [{} …]"}
+            words = [
+                forms.get(action.nargs, "{}").format(
+                    *[action.metavar or f"{{{','.join(action.choices)}}}"] * 2
+                )
+                for action in actions
+                if not action.option_strings
+            ]
+            super().add_usage(" ".join(["%(prog)s [OPTIONS]", *words]), actions, groups, prefix)
+
     command = COMMANDS[name]
     parser = ArgumentParser(
         f"chainrule {name}",
         description=command.help,
-        epilog=f"example:\n  {command.example}",
-        formatter_class=RawDescriptionHelpFormatter,
+        epilog=f"{strong('example', 1)}:\n  {command.example}",
+        formatter_class=Formatter,
         allow_abbrev=False,
     )
     command.add_arguments(parser)
-    parser.add_argument(
+    common = parser.add_argument_group("output and errors")
+    common.add_argument(
         "--json", action="store_true", help="Write results and errors as JSON, for programs"
     )
+    # `serve` has an option of this name with a wider meaning.
+    if parser.get_default("debug") is None:
+        common.add_argument(
+            "--debug", action="store_true", help="Write the whole traceback of an error"
+        )
     return parser
 
 
 def _run(name: str, rest: list[str]) -> int:
-    with collection_paused(), failures(as_json="--json" in rest):
+    with failures(as_json="--json" in rest, debug="--debug" in rest):
         parser = make_parser(name)
+    if "-h" in rest or "--help" in rest:
+        write_styled(parser.format_help())
+        return 0
     options = parser.parse_intermixed_args(rest)
-    with failures(as_json=options.json):
+    options.words = rest
+    with failures(as_json=options.json, debug=options.debug):
         return options.handler(options)
-
-
-@contextmanager
-def collection_paused() -> Iterator[None]:
-    """Collect no garbage inside, and leave out later what was made inside.
-
-    Imports make hundreds of thousands of objects that live as long as the process. To look through them
-    for garbage takes a sixth of the time until a command does its work.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _with_new_name(given: list[str]) -> list[str]:
@@ -280,13 +300,19 @@ def _with_new_name(given: list[str]) -> list[str]:
     return [*new.split(), *rest]
 
 
-def _overview() -> str:
+def _overview(descriptor: int) -> str:
+    """All commands, for the stream that a descriptor leads to."""
+    groups = (
+        f"{strong(f'{title}:', descriptor)}\n{_listed(commands)}"
+        for title, commands in GROUPS.items()
+    )
     return (
         "Usage: chainrule COMMAND …\n\n"
         "Package programs as differentiable components, and use them from the shell.\n\n"
-        + "\n".join(f"{title}:\n{_listed(commands)}" for title, commands in GROUPS.items())
-        + "\n`chainrule COMMAND --help` describes a command. Exit codes: 0 success, 1 the component failed,\n"
-        "2 bad input or usage. Results go to standard output, everything else to standard error.\n"
+        + "\n".join(groups)
+        + "\n`chainrule COMMAND --help` describes a command and its options.\n"
+        "Exit codes: 0 success, 1 the component failed, 2 bad input or usage.\n"
+        "Results go to standard output, everything else to standard error.\n"
     )
 
 

@@ -2,7 +2,7 @@
 
 While a component is loaded and run, `sys.stdout` and file descriptor 1 lead to standard error: what author
 code or the libraries below it print cannot mix with the result, not even from C. Text that comes from others
-is written so that it cannot control the terminal.
+is written so that it cannot control the terminal. Colours are for terminals, and `NO_COLOR` turns them off.
 """
 
 from __future__ import annotations
@@ -54,9 +54,34 @@ def write_text(text: str) -> None:
         sys.stdout.flush()
 
 
+def write_styled(text: str) -> None:
+    """Write text of our own, which `strong` may have styled; errors as in `write_text`."""
+    with _write_errors():
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def show(renderable: Any) -> None:
+    """Write something that rich can show to standard output; errors as in `write_text`."""
+    write_styled(renderable_text(renderable, is_coloured=takes_colours(1)))
+
+
 def write_error(text: str) -> None:
     """Write to standard error what is not the result."""
     sys.stderr.write(visible(text))
+
+
+def takes_colours(descriptor: int) -> bool:
+    """Whether a descriptor leads to a terminal that shows colours, and the user wants them."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown"):
+        return False
+    return os.isatty(descriptor)
+
+
+def strong(text: str, descriptor: int, colour: str = "") -> str:
+    """Text in bold, and in a colour, where a descriptor takes colours; the text is written as it is."""
+    code = {"": "1", "red": "1;31"}[colour]
+    return f"\x1b[{code}m{text}\x1b[0m" if takes_colours(descriptor) else text
 
 
 class ResultStream:
@@ -72,8 +97,18 @@ class ResultStream:
                 stream.write(piece)
 
     def write_text(self, text: str) -> None:
-        """Write a result for people."""
+        """Write a result as text."""
         self.write([visible(text).encode()])
+
+    def show(self, renderable: Any) -> None:
+        """Write something that rich can show."""
+        text = renderable_text(renderable, is_coloured=takes_colours(self._descriptor))
+        self.write([text.encode()])
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether people read it."""
+        return os.isatty(self._descriptor)
 
 
 @contextmanager
@@ -119,16 +154,17 @@ def _closed() -> InputError:
 
 
 @contextmanager
-def failures(*, as_json: bool = False) -> Iterator[None]:
-    """Report an error of Chainrule, or a package that is missing, without a traceback; exit with its code.
+def failures(*, as_json: bool = False, debug: bool = False) -> Iterator[None]:
+    """Report an error of Chainrule, or a package that is missing, and exit with its code.
 
     Args:
         as_json: write the error as one JSON object.
+        debug: write the whole traceback before it.
     """
     try:
         yield
     except ChainruleError as error:
-        _leave(error, as_json)
+        _leave(error, as_json, debug=debug)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in _EXTRAS:
@@ -137,12 +173,19 @@ def failures(*, as_json: bool = False) -> Iterator[None]:
             f"This command needs the package {package}: pip install 'chainrule[{_EXTRAS[package]}]'.",
             code="missing_dependency",
         )
-        _leave(missing, as_json)
+        _leave(missing, as_json, debug=debug)
 
 
-def _leave(error: ChainruleError, as_json: bool) -> NoReturn:
-    text = _as_json(error) if as_json else _as_text(error)
-    write_error(f"{text}\n")
+def _leave(error: ChainruleError, as_json: bool, *, debug: bool) -> NoReturn:
+    if debug:
+        import traceback
+
+        write_error("".join(traceback.format_exception(error)))
+    if as_json:
+        write_error(f"{_as_json(error)}\n")
+    else:
+        sys.stderr.write(strong("Error:", 2, "red"))
+        write_error(f" {_as_text(error)}\n")
     raise SystemExit(error.exit_code) from None
 
 
@@ -159,7 +202,7 @@ def _as_json(error: ChainruleError) -> str:
 
 
 def _as_text(error: ChainruleError) -> str:
-    lines = [f"Error: {error.message}"]
+    lines = [error.message]
     problems = error.details.get("problems", [])
     lines += [f"  - {problem['path']}: {problem['msg']}" for problem in problems[1:]]
     hidden = error.details.get("count", 0) - len(problems)
@@ -168,16 +211,22 @@ def _as_text(error: ChainruleError) -> str:
     return "\n".join([*lines, f"[{error.code}]"])
 
 
-def table_text(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table as text."""
-    return renderable_text(make_table(title, columns, rows))
+# Words in cells whose meaning has a colour.
+_STYLES = {
+    **dict.fromkeys(("passed", "ok", "succeeded", "native", "ready", "idle"), "green"),
+    **dict.fromkeys(("failed", "FAILED", "crashed", "breaking"), "red"),
+    **dict.fromkeys(("running", "busy", "starting"), "cyan"),
+    **dict.fromkeys(("left out", "queued", "cancelled"), "yellow"),
+    "absent": "dim",
+}
 
 
 def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Any:
     """A table that rich can show. No cell is cut, and short names in the first column are not broken, so that
     they can be copied."""
-    from rich.markup import escape
+    from rich.box import SIMPLE_HEAD
     from rich.table import Column, Table
+    from rich.text import Text
 
     rows = list(rows)
     widest = max((len(row[0]) for row in rows), default=0)
@@ -185,29 +234,43 @@ def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
     table = Table(
         Column(first, overflow="fold", no_wrap=widest <= _MAX_FIRST),
         *(Column(name, overflow="fold") for name in others),
-        title=escape(visible(title)),
+        title=Text(visible(title), style="bold") if title else None,
         title_justify="left",
         show_header=any(columns),
+        box=SIMPLE_HEAD,
+        pad_edge=False,
     )
     for row in rows:
-        table.add_row(*(escape(visible(cell)) for cell in row))
+        table.add_row(
+            *(Text(visible(cell), _STYLES.get(cell.partition("\n")[0], "")) for cell in row)
+        )
     return table
 
 
-def renderable_text(renderable: Any) -> str:
-    """Anything that rich can show, as text that fits the terminal; without one, as wide as it needs."""
+def renderable_text(renderable: Any, *, is_coloured: bool = False) -> str:
+    """Anything that rich can show, as text that fits the terminal; without one, as wide as it needs.
+
+    Control characters in it are written out; those of colours are ours.
+    """
+    from rich.color import ColorSystem
     from rich.console import Console
     from rich.measure import Measurement
 
-    stream = io.StringIO()
-    # No colours, even where the environment asks for them: `visible` would print their escape codes as text.
-    console = Console(file=stream, force_terminal=False, color_system=None, width=_WIDEST)
+    console = Console(file=io.StringIO(), color_system=None, width=_WIDEST)
     width = _terminal_width()
     if width is None:
         width = max(80, Measurement.get(console, console.options, renderable).maximum)
-    console.width = width
-    console.print(renderable)
-    return stream.getvalue()
+    lines = console.render_lines(renderable, console.options.update_width(width), pad=False)
+    system = ColorSystem.STANDARD if is_coloured else None
+    text = io.StringIO()
+    for line in lines:
+        shown = ((visible(part.text), part.style) for part in line)
+        written = (
+            word if style is None else style.render(word, color_system=system)
+            for word, style in shown
+        )
+        text.write("".join(written).rstrip() + "\n")
+    return text.getvalue()
 
 
 def _terminal_width() -> int | None:

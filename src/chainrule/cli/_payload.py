@@ -12,10 +12,10 @@ from typing import Any
 import orjson
 
 from chainrule._codec import FRAMES_MEDIA_TYPE, Grants, Limits, decode_body
+from chainrule._describe import describe_value
 from chainrule._errors import DecodeError, InputError, LimitError
 from chainrule._paths import Segment, split_path
 from chainrule.runtime import ComponentConfig
-from chainrule.runtime.internal import describe_value
 
 _SHORT = 300  # characters of a payload that are shown whole
 
@@ -35,7 +35,7 @@ def add_payload(parser: ArgumentParser) -> None:
         metavar="PATH=VALUE",
         action="append",
         default=[],
-        help="Set one input by its path, for example a.b=1.5; repeat for more",
+        help="Set one input by its path, for example a.b=1.5; repeat for more (default: none)",
     )
 
 
@@ -80,7 +80,7 @@ def read_payload(
 def _corrected(payload: dict[str, Any]) -> str:
     """The payload as it was probably meant: every name that is not a field of a request is an input."""
     # Imported here, so that a correct call does not wait for the derivatives' modules.
-    from chainrule.runtime.internal import ENDPOINTS
+    from chainrule._endpoints import ENDPOINTS
 
     fields: set[str] = set()
     for kind in ENDPOINTS.values():

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from chainrule._codec import DEFAULT_LIMITS, Limits
+from chainrule._errors import DefinitionError
 from chainrule._folders import state_folder
 from chainrule.cli._debugging import add_debug_port, listen
-from chainrule.cli._sources import add_derive_hvp, add_folders, check_exists
+from chainrule.cli._output import strong
+from chainrule.cli._sources import Arguments, add_derive_hvp, add_folders, check_exists
 from chainrule.runtime import ComponentConfig
 from chainrule.runtime.internal import log_handler
 from chainrule.serve import ServeOptions, serve
@@ -41,36 +43,48 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "components", metavar="COMPONENT", nargs="+", help="One or several components"
     )
-    add_folders(parser)
-    add_derive_hvp(parser)
-    _add_cache(parser)
+    page = parser.add_argument_group("while you write a component")
+    page.add_argument(
+        "--open", action="store_true", help="Open the page of the server in a browser"
+    )
+    page.add_argument(
+        "--reload", action="store_true", help="Start again when a file of a component changes"
+    )
+    add_debug_port(page, "calls run in this process (--workers 0), also before one has attached")
+    add_option_arguments(parser)
+    running = parser.add_argument_group("how components are run")
+    add_folders(running)
+    add_derive_hvp(running)
+    _add_cache(parser.add_argument_group("results that are kept"))
+    limits = parser.add_argument_group("limits of a request")
     for limit, help in _LIMITS.items():
         default = getattr(DEFAULT_LIMITS, limit)
-        parser.add_argument(
+        limits.add_argument(
             _flag(limit), **_number(_positive, default, f"{help} (default: {default}).", "N")
         )
-    add_option_arguments(parser)
-    parser.add_argument(
+    running.add_argument(
         "--engine",
         choices=("processes", "ray"),
         default="processes",
         help="Answer calls in processes here, or on a Ray cluster, where COMPONENT may be pool:NAME "
         "(default: processes)",
     )
-    parser.add_argument(
-        "--ray-address", metavar="ADDRESS", help="Address of the cluster, with --engine ray"
+    running.add_argument(
+        "--ray-address",
+        metavar="ADDRESS",
+        help="Address of the cluster, with --engine ray (default: a cluster on this machine)",
     )
-    add_debug_port(parser, "calls run in this process (--workers 0), and do not wait for one")
     parser.set_defaults(handler=run)
 
 
-def _add_cache(parser: ArgumentParser) -> None:
+def _add_cache(parser: Arguments) -> None:
     parser.add_argument(
         "--cache",
         metavar="NAME",
         action="append",
         default=[],
-        help="Keep the results of this component for equal requests; '*' for all, repeat for more.",
+        help="Keep the results of this component for equal requests; '*' for all, repeat for more "
+        "(default: none)",
     )
     parser.add_argument(
         "--cache-folder", **_path("Keep results in this folder (default: in memory).", "FOLDER")
@@ -122,6 +136,10 @@ def _path(help: str, metavar: str = "FILE") -> dict[str, Any]:
 
 def run(options: Namespace) -> int:
     """Serve until a signal."""
+    if options.reload:
+        from chainrule.cli._reload import serve_again
+
+        return serve_again(options.components, options.words)
     logging.basicConfig(level=logging.INFO, handlers=[log_handler(options.log_format)])
     for component in options.components:
         if not component.startswith("pool:"):
@@ -135,6 +153,14 @@ def run(options: Namespace) -> int:
     options.jobs_folder = _usual_jobs_folder(options)
     try:
         _serve(options)
+    except DefinitionError as error:
+        if error.code != "jobs_folder_in_use":
+            raise
+        raise DefinitionError(
+            f"These components are served on port {options.port} already, by a server that keeps its jobs in "
+            f"{options.jobs_folder}. Stop it, or give this one another --port or a --jobs-folder of its own.",
+            code=error.code,
+        ) from error
     finally:
         _remove_if_empty(options.jobs_folder)
     return 0
@@ -153,7 +179,7 @@ def _serve(options: Namespace) -> None:
             max_residual_bytes=options.max_residual_bytes,
             limits=Limits(**{limit: getattr(options, limit) for limit in _LIMITS}),
         ),
-        on_ready=_announce_json if options.json else _announce,
+        on_ready=lambda url: _announce(url, as_json=options.json, is_opened=options.open),
         make_pool=_make_pool(options),
         **{field.name: getattr(options, field.name) for field in fields(ServeOptions)},
     )
@@ -188,11 +214,15 @@ def _make_pool(options: Namespace) -> Any:
     return engine(options.ray_address)
 
 
-def _announce(url: str) -> None:
-    sys.stderr.write(f"Serving at {url}\n")
+def _announce(url: str, *, as_json: bool, is_opened: bool) -> None:
+    """Where the server is: a line of JSON for the program that started it, or text for people."""
+    if as_json:
+        sys.stdout.write(json.dumps({"url": url, "pid": os.getpid()}) + "\n")
+        sys.stdout.flush()
+    else:
+        sys.stderr.write(f"Serving at {url}\n")
+        sys.stderr.write(f"Page: {strong(f'{url}/', 2)} (Ctrl-C stops the server)\n")
+    if is_opened:
+        import webbrowser
 
-
-def _announce_json(url: str) -> None:
-    """One line for the program that started the server: its URL and process."""
-    sys.stdout.write(json.dumps({"url": url, "pid": os.getpid()}) + "\n")
-    sys.stdout.flush()
+        webbrowser.open(f"{url}/")

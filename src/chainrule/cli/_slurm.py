@@ -24,12 +24,16 @@ def add_arguments(parser: ArgumentParser) -> None:
         nargs="?",
         help="File or folder of the component; with --image, its place in the image",
     )
-    parser.add_argument("--image", metavar="FILE.sif", help="Serve this Apptainer image")
+    parser.add_argument(
+        "--image", metavar="FILE.sif", help="Serve this Apptainer image (default: none)"
+    )
     parser.add_argument(
         "--servers", "-n", type=int, default=1, metavar="N", help="Start N servers (default: 1)"
     )
     parser.add_argument(
-        "--run", metavar="COMMAND", help="Run this when the servers are ready; the job ends with it"
+        "--run",
+        metavar="COMMAND",
+        help="Run this when the servers are ready; the job ends with it (default: serve until stopped)",
     )
     parser.add_argument("--name", default="chainrule", help="Name of the job (default: chainrule)")
     parser.add_argument(

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chainrule._errors import InputError
-from chainrule.cli._main import collection_paused
 from chainrule.runtime import ComponentConfig, LocalComponent, load_component
 from chainrule.runtime.internal import check_sources
 
 if TYPE_CHECKING:  # most commands call a component in this process and need no client
     from chainrule.client import Component
     from chainrule.client.internal import Server
+
+# What arguments are added to: a parser, or a group of one.
+Arguments = ArgumentParser | _ArgumentGroup
 
 # The OpenAPI document can be made without the files that a run needs.
 _DESCRIBE = {"require_files": False}
@@ -27,7 +29,8 @@ def add_component(parser: ArgumentParser, *, is_optional: bool = False) -> None:
         "component",
         metavar="COMPONENT",
         nargs="?" if is_optional else None,
-        help="A module file, its folder, file.py:name, a component.yaml, or the URL of a served component",
+        help="A module file, its folder, file.py:name, a component.yaml, an FMU, an ONNX model, or the URL "
+        "of a served component",
     )
     parser.add_argument(
         "--peer-imports",
@@ -55,7 +58,7 @@ def add_token(parser: ArgumentParser) -> None:
     )
 
 
-def add_folders(parser: ArgumentParser) -> None:
+def add_folders(parser: Arguments) -> None:
     """Where files are read and written."""
     parser.add_argument(
         "--input-path",
@@ -75,7 +78,7 @@ def add_folders(parser: ArgumentParser) -> None:
     )
 
 
-def add_derive_hvp(parser: ArgumentParser) -> None:
+def add_derive_hvp(parser: Arguments) -> None:
     """Whether second derivatives may come from differences."""
     parser.add_argument(
         "--derive-hvp",
@@ -93,10 +96,7 @@ def open_component(
         InputError: there is no such file (`component_missing`): the caller's mistake, not the author's.
     """
     check_exists(options.component)
-    with collection_paused():
-        return load_component(
-            options.component, config=config, redirect_peer=not options.peer_imports
-        )
+    return load_component(options.component, config=config, redirect_peer=not options.peer_imports)
 
 
 def open_served(options: Namespace) -> Component:
@@ -154,10 +154,10 @@ def check_exists(component: str) -> None:
     if is_url(component):
         raise InputError(
             f"This command needs the component's files; found the URL {component}. Name a module file, "
-            "its folder, file.py:name, or a component.yaml.",
+            "its folder, file.py:name, a component.yaml, an FMU or an ONNX model.",
             code="component_not_here",
         )
-    file = _file(component)
+    file = component_file(component)
     if not file.exists():
         raise InputError(
             f"There is no component at {str(file)!r}. Name a module file, its folder, file.py:name, or "
@@ -175,7 +175,7 @@ def check_source(component: str) -> None:
             (`module_failed`).
     """
     check_exists(component)
-    file = _file(component)
+    file = component_file(component)
     check_sources(file)
 
 
@@ -183,11 +183,12 @@ def component_folder(options: Namespace) -> Path:
     """The folder of the component; the working directory for a component that is served elsewhere."""
     if is_url(options.component):
         return Path()
-    file = _file(options.component)
+    file = component_file(options.component)
     return file if file.is_dir() else file.parent
 
 
-def _file(source: str) -> Path:
+def component_file(source: str) -> Path:
+    """The file or folder that a component is named by."""
     return Path(source.rpartition(":")[0] if ".py:" in source else source)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 
 from chainrule._errors import ChainruleError, InputError
 from chainrule.cli._call import endpoint_name
-from chainrule.cli._output import renderable_text, result_stream, table_text
+from chainrule.cli._output import make_table, result_stream
 from chainrule.cli._payload import add_payload, given_payload
 from chainrule.cli._sources import (
     add_component,
@@ -61,7 +62,7 @@ def add_gradient_arguments(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATH=STEP",
-        help="Step of one input; repeat for more",
+        help="Step of one input; repeat for more (default: as --eps)",
     )
     parser.add_argument(
         "--rtol", type=float, default=0.1, help="Allow this relative error (default: 0.1)"
@@ -71,7 +72,7 @@ def add_gradient_arguments(parser: ArgumentParser) -> None:
         type=int,
         default=1000,
         metavar="N",
-        help="Evaluate the component at most N times",
+        help="Evaluate the component at most N times (default: 1000)",
     )
     parser.add_argument(
         "--max-output-samples",
@@ -80,9 +81,13 @@ def add_gradient_arguments(parser: ArgumentParser) -> None:
         help="Compare a sample of N output elements (default: all)",
     )
     parser.add_argument(
-        "--max-failures", type=int, default=10, metavar="N", help="Show at most N wrong entries"
+        "--max-failures",
+        type=int,
+        default=10,
+        metavar="N",
+        help="Show at most N wrong entries of a check (default: 10)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="Seed of the sample")
+    parser.add_argument("--seed", type=int, default=0, help="Seed of the sample (default: 0)")
     parser.add_argument(
         "--no-show-progress",
         dest="show_progress",
@@ -111,10 +116,9 @@ def _check_gradients(options: Namespace) -> int:
             show_progress=options.show_progress,
         )
         if options.json:
-            text = json.dumps(report.to_dict(options.max_failures)) + "\n"
+            stdout.write_text(json.dumps(report.to_dict(options.max_failures)) + "\n")
         else:
-            text = renderable_text(report.table(options.max_failures))
-        stdout.write_text(text)
+            stdout.show(report.table(options.max_failures))
     return int(not report.passed)
 
 
@@ -200,14 +204,19 @@ def add_test_arguments(parser: ArgumentParser) -> None:
         "-i",
         type=Path,
         metavar="FOLDER",
-        help="Let test cases name files in this folder (default: input_data beside the component, if there)",
+        help="Let test cases name files in this folder (default: that in the cli_config of a case, or else "
+        "input_data beside the component, if there)",
     )
     parser.set_defaults(handler=_test)
 
 
 def _test(options: Namespace) -> int:
     """Exit with 1 when a test fails."""
-    with result_stream() as stdout, opened(options, _input_folder(options)) as component:
+    with (
+        result_stream() as stdout,
+        tempfile.TemporaryDirectory() as outputs,
+        opened(options, {**_input_folder(options), "output_path": Path(outputs)}) as component,
+    ):
         files = options.cases or find_tests(component_folder(options))
         if not files:
             raise InputError(
@@ -215,20 +224,24 @@ def _test(options: Namespace) -> int:
                 "`chainrule record` writes one.",
                 code="tests_missing",
             )
-        results = {str(file): _run_test(component, file) for file in files}
-        stdout.write_text(_test_text(results, options.json))
+        results = {str(file): _run_test(component, file, options.input_path) for file in files}
+        if options.json:
+            facts = {file: dataclasses.asdict(result) for file, result in results.items()}
+            stdout.write_text(json.dumps(facts) + "\n")
+        else:
+            stdout.show(_test_table(results))
     return int(not all(result.passed for result in results.values()))
 
 
 def _input_folder(options: Namespace) -> dict[str, Path]:
-    """The folder whose files test cases may name."""
-    folder = options.input_path or component_folder(options) / "input_data"
-    return {"input_path": folder} if options.input_path or folder.is_dir() else {}
+    """The folder whose files test cases may name where nothing else is said."""
+    folder = component_folder(options) / "input_data"
+    return {"input_path": folder} if folder.is_dir() else {}
 
 
-def _run_test(component: Any, file: Path) -> RegressionResult:
+def _run_test(component: Any, file: Path, input_path: Path | None) -> RegressionResult:
     try:
-        return run_test(component, file)
+        return run_test(component, file, input_path=input_path)
     except ChainruleError:  # the component cannot be reached; a test that fails is a result
         raise
     except (OSError, ValueError) as error:
@@ -236,9 +249,8 @@ def _run_test(component: Any, file: Path) -> RegressionResult:
         raise InputError(f"{file} is not a test case: {reason}.", code="bad_test_case") from error
 
 
-def _test_text(results: Mapping[str, RegressionResult], as_json: bool) -> str:
-    if as_json:
-        facts = {file: dataclasses.asdict(result) for file, result in results.items()}
-        return json.dumps(facts) + "\n"
+def _test_table(results: Mapping[str, RegressionResult]) -> Any:
+    failed = sum(not result.passed for result in results.values())
+    verdict = f"{failed} of {len(results)} cases FAILED" if failed else f"all {len(results)} passed"
     rows = [(file, r.endpoint, r.status, r.message) for file, r in results.items()]
-    return table_text("regression tests", ("case", "endpoint", "status", "message"), rows)
+    return make_table(f"test: {verdict}", ("case", "endpoint", "status", "message"), rows)

@@ -7,20 +7,22 @@ itself, so that tokens do not reach the browser and the servers need no CORS.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
+import select
 import socket
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from time import perf_counter, sleep
+from time import monotonic, perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
 from chainrule._errors import ChainruleError, InputError
 from chainrule.cli._jobs import jobs_table
-from chainrule.cli._output import make_table, renderable_text, write_error, write_text
+from chainrule.cli._output import make_table, show, write_error, write_text
 from chainrule.cli._sources import add_server, open_server
 from chainrule.client.internal import Server
 from chainrule.runtime.internal import Document
@@ -32,6 +34,7 @@ if TYPE_CHECKING:  # of the extra `serve`, which only the dashboard needs
 
 _HOST = "127.0.0.1"
 _JOBS = 12
+_KEPT = 50  # observations in a line of blocks
 
 
 def add_top_arguments(parser: ArgumentParser) -> None:
@@ -49,12 +52,12 @@ def add_top_arguments(parser: ArgumentParser) -> None:
 
 
 def _top(options: Namespace) -> int:
-    """Show load, queue, latency, workers and jobs until Ctrl-C; once where the output is not a terminal."""
+    """Show load, queue, latency, workers and jobs until `q`; once where the output is not a terminal."""
     server = open_server(options)
     if options.json:
         write_text(json.dumps(server.status()) + "\n")
     elif options.once or not _can_be_redrawn():
-        write_text(renderable_text(_view(options.url, server)))
+        show(_view(options.url, server, ()))
     else:
         _watch(options, server)
     return 0
@@ -71,29 +74,70 @@ def _watch(options: Namespace, server: Server) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    view = _view(options.url, server)
+    history: deque[Mapping[str, Any]] = deque(maxlen=_KEPT)
+    view = _view(options.url, server, history)
     screen = Live(view, console=Console(), screen=True, auto_refresh=False)
-    try:
-        with screen as live:
-            while True:
-                sleep(options.every)
-                live.update(_view(options.url, server), refresh=True)
-    except KeyboardInterrupt:
+    with suppress(KeyboardInterrupt), _single_keys(), screen as live:
+        while not _asked_to_end(options.every):
+            live.update(_view(options.url, server, history), refresh=True)
+
+
+@contextmanager
+def _single_keys() -> Iterator[None]:
+    """Let keys of a terminal arrive at once, and not be shown."""
+    if not sys.stdin.isatty():
+        yield
         return
+    import termios
+    import tty
+
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
-def _view(url: str, server: Server) -> Any:
+def _asked_to_end(seconds: float) -> bool:
+    """Wait for some seconds, or until `q` is pressed."""
+    if not sys.stdin.isatty():
+        sleep(seconds)
+        return False
+    until = monotonic() + seconds
+    while select.select([sys.stdin], [], [], max(0.0, until - monotonic()))[0]:
+        if os.read(sys.stdin.fileno(), 1) in (b"q", b"Q", b"\x1b", b""):
+            return True
+    return False
+
+
+def _view(url: str, server: Server, history: Sequence[Mapping[str, Any]]) -> Any:
     from rich.console import Group
+    from rich.text import Text
 
     status = server.status()
+    if isinstance(history, deque):
+        history.append(status)
     return Group(
-        _headline(url, status),
+        _headline(url, status, history),
         _workers(status["workers"]),
         jobs_table("jobs", server.jobs(limit=_JOBS)),
+        *([Text("q ends this", style="dim")] if history else []),
     )
 
 
-def _headline(url: str, status: Mapping[str, Any]) -> Any:
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float | None]) -> str:
+    """A line of blocks, from zero to the largest of the values."""
+    top = max((value for value in values if value is not None), default=0.0) or 1.0
+    return "".join(
+        " " if value is None else _BLOCKS[min(7, int(8 * value / top))] for value in values
+    )
+
+
+def _headline(url: str, status: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> Any:
     requests, queue, latency = status["requests"], status["queue"], status["latency_s"]
     names = ", ".join(Document.full_name(c["name"], c["version"]) for c in status["components"])
     times = ", ".join(f"{name} {_milliseconds(value)}" for name, value in latency.items())
@@ -106,11 +150,19 @@ def _headline(url: str, status: Mapping[str, Any]) -> Any:
             f"{requests['per_second']:.1f}/s, {requests['in_flight']} in flight, "
             f"{requests['total']} in all, {requests['errors']} failed",
         ),
+        *_lately("requests", [each["requests"]["per_second"] for each in history]),
         ("queue", f"{queue['length']} of {queue['limit']}"),
+        *_lately("queue", [each["queue"]["length"] for each in history]),
         ("latency", times),
+        *_lately("p50", [each["latency_s"].get("p50") for each in history]),
         ("jobs", jobs or "none"),
     )
     return make_table(url, ("", ""), rows)
+
+
+def _lately(name: str, values: Sequence[float | None]) -> list[tuple[str, str]]:
+    """A row with the last values as a line of blocks, where there are several."""
+    return [(f"  {name} lately", sparkline(values))] if len(values) > 1 else []
 
 
 def _workers(workers: Sequence[Mapping[str, Any]]) -> Any:
@@ -136,7 +188,8 @@ def add_dashboard_arguments(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[URL=]FILE",
-        help="Token for one server, or for all without a file of their own; repeat for more",
+        help="Token for one server, or for all without a file of their own; repeat for more "
+        "(default: no tokens)",
     )
     parser.add_argument(
         "--port",
@@ -214,7 +267,7 @@ def _serve(servers: Mapping[str, Server], *, port: int, on_ready: Callable[[str]
     with _listen(port) as listener:
         on_ready(f"http://{_HOST}:{listener.getsockname()[1]}")
         config = uvicorn.Config(_app(servers), log_level="warning", server_header=False)
-        with contextlib.suppress(KeyboardInterrupt):
+        with suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listener])
 
 

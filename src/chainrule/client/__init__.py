@@ -27,6 +27,7 @@ _jobs          calls in the background, and the progress bar
 _mapping       many inputs through one component
 _server        a server's status and its jobs
 _umbridge      models behind UM-Bridge servers
+internal       what other packages of this project use
 """
 
 from chainrule.client._component import Component

@@ -10,6 +10,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
 
+from chainrule._endpoints import AsyncEndpointMethods, EndpointMethods
 from chainrule._errors import CapabilityError, ChainruleError, TransportError
 from chainrule.client._constructors import Constructors
 from chainrule.client._jobs import CallJob, Job
@@ -21,7 +22,7 @@ from chainrule.client._payloads import (
 )
 from chainrule.client._transport import Ticket, Transport, check_count
 from chainrule.runtime import ArraySpec, Capability, LocalComponent
-from chainrule.runtime.internal import AsyncEndpointMethods, Document, EndpointMethods
+from chainrule.runtime.internal import Document
 
 
 class Component(Constructors, EndpointMethods, AsyncEndpointMethods):
@@ -43,6 +44,7 @@ class Component(Constructors, EndpointMethods, AsyncEndpointMethods):
 
     def __init__(self, transport: Transport) -> None:
         super().__init__(transport)
+        # Guards `_executor`. It is not held while the executor shuts down, which waits for calls.
         self._lock = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
         self._pid = os.getpid()
@@ -104,6 +106,15 @@ class Component(Constructors, EndpointMethods, AsyncEndpointMethods):
         """What the author says that calls cost."""
         return self.openapi_schema.get("x-prices", {})
 
+    def output_units(self) -> Mapping[str, str]:
+        """Path pattern → units of the outputs that have some."""
+        return self._document.units("outputs")
+
+    @property
+    def sparsity(self) -> Mapping[str, Mapping[str, Any]]:
+        """Which elements of the outputs depend on which elements of the inputs, where that is declared."""
+        return self.openapi_schema.get("x-sparsity", {})
+
     @property
     def local(self) -> LocalComponent | None:
         """The component itself when it is in this process."""
@@ -145,6 +156,15 @@ class Component(Constructors, EndpointMethods, AsyncEndpointMethods):
     async def health_async(self) -> dict[str, Any]:
         """`health`, to be awaited: What the component says of its health."""
         return await self.start_call("health", {})
+
+    def mean_seconds(self) -> dict[str, float]:
+        """Endpoint → mean seconds of the requests that the server of this component has answered so far.
+
+        They are those of its `/metrics`, for all callers, from the queue to the answer. Empty where there is
+        no such server.
+        """
+        self._check_open()
+        return self.transport.mean_seconds()
 
     def call(self, endpoint: str, payload: Mapping[str, Any], *, run_id: str | None = None) -> Any:
         """The answer of an endpoint to a whole request, as it would be sent.

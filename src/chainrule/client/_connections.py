@@ -31,6 +31,7 @@ from urllib.parse import quote, urlsplit
 import numpy as np
 
 from chainrule._errors import InputError, TransportError
+from chainrule._visible import visible
 from chainrule.client._answers import Answer
 from chainrule.client._transport import Ticket
 
@@ -164,6 +165,7 @@ class IdleConnections(Generic[T]):
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._idle: list[T] = []
+        # No connection is used while it is held, so no call waits here for the network.
         self._lock = threading.Lock()
         weakref.finalize(self, _close_all, self._idle)
 
@@ -379,7 +381,8 @@ class ConnectionPool:
 
     def _redirected(self, location: str) -> TransportError:
         return TransportError(
-            f"{self.origin} sends callers on to {location[:200]}. Pass the URL of the component itself.",
+            f"{self.origin} sends callers on to {visible(location[:200])}. Pass the URL of the component "
+            "itself.",
             code="redirected",
         )
 

@@ -104,6 +104,7 @@ class Constructors:
         config: Mapping[str, Any] | None = None,
         timeout: float | None = None,
         verify: Verify = True,
+        max_answer_bytes: int = 1 << 30,
     ) -> Self:
         """A model behind a UM-Bridge server, with the derivatives that it offers.
 
@@ -116,14 +117,23 @@ class Constructors:
             config: for which sizes are asked, and the default of the input `config`.
             timeout: seconds that a request may take; `None` waits forever.
             verify: as in `from_url`.
+            max_answer_bytes: of one answer; a longer one is refused.
 
         Raises:
             CapabilityError: the server has no such model (`model_unknown`).
-            TransportError: it cannot be reached, or is no UM-Bridge server (`not_umbridge`).
+            TransportError: it cannot be reached, is no UM-Bridge server (`not_umbridge`), or
+                answers with too much (`answer_too_large`).
         """
         from chainrule.client._umbridge import open_model
 
-        model = open_model(url, name, config=config, timeout=timeout, verify=verify)
+        model = open_model(
+            url,
+            name,
+            config=config,
+            timeout=timeout,
+            verify=verify,
+            max_answer_bytes=max_answer_bytes,
+        )
         return cls.from_api(model)
 
     @classmethod

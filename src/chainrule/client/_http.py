@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, unquote, urlencode
 
 import orjson
 
@@ -40,6 +40,21 @@ from chainrule.runtime.internal import Run
 _COMPONENT_PATH = re.compile(r"/c/[^/]+$")
 _FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 5.0
+
+
+_DURATION = re.compile(
+    r'^chainrule_request_duration_seconds_(sum|count)\{component="(.*)",endpoint="(\w+)"\} (\S+)$',
+    re.MULTILINE,
+)
+
+
+def _mean_durations(text: str, component: str) -> dict[str, float]:
+    """Endpoint → mean seconds of a component, from metrics in the text form of Prometheus."""
+    found: dict[str, dict[str, float]] = {}
+    for kind, name, endpoint, value in _DURATION.findall(text):
+        if name == component:
+            found.setdefault(endpoint, {})[kind] = float(value)
+    return {name: each["sum"] / each["count"] for name, each in found.items() if each["count"]}
 
 
 class HttpTransport(Transport):
@@ -138,6 +153,16 @@ class HttpTransport(Transport):
     def health(self) -> dict[str, Any]:
         """The answer of `/health`."""
         return self._get("/health")
+
+    def mean_seconds(self) -> dict[str, float]:
+        """What the server's `/metrics` say of the component; nothing where it has none."""
+        request = Request("GET", f"{self._server_base}/metrics", self._headers)
+        answer = self._exchange(request, Ticket())
+        if answer.status != HTTPStatus.OK:
+            return {}
+        named = self._base.removeprefix(self._server_base).rpartition("/")[2]
+        text = bytes(answer.body).decode("utf-8", errors="replace")
+        return _mean_durations(text, unquote(named) or self.describe()["info"]["title"])
 
     def call(
         self,

@@ -246,7 +246,8 @@ def progress_bar(label: str, total: float | None = None) -> Iterator[Bar]:
         TimeElapsedColumn(),
         TextColumn("{task.fields[message]}", style="dim", markup=False),
     )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    # Without ipywidgets, rich shows no bar in a notebook; as text it shows the bar at the end.
+    with Progress(*columns, console=Console(stderr=True, force_jupyter=False)) as progress:
         bar = Bar(progress, label, total)
         try:
             yield bar

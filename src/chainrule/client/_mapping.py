@@ -10,10 +10,10 @@ from itertools import islice
 from queue import SimpleQueue
 from typing import Any
 
+from chainrule._describe import describe_value
 from chainrule._errors import ChainruleError, InputError, TransportError
 from chainrule.client._jobs import Bar, progress_bar
 from chainrule.client._transport import Ticket
-from chainrule.runtime.internal import describe_value
 
 # The calls compete with each other for places in a queue, and perhaps with those of other programs.
 _PATIENCE_S = 60.0

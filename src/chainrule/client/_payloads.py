@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from chainrule._codec import FRAMES_MEDIA_TYPE, Frames, encode_body, encode_frames
+from chainrule._endpoints import ENDPOINTS
 from chainrule._errors import DefinitionError, InputError
 from chainrule._paths import join_path
-from chainrule._trees import iterate_leaves
+from chainrule._trees import is_tracer, iterate_leaves
 from chainrule.runtime.derivatives import batched_product
-from chainrule.runtime.internal import ENDPOINTS, is_tracer
 
 
 def as_frames(payload: Mapping[str, Any]) -> Frames:

@@ -169,7 +169,7 @@ def _events(response: HTTPResponse) -> Iterator[JobEvent]:
     kind = ""
     while line := response.readline(_MAX_LINE):
         if len(line) == _MAX_LINE:
-            raise ConnectionError("an event is longer than any of a job")
+            raise ConnectionError(f"an event of more than {_MAX_LINE} bytes")
         name, _, value = line.decode().rstrip("\n").partition(": ")
         if name == "event":
             kind = value

@@ -52,7 +52,9 @@ from chainrule.client._transport import Ticket, Transport, check_seconds
 from chainrule.runtime import ComponentConfig
 from chainrule.runtime.internal import Run
 
+# A process that is asked to end is given this long before the next, less polite way.
 _PATIENCE_S = 0.5
+# A call that is cancelled is given this long to break off before its process is killed.
 _GRACE_S = 1.0
 
 
@@ -96,6 +98,7 @@ class SubprocessTransport(Transport):
         self._variables = None if python is None else environment_variables()
         self._startup_timeout_s = startup_timeout
         self._timeout_s = timeout
+        # Held for a whole call: the process answers one at a time. `close` and cancellations do not take it.
         self._lock = threading.Lock()
         self._is_closed = False
         self._process: subprocess.Popen[bytes] | None = None

@@ -38,6 +38,7 @@ class Ticket:
     def __init__(self, patience_s: float = 0.0) -> None:
         self.patience_s = patience_s
         self.is_cancelled = False
+        # Of `_abort`. It is not held while `abort` runs, which may take locks of its own.
         self._lock = threading.Lock()
         self._abort: Callable[[], Any] | None = None
 
@@ -164,6 +165,10 @@ class Transport(Caller):
             f"{self.place}.",
             code="job_unknown",
         )
+
+    def mean_seconds(self) -> dict[str, float]:
+        """Endpoint → mean seconds of the calls that were answered there so far, for all callers."""
+        return {}
 
     @abstractmethod
     def health(self) -> dict[str, Any]:

@@ -6,11 +6,12 @@ that it does not offer are derived from the others, as for any component.
 
 UM-Bridge has one (output, input) pair per request: a product over several of them is a sum of requests. Its
 own server writes not-a-numbers as Python does (`nan`), which is not JSON; they are understood here.
+
+A server may be broken, or hostile: what it answers is bounded, parsed or not, and checked before it is used.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,14 +22,24 @@ import numpy as np
 import orjson
 from pydantic import BaseModel, Field, create_model
 
-from chainrule._errors import CapabilityError, ComponentError, InputError, TransportError
+from chainrule._codec import DEFAULT_LIMITS, parse_json
+from chainrule._errors import (
+    CapabilityError,
+    ChainruleError,
+    ComponentError,
+    InputError,
+    LimitError,
+    TransportError,
+)
+from chainrule._visible import visible
 from chainrule.client._connections import ConnectionPool, Deadline, Request, Verify, parse_url
-from chainrule.client._transport import Ticket, check_seconds
+from chainrule.client._transport import Ticket, check_count, check_seconds
 from chainrule.runtime import Array, Differentiable, LocalComponent, load_component
 
-_BARE = re.compile(r"(?<![\"\w])(-?)(nan|inf)\b")
-_WORDS = {"nan": "NaN", "inf": "Infinity"}
-_MAX_BYTES = 1 << 30
+_BARE = re.compile(rb"(?<![\"\w])(-?)(nan|inf)\b")
+_WORDS = {b"nan": b"NaN", b"inf": b"Infinity"}
+_MAX_MESSAGE = 2000
+_MAX_VECTORS = 10_000
 
 
 class Server:
@@ -38,10 +49,15 @@ class Server:
         url: of the server, with a path where the protocol is mounted below one.
         timeout: seconds that a request may take.
         verify: as in `Component.from_url`.
+        max_answer_bytes: the same.
     """
 
-    def __init__(self, url: str, *, timeout: float | None, verify: Verify) -> None:
+    def __init__(
+        self, url: str, *, timeout: float | None, verify: Verify, max_answer_bytes: int
+    ) -> None:
         check_seconds("timeout", timeout)
+        check_count("max_answer_bytes", max_answer_bytes, least=1)
+        self._max_bytes = max_answer_bytes
         origin, self._base = parse_url(url, verify)
         self._pool = ConnectionPool(origin)
         self._headers = {"Host": str(origin), "Content-Type": "application/json"}
@@ -60,11 +76,11 @@ class Server:
             [] if content is None else [orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)]
         )
         method = "GET" if content is None else "POST"
-        request = Request(method, f"{self._base}/{route}", self._headers, pieces, _MAX_BYTES)
+        request = Request(method, f"{self._base}/{route}", self._headers, pieces, self._max_bytes)
         answer = self._pool.exchange(request, Ticket(), Deadline(self._timeout_s))
-        text = bytes(answer.body).decode("utf-8", "replace")
-        found = _parsed(text)
+        found = _parsed(bytes(answer.body))
         if not isinstance(found, dict):
+            text = visible(bytes(answer.body[:1000]).decode("utf-8", "replace"))
             first = text.strip().splitlines()[0][:200] if text.strip() else "an empty body"
             if answer.status >= 500:
                 raise ComponentError(f"The model at {self.place} failed ({answer.status}): {first}")
@@ -82,15 +98,30 @@ class Server:
         )
         is_callers = kind in ("InvalidInput", "ModelNotFound", "UnsupportedFeature")
         cls = InputError if is_callers and status < 500 else ComponentError
-        raise cls(f"The model at {self.place} says {kind}: {message}", details={"type": kind})
+        said = visible(f"{kind}: {message}"[:_MAX_MESSAGE])
+        raise cls(f"The model at {self.place} says {said}", details={"type": str(kind)[:80]})
+
+    def require(self, is_so: bool, expected: str) -> None:
+        """Refuse an answer that is not as the protocol says."""
+        if not is_so:
+            raise TransportError(
+                f"{self.place} does not answer as a UM-Bridge server: expected {expected}.",
+                code="not_umbridge",
+            )
 
 
-def _parsed(text: str) -> Any:
-    """JSON, or what the protocol's own server writes in its place; `None` for anything else."""
-    for attempt in (text, _BARE.sub(lambda m: m[1] + _WORDS[m[2]], text)):
+def _parsed(content: bytes) -> Any:
+    """JSON, or what the protocol's own server writes in its place; `None` for anything else.
+
+    Raises:
+        TransportError: it would take too much memory (`answer_too_large`).
+    """
+    for read in (lambda: content, lambda: _BARE.sub(lambda m: m[1] + _WORDS[m[2]], content)):
         try:
-            return json.loads(attempt)
-        except ValueError:
+            return parse_json(read(), DEFAULT_LIMITS)
+        except LimitError as error:
+            raise TransportError(error.message, code="answer_too_large") from error
+        except ChainruleError:
             continue
     return None
 
@@ -103,17 +134,25 @@ class Vectors:
     sizes: tuple[int, ...]
 
     @classmethod
-    def read(cls, answer: Mapping[str, Any], side: str) -> Vectors:
+    def read(cls, server: Server, side: str, asked: Mapping[str, Any]) -> Vectors:
         """The vectors that a server tells of."""
-        sizes = tuple(map(int, answer[f"{side}Sizes"]))
-        told = answer.get(f"{side}Names", ())
+        answer = server.ask(f"{side.capitalize()}Sizes", asked)
+        sizes: Any = answer.get(f"{side}Sizes")
+        told: Any = answer.get(f"{side}Names") or ()
+        server.require(
+            isinstance(sizes, list)
+            and len(sizes) <= _MAX_VECTORS
+            and all(type(size) is int and 0 <= size < 2**48 for size in sizes)
+            and isinstance(told, (list, tuple)),
+            f"{side}Sizes to be a list of at most {_MAX_VECTORS} sizes",
+        )
         names = [re.sub(r"\W+", "_", str(name)).strip("_") for name in told]
         are_fields = len(names) == len(sizes) and all(
             name.isidentifier() and not name.startswith(("_", "model_")) for name in names
         )
         if not are_fields or len(set(names)) < len(names) or "config" in names:
             names = [f"{side}_{k}" for k in range(len(sizes))]
-        return cls(tuple(names), sizes)
+        return cls(tuple(names), tuple(sizes))
 
     def schema(self, name: str, *, differentiable: bool, **more: Any) -> type[BaseModel]:
         """A model with one array per vector."""
@@ -224,18 +263,18 @@ def open_model(
     config: Mapping[str, Any] | None,
     timeout: float | None,
     verify: Verify,
+    max_answer_bytes: int,
 ) -> LocalComponent:
     """The component of a model; arguments as in `Component.from_umbridge`."""
-    server = Server(url, timeout=timeout, verify=verify)
-    info = server.ask("Info")
-    models = info.get("models")
-    if not isinstance(models, list):
-        raise TransportError(f"{server.place} is not a UM-Bridge server.", code="not_umbridge")
+    server = Server(url, timeout=timeout, verify=verify, max_answer_bytes=max_answer_bytes)
+    models: Any = server.ask("Info").get("models")
+    is_list = isinstance(models, list) and all(isinstance(model, str) for model in models)
+    server.require(is_list, "models to be a list of names")
     name = _chosen(name, models, server.place)
     support = server.ask("ModelInfo", {"name": name}).get("support", {})
+    server.require(isinstance(support, dict), "support to be an object")
     asked = {"name": name, "config": dict(config or {})}
-    inputs = Vectors.read(server.ask("InputSizes", asked), "input")
-    outputs = Vectors.read(server.ask("OutputSizes", asked), "output")
+    inputs, outputs = (Vectors.read(server, side, asked) for side in ("input", "output"))
     model = _Model(server, name, inputs, outputs)
     offered = {e: getattr(model, e) for route, e in _ENDPOINTS.items() if support.get(route)}
     module = ModuleType(re.sub(r"\W", "_", name) or "model")
@@ -255,7 +294,8 @@ def _chosen(name: str | None, models: Sequence[str], place: str) -> str:
         return models[0]
     if name is None or name not in models:
         raise CapabilityError(
-            f"There is no model {name!r} at {place}; there are {', '.join(models)}.",
+            f"There is no model {name!r} at {place}; there are "
+            f"{visible(', '.join(models)[:_MAX_MESSAGE])}.",
             code="model_unknown",
         )
     return name

@@ -25,9 +25,10 @@ Modules, in reading order:
     _planning     the cheapest products of the components of a pipeline, and asking them
     _methods      the planner: what each way is expected to take, and running one
     _explain      the ways of computing a Jacobian as a table
-    _html         orders and blocks in a notebook
+    _display      orders, blocks, explanations and plans for people
     _api          the public transformations
     examples      the benchmark functions of the literature
+    internal      what other packages of this project use
 """
 
 from chainrule.elimination._api import (

@@ -299,7 +299,7 @@ def gauss_newton_product(
         traced = trace_function(fun, argnums, args, kwargs, needs_graph=False)
 
         def flat(*operands: Any) -> tuple[list[Any], list[Any]]:
-            outputs = evaluate(traced.graph.program, operands)
+            outputs = evaluate(traced.program, operands)
             return [out for out in outputs if jnp.issubdtype(out.dtype, jnp.inexact)], outputs
 
         _, push, outputs = jax.linearize(flat, *traced.operands, has_aux=True)

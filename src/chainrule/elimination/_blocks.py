@@ -616,7 +616,7 @@ def reached(block: Block, dtype: Any) -> Block:
 
 
 _SPARSE = 8
-"""Blocks with less than one entry in so many are filled entry by entry, not term by term."""
+"""Blocks with less than one entry in this many are filled entry by entry, not term by term."""
 
 
 def _scattered(block: Block, dtype: Any) -> Any:

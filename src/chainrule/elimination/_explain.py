@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +10,8 @@ from typing import Any
 import jax
 
 from chainrule._errors import InputError
+from chainrule.elimination._display import explanation_html, table_text
 from chainrule.elimination._eliminate import Step
-from chainrule.elimination._html import explanation_html
 from chainrule.elimination._linearize import Traced, as_examples, trace_function
 from chainrule.elimination._methods import (
     Candidate,
@@ -50,26 +49,20 @@ class Explanation:
         return self.taken.partition(" ")[0]
 
     def _repr_html_(self) -> str:
-        table = explanation_html(_COLUMNS, self._rows, self.left_out)
+        table = explanation_html(*self._table, self.left_out)
         return table if self.plan is None else table + self.plan._repr_html_()
 
     @property
-    def _rows(self) -> list[tuple[str, ...]]:
-        return [_cells(each, is_chosen=each.name == self.taken) for each in self.candidates]
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        """The columns that have a cell to show, and the rows."""
+        rows = [_cells(each, is_chosen=each.name == self.taken) for each in self.candidates]
+        shown = [k for k in range(len(_COLUMNS)) if any(row[k] for row in rows)]
+        return [_COLUMNS[k] for k in shown], [[row[k] for k in shown] for row in rows]
 
     def __str__(self) -> str:
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table(*_COLUMNS)
-        for row in self._rows:
-            table.add_row(*row)
-        text = io.StringIO()
-        console = Console(file=text, width=140)
-        console.print(table)
-        for method, reason in self.left_out.items():
-            console.print(f"{method} is left out: {reason}", markup=False, highlight=False)
-        return text.getvalue() + ("" if self.plan is None else str(self.plan))
+        notes = [f"{method} is left out: {reason}" for method, reason in self.left_out.items()]
+        text = table_text(*self._table, notes, width=140)
+        return text + ("" if self.plan is None else str(self.plan))
 
 
 _COLUMNS = (

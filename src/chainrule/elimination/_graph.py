@@ -27,6 +27,7 @@ from chainrule._jaxpr import (
     bind_equation,
     is_reference,
     locate,
+    outside_call_of,
     subprograms,
     walk,
 )
@@ -208,7 +209,7 @@ def whole_graph(graph: Graph) -> Graph:
 
 def _warn_of_dense_partials(eqn: JaxprEqn, local: LocalJacobian) -> None:
     entries = max((s.entries for s in local.structures.values()), default=0)
-    if entries > _LARGE:
+    if entries > _LARGE and outside_call_of(eqn) is None:  # components are asked for products
         _log.warning(
             "The primitive %s at %s has no structured rule: its local Jacobian is dense, %d entries. Give "
             "its partials with `register_partials`, or pass method='jacrev', 'jacfwd' or 'compressed'.",

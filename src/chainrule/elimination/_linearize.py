@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from chainrule._errors import InputError
-from chainrule._jaxpr import trace
+from chainrule._jaxpr import ClosedJaxpr, trace
 from chainrule.elimination._blocks import Block, entries_of, multiply
 from chainrule.elimination._counting import OperationCounts, count_operations
 from chainrule.elimination._eliminate import Place, Step, accumulate
@@ -38,6 +38,8 @@ class Traced:
 
     Attributes:
         graph: its computational graph.
+        program: the function as it was traced. JAX's sweeps run this one: its calls are compiled, and
+            `jax.checkpoint` in it saves memory, as in the user's function.
         operands: the values of the graph's inputs, all of which are differentiated.
         in_tree: structure of what is differentiated: one argument, or a tuple of arguments.
         out_tree: structure of the differentiated result.
@@ -46,6 +48,7 @@ class Traced:
     """
 
     graph: Graph
+    program: ClosedJaxpr
     operands: tuple[Any, ...]
     in_tree: Any
     out_tree: Any
@@ -70,11 +73,7 @@ def trace_function(
     Unless `needs_graph`, what goes wrong while the graph is built becomes the result's `obstacle`.
     """
     single = not isinstance(argnums, Sequence)
-    named = tuple(argnums) if isinstance(argnums, Sequence) else (argnums,)
-    positions = _checked_positions(named, len(args))
-    chosen = tuple(args[p] for p in positions)
-    leaves, in_tree = jax.tree.flatten(chosen[0] if single else chosen)
-    operands = tuple(_checked_leaf(leaf, k, in_tree) for k, leaf in enumerate(leaves))
+    positions, operands, in_tree = differentiated_leaves(argnums, args)
 
     @wraps(fun)
     def of_chosen(*differentiated: Any) -> Any:
@@ -103,7 +102,20 @@ def trace_function(
         program, _, _ = trace(lambda *leaves: of_chosen(*leaves), *operands)
         targets = tuple(program.jaxpr.outvars[: out_tree.num_leaves])
         graph, obstacle = Graph(program, tuple(program.jaxpr.invars), targets, {}, ()), error
-    return Traced(graph, operands, in_tree, out_tree, aux_tree, obstacle)
+    return Traced(graph, program, operands, in_tree, out_tree, aux_tree, obstacle)
+
+
+def differentiated_leaves(
+    argnums: int | Sequence[int], args: Sequence[Any]
+) -> tuple[list[int], tuple[Any, ...], Any]:
+    """The positions of the arguments that are differentiated, their leaves, and the tree of these."""
+    single = not isinstance(argnums, Sequence)
+    named = tuple(argnums) if isinstance(argnums, Sequence) else (argnums,)
+    positions = _checked_positions(named, len(args))
+    chosen = tuple(args[p] for p in positions)
+    leaves, in_tree = jax.tree.flatten(chosen[0] if single else chosen)
+    operands = tuple(_checked_leaf(leaf, k, in_tree) for k, leaf in enumerate(leaves))
+    return positions, operands, in_tree
 
 
 def as_examples(args: tuple[Any, ...]) -> tuple[Any, ...]:

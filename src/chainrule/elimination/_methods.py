@@ -59,7 +59,7 @@ from chainrule.elimination._work import (
 _log = logging.getLogger(__name__)
 
 _LANES = 16
-"""A kernel on a CPU computes so many batch elements at once, wanted or not."""
+"""A kernel on a CPU computes this many batch elements at once, wanted or not."""
 
 _MOST_KERNEL_OPERATIONS = 3000
 """Beyond this many operations and entries a straight-line kernel takes seconds to compile."""

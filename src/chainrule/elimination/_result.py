@@ -11,7 +11,7 @@ import numpy as np
 
 from chainrule._errors import InputError
 from chainrule.elimination._blocks import Block, common_dtype, dense, multiply, scaled
-from chainrule.elimination._html import jacobian_html
+from chainrule.elimination._display import jacobian_html
 from chainrule.elimination._structure import (
     Structure,
     dense_term,

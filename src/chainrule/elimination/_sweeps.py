@@ -20,6 +20,7 @@ import numpy as np
 from chainrule._errors import CapabilityError, ChainruleError
 from chainrule._jaxpr import (
     JaxprEqn,
+    Literal,
     derivative_pattern,
     evaluate,
     is_reference,
@@ -30,7 +31,7 @@ from chainrule._jaxpr import (
 from chainrule._patterns import Pattern
 from chainrule.elimination._graph import Graph, check_linear
 from chainrule.elimination._linearize import Traced
-from chainrule.elimination._rules import as_real, complex_dtype, real_shape
+from chainrule.elimination._rules import as_real, complex_dtype, real_shape, traced_rule
 
 _log = logging.getLogger(__name__)
 
@@ -42,8 +43,8 @@ def why_no_sweep(graph: Graph, *, reverse: bool) -> str | None:
     """What in a program keeps JAX from pulling back (or pushing forward) through it; `None` if nothing does.
 
     Only equations between inputs and targets are looked at: a loop over constants is no obstacle. Nor is one
-    inside of a `custom_vjp` function, which has a rule of its own. In a graph without partials, which may not
-    have been built to the end, all equations are looked at.
+    inside of a `custom_vjp` or `custom_jvp` function, which have rules of their own. In a graph without
+    partials, which may not have been built to the end, all equations are looked at.
     """
     if not reverse:
         for site in walk(graph.program):
@@ -70,10 +71,41 @@ def _differentiated(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
     yield eqn
     if "custom_vjp" in eqn.primitive.name:
         return
-    for sub in subprograms(eqn):
-        if sub.role not in ("condition", "operator", "combiner"):
-            for inner in sub.program.jaxpr.eqns:
-                yield from _differentiated(inner)
+    if eqn.primitive.name == "custom_jvp_call":
+        inside = _on_tangents(eqn) if _has_obstacle(eqn) else []
+    else:
+        inside = [
+            inner
+            for sub in subprograms(eqn)
+            if sub.role not in ("condition", "operator", "combiner")
+            for inner in sub.program.jaxpr.eqns
+        ]
+    for inner in inside:
+        yield from _differentiated(inner)
+
+
+def _has_obstacle(eqn: JaxprEqn) -> bool:
+    """Whether it is worth tracing the rule of a `custom_jvp` function, which takes time."""
+    names = {site.equation.primitive.name for sub in subprograms(eqn) for site in walk(sub.program)}
+    return not names.isdisjoint({"while", "pvary"})
+
+
+def _on_tangents(eqn: JaxprEqn) -> list[JaxprEqn]:
+    """The equations of a rule that work on tangents. A loop of the function itself is not differentiated."""
+    operands: Sequence[Any] = eqn.invars
+    wanted = [k for k, x in enumerate(operands) if jnp.issubdtype(x.aval.dtype, jnp.inexact)]
+    try:
+        program, directions = traced_rule(eqn, wanted)
+    except Exception:
+        # A rule of the user's may raise what it likes. The sweep says so, or does not need this operand.
+        return []
+    active = {program.jaxpr.invars[k] for k in directions}
+    found = []
+    for inner in program.jaxpr.eqns:
+        if any(not isinstance(atom, Literal) and atom in active for atom in inner.invars):
+            active.update(inner.outvars)
+            found.append(inner)
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,15 +142,10 @@ def colour(graph: Graph) -> Colouring:
         )
     check_linear(graph)
     pattern = _pattern_of(graph)
-    found = [_coloured(pattern, reverse=False)]
+    found = [coloured(pattern, reverse=False)]
     if obstacles[True] is None and _most_per_line(pattern.transpose) < found[0].count:
-        found.append(_coloured(pattern, reverse=True))
+        found.append(coloured(pattern, reverse=True))
     return min(found, key=lambda colouring: colouring.count)
-
-
-def fewest_products(pattern: Pattern) -> int:
-    """No colouring of the pattern, of its columns or of its rows, has fewer colours."""
-    return min(_most_per_line(pattern), _most_per_line(pattern.transpose))
 
 
 def _most_per_line(pattern: Pattern) -> int:
@@ -126,7 +153,8 @@ def _most_per_line(pattern: Pattern) -> int:
     return int(np.bincount(pattern.rows, minlength=1).max()) if pattern.rows.size else 0
 
 
-def _coloured(pattern: Pattern, *, reverse: bool) -> Colouring:
+def coloured(pattern: Pattern, *, reverse: bool) -> Colouring:
+    """The colours of the columns of a pattern, or of its rows when `reverse`."""
     chosen = pattern.transpose if reverse else pattern
     colours = np.full(chosen.shape[1], -1)
     if _most_per_line(chosen) == chosen.shape[1]:  # a full row: nothing can be shared
@@ -233,7 +261,7 @@ def sweep(method: str, traced: Traced) -> Outcome:
     n_targets = traced.out_tree.num_leaves
 
     def targets_and_all(*operands: Any) -> tuple[list[Any], list[Any]]:
-        outputs = evaluate(traced.graph.program, operands)
+        outputs = evaluate(traced.program, operands)
         return [as_real(_as_inexact(value)) for value in outputs[:n_targets]], outputs
 
     positions = tuple(range(len(traced.operands)))

@@ -10,6 +10,7 @@ choose_order        from what a user says about the order to its steps
 count_operations    what an elimination costs, by the convention of the literature
 program_work        scalar operations of one evaluation of a program
 trace_function      a function traced with respect to some arguments, with its graph
+work_of_program     the same by kind: arithmetic, transcendental functions, contractions, calls
 """
 
 from chainrule.elimination._counting import count_operations
@@ -17,7 +18,7 @@ from chainrule.elimination._eliminate import STRUCTURES, Elimination, Step
 from chainrule.elimination._find_order import OrderLike, choose_order
 from chainrule.elimination._graph import Edges, Graph
 from chainrule.elimination._linearize import trace_function
-from chainrule.elimination._work import program_work
+from chainrule.elimination._work import program_work, work_of_program
 
 __all__ = [
     "STRUCTURES",
@@ -30,4 +31,5 @@ __all__ = [
     "count_operations",
     "program_work",
     "trace_function",
+    "work_of_program",
 ]

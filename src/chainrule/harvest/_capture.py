@@ -110,13 +110,31 @@ def stage_capture(
     more with this leaf thawed. That may uncover further ones, in the derivative of a derivative.
     """
     trace = functools.partial(stage, function, args, kwargs)
-    watch = Watch(kept=frozenset({tag}))
-    traced = trace(watch)
+    traced, watch = _trace_kept(trace, tag)
     tried: set[_Frozen] = set()
     while wanted := sorted(_frozen_leaves(traced.program, tag) - tried):
         tried.update(wanted)
         traced, watch = _thaw(trace, traced, watch, wanted)
     return traced
+
+
+def _trace_kept(trace: Callable[[Watch], Traced], tag: str) -> tuple[Traced, Watch]:
+    """Trace with all sows of a tag kept, if JAX can.
+
+    A sow whose cotangent is a symbolic zero keeps what led to it in the program that JAX transposes. Without
+    the sow JAX drops it there. It may be a `while_loop`, which has no transpose, or a `scan`, whose transpose
+    raises for stacked outputs with symbolic zeros. Then these sows go without cotangents.
+    """
+    watch = Watch(kept=frozenset({tag}))
+    try:
+        return trace(watch), watch
+    except Exception as error:
+        pruned = watch | Watch(pruned=frozenset({tag}))
+        with contextlib.suppress(Exception):
+            traced = trace(pruned)
+            _log.info("Sows that no result depends on stay without cotangents: %s", error)
+            return traced, pruned
+        raise
 
 
 _Frozen = tuple[str, str, int]
@@ -310,7 +328,7 @@ def _places(stacks: list[tuple[SourceLocation, ...]]) -> list[str]:
 def _duplicate(name: str, places: list[str]) -> DuplicateNameError:
     shown = "\n".join(f"  {place}" for place in places)
     return DuplicateNameError(
-        f"The name {name!r} was sown {len(places)} times in one captured function:\n{shown}\n"
+        f"Duplicate sow name {name!r}: sown {len(places)} times in one captured function:\n{shown}\n"
         'Give each its own name, or capture with duplicates="append" (a list, in execution order) or '
         'duplicates="last".',
         details={"name": name, "places": places},
@@ -353,7 +371,7 @@ def compile_rewrite(
     function: Callable[..., Any], rewrite: Rewrite, **options: Any
 ) -> Callable[..., Any]:
     """`rewrite(function, args, kwargs)` as a function of the arguments, under one `jax.jit`."""
-    return _Compiled(function, rewrite, **options).like(function)
+    return _Compiled(function, rewrite, **options).for_users_of(function)
 
 
 def compile_capture(
@@ -369,9 +387,14 @@ def compile_capture(
     except TypeError:  # not hashable, or not weakly referable: this one is on its own
         known = {}
     whole = (key, *map(_frozen, options.values()))
-    if whole not in known:
-        known[whole] = _Capture(function, rewrite, **options)
-    return known[whole].like(function)
+    capture = known.get(whole)
+    # It may be that of an equal function: every `model.method` is a new object. Without that one, which it
+    # refers to, it could not be traced again.
+    own = None if capture is None else capture.function()
+    if capture is None or own is None:
+        own = function
+        capture = known[whole] = _Capture(function, rewrite, **options)
+    return capture.for_users_of(own)
 
 
 class _Compiled:
@@ -382,6 +405,7 @@ class _Compiled:
     go. During a call the function is alive, because the wrapper that the user calls holds it.
 
     Attributes:
+        function: gives the function, or `None` if it is gone.
         call: the function to call with the arguments.
         finish: what is left to do with its output; `None` in the usual case.
     """
@@ -394,10 +418,10 @@ class _Compiled:
         static_argnums: int | Sequence[int] | None = None,
         static_argnames: str | Iterable[str] | None = None,
     ) -> None:
-        reference = _weakly(function)
+        self.function = _weakly(function)
 
         def traced(*args: Any, **kwargs: Any) -> Any:
-            output = rewrite(reference(), *unseal((args, kwargs)))
+            output = rewrite(self.function(), *unseal((args, kwargs)))
             self._note(output)
             return seal(output, is_array_or_number)
 
@@ -408,8 +432,8 @@ class _Compiled:
         self.call: Callable[..., Any] = self._jitted
         self.finish: Callable[[Any], Any] | None = None
 
-    def like(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function for the user. It runs at every call, so it does little."""
+    def for_users_of(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What a user calls, and what holds the function. It runs at every call, so it does little."""
 
         @functools.wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> Any:

@@ -40,6 +40,7 @@ from chainrule._jaxpr import (
     is_transforming,
     loop_input,
     permit_effect,
+    register_dead_code_rule,
 )
 from chainrule._partition import Static, Template, is_array_or_number, partition
 
@@ -127,12 +128,14 @@ class Watch:
         placed: tags whose sows have the axes of `vmap` in front.
         spread: (tag, name) of sows that get every axis of `vmap`, also those that they do not depend on.
         thawed: (tag, name, depth) of sows all of whose leaves take part in the derivative at that depth.
+        pruned: tags of which tangents that no result needs may go, and with them cotangents of zero.
     """
 
     kept: frozenset[str] = frozenset()
     placed: frozenset[str] = frozenset()
     spread: frozenset[tuple[str, str]] = frozenset()
     thawed: frozenset[tuple[str, str, int]] = frozenset()
+    pruned: frozenset[str] = frozenset()
 
     def __or__(self, other: Watch) -> Watch:
         return Watch(
@@ -140,6 +143,7 @@ class Watch:
             self.placed | other.placed,
             self.spread | other.spread,
             self.thawed | other.thawed,
+            self.pruned | other.pruned,
         )
 
 
@@ -355,7 +359,9 @@ def _run(*operands: Any, sowing: Sowing) -> list[Any]:
 
 @_sow_p.def_effectful_abstract_eval
 def _abstract(*avals: Any, sowing: Sowing) -> tuple[list[Any], set[Effect]]:
-    return _sown(avals, sowing), {_CAPTURED} if is_captured(sowing.tag) else set()
+    watch = current_watch()
+    may_go = sowing.mode.is_tangent and sowing.tag in watch.pruned
+    return _sown(avals, sowing), {_CAPTURED} if sowing.tag in watch.kept and not may_go else set()
 
 
 def _is_zero(tangent: Any) -> bool:
@@ -456,6 +462,28 @@ def _batch(
     return _bind([*in_front, *anchor], placed), [0] * len(in_front)
 
 
+def _drop_unused(used: list[bool], eqn: JaxprEqn) -> tuple[list[bool], JaxprEqn | None]:
+    """Dead-code elimination: of a sown tangent, the leaves that nothing uses go, and the others stay.
+
+    If one used leaf kept them all, JAX would transpose what leads to the others, which it may not be able to.
+    """
+    if not any(used) and not eqn.effects:
+        return [False] * len(eqn.invars), None
+    sowing = eqn.params["sowing"]
+    if eqn.effects or not sowing.mode.is_tangent:
+        return [True] * len(eqn.invars), eqn
+    # Results of frozen leaves are never used; the capture has to know of them.
+    kept = [
+        is_used or bool(depths) for is_used, depths in zip(used, sowing.depths_frozen, strict=True)
+    ]
+    frozen = tuple(_select(sowing.depths_frozen, kept))
+    return kept, eqn.replace(
+        invars=_select(eqn.invars, kept),
+        outvars=_select(eqn.outvars, kept),
+        params={"sowing": replace(sowing.derivative(sowing.mode, kept), frozen=frozen)},
+    )
+
+
 def _select(values: Iterable[Any], selected: Iterable[bool]) -> list[Any]:
     return list(itertools.compress(values, selected))
 
@@ -468,4 +496,5 @@ def _dtype(tangent: Any) -> Any:
 ad.primitive_jvps[_sow_p] = _jvp
 ad.primitive_transposes[_sow_p] = _transpose
 batching.fancy_primitive_batchers[_sow_p] = _batch
+register_dead_code_rule(_sow_p, _drop_unused)
 mlir.register_lowering(_sow_p, lambda context, *operands, sowing: list(operands))

@@ -2,10 +2,7 @@
 
 serve_stdio   offer components as tools until standard input ends
 
-Modules, in reading order:
-
-_values   schemas and values in the words of JSON: plain lists of numbers, files for large arrays
-_server   the tools of components, and their calls in worker processes
+`_server` has the tools of components, their calls in worker processes, and values in the words of JSON.
 """
 
 from chainrule.mcp._server import serve_stdio

@@ -16,10 +16,12 @@ import numpy as np
 import openmdao.api as om
 from openmdao.utils.units import valid_units
 
+from chainrule._endpoints import JACOBIAN, JVP, VJP
 from chainrule._errors import CapabilityError, ComponentError, InputError
+from chainrule._own_arrays import own_copy
 from chainrule._trees import get_at_path, set_at_path
 from chainrule.runtime import SparseArray
-from chainrule.runtime.internal import JACOBIAN, JVP, VJP, Document, Leaf
+from chainrule.runtime.internal import Document, Leaf
 
 Partials = Literal["dense", "sparse", "products"]
 
@@ -102,7 +104,7 @@ class _Bridge:
                 )
         local = getattr(component, "local", None) or component
         reads = hasattr(local, "read_inputs")
-        self._tree = local.read_inputs({"inputs": example}) if reads else dict(example)
+        self._tree = local.read_inputs({"inputs": example}) if reads else own_copy(example)
         document = Document(component.openapi_schema)
         self._outputs_at_example = self.apply_tree(self._tree)
         self.inputs = _named(document.leaves("inputs", self._tree))

@@ -21,6 +21,7 @@ from pydantic import Field, create_model
 
 from chainrule._errors import DefinitionError
 from chainrule.runtime import Array, Differentiable, LocalComponent, load_component
+from chainrule.runtime.internal import known_units
 
 Names = Sequence[str] | Mapping[str, str]
 
@@ -86,6 +87,7 @@ def _fields(names: Names, what: str) -> dict[str, str]:
     return dict(zip(fields, names, strict=True))
 
 
+# OpenMDAO reads whether to write reports from the environment, which all threads share.
 _environment = threading.Lock()
 
 
@@ -105,6 +107,7 @@ class _Program:
     ) -> None:
         self.inputs = inputs
         self.outputs = outputs
+        # A problem holds one point. Setting it, running and differentiating are one step.
         self._lock = threading.Lock()
         self._point: dict[str, bytes] | None = None
         self._problem = _set_up(make_problem)
@@ -130,7 +133,7 @@ class _Program:
         for field, name in names.items():
             facts = self._facts[name]
             value = np.array(self._problem.get_val(name))
-            kind = Array.__class_getitem__((value.shape, "float64", _pint_units(facts["units"])))
+            kind = Array.__class_getitem__((value.shape, "float64", known_units(facts["units"])))
             bounds: dict[str, Any] = {
                 rule: float(np.min(facts[key]) if rule == "ge" else np.max(facts[key]))
                 for rule, key in (("ge", "lower"), ("le", "upper"))
@@ -202,12 +205,3 @@ def _set_up(make_problem: Callable[[], om.Problem]) -> om.Problem:
             if solver is not None and "err_on_non_converge" in solver.options:
                 solver.options["err_on_non_converge"] = True
     return problem
-
-
-def _pint_units(units: str | None) -> str | None:
-    """Units for the schema; those that pint does not read are left out."""
-    try:
-        Array.__class_getitem__(((), "float64", units))
-    except DefinitionError:
-        return None
-    return units

@@ -14,11 +14,10 @@ schema, functions are compiled once and evaluated once per point, and what a sol
 Modules, in reading order:
 
     _variables     nested variables as one vector, with names and bounds
-    _functions     objectives, constraints and residuals of components and functions
     _evaluation    one evaluation per point: checks, history, progress, checkpoints
     _solvers       the solvers, each as a function of an evaluation
     _ipopt         Ipopt, by way of CasADi
-    _minimize      `minimize` and `least_squares`
+    _minimize      `minimize` and `least_squares`; objectives, constraints and residuals as functions
     _fixed_point   coupled components
 """
 

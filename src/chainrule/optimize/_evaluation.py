@@ -82,7 +82,7 @@ class Limits:
 
     @classmethod
     def of(cls, bounds: Sequence[Bounds], sizes: Sequence[int]) -> Limits:
-        """The limits of constraints with so many elements each."""
+        """The limits of constraints with this many elements each."""
         lower, upper = (
             np.repeat([getattr(b, side) for b in bounds], sizes).astype(float)
             for side in ("lower", "upper")

@@ -142,7 +142,10 @@ def _root(
 def _root_jvp(
     function: Callable[..., Any], settings: _Settings, primals: Any, tangents: Any
 ) -> tuple[Any, Any]:
-    """0 = g(x*, h) for every h, so ∂g/∂x dx* = -∂g/∂h dh. Through `_root` itself, for higher orders."""
+    """0 = g(x*, h) for every h, so ∂g/∂x dx* = -∂g/∂h dh. Through `_root` itself, for higher orders.
+
+    The rule is linear in dh. In reverse mode JAX transposes it: one solve with (∂g/∂x)ᵀ, then -(∂g/∂h)ᵀ.
+    """
     start, hidden = primals
     x, residual, steps = _root(function, settings, start, hidden)
     _, change = jax.jvp(lambda *hidden: function(x, *hidden), tuple(hidden), tuple(tangents[1]))

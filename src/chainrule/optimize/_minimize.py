@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from chainrule._describe import describe_value
 from chainrule._errors import InputError
 from chainrule._jaxpr import enable_x64
-from chainrule.bridge import component_errors
+from chainrule._trees import get_at_path
+from chainrule.bridge import apply_component, component_errors
 from chainrule.elimination import value_and_jacobian
 from chainrule.optimize._evaluation import FEASIBLE, Evaluation, Limits, Point, Step
-from chainrule.optimize._functions import Constraints, Problem, joined, problem_of, residuals_of
 from chainrule.optimize._solvers import (
     LEAST_SQUARES_METHODS,
     SCIPY_METHODS,
@@ -33,7 +34,8 @@ from chainrule.optimize._solvers import (
     scipy_minimize,
     solve,
 )
-from chainrule.optimize._variables import BoundsLike, Variables, variables_of
+from chainrule.optimize._variables import BoundsLike, Variables, is_component, variables_of
+from chainrule.runtime import Bounds
 
 _OTHERS = {
     "nlopt": Method(bounds=True, constraints=True),
@@ -233,8 +235,9 @@ def least_squares(
     def solver(e: Evaluation) -> Answer:
         if method in LEAST_SQUARES_METHODS:
             return scipy_least_squares(e, method, tolerance=tolerance, options=options)
+        function = _with_one_jacobian(flat)
         return optimistix_answer(
-            method, "least_squares", flat, e, tolerance=tolerance, options=options
+            method, "least_squares", function, e, tolerance=tolerance, options=options
         )
 
     return _result(evaluation, solve(evaluation, solver), method)
@@ -300,21 +303,41 @@ def _residual_computation(flat: Callable[[Any], Any], jacobian: str) -> Callable
     return evaluate
 
 
+def _with_one_jacobian(flat: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Residuals that are linearised by their planned Jacobian.
+
+    optimistix linearises the residuals once per step and applies the linear function to many vectors. With
+    this rule the linear function is v ↦ J v with a matrix J that is made once, so that the programs inside
+    are asked for the products of the plan, and not for one product per vector.
+    """
+    function = jax.custom_jvp(flat)
+
+    @function.defjvp
+    def jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+        values, matrix = value_and_jacobian(flat)(*primals)
+        return values, matrix @ tangents[0]
+
+    return function
+
+
 def _products(flat: Callable[[Any], Any]) -> Callable[[Any], Point]:
-    """The Jacobian as an operator: one JVP or VJP for every product."""
-    value = jax.jit(flat)
-    jvp = jax.jit(lambda x, v: jax.jvp(flat, (x,), (v,))[1])
-    vjp = jax.jit(lambda x, u: jax.vjp(flat, x)[1](u)[0])
+    """The Jacobian as an operator.
+
+    Programs are applied once per point, and a product is one JVP or VJP of each.
+    """
 
     def evaluate(x: Any) -> Point:
         from scipy.sparse.linalg import LinearOperator
 
-        def product(function: Callable[..., Any], vector: Any) -> np.ndarray:
-            with component_errors(), enable_x64(True):
-                return np.asarray(function(x, jnp.asarray(np.ravel(vector), float)), float)
+        values, push = jax.linearize(flat, x)
+        pull = jax.linear_transpose(push, x)
 
-        r = np.asarray(value(x), float)
-        matvec, rmatvec = partial(product, jvp), partial(product, vjp)
+        def product(function: Callable[[Any], Any], vector: Any) -> np.ndarray:
+            with component_errors(), enable_x64(True):
+                return np.asarray(function(jnp.asarray(np.ravel(vector), float)), float)
+
+        r = np.asarray(values, float)
+        matvec, rmatvec = partial(product, push), partial(product, lambda u: pull(u)[0])
         # Without a dtype scipy finds it by a product with integers, which no derivative takes.
         operator = LinearOperator((r.size, x.size), matvec=matvec, rmatvec=rmatvec, dtype=float)
         return Point(0.5 * r @ r, rmatvec(r), r, operator)
@@ -374,3 +397,150 @@ def _count(value: Any) -> int:
     raise InputError(
         f"Expected max_evaluations to be 1 or more; found {value!r}.", code="bad_option"
     )
+
+
+# --- objectives and constraints -----------------------------------------------------------------
+
+Constraints = Mapping[str, Bounds] | Sequence[tuple[Callable[[Any], Any], Bounds]]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is minimised, and what has to hold.
+
+    Attributes:
+        function: the tree of variables → the objective and the constraints.
+        bounds: one for each constraint.
+    """
+
+    function: Callable[[Any], tuple[Any, list[Any]]]
+    bounds: tuple[Bounds, ...] = ()
+
+
+def problem_of(function: Any, objective: str | None, constraints: Constraints) -> Problem:
+    """The problem of a component or a function.
+
+    Raises:
+        InputError: the objective is not one number, or constraints cannot be read (`bad_constraints`).
+    """
+    if is_component(function):
+        return _component_problem(function, objective, constraints)
+    if objective is not None:
+        raise InputError(
+            f"objective={objective!r} names an output of a component; a function returns its objective.",
+            code="bad_option",
+        )
+    functions, bounds = _check_pairs(constraints)
+
+    def joint(tree: Any) -> tuple[Any, list[Any]]:
+        return _scalar(function(tree), "The function"), [g(tree) for g in functions]
+
+    return Problem(joint, bounds)
+
+
+def _component_problem(component: Any, objective: str | None, constraints: Constraints) -> Problem:
+    by_output = dict(constraints) if isinstance(constraints, Mapping) else {}
+    outputs = [path for path in component.differentiable_outputs if path not in by_output]
+    if objective is None:
+        if len(outputs) != 1:
+            raise InputError(
+                f"{component.name} has the differentiable outputs "
+                f"{', '.join(component.differentiable_outputs)}. Say which one is minimised: objective=….",
+                code="bad_option",
+            )
+        objective = outputs[0]
+    for path, bound in by_output.items():
+        _check_output(component, path)
+        _check_bounds(path, bound)
+    _check_output(component, objective)
+    pairs = () if isinstance(constraints, Mapping) else constraints
+    functions, bounds = _check_pairs(pairs)
+
+    def joint(tree: Any) -> tuple[Any, list[Any]]:
+        found = apply_component(component, tree)
+        held = [get_at_path(found, path) for path in by_output]
+        value = _scalar(get_at_path(found, objective), f"{objective} of {component.name}")
+        return value, [*held, *(g(tree) for g in functions)]
+
+    return Problem(joint, (*by_output.values(), *bounds))
+
+
+def residuals_of(function: Any, outputs: Sequence[str] | None) -> Callable[[Any], Any]:
+    """The residuals of a component or a function as one vector.
+
+    Args:
+        function: the component or function.
+        outputs: which outputs of a component are residuals; all differentiable ones when not given.
+    """
+    if not is_component(function):
+        if outputs is not None:
+            raise InputError(
+                "residuals=… names outputs of a component; a function returns its residuals.",
+                code="bad_option",
+            )
+        return lambda tree: joined(jax.tree.leaves(function(tree)))
+    paths = list(function.differentiable_outputs) if outputs is None else list(outputs)
+    for path in paths:
+        _check_output(function, path)
+
+    def residuals(tree: Any) -> Any:
+        found = apply_component(function, tree)
+        return joined([get_at_path(found, path) for path in paths])
+
+    return residuals
+
+
+def joined(arrays: Sequence[Any]) -> Any:
+    """Arrays of any shape as one vector."""
+    return jnp.concatenate([jnp.ravel(array) for array in arrays] or [jnp.zeros(0)])
+
+
+def _scalar(value: Any, who: str) -> Any:
+    shape = jnp.shape(value)
+    if np.prod(shape, dtype=int) != 1:
+        raise InputError(
+            f"{who} has to be one number to be minimised; its shape is {list(shape)}. Weigh its elements, "
+            "for example by a sum of squares, or use `least_squares`.",
+            code="bad_objective",
+        )
+    return jnp.reshape(value, ())
+
+
+def _check_output(component: Any, path: str) -> None:
+    known = component.differentiable_outputs
+    if path not in known:
+        raise InputError(
+            f"{component.name} has no differentiable output {path!r}; it has {', '.join(known)}.",
+            code="path_unknown",
+            path=path,
+        )
+
+
+def _check_pairs(constraints: Any) -> tuple[tuple[Any, ...], tuple[Bounds, ...]]:
+    if isinstance(constraints, Mapping):
+        raise InputError(
+            "Constraints of a function are pairs [(g, Bounds(le=0)), …]; a dictionary names outputs of a "
+            "component.",
+            code="bad_constraints",
+        )
+    functions, bounds = [], []
+    for entry in constraints:
+        if not (isinstance(entry, tuple) and len(entry) == 2 and callable(entry[0])):
+            raise InputError(
+                f"Expected constraints as pairs (function, Bounds(le=0)); found {describe_value(entry)}.",
+                code="bad_constraints",
+            )
+        _check_bounds(getattr(entry[0], "__name__", "constraint"), entry[1])
+        functions.append(entry[0])
+        bounds.append(entry[1])
+    return tuple(functions), tuple(bounds)
+
+
+def _check_bounds(name: str, bounds: Any) -> None:
+    if not isinstance(bounds, Bounds) or bounds.gt is not None or bounds.lt is not None:
+        raise InputError(
+            f"Expected the constraint {name} to have bounds such as Bounds(ge=0, le=1); found {bounds}. A "
+            "solver cannot tell < from ≤.",
+            code="bad_constraints",
+            path=name,
+        )

@@ -15,11 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from chainrule._describe import describe_value
 from chainrule._errors import InputError
+from chainrule._own_arrays import own_copy
 from chainrule._paths import Key, Segment, join_path
 from chainrule._trees import get_at_path, set_at_path
 from chainrule.runtime import Bounds
-from chainrule.runtime.internal import Document, Layout, Leaf, describe_value
+from chainrule.runtime.internal import Document, Layout, Leaf
 
 BoundsLike = Literal["schema"] | Mapping[str, Any] | None
 
@@ -99,7 +101,8 @@ def _of_component(
             code="bad_start",
         )
     local = getattr(component, "local", None) or component
-    tree = local.read_inputs({"inputs": x0}) if hasattr(local, "read_inputs") else x0
+    reads = hasattr(local, "read_inputs")
+    tree = local.read_inputs({"inputs": x0}) if reads else own_copy(x0)
     leaves = Document(component.openapi_schema).leaves("inputs", tree)
     if not leaves:
         raise InputError(

@@ -1,20 +1,22 @@
 """Package a program as a typed, differentiable component.
 
     types         Array, Differentiable, ShapeDType, Float64, Int32, …
-    components    component, load_component, from_command → LocalComponent
+    components    component, load_component, from_command, from_fmu, from_onnx → LocalComponent
     settings      ComponentConfig, Limits, Grants
     in a call     progress, WithResiduals
     data          SparseArray; decode_body and encode_body turn trees with arrays into bytes
 
 Names are loaded when they are first used; nothing here imports JAX or torch. Recipes for frameworks are in
-`jax_recipes` and `torch_recipes`, files and logging in `experimental`, checks in `testing`.
+`jax_recipes` and `torch_recipes`, derivatives of any program in `derivatives`, files and logging in
+`experimental`, checks in `testing`.
 
 Modules, in reading order:
 
-    _endpoints      the endpoints, each described once: as data and as methods
     _schema         array types for pydantic models
     _component      from a file, a function or an executable to validated endpoints
     _config         the settings of one component
+    _fmi            FMUs as components
+    _onnx           ONNX models as components
     _runs           one call: its folder, metrics and log
     _files          fields whose data is in files
     _references     fields that name another component
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from chainrule.runtime._component._loading import load_component
     from chainrule.runtime._component._local import LocalComponent
     from chainrule.runtime._config import ComponentConfig
+    from chainrule.runtime._fmi._open import from_fmu
+    from chainrule.runtime._onnx._open import from_onnx
     from chainrule.runtime._residuals import WithResiduals
     from chainrule.runtime._schema import (
         Array,
@@ -93,6 +97,8 @@ __all__ = [
     "decode_body",
     "encode_body",
     "from_command",
+    "from_fmu",
+    "from_onnx",
     "load_component",
     "progress",
 ]
@@ -111,6 +117,8 @@ __getattr__, __dir__ = _lazy_names(
         "WithResiduals": "chainrule.runtime._residuals",
         "component": f"{_COMPONENTS}._functions",
         "from_command": f"{_COMPONENTS}._commands",
+        "from_fmu": "chainrule.runtime._fmi._open",
+        "from_onnx": "chainrule.runtime._onnx._open",
         "load_component": f"{_COMPONENTS}._loading",
         "progress": "chainrule._progress",
     },

@@ -36,15 +36,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import xxhash
 
-from chainrule._content_store import SharedFolder, content_name
+from chainrule._content_store import SharedFolder, bytes_of, content_digest, content_name
+from chainrule._endpoints import DERIVATIVE_ENDPOINTS
 from chainrule._errors import InputError
 from chainrule._lru_cache import LRUCache
 from chainrule._own_arrays import own_copy, own_copy_of_array
 from chainrule._trees import flatten_with_paths, is_arraylike, iterate_leaves
 from chainrule.runtime._component._failures import takes_argument
-from chainrule.runtime._endpoints import DERIVATIVE_ENDPOINTS
 
 if TYPE_CHECKING:
     from chainrule.runtime._component._definition import Implementation
@@ -56,10 +55,6 @@ RESIDUALS = "residuals"
 """The argument by which a derivative asks for them."""
 MAX_ENTRIES = 64
 DEFAULT_MAX_BYTES = 1 << 30
-WHOLE_BYTES = 1 << 20
-"""Arrays up to this size are digested whole."""
-BLOCK_BYTES = 1 << 12
-"""Larger ones in blocks of this size, `WHOLE_BYTES` in total, spread evenly."""
 COMPARE_BYTES = 1 << 22
 """Comparison works in pieces that fit the cache, and ends at the first difference."""
 
@@ -88,8 +83,8 @@ class ResidualStore:
         max_entries: how many forward passes are kept in memory; 0 keeps none.
         max_bytes: the sum over entries of inputs and residuals in memory, and of residuals in the folder.
         shared: where other processes of the same component find what this one keeps, if there are any.
-        only_if_it_pays: let the JAX recipe time each program once and leave out those for which keeping
-            residuals costs more than the forward pass it saves.
+        only_if_it_pays: let the JAX recipe leave out programs for which keeping residuals costs more than
+            the forward pass it saves, by a count of operations.
     """
 
     def __init__(
@@ -146,21 +141,6 @@ class ResidualStore:
         self.shared.write(name, content)
 
 
-def content_digest(arrays: Sequence[Any]) -> bytes:
-    """A digest of dtypes, shapes and (a sample of) the bytes of some arrays, in bounded time."""
-    digest = xxhash.xxh3_128()
-    for array in map(np.asarray, arrays):
-        digest.update(f"{array.dtype.str}{array.shape}".encode())
-        content = _bytes(array)
-        if content.size <= WHOLE_BYTES:
-            digest.update(content.data)
-            continue
-        count = WHOLE_BYTES // BLOCK_BYTES
-        for start in np.linspace(0, content.size - BLOCK_BYTES, count, dtype=np.int64):
-            digest.update(content[start : start + BLOCK_BYTES].data)
-    return digest.digest()
-
-
 def same_content(left: Sequence[Any], right: Sequence[Any]) -> bool:
     """Whether two lists of arrays agree in dtype, shape and every byte (so NaN equals itself)."""
     return len(left) == len(right) and all(map(_same, left, right))
@@ -172,15 +152,11 @@ def _same(left: Any, right: Any) -> bool:
     left, right = np.asarray(left), np.asarray(right)
     if left.dtype != right.dtype or left.shape != right.shape:
         return False
-    a, b = _bytes(left), _bytes(right)
+    a, b = bytes_of(left), bytes_of(right)
     return all(
         np.array_equal(*_words(a[i : i + COMPARE_BYTES], b[i : i + COMPARE_BYTES]))
         for i in range(0, a.size, COMPARE_BYTES)
     )
-
-
-def _bytes(array: Any) -> np.ndarray:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _words(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -250,7 +226,10 @@ def handing_on_residuals(
     forward = _Forward(given["apply"].function, store)
     found = {**given, "apply": replace(given["apply"], function=forward.apply)}
     for name in takers:
-        found[name] = replace(given[name], function=_given(given[name].function, forward))
+        capability = replace(given[name].capability, residuals=bool(max_bytes))
+        found[name] = replace(
+            given[name], function=_given(given[name].function, forward), capability=capability
+        )
     return found
 
 
@@ -358,7 +337,8 @@ def set_jax_vjp_cache_size(
     Args:
         size: how many calls are remembered; 0 turns it off.
         max_bytes: bound on the memory of inputs and residuals together.
-        only_if_it_pays: time every program once and keep residuals only where that is a gain.
+        only_if_it_pays: keep residuals only where they cost less than the forward pass they save. This is
+            decided once per program, by a count of its operations.
 
     Raises:
         InputError: a size or a bound that is not an integer ≥ 0 (`bad_cache_size`).
@@ -380,9 +360,9 @@ def jax_residuals() -> ResidualStore:
 def reuse_residuals(component: LocalComponent, *, remembered: int = 4) -> None:
     """Let a component that uses the JAX recipes keep what backward passes need, where that pays.
 
-    For processes that answer the calls of one component. Whether it pays is timed with the first call of
-    each program, and logged. An author who set the size of the cache is not overruled. The processes of
-    one component share what they keep.
+    For processes that answer the calls of one component. Whether it pays is decided by a count of the
+    operations of each program, and logged. An author who set the size of the cache is not overruled. The
+    processes of one component share what they keep.
 
     Args:
         component: the component, loaded.

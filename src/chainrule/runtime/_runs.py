@@ -208,6 +208,7 @@ class LocalLog:
         self._run = run
         self._steps: Counter[str] = Counter()
         self._parameters: dict[str, Any] = {}
+        # Held while files are written: an author may log from several threads, and rows must not mix.
         self._lock = threading.Lock()
 
     def log_metric(self, key: str, value: float, step: int | None = None) -> None:

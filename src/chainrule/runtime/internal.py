@@ -1,13 +1,5 @@
 """What other packages of this project use of `runtime`; no promise to users.
 
-ENDPOINTS              every endpoint by name: what a request carries, its names elsewhere
-DerivativeKind         the description of a derivative endpoint
-JACOBIAN               the endpoint `jacobian`
-JVP                    the endpoint `jacobian_vector_product`
-VJP                    the endpoint `vector_jacobian_product`
-HVP                    the endpoint `hessian_vector_product`
-EndpointMethods        the endpoints as methods, for every handle to a component
-AsyncEndpointMethods   the same to be awaited
 Document               what the OpenAPI document of a component says
 Field                  one leaf of a schema, for people
 Leaf                   one differentiable array of a call: path, shape, units, bounds
@@ -18,22 +10,17 @@ failure_of             the error that stands for an exception of an author
 keep_output            copy what is printed into the log folder of a run
 fit_abstract           the shape and dtype that a declaration gives to an array
 to_plain               the plain tree of a model
-hash_parts             a hash over named pieces of content
 PEER_MODULES           which module stands in for which of `tesseract_core`
 ArrayFlags             what an array type may be marked with, by the name of tesseract-core
 outside_config         the settings for code that runs in no component
 Run                    one call of an endpoint: its id, folder and settings
 log_handler            a handler of log records in the format of the settings
 reuse_residuals        keep what backward passes need, in this process and for others
-content_digest         a fast digest of arrays, of a sample of the bytes of large ones
 product_from_jacobian  a product with a Jacobian that is given as blocks
 Layout                 named arrays as one long vector, and back
-read_arrays            the numeric leaves of a tree at some paths
 array_leaves           path pattern → declaration of the arrays of a model
 is_array_type          whether an annotation is an `Array[…]`
-describe_array         shape and dtype of a value, as `f64[3,4]`
-describe_value         what a value is, for messages
-is_tracer              whether JAX is tracing a value
+known_units            units that a field can have, or `None`
 Subject                a component under test at one point
 
 Names are loaded when they are first used, as in `chainrule.runtime`.
@@ -44,7 +31,6 @@ from typing import TYPE_CHECKING
 from chainrule._lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
-    from chainrule.runtime._component._definition import hash_parts
     from chainrule.runtime._component._document import Document, Field, Leaf
     from chainrule.runtime._component._failures import failure_of
     from chainrule.runtime._component._isolation import PEER_MODULES, load_module
@@ -52,41 +38,18 @@ if TYPE_CHECKING:
     from chainrule.runtime._component._observation import keep_output
     from chainrule.runtime._component._schemas import fit_abstract, to_plain
     from chainrule.runtime._derivatives._derive import product_from_jacobian
-    from chainrule.runtime._derivatives._layout import Layout, read_arrays
-    from chainrule.runtime._endpoints import (
-        ENDPOINTS,
-        HVP,
-        JACOBIAN,
-        JVP,
-        VJP,
-        AsyncEndpointMethods,
-        DerivativeKind,
-        EndpointMethods,
-    )
-    from chainrule.runtime._residuals import content_digest, reuse_residuals
+    from chainrule.runtime._derivatives._layout import Layout
+    from chainrule.runtime._residuals import reuse_residuals
     from chainrule.runtime._runs import Run, log_handler, outside_config
-    from chainrule.runtime._schema import (
-        array_leaves,
-        describe_array,
-        describe_value,
-        is_array_type,
-    )
+    from chainrule.runtime._schema import array_leaves, is_array_type
     from chainrule.runtime._schema._array import ArrayFlags
-    from chainrule.runtime._schema._validation import is_tracer
+    from chainrule.runtime._schema._spec import known_units
     from chainrule.runtime.testing._subject import Subject
 
 __all__ = [
-    "ENDPOINTS",
-    "HVP",
-    "JACOBIAN",
-    "JVP",
     "PEER_MODULES",
-    "VJP",
     "ArrayFlags",
-    "AsyncEndpointMethods",
-    "DerivativeKind",
     "Document",
-    "EndpointMethods",
     "Field",
     "Layout",
     "Leaf",
@@ -94,41 +57,34 @@ __all__ = [
     "Subject",
     "array_leaves",
     "check_sources",
-    "content_digest",
-    "describe_array",
-    "describe_value",
     "failure_of",
     "fit_abstract",
-    "hash_parts",
     "is_array_type",
-    "is_tracer",
     "keep_output",
+    "known_units",
     "load_module",
     "log_handler",
     "outside_config",
     "product_from_jacobian",
-    "read_arrays",
     "read_mapping",
     "reuse_residuals",
     "to_plain",
 ]
 
 _HOMES = {
-    "_endpoints": "ENDPOINTS DerivativeKind JACOBIAN JVP VJP HVP EndpointMethods AsyncEndpointMethods",
     "_component._document": "Document Field Leaf",
     "_component._isolation": "load_module PEER_MODULES",
     "_component._loading": "check_sources read_mapping",
     "_component._failures": "failure_of",
     "_component._observation": "keep_output",
     "_component._schemas": "fit_abstract to_plain",
-    "_component._definition": "hash_parts",
     "_runs": "Run log_handler outside_config",
-    "_residuals": "reuse_residuals content_digest",
+    "_residuals": "reuse_residuals",
     "_derivatives._derive": "product_from_jacobian",
-    "_derivatives._layout": "Layout read_arrays",
-    "_schema": "array_leaves is_array_type describe_array describe_value",
+    "_derivatives._layout": "Layout",
+    "_schema": "array_leaves is_array_type",
     "_schema._array": "ArrayFlags",
-    "_schema._validation": "is_tracer",
+    "_schema._spec": "known_units",
     "testing._subject": "Subject",
 }
 __getattr__, __dir__ = _lazy_names(

@@ -22,6 +22,7 @@ from chainrule.runtime._derivatives._derive import jacobian_from_jvp, jacobian_f
 from chainrule.runtime._derivatives._layout import (
     canonical,
     check_keys,
+    check_real,
     check_shape,
     is_abstract,
     not_differentiable,
@@ -306,9 +307,10 @@ def _fit(vector: Mapping[str, Any], like: Tensors, batched: bool) -> Tensors:
     """Tangents or cotangents in the shapes and dtypes of what they belong to."""
     fitted = {}
     for path, tensor in like.items():
-        value = _tensor(vector[path]).to(tensor.dtype)
+        value = _tensor(vector[path])
+        check_real(value.is_complex(), tensor.is_complex(), path)
         check_shape(tuple(value.shape), tuple(tensor.shape), path, batched=batched)
-        fitted[path] = value
+        fitted[path] = value.to(tensor.dtype)
     return fitted
 
 

@@ -33,6 +33,7 @@ _page         the page of a component, and its description at `/docs`
 _openapi      the server's own routes in the OpenAPI document
 _umbridge     the UM-Bridge protocol
 _scratch      temporary folders that are removed after a crash, too
+internal      what other packages of this project use
 """
 
 from chainrule.serve._app import create_app

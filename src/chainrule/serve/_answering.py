@@ -28,19 +28,14 @@ from chainrule._codec import (
     negotiate,
 )
 from chainrule._content_store import SharedFolder, content_name
+from chainrule._describe import describe_value
+from chainrule._endpoints import ENDPOINTS, DerivativeKind
 from chainrule._errors import ChainruleError, ComponentError, DecodeError, InputError
 from chainrule._lru_cache import LRUCache
 from chainrule._progress import unheard
 from chainrule._tracing import export_spans, is_traced, span
 from chainrule.runtime import ComponentConfig, LocalComponent, load_component, progress
-from chainrule.runtime.internal import (
-    ENDPOINTS,
-    DerivativeKind,
-    Run,
-    describe_value,
-    failure_of,
-    reuse_residuals,
-)
+from chainrule.runtime.internal import Run, failure_of, reuse_residuals
 from chainrule.serve._author_code import only_here
 from chainrule.serve._calls import Call, Cancelled, Facts, Reply
 from chainrule.serve._merging import MergedCalls, pack_replies, unpack_calls
@@ -158,6 +153,10 @@ class Answerer:
         try:
             return self._answer(call)
         except ChainruleError as error:
+            if isinstance(
+                error, ComponentError
+            ):  # the author's log; callers' mistakes are not in it
+                _log.error("%s", error.message, exc_info=error if self._config.debug else None)
             return problem_reply(error, debug=self._config.debug)
         except (Exception, RecursionError) as error:
             _log.exception("%s failed outside of the component", call.endpoint)
@@ -191,7 +190,7 @@ class Answerer:
         return plain_form(call.endpoint, form)
 
     def _payload(self, call: Call, count: int = 1) -> dict[str, Any]:
-        """The data of a call, of which there are so many in memory."""
+        """The data of a call, one of `count` calls that are in memory together."""
         config = self._config
         body, limits = _expand(call.body, call.content_encoding, config.limits.shared_by(count))
         payload = decode_body(

@@ -289,10 +289,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= _MAX_PIPELINED:
             raise ConnectionError("too many requests at once")  # the parser stops: 400
         # The parser takes everything after a head with `Connection: Upgrade` for another protocol: the body
-        # would be lost, and its bytes be read as the next request. Without a body, Upgrade is ignored.
-        if self.parser.should_upgrade() and any(name in _BODY_HEADERS for name, _ in self.headers):
+        # would be lost, and its bytes be read as the next request.
+        is_upgrade = self.parser.should_upgrade()
+        if is_upgrade and any(name in _BODY_HEADERS for name, _ in self.headers):
             raise ConnectionError("a request with a body asks for another protocol")
         super().on_headers_complete()
+        if is_upgrade:
+            # Without a body, Upgrade is ignored. A further request in the same packet is lost, and a proxy
+            # would take the answer to a later one for its answer: this one is the last.
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         self._got_on = True

@@ -187,7 +187,7 @@ class Endpoint:
         self, call: Call, memory: ClientMemory | None, receive: Receive
     ) -> Reply | None:
         """The reply, or `None` when the caller went away; its work is then cancelled."""
-        watch = _Watch(receive)
+        watch = Watch(receive)
         try:
             if memory is None:
                 return await self._service.call(call)
@@ -203,12 +203,12 @@ class Endpoint:
             watch.stop()
 
 
-class _Watch:
+class Watch:
     """Cancels the current task when the caller disconnects.
 
     The race of reply and disconnection: the watcher runs only between two steps of the watched task, and
     `stop` is called in the step in which the reply arrives there. So the cancellation comes either while the
-    task still waits in `_answer`, which expects it, or never.
+    task still waits for the answer, and expects it, or never.
     """
 
     def __init__(self, receive: Receive) -> None:

@@ -178,6 +178,7 @@ class OutputLog(Output):
         super().__init__()
         self._path = Path(path)
         self._max_bytes = max_bytes
+        # Several threads write. The size is looked at and the file replaced as one step.
         self._lock = threading.Lock()
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -169,7 +169,7 @@ class MergedCalls:
 
     Args:
         component: of the calls.
-        decode: the payload of a call, one of so many that are in memory.
+        decode: the payload of a call, given the call and how many calls are in memory together.
         encode: the reply to a call, from its result.
         answer: answers one call alone; an error becomes a reply.
     """

@@ -45,7 +45,9 @@ BOUNDS_S = (
 )
 """Upper bounds of the latency histogram; one more bucket holds what takes longer."""
 
+# The last calls of each endpoint, from which times and rates are computed.
 _RECENT = 1024
+# The status of a call whose caller left, as nginx counts it.
 _CANCELLED = 499
 OUTCOMES = ("answered", "crashed", "timed_out", "cancelled", "turned_away")
 _OUTCOME_OF_CODE = {

@@ -31,9 +31,11 @@ class _Description:
         flags: of the command line, where they do not follow from the name.
         metavar: what stands for the value, where it does not follow from the name.
         at_least, above, at_most: bounds of a number.
+        group: the part of the help of `chainrule serve` that lists it.
     """
 
     help: str
+    group: str
     unset: str | None = None
     flags: tuple[str, ...] = ()
     metavar: str | None = None
@@ -53,8 +55,16 @@ class _Description:
         return None if math.isfinite(value) else "and finite"
 
 
-def _option(default: Any, help: str, **more: Any) -> Any:
-    return field(default=default, metadata={"option": _Description(help=help, **more)})
+def _option(group: str, default: Any, help: str, **more: Any) -> Any:
+    return field(default=default, metadata={"option": _Description(help=help, group=group, **more)})
+
+
+_ADDRESS, _CALLS, _LOGS, _JOBS = (
+    "address and access",
+    "workers and calls",
+    "logs and traces",
+    "jobs",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,71 +76,87 @@ class ServeOptions:
         DefinitionError: the settings are not safe together (`unsafe_bind`, `unsafe_debug`).
     """
 
-    host: str = _option("127.0.0.1", "Listen on this address.")
+    host: str = _option(_ADDRESS, "127.0.0.1", "Listen on this address.")
     port: int = _option(
-        8000, "Listen on this port; 0 picks a free one.", at_least=0, at_most=65_535
+        _ADDRESS, 8000, "Listen on this port; 0 picks a free one.", at_least=0, at_most=65_535
     )
     workers: int = _option(
+        _CALLS,
         1,
         "Run this many processes per component; 0 runs author code in a thread of the server.",
         flags=("--workers", "--num-workers"),
         at_least=0,
     )
     timeout_s: float | None = _option(
+        _CALLS,
         None,
         "Stop a call that runs longer, and replace its worker.",
         unset="no limit",
         above=0,
     )
-    grace_s: float = _option(30.0, "Let calls under way go on this long after SIGTERM.", at_least=0)
+    grace_s: float = _option(
+        _CALLS, 30.0, "Let calls under way go on this long after SIGTERM.", at_least=0
+    )
     max_queue: int = _option(
+        _CALLS,
         64,
         "Let this many calls per component wait for a free worker; further callers get 503.",
         at_least=0,
     )
     max_connections: int = _option(
+        _CALLS,
         1024,
         "Let this many connections have a request under way; further callers get 503, except for "
         "/health and /ready. Connections without a request are closed when there are more.",
         at_least=1,
     )
     max_inflight_bytes: int = _option(
+        _CALLS,
         4 << 30,
         "Hold at most this much of the bodies of all calls under way; further callers get 503.",
         at_least=1,
     )
     token_file: Path | None = _option(
-        None, "Require the bearer token in this file.", unset="no token"
+        _ADDRESS, None, "Require the bearer token in this file.", unset="no token"
     )
-    insecure: bool = _option(False, "Allow an address beyond loopback without a token.")
-    debug: bool = _option(False, "Send tracebacks to callers; only on loopback.")
-    tls_certificate: Path | None = _option(None, "Serve HTTPS with this certificate.", unset="HTTP")
+    insecure: bool = _option(_ADDRESS, False, "Allow an address beyond loopback without a token.")
+    debug: bool = _option(_LOGS, False, "Send tracebacks to callers; only on loopback.")
+    tls_certificate: Path | None = _option(
+        _ADDRESS, None, "Serve HTTPS with this certificate.", unset="HTTP"
+    )
     tls_key: Path | None = _option(
-        None, "Use the key in this file with the certificate.", unset="the certificate's file"
+        _ADDRESS,
+        None,
+        "Use the key in this file with the certificate.",
+        unset="the certificate's file",
     )
     read_timeout_s: float = _option(
+        _CALLS,
         30.0,
         "Close a connection whose caller takes longer to send its headers or the next part of its body, "
         "or to read the next part of its answer.",
         above=0,
     )
     startup_timeout_s: float = _option(
-        300.0, "Fail when loading a component takes longer.", above=0
+        _CALLS, 300.0, "Fail when loading a component takes longer.", above=0
     )
     log_file: Path | None = _option(
+        _LOGS,
         None,
         "Write the output of worker processes to this file, rotated at 10 MiB.",
         unset="the server's error stream",
     )
     same_host: bool = _option(
+        _CALLS,
         True,
         "Offer shared memory to clients of the same host and user.",
     )
     log_format: Literal["text", "json"] = _option(
-        "text", "Write log lines as text, or as one JSON object per line, with the run id."
+        _LOGS, "text", "Write log lines as text, or as one JSON object per line, with the run id."
     )
-    access_log: bool = _option(False, "Log one line per request, without its data.")
+    access_log: bool = _option(_LOGS, False, "Log one line per request, without its data.")
     traces_to: str | None = _option(
+        _LOGS,
         None,
         "Send OpenTelemetry spans to this OTLP collector, or write them to this file as JSON lines. The "
         "traces of callers are joined and handed on in any case.",
@@ -139,6 +165,7 @@ class ServeOptions:
         metavar="URL|FILE",
     )
     merge_up_to: int | None = _option(
+        _CALLS,
         None,
         "Merge up to this many concurrent calls of apply into one, for components that say how they "
         "batch; 0 merges none.",
@@ -146,31 +173,38 @@ class ServeOptions:
         at_least=0,
     )
     merge_delay_s: float = _option(
+        _CALLS,
         0.002,
         "Let a call wait this long for others to be merged with while a worker is free.",
         at_least=0,
     )
     umbridge: bool = _option(
-        False, "Answer the UM-Bridge protocol too: /Info, /Evaluate, /Gradient and so on."
+        _ADDRESS, False, "Answer the UM-Bridge protocol too: /Info, /Evaluate, /Gradient and so on."
     )
     jobs_folder: Path | None = _option(
+        _JOBS,
         None,
         "Keep jobs in this folder, where the next server finds them again.",
         unset="a temporary folder; chainrule serve has one per user, components and port",
     )
     job_timeout_s: float | None = _option(
-        None, "Stop a job that runs longer, and replace its worker.", unset="no limit", above=0
+        _JOBS,
+        None,
+        "Stop a job that runs longer, and replace its worker.",
+        unset="no limit",
+        above=0,
     )
     job_retention_s: float = _option(
-        7 * 24 * 3600.0, "Keep the results of jobs this long.", at_least=0
+        _JOBS, 7 * 24 * 3600.0, "Keep the results of jobs this long.", at_least=0
     )
     max_job_bytes: int = _option(
+        _JOBS,
         10 << 30,
         "Keep at most this much of the results of all jobs; the oldest go first.",
         at_least=0,
     )
     max_jobs: int = _option(
-        10_000, "Let this many jobs per component wait; further callers get 503.", at_least=0
+        _JOBS, 10_000, "Let this many jobs per component wait; further callers get 503.", at_least=0
     )
 
     def __post_init__(self) -> None:
@@ -278,6 +312,8 @@ def _kind(hint: Any) -> Any:
 def add_option_arguments(parser: ArgumentParser) -> None:
     """Add a flag for every field of `ServeOptions`, with the field's name as its destination."""
     hints = get_type_hints(ServeOptions)
+    titles = dict.fromkeys(_described(option).group for option in fields(ServeOptions))
+    groups = {title: parser.add_argument_group(title) for title in titles}
     for option in fields(ServeOptions):
         described, kind = _described(option), _kind(hints[option.name])
         default = _default(option)
@@ -291,7 +327,7 @@ def add_option_arguments(parser: ArgumentParser) -> None:
             settings["choices"] = get_args(kind)
         else:
             settings |= {"type": kind, "metavar": _metavar(option, kind)}
-        parser.add_argument(*_flags(option), **settings)
+        groups[described.group].add_argument(*_flags(option), **settings)
 
 
 def option_table() -> str:

@@ -149,15 +149,17 @@ def _bare(text: str) -> str:
 
 def description_route(path: str, facts: Facts) -> Route:
     """The route of a component's description."""
-    content = _render(facts)
+    head, foot = _render(facts)
 
     async def description(request: Request) -> Response:
-        return HTMLResponse(content, headers=PAGE_HEADERS)
+        address = str(request.url.replace(query="")).removesuffix("/docs")
+        return HTMLResponse(f"{head}{_example(facts, address)}{foot}", headers=PAGE_HEADERS)
 
     return Route(path, description, methods=["GET"])
 
 
-def _render(facts: Facts) -> str:
+def _render(facts: Facts) -> tuple[str, str]:
+    """What stands before and after the example, which names the server's address."""
     version = "" if facts.version == "unknown" else facts.version
     document = Document(facts.openapi)
     sides = "".join(
@@ -167,17 +169,18 @@ def _render(facts: Facts) -> str:
             ("Outputs", document.fields("outputs")),
         )
     )
-    return (
+    head = (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         f"<title>{escape(facts.name)}</title>"
         "<link rel='icon' href='_page/icon.svg' type='image/svg+xml'>"
-        "<link rel='stylesheet' href='_page/page.css'></head><body class='document'>"
+        "<link rel='stylesheet' href='_page/page.css'></head><body><main class='document'>"
         f"<h1>{escape(facts.name)} <span class='version'>{escape(version)}</span></h1>"
         f"<p class='lead'>{escape(facts.description)}</p>"
         "<p><a href='./'>Try it</a>. ∂ marks what is differentiable.</p>"
-        f"{sides}<h2>Endpoints</h2>{_endpoints(facts)}{_example()}</body></html>"
+        f"{sides}<h2>Endpoints</h2>{_endpoints(facts)}"
     )
+    return head, "</main></body></html>"
 
 
 def _endpoints(facts: Facts) -> str:
@@ -188,16 +191,21 @@ def _endpoints(facts: Facts) -> str:
         for name in facts.endpoints
     )
     return (
-        f"<div class='scroll'><table>{rows}"
+        "<div class='scroll'><table><thead><tr><th scope='col'>request</th>"
+        f"<th scope='col'>what it is</th></tr></thead><tbody>{rows}"
         "<tr><td><code>GET health</code></td><td>whether it is up</td></tr>"
         "<tr><td><code>GET <a href='openapi.json'>openapi.json</a></code></td>"
-        "<td>all of this, for machines</td></tr></table></div>"
+        "<td>all of this, for machines</td></tr></tbody></table></div>"
     )
 
 
-def _example() -> str:
-    return (
-        "<h2>From Python</h2><pre>from chainrule import Component\n\n"
-        'component = Component.from_url("http://…")  # the address of this page, without /docs\n'
-        "component.apply({…})</pre>"
+def _example(facts: Facts, address: str) -> str:
+    fields = Document(facts.openapi).fields("inputs")
+    required = dict.fromkeys(f.path.partition(".")[0] for f in fields if f.is_required)
+    inputs = ", ".join(f'"{name}": …' for name in required)
+    code = (
+        "from chainrule import Component\n\n"
+        f'component = Component.from_url("{address}")\n'
+        f"component.apply({{{inputs}}})"
     )
+    return f"<h2>From Python</h2><pre>{escape(code)}</pre>"

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# A worker that fails again and again is started again after a time that doubles with each failure.
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 10.0
 # A pool whose workers failed this often in a row turns callers away instead of letting them wait.

@@ -30,7 +30,9 @@ from chainrule._samehost import (
 from chainrule.serve._calls import Call, CallError, Facts, Reply, SegmentBody, Watcher, too_slow
 from chainrule.serve._logs import Output
 
+# A call that is cancelled is given this long to break off before its worker is killed.
 _CANCEL_GRACE_S = 0.5
+# A worker that closed its connection is given this long to end by itself, so that its status says why.
 _LAST_BREATH_S = 0.5
 
 

@@ -179,12 +179,15 @@ class _Runner(uvicorn.Server):
             with super().capture_signals():
                 yield
             return
-        signal.signal(signal.SIGHUP, lambda _, frame: self.handle_exit(signal.SIGTERM, frame))
+        signal.signal(signal.SIGHUP, self._handle_hangup)
         try:
             with super().capture_signals():
                 yield
         finally:
             signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+    def _handle_hangup(self, _: int, frame: FrameType | None) -> None:
+        self.handle_exit(signal.SIGTERM, frame)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop; what is still being loaded is not waited for."""
@@ -216,3 +219,31 @@ class _Runner(uvicorn.Server):
         drain.cancel()
         await self._server.stop()
         await self.lifespan.shutdown()
+
+
+# A process that author code forks here (`workers=0`) has the server's handlers: SIGTERM would not end it, and
+# `multiprocessing`, which ends its processes in this way and waits for them, would wait for good. So a child
+# begins with the system's handlers. A signal that comes before it has them would be lost: it is held back.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_held = threading.local()
+
+
+def _hold_signals() -> None:
+    _held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+
+def _release_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _held.mask)
+
+
+def _handle_no_signals() -> None:
+    for number in _SIGNALS:
+        if isinstance(getattr(signal.getsignal(number), "__self__", None), _Runner):
+            signal.signal(number, signal.SIG_DFL)
+            signal.set_wakeup_fd(-1)
+    _release_signals()
+
+
+os.register_at_fork(
+    before=_hold_signals, after_in_parent=_release_signals, after_in_child=_handle_no_signals
+)

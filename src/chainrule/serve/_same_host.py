@@ -38,6 +38,7 @@ from chainrule.serve._calls import Reply, SegmentBody
 
 MEMORY_HEADER = b"chainrule-memory"
 
+# Each channel is a descriptor of the server; a client without one sends its bodies over HTTP.
 _MAX_CHANNELS = 256
 # Messages for requests that were refused before their memory was looked for; a client sends one at a time.
 _MAX_UNREAD = 4

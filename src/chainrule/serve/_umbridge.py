@@ -12,6 +12,10 @@ What does not vary, and what has no size of its own, is the `config` of a reques
 `inputs` are inputs of the component; arrays in them say the length of lists and the sizes of open dimensions.
 `shapes` says such a size alone. `/ModelInfo` also has the names, units and bounds of the vectors.
 
+A few bytes of a request must not stand for much memory, nor a long vector keep the event loop. Placeholders
+take no memory, sizes are checked before anything is made of them, and what is long is parsed, converted and
+written in threads, one body at a time.
+
 Requests and answers are JSON. Errors have the protocol's form `{"error": {"type", "message"}}`, and numbers
 that JSON does not have are `NaN` and `Infinity`, which clients in Python read.
 """
@@ -19,9 +23,11 @@ that JSON does not have are `NaN` and `Infinity`, which clients in Python read.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,16 +38,37 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from chainrule._codec import FRAMES_MEDIA_TYPE, Limits, decode_body, encode_body, parse_json
+from chainrule._describe import describe_value
+from chainrule._endpoints import HVP, JVP, VJP, DerivativeKind
 from chainrule._errors import ChainruleError, InputError
 from chainrule._lru_cache import LRUCache
 from chainrule._trees import get_at_path, iterate_leaves, set_at_path
-from chainrule.runtime.internal import HVP, JVP, VJP, DerivativeKind, Document, Leaf
+from chainrule.runtime.internal import Document, Leaf
 from chainrule.serve._calls import Call, Reply
-from chainrule.serve._endpoint import Disconnected, Intake, declared_length, read_body
+from chainrule.serve._endpoint import (
+    Disconnected,
+    Grow,
+    Intake,
+    Receive,
+    Watch,
+    declared_length,
+    read_body,
+)
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._pool import Service
 
+_log = logging.getLogger(__name__)
 _PROTOCOL = 1.0
+# Bodies and answers beyond this are not worked on by the event loop.
+_LONG_BYTES = 1 << 16
+# Numbers that are converted in one step, in which no other thread runs.
+_PIECE = 1 << 16
+_MAX_RANK = 32
+# Of messages, and of what a request says in them.
+_MAX_MESSAGE = 2000
+_MAX_SHOWN = 80
+# Shapes for a longer config are not remembered.
+_MAX_CONFIG_BYTES = 1 << 16
 _FLAT = "-flat"
 _SUPPORT = {
     "Evaluate": "apply",
@@ -62,7 +89,7 @@ class RefusedError(Exception):
     """
 
     def __init__(self, kind: str, message: str, status: int = 400) -> None:
-        super().__init__(message)
+        super().__init__(message[:_MAX_MESSAGE])
         self.kind = kind
         self.status = status
 
@@ -87,11 +114,13 @@ class Model:
 
     Args:
         service: the component.
+        limits: on what a request may stand for.
         is_flat: whether all leaves are one vector.
     """
 
-    def __init__(self, service: Service, *, is_flat: bool) -> None:
+    def __init__(self, service: Service, limits: Limits, *, is_flat: bool) -> None:
         self._service = service
+        self._limits = limits
         self._is_flat = is_flat
         self._document = Document(service.facts.openapi)
         self._shapes: LRUCache[Any, Shapes] = LRUCache(64)
@@ -122,14 +151,15 @@ class Model:
 
     async def shapes(self, config: Any) -> Shapes:
         """The vectors for a config; asked for once."""
-        key = orjson.dumps(config, option=orjson.OPT_SORT_KEYS)
+        key = _key(config)
         found = self._shapes.get(key)
         if found is None:
-            tree = _inputs_of(self._document, config)
+            tree = _inputs_of(self._document, config, self._limits)
             inputs = self._document.leaves("inputs", tree)
             outputs = self._document.leaves("outputs", await self._abstract_outputs(tree, inputs))
             found = Shapes(self._grouped(inputs), self._grouped(outputs), tree)
-            self._shapes.put(key, found)
+            if len(key) <= _MAX_CONFIG_BYTES:
+                self._shapes.put(key, found)
         return found
 
     def _grouped(self, leaves: Sequence[Leaf]) -> tuple[Group, ...]:
@@ -222,10 +252,10 @@ class Model:
             raise RefusedError(
                 "UnsupportedFeature", f"{self._service.facts.name} has no endpoint {endpoint}."
             )
-        body = b"".join(encode_body(payload, format=FRAMES_MEDIA_TYPE))
+        body = await _off_the_loop(_nbytes(payload), self._placed, payload)
         call = Call(
             endpoint,
-            self._service.pool.placed(body),
+            body,
             content_type=FRAMES_MEDIA_TYPE,
             accept=FRAMES_MEDIA_TYPE,
         )
@@ -233,7 +263,22 @@ class Model:
             reply = await self._service.call(call)
         except ChainruleError as error:
             raise RefusedError("ModelError", error.message, error.http_status) from error
-        return _read(reply)
+        return await _off_the_loop(reply.nbytes, _read, reply)
+
+    def _placed(self, payload: Mapping[str, Any]) -> Any:
+        return self._service.pool.placed(b"".join(encode_body(payload, format=FRAMES_MEDIA_TYPE)))
+
+
+def _nbytes(payload: Mapping[str, Any]) -> int:
+    leaves = (leaf for _, leaf in iterate_leaves(payload))
+    return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, np.ndarray))
+
+
+async def _off_the_loop(nbytes: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function returns; a thread runs it where that takes long."""
+    if nbytes <= _LONG_BYTES:
+        return function(*arguments)
+    return await asyncio.to_thread(function, *arguments)
 
 
 def _read(reply: Reply) -> Any:
@@ -246,23 +291,41 @@ def _read(reply: Reply) -> Any:
 
 
 def _config(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    config = body.get("config") or {}
-    unknown = (
-        sorted(set(config) - {"inputs", "shapes"}) if isinstance(config, Mapping) else ["config"]
-    )
+    config = _mapping(body.get("config"), "config")
+    unknown = sorted(set(config) - {"inputs", "shapes"})
     if unknown:
         raise RefusedError(
             "InvalidInput",
-            f'Expected config to have "inputs" and "shapes"; found {", ".join(unknown)}. Inputs that do not '
+            f'Expected config to have "inputs" and "shapes"; found {_listed(unknown)}. Inputs that do not '
             'vary go below "inputs".',
         )
-    return config
+    return {name: _mapping(value, f"config.{name}") for name, value in config.items()}
 
 
-def _inputs_of(document: Document, config: Mapping[str, Any]) -> Any:
+def _mapping(value: Any, name: str) -> Mapping[str, Any]:
+    """An object of a request; nothing stands for an empty one."""
+    if value is not None and not isinstance(value, dict):
+        raise RefusedError(
+            "InvalidInput", f"Expected {name} to be an object; found {describe_value(value)}."
+        )
+    return value or {}
+
+
+def _shown(value: Any) -> str:
+    """What a request says, short."""
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(_shown(name)[1:-1] for name in names[:5]) + more
+
+
+def _inputs_of(document: Document, config: Mapping[str, Any], limits: Limits) -> Any:
     """The component's inputs with something at every leaf that has a fixed place."""
-    tree = deepcopy(config.get("inputs") or {})
-    shapes = dict(config.get("shapes") or {})
+    tree = _copied(config.get("inputs", {}))
+    shapes = dict(config.get("shapes", {}))
     fields = {field.path: field for field in document.fields("inputs")}
     for pattern, spec in document.differentiable("inputs").items():
         if "[" in pattern or "{" in pattern or _is_given(tree, pattern):
@@ -281,13 +344,49 @@ def _inputs_of(document: Document, config: Mapping[str, Any]) -> Any:
                 f"The size of {pattern!r} is open ({spec}): give it in the config, for example "
                 f'{{"shapes": {{"{pattern}": [3]}}}}.',
             )
-        _place(tree, pattern, np.ones(tuple(shape), spec.dtype or "float64"))
+        _check_shape(pattern, shape, limits)
+        # A view of one number: it takes no memory, for any shape.
+        _place(tree, pattern, np.broadcast_to(np.ones((), spec.dtype or "float64"), shape))
     if shapes:
         raise RefusedError(
             "InvalidInput",
-            f"config.shapes names {', '.join(shapes)}, which is not an input of open size.",
+            f"config.shapes names {_listed(list(shapes))}, which is not an input of open size.",
         )
     return tree
+
+
+def _key(config: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(config, option=orjson.OPT_SORT_KEYS)
+    except TypeError:  # integers of more than 64 bits
+        return json.dumps(config, sort_keys=True).encode()
+
+
+def _copied(tree: Any) -> Any:
+    """The same tree with objects of its own; what is in them is shared."""
+    if isinstance(tree, dict):
+        return {name: _copied(value) for name, value in tree.items()}
+    return tree
+
+
+def _check_shape(path: str, shape: Any, limits: Limits) -> None:
+    """Refuse what is not a shape, or the shape of more memory than a request may stand for."""
+    is_shape = isinstance(shape, (list, tuple)) and len(shape) <= _MAX_RANK
+    if not is_shape or not all(type(size) is int and size >= 0 for size in shape):
+        raise RefusedError(
+            "InvalidInput",
+            f"Expected the shape of {path!r} to be a list of at most {_MAX_RANK} sizes, such as [3]; found "
+            f"{_shown(shape)}.",
+        )
+    # Zeros count as ones: the other sizes have to be sizes of something.
+    nbytes = 8 * math.prod(max(size, 1) for size in shape)
+    if nbytes > limits.max_expanded_bytes:
+        raise RefusedError(
+            "InvalidInput",
+            f"An array of the shape of {path!r}, {_shown(shape)}, has more than the "
+            f"{limits.max_expanded_bytes} bytes that a request may stand for (max_expanded_bytes).",
+            413,
+        )
 
 
 def _is_given(tree: Any, path: str) -> bool:
@@ -300,8 +399,14 @@ def _is_given(tree: Any, path: str) -> bool:
 def _place(tree: dict[str, Any], path: str, value: Any) -> None:
     """Put a value into nested dictionaries, which are made on the way."""
     *above, last = path.split(".")
-    for name in above:
+    for depth, name in enumerate(above, 1):
         tree = tree.setdefault(name, {})
+        if not isinstance(tree, dict):
+            raise RefusedError(
+                "InvalidInput",
+                f"Expected config.inputs.{'.'.join(above[:depth])} to be an object; found "
+                f"{describe_value(tree)}.",
+            )
     tree[last] = value
 
 
@@ -310,7 +415,7 @@ def _index(body: Mapping[str, Any], name: str, groups: Sequence[Group]) -> int:
     if type(index) is not int or not 0 <= index < len(groups):
         raise RefusedError(
             "InvalidInput",
-            f"Expected {name} to be a number from 0 to {len(groups) - 1}; found {index!r}.",
+            f"Expected {name} to be a number from 0 to {len(groups) - 1}; found {_shown(index)}.",
         )
     return index
 
@@ -320,20 +425,17 @@ def _vector(body: Mapping[str, Any], name: str, group: Group) -> np.ndarray:
 
 
 def _numbers(vector: Any, name: str, group: Group) -> np.ndarray:
-    size = sum(leaf.size for leaf in group)
-    try:
-        numbers = np.asarray(vector)
-    except ValueError:  # nested lists of unequal lengths
-        numbers = np.asarray(None)
-    if not isinstance(vector, list) or numbers.ndim != 1 or numbers.dtype.kind not in "iuf":
+    """A vector of a request, which `_parse` has made an array of."""
+    if not isinstance(vector, np.ndarray):
         raise RefusedError("InvalidInput", f"Expected {name} to be a list of numbers.")
+    size = sum(leaf.size for leaf in group)
     if len(vector) != size:
         paths = ", ".join(leaf.path for leaf in group)
         raise RefusedError(
             "InvalidInput",
             f"{name} ({paths}) has invalid length! Expected {size} but got {len(vector)}.",
         )
-    return numbers.astype(float)
+    return vector
 
 
 def _split(vector: np.ndarray, group: Group) -> dict[str, np.ndarray]:
@@ -353,8 +455,10 @@ def umbridge_routes(
     """The routes of the protocol for all components of a server."""
     models: dict[str, Model] = {}
     for name, service in services.items():
-        models[name] = Model(service, is_flat=False)
-        models[f"{name}{_FLAT}"] = Model(service, is_flat=True)
+        models[name] = Model(service, limits, is_flat=False)
+        models[f"{name}{_FLAT}"] = Model(service, limits, is_flat=True)
+    max_bytes = max(service.facts.max_body_bytes for service in services.values())
+    reader = _RequestReader(max_bytes, options.read_timeout_s, limits)
 
     async def info(request: Request) -> Response:
         return _json({"protocolVersion": _PROTOCOL, "models": list(models)})
@@ -362,17 +466,22 @@ def umbridge_routes(
     def route(path: str, answer: Callable[[Model, Mapping[str, Any]], Any]) -> Route:
         async def respond(request: Request) -> Response:
             try:
-                body = await _read_request(request, services, options, intake, limits)
-                content = await answer(_find(models, body), body)
-                return await asyncio.to_thread(_json, content)
+                nbytes = declared_length(request.headers.get("content-length"), max_bytes)
+                with intake.room_for(nbytes) as grow:
+                    body = await reader.read(request, nbytes, grow)
+                    content = await _unless_the_caller_leaves(
+                        request.receive, answer(_find(models, body), body)
+                    )
+                return await _off_the_loop(_nbytes(content), _json, content)
             except RefusedError as error:
-                content = {"error": {"type": error.kind, "message": str(error)}}
-                return _json(content, error.status)
+                return _failed(error.kind, str(error), error.status)
             except Disconnected:
                 return Response(status_code=499)
             except ChainruleError as error:
-                content = {"error": {"type": "InvalidInput", "message": error.message}}
-                return _json(content, error.http_status)
+                return _failed("InvalidInput", error.message, error.http_status)
+            except Exception:
+                _log.exception("A request for %s was lost", path)
+                return _failed("ModelError", "The server failed on this request.", 500)
 
         return Route(path, respond, methods=["POST"])
 
@@ -397,41 +506,112 @@ def umbridge_routes(
     ]
 
 
-async def _read_request(
-    request: Request,
-    services: Mapping[str, Service],
-    options: ServeOptions,
-    intake: Intake,
-    limits: Limits,
-) -> Mapping[str, Any]:
-    limit = max(service.facts.max_body_bytes for service in services.values())
-    nbytes = declared_length(request.headers.get("content-length"), limit)
-    with intake.room_for(nbytes) as grow:
+class _RequestReader:
+    """Reads requests, long ones one at a time: parsed they take many times their bytes.
+
+    Args:
+        max_bytes: of a body.
+        timeout_s: how long a caller may pause.
+        limits: on what is parsed.
+    """
+
+    def __init__(self, max_bytes: int, timeout_s: float, limits: Limits) -> None:
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._limits = limits
+        self._turn = asyncio.Lock()
+
+    async def read(self, request: Request, nbytes: int | None, grow: Grow) -> Mapping[str, Any]:
+        """The body of a request, with arrays in place of its vectors."""
         content = await read_body(
-            request.receive, nbytes, max_bytes=limit, timeout_s=options.read_timeout_s, grow=grow
+            request.receive,
+            nbytes,
+            max_bytes=self._max_bytes,
+            timeout_s=self._timeout_s,
+            grow=grow,
         )
-    # Not on the event loop, nor past the limits: a long vector takes long to read, and many times its text.
-    body = await asyncio.to_thread(parse_json, bytes(content), limits)
+        is_long = len(content) > _LONG_BYTES
+        async with self._turn if is_long else contextlib.nullcontext():
+            return await _off_the_loop(len(content), _parse, content, self._limits)
+
+
+def _parse(content: bytes, limits: Limits) -> Mapping[str, Any]:
+    body = parse_json(content, limits)
     if not isinstance(body, dict):
         raise InputError("Expected the body to be a JSON object.", code="json_invalid")
+    for name in ("sens", "vec"):
+        body[name] = _as_array(body.get(name))
+    if isinstance(body.get("input"), list):
+        body["input"] = [_as_array(vector) for vector in body["input"]]
     return body
+
+
+def _as_array(vector: Any) -> np.ndarray | None:
+    """A list of numbers as an array; `None` for anything else."""
+    if not isinstance(vector, list):
+        return None
+    pieces = []
+    for start in range(0, len(vector), _PIECE):
+        try:
+            piece = np.asarray(vector[start : start + _PIECE])
+        except ValueError:  # nested lists of unequal lengths
+            return None
+        if piece.ndim != 1 or piece.dtype.kind not in "iuf":
+            return None
+        pieces.append(piece.astype(float))
+    return np.concatenate(pieces) if pieces else np.zeros(0)
+
+
+async def _unless_the_caller_leaves(receive: Receive, answer: Awaitable[Any]) -> Any:
+    """An answer; the work for it is cancelled when the caller disconnects.
+
+    Raises:
+        Disconnected: that is so.
+    """
+    watch = Watch(receive)
+    try:
+        return await answer
+    except asyncio.CancelledError:
+        if watch.left:
+            raise Disconnected from None
+        raise
+    finally:
+        watch.stop()
 
 
 def _find(models: Mapping[str, Model], body: Mapping[str, Any]) -> Model:
     name = body.get("name")
     if not isinstance(name, str) or name not in models:
         raise RefusedError(
-            "ModelNotFound", f"There is no model {name!r}; there are {', '.join(models)}."
+            "ModelNotFound", f"There is no model {_shown(name)}; there are {', '.join(models)}."
         )
     return models[name]
 
 
+def _failed(kind: str, message: str, status: int) -> Response:
+    return _json({"error": {"type": kind, "message": message[:_MAX_MESSAGE]}}, status)
+
+
 def _json(content: Any, status: int = 200) -> Response:
-    arrays = [leaf for _, leaf in iterate_leaves(content) if isinstance(leaf, np.ndarray)]
-    text: bytes | str
-    if all(np.isfinite(array).all() for array in arrays):
-        text = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
-    else:
-        # The standard library writes NaN and Infinity, which clients in Python read; orjson writes null.
-        text = json.dumps(content, default=lambda array: array.tolist())
-    return Response(text, status, media_type="application/json")
+    return Response(_written(content), status, media_type="application/json")
+
+
+def _written(content: Any) -> bytes:
+    """Nested data as JSON, its arrays piece by piece."""
+    if isinstance(content, dict):
+        pairs = (orjson.dumps(name) + b":" + _written(value) for name, value in content.items())
+        return b"{%b}" % b",".join(pairs)
+    if isinstance(content, list):
+        return b"[%b]" % b",".join(map(_written, content))
+    if isinstance(content, np.ndarray):
+        pieces = (content[start : start + _PIECE] for start in range(0, len(content), _PIECE))
+        return b"[%b]" % b",".join(map(_written_piece, pieces))
+    return orjson.dumps(content)
+
+
+def _written_piece(numbers: np.ndarray) -> bytes:
+    """Numbers between commas."""
+    if np.isfinite(numbers).all():
+        return orjson.dumps(numbers, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+    # The standard library writes NaN and Infinity, which clients in Python read; orjson writes null.
+    return json.dumps(numbers.tolist())[1:-1].encode()

@@ -28,6 +28,7 @@ The modules, in the order in which to read them:
     _summary        a table of parameters; how a model prints
     _errors         what can go wrong
     layers          equinox layers with parameters inside
+    internal        what other packages of this project use
 """
 
 from chainrule.stateful import layers

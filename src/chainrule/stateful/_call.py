@@ -359,27 +359,31 @@ class Transformation:
 
     @functools.cached_property
     def _as_method(self) -> Transformation:
-        fun = self._fun
-
-        @functools.wraps(fun)
-        def method(*args: Any, **kwargs: Any) -> Any:
-            module = kwargs.pop("self")
-            if isinstance(fun, Transformation):  # it tracks the module itself
-                return fun.__get__(module)(*args, **kwargs)
-            return fun(module, *args, **kwargs)
-
-        signature = inspect.signature(fun)
-        # Positions count what is passed by position, and the module is not.
-        method.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=[*signature.parameters.values()][1:]
-        )
-        return type(self)(method, **self._options)
+        return type(self)(tracking_self(self._fun), **self._options)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({name_of(self._fun)})"
+
+
+def tracking_self(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """A method as a function whose keyword argument `self` is the module."""
+
+    @functools.wraps(fun)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        module = kwargs.pop("self")
+        if isinstance(fun, Transformation):  # it tracks the module itself
+            return fun.__get__(module)(*args, **kwargs)
+        return fun(module, *args, **kwargs)
+
+    signature = inspect.signature(fun)
+    # Positions count what is passed by position, and the module is not.
+    method.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*signature.parameters.values()][1:]
+    )
+    return method
 
 
 def decorator(

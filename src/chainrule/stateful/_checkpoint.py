@@ -25,6 +25,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import DictKey, SequenceKey
 
 from chainrule._errors import InputError, StorageError
 from chainrule._jaxpr import enable_x64
@@ -212,7 +213,8 @@ def save(
         metadata: facts about the checkpoint, as JSON has them; `load` reports them.
 
     Raises:
-        InputError: the mask has a pattern that matches nothing, or a plain value cannot be written.
+        InputError: the mask has a pattern that matches nothing, a plain value cannot be written, or a plain
+            dictionary has keys of mixed types.
     """
     arrays, facts = _contents(tree, mask, metadata)
     write_arrays(Path(path), arrays, facts, format)
@@ -220,6 +222,7 @@ def save(
 
 def _contents(tree: Any, mask: Any, metadata: Mapping[str, Any] | None) -> tuple[Arrays, Facts]:
     """What a checkpoint of a tree holds."""
+    _check_keys(tree)
     structure = Structure().visit(tree)
     leaves = [
         pair for name, param in _chosen(structure, mask) for pair in _leaves(name, param.value)
@@ -247,6 +250,29 @@ def _contents(tree: Any, mask: Any, metadata: Mapping[str, Any] | None) -> tuple
     facts = {_ALIASES: structure.aliases, _KEYS: keys, _VALUES: values, _COMPLEX: parts}
     texts = {name: json.dumps(fact) for name, fact in facts.items()}
     return arrays, texts | {_METADATA: _as_json(metadata or {})}
+
+
+def _check_keys(tree: Any, path: str = "") -> None:
+    """Refuse plain dictionaries that JAX cannot take apart, because it sorts their keys."""
+    if is_node(tree):
+        return
+    if type(tree) is dict:
+        try:
+            sorted(tree)
+        except TypeError as error:
+            kinds = sorted({type(key).__name__ for key in tree})
+            raise InputError(
+                f"The keys of a dictionary in a checkpoint are of one type that can be sorted; "
+                f"{f'those of `{path}`' if path else 'the given ones'} are of the types "
+                f"{', '.join(kinds)}. Use text for all of them.",
+                code="bad_argument",
+                path=path,
+            ) from error
+        for key, item in tree.items():
+            _check_keys(item, join(path, key_path((DictKey(key),))))
+    elif isinstance(tree, (list, tuple)):
+        for index, item in enumerate(tree):
+            _check_keys(item, join(path, key_path((SequenceKey(index),))))
 
 
 def _as_json(metadata: Mapping[str, Any]) -> str:
@@ -293,6 +319,7 @@ def load(
             lists all of them, and no parameter has changed.
         StorageError: there is no checkpoint at `path`, or it cannot be read.
     """
+    _check_keys(tree)
     stored, facts = read_arrays(Path(path))
     entries, optional = _entries(stored, facts, mapping)
     targets = dict(_chosen(Structure().visit(tree), mask))

@@ -9,7 +9,7 @@ parameters too. What a function writes comes back as auxiliary output, which no 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -18,7 +18,7 @@ import numpy as np
 from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
 from chainrule._errors import DefinitionError
-from chainrule.stateful._call import Call, Transformation, decorator, keyword_of
+from chainrule.stateful._call import Call, Transformation, decorator, keyword_of, tracking_self
 from chainrule.stateful._masks import TRAINABLE, Mask, nothing_selected, resolve_places
 from chainrule.stateful._values import is_inexact
 
@@ -308,13 +308,29 @@ def jvp(
     Returns:
         `(value, tangent)`, or `(value, tangent, aux)`.
     """
+
+    def transform(function: Callable[..., Any], *arguments: Any, has_aux: bool) -> Any:
+        return jax.jvp(function, arguments, tuple(tangents), has_aux=has_aux)
+
+    return _at_point(transform, fun, tuple(primals), has_aux, kwargs_mask, tracked)
+
+
+def _at_point(
+    transform: Callable[..., Any],
+    fun: Callable[..., Any],
+    primals: tuple[Any, ...],
+    has_aux: bool,
+    kwargs_mask: Any,
+    tracked: Mapping[str, Any],
+) -> Any:
+    """`(value, derivative)`, or with an aux, of a transformation of JAX that is given a point."""
     call = Call(tracked)
     selection = Selection(call, kwargs_mask)
     function = selection.with_aux(fun, has_aux)
-    value, tangent, (aux, values) = jax.jvp(
-        function, selection.arguments(tuple(primals)), tuple(tangents), has_aux=True
+    value, derivative, (aux, values) = transform(
+        function, *selection.arguments(primals), has_aux=True
     )
-    return call.finish((value, tangent, aux) if has_aux else (value, tangent), values)
+    return call.finish((value, derivative, aux) if has_aux else (value, derivative), values)
 
 
 def vjp(
@@ -338,11 +354,7 @@ def vjp(
         `(value, pull)`, or `(value, pull, aux)`; `pull(cotangent)` is a tuple with one entry per primal,
         and with `kwargs_mask` one more for the selected parameters.
     """
-    call = Call(tracked)
-    selection = Selection(call, kwargs_mask)
-    function = selection.with_aux(fun, has_aux)
-    value, pull, (aux, values) = jax.vjp(function, *selection.arguments(primals), has_aux=True)
-    return call.finish((value, pull, aux) if has_aux else (value, pull), values)
+    return _at_point(jax.vjp, fun, primals, has_aux, kwargs_mask, tracked)
 
 
 def linearize(
@@ -366,17 +378,15 @@ def linearize(
         `(value, push)`, or `(value, push, aux)`; `push(*tangents)` takes one tangent per primal, and with
         `kwargs_mask` one more for the selected parameters.
     """
-    call = Call(tracked)
-    selection = Selection(call, kwargs_mask)
-    function = selection.with_aux(fun, has_aux)
-    value, push, (aux, values) = jax.linearize(
-        function, *selection.arguments(primals), has_aux=True
-    )
-    return call.finish((value, push, aux) if has_aux else (value, push), values)
+    return _at_point(jax.linearize, fun, primals, has_aux, kwargs_mask, tracked)
 
 
-class CustomVjp(Transformation):
-    """A function with a derivative rule; see `custom_vjp`."""
+class _CustomDerivative(Transformation):
+    """A function with a derivative rule, which is set after the function is made."""
+
+    _setter: ClassVar[str]
+    """How the rule is set, for messages."""
+    _rule: Any = None
 
     def __init__(
         self,
@@ -388,28 +398,56 @@ class CustomVjp(Transformation):
         super().__init__(fun, nondiff_argnums=nondiff_argnums, kwargs_mask=kwargs_mask)
         self._nondiff = tuple(nondiff_argnums)
         self._mask = kwargs_mask
-        self._rules: tuple[Callable[..., Any], Callable[..., Any]] | None = None
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if self._rule is None:
+            raise DefinitionError(
+                f"{self!r} has no rule yet; call `.{self._setter}` before using it.",
+                code="missing_rule",
+            )
+        call = Call(kwargs)
+        selection = Selection(call, self._mask)
+        function = self._with_rule(call, selection)
+        result, values = function(*selection.arguments(args), call.values)
+        return call.finish(result, values)
+
+    @property
+    def _as_method(self) -> _CustomDerivative:
+        made = type(self)(tracking_self(self._fun), **self._options)
+        made._rule = None if self._rule is None else self._rule_as_method()
+        return made
+
+    def _rule_as_method(self) -> Any:
+        """The rule of a method: what it takes first is the module."""
+        raise NotImplementedError
+
+    def _with_rule(self, call: Call, selection: Selection) -> Callable[..., Any]:
+        """JAX's function with the rule: explicit arguments and values in, result and values out."""
+        raise NotImplementedError
+
+
+class CustomVjp(_CustomDerivative):
+    """A function with a backward pass of its own; see `custom_vjp`."""
+
+    _setter = "defvjp(fwd, bwd)"
 
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
         """Set the rule.
 
         Args:
             fwd: `fwd(*args, **tracked) -> (result, residuals)`; it may write parameters, as the function.
+                Of a method, it takes the module first, as the method does.
             bwd: `bwd(*nondiff_args, residuals, cotangent)` → a tuple of cotangents, one per other
                 argument, and with `kwargs_mask` one more: `{keyword: {path: cotangent}}`.
         """
-        self._rules = fwd, bwd
+        self._rule = fwd, bwd
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        if self._rules is None:
-            raise DefinitionError(
-                f"{self!r} has no rule yet; call `.defvjp(fwd, bwd)` before using it.",
-                code="missing_rule",
-            )
-        fwd, bwd = self._rules
-        call = Call(kwargs)
-        selection = Selection(call, self._mask)
+    def _rule_as_method(self) -> Any:
+        fwd, bwd = self._rule
+        return tracking_self(fwd), bwd
 
+    def _with_rule(self, call: Call, selection: Selection) -> Callable[..., Any]:
+        fwd, bwd = self._rule
         primal, forward = selection.explicit(self._fun), selection.explicit(fwd)
 
         def rule_forward(*args: Any) -> Any:
@@ -427,8 +465,7 @@ class CustomVjp(Transformation):
         # Symbolic: JAX makes no zeros for the parameters that pass through, some of which may live on a
         # mesh that the rule has nothing to do with.
         function.defvjp(rule_forward, rule_backward, symbolic_zeros=True)
-        result, values = function(*selection.arguments(args), call.values)
-        return call.finish(result, values)
+        return function
 
 
 def _instantiated(zero: Any) -> Any:
@@ -466,20 +503,10 @@ def custom_vjp(
     return decorator(CustomVjp, fun, nondiff_argnums=nondiff_argnums, kwargs_mask=kwargs_mask)
 
 
-class CustomJvp(Transformation):
-    """A function with a derivative rule; see `custom_jvp`."""
+class CustomJvp(_CustomDerivative):
+    """A function with a forward derivative of its own; see `custom_jvp`."""
 
-    def __init__(
-        self,
-        fun: Callable[..., Any],
-        *,
-        nondiff_argnums: Sequence[int] = (),
-        kwargs_mask: Any = None,
-    ) -> None:
-        super().__init__(fun, nondiff_argnums=nondiff_argnums, kwargs_mask=kwargs_mask)
-        self._nondiff = tuple(nondiff_argnums)
-        self._mask = kwargs_mask
-        self._rule: Callable[..., Any] | None = None
+    _setter = "defjvp(rule)"
 
     def defjvp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
         """Set the rule, and return it.
@@ -487,20 +514,16 @@ class CustomJvp(Transformation):
         Args:
             rule: `rule(*nondiff_args, primals, tangents, **tracked) -> (result, tangent)`; it may write
                 parameters, as the function. With `kwargs_mask`, the last of `primals` and of `tangents` are
-                the selected parameters, `{keyword: {path: …}}`.
+                the selected parameters, `{keyword: {path: …}}`. Of a method, it takes the module first.
         """
         self._rule = rule
         return rule
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def _rule_as_method(self) -> Any:
+        return tracking_self(self._rule)
+
+    def _with_rule(self, call: Call, selection: Selection) -> Callable[..., Any]:
         rule = self._rule
-        if rule is None:
-            raise DefinitionError(
-                f"{self!r} has no rule yet; call `.defjvp(rule)` before using it.",
-                code="missing_rule",
-            )
-        call = Call(kwargs)
-        selection = Selection(call, self._mask)
 
         def derivative(*args: Any) -> Any:
             *nondiff, (*primals, values), (*tangents, _) = args
@@ -512,8 +535,7 @@ class CustomJvp(Transformation):
 
         function = jax.custom_jvp(selection.explicit(self._fun), nondiff_argnums=self._nondiff)
         function.defjvp(derivative)
-        result, values = function(*selection.arguments(args), call.values)
-        return call.finish(result, values)
+        return function
 
 
 def _zero_tangent(primal: Any) -> Any:

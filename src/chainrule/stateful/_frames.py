@@ -22,9 +22,9 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -60,6 +60,31 @@ class TypesChangedError(TrackingError):
     def __init__(self, error: TrackingError, *, is_from_none: bool) -> None:
         super().__init__(error.message, code=error.code, path=error.path, details=error.details)
         self.is_from_none = is_from_none
+
+
+class MissingState(NamedTuple):
+    """A state that is `None` in a trace, and how it is made.
+
+    Attributes:
+        slot: of the state.
+        sources: the slots of the parameters it is made from, by their names.
+        make: the state for `{name: value}` of those parameters.
+    """
+
+    slot: int
+    sources: Mapping[str, int]
+    make: Callable[[Any], Any]
+
+
+class StateMissingError(BaseException):
+    """A trace of `jit` needs a state that is `None`: `jit` makes it outside and traces again.
+
+    It passes through the user's function, where an `except Exception` must not take it for a failed step.
+    """
+
+    def __init__(self, missing: MissingState) -> None:
+        super().__init__(missing)
+        self.missing = missing
 
 
 class Frame:
@@ -121,6 +146,31 @@ def enter(plan: Any, values: Sequence[Any], *, is_barrier: bool = False) -> Iter
         yield frame
     finally:
         local.stack = outer
+
+
+def make_outside(state: Any, sources: Mapping[str, Any], make: Callable[[Any], Any]) -> None:
+    """Give a trace of `jit` up when a state is `None` that can be made before the program runs.
+
+    A program takes a state as an input only if it is there when the trace begins. Made inside, it would be
+    an output of one program and the input of a second one. It can be made outside if the parameters that it
+    is made from still have the values they came with.
+
+    Args:
+        state: the parameter that is `None`.
+        sources: the parameters that the state is made from, by name.
+        make: the state for `{name: value}`.
+
+    Raises:
+        StateMissingError: to be caught by `jit`.
+    """
+    frame = local.stack[-1] if local.stack else None
+    if frame is None or not frame.is_barrier:
+        return
+    slots = {id(param): slot for slot, param in enumerate(frame.plan.params)}
+    needed = {id(state), *map(id, sources.values())}
+    if needed <= slots.keys() and not needed & frame.written:
+        places = {name: slots[id(param)] for name, param in sources.items()}
+        raise StateMissingError(MissingState(slots[id(state)], places, make))
 
 
 def read(param: Any, stack: tuple[Frame, ...]) -> Any:
@@ -270,6 +320,7 @@ class Watch:
                 object.__setattr__(node, "_watches", watches)
 
 
+# Of `_watches` of all nodes: a watch that is added while another thread takes them away must not be lost.
 _watching = threading.Lock()
 
 

@@ -17,7 +17,8 @@ A program depends on the static parameters that the function reads before it set
 function that begins with `model.train()` is one program, and the mode in which the model comes does not
 matter. Which ones are read shows in the first trace. JAX traces a program again for other shapes, and that
 trace may read more; it is then given up (`_ReadsMoreError`), before anything has run, and another program,
-which depends on more, takes the call.
+which depends on more, takes the call. In the same way the trace that finds the state of an optimiser missing
+is given up (`StateMissingError`): the state is made outside, and one program takes it from the first call on.
 """
 
 from __future__ import annotations
@@ -43,7 +44,14 @@ from chainrule.stateful._call import (
     name_of,
     plain_values,
 )
-from chainrule.stateful._frames import Watch, local, write_all
+from chainrule.stateful._frames import (
+    MissingState,
+    StateMissingError,
+    Watch,
+    local,
+    make_outside,
+    write_all,
+)
 from chainrule.stateful._masks import resolve_mask
 from chainrule.stateful._nodes import has_identity
 from chainrule.stateful._snapshots import Snapshot
@@ -129,7 +137,7 @@ class Program:
             not given.
     """
 
-    __slots__ = ("_owner", "call", "donated", "kept", "reads", "statics")
+    __slots__ = ("_missing", "_owner", "call", "donated", "kept", "reads", "statics")
 
     def __init__(
         self, owner: Jit, plan: Plan, arity: int, reads: frozenset[int] | None = None
@@ -137,6 +145,7 @@ class Program:
         self._owner = owner
         self.statics = plan.static_values()
         self.reads = reads
+        self._missing: dict[int, MissingState] = {}
         self.donated: tuple[int, ...] = ()
         self.kept = tuple(range(len(plan.paths)))
         self.call = jax.jit(self._flat(), **_flat_options(owner.options, plan, arity))
@@ -183,7 +192,18 @@ class Program:
 
         def flat(objects: _Objects, values: list[Any], *args: Any) -> Any:
             plan = owner.plan(objects.kwargs())
-            result, frame, returns_live = execute(plan, owner.fun, values, args, is_barrier=True)
+            for slot, missing in self._missing.items():
+                if (
+                    values[slot] is None
+                ):  # known from an earlier trace, of a state that was reset since
+                    raise StateMissingError(missing)
+            try:
+                result, frame, returns_live = execute(
+                    plan, owner.fun, values, args, is_barrier=True
+                )
+            except StateMissingError as error:
+                self._missing[error.missing.slot] = error.missing
+                raise
             self._note_reads(frozenset(plan.positions(frame.static_reads)))
             new = _constrain(frame.results(), owner.options["kwargs_shardings"], plan)
             slots = tuple(plan.slots_of(frame.written))
@@ -416,12 +436,18 @@ class Jit(Transformation):
             result, new, notes = binding.call(binding.objects, *binding.inputs(kwargs), *args)
         except _ReadsMoreError as more:
             self._depend_on_more(more.reads, args, kwargs)
-            return self(*args, **kwargs)
-        binding.store(new, notes)
-        return result if notes.is_plain else binding.finish(notes, result)
+        except StateMissingError as error:
+            self._make_state(error.missing, kwargs)
+        else:
+            binding.store(new, notes)
+            return result if notes.is_plain else binding.finish(notes, result)
+        return self(*args, **kwargs)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
-        """Lower for these arguments without running; `.compile()` gives a callable that tracks too."""
+        """Lower for these arguments without running; `.compile()` gives a callable that tracks too.
+
+        The state of an optimiser that has none yet is made, as by `optim.init`.
+        """
         return Lowered(self, self._stage("lower", args, kwargs))
 
     def trace(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -435,7 +461,9 @@ class Jit(Transformation):
             return stage(binding.objects, *binding.inputs(kwargs), *args)
         except _ReadsMoreError as more:
             self._depend_on_more(more.reads, args, kwargs)
-            return self._stage(method, args, kwargs)
+        except StateMissingError as error:
+            self._make_state(error.missing, kwargs)
+        return self._stage(method, args, kwargs)
 
     def clear_cache(self) -> None:
         """Forget every binding and compiled program."""
@@ -517,6 +545,16 @@ class Jit(Transformation):
         self._programs.pop((*key, True), None)
         self._bindings.clear()
         self._last = None
+
+    def _make_state(self, missing: MissingState, kwargs: dict[str, Any]) -> None:
+        """Make the state whose absence has ended a trace."""
+        plan = self.plan(kwargs)
+        param = plan.params[missing.slot]
+        sources = {name: plan.params[slot] for name, slot in missing.sources.items()}
+        make_outside(param, sources, missing.make)  # outside of a `jit` around this one, too
+        state = missing.make({name: source.value for name, source in sources.items()})
+        sharding = resolve_mask(self.options["kwargs_shardings"], plan, None)[missing.slot]
+        param.set(state if sharding is None else jax.device_put(state, sharding))
 
     def _donated_slots(self, program: Program, plan: Plan, args: Any, kwargs: Any) -> list[int]:
         """Slots the function writes, among those the user lets go: found by an abstract run."""

@@ -11,6 +11,7 @@ import optax
 
 from chainrule._errors import InputError
 from chainrule.stateful._errors import GradientError
+from chainrule.stateful._frames import make_outside
 from chainrule.stateful._masks import TRAINABLE, Mask, check_patterns, nothing_selected, select
 from chainrule.stateful._module import Module
 from chainrule.stateful._params import DynamicParam, Param, StaticParam
@@ -110,7 +111,7 @@ class Optim(Module):
         return jnp.conj(gradient) if jnp.iscomplexobj(gradient) else gradient
 
     def init(self, tree: Any) -> None:
-        """Make the state now; otherwise the first step does, and a jitted function compiles twice."""
+        """Make the state now; otherwise the first step does."""
         params = self._selected(tree)
         self.state.set(self._optimizer(params).init(_values(params)))
 
@@ -124,8 +125,11 @@ class Optim(Module):
 
         The selection changes when parameters are frozen or a model grows.
         """
-        state, optimizer, values = self.state.get(), self._optimizer(params), _values(params)
-        return optimizer.init(values) if state is None else _carried(state, optimizer, values)
+        state, optimizer = self.state.get(), self._optimizer(params)
+        if state is None:
+            make_outside(self.state, params, optimizer.init)
+            return optimizer.init(_values(params))
+        return _carried(state, optimizer, _values(params))
 
     def _selected(self, tree: Any) -> dict[str, DynamicParam]:
         mask, groups = self.mask.get(), self.optimizers.get()

@@ -25,6 +25,8 @@ from chainrule.stateful._module import Module
 from chainrule.stateful._params import DynamicParam
 
 _NO_METADATA = DynamicParam().metadata
+# Reading a state and setting the next one is one step, or two threads would draw the same keys. Reentrant,
+# because a finalizer that runs in between may draw as well.
 _drawing = threading.RLock()
 
 
@@ -71,8 +73,10 @@ class RKGState(DynamicParam):
 
     def _split(self, count: int) -> Any:
         keys = jax.random.split(jax.random.wrap_key_data(self.get()), count + 1)
-        self.set(jax.random.key_data(keys[0]))
-        return keys[1:]
+        # Rows of typed keys would be further programs to compile.
+        rows = jax.random.key_data(keys)
+        self.set(rows[0])
+        return jax.random.wrap_key_data(rows[1:])
 
 
 class _ThreadCell(threading.local):

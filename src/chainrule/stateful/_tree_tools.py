@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 
 from chainrule._errors import InputError
 from chainrule.stateful._frames import write_all
@@ -34,7 +35,16 @@ def frozen(tree: T, flag: bool = True) -> T:
     """Freeze every parameter in a tree (or thaw, with `False`), and return the tree.
 
     A frozen parameter is left out of every default selection: no gradient, no optimiser step.
+
+    Raises:
+        InputError: `flag` is something else, such as a mask, which would freeze everything.
     """
+    if not isinstance(flag, (bool, np.bool_)):
+        raise InputError(
+            f"`frozen` takes True or False; found {flag!r}. To freeze what a mask selects, write "
+            "`frozen(tree_extract(model, mask))`.",
+            code="bad_argument",
+        )
     for param in params_of(tree).values():
         param.frozen = flag
     return tree
@@ -65,8 +75,8 @@ def shared(tree: T, mask: Any = None) -> T:
 def clone(tree: T) -> T:
     """A tree like this one that changes on its own: other modules and parameters, with the same values.
 
-    What is shared inside stays shared there. Arrays are not copied, because they never change; neither is
-    what modules hold beside parameters.
+    What is shared inside stays shared there. Values are copied, so that they outlive a program to which those
+    of the original are donated; what modules hold beside parameters is not.
 
     Example:
         >>> import jax.numpy as jnp
@@ -93,9 +103,15 @@ def clone(tree: T) -> T:
 
 def _copied_param(param: BaseParam) -> BaseParam:
     new = copy.copy(param)
-    if isinstance(new, DynamicParam):  # containers inside may be edited
-        new.set(jax.tree.map(lambda leaf: leaf, new.value))
+    if isinstance(new, DynamicParam):
+        new.set(jax.tree.map(_copied_array, new.value))
     return new
+
+
+def _copied_array(leaf: Any) -> Any:
+    """An array with memory of its own; while a program is traced there is no memory yet."""
+    is_held = isinstance(leaf, (jax.Array, np.ndarray)) and not isinstance(leaf, jax.core.Tracer)
+    return copy.deepcopy(leaf) if is_held else leaf
 
 
 def get_values(tree: Any, mask: Any = None) -> dict[str, Any]:
@@ -104,6 +120,9 @@ def get_values(tree: Any, mask: Any = None) -> dict[str, Any]:
     Args:
         tree: modules, parameters, and containers of them. A parameter itself has the path `""`.
         mask: which parameters; by default all, with `True` all trainable ones.
+
+    Returns:
+        The arrays themselves. They end when the tree is donated to a program; those of a `clone` do not.
 
     Example:
         >>> import jax, jax.numpy as jnp

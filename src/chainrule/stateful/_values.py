@@ -11,11 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from chainrule._describe import describe_type
 from chainrule._errors import DefinitionError
-
-_SHORT = {
-    "float": "f", "int": "i", "uint": "u", "complex": "c", "bfloat": "bf", "float8_": "f8_",
-}  # fmt: skip
 
 
 def is_arraylike(leaf: Any) -> bool:
@@ -60,8 +57,7 @@ def describe(value: Any) -> str:
     if value is None:
         return "None"
     if is_arraylike(value):
-        shape = ",".join(map(str, np.shape(value)))
-        return f"{_short_dtype(_dtype(value))}[{shape}]"
+        return describe_type(np.shape(value), _dtype(value))
     leaves = jax.tree.leaves(value)
     if len(leaves) == 1 and leaves[0] is value:
         return type(value).__name__
@@ -71,12 +67,6 @@ def describe(value: Any) -> str:
 
 def _dtype(value: Any) -> Any:
     return value.dtype if hasattr(value, "dtype") else jnp.result_type(value)
-
-
-def _short_dtype(dtype: Any) -> str:
-    name = str(dtype)
-    stem = name.rstrip("0123456789")
-    return _SHORT.get(stem, stem) + name[len(stem) :]
 
 
 def nbytes(value: Any) -> int:

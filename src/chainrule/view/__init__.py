@@ -3,6 +3,7 @@
     pipeline         the components and JAX parts of a function, with shapes and cost
     gradient_flow    norms of values and cotangents along it
     spy              where the entries of a Jacobian are
+    plan             what the components of a pipeline are asked for its Jacobian
     schema           what a component takes and gives
     elimination      the way from a computational graph to its Jacobian, vertex by vertex
 
@@ -16,6 +17,7 @@ Modules, in reading order:
     _layout           places for the nodes of a graph
     _arguments        names of a function's arguments
     _pipeline         a program divided into components and JAX parts
+    _plan             what the components of a pipeline are asked for
     _gradient_flow    norms of values and cotangents
     _elimination      the steps of an elimination
     _spy              the pattern of a Jacobian
@@ -26,6 +28,7 @@ from chainrule.view._elimination import EliminationSteps, Product, Step, Vertex,
 from chainrule.view._gradient_flow import FlowRow, GradientFlow, gradient_flow
 from chainrule.view._picture import Picture
 from chainrule.view._pipeline import Link, Part, Pipeline, pipeline
+from chainrule.view._plan import PlanPicture, plan
 from chainrule.view._schema import (
     SchemaTable,
     load_ipython_extension,
@@ -42,6 +45,7 @@ __all__ = [
     "Part",
     "Picture",
     "Pipeline",
+    "PlanPicture",
     "Product",
     "SchemaTable",
     "Spy",
@@ -52,6 +56,7 @@ __all__ = [
     "gradient_flow",
     "load_ipython_extension",
     "pipeline",
+    "plan",
     "schema",
     "spy",
     "unload_ipython_extension",

@@ -16,6 +16,7 @@ from typing import Any
 Edge = tuple[Any, Any]
 Point = tuple[float, float]
 
+# Passes of sorting, forward and backward in turn.
 _SWEEPS = 8
 _APART = 18.0  # free space between the nodes of a layer
 _MARGIN = 16.0
@@ -30,18 +31,50 @@ class Layout:
         places: centre of every node.
         routes: points of every edge, from the right side of one node to the left side of the other.
         size: width and height of it all.
+        sizes: width and height of every node.
     """
 
     places: Mapping[Any, Point]
     routes: Mapping[Edge, tuple[Point, ...]]
     size: Point
+    sizes: Mapping[Any, Point]
+
+    def route(self, edge: Edge) -> tuple[Point, ...]:
+        """Points of an edge; of one that was not laid out, as straight as the nodes between allow."""
+        if edge in self.routes:
+            return self.routes[edge]
+        a, b = edge
+        start = _side(self.places[a], self.sizes[a], +1)
+        end = _side(self.places[b], self.sizes[b], -1)
+        columns: dict[float, list[Any]] = defaultdict(list)
+        for node, (x, _) in self.places.items():
+            if start[0] < x < end[0]:
+                columns[x].append(node)
+        points = []
+        for x in sorted(columns):
+            straight = start[1] + (end[1] - start[1]) * (x - start[0]) / (end[0] - start[0])
+            points.append((x, self._free(columns[x], straight)))
+        return (start, *points, end)
+
+    def _free(self, column: Collection[Any], y: float) -> float:
+        """The height nearest to `y` at which no node of the column is."""
+        spans = [
+            (
+                self.places[n][1] - self.sizes[n][1] / 2 - 4,
+                self.places[n][1] + self.sizes[n][1] / 2 + 4,
+            )
+            for n in column
+        ]
+        tried = [y, *(end for span in spans for end in span)]
+        free = [t for t in tried if not any(low < t < high for low, high in spans)]
+        return min(free, key=lambda t: abs(t - y))
 
     def middle(self, edge: Edge) -> Point:
         """Where an edge can be labelled.
 
         A long edge is flat and alone where it passes a layer; a short one has only its middle.
         """
-        route = self.routes[edge]
+        route = self.route(edge)
         if len(route) > 2:
             return route[len(route) // 2]
         (ax, ay), (bx, by) = route
@@ -73,7 +106,7 @@ def lay_out(sizes: Mapping[Any, Point], edges: Collection[Edge], *, between: flo
                  _side(places[b], sizes[b], -1))
         for (a, b), chain in chains.items()
     }  # fmt: skip
-    return Layout({node: places[node] for node in sizes}, routes, size)
+    return Layout({node: places[node] for node in sizes}, routes, size, sizes)
 
 
 def _depths(sizes: Mapping[Any, Point], edges: Collection[Edge]) -> dict[Any, int]:

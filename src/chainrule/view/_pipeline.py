@@ -23,6 +23,7 @@ from typing import Any, Literal
 import jax
 from rich.table import Table
 
+from chainrule._describe import describe_array
 from chainrule._jaxpr import (
     FENCE,
     ClosedJaxpr,
@@ -44,7 +45,6 @@ from chainrule._jaxpr import (
 from chainrule._jaxpr import Literal as Constant
 from chainrule.elimination.internal import program_work
 from chainrule.harvest.internal import SOW
-from chainrule.runtime.internal import describe_array
 from chainrule.view._arguments import argument_names
 from chainrule.view._layout import lay_out
 from chainrule.view._picture import CHARACTER, Arrow, Drawing, Label, Picture, Rectangle, Shape
@@ -362,13 +362,13 @@ class Pipeline(Picture):
         parts = "".join(map(_details, self.parts))
         return f'<div><div style="overflow-x:auto">{self.svg()}</div>{parts}</div>'
 
-    def _boxes(self) -> dict[int | str, _Box]:
+    def _boxes(self) -> dict[int | str, Box]:
         arguments = dict.fromkeys(k.source for k in self.links if isinstance(k.source, str))
-        boxes: dict[int | str, _Box] = {name: _Box((name,), *_INPUT) for name in arguments}
+        boxes: dict[int | str, Box] = {name: Box((name,), *_INPUT) for name in arguments}
         for number, part in enumerate(self.parts):
             lines = (part.name, part.detail, part.cost)
-            boxes[number] = _Box(tuple(filter(None, lines)), *_FILLS[part.kind])
-        boxes[RESULT] = _Box((RESULT,), *_OUTPUT)
+            boxes[number] = Box(tuple(filter(None, lines)), *_FILLS[part.kind])
+        boxes[RESULT] = Box((RESULT,), *_OUTPUT)
         return boxes
 
 
@@ -443,7 +443,7 @@ def _function(eqn: JaxprEqn) -> str | None:
 
 
 def _describe_call(eqn: JaxprEqn, section: Section) -> tuple[str, str]:
-    """Who is called, and for what; the loop or branch around it, if it is in one."""
+    """What is called, and for what; the loop or branch around it, if it is in one."""
     named = dict.fromkeys(_called(call) for call in section.calls)
     names = ", ".join(dict.fromkeys(name for name, _ in named))
     asked = ", ".join(dict.fromkeys(request for _, request in named))
@@ -521,11 +521,13 @@ def _details(part: Part) -> str:
     shown = "\n".join(lines[:_MOST_LINES])
     more = f"\n… {len(lines) - _MOST_LINES} more lines" if len(lines) > _MOST_LINES else ""
     title = escape(f"{part.name}, {part.detail}: {part.cost}")
-    return f"<details><summary>{title}</summary><pre>{escape(shown + more)}</pre></details>"
+    style = "font-family:ui-monospace,Menlo,'DejaVu Sans Mono',monospace;overflow-x:auto"
+    program = f'<pre style="{style}">{escape(shown + more)}</pre>'
+    return f"<details><summary>{title}</summary>{program}</details>"
 
 
 @dataclass(frozen=True)
-class _Box:
+class Box:
     """Lines of text, the first of which is the title, on a ground."""
 
     lines: tuple[str, ...]

@@ -166,10 +166,12 @@ def _fill(block: SpyBlock) -> np.ndarray:
             )
         ]
         np.add.at(filled, tuple(places), 1.0)
-        capacity = math.prod(
-            math.ceil(length / n) for n, length in zip(cells, block.shape, strict=True)
-        )
-        filled = np.minimum(1.0, filled / capacity)
+        # Cells hold different numbers of rows and columns where their number does not divide the matrix.
+        held = [
+            np.bincount(np.arange(length) * n // length)
+            for n, length in zip(cells, block.shape, strict=True)
+        ]
+        filled /= np.outer(*held)
     return filled
 
 

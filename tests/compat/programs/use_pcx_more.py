@@ -205,6 +205,98 @@ def nodes():
     return [first, energy, looked, node.h.get(), chained is extra, batch.energy()]
 
 
+class Decoder(pxc.EnergyModule):
+    """A network without input, whose nodes begin at zero; under "pass" a node hands on its prediction."""
+
+    def __init__(self):
+        super().__init__()
+        start = {pxc.STATUS.INIT: ("h, u <- u:zero",)}
+        self.act = px.static(jnp.tanh)
+        self.blocks = [(pxnn.Linear(2, 3), self.act), (pxnn.Linear(3, 4),)]
+        self.code = pxc.Vode(
+            energy_fn=None,
+            ruleset=start,
+            tforms={"zero": lambda node, key, value, rkg: jnp.zeros(2)},
+        )
+        self.hidden = pxc.Vode(
+            ruleset={**start, "pass": ("h -> u",)},
+            tforms={"zero": lambda node, key, value, rkg: jnp.zeros_like(value)},
+        )
+        self.seen = pxc.Vode()
+        self.seen.h.frozen = True
+
+    def __call__(self, image):
+        x = self.code(jnp.empty(()))
+        for block, node in zip(self.blocks, (self.hidden, self.seen), strict=True):
+            for part in block:
+                x = part(x)
+            x = node(x)
+        if image is not None:
+            self.seen.set("h", image.flatten())
+        return self.seen.get("u")
+
+
+BATCHED = pxu.M(pxc.VodeParam | pxc.VodeParam.Cache).to((None, 0))
+decode = pxf.vmap(BATCHED, in_axes=0, out_axes=0)(lambda image, *, model: model(image))
+
+
+@pxf.vmap(BATCHED, out_axes=(None, 0), axis_name="batch")
+def decoder_energy(*, model):
+    found = model(None)
+    return jax.lax.psum(model.energy(), "batch"), found
+
+
+def decoder():
+    """Inference in a decoder, weights that move in every other step, images by a status of its own."""
+    px.RKG.seed(11)
+    model, traces = Decoder(), []
+    states = pxu.Optim(lambda: optax.sgd(0.1, momentum=0.5, nesterov=True))
+    weights = pxu.Optim(lambda: optax.adamw(0.05), pxu.M(pxnn.LayerParam)(model))
+
+    def derivatives(mask):
+        return pxf.value_and_grad(mask.to([False, True]), has_aux=True)(decoder_energy)
+
+    def free():
+        return pxu.M_hasnot(pxc.VodeParam, frozen=True)
+
+    def settle(steps, model, states, weights):
+        states.init(free()(model))
+        for number in range(steps):
+            with pxu.step(model, clear_params=pxc.VodeParam.Cache):
+                both = number % 2 == 1
+                chosen = free() | pxu.M(pxnn.LayerParam) if both else free()
+                (energy, _), g = derivatives(chosen)(model=model)
+            if both:
+                weights.step(model, g["model"])
+            states.step(model, g["model"])
+        states.clear()
+        return energy
+
+    @pxf.jit(static_argnums=0)
+    def train(steps, images, *, model, states, weights):
+        traces.append("train")
+        model.train()
+        with pxu.step(model, pxc.STATUS.INIT, clear_params=pxc.VodeParam.Cache):
+            decode(images, model=model)
+        energy = settle(steps, model, states, weights)
+        with pxu.step(model, clear_params=pxc.VodeParam.Cache):
+            _, g = derivatives(pxu.M_hasnot(pxnn.LayerParam))(model=model)
+        weights.step(model, g["model"], scale_by=0.25)
+        return energy
+
+    @pxf.jit()
+    def show(*, model):
+        traces.append("show")
+        model.eval()
+        with pxu.step(model, "pass", clear_params=pxc.VodeParam.Cache):
+            return decode(None, model=model)
+
+    images = jnp.asarray(np.random.default_rng(0).normal(size=(4, 2, 2)), jnp.float32)
+    energies = [train(3, images, model=model, states=states, weights=weights) for _ in range(3)]
+    trained = [block[0].nn.weight.get() for block in model.blocks]
+    return [energies, trained, show(model=model), show(model=model), traces]
+
+
 def main(folder):
-    parts = (filters, results, training, keys, layers, trees, modes, nodes)
+    parts = (filters, results, training, keys, layers, trees, modes, nodes, decoder)
     return {part.__name__: part() for part in parts}

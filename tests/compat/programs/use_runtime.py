@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import equinox as eqx
@@ -150,6 +151,68 @@ def checks():
     return {endpoint: len(failures) for endpoint, failures, _ in right}, spec.rtol, spec.atol
 
 
+def listed(module, **options):
+    """Endpoints, entries visited and failures, entry by entry."""
+    payload = {"inputs": {"part": {"v": [0.5, 1.0, 1.5, 2.0], "s": 2.0}}}
+    checked = check_gradients(module, payload, show_progress=False, **{"seed": 3, **options})
+    return [
+        [
+            endpoint,
+            count,
+            [
+                [f.in_path, f.out_path, list(f.idx), f.grad_val, f.ref_val, bool(f.exception)]
+                for f in failures
+            ],
+        ]
+        for endpoint, failures, count in checked
+    ]
+
+
+def refusal(**options):
+    try:
+        listed(load("wave"), **options)
+    except ValueError as error:
+        return re.findall(r"part\.\w+|greater than 0|nothing|found", str(error))[:1]
+    return None
+
+
+def checked_entries():
+    """As many entries are visited, and the same ones, for the same arguments."""
+    wrong, raising, silent = load("wave"), load("wave"), load("wave")
+    jacobian = wrong.jacobian
+
+    def off(inputs, jac_inputs, jac_outputs):
+        found = jacobian(inputs, jac_inputs, jac_outputs)
+        return {out: {path: 1.5 * a for path, a in row.items()} for out, row in found.items()}
+
+    def fails(inputs, jac_inputs, jac_outputs):
+        raise ZeroDivisionError("the author's own")
+
+    wrong.jacobian, raising.jacobian = off, fails
+    del silent.jacobian_vector_product, silent.vector_jacobian_product
+    return {
+        "all": listed(load("wave")),
+        "few": listed(load("wave"), max_evals=2),
+        "some": listed(
+            load("wave"), input_paths=["part.v"], output_paths=["y"], endpoints=["jacobian"]
+        ),
+        "wrong": listed(wrong, max_evals=7),
+        "sampled": listed(
+            wrong, max_evals=5, max_output_samples=2, endpoints=["vector_jacobian_product"]
+        ),
+        "steps": listed(wrong, max_evals=3, eps={"part.v": 1e-3, "part.s": 1e-5}),
+        "raising": listed(raising, max_evals=3),
+        "written": listed(silent, max_evals=3),
+        "refused": [
+            refusal(eps={"part.v": 1e-3}),
+            refusal(max_output_samples=0),
+            refusal(input_paths=["part.w"]),
+            refusal(output_paths=["part.w"]),
+            refusal(endpoints=["hessian"]),
+        ],
+    }
+
+
 def lazily():
     class Many(BaseModel):
         items: LazySequence[Float64]
@@ -165,6 +228,7 @@ def main(folder):
         "paths": paths(),
         "derivatives": derivatives(),
         "checks": checks(),
+        "checked entries": checked_entries(),
         "lazily": lazily(),
         "settings": [get_config().output_format, get_config().name, get_config().debug],
         "recipes": recipes(),

@@ -1,5 +1,6 @@
 """A component inside JAX, under the transformations that the ancestor supports."""
 
+import re
 from pathlib import Path
 
 import jax
@@ -65,6 +66,19 @@ def refused(wave, inputs):
     return None
 
 
+def not_arrays(wave):
+    """Lists and text are no arrays."""
+    found = []
+    for part in ({"v": [0.5, 1.0], "s": 1.0}, {"v": "text", "s": 1.0}, {"v": (0.5,), "s": 1.0},
+                 {"v": jnp.ones(2), "s": [1.0]}):  # fmt: skip
+        for call in (apply_tesseract, lambda *a: jax.jit(lambda: apply_tesseract(*a))()):
+            try:
+                call(wave, {"part": part})
+            except TypeError as error:
+                found.append(re.findall("expects an array, but got [a-z]+", str(error)))
+    return found
+
+
 def main(output_path):
     wave = Tesseract.from_tesseract_api(SOURCE, output_path=output_path)
     v, s = jnp.array([0.0, 0.5, 2.0]), jnp.array(3.0)
@@ -90,5 +104,6 @@ def main(output_path):
         "batch": jax.vmap(loss, in_axes=(0, None))(jnp.stack([v, v + 1]), s),
         "sown": [result, inner["inner"]["primal"], inner["inner"]["cotangent"]],
         "tagged": tagged(1.0),
+        "not arrays": not_arrays(wave),
         "refused": [refused(wave, {}), refused(wave, {"part": {"v": v, "s": s}, "more": s})],
     }

@@ -23,7 +23,7 @@ class Counted:
         self.asked = Counter()
         self._random = np.random.default_rng(0)
 
-    def component(self, name, n, m, *, jvp=True, vjp=True, hvp=False):
+    def component(self, name, n, m, *, jvp=True, vjp=True, hvp=False, **options):
         matrix = self._random.normal(size=(m, n))
 
         def count(request):
@@ -52,6 +52,7 @@ class Counted:
             hvp=curve if hvp else None,
             abstract=lambda x: jax.ShapeDtypeStruct((m,), x.dtype),
             name=name,
+            **options,
         )
 
     def chain(self, *sizes):

@@ -287,6 +287,8 @@ def test_plans_for_other_arguments_are_refused(counted):
     plan = plan_jacobian(f)(jax.ShapeDtypeStruct(x.shape, x.dtype))
     with pytest.raises(chainrule.InputError, match=r"inputs f64\[4\].*f32\[4\].*other_plan"):
         plan.execute(x.astype("float32"))
+    with pytest.raises(chainrule.InputError, match=r"inputs f64\[4\].*f64\[9\].*other_plan"):
+        plan.execute(jnp.ones(9))  # not what a component says of a shape that it does not take
     other = Plan(**{**plan.__dict__, "function": lambda x: a(x) * x[:2]})
     with pytest.raises(chainrule.InputError, match="another pipeline"):
         other.execute(x)
@@ -295,6 +297,13 @@ def test_plans_for_other_arguments_are_refused(counted):
 def test_functions_without_sites_have_no_plan():
     with pytest.raises(chainrule.ChainruleError, match="no component"):
         plan_jacobian(jnp.sin)(1.0)
+
+
+def test_components_that_do_not_depend_on_what_is_differentiated_have_no_plan(counted):
+    a = counted.component("a", 2, 2)
+    f = plan_jacobian(lambda x, y: a(x) * y, argnums=1)
+    with pytest.raises(chainrule.ChainruleError, match="do not depend on what is differentiated"):
+        f(point(2), 2.0)
 
 
 def test_a_component_without_derivatives_is_named(counted):

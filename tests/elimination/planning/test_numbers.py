@@ -67,7 +67,7 @@ class Numbers:
         for step in steps:
             site, own = self.network.sites[step.site], self.sites[step.site]
             found = {}
-            if step.way == "jacobian":
+            if step.way not in ("columns", "rows"):
                 found = own
             elif step.way == "columns":
                 for z, v in itertools.product(step.cut, site.results):

@@ -9,16 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.bridge.conftest import serving
 from tests.elimination.planning.test_search import check_steps, random_network
 
 import chainrule
 from chainrule import from_callable
-from chainrule._errors import TransportError
+from chainrule.bridge._target import Timings
 from chainrule.elimination import jacobian, plan_jacobian
 from chainrule.elimination._planning._network import Network, SiteNodes
 from chainrule.elimination._planning._prices import SitePrices
 from chainrule.elimination._planning._schedule import find_shortest, makespan, needed_steps
 from chainrule.elimination._planning._search import find_steps, sweeps
+from chainrule.errors import TransportError
 from chainrule.runtime import Array, Differentiable, Float64, load_component
 
 UNIT = SitePrices()
@@ -116,8 +118,9 @@ def test_at_most_so_many_are_under_way():
     np.testing.assert_allclose(found @ x, f(x), rtol=1e-12)
 
 
+@pytest.mark.parametrize("workers", [None, 1])
 @pytest.mark.parametrize("failures", [1, 2, math.inf])
-def test_a_message_that_fails_is_sent_once_more(counted, failures):
+def test_a_message_that_fails_is_sent_once_more(counted, failures, workers):
     a, b = counted.component("a", 4, 2), counted.component("b", 2, 4)
     left = [failures]
 
@@ -133,14 +136,12 @@ def test_a_message_that_fails_is_sent_once_more(counted, failures):
         return b(double(a(x)))
 
     x = jnp.linspace(0.1, 1.0, 4)
-    plan = plan_jacobian(f, workers=1)(x)
+    plan = plan_jacobian(f, workers=workers)(x)
     if failures == 1:
         _, found = plan.execute(x)
         np.testing.assert_allclose(found, jax.jacfwd(lambda x: b(2 * a(x)))(x), rtol=1e-12)
         return
-    with pytest.raises(
-        TransportError, match=r"VJP 1 of 2 of double .*failed twice: The worker died"
-    ):
+    with pytest.raises(TransportError, match=r"VJP.* of double .*failed twice: The worker died"):
         plan.execute(x)
 
 
@@ -195,6 +196,26 @@ def test_prices_that_cannot_be_used(counted, prices, message):
         plan_jacobian(counted.component("a", 2, 2), prices=prices)(jnp.ones(2))
 
 
+@pytest.mark.parametrize("priced", ["jvp", "jacobian"])
+def test_prices_of_what_a_component_does_not_have(counted, priced):
+    a = counted.component("a", 2, 2, jvp=False)
+    assert plan_jacobian(a, prices={"a": {"vjp": 0.1}})(jnp.ones(2)).price == 0.2
+    with pytest.raises(chainrule.InputError, match=f"has one for '{priced}', but a.* has no"):
+        plan_jacobian(a, prices={"a": {priced: 0.1}})(jnp.ones(2))
+
+
+def test_prices_of_a_component_in_a_loop(counted):
+    a = counted.component("a", 2, 2)
+
+    def f(x):
+        return jax.lax.scan(lambda carry, _: (a(carry), None), x, length=70)[0]
+
+    plan = plan_jacobian(f, prices={"a": {"jvp": 9.0, "vjp": 0.5}})(jnp.ones(2))
+    (request,) = plan.requests
+    assert (request.way, request.price, request.prices) == ("rows", 2 * 70 * 0.5, "given")
+    assert request.products == 2 * 70
+
+
 def test_measured_prices(counted):
     a = counted.component("a", 4, 4)
     by_kind = plan_jacobian(a, prices="measured")(jnp.ones(4))
@@ -204,6 +225,50 @@ def test_measured_prices(counted):
     assert plan.requests[0].prices == "measurement"
     assert 0 < plan.price < 4
     assert plan_jacobian(a)(jnp.ones(4)) == plan_jacobian(a, prices={})(jnp.ones(4))
+
+
+def test_messages_and_vectors_are_measured_apart(monkeypatch):
+    """Requests of k vectors take 3 + 2 k seconds, and an evaluation takes 4: 3 of it are the message."""
+    now = [0.0]
+    monkeypatch.setattr("chainrule.bridge._target.time.perf_counter", lambda: now[0])
+    timings = Timings()
+
+    def take(request, vectors, seconds):
+        with timings.of(request, vectors):
+            now[0] += seconds
+
+    take("apply", 1, 4.0)
+    assert timings.means() == {"apply": 4.0}
+    for vectors in (1, 5, 1, 10):
+        take("jvp", vectors, 3.0 + 2.0 * vectors)
+    means = timings.means()
+    assert means == pytest.approx({"apply": 1.0, "jvp": 2.0, "message": 3.0})
+    with pytest.raises(ZeroDivisionError), timings.of("vjp", 2):
+        1 / 0
+    assert "vjp" not in timings.means()
+
+
+def test_a_server_measures(tmp_path):
+    """A process that has called nothing takes what `/metrics` says. All other requests are made of VJPs."""
+    path = tmp_path / "slow.py"
+    waiting = DYING.replace("import os", "import time").replace("os._exit(3)", "time.sleep(0.02)")
+    path.write_text(waiting + '    return {"x": 2 * cotangent_vector["y"]}\n')
+    inputs, vector = {"x": np.ones(3)}, {"y": np.ones(3)}
+    with serving(path) as url, chainrule.Component.from_url(url) as other:
+        assert other.mean_seconds() == {}
+        for _ in range(2):
+            other.vector_jacobian_product(inputs, ["x"], ["y"], vector)
+        other.apply(inputs)
+        seconds = other.mean_seconds()
+        assert seconds.keys() == {"vector_jacobian_product", "apply"}
+        assert seconds["vector_jacobian_product"] >= 0.02
+        with chainrule.Component.from_url(url) as slow:
+            plan = plan_jacobian(
+                lambda x: chainrule.apply_component(slow, {"x": x})["y"], prices="measured"
+            )(jnp.ones(3))
+            (request,) = plan.requests
+            assert (request.way, request.prices) == ("rows", "measurement")
+            assert request.price == pytest.approx(3 * seconds["vector_jacobian_product"])
 
 
 def test_prices_of_the_author(tmp_path):
@@ -234,12 +299,44 @@ def test_options_that_cannot_be_used():
         plan_jacobian(jnp.sin, workers=0)
     with pytest.raises(chainrule.InputError, match="'products' or 'time'; found 'money'"):
         plan_jacobian(jnp.sin, objective="money")
+    with pytest.raises(chainrule.InputError, match="number of bytes, at least 0; found -1"):
+        plan_jacobian(jnp.sin, memory_bytes=-1)
+
+
+def test_a_limit_on_memory(counted):
+    """Two rows through both components, 4-3-2; where `a` may keep nothing, it gets its four columns."""
+    keeps = {"residual_bytes": 1000}
+    a, b = counted.component("a", 4, 3, prices=keeps), counted.component("b", 3, 2, prices=keeps)
+
+    def f(x):
+        return b(a(x))
+
+    x = jnp.linspace(0.1, 1.0, 4)
+    free = plan_jacobian(f)(x)
+    assert (free.products, free.residual_bytes) == (4, 0)  # a callable keeps nothing between calls
+
+    def looped(x):
+        return b(jax.lax.fori_loop(0, 70, lambda _, y: jnp.tanh(y) * a(y)[0], x)[:3])
+
+    expected = jax.jacfwd(looped)(x)
+    plan = plan_jacobian(looped)(x)
+    assert [request.way for request in plan.requests] == ["rows", "rows"]
+    limited = plan_jacobian(looped, memory_bytes=100)(x)
+    ways = {request.site: request.way for request in limited.requests}
+    assert ways == {"scan of a": "columns", "b": "rows"}
+    assert limited.residual_bytes == 0
+    assert "0 of at most 100 bytes" in str(limited)
+    np.testing.assert_allclose(limited.execute(x)[1], expected, rtol=1e-9)
+    # JAX keeps, of 70 steps, at least the carry: four doubles.
+    enough = plan_jacobian(looped, memory_bytes=1e6)(x)
+    assert 70 * 4 * 8 <= enough.residual_bytes < 1e6
+    assert enough.requests == plan_jacobian(looped, memory_bytes=1e6, objective="time")(x).requests
 
 
 def test_messages_have_a_price():
     """One message for a batch is cheaper than three messages, although its products are not."""
     single = SitePrices(jvp=1.0, vjp=1.0, message=10.0)
-    batched = SitePrices(jvp=1.0, vjp=1.0, message=10.0, batches=frozenset({"columns"}))
+    batched = SitePrices(jvp=1.0, vjp=1.0, message=10.0, batches=frozenset({"jvp"}))
     for prices, way in ((single, "rows"), (batched, "columns")):
         network = Network((4, 3), (0, 0), (SiteNodes("a", (0,), (1,), prices),), (0,), (1,))
         (step,) = find_steps(network).steps

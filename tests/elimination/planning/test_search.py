@@ -3,10 +3,13 @@
 import itertools
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
+from chainrule._errors import CapabilityError
 from chainrule.elimination._planning._chain import plan_chain
+from chainrule.elimination._planning._memory import find_steps_within
 from chainrule.elimination._planning._network import (
     Network,
     SiteNodes,
@@ -59,7 +62,11 @@ def random_prices(rng):
         vjp=rng.choice([1, 1, 3, 4]),
         jacobian=rng.choice([math.inf, math.inf, 3, 8]),
         message=rng.choice([0, 0, 2]),
-        batches=frozenset(rng.choice([(), ("columns",), ("columns", "rows")])),
+        batches=frozenset(rng.choice([(), ("jvp",), ("jvp", "vjp")])),
+        column_colours=rng.choice([None, None, None, 2]),
+        row_colours=rng.choice([None, None, None, 1]),
+        residuals=frozenset(rng.choice([(), ("vjp",), ("jvp", "vjp")])),
+        residual_bytes=rng.randint(1, 9),
     )
 
 
@@ -71,7 +78,7 @@ def exhaustive_chain(sizes, prices):
         pulled = [prices[k].of("rows", sizes[k + 1]) + pull(k, i, k - 1)]
         ways = pushed + pulled
         if i == k:
-            ways.append(prices[i].of("jacobian", 1))
+            ways += [prices[i].of(way, n) for way, n in prices[i].whole(1, 1)]
         for middle in range(i, k):
             left, right = best(i, middle), best(middle + 1, k)
             ways += [left + right, left + push(i, middle + 1, k), right + pull(k, i, middle)]
@@ -155,7 +162,7 @@ def check_steps(network, steps):
             assert separates(successors, as_set(step.cut), sources, as_set(site.operands))
         if step.way == "rows":
             assert separates(successors, as_set(step.cut), as_set(site.results), sinks)
-        if step.way != "jacobian":
+        if step.way in ("columns", "rows"):
             assert step.products == network.size_of(step.cut)
         successors = after(network, successors, step)
         unresolved.remove(step.site)
@@ -186,12 +193,13 @@ def exhaustive(network, *, all_cuts):
         for k in unresolved:
             site, rest = network.sites[k], unresolved - {k}
             operands, results = as_set(site.operands), as_set(site.results)
-            ways = [("jacobian", 0)]
+            ways = [(way, 0) for way, _ in site.prices.whole(1, 1)]
+            counts = dict(site.prices.whole(1, 1))
             ways += [("columns", cut) for cut in cuts(successors, sources, operands, True)]
             ways += [("rows", cut) for cut in cuts(successors, results, sinks, False)]
             for way, cut in ways:
                 chosen = tuple(members(cut))
-                size = 1 if way == "jacobian" else network.size_of(chosen)
+                size = counts.get(way) or network.size_of(chosen)
                 here = site.prices.of(way, size)
                 if here < math.inf:
                     step = type("Step", (), {"site": k, "way": way, "cut": chosen})
@@ -237,3 +245,59 @@ def test_the_beam_is_near_the_optimum():
         steps = _beam_search(network, bounds)
         check_steps(network, steps)
         assert price(steps) <= 1.5 * price(_best_first(network, bounds, most=10_000))
+
+
+def cheapest_within(network, memory_bytes):
+    """The lowest price over all sets of sites that keep something, by enumeration."""
+    sites, prices = network.sites, []
+    for kept in itertools.product([True, False], repeat=len(sites)):
+        used = [
+            site if keeps else replace(site, prices=site.prices.keeping_nothing())
+            for site, keeps in zip(sites, kept, strict=True)
+        ]
+        if all(
+            keeps or site.prices.can_keep_nothing for site, keeps in zip(sites, kept, strict=True)
+        ):
+            found = find_steps(replace(network, sites=tuple(used)))
+            if sum(step.memory for step in found.steps) <= memory_bytes:
+                prices.append(found.price)
+    return min(prices, default=None)
+
+
+@pytest.mark.parametrize("kind", ["chain", "graph"])
+def test_a_limit_on_memory_is_kept_at_the_lowest_price(kind):
+    rng = random.Random(5)
+    refused = 0
+    for _ in range(25):
+        count = rng.randint(1, 4)
+        if kind == "chain":
+            sizes = [rng.randint(1, 9) for _ in range(count + 1)]
+            network = Network.chain(sizes, [random_prices(rng) for _ in range(count)])
+        else:
+            network = random_network(rng, count)
+        memory_bytes = rng.randint(0, 15)
+        expected = cheapest_within(network, memory_bytes)
+        if expected is None:
+            refused += 1
+            with pytest.raises(CapabilityError, match="too_little_memory"):
+                find_steps_within(network, memory_bytes)
+            continue
+        found = find_steps_within(network, memory_bytes)
+        check_steps(network, found.steps)
+        assert found.memory <= memory_bytes
+        assert found.price == found.bound == expected
+    assert refused
+
+
+def test_a_limit_on_memory_of_a_long_chain():
+    """Both halves of 9-9-…-1-…-9-9: 30 sites keep what they are asked for rows; 5 may."""
+    keeping = SitePrices(residuals=frozenset({"vjp"}), residual_bytes=10)
+    sizes = [9] * 30 + [1] + [9] * 30
+    network = Network.chain(sizes, [keeping] * 60)
+    assert find_steps(network).price == 60
+    found = find_steps_within(network, 50)
+    assert found.memory <= 50
+    check_steps(network, found.steps)
+    # 25 sites of the first half get the nine columns of the input instead, and 5 are asked for one row.
+    assert found.price == 25 * 9 + 5 + 30
+    assert found.bound <= found.price

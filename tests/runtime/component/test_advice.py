@@ -5,7 +5,7 @@ import textwrap
 import numpy as np
 import pytest
 
-from chainrule._errors import CapabilityError, ComponentError, DefinitionError, InputError
+from chainrule.errors import CapabilityError, ComponentError, DefinitionError, InputError
 from chainrule.runtime import Array, Differentiable, Float64, component, load_component
 
 Number = Differentiable[Float64]
@@ -108,8 +108,22 @@ def test_helpers_with_short_names_may_stand_beside_an_endpoint(tmp_path):
     assert found["x"] == 6.0
 
 
-def test_a_file_with_the_name_of_the_library_it_imports(tmp_path):
+@pytest.mark.parametrize(
+    "text", ["import scipy\nsolve = scipy.linalg.solve\n", "import scipy.linalg as sl\n"]
+)
+def test_a_file_with_the_name_of_the_library_it_imports(text, tmp_path):
     source = tmp_path / "scipy.py"
-    source.write_text("import scipy\nsolve = scipy.linalg.solve\n")
-    with pytest.raises(DefinitionError, match="give the file another name"):
+    source.write_text(text)
+    with pytest.raises(DefinitionError, match="give the file another name") as caught:
         load_component(source)
+    assert "_loaded" not in str(caught.value)  # the private package that the file is loaded into
+
+
+def test_a_dependency_that_the_call_misses():
+    def f(x: float) -> float:
+        import a_package_that_is_not_there
+
+        return a_package_that_is_not_there.solve(x)
+
+    with pytest.raises(ComponentError, match="Install a_package_that_is_not_there into"):
+        load_component(f).apply({"x": 1.0})

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chainrule._errors import ComponentError, DefinitionError, InputError, LimitError
+from chainrule.errors import ComponentError, DefinitionError, InputError, LimitError
 from chainrule.runtime import Limits, from_command, load_component
 
 SOLVER = """

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, Field
 
-from chainrule._errors import InputError
+from chainrule._endpoints import JACOBIAN, JVP, VJP
+from chainrule.errors import InputError
 from chainrule.runtime import (
     Array,
     Differentiable,
@@ -16,7 +17,6 @@ from chainrule.runtime import (
     component,
     load_component,
 )
-from chainrule.runtime.internal import JACOBIAN, JVP, VJP
 
 Vector = Differentiable[Array[(None,), Float64]]
 

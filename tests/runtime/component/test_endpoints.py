@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, Field, RootModel, computed_field, field_validator
 
-from chainrule._errors import (
+from chainrule._endpoints import ENDPOINTS
+from chainrule.errors import (
     CapabilityError,
     ComponentError,
     DefinitionError,
@@ -28,7 +29,6 @@ from chainrule.runtime import (
     component,
     load_component,
 )
-from chainrule.runtime.internal import ENDPOINTS
 
 Vector = Array[(None,), Float64]
 
@@ -86,7 +86,7 @@ def test_methods_take_what_requests_carry(kind):
 
 def test_apply_returns_a_plain_tree():
     result = make().apply({"x": [1, 2]})
-    assert type(result) is dict
+    assert isinstance(result, dict)
     assert result["note"] == "fine"
     np.testing.assert_array_equal(result["y"], [2.0, 4.0])
     assert result["total"] == 3.0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pydantic import AfterValidator, BaseModel
 
-from chainrule._errors import (
+from chainrule.errors import (
     CapabilityError,
     ChainruleError,
     ComponentError,

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 import chainrule
-from chainrule._errors import ComponentError, DefinitionError, InputError
+from chainrule.errors import ComponentError, DefinitionError, InputError
 from chainrule.runtime import Array, Differentiable, Float32, Float64, component
 
 Vector = Differentiable[Array[("n",), Float64]]
@@ -70,7 +70,7 @@ def test_the_decorated_function_still_is_the_function():
     assert add.description == "Add two numbers."
     assert add.input_schema.model_fields["a"].description == "one of them, on two lines."
     assert add.input_schema.model_fields["b"].description == "the other."
-    assert repr(add) == "<LocalComponent add: apply>"
+    assert repr(add) == "<component add(a: number, b: number) → result: number; no derivatives>"
 
 
 @pytest.mark.parametrize("kind", [Pair, Report, Record, Model])
@@ -483,6 +483,25 @@ def test_named_dimensions_give_abstract_evaluation():
         return x[x > 0]
 
     assert free.capabilities["abstract_eval"].status == "absent"
+
+
+def test_abstract_evaluation_of_nested_outputs():
+    class Field(BaseModel):
+        values: Array[("n", 2), Float64]
+
+    class Solution(BaseModel):
+        field: Field
+        energy: Float64
+
+    @component
+    def solve(x: Vector) -> Solution:
+        return Solution(field=Field(values=np.zeros((len(x), 2))), energy=1.0)
+
+    found = solve.abstract_eval({"x": {"shape": [4], "dtype": "float64"}})
+    assert found == {
+        "field": {"values": {"shape": [4, 2], "dtype": "float64"}},
+        "energy": {"shape": [], "dtype": "float64"},
+    }
 
 
 def test_bad_inputs_of_functions_are_the_callers_fault():

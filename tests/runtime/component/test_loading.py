@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from chainrule._errors import DefinitionError
 from chainrule.client import Component
+from chainrule.errors import DefinitionError
 from chainrule.runtime import load_component
 
 FILE = """

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from chainrule._errors import ComponentError, InputError, StorageError
+from chainrule.errors import ComponentError, InputError, StorageError
 from chainrule.runtime import ComponentConfig, component
 from chainrule.runtime.experimental import log_artifact, log_metric, log_parameter
 from chainrule.runtime.internal import Run

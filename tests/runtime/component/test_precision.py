@@ -217,6 +217,35 @@ def test_inside_a_program_in_32_bits():
         assert slope == 1 / 3
 
 
+MIXED = """
+import jax.numpy as jnp
+from jax import lax
+from chainrule.runtime import Array, Differentiable, Float64, component
+
+Vector = Differentiable[Array[(2,), Float64]]
+RATE = jnp.array([0.1, 0.2])
+
+@component(framework="jax")
+def scale(x: Vector) -> Vector:
+    return lax.cond(x[0] > 0, lambda: lax.mul(x, RATE), lambda: RATE)
+"""
+
+
+def test_constants_of_a_file_inside_a_program_in_32_bits(tmp_path):
+    """The operations of `jax.lax` do not mix 32 and 64 bits; arrays of the caller have 32."""
+    file = tmp_path / "mixed.py"
+    file.write_text(MIXED)
+    scale = load_component(file)
+    total = jax.jit(jax.grad(lambda x: chainrule.apply_component(scale, {"x": x})["result"].sum()))
+    with pytest.warns(PrecisionWarning):
+        slope = total(jnp.array([1.0, 2.0]))
+    assert slope.dtype == jnp.float32
+    np.testing.assert_allclose(slope, [0.1, 0.2], rtol=1e-6)
+    assert_exact(scale.apply({"x": [1.0, 2.0]})["result"], np.array([0.1, 0.4]))
+    with jax.enable_x64(True):
+        assert_exact(np.asarray(total(jnp.array([1.0, 2.0]))), np.array([0.1, 0.2]))
+
+
 def test_a_component_called_on_the_host_of_a_program_in_32_bits(tmp_path):
     file = tmp_path / "by_hand.py"
     file.write_text(FILES["by_hand"])
@@ -227,8 +256,89 @@ def test_a_component_called_on_the_host_of_a_program_in_32_bits(tmp_path):
     np.testing.assert_allclose(value, 0.1 * X**3 / 3, rtol=1e-6)
 
 
+# Where 0.1 may be when the file has been loaded: each of them is another number in 32 bits.
+CONSTANTS = {
+    "closure": "def make():\n    rate = jnp.array(0.1)\n    return lambda: rate\nrate = make()\n",
+    "object": "class Rate:\n    def __init__(self):\n        self.value = jnp.array(0.1)\n"
+    "    def __call__(self):\n        return self.value\nrate = Rate()\n",
+    "number": "number = float(jnp.array(0.1))\ndef rate():\n    return number\n",
+    "numpy": "import numpy as np\narray = np.asarray(jnp.array(0.1))\ndef rate():\n    return array\n",
+    "neighbour": "from constants_beside import rate\n",
+    "equinox": "import equinox\nmodel = equinox.nn.Linear('scalar', 'scalar', key=jax.random.key(0))\n"
+    "array = equinox.tree_at(lambda m: m.bias, model, jnp.array([0.1]))\n"
+    "def rate():\n    return array.bias[0]\n",
+}
+SCALE = """
+class InputSchema(BaseModel):
+    x: Differentiable[Array[("n",), Float64]]
+
+class OutputSchema(BaseModel):
+    y: Differentiable[Array[("n",), Float64]]
+
+@jax.jit
+def apply_jit(inputs):
+    return {"y": rate() * inputs["x"]}
+
+def apply(inputs):
+    return OutputSchema(**apply_jit({"x": inputs.x}))
+"""
+IMPORTS = """
+import jax
+import jax.numpy as jnp
+from pydantic import BaseModel
+from chainrule.runtime import Array, Differentiable, Float64
+"""
+
+
+@pytest.mark.parametrize("place", CONSTANTS)
+def test_constants_that_are_computed_while_the_file_is_loaded(place, tmp_path):
+    (tmp_path / "constants_beside.py").write_text(IMPORTS + CONSTANTS["closure"])
+    file = tmp_path / "scale.py"
+    file.write_text(IMPORTS + CONSTANTS[place] + SCALE)
+    assert_exact(load_component(file).apply({"x": X})["y"], 0.1 * X)
+
+
+def test_constants_of_a_file_that_imports_only_a_package_built_on_jax(tmp_path):
+    file = tmp_path / "scale.py"
+    file.write_text(
+        "from chainrule.stateful import Param\nfrom chainrule.runtime import Float64, component\n"
+        "rate = Param(0.1)\n\n@component\ndef scale(x: Float64) -> Float64:\n"
+        "    return x * rate.get()\n"
+    )
+    assert load_component(file).apply({"x": 1.0})["result"] == 0.1
+
+
+def test_files_without_jax_are_loaded_once(tmp_path):
+    file = tmp_path / "count.py"
+    file.write_text(
+        "import sys\nimport numpy as np\nfrom chainrule.runtime import Float64, component\n"
+        "sys.loads_of_this_file = getattr(sys, 'loads_of_this_file', 0) + 1\n\n"
+        "@component\ndef count(x: Float64) -> Float64:\n    return sys.loads_of_this_file + 0 * x\n"
+    )
+    try:
+        assert load_component(file).apply({"x": 1.0})["result"] == 1
+    finally:
+        del sys.loads_of_this_file
+
+
+def test_jax_imported_by_the_first_call(tmp_path):
+    file = tmp_path / "late.py"
+    file.write_text(
+        "from chainrule.runtime import Float64, component\n\n@component\n"
+        "def third(x: Float64) -> Float64:\n    import jax.numpy as jnp\n    return jnp.asarray(x) / 3\n"
+    )
+    program = (
+        "import sys\nfrom chainrule.runtime import load_component\n"
+        f"third = load_component({str(file)!r})\nassert 'jax' not in sys.modules\n"
+        "print(*(third.apply({'x': 1.0})['result'] == 1 / 3 for _ in range(2)))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
+    assert run.stdout.split() == ["True", "True"], run.stderr
+
+
 def test_tables_whose_keys_cannot_be_compared(tmp_path):
-    """JAX cannot take such a dictionary apart; looking for arrays leaves it out."""
     path = tmp_path / "table.py"
     path.write_text(
         "import jax\nfrom pydantic import BaseModel\n"

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 import chainrule.runtime._component as package
+from chainrule._content_store import hash_parts
 from chainrule._trees import flatten_with_paths, get_at_path
 from chainrule.cli._diff import compare
 from chainrule.cli._payload import read_payload
 from chainrule.runtime import Array, Float64, Grants, Limits, component
-from chainrule.runtime.internal import hash_parts, to_plain
+from chainrule.runtime.internal import to_plain
 
 arrays = st.lists(st.floats(allow_nan=False), max_size=3).map(np.array)
 names = st.text(min_size=1, max_size=6)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
-from chainrule._errors import CapabilityError, ComponentError, DefinitionError
+from chainrule.errors import CapabilityError, ComponentError, DefinitionError
 from chainrule.runtime import Array, Differentiable, Float64, component, load_component
 from chainrule.runtime.testing import check_gradients
 

@@ -14,7 +14,9 @@ TYPES = {
     "Float16", "Float32", "Float64", "Int8", "Int16", "Int32", "Int64", "ShapeDType", "UInt8", "UInt16",
     "UInt32", "UInt64",
 }  # fmt: skip
-COMPONENTS = {"Capability", "LocalComponent", "component", "from_command", "load_component"}
+COMPONENTS = {
+    "Capability", "LocalComponent", "component", "from_command", "from_fmu", "from_onnx", "load_component",
+}  # fmt: skip
 REST = {
     "ComponentConfig", "Grants", "Limits", "SparseArray", "WithResiduals", "decode_body", "encode_body",
     "progress",

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from chainrule._errors import InputError
+from chainrule.errors import InputError
 from chainrule.runtime import Array, Differentiable, Float64, component, load_component
 
 # torch compiles its forward mode with what it has deprecated.

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from chainrule._errors import InputError
+from chainrule.errors import InputError
 from chainrule.runtime import Array, Differentiable, Float32, Float64, component, load_component
 from chainrule.runtime.derivatives import (
     finite_difference_jacobian,

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chainrule._codec import SparseArray
-from chainrule._errors import ComponentError, InputError
+from chainrule.errors import ComponentError, InputError
 from chainrule.runtime.derivatives import (
     batched_product,
     jacobian_from_jvp,

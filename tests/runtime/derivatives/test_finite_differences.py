@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, model_validator
 
-from chainrule._errors import CapabilityError, InputError, PathError
+from chainrule.errors import CapabilityError, InputError, PathError
 from chainrule.runtime import Array, BFloat16, Differentiable, Float16, Float32, Float64
 from chainrule.runtime.derivatives import (
     finite_difference_jacobian,

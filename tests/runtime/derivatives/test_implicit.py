@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from chainrule._errors import ComponentError, DefinitionError
-from chainrule.runtime.derivatives import ImplicitFunction, finite_difference_jacobian
+from chainrule.errors import ComponentError, DefinitionError, PathError
+from chainrule.runtime.derivatives import ImplicitFunction, Products, finite_difference_jacobian
 
 MATRIX = np.random.default_rng(0).normal(size=(4, 4)) + 4 * np.eye(4)
 
@@ -122,3 +122,55 @@ def test_a_residual_that_determines_nothing_is_named(sparsity):
     with pytest.raises(ComponentError, match="singular") as caught:
         flat.vector_jacobian_product({"a": np.zeros(2)}, {"a"}, {"y"}, {"y": np.ones(2)})
     assert caught.value.code == "residual_singular"
+
+
+def test_outputs_that_the_residual_does_not_determine_have_no_derivative():
+    """They had the derivative zero."""
+    root = ImplicitFunction(
+        lambda inputs: {"y": np.sqrt(inputs["a"]), "total": np.sqrt(inputs["a"]).sum()},
+        lambda inputs, outputs: {"r": outputs["y"] ** 2 - inputs["a"]},
+        unknowns=["y"],
+    )
+    at = {"a": np.array([4.0, 9.0])}
+    for call in (
+        lambda: root.vector_jacobian_product(at, {"a"}, {"total"}, {"total": 1.0}),
+        lambda: root.jacobian_vector_product(at, {"a"}, {"total"}, {"a": np.ones(2)}),
+        lambda: root.jacobian(at, {"a"}, {"y", "total"}),
+    ):
+        with pytest.raises(PathError, match="Add an equation for 'total'"):
+            call()
+    # With an equation of its own it has one: Σ√a has the gradient 1 / (2√a).
+    whole = ImplicitFunction(
+        root.solve,
+        lambda inputs, outputs: {
+            "r": outputs["y"] ** 2 - inputs["a"],
+            "s": outputs["total"] - outputs["y"].sum(),
+        },
+    )
+    found = whole.vector_jacobian_product(at, {"a"}, {"total"}, {"total": 1.0})["a"]
+    np.testing.assert_allclose(found, [0.25, 1 / 6], rtol=1e-7)
+
+
+@pytest.mark.parametrize("as_products", [False, True])
+def test_complex_unknowns(as_products):
+    """y = √a has the derivative 1 / (2√a), a complex number that products multiply without conjugating."""
+    slope = lambda inputs, outputs: np.diag(2 * outputs["y"])  # noqa: E731
+    products = Products(
+        lambda inputs, outputs, vector: {"r": 2 * outputs["y"] * vector["y"]},
+        lambda inputs, outputs, vector: {"y": 2 * outputs["y"] * vector["r"]},
+    )
+    root = ImplicitFunction(
+        lambda inputs: {"y": np.sqrt(inputs["a"])},
+        lambda inputs, outputs: {"r": outputs["y"] ** 2 - inputs["a"]},
+        by_outputs=products if as_products else slope,
+        by_inputs=lambda inputs, outputs: -np.eye(2),
+    )
+    a, vector = np.array([3 + 4j, 2j]), np.array([1 + 1j, 2 - 1j])
+    expected = 0.5 / np.sqrt(a) * vector
+    pulled = root.vector_jacobian_product({"a": a}, {"a"}, {"y"}, {"y": vector})["a"]
+    pushed = root.jacobian_vector_product({"a": a}, {"a"}, {"y"}, {"a": vector})["y"]
+    np.testing.assert_allclose(pulled, expected, rtol=1e-10)
+    np.testing.assert_allclose(pushed, expected, rtol=1e-10)
+    np.testing.assert_allclose(
+        root.jacobian({"a": a}, {"a"}, {"y"})["y"]["a"], np.diag(0.5 / np.sqrt(a)), rtol=1e-10
+    )

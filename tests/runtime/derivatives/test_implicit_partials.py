@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from scipy.sparse import csc_array, diags_array
 from scipy.sparse.linalg import splu
 
-from chainrule._errors import ComponentError
+from chainrule.errors import ComponentError
 from chainrule.runtime import Array, Differentiable, Float64, load_component
 from chainrule.runtime.derivatives import ImplicitFunction, Products
 from chainrule.runtime.testing import check_gradients

@@ -5,7 +5,7 @@ import lineax as lx
 import numpy as np
 import pytest
 
-from chainrule._errors import DefinitionError
+from chainrule.errors import DefinitionError
 from chainrule.runtime.jax_recipes import (
     jax_hessian_vector_product,
     jax_implicit,

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, field_serializer
 
-from chainrule._errors import InputError, PathError
 from chainrule._lru_cache import LRUCache
+from chainrule.errors import InputError, PathError
 from chainrule.runtime import Array, Differentiable, Float32
 from chainrule.runtime.jax_recipes import (
     _programs,

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chainrule._errors import InputError, PathError
+from chainrule.errors import InputError, PathError
 from chainrule.runtime._derivatives._layout import (
     Layout,
     canonical,

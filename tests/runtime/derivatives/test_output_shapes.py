@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
-from chainrule._errors import ComponentError, InputError
+from chainrule.errors import ComponentError, InputError
 from chainrule.runtime import Array, Differentiable, Float64, load_component
 
 AT = {"x": [1.0, 2.0, 3.0]}
@@ -71,6 +71,55 @@ def test_apply_is_not_run_to_check_a_shape():
         found = double.vector_jacobian_product(at, *PATHS, {"y": np.ones(size)})["x"]
         np.testing.assert_array_equal(found, 2 * np.ones(size))
     assert not calls
+
+
+def test_a_cotangent_that_numpy_would_stretch_is_refused_before_any_apply():
+    double, calls = make(vector_jacobian_product=vjp)
+    with pytest.raises(InputError, match="cotangent_vector at 'y'"):
+        double.vector_jacobian_product(AT, *PATHS, {"y": [1.0]})
+    assert len(calls) == 1
+    # An output of size 1 takes it.
+    found = double.vector_jacobian_product({"x": [2.0]}, *PATHS, {"y": [3.0]})
+    np.testing.assert_array_equal(found["x"], [6.0])
+
+
+def test_a_batch_of_cotangents_that_numpy_would_stretch_is_refused_before_any_apply():
+    double, calls = make(vector_jacobian_product=vjp)
+    with pytest.raises(InputError, match="cotangent_vector at 'y'"):
+        double.vector_jacobian_product(AT, *PATHS, {"y": [[1.0], [2.0]]}, batched=True)
+    assert len(calls) == 1
+    found = double.vector_jacobian_product(
+        {"x": [2.0]}, *PATHS, {"y": [[3.0], [4.0]]}, batched=True
+    )
+    np.testing.assert_array_equal(found["x"], [[6.0], [8.0]])
+    assert len(calls) == 2
+
+
+def test_results_that_numpy_would_stretch_are_refused_before_any_apply():
+    functions = {
+        "jacobian_vector_product": lambda inputs, jvp_inputs, jvp_outputs, tangent_vector: {
+            "y": 2 * tangent_vector["x"][:1]
+        },
+        "jacobian": lambda inputs, jac_inputs, jac_outputs: {
+            "y": {"x": 2 * np.eye(inputs.x.size)[:1]}
+        },
+    }
+    ones = {"x": np.ones(3)}
+    requests = {
+        "jacobian_vector_product": lambda c, at: c.jacobian_vector_product(
+            at, *PATHS, {"x": np.ones(len(at["x"]))}
+        ),
+        "jacobian": lambda c, at: c.jacobian(at, *PATHS),
+    }
+    for name, request in requests.items():
+        double, calls = make(**{name: functions[name]})
+        with pytest.raises(ComponentError) as caught:
+            request(double, ones)
+        assert caught.value.code == "bad_output"
+        assert len(calls) == 1
+        for _ in range(2):  # right for one input; the size is asked once
+            request(double, {"x": [1.0]})
+        assert len(calls) == 2
 
 
 def test_sizes_that_depend_on_values():

@@ -6,15 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from chainrule._errors import InputError
+from chainrule._content_store import content_digest
+from chainrule.errors import InputError
 from chainrule.runtime import _residuals
-from chainrule.runtime._residuals import (
-    ResidualStore,
-    content_digest,
-    own,
-    same_content,
-    set_jax_vjp_cache_size,
-)
+from chainrule.runtime._residuals import ResidualStore, own, same_content, set_jax_vjp_cache_size
 
 arrays = hnp.arrays(
     st.sampled_from([np.float32, np.float64, np.int8, np.complex64]),

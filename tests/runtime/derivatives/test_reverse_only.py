@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from chainrule._errors import CapabilityError, ComponentError
+from chainrule.errors import CapabilityError, ComponentError
 from chainrule.runtime import Array, Differentiable, Float64, component
 from chainrule.runtime.jax_recipes import jax_hessian_vector_product, jax_jvp
 from chainrule.runtime.testing import check_gradients

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from chainrule._codec import SparseArray
-from chainrule._errors import InputError
 from chainrule._patterns import Pattern
+from chainrule.errors import InputError
 from chainrule.runtime.derivatives import finite_difference_jacobian, finite_difference_vjp
 
 

@@ -279,3 +279,18 @@ def test_quotients_over_two_lengths_that_agree_by_chance(frequency, x):
     )["y"]["x"]  # fmt: skip
     exact = frequency * np.cos(frequency * (np.float64(at) / 1e-9)) * 1e9
     np.testing.assert_allclose(found, exact, rtol=1e-2)
+
+
+@pytest.mark.parametrize("where", ["point", "tangent"])
+def test_products_with_nan_are_nan(where):
+    """They were never finished: no step is the shortest one."""
+    vectors = {"point": np.array([1.0, 2.0]), "tangent": np.array([1.0, 0.5])}
+    vectors[where][1] = np.nan
+    found = finite_difference_jvp(
+        lambda inputs: {"y": inputs["x"] ** 2},
+        {"x": vectors["point"]},
+        {"x"},
+        {"y"},
+        {"x": vectors["tangent"]},
+    )
+    assert np.isnan(found["y"][1])

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 
-from chainrule._errors import InputError, PathError  # noqa: E402
+from chainrule.errors import InputError, PathError  # noqa: E402
 from chainrule.runtime import jax_recipes as jr  # noqa: E402
 from chainrule.runtime import torch_recipes as tr  # noqa: E402
 
@@ -216,3 +216,16 @@ def test_complex_derivatives_follow_jax(name):
         jr.jax_vjp(theirs, inputs, *selection, {"y": weights})["z"],
         atol=1e-12,
     )
+
+
+@pytest.mark.parametrize("recipes", [jr, tr], ids=["jax", "torch"])
+def test_vectors_of_real_arrays_are_real(recipes):
+    """The imaginary part was lost."""
+    framework = "jax" if recipes is jr else "torch"
+    jvp, vjp = getattr(recipes, f"{framework}_jvp"), getattr(recipes, f"{framework}_vjp")
+    at, vector = {"x": np.ones(2, np.float32)}, np.array([1j, 1.0])
+    square = lambda inputs: {"y": inputs["x"] ** 2}  # noqa: E731
+    for product, name in ((jvp, "x"), (vjp, "y")):
+        with pytest.raises(InputError, match="must be real") as caught:
+            product(square, at, {"x"}, {"y"}, {name: vector})
+        assert caught.value.code == "vector_not_real"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, ValidationError
 
 from chainrule import Component, ComponentError, InputError
-from chainrule._errors import DefinitionError
+from chainrule.errors import DefinitionError
 from chainrule.runtime import (
     Array,
     Bounds,

@@ -11,7 +11,8 @@ import pytest
 from pydantic import BaseModel, RootModel, TypeAdapter, create_model
 from typing_extensions import TypedDict
 
-from chainrule._errors import DefinitionError
+from chainrule._describe import describe_array
+from chainrule.errors import DefinitionError
 from chainrule.runtime import (
     Array,
     ArraySpec,
@@ -23,7 +24,7 @@ from chainrule.runtime import (
     ShapeDType,
     load_component,
 )
-from chainrule.runtime.internal import array_leaves, describe_array, is_array_type
+from chainrule.runtime.internal import array_leaves, is_array_type
 
 
 def test_a_type_carries_its_declaration():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, Field, create_model
 
-from chainrule._errors import ComponentError, InputError
+from chainrule.errors import ComponentError, InputError
 from chainrule.runtime import Array, Float32, Float64, Int8, load_component
 from chainrule.runtime.experimental import LazySequence
 

@@ -6,6 +6,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
 
 from chainrule._codec import BinrefArray
+from chainrule._describe import describe_value
 from chainrule.runtime import (
     Array,
     BFloat16,
@@ -24,7 +25,6 @@ from chainrule.runtime import (
     UInt32,
     UInt64,
 )
-from chainrule.runtime.internal import describe_value
 
 
 def accept(annotation, value, **context):

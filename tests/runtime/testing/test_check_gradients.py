@@ -1,6 +1,7 @@
 """Gradient checks find wrong derivatives, and only those."""
 
 import io
+import re
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, ClassVar
@@ -10,7 +11,9 @@ import pytest
 from pydantic import BaseModel
 from rich.console import Console
 
-from chainrule._errors import CapabilityError, InputError
+import chainrule
+from chainrule import runtime
+from chainrule.errors import CapabilityError, InputError
 from chainrule.runtime import Array, Differentiable, Float64, load_component
 from chainrule.runtime.testing import check_gradients
 
@@ -293,6 +296,22 @@ def test_the_inputs_with_and_without_the_level_of_a_request():
     assert check_gradients(component, {"inputs": inputs}, show_progress=False).passed
 
 
+def test_finite_differences_of_many_inputs_are_checked_by_what_the_bound_allows():
+    Vector = Differentiable[Array[(300,), Float64]]
+    calls = []
+
+    @runtime.component(derivatives="finite")
+    def sine(x: Vector) -> Vector:
+        calls.append(1)
+        return np.sin(x)
+
+    report = check_gradients(sine, {"x": np.ones(300)}, max_evals=300, show_progress=False)
+    assert report.passed
+    assert len(calls) <= 300
+    assert {check.endpoint for check in report.checks} >= {"jacobian_vector_product"}
+    assert "jacobian" in {each.endpoint for each in report.left_out}
+
+
 def test_a_check_of_nothing_does_not_pass():
     class Plain(Quadratic):
         available_endpoints = ("apply", "abstract_eval")
@@ -414,3 +433,52 @@ def test_steps_that_are_changed_stay_within_max_evals(max_evals):
         Counted(size=4), {"inputs": inputs}, endpoints=["jacobian"], max_evals=max_evals
     )
     assert len(calls) <= max_evals
+
+
+@pytest.mark.parametrize(
+    ("factor", "words"),
+    [
+        (2.0, "all entries of `k` are twice what they should be"),
+        (-1.0, "all entries of `k` have the wrong sign"),
+        (0.0, "all entries of `k` are zero"),
+        (3.7, "all entries of `k` are 3.7 times what they should be"),
+    ],
+)
+def test_a_common_factor_is_named(factor, words):
+    class Inputs(BaseModel):
+        x: Differentiable[Array[(3,), Float64]]
+        k: Differentiable[Float64]
+
+    class Outputs(BaseModel):
+        y: Differentiable[Array[(3,), Float64]]
+
+    def vjp(inputs, vjp_inputs, vjp_outputs, cotangent_vector):
+        c = cotangent_vector["y"]
+        found = {"x": inputs.k * c, "k": factor * np.sum(c * inputs.x)}
+        return {path: found[path] for path in vjp_inputs}
+
+    module = ModuleType("spring")
+    module.InputSchema, module.OutputSchema, module.vector_jacobian_product = Inputs, Outputs, vjp
+    module.apply = lambda inputs: Outputs(y=inputs.k * inputs.x)
+    component = load_component(module)
+    report = check_gradients(component, {"x": [1.0, 2.0, 3.0], "k": 2.0}, show_progress=False)
+    (pointwise, *_) = report.failures
+    assert words in pointwise.summary
+    assert "`x`" not in pointwise.summary
+    assert "FAILED" in report.verdict
+    assert str(report).startswith("check-gradients: ")
+    assert "✗" in report._repr_html_()
+
+
+def test_a_right_gradient_has_no_contradiction():
+    """Entries of 1e6 differ by 1e-3 from their differences: that is a part in 1e9, and is said so."""
+
+    @chainrule.component(framework="numpy", derivatives="finite")
+    def steep(x: Differentiable[Array[(2,), Float64]]) -> Differentiable[Array[(2,), Float64]]:
+        return 1e6 * np.sin(x)
+
+    report = check_gradients(steep, {"x": [0.3, 0.4]}, show_progress=False)
+    found = next(check.summary for check in report.checks if check.test == "pointwise")
+    assert re.fullmatch(r"0 of 4 entries differ; largest relative difference \S+", found)
+    assert float(found.split()[-1]) < 1e-5
+    assert re.fullmatch(r"<GradientReport: all \d endpoints passed>", repr(report))

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ValidationError
 
 from chainrule import Component
 from chainrule._codec import decode_array, encode_array, is_encoded_array
-from chainrule._errors import ComponentError, InputError
+from chainrule.errors import ComponentError, InputError
 from chainrule.runtime import Array, Float64, load_component
 from chainrule.runtime.testing import RegressionSpec, find_tests, record, run_test
 
@@ -247,3 +247,66 @@ def test_not_a_number_equals_itself():
     nan = np.array([np.nan])
     assert tested({"y": nan}, {"y": encode_array(nan)}).passed
     assert "y has 2 items, expected 1" in tested({"y": [1, "a"]}, {"y": [1]}).message
+
+
+READER = """
+from pydantic import BaseModel
+from tesseract_core.runtime import Array, Differentiable, Float64
+from tesseract_core.runtime.experimental import InputPath
+
+class InputSchema(BaseModel):
+    file: InputPath
+    x: Differentiable[Float64] = 1.0
+
+class OutputSchema(BaseModel):
+    text: str
+    y: Differentiable[Float64]
+
+def apply(inputs):
+    return OutputSchema(text=inputs.file.read_text(), y=inputs.x)
+
+def jacobian(inputs, jac_inputs, jac_outputs):
+    return {"y": {"x": 1.0}}
+"""
+
+
+@pytest.fixture
+def reader(tmp_path):
+    """A component that reads a file, with one in `data` and another in `other`."""
+    (tmp_path / "tesseract_api.py").write_text(READER)
+    for folder in ("data", "other", "test_cases"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.txt").write_text(folder)
+    return load_component(tmp_path / "tesseract_api.py")
+
+
+@pytest.mark.parametrize(
+    ("config", "file"),
+    [
+        ({"input_path": "../data"}, "a.txt"),
+        ({"input_path": "../data"}, "/tesseract/input_data/a.txt"),
+        ({"volume_mounts": ["/x:/elsewhere", "../data:/tesseract/input_data:ro"]}, "a.txt"),
+        ({"volume_mounts": ["../data:/tesseract/input_data"]}, "/tesseract/input_data/a.txt"),
+    ],
+)
+def test_files_are_where_the_command_line_of_the_peer_mounts_them(reader, config, file, tmp_path):
+    spec = {"endpoint": "apply", "payload": {"inputs": {"file": file}}, "cli_config": config}
+    case = tmp_path / "test_cases" / "test_apply.json"
+    case.write_text(json.dumps(spec | {"expected_outputs": {"text": "data", "y": 1.0}}))
+    assert run_test(reader, case).passed
+    case.write_text(json.dumps(spec | {"expected_outputs": {"text": "other", "y": 1.0}}))
+    assert run_test(reader, case, input_path=tmp_path / "other").passed
+
+
+@pytest.mark.parametrize("wrong", ["jac_inputs", "jac_outputs"])
+def test_paths_that_do_not_exist_are_the_validation_error_of_the_peer(reader, wrong, tmp_path):
+    reader = reader.configured(input_path=tmp_path / "data")
+    paths = {"jac_inputs": ["x"], "jac_outputs": ["y"]}
+    spec = {
+        "endpoint": "jacobian",
+        "payload": {"inputs": {"file": "a.txt"}, **paths, wrong: ["nothing"]},
+        "expected_exception": "pydantic.ValidationError",
+    }
+    assert run_test(reader, spec).passed
+    assert not run_test(reader, spec | {"expected_exception": "TypeError"}).passed
+    assert not run_test(reader, spec | {"payload": {"inputs": {"file": "a.txt"}, **paths}}).passed

@@ -5,6 +5,7 @@ import textwrap
 import pytest
 
 from chainrule.client import Component
+from chainrule.errors import InputError
 from chainrule.runtime import Array, BFloat16, Differentiable, load_component
 from chainrule.runtime import component as chainrule_component
 from chainrule.runtime.testing import check_gradients, find_tests, record, run_test
@@ -92,6 +93,8 @@ def test_derivatives_of_real_components_pass(folder, make):
 def test_a_component_in_another_process(folder):
     with Component.from_source(folder / "tesseract_api.py") as component:
         assert check_gradients(component, PAYLOAD, max_evals=10).passed
+        with pytest.raises(InputError, match="found text"):
+            check_gradients(component, {"inputs": PAYLOAD["inputs"] | {"x": "text"}})
 
 
 def test_recorded_calls_pass_over_another_way_in(folder):

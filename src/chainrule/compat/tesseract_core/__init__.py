@@ -4,7 +4,6 @@ Names are loaded when they are first used, so that an author's file that imports
 Modules, in reading order:
 
     _tesseract    `Tesseract`, a handle to a component
-    _encodings    what a handle and a server say about encodings
     _failures     the ancestor's exceptions for ours
     _containers   `build_tesseract`, `run_tesseract`, `serve`, `teardown`: images and containers
     runtime       the types and helpers of a `tesseract_api.py`, and the command `tesseract-runtime`

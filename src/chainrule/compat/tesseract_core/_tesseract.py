@@ -4,26 +4,67 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from chainrule._endpoints import EndpointMethods
 from chainrule._errors import CapabilityError
 from chainrule._trees import map_leaves
 from chainrule.client import Component
-from chainrule.compat.tesseract_core._encodings import RequestedEncoding, ServerCapabilities
 from chainrule.compat.tesseract_core._failures import load_errors, pydantic_errors
 from chainrule.compat.tesseract_core.runtime.config import (
     check_gpu_transport,
     component_settings,
 )
 from chainrule.runtime import LocalComponent
-from chainrule.runtime.internal import EndpointMethods
 from chainrule.runtime.testing import RegressionSpec, run_test
 
 if TYPE_CHECKING:
     from chainrule.deploy.images import Container
+
+
+@dataclass(frozen=True)
+class RequestedEncoding:
+    """How a caller wants arrays to travel.
+
+    Attributes:
+        output_format: `json`, `json+base64` or `json+binref`; `None` leaves it to the server.
+        gpu_transport: how device memory travels.
+        compression: `lz4`, `none`, or `None` to leave it to the server.
+    """
+
+    output_format: str | None = None
+    gpu_transport: str | None = None
+    compression: str | None = None
+
+
+@dataclass(frozen=True)
+class ServerCapabilities:
+    """What a server says it can produce; `None` where it says nothing.
+
+    Attributes:
+        output_formats: names of formats.
+        gpu_transports: names of transports.
+        compressions: names of compressions.
+    """
+
+    output_formats: tuple[str, ...] | None
+    gpu_transports: tuple[str, ...] | None
+    compressions: tuple[str, ...] | None
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> ServerCapabilities:
+        """Read them from an OpenAPI document."""
+
+        def listed(name: str) -> tuple[str, ...] | None:
+            found = document.get(f"x-supported-{name}")
+            return None if found is None else tuple(found)
+
+        return cls(listed("output-formats"), listed("gpu-transports"), listed("compressions"))
+
 
 _ENDPOINTS = (
     "apply",
@@ -53,7 +94,8 @@ class Tesseract(EndpointMethods):
     _open: Callable[[], Component] | None
     _component: Component | None
     _encoding: RequestedEncoding
-    _derives = True
+    derives = True
+    """Whether endpoints that the author did not write are made from others."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise TypeError(
@@ -356,12 +398,15 @@ class Tesseract(EndpointMethods):
     @property
     def derived_endpoints(self) -> list[str]:
         """The endpoints that are made from others, and can be called as if the author had written them."""
-        return _derived(self.component) if self._derives else []
+        return _derived(self.component) if self.derives else []
 
     def with_derived_endpoints(self, derives: bool) -> Self:
-        """A view of the same component that has its derived endpoints, or refuses them, as the ancestor."""
+        """A view of the same component that has its derived endpoints, or refuses them, as the ancestor.
+
+        `apply_tesseract` goes by it, too.
+        """
         view = copy.copy(self)
-        view._derives = derives
+        view.derives = derives
         return view
 
     @property
@@ -423,7 +468,7 @@ class Tesseract(EndpointMethods):
         """Send the whole body of a request to an endpoint."""
         if endpoint == "health":
             return self.health()
-        if not self._derives and endpoint in _derived(self.component):
+        if not self.derives and endpoint in _derived(self.component):
             raise NotImplementedError(
                 f"Endpoint {endpoint!r} not implemented for this Tesseract. Its author wrote "
                 f"{', '.join(self.available_endpoints)}; `with_derived_endpoints(True)` has the others."

@@ -9,7 +9,10 @@ import jax
 
 from chainrule import harvest
 from chainrule._errors import CapabilityError, InputError
+from chainrule._paths import join_path
+from chainrule._trees import get_at_path, iterate_leaves
 from chainrule.bridge import apply_component
+from chainrule.bridge.internal import as_target
 from chainrule.compat.tesseract_core import Tesseract
 from chainrule.compat.tesseract_core._failures import as_validation_error
 
@@ -45,13 +48,14 @@ def apply_tesseract(
         ValueError: a derivative by an input is asked for that is not differentiable; or the component has no
             `abstract_eval` and is called under a transformation.
     """
-    client = (
-        tesseract_client.component if isinstance(tesseract_client, Tesseract) else tesseract_client
-    )
+    is_ours = isinstance(tesseract_client, Tesseract)
+    client = tesseract_client.component if is_ours else tesseract_client
+    _refuse_lists(client, inputs)
     try:
         return apply_component(
             client,
             inputs,
+            derive=not is_ours or tesseract_client.derives,
             vmap_method=vmap_method or "auto",
             materialize_jacobian=materialize_jacobian,
         )
@@ -66,6 +70,20 @@ def apply_tesseract(
             raise TypeError(error.message) from error
         # The ancestor asks for shapes first, so that is the endpoint that refuses.
         raise as_validation_error(error, "abstract_eval", {"inputs": inputs}) from error
+
+
+def _refuse_lists(client: Any, inputs: Any) -> None:
+    """Refuse lists and text in the place of arrays, in the ancestor's words; natively lists are taken."""
+    target = as_target(client)
+    for segments, _ in iterate_leaves(inputs):
+        for end in range(1, len(segments) + 1):
+            path = join_path(*segments[:end])
+            value = get_at_path(inputs, path) if target.is_array_input(path) else None
+            if isinstance(value, (list, tuple, str)):
+                raise TypeError(
+                    f"Input '{path}' expects an array, but got {type(value).__name__}. Pass "
+                    "`jnp.asarray(…)` of it."
+                )
 
 
 def _is_missing_array(error: InputError) -> bool:

@@ -6,12 +6,10 @@ run twice and the input is not what kills the replica.
 Modules, in reading order:
 
     _dispatch      `Replica`, one copy of the component that may die at any time; `Dispatcher`, which
-    replica gets
-                   the next call, and which call waits
+                   replica gets the next call, and which call waits
     _supervision   `Supervisor`, threads that start replicas again; `Autoscaler`, how many there should be
     _transport     `PoolTransport`, all of it as a `Transport` that repeats calls; `ForwardPasses`, which
-    replica
-                   ran the forward pass of some inputs
+                   replica ran the forward pass of some inputs
 """
 
 from chainrule.deploy._pool._dispatch import Dispatcher, Replica, ReplicaLostError, Slot

@@ -21,9 +21,12 @@ from chainrule.runtime.internal import Document
 
 _log = logging.getLogger(__name__)
 
+# A replica that cannot be started is tried again after a time that doubles with each failure.
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 10.0
+# A pool of which no replica has ever started gives up after this many failures, and says why.
 _TRIES_TO_START = 3
+# How long `close` waits for each replica to stop.
 _STOP_WITHIN_S = 5.0
 
 

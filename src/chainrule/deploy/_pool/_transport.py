@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 import numpy as np
 import xxhash
 
+from chainrule._content_store import content_digest
 from chainrule._errors import InputError, TransportError
 from chainrule._lru_cache import LRUCache
 from chainrule._trees import is_arraylike, map_leaves
 from chainrule.client import Ticket, Transport
 from chainrule.deploy._pool._dispatch import Dispatcher, Replica, ReplicaLostError, Slot
 from chainrule.deploy._pool._supervision import Supervisor
-from chainrule.runtime.internal import content_digest
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +26,9 @@ T = TypeVar("T")
 
 _FORWARD = "apply"
 _BACKWARD = "vector_jacobian_product"
+# Forward passes whose replica is remembered; a forgotten one costs another forward pass.
 _REMEMBERED = 4096
+# How often `wait_for` looks whether replicas are up.
 _POLL_S = 0.02
 
 
@@ -53,7 +55,7 @@ class ForwardPasses:
 
     def __init__(self) -> None:
         self._replicas: LRUCache[bytes, str] = LRUCache(_REMEMBERED)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the two counts; the cache has its own
         self._hits = self._misses = 0
 
     def replica_for(self, endpoint: str, point: bytes | None) -> str | None:

@@ -28,7 +28,9 @@ from chainrule.deploy.images._image import ComponentImage, RunOptions
 from chainrule.deploy.images._plan import TOKEN_FILE
 
 _WATCHDOG = Path(__file__).with_name("_watchdog.py")
+# Free ports to try: another process may take one between its choice and its use.
 _ATTEMPTS = 5
+# While a container starts: between two requests to it, and between two questions whether it still runs.
 _PAUSE_S = 0.05
 _LOOK_EVERY_S = 0.5
 _SHOWN_LINES = 40

@@ -19,10 +19,10 @@ from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import chainrule
+from chainrule._content_store import hash_parts
 from chainrule._errors import StorageError
 from chainrule.deploy.images._plan import BuildPlan
 from chainrule.deploy.images._recipes import apptainer_definition, containerfile
-from chainrule.runtime.internal import hash_parts
 
 _SCRIPTS = Path(__file__).parent / "_scripts"
 # Hidden files belong to tools and users (.git, .venv, .env with passwords), not to an image.

@@ -9,8 +9,7 @@ Modules, in reading order:
 
     _deploy     `deploy`, `attach`, `delete`, `engine`, and the connection to a cluster
     _messages   what callers, the manager and replicas send each other
-    _manager    the actor that makes the replicas of a pool and knows which there are
-    _actor      a replica on the cluster's side
+    _actor      the actors on the cluster: replicas, and the manager that makes them
     _pool       the pool on the caller's side: a transport to the replicas
     _engine     the pool as a server uses it
 """

@@ -1,13 +1,22 @@
-"""A replica on the cluster's side: the loaded, compiled component and the residuals of its forward passes."""
+"""Actors on the cluster: replicas, and the manager that makes them.
+
+A replica has the loaded, compiled component and the residuals of its forward passes.
+
+The manager decides how many replicas there are. Calls do not pass through it. Callers report their load twice
+a second, and the answer tells them of changes. Replicas store here how far a call is, and its caller reads
+it; callers store here which calls they have cancelled, and replicas read that. Replicas belong to the
+manager: when it is lost, Ray ends them and restarts it, and it makes new ones.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import secrets
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,9 +27,11 @@ from pydantic import BaseModel
 from ray.exceptions import RayError
 
 from chainrule._errors import ChainruleError, ComponentError
+from chainrule._lru_cache import LRUCache
 from chainrule._progress import listening
 from chainrule._trees import is_arraylike, map_leaves
-from chainrule.deploy.ray._messages import CANCELLED, Envelope, Plan
+from chainrule.deploy._pool import Autoscaler
+from chainrule.deploy.ray._messages import CANCELLED, Envelope, Plan, Report, Roster, as_shared
 from chainrule.runtime import LocalComponent
 from chainrule.runtime.internal import Run, to_plain
 from chainrule.serve.internal import (
@@ -32,8 +43,9 @@ from chainrule.serve.internal import (
 
 _log = logging.getLogger(__name__)
 
-_INLINE_BYTES = 1 << 16
+# How often a replica asks the manager whether its call was cancelled.
 _LOOK_EVERY_S = 0.2
+# A call that is cancelled is given this long to break off before its replica ends.
 _GRACE_S = 1.0
 
 
@@ -113,10 +125,7 @@ class ReplicaActor:
                 reply = self._answerer.answer(Call(body=body, **fields))
         except Cancelled:
             return CANCELLED
-        content: Any = b"".join(reply.pieces)
-        if len(content) > _INLINE_BYTES:  # Ray shares arrays without a copy, but not bytes
-            content = np.frombuffer(content, np.uint8)
-        return Envelope(reply.status, reply.content_type, content)
+        return Envelope(reply.status, reply.content_type, as_shared(b"".join(reply.pieces)))
 
     def _call(
         self,
@@ -264,3 +273,119 @@ def insert_values(payload: Any, values: tuple[Any, ...]) -> Any:
         return values[leaf.number] if isinstance(leaf, _Placeholder) else leaf
 
     return map_leaves(insert, payload)
+
+
+# --- the manager --------------------------------------------------------------------------------
+
+# The load of a caller that has not reported for so long does not count any more.
+_STALE_S = 10.0
+# A replica that Ray gave up will often fail again for the same reason, so replacements are rare.
+_REPLACE_EVERY_S = 2.0
+_REMEMBERED = 1024
+# A replica whose code holds the interpreter's lock does not ask; see `is_stuck`.
+_ASKS_WITHIN_S = 1.0
+
+
+class PoolManager:
+    """Makes and ends replicas.
+
+    Args:
+        plan: the plan of the pool.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._make = ray.remote(ReplicaActor).options(**plan.options)
+        self._scaler = Autoscaler(
+            plan.minimum, plan.maximum, calls_per_replica=plan.depth, quiet_s=plan.quiet_s
+        )
+        self._actors: dict[str, Any] = {}
+        self._leaving: dict[str, Any] = {}
+        self._last_replaced = 0.0
+        self._reports: dict[str, tuple[float, Report]] = {}
+        self._progress: LRUCache[str, tuple[float, str]] = LRUCache(_REMEMBERED)
+        self._cancelled: LRUCache[str, bool] = LRUCache(_REMEMBERED)
+        self._last_asked: dict[str, float] = {}
+        self._own_handle = ray.get_runtime_context().current_actor
+        self._resize(plan.minimum)
+
+    def plan(self) -> Plan:
+        """The plan of the pool."""
+        return self._plan
+
+    def roster(self) -> Roster:
+        """The replicas of the pool now."""
+        return Roster(self._version, dict(self._actors))
+
+    def report(self, report: Report) -> Roster | None:
+        """Take the report of a caller; return the roster if it has changed."""
+        now = time.monotonic()
+        self._reports[report.caller] = (now, report)
+        self._reports = {
+            caller: entry for caller, entry in self._reports.items() if now - entry[0] < _STALE_S
+        }
+        if report.dead and now - self._last_replaced > _REPLACE_EVERY_S:
+            self._last_replaced = now
+            self._replace(report.dead)
+        load = sum(each.load for _, each in self._reports.values())
+        self._resize(self._scaler.target(len(self._actors), load))
+        self._let_go()
+        return None if report.version == self._version else self.roster()
+
+    def forget(self, caller: str) -> None:
+        """Note that a caller has left; after the last one the least number of replicas is enough."""
+        self._reports.pop(caller, None)
+        if not self._reports:
+            self._resize(self._plan.minimum)
+            self._let_go()
+
+    def set_progress(self, call: str, fraction: float, message: str) -> None:
+        """Store how far a call is."""
+        self._progress.put(call, (fraction, message))
+
+    def progress_of(self, call: str) -> tuple[float, str] | None:
+        """How far a call is."""
+        return self._progress.get(call)
+
+    def cancel(self, call: str) -> None:
+        """Store that the answer of a call is not wanted any more."""
+        self._cancelled.put(call, True)
+
+    def is_cancelled(self, replica: str, call: str) -> bool:
+        """Whether a call was cancelled; the replica that runs it asks."""
+        self._last_asked[replica] = time.monotonic()
+        return self._cancelled.get(call) is not None
+
+    def is_stuck(self, replica: str) -> bool:
+        """Whether a replica that runs a long call has stopped asking: its process is blocked."""
+        return time.monotonic() - self._last_asked.get(replica, 0.0) > _ASKS_WITHIN_S
+
+    def _replace(self, dead: Iterable[str]) -> None:
+        size = len(self._actors)
+        for replica in dead:
+            self._actors.pop(replica, None)
+        self._resize(size)
+
+    def _resize(self, size: int) -> None:
+        if size == len(self._actors) and self._actors:
+            return
+        while len(self._actors) < size:
+            replica = f"replica-{secrets.token_hex(4)}"
+            self._actors[replica] = self._make.remote(self._plan, replica, self._own_handle)
+        while len(self._actors) > size:
+            replica, actor = self._actors.popitem()
+            self._leaving[replica] = actor
+        self._version = secrets.token_hex(8)
+
+    def _let_go(self) -> None:
+        """End the replicas that leave, once every caller knows that and has no call there.
+
+        A caller with an older roster may still send calls to them, so its next report comes first.
+        """
+        reports = [report for _, report in self._reports.values()]
+        if not all(report.version == self._version for report in reports):
+            return
+        for replica in list(self._leaving):
+            if not any(report.in_flight.get(replica) for report in reports):
+                ray.kill(self._leaving.pop(replica))
+                self._last_asked.pop(replica, None)

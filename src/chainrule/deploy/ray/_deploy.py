@@ -170,7 +170,7 @@ def _pool(manager: Any, plan: Plan, ends_with_handle: bool, startup_timeout_s: f
 def _start_manager(plan: Plan) -> Any:
     import ray
 
-    from chainrule.deploy.ray._manager import PoolManager
+    from chainrule.deploy.ray._actor import PoolManager
 
     options: dict[str, Any] = dict(_MANAGER_OPTIONS)
     if plan.name is not None:

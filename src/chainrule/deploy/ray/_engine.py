@@ -9,14 +9,12 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from chainrule._codec import FRAMES_MEDIA_TYPE, decode_body
 from chainrule._errors import ChainruleError, TransportError
 from chainrule.client import Ticket
 from chainrule.deploy._pool import fingerprint
 from chainrule.deploy.ray._deploy import attach, deploy
-from chainrule.deploy.ray._messages import Envelope
+from chainrule.deploy.ray._messages import Envelope, as_shared
 from chainrule.deploy.ray._pool import RayPool
 from chainrule.serve import ServeOptions
 from chainrule.serve.internal import (
@@ -32,7 +30,6 @@ from chainrule.serve.internal import (
 POOL_PREFIX = "pool:"
 
 _TOLD = tuple(field.name for field in fields(Call) if field.name not in ("body", "watcher", "room"))
-_INLINE_BYTES = 1 << 16
 # A body is decoded here only to find its replica, which must cost less than another forward pass.
 _READ_JSON_BYTES = 1 << 16
 
@@ -135,9 +132,7 @@ class RayServerPool(Pool):
     def _ask(self, call: Call, ticket: Ticket) -> Envelope:
         assert self._pool is not None
         told = {name: getattr(call, name) for name in _TOLD}
-        body = call.body
-        if len(body) > _INLINE_BYTES:  # Ray shares arrays without a copy, but not bytes
-            body = np.frombuffer(body, np.uint8)
+        body = as_shared(call.body)
         return self._pool.attempt(
             call.endpoint,
             self._point(call),

@@ -7,8 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from chainrule.runtime import ComponentConfig
 
+# Smaller contents are sent as bytes, with the message.
+_INLINE_BYTES = 1 << 16
 _OWN_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 
 
@@ -45,6 +49,11 @@ class Plan:
     quiet_s: float = 10.0
     name: str | None = None
     id: str = field(default_factory=lambda: secrets.token_hex(8))
+
+
+def as_shared(content: Any) -> Any:
+    """Bytes in the form in which Ray passes them on without a copy, which it does for arrays only."""
+    return np.frombuffer(content, np.uint8) if len(content) > _INLINE_BYTES else content
 
 
 def actor_options(

@@ -36,8 +36,11 @@ from chainrule.runtime import progress
 
 _log = logging.getLogger(__name__)
 
+# About what a message of Ray takes; calls that take less are sent in groups (`group_size`).
 _MESSAGE_S = 0.02
+# The time of the slowest call so far counts this much less after each further call.
 _FORGET = 0.9
+# How often a caller reports its load, and how long the manager may take to answer.
 _REPORT_EVERY_S = 0.5
 _ANSWER_WITHIN_S = 10.0
 _LOST = (RayActorError, ObjectLostError, OutOfMemoryError, WorkerCrashedError)
@@ -77,6 +80,7 @@ class RayPool(PoolTransport):
         self._caller = secrets.token_hex(8)
         self._stop_reporting = threading.Event()
         self._reporter = threading.Thread(target=self._report, name="chainrule-report", daemon=True)
+        # Held until replicas are up: the first call starts the pool, the others wait for it.
         self._starting = threading.Lock()
         self._is_started = False
         self._each_s: float | None = None

@@ -21,6 +21,8 @@ from chainrule.elimination._native._scalars import NativeUnavailableError, Scala
 if TYPE_CHECKING:
     from chainrule.elimination._native._cpu import CompiledModule
 
+# Held while a module is compiled: two threads that want the same kernel compile it once, and XLA refuses a
+# second registration under the same name.
 _registration = threading.Lock()
 _registered: dict[str, CompiledModule] = {}
 """Modules by call target, never dropped: XLA holds their addresses for the rest of the process."""

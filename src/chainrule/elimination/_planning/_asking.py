@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from chainrule._errors import TransportError
-from chainrule._jaxpr import JaxprEqn, Var, as_function, bind_equation, enable_x64
+from chainrule._jaxpr import JaxprEqn, Var, bind_equation, enable_x64
 from chainrule.elimination._eliminate import Place, read
-from chainrule.elimination._planning._prices import Way
+from chainrule.elimination._planning._prices import Way, is_backwards
 from chainrule.elimination._planning._search import Step
 from chainrule.elimination._planning._sites import Pipeline, Site
 
@@ -28,16 +28,16 @@ class Request:
     Attributes:
         site: the site.
         way: how it is asked.
-        cut: whose columns or rows it gets.
+        cut: whose columns or rows it gets; none where it gives its own Jacobian.
         ask: the site as a linear map.
-        batches: the ways that take many vectors in one message.
+        in_one: whether one message carries all its vectors.
     """
 
     site: Site
     way: Way
     cut: Sequence[Var]
     ask: Any
-    batches: frozenset[str]
+    in_one: bool
 
     def answer(self, vectors: Mapping[int, Any]) -> Any:
         """The products, or the Jacobian; `None` where there is nothing to ask for."""
@@ -45,7 +45,7 @@ class Request:
             return self.ask.jacobian()
         if not vectors:
             return None
-        return self.ask.columns(vectors) if self.way == "columns" else self.ask.rows(vectors)
+        return self.ask.rows(vectors) if is_backwards(self.way) else self.ask.columns(vectors)
 
 
 class LinearMaps:
@@ -66,7 +66,8 @@ class LinearMaps:
         site = next((self._opaque[var] for var in eqn.outvars if var in self._opaque), None)
         if site is None:
             return bind_equation(eqn, operands)
-        results, found = _linearise(site, operands, reverse=self._ways[site.vertex] == "rows")
+        reverse = is_backwards(self._ways[site.vertex])
+        results, found = _linearise(site, operands, reverse=reverse)
         self._maps[site.vertex] = found
         return results
 
@@ -76,8 +77,8 @@ class LinearMaps:
         primals = [read(atom, values) for atom in site.equation.invars]
         ask = self._maps.get(site.vertex) or _Products(site, primals)
         cut = [self._pipeline.variables[node] for node in step.cut]
-        batches = self._pipeline.network.sites[step.site].prices.batches
-        return Request(site, step.way, cut, ask, batches)
+        in_one = self._pipeline.network.sites[step.site].prices.messages(step.way, 2) == 1
+        return Request(site, step.way, cut, ask, in_one)
 
 
 class _Products:
@@ -126,17 +127,9 @@ def _linearise(
     site: Site, operands: Sequence[Any], *, reverse: bool
 ) -> tuple[Sequence[Any], _OpaqueProducts]:
     """The results of an opaque site, and its linear map forwards, or backwards."""
-
-    def of_moving(*moving: Any) -> tuple[list[Any], list[Any]]:
-        full = list(operands)
-        for position, value in zip(site.operands, moving, strict=True):
-            full[position] = value
-        results = as_function(site.equation)(*full)
-        return [results[k] for k in site.results], results
-
     moving = [operands[k] for k in site.operands]
     way = jax.vjp if reverse else jax.linearize
-    _, linear, results = way(of_moving, *moving, has_aux=True)
+    _, linear, results = way(site.of_operands(operands), *moving, has_aux=True)
     return results, _OpaqueProducts(site, linear)
 
 
@@ -173,29 +166,34 @@ def ask_all(
 ) -> None:
     """Make requests, in an order in which each has what it needs.
 
+    A message that fails because the component cannot be reached, or died, is sent once more.
+
     Args:
         known: what is known; the answers are added to it.
         requests: one per site.
         needed: for every request, the positions of those that come before it.
         workers: how many messages are under way at the same time; `None`: one request after the other.
+
+    Raises:
+        TransportError: a message failed twice; with the site and the product.
     """
     if workers is not None:
         _ask_concurrently(known, requests, needed, workers)
         return
     for request in requests:
-        known.absorb(request, request.answer(known.vectors(request)))
+        vectors = known.vectors(request)
+        known.absorb(
+            request, _answer(request, vectors, f"{_NAMES[request.way]}s of {request.site}")
+        )
 
 
 def _ask_concurrently(
     known: Known, requests: Sequence[Request], needed: Sequence[frozenset[int]], workers: int
 ) -> None:
-    """Send the messages of all requests as soon as what they need is known, so many at a time.
+    """Send the messages of all requests as soon as what they need is known.
 
-    A message that fails because the component cannot be reached, or died, is sent once more. All others that
-    are under way are waited for before the error is raised.
-
-    Raises:
-        ChainruleError: with the site and the product.
+    At most `workers` of them are under way at a time. When one has failed, the others that are under way are
+    waited for before the error is raised.
     """
     answers: dict[int, list[Any]] = {}
     messages: dict[Future[Any], tuple[int, int]] = {}
@@ -208,8 +206,9 @@ def _ask_concurrently(
             parts = _messages(request, known.vectors(request))
             answers[position] = [None] * len(parts)
             for number, part in enumerate(parts):
-                place = f"{_DESCRIBED[request.way]} {number + 1} of {len(parts)} of {request.site}"
-                messages[pool.submit(_answer, request, part, place, has_x64)] = position, number
+                place = f"{_NAMES[request.way]} {number + 1} of {len(parts)} of {request.site}"
+                future = pool.submit(_answer_on_a_thread, request, part, place, has_x64)
+                messages[future] = position, number
             if not parts:
                 finish(position)
 
@@ -237,32 +236,47 @@ def _ask_concurrently(
                 future.cancel()
 
 
-_DESCRIBED = {"columns": "JVP", "rows": "VJP", "jacobian": "Jacobian"}
+_NAMES: dict[Way, str] = {
+    "columns": "JVP",
+    "rows": "VJP",
+    "jacobian": "Jacobian",
+    "coloured columns": "JVP",
+    "coloured rows": "VJP",
+}
 
 
 def _messages(request: Request, vectors: Mapping[int, Any]) -> list[Mapping[int, Any]]:
     """The vectors of each message: all of them where the component takes batches, else one."""
     if request.way == "jacobian" or not vectors:
         return [vectors] if request.way == "jacobian" else []
-    if request.way in request.batches:
+    if request.in_one:
         return [vectors]
     (size,) = {vector.shape[0] for vector in vectors.values()}
     return [{k: vector[n : n + 1] for k, vector in vectors.items()} for n in range(size)]
 
 
-def _answer(request: Request, vectors: Mapping[int, Any], place: str, has_x64: bool) -> Any:
+def _answer_on_a_thread(
+    request: Request, vectors: Mapping[int, Any], place: str, has_x64: bool
+) -> Any:
     """The answer to one message. The precision of JAX belongs to a thread."""
     with enable_x64(has_x64):
-        try:
-            return request.answer(vectors)
-        except TransportError as first:
-            _log.warning("The %s failed, it is asked for again: %s", place, first)
-        try:
-            return request.answer(vectors)
-        except TransportError as error:
-            raise TransportError(
-                f"The {place} failed twice: {error.message}", code=error.code, details=error.details
-            ) from error
+        return _answer(request, vectors, place)
+
+
+def _answer(request: Request, vectors: Mapping[int, Any], place: str) -> Any:
+    """The answer to vectors, at the first or the second attempt."""
+    try:
+        return request.answer(vectors)
+    except TransportError as first:
+        _log.warning("The request for the %s failed and is repeated: %s", place, first)
+    try:
+        return request.answer(vectors)
+    except TransportError as error:
+        raise TransportError(
+            f"The request for the {place} failed twice: {error.message}",
+            code=error.code,
+            details=error.details,
+        ) from error
 
 
 def _joined(way: Way, parts: Sequence[Any]) -> Any:

@@ -3,7 +3,7 @@
 Sites 1 … p, site k from n(k-1) to n(k) numbers. Let C(i, k) be the price of the Jacobian of sites i … k as a
 matrix. It comes about in one of these ways (Naumann, "Matrix-Free Jacobian Chaining", 2024):
 
-    C(i, i) = min( n(i-1) JVPs, n(i) VJPs, own Jacobian ) of site i
+    C(i, i) = min( n(i-1) JVPs, n(i) VJPs, own Jacobian, coloured columns or rows ) of site i
     C(i, k) = min( C(i, k-1) + n(i-1) JVPs of site k,               push the columns through one site more
                    C(i+1, k) + n(k) VJPs of site i,                 pull the rows back through one more
                    C(i, l) + C(l+1, k) for the best l,              multiply
@@ -37,8 +37,11 @@ def plan_chain(sizes: Sequence[int], prices: Sequence[SitePrices]) -> tuple[floa
     total: list[list[float]] = []
     split: dict[tuple[int, int], int | Way] = {}
     for k in range(count):
-        counts: dict[Way, int] = {"columns": sizes[k], "rows": sizes[k + 1], "jacobian": 1}
-        best, _, split[k, k] = min(_choice(prices[k], way, n) for way, n in counts.items())
+        counts: dict[Way, int] = {"columns": sizes[k], "rows": sizes[k + 1]}
+        counts.update(prices[k].whole(sizes[k], sizes[k + 1]))
+        best, _, split[k, k] = min(
+            (_choice(prices[k], way, n) for way, n in counts.items()), key=itemgetter(0, 1)
+        )
         total.append([best])
     ending = [list(row) for row in total]
     for length in range(1, count):
@@ -62,7 +65,7 @@ def _choice(
     prices: SitePrices, way: Way, vectors: int, before: float = 0.0
 ) -> tuple[float, bool, Way]:
     """The price of a way, what comes before it included; whether it is a derived one; the way."""
-    return before + prices.of(way, vectors), way in prices.derived, way
+    return before + prices.of(way, vectors), prices.is_derived(way), way
 
 
 def _moves(split: dict[tuple[int, int], int | Way], count: int) -> list[Move]:

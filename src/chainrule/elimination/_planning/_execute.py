@@ -29,6 +29,7 @@ from chainrule.elimination._eliminate import (
 )
 from chainrule.elimination._graph import Edges
 from chainrule.elimination._planning._asking import LinearMaps, Request, ask_all
+from chainrule.elimination._planning._prices import is_backwards
 from chainrule.elimination._planning._schedule import needed_steps
 from chainrule.elimination._planning._search import Step
 from chainrule.elimination._planning._sites import Pipeline, size_of
@@ -88,6 +89,9 @@ class _Known:
         By the positions of its operands, or results; those that the cut does not reach are left out.
         """
         site, cut = request.site, request.cut
+        if request.way in ("coloured columns", "coloured rows"):
+            assert site.compression is not None
+            return site.compression.seeds(request.way)
         if request.way == "columns":
             found, places = self._columns_from(cut, site.operand_variables), site.operands
             variables, axis = site.operand_variables, -1
@@ -111,6 +115,12 @@ class _Known:
             for (result, operand), block in answer.items():
                 ends = site.equation.outvars[result], site.equation.invars[operand]
                 self._put(*ends, _dense_block(block, *ends))
+        elif request.way in ("coloured columns", "coloured rows"):
+            assert site.compression is not None
+            sides = site.operands if is_backwards(request.way) else site.results
+            products = dict(zip(sides, answer, strict=True))
+            for (result, operand), block in site.compression.blocks(request.way, products).items():
+                self._put(site.equation.outvars[result], site.equation.invars[operand], block)
         elif request.way == "columns":
             for result, product in zip(site.result_variables, answer, strict=True):
                 for z, part in self._split(product, cut):

@@ -5,24 +5,22 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
+from chainrule.elimination._display import table_html
+from chainrule.elimination._planning._prices import Way
+
 if TYPE_CHECKING:
     from chainrule.elimination._planning._plan import Plan
 
 _WIDTH, _HEIGHT, _GAP = 120, 44, 46
-_FILLS = {"columns": "#e0e7ff", "rows": "#fef3c7", "jacobian": "#d1fae5"}
-_ARROWS = {"columns": "→", "rows": "←", "jacobian": "■"}
+_FORWARD, _BACKWARD, _WHOLE = "#e0e7ff", "#fef3c7", "#d1fae5"
 
 
 def plan_html(plan: Plan) -> str:
     """The picture, the requests and the totals."""
     from chainrule.elimination._planning._plan import COLUMNS
 
-    head = "".join(f"<th style='text-align:left'>{escape(name)}</th>" for name in COLUMNS)
-    body = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in plan.rows
-    )
-    table = f"<table><tr>{head}</tr>{body}</table>"
-    return f"<div>{_picture(plan)}{table}<p>{escape(plan.summary)}</p></div>"
+    notes = "".join(f"<p>{escape(line)}</p>" for line in plan.summary)
+    return f"<div>{_picture(plan)}{table_html(COLUMNS, plan.rows)}{notes}</div>"
 
 
 def _picture(plan: Plan) -> str:
@@ -33,9 +31,9 @@ def _picture(plan: Plan) -> str:
         x = place * (_WIDTH + _GAP)
         boxes.append(
             f"<rect x='{x + 1}' y='1' width='{_WIDTH}' height='{_HEIGHT}' rx='6' "
-            f"fill='{_FILLS[request.way]}' stroke='#6b7280'/>"
+            f"fill='{_fill(request.way)}' stroke='#6b7280'/>"
             f"{_text(x + _WIDTH / 2, 18, request.site[:18])}"
-            f"{_text(x + _WIDTH / 2, 35, f'{_ARROWS[request.way]} {request.products}')}"
+            f"{_text(x + _WIDTH / 2, 35, request.asked)}"
             f"{_text(x + _WIDTH - 10, 12, str(order[request.number]))}"
         )
     width = len(plan.requests) * (_WIDTH + _GAP)
@@ -44,6 +42,12 @@ def _picture(plan: Plan) -> str:
         f"viewBox='0 0 {width} {_HEIGHT + 2}'><title>the sites and their products</title>"
         f"{''.join(boxes)}</svg>"
     )
+
+
+def _fill(way: Way) -> str:
+    if way in ("columns", "rows"):
+        return _FORWARD if way == "columns" else _BACKWARD
+    return _WHOLE
 
 
 def _text(x: float, y: float, content: str) -> str:

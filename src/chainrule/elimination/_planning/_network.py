@@ -75,6 +75,21 @@ class Network:
                 full[operand] |= as_set(site.results)
         return tuple(full)
 
+    @cached_property
+    def links(self) -> tuple[tuple[int, int], ...]:
+        """Which sites read what others compute, with nothing but JAX in between.
+
+        Sites are numbered from 0; -1 stands for the inputs, and the number of sites for the outputs.
+        """
+        starts = [self.inputs, *(site.results for site in self.sites)]
+        ends = [*(site.operands for site in self.sites), self.outputs]
+        return tuple(
+            (number, place)
+            for number, start in enumerate(starts, start=-1)
+            for place, end in enumerate(ends)
+            if reached(self.successors, as_set(start)) & as_set(end)
+        )
+
     def size_of(self, nodes: Iterable[int]) -> int:
         """Number of elements of some nodes."""
         return sum(self.sizes[node] for node in nodes)

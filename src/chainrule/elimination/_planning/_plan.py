@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,22 +15,24 @@ import jax
 
 from chainrule._errors import CapabilityError, InputError
 from chainrule._jaxpr import locate
+from chainrule.elimination._display import table_text
 from chainrule.elimination._graph import Graph, holder_of_a_callback
 from chainrule.elimination._linearize import (
     Traced,
     arrange,
     as_examples,
+    differentiated_leaves,
     is_structured,
     trace_function,
 )
 from chainrule.elimination._orders import fingerprint
 from chainrule.elimination._planning._execute import execute
 from chainrule.elimination._planning._html import plan_html
-from chainrule.elimination._planning._prices import Way
+from chainrule.elimination._planning._memory import find_steps_within
+from chainrule.elimination._planning._prices import GivenPrices, Way, is_backwards
 from chainrule.elimination._planning._schedule import find_shortest, makespan
 from chainrule.elimination._planning._search import Step, alternatives, find_steps, sweeps
 from chainrule.elimination._planning._sites import (
-    GivenPrices,
     Pipeline,
     find_pipeline,
     has_complex_site,
@@ -52,12 +54,16 @@ class PlannedRequest:
         site: the component's name.
         number: of the site, in the order in which the sites are called.
         where: the user's line that calls it; empty when JAX kept none.
-        way: `"columns"`: JVPs; `"rows"`: VJPs; `"jacobian"`: the component's own Jacobian.
-        vectors: what the columns or rows belong to, such as `f32[3]`; empty for a Jacobian.
-        products: vectors that are sent, or that a Jacobian takes the place of.
+        way: `"columns"`: JVPs; `"rows"`: VJPs; or the component's own Jacobian: `"jacobian"`: by its
+            endpoint; `"coloured columns"`, `"coloured rows"`: by JVPs or VJPs with several columns or rows.
+        vectors: what the columns or rows belong to, such as `f32[3]`; empty for its own Jacobian.
+        products: with one vector each, that the component is asked for, or that a Jacobian takes the place
+            of. In a loop or under `vmap` every call counts; so do those of all sides of a branch. How often
+            a `while` loop runs is not known.
         messages: that carry them.
         price: of all of them.
         prices: where the prices come from.
+        residual_bytes: what the component keeps for it, from its evaluation on.
         cut: numbers of the arrays of `vectors` in the pipeline.
     """
 
@@ -70,10 +76,20 @@ class PlannedRequest:
     messages: int
     price: float
     prices: str
+    residual_bytes: int = 0
     cut: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cut", tuple(self.cut))
+
+    @property
+    def asked(self) -> str:
+        """What is asked, in words: `2 VJPs`."""
+        if self.way == "jacobian":
+            return "its Jacobian"
+        kind = "VJP" if is_backwards(self.way) else "JVP"
+        coloured = ", coloured" if self.way.startswith("coloured") else ""
+        return f"{_count(self.products, kind)}{coloured}"
 
 
 @dataclass(frozen=True)
@@ -93,6 +109,9 @@ class Plan:
         workers: how many messages are under way at the same time when the plan is executed; `None` for one
             request after the other.
         makespan: the time until the last answer, in the unit of the prices.
+        memory_bytes: the most that the components may keep for VJPs; `None` for any amount.
+        links: which sites read what others compute, by their numbers; -1 stands for the inputs, and the
+            number of sites for the outputs.
         fingerprint: of the program that it was made for.
         function: the pipeline.
     """
@@ -106,11 +125,13 @@ class Plan:
     fingerprint: str
     workers: int | None
     makespan: float
+    memory_bytes: float | None
+    links: tuple[tuple[int, int], ...]
     function: Callable[..., Any] = field(repr=False, compare=False)
 
     @property
     def products(self) -> int:
-        """Vectors that are sent to all sites."""
+        """Products that all sites are asked for."""
         return sum(request.products for request in self.requests)
 
     @property
@@ -122,6 +143,11 @@ class Plan:
     def price(self) -> float:
         """Of all requests."""
         return sum(request.price for request in self.requests)
+
+    @property
+    def residual_bytes(self) -> int:
+        """What the components keep together for their VJPs, from their evaluation on."""
+        return sum(request.residual_bytes for request in self.requests)
 
     @property
     def gap(self) -> float:
@@ -138,9 +164,10 @@ class Plan:
         Raises:
             InputError: the arguments have other shapes or dtypes, or the pipeline is another (`other_plan`).
         """
+        self._check_inputs(args)
         traced = trace_function(self.function, self.argnums, args, kwargs)
-        self._check(traced)
         pipeline = find_pipeline(traced.graph)
+        self._check_pipeline(pipeline)
         steps = [
             Step(request.number, request.way, request.cut, request.products, request.price)
             for request in self.requests
@@ -148,15 +175,18 @@ class Plan:
         value, _, jacobian = run_steps(traced, pipeline, steps, workers=self.workers)
         return value, jacobian
 
-    def _check(self, traced: Traced) -> None:
-        found = _input_types(traced)
+    def _check_inputs(self, args: tuple[Any, ...]) -> None:
+        """Before the pipeline is traced: a component would complain of a shape in its own words."""
+        found = _input_types(differentiated_leaves(self.argnums, args)[1])
         if found != self.inputs:
             raise InputError(
                 f"The plan was made for inputs {', '.join(self.inputs)}, and is executed with "
                 f"{', '.join(found)}. Make another one: `plan_jacobian(f)(*args)`.",
                 code="other_plan",
             )
-        if fingerprint(traced.graph) != self.fingerprint:
+
+    def _check_pipeline(self, pipeline: Pipeline) -> None:
+        if _fingerprint(pipeline) != self.fingerprint:
             raise InputError(
                 "The plan was made for another pipeline: the equations or the components of "
                 f"{_name(self.function)} are not those that were planned, although its inputs are. Make "
@@ -187,9 +217,10 @@ class Plan:
             facts = json.loads(Path(path).read_text(encoding="utf-8"))
             requests = tuple(PlannedRequest(**request) for request in facts.pop("requests"))
             alternatives = {k: tuple(v) for k, v in facts.pop("alternatives").items()}
+            links = tuple((start, end) for start, end in facts.pop("links"))
             argnums = facts.pop("argnums")
             return cls(
-                requests, alternatives=alternatives, inputs=tuple(facts.pop("inputs")),
+                requests, alternatives=alternatives, links=links, inputs=tuple(facts.pop("inputs")),
                 argnums=tuple(argnums) if isinstance(argnums, list) else argnums,
                 function=function, **facts,
             )  # fmt: skip
@@ -204,46 +235,40 @@ class Plan:
         """The requests in words."""
         return [
             (
-                str(number), request.site, _WORDS[request.way], request.vectors, str(request.products),
-                str(request.messages), f"{request.price:g}", request.prices,
+                str(number), request.site, request.asked, request.vectors, str(request.messages),
+                f"{request.price:g}", request.prices,
             )
             for number, request in enumerate(self.requests, start=1)
         ]  # fmt: skip
 
     @property
-    def summary(self) -> str:
-        """The totals in one sentence."""
-        others = ", ".join(f"{name} {price:g}" for name, (_, price) in self.alternatives.items())
+    def summary(self) -> list[str]:
+        """The totals, in sentences."""
         proven = "the optimum" if self.gap == 0 else f"at most {self.gap:.0%} above the optimum"
-        return (
-            f"{self.products} products in {self.messages} messages, price {self.price:g} ({proven}, "
-            f"{self.method}), after {self.makespan:g} with {_workers(self.workers)}. Prices of others: "
-            f"{others}."
-        )
+        others = ", ".join(f"{name} {price:g}" for name, (_, price) in self.alternatives.items())
+        lines = [
+            f"{_count(self.products, 'product')} in {_count(self.messages, 'message')}, price "
+            f"{self.price:g}: {proven} ({self.method}).",
+            f"Time: {self.makespan:g} with {_count(self.workers or 1, 'worker')}.",
+            f"Prices of other ways: {others}.",
+        ]
+        if self.residual_bytes or self.memory_bytes is not None:
+            limit = "" if self.memory_bytes is None else f" of at most {self.memory_bytes:,.0f}"
+            lines.insert(2, f"Kept by the components: {self.residual_bytes:,}{limit} bytes.")
+        return lines
 
     def __str__(self) -> str:
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table(*COLUMNS)
-        for row in self.rows:
-            table.add_row(*row)
-        text = io.StringIO()
-        console = Console(file=text, width=110)
-        console.print(table)
-        console.print(self.summary, markup=False, highlight=False)
-        return text.getvalue()
+        return table_text(COLUMNS, self.rows, self.summary, width=110)
 
     def _repr_html_(self) -> str:
         return plan_html(self)
 
 
-COLUMNS = ("", "component", "is asked for", "vectors", "products", "messages", "price", "prices by")
-_WORDS = {"columns": "JVPs", "rows": "VJPs", "jacobian": "its Jacobian"}
+COLUMNS = ("", "component", "is asked for", "vectors", "messages", "price", "prices by")
 
 
-def _workers(count: int | None) -> str:
-    return "one worker" if count in (None, 1) else f"{count} workers"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def plan_jacobian(
@@ -252,6 +277,7 @@ def plan_jacobian(
     *,
     prices: GivenPrices | None = None,
     workers: int | None = None,
+    memory_bytes: float | None = None,
     objective: Objective = "products",
 ) -> Callable[..., Plan]:
     """The function that plans the Jacobian of a pipeline: what is asked of each of its components.
@@ -262,9 +288,13 @@ def plan_jacobian(
         prices: component → price of one `"apply"`, one `"jvp"`, one `"vjp"`, one `"jacobian"`, one
             `"message"`, all in one unit. Without them the author's are used (`prices` of a component), else
             the number of evaluations that an endpoint makes. `"measured"`: mean seconds of the calls that
-            this process has made so far, where the author does not say; a component that was not called
-            yet costs a second per evaluation.
+            this process has made so far, else of those that a server reports (`/metrics`), where the author
+            does not say; a component that was not called yet costs a second per evaluation.
         workers: how many messages `Plan.execute` has under way at the same time, outside of `jit`.
+        memory_bytes: the most that the components together may keep of their evaluation for VJPs
+            (residuals). A component whose VJP takes residuals keeps what its prices say
+            (`"residual_bytes"`), else as much as its inputs and outputs; others keep nothing. A loop or
+            branch that JAX differentiates keeps what JAX keeps.
         objective: what is made small: the price of all `"products"`, or the `"time"` until the last answer.
 
     Returns:
@@ -272,7 +302,8 @@ def plan_jacobian(
         component.
 
     Raises:
-        CapabilityError: the function calls no component, or cannot be planned (`not_planned`).
+        CapabilityError: the function calls no component, or cannot be planned (`not_planned`); or no plan
+            keeps to `memory_bytes` (`too_little_memory`).
         InputError: a price or an option cannot be used (`bad_prices`, `invalid_option`).
 
     Example:
@@ -289,15 +320,16 @@ def plan_jacobian(
         (1, (5, 5.0))
     """
 
-    _check_options(workers, objective)
+    _check_options(workers, memory_bytes, objective)
 
     @wraps(fun)
     def plan(*args: Any, **kwargs: Any) -> Plan:
         traced = trace_function(fun, argnums, as_examples(args), kwargs)
         check_planned(traced)
         return make_plan(
-            traced, fun, argnums, prices=prices or {}, workers=workers, objective=objective
-        )
+            traced, fun, argnums, prices=prices or {}, workers=workers, memory_bytes=memory_bytes,
+            objective=objective,
+        )  # fmt: skip
 
     return plan
 
@@ -307,7 +339,10 @@ def why_not_planned(traced: Traced) -> str | None:
     if traced.obstacle is not None:
         return f"its graph could not be built: {traced.obstacle}"
     if not has_sites(traced.graph):
-        return "it calls no component, or only such as are inlined; leave out `method`"
+        return (
+            "it calls no component, or only such as are inlined or do not depend on what is differentiated; "
+            "`jacobian` without `method` needs no plan"
+        )
     if traced.graph.nonlinear:
         named = ", ".join(map(traced.graph.describe, traced.graph.nonlinear[:3]))
         return f"a derivative rule is not linear: {named}"
@@ -370,35 +405,62 @@ def make_plan(
     *,
     prices: GivenPrices = MappingProxyType({}),
     workers: int | None = None,
+    memory_bytes: float | None = None,
     objective: Objective = "products",
 ) -> Plan:
     """The plan of a traced pipeline; see `plan_jacobian`."""
-    pipeline = find_pipeline(traced.graph, prices)
-    found = find_steps(pipeline.network)
+    pipeline = find_pipeline(traced.graph, prices, with_memory=memory_bytes is not None)
+    network = pipeline.network
+    found = (
+        find_steps(network) if memory_bytes is None else find_steps_within(network, memory_bytes)
+    )
     steps = found.steps
     if objective == "time":
         known = sweeps(pipeline.network)
-        candidates = [steps, *known.values()]
-        steps = find_shortest(pipeline.network, candidates, workers or 1, known["local Jacobians"])
+        steps = find_shortest(
+            pipeline.network, [steps, *known.values()], workers or 1, known["local Jacobians"],
+            memory_bytes,
+        )  # fmt: skip
     return Plan(
         tuple(_request(pipeline, step) for step in steps),
         found.bound,
         found.method,
         alternatives(pipeline.network),
-        _input_types(traced),
+        _input_types(traced.operands),
         argnums,
-        fingerprint(traced.graph),
+        _fingerprint(pipeline),
         workers,
         makespan(pipeline.network, steps, workers or 1),
+        memory_bytes,
+        pipeline.network.links,
         fun,
     )
 
 
-def _check_options(workers: Any, objective: Any) -> None:
+def _fingerprint(pipeline: Pipeline) -> str:
+    """A hash of the program and of its network, to which the requests of a plan refer.
+
+    Numbers in the program do not enter: a plan is good for all values of arguments that are not
+    differentiated, unless these change the network (a factor of zero, say).
+    """
+    network = pipeline.network
+    places = [[site.operands, site.results] for site in network.sites]
+    facts = [network.sizes, network.successors, places, network.inputs, network.outputs]
+    content = json.dumps([fingerprint(pipeline.graph, with_numbers=False), facts])
+    return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+
+def _check_options(workers: Any, memory_bytes: Any, objective: Any) -> None:
     is_count = isinstance(workers, int) and not isinstance(workers, bool) and workers >= 1
     if workers is not None and not is_count:
         raise InputError(
             f"`workers` is a number of messages, at least 1; found {workers!r}.",
+            code="invalid_option",
+        )
+    is_size = isinstance(memory_bytes, (int, float)) and not isinstance(memory_bytes, bool)
+    if memory_bytes is not None and not (is_size and memory_bytes >= 0):
+        raise InputError(
+            f"`memory_bytes` is a number of bytes, at least 0; found {memory_bytes!r}.",
             code="invalid_option",
         )
     if objective not in get_args(Objective):
@@ -431,16 +493,17 @@ def _request(pipeline: Pipeline, step: Step) -> PlannedRequest:
         str(locate(site.equation) or ""),
         step.way,
         ", ".join(_type(var.aval) for var in variables),
-        step.products,
-        prices.messages(step.way, step.products),
+        step.products * prices.calls,
+        prices.messages(step.way, step.products) * prices.calls,
         step.price,
         prices.source,
+        step.memory,
         step.cut,
     )
 
 
-def _input_types(traced: Traced) -> tuple[str, ...]:
-    return tuple(map(_type, traced.operands))
+def _input_types(operands: tuple[Any, ...]) -> tuple[str, ...]:
+    return tuple(map(_type, operands))
 
 
 def _type(value: Any) -> str:

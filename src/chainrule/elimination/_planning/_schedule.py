@@ -17,7 +17,7 @@ from chainrule.elimination._planning._network import (
     reached,
     reversed_edges,
 )
-from chainrule.elimination._planning._search import Step, edges_of
+from chainrule.elimination._planning._search import Step, edges_of, memory_of
 
 
 def needed_steps(network: Network, steps: Sequence[Step]) -> list[frozenset[int]]:
@@ -42,9 +42,9 @@ def needed_steps(network: Network, steps: Sequence[Step]) -> list[frozenset[int]
 
 
 def _between(network: Network, successors: tuple[int, ...], step: Step) -> int:
-    """The nodes on paths from a cut to its site, or from a site to its cut; none for a Jacobian."""
+    """The nodes on paths from a cut to its site, or from a site to its cut; none without a cut."""
     site, cut = network.sites[step.site], as_set(step.cut)
-    if step.way == "jacobian":
+    if step.way not in ("columns", "rows"):
         return 0
     first, last = (
         (cut, as_set(site.operands)) if step.way == "columns" else (as_set(site.results), cut)
@@ -53,7 +53,7 @@ def _between(network: Network, successors: tuple[int, ...], step: Step) -> int:
 
 
 def makespan(network: Network, steps: Sequence[Step], workers: int) -> float:
-    """The time after which so many workers have answered everything, at the prices of the sites."""
+    """The time after which this many workers have answered everything, at the prices of the sites."""
     needed = needed_steps(network, steps)
     messages = [network.sites[s.site].prices.messages(s.way, s.products) for s in steps]
     unsent, unanswered = list(messages), list(messages)
@@ -76,6 +76,7 @@ def find_shortest(
     candidates: Sequence[Sequence[Step]],
     workers: int,
     local: Sequence[Step],
+    memory_bytes: float | None = None,
 ) -> tuple[Step, ...]:
     """The steps with the shortest makespan that are found: those of a candidate, changed where that helps.
 
@@ -87,13 +88,17 @@ def find_shortest(
         candidates: steps to begin with.
         workers: how many there are.
         local: for every site, the step that gives its own Jacobian.
+        memory_bytes: the most that the sites may keep; the first candidate fits.
     """
+
+    def fits(steps: Sequence[Step]) -> bool:
+        return memory_bytes is None or memory_of(steps) <= memory_bytes
 
     def cost(steps: Sequence[Step]) -> tuple[float, float]:
         return makespan(network, steps, workers), sum(step.price for step in steps)
 
-    best: Sequence[Step] = min(candidates, key=cost)
+    best: Sequence[Step] = min(filter(fits, candidates), key=cost)
     for step in local:
         trial = (step, *(each for each in best if each.site != step.site))
-        best = trial if cost(trial) < cost(best) else best
+        best = trial if fits(trial) and cost(trial) < cost(best) else best
     return tuple(best)

@@ -9,7 +9,8 @@ it, is known. Resolving one more site is a *step*. Let u be the operands and v t
     rows        Z is the smallest cut between v and what is to be known (outputs, operands of unresolved
                 sites). JAX knows dz = M dv, the site is asked for K = M·J, one VJP per element of Z, and from
                 now on dz = K du: edges from u to Z.
-    jacobian    the site is asked for J itself: edges from u to v.
+    jacobian    the site is asked for J itself: edges from u to v. Coloured columns and rows, where J is known
+                to be sparse, give the same for another price.
 
 When all sites are resolved the rest is JAX. `jax.jacfwd` is the plan in which all sites, from the first to
 the last, get the columns of the inputs; `jax.jacrev` the one in which all get the rows of the outputs.
@@ -28,7 +29,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from chainrule.elimination._planning._chain import plan_chain
@@ -58,9 +59,10 @@ class Step:
     Attributes:
         site: its position in the network.
         way: how it is asked.
-        cut: the nodes whose columns or rows it gets; none for a Jacobian.
+        cut: the nodes whose columns or rows it gets; none where it gives its own Jacobian.
         products: vectors that are sent, or that a Jacobian takes the place of.
         price: of all of them.
+        memory: bytes that the site keeps for it, from its evaluation on.
     """
 
     site: int
@@ -68,6 +70,7 @@ class Step:
     cut: tuple[int, ...]
     products: int
     price: float
+    memory: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,16 @@ class Found:
     def price(self) -> float:
         """Of all steps."""
         return sum(step.price for step in self.steps)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that all sites keep together."""
+        return memory_of(self.steps)
+
+
+def memory_of(steps: Iterable[Step]) -> int:
+    """Bytes that the sites keep together: all are evaluated before the first one is asked."""
+    return sum(step.memory for step in steps)
 
 
 def find_steps(network: Network) -> Found:
@@ -144,23 +157,35 @@ def alternatives(network: Network) -> dict[str, tuple[int, float]]:
     """Products and price of what a user would do without a plan. JAX's sweeps send all vectors everywhere."""
     columns, rows = network.size_of(network.inputs), network.size_of(network.outputs)
     sites, local = network.sites, sweeps(network)["local Jacobians"]
+    calls = sum(site.prices.calls for site in sites)
     return {
-        "jacfwd": (columns * len(sites), sum(s.prices.of("columns", columns) for s in sites)),
-        "jacrev": (rows * len(sites), sum(s.prices.of("rows", rows) for s in sites)),
-        "local Jacobians": (sum(step.products for step in local), _price(local)),
+        "jacfwd": (columns * calls, sum(s.prices.of("columns", columns) for s in sites)),
+        "jacrev": (rows * calls, sum(s.prices.of("rows", rows) for s in sites)),
+        "local Jacobians": (
+            sum(step.products * sites[step.site].prices.calls for step in local),
+            _price(local),
+        ),
     }
 
 
 def _local_steps(network: Network, k: int, site: SiteNodes) -> Iterator[Step]:
     """The ways to a site's own Jacobian."""
     columns, rows = network.size_of(site.operands), network.size_of(site.results)
-    yield _step(k, site, "jacobian", (), min(columns, rows))
+    yield from _whole_steps(network, k, site)
     yield _step(k, site, "columns", site.operands, columns)
     yield _step(k, site, "rows", site.results, rows)
 
 
+def _whole_steps(network: Network, k: int, site: SiteNodes) -> Iterator[Step]:
+    """Those that need no cut."""
+    columns, rows = network.size_of(site.operands), network.size_of(site.results)
+    for way, products in site.prices.whole(columns, rows):
+        yield _step(k, site, way, (), products)
+
+
 def _step(number: int, site: SiteNodes, way: Way, cut: tuple[int, ...], products: int) -> Step:
-    return Step(number, way, cut, products, site.prices.of(way, products))
+    prices = site.prices
+    return Step(number, way, cut, products, prices.of(way, products), prices.memory(way))
 
 
 # --- Chains.
@@ -190,11 +215,10 @@ def _search_chain(network: Network, cuts: Sequence[Cut]) -> Found:
     steps = []
     for number, way, place in moves:
         site = network.sites[number]
-        if way == "jacobian":
-            columns, rows = network.size_of(site.operands), network.size_of(site.results)
-            steps.append(_step(number, site, way, (), min(columns, rows)))
-        else:
+        if way in ("columns", "rows"):
             steps.append(_step(number, site, way, cuts[place].nodes, sizes[place]))
+        else:
+            steps += [s for s in _whole_steps(network, number, site) if s.way == way]
     return Found(tuple(steps), price, "chain recurrence")
 
 
@@ -207,11 +231,9 @@ def _bound(network: Network, site: SiteNodes) -> float:
     known, sizes = network.through_sites, network.sizes
     before = minimal_cut(sizes, known, inputs, as_set(site.operands), near_sinks=True)
     after = minimal_cut(sizes, known, as_set(site.results), outputs, near_sinks=False)
-    return min(
-        site.prices.of("columns", before.size),
-        site.prices.of("rows", after.size),
-        site.prices.of("jacobian", min(before.size, after.size)),
-    )
+    ways: list[tuple[Way, int]] = [("columns", before.size), ("rows", after.size)]
+    ways += site.prices.whole(before.size, after.size)
+    return min(site.prices.of(way, products) for way, products in ways)
 
 
 @dataclass(frozen=True)
@@ -256,15 +278,12 @@ class _State:
             operands, results = as_set(sites[k].operands), as_set(sites[k].results)
             columns = self._cut(cuts, (k, "columns"), sources, operands)
             rows = self._cut(cuts, (k, "rows"), results, sinks)
-            fewest = min(
-                self.network.size_of(sites[k].operands), self.network.size_of(sites[k].results)
-            )
             steps += [
-                _step(k, sites[k], "jacobian", (), fewest),
+                *_whole_steps(self.network, k, sites[k]),
                 _step(k, sites[k], "columns", columns.nodes, columns.size),
                 _step(k, sites[k], "rows", rows.nodes, rows.size),
             ]
-        steps.sort(key=lambda step: step.way in sites[step.site].prices.derived)
+        steps.sort(key=lambda step: sites[step.site].prices.is_derived(step.way))
         return replace(self, cuts=cuts), [step for step in steps if step.price < math.inf]
 
     def _cut(

@@ -8,22 +8,36 @@ directly. The second kind is *opaque*: JAX pushes tangents through it or pulls c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from types import MappingProxyType
-from typing import Literal
+from typing import Any
 
+import jax
 import numpy as np
 
-from chainrule._call_prices import problem_of_prices
-from chainrule._errors import InputError
-from chainrule._jaxpr import JaxprEqn, Products, Var, locate, outside_call_of, subprograms, walk
+from chainrule._jaxpr import (
+    JaxprEqn,
+    OutsideCall,
+    Products,
+    Var,
+    as_function,
+    locate,
+    outside_call_of,
+    subprograms,
+    walk,
+)
 from chainrule.elimination._graph import Graph
+from chainrule.elimination._planning._colouring import Compression, compress
 from chainrule.elimination._planning._network import Network, SiteNodes
-from chainrule.elimination._planning._prices import SitePrices
+from chainrule.elimination._planning._prices import (
+    GivenPrices,
+    SitePrices,
+    check_prices,
+    site_prices,
+)
 from chainrule.elimination._rules import is_complex, real_shape
-from chainrule.elimination._work import equation_work
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +51,7 @@ class Site:
         operands: positions of the operands that it is differentiated by.
         results: positions of the results that are differentiated and read.
         products: how to ask for products; `None` for an opaque site.
+        calls: the calls of components, the equation itself or those inside.
     """
 
     vertex: int
@@ -45,6 +60,7 @@ class Site:
     operands: tuple[int, ...]
     results: tuple[int, ...]
     products: Products | None
+    calls: tuple[OutsideCall, ...]
 
     @property
     def operand_variables(self) -> tuple[Var, ...]:
@@ -55,6 +71,37 @@ class Site:
     def result_variables(self) -> tuple[Var, ...]:
         """The variables of its results."""
         return tuple(self.equation.outvars[k] for k in self.results)
+
+    @cached_property
+    def compression(self) -> Compression | None:
+        """How to get its Jacobian from few products, where it is known to be sparse."""
+        call = outside_call_of(self.equation)
+        if call is None:
+            return None
+        results = {k: self.equation.outvars[k].aval for k in self.results}
+        operands = {k: self.equation.invars[k].aval for k in self.operands}
+        return compress(results, operands, call.dependence)
+
+    @property
+    def nbytes(self) -> int:
+        """Of its operands and results, which stand for what an evaluation keeps."""
+        avals: list[Any] = [v.aval for v in (*self.equation.invars, *self.equation.outvars)]
+        return sum(aval.size * aval.dtype.itemsize for aval in avals)
+
+    def of_operands(self, operands: Sequence[Any]) -> Callable[..., tuple[list[Any], list[Any]]]:
+        """The site as a function of the operands that it is differentiated by, at a point.
+
+        It returns the results that are differentiated, and all results.
+        """
+
+        def function(*moving: Any) -> tuple[list[Any], list[Any]]:
+            full = list(operands)
+            for position, value in zip(self.operands, moving, strict=True):
+                full[position] = value
+            results = as_function(self.equation)(*full)
+            return [results[k] for k in self.results], results
+
+        return function
 
     def __str__(self) -> str:
         where = locate(self.equation)
@@ -111,37 +158,57 @@ def has_complex_site(graph: Graph) -> bool:
 
 def has_site(graph: Graph, vertex: int) -> bool:
     """Whether a vertex of a graph calls components, itself or inside."""
-    return bool(_called(graph.equation(vertex)))
+    return bool(_calls(graph.equation(vertex)))
 
 
-def find_pipeline(graph: Graph, given: GivenPrices = MappingProxyType({})) -> Pipeline:
+def find_pipeline(
+    graph: Graph, given: GivenPrices = MappingProxyType({}), *, with_memory: bool = False
+) -> Pipeline:
     """The pipeline of a function that has sites.
 
     Args:
         graph: of the function.
         given: prices by the names of components, which win over all others.
+        with_memory: whether to find out what JAX keeps of opaque sites, which takes a trace of each.
 
     Raises:
         ChainruleError: a site cannot be differentiated, which is named.
         InputError: a price is given that cannot be used (`bad_prices`).
     """
     sites = tuple(_find_sites(graph))
-    check_prices(given, [site.name for site in sites])
-    return Pipeline(graph, sites, *_network(graph, sites, given))
+    check_prices(given, sites)
+    prices = [site_prices(site, given) for site in sites]
+    if with_memory:
+        prices = [
+            replace(price, residual_bytes=residual_bytes(site)) if site.products is None else price
+            for price, site in zip(prices, sites, strict=True)
+        ]
+    return Pipeline(graph, sites, *_network(graph, sites, prices))
 
 
-def _called(eqn: JaxprEqn) -> list[str]:
-    """The names of the components that an equation calls, itself or inside."""
+def residual_bytes(site: Site) -> int:
+    """What JAX keeps of an opaque site for its VJPs."""
+
+    def pull(*operands: Any) -> Any:
+        moving = [operands[k] for k in site.operands]
+        return jax.vjp(site.of_operands(operands), *moving, has_aux=True)[1]
+
+    kept = jax.eval_shape(pull, *(atom.aval for atom in site.equation.invars))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
+
+
+def _calls(eqn: JaxprEqn) -> list[OutsideCall]:
+    """The calls of components of an equation, itself or inside."""
     inner = (site.equation for sub in subprograms(eqn) for site in walk(sub.program))
     calls = (outside_call_of(each) for each in (eqn, *inner))
-    return [call.name for call in calls if call is not None and call.name is not None]
+    return [call for call in calls if call is not None and call.name is not None]
 
 
 def _find_sites(graph: Graph) -> Iterator[Site]:
     for vertex, local in graph.partials.items():
         eqn = graph.equation(vertex)
-        names = _called(eqn)
-        if not names:
+        calls = _calls(eqn)
+        if not calls:
             continue
         call = outside_call_of(eqn)
         products = None if call is None else call.products
@@ -149,16 +216,24 @@ def _find_sites(graph: Graph) -> Iterator[Site]:
         results = {result for result, _ in local.structures}
         if products is not None:
             results = {result for result in results if products.results[result]}
-        inside = f"{eqn.primitive.name} of {', '.join(dict.fromkeys(names))}"
-        name = names[0] if call is not None else inside
-        yield Site(vertex, name, eqn, tuple(sorted(operands)), tuple(sorted(results)), products)
+        names = ", ".join(dict.fromkeys(str(each.name) for each in calls))
+        name = names if call is not None else f"{eqn.primitive.name} of {names}"
+        yield Site(
+            vertex,
+            name,
+            eqn,
+            tuple(sorted(operands)),
+            tuple(sorted(results)),
+            products,
+            tuple(calls),
+        )
 
 
 # --- The network.
 
 
 def _network(
-    graph: Graph, sites: Sequence[Site], given: GivenPrices
+    graph: Graph, sites: Sequence[Site], prices: Sequence[SitePrices]
 ) -> tuple[Network, tuple[Var, ...], dict[Var, np.ndarray]]:
     vertices = {site.vertex for site in sites}
     before: dict[Var, set[Var]] = {var: set() for var in graph.inputs}
@@ -183,9 +258,9 @@ def _network(
             site.name,
             tuple(sorted({number[var] for var in site.operand_variables})),
             tuple(sorted({number[var] for var in site.result_variables})),
-            site_prices(site, given),
+            price,
         )
-        for site in sites
+        for site, price in zip(sites, prices, strict=True)
     )
     outputs = tuple(number[var] for var in graph.outputs if var in number)
     inputs = tuple(number[var] for var in graph.inputs)
@@ -250,88 +325,3 @@ def _live_elements(
 def size_of(var: Var) -> int:
     """Real numbers of an array."""
     return math.prod(real_shape(var.aval))
-
-
-GivenPrices = Mapping[str, Mapping[str, float]] | Literal["measured"]
-"""Component → what is priced → price; or those that were measured."""
-
-
-def check_prices(given: GivenPrices, names: Sequence[str]) -> None:
-    """Refuse prices that cannot be read, or are those of other components.
-
-    Raises:
-        InputError: with the name.
-    """
-    if isinstance(given, str) and given == "measured":
-        return
-    if not isinstance(given, Mapping):
-        raise InputError(
-            "`prices` is 'measured', or a dictionary from names of components to their prices, such as "
-            f"{{{names[0]!r}: {{'vjp': 2.5}}}}; found {given!r:.40}.",
-            code="bad_prices",
-        )
-    for name, prices in given.items():
-        if name not in names:
-            known = ", ".join(dict.fromkeys(names))
-            raise InputError(
-                f"`prices` names {name!r}, which the pipeline does not call; it calls {known}.",
-                code="bad_prices",
-            )
-        problem = problem_of_prices(prices)
-        if problem is not None:
-            raise InputError(f"`prices` of {name!r}: {problem}.", code="bad_prices", path=name)
-
-
-def site_prices(site: Site, given: GivenPrices) -> SitePrices:
-    """The prices of a site: those that are given, else the author's, else by the kind of endpoint.
-
-    By its kind an endpoint costs as many evaluations as it makes of the component.
-    """
-    kinds = _prices_by_kind(site)
-    chosen, source = _chosen_prices(site, given)
-    if not chosen:
-        return kinds
-    apply = chosen.get("apply", 1.0)
-    return replace(
-        kinds,
-        jvp=chosen.get("jvp", apply * kinds.jvp),
-        vjp=chosen.get("vjp", apply * kinds.vjp),
-        jacobian=chosen.get("jacobian", apply * kinds.jacobian),
-        message=chosen.get("message", 0.0),
-        source=source,
-    )
-
-
-def _chosen_prices(site: Site, given: GivenPrices) -> tuple[Mapping[str, float], str]:
-    """Prices that are not by kind, and where they come from."""
-    declared: Mapping[str, float] = {} if site.products is None else site.products.prices
-    if isinstance(given, str):
-        measured = {} if site.products is None else site.products.measured
-        return {**measured, **declared}, "author" if declared else "measurement"
-    own = given.get(site.name, {})
-    return {**declared, **own}, "given" if own else "author"
-
-
-def _prices_by_kind(site: Site) -> SitePrices:
-    if site.products is None:
-        return _opaque_prices(site)
-    offers = site.products.offers(site.operands, site.results)
-    jacobian = offers["jacobian"].evaluations if "jacobian" in offers else math.inf
-    ways = {"columns": offers["jvp"], "rows": offers["vjp"]}
-    return SitePrices(
-        offers["jvp"].evaluations,
-        offers["vjp"].evaluations,
-        jacobian,
-        batches=frozenset(way for way, offer in ways.items() if offer.batches),
-        derived=frozenset(way for way, offer in ways.items() if offer.derived),
-    )
-
-
-def _opaque_prices(site: Site) -> SitePrices:
-    """One evaluation per call inside, as often as it is made; by JAX's own rules, where it has them."""
-    eqn = site.equation
-    calls = equation_work(eqn).calls
-    inner = (each.equation for sub in subprograms(eqn) for each in walk(sub.program))
-    names = {each.primitive.name for each in (eqn, *inner)}
-    has_jvp = not any("custom_vjp" in name for name in names)
-    return SitePrices(calls if has_jvp else math.inf, calls if "while" not in names else math.inf)

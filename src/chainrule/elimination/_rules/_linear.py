@@ -250,14 +250,17 @@ def _in_some(eqn: JaxprEqn, operands: list[_State], positions: Sequence[int] | N
 
 
 def _bilinear(eqn: JaxprEqn, operands: list[_State]) -> list[_State]:
-    """A product: linear in one factor, for a fixed other one. 0·x is 0 only if x is known to be finite."""
+    """A product: linear in one factor, for a fixed other one.
+
+    0·x is 0 here, also for an x that is infinite when the program runs. Such a 0 is the tangent of an operand
+    that has none (JAX gives a rule zeros for it), and elimination leaves out what does not depend on it.
+    """
     if operands.count(_State.LINEAR) > 1:
         raise _fail(eqn)
-    if _State.LINEAR in operands:
-        return [_State.LINEAR]
-    finite = [isinstance(atom, Literal) and bool(np.isfinite(atom.val)) for atom in eqn.invars]
-    is_zero = _State.ZERO in operands and any(finite)
-    return [_State.ZERO if is_zero else _State.FIXED]
+    for state in (_State.ZERO, _State.LINEAR):
+        if state in operands:
+            return [state]
+    return [_State.FIXED]
 
 
 def _each(eqn: JaxprEqn, operands: list[_State]) -> list[_State]:

@@ -469,7 +469,7 @@ _MOST_LISTED = 512
 """Interpreted cells of more vertices are a dictionary: most edges of a large graph are absent."""
 
 _QUESTION = 40
-"""A product of two terms that is not known yet takes as long as so many products that are."""
+"""A product of two terms that is not known yet takes as long as this many products that are."""
 
 
 class TooManyStructuresError(Exception):

@@ -40,7 +40,7 @@ _BEAM = 12
 """Partial orders that a beam keeps: on the graphs of the literature as good as the best greedy order."""
 
 _FEW = 24
-"""Up to so many vertices, branch and bound has a chance to finish."""
+"""Up to this many vertices, branch and bound has a chance to finish."""
 
 _SHARE = 0.15
 """The part of the budget that the beam may take; branch and bound may take twice as much."""

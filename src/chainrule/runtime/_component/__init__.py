@@ -12,6 +12,7 @@ In reading order:
     _jax_modules            what JAX can do with a file, read from its syntax
     _functions              annotated functions → Definition
     _commands               executables and `component.yaml` → Definition
+    _decks                  text files of executables: templates, and patterns of results
     _models                 the models that are made from the author's
     _schemas                validation, plain trees, abstract evaluation from schemas alone
     _local                  `LocalComponent`
@@ -24,5 +25,5 @@ In reading order:
     _document               what a document says, for programs and people
     _peer_cuda              a stand-in for a module of the peer
 
-The endpoints are described in `chainrule.runtime._endpoints`.
+The endpoints are described in `chainrule._endpoints`.
 """

@@ -39,18 +39,20 @@ import numpy as np
 from pydantic import BaseModel, Field, create_model
 
 from chainrule._codec import Limits
+from chainrule._content_store import hash_parts
+from chainrule._endpoints import ENDPOINTS
 from chainrule._errors import ComponentError, DefinitionError, LimitError
 from chainrule._paths import split_path
 from chainrule._trees import flatten_with_paths, is_arraylike
-from chainrule.runtime._component._definition import Definition, Implementation, hash_parts
+from chainrule.runtime._component._decks import STANDARD_OUTPUT, Decks
+from chainrule.runtime._component._definition import Definition, Implementation
 from chainrule.runtime._component._derivation import Derivatives, finite_implementations
 from chainrule.runtime._component._loading import read_mapping
 from chainrule.runtime._component._local import LocalComponent
 from chainrule.runtime._component._schemas import to_plain
 from chainrule.runtime._config import ComponentConfig
-from chainrule.runtime._endpoints import ENDPOINTS
 from chainrule.runtime._runs import get_config
-from chainrule.runtime._schema import array_type
+from chainrule.runtime._schema import ArraySpec, array_leaves, array_type
 from chainrule.runtime._schema._spec import make_spec
 
 _log = logging.getLogger(__name__)
@@ -68,6 +70,8 @@ def from_command(
     format: Format = "json",
     endpoints: Mapping[str, Sequence[str]] | None = None,
     derivatives: Derivatives = None,
+    templates: Mapping[str, str] | None = None,
+    results: Mapping[str, Any] | None = None,
     folder: str | Path = ".",
     environment: Mapping[str, str] | None = None,
     timeout_s: float | None = None,
@@ -90,6 +94,11 @@ def from_command(
             values as JSON text in the entry `_json`).
         endpoints: commands for derivative endpoints; each gets the whole payload of its endpoint.
         derivatives: `"finite"` to differentiate the command numerically.
+        templates: text files that `apply` writes before it runs the command: name → text with `{path}` or
+            `{path:format}` where an input belongs. The command then runs in a folder of its own, where these
+            files are; `{folder}` in its arguments is `folder`.
+        results: output → the file in which its numbers are, or a pair of the file and a pattern (a regular
+            expression) that finds them; the file `stdout` is what the command prints.
         folder: where the command runs.
         environment: variables added to the environment of the command.
         timeout_s: how long one run may take.
@@ -98,7 +107,16 @@ def from_command(
     Raises:
         DefinitionError: no such executable (`command_missing`), or schemas that cannot be read.
     """
-    program = _Program(Path(folder).resolve(), format, dict(environment or {}), timeout_s)
+    schemas = declared_model("InputSchema", inputs), declared_model("OutputSchema", outputs)
+    decks = Decks.read(templates, results, *schemas)
+    program = _Program(
+        Path(folder).resolve(),
+        format,
+        dict(environment or {}),
+        timeout_s,
+        decks,
+        array_leaves(schemas[1]),
+    )
     commands = {"apply": tuple(command), **{k: tuple(v) for k, v in (endpoints or {}).items()}}
     definition = define_command(
         program,
@@ -106,8 +124,8 @@ def from_command(
         name=name or Path(command[0]).stem,
         version=version,
         description=description,
-        input_schema=declared_model("InputSchema", inputs),
-        output_schema=declared_model("OutputSchema", outputs),
+        input_schema=schemas[0],
+        output_schema=schemas[1],
         derivatives=derivatives,
     )
     return LocalComponent(definition, config)
@@ -153,7 +171,7 @@ def _endpoint_function(
 def _hash_commands(
     program: _Program, commands: Mapping[str, tuple[str, ...]], facts: Mapping[str, Any]
 ) -> str:
-    parts = [("schemas", _schema_text(facts).encode())]
+    parts = [("schemas", _schema_text(facts).encode()), ("decks", repr(program.decks).encode())]
     for endpoint, command in sorted(commands.items()):
         parts.append((endpoint, "\0".join(command).encode()))
         for argument in command:
@@ -180,6 +198,8 @@ class _Program:
     format: Format
     environment: dict[str, str] = field(default_factory=dict)
     timeout_s: float | None = None
+    decks: Decks = field(default_factory=Decks)
+    arrays: Mapping[str, ArraySpec] = field(default_factory=dict)
 
     def check(self, command: tuple[str, ...]) -> None:
         """Refuse a command whose executable does not exist."""
@@ -199,26 +219,52 @@ class _Program:
         with tempfile.TemporaryDirectory(prefix="chainrule-") as scratch:
             source, target = (Path(scratch) / f"{n}.{self.format}" for n in ("input", "output"))
             write_payload(source, payload, self.format)
+            has_decks = endpoint == "apply" and bool(self.decks.templates or self.decks.results)
             places = {"input": str(source), "output": str(target), "endpoint": endpoint}
             arguments = [_fill(argument, places) for argument in command]
+            if has_decks:
+                return self._run_with_decks(arguments, source, target, Path(scratch), payload)
             is_piped = "{output}" not in "".join(command)
             self._execute(arguments, source, target if is_piped else None, Path(scratch))
-            if not target.is_file():
-                raise ComponentError(
-                    f"{command[0]} finished but wrote no result to {{output}}.",
-                    code="command_no_output",
-                )
-            return read_result(target, self.format, get_config().limits)
+            return self._result(command[0], target)
+
+    def _result(self, name: str, target: Path) -> Any:
+        if not target.is_file():
+            raise ComponentError(
+                f"{name} finished but wrote no result to {{output}}.", code="command_no_output"
+            )
+        return read_result(target, self.format, get_config().limits)
+
+    def _run_with_decks(
+        self, arguments: list[str], source: Path, target: Path, scratch: Path, inputs: Any
+    ) -> Any:
+        """In a folder of its own, in which the files of the templates are."""
+        place = scratch / "run"
+        place.mkdir()
+        self.decks.write(place, inputs)
+        arguments = [_fill(argument, {"folder": str(self.folder)}) for argument in arguments]
+        if os.sep in arguments[0]:
+            arguments[0] = str(self.folder / arguments[0])
+        printed = place / STANDARD_OUTPUT
+        self._execute(arguments, source, printed, scratch, cwd=place)
+        if self.decks.results:
+            return self.decks.find(place, self.arrays)
+        return self._result(arguments[0], target if target.is_file() else printed)
 
     def _execute(
-        self, arguments: list[str], source: Path, piped: Path | None, scratch: Path
+        self,
+        arguments: list[str],
+        source: Path,
+        piped: Path | None,
+        scratch: Path,
+        cwd: Path | None = None,
     ) -> None:
         errors = scratch / "stderr"
         output = piped or scratch / "stdout"
         with source.open("rb") as given, output.open("wb") as out, errors.open("wb") as err:
             process = subprocess.Popen(
                 arguments,
-                cwd=self.folder,
+                cwd=cwd or self.folder,
                 env={**os.environ, **self.environment},
                 stdin=given,
                 stdout=out,
@@ -339,7 +385,7 @@ def _nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
 _KEYS = frozenset(
     (
         "name", "version", "description", "command", "inputs", "outputs", "format", "endpoints",
-        "derivatives", "environment", "timeout_s", "build",
+        "derivatives", "environment", "timeout_s", "build", "templates", "results",
     )
 )  # fmt: skip
 

@@ -9,7 +9,6 @@ author who changes those changes the version.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import pickle
 import uuid
@@ -22,7 +21,11 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel
 
 from chainrule._call_prices import problem_of_prices
+from chainrule._content_store import hash_parts
 from chainrule._errors import DefinitionError
+from chainrule._paths import matches_pattern
+from chainrule._sparsity import Sparsity, read_sparsity
+from chainrule.runtime._schema import differentiable_leaves
 
 
 @dataclass(frozen=True)
@@ -61,12 +64,14 @@ class Capability:
         via: what a derived endpoint is made from, for example `jax` or `jacobian`.
         batches: whether a batch of vectors is answered in one call, rather than one by one.
         cost: how often one call runs the author's code.
+        residuals: whether it goes on from what `apply` has kept.
     """
 
     status: Literal["native", "derived", "absent"]
     via: str | None = None
     batches: bool = False
     cost: Cost = Cost()
+    residuals: bool = False
 
     def __str__(self) -> str:
         return self.status if self.via is None else f"{self.status} ({self.via})"
@@ -116,7 +121,10 @@ class Definition:
             the first axis of every array is a batch of independent cases, `None` when it is not declared.
         merge_up_to: how many concurrent single calls a server may merge into one, if it batches; 0 for none.
         prices: what calls cost, in seconds or relative to each other, for plans of Jacobians: by `"apply"`,
-            `"jvp"`, `"vjp"`, `"jacobian"`, `"message"`.
+            `"jvp"`, `"vjp"`, `"jacobian"`, `"message"`; and `"residual_bytes"`, what `apply` keeps for a VJP.
+        sparsity: output path → input path → which elements depend on which: `"diagonal"`, a band such as
+            `{"lower": 1, "upper": 1}`, or a matrix that is not zero there. With it, plans of Jacobians ask
+            for several columns in one product. It becomes plain data (see `chainrule._sparsity`).
     """
 
     name: str
@@ -132,11 +140,13 @@ class Definition:
     batching: Batching | None = None
     merge_up_to: int = 0
     prices: Mapping[str, float] = field(default_factory=dict)
+    sparsity: Sparsity = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         problem = problem_of_prices(self.prices)
         if problem is not None:
             raise DefinitionError(f"prices of {self.name}: {problem}.", code="bad_prices")
+        object.__setattr__(self, "sparsity", self._read_sparsity())
         if self.batching not in (None, *get_args(Batching)):
             raise DefinitionError(
                 f"{self.name} declares batching {self.batching!r}; expected 'elementwise', 'leading' or "
@@ -144,14 +154,30 @@ class Definition:
                 code="bad_batching",
             )
 
+    def _read_sparsity(self) -> Sparsity:
+        if not self.sparsity:
+            return {}
+        try:
+            found = read_sparsity(self.sparsity)
+        except ValueError as problem:
+            raise DefinitionError(
+                f"sparsity of {self.name}: {problem}.", code="bad_sparsity"
+            ) from None
+        _check_paths(self.name, "outputs", found, self.output_schema)
+        for row in found.values():
+            _check_paths(self.name, "inputs", row, self.input_schema)
+        return found
 
-def hash_parts(parts: Iterable[tuple[str, bytes]]) -> str:
-    """A hash over named pieces of content; lengths are hashed too, so that pieces cannot run together."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name, content in parts:
-        digest.update(f"{len(name)}:{name}:{len(content)}:".encode())
-        digest.update(content)
-    return digest.hexdigest()
+
+def _check_paths(name: str, side: str, paths: Iterable[str], schema: type[BaseModel]) -> None:
+    known = differentiable_leaves(schema)
+    for path in paths:
+        if not any(matches_pattern(path, pattern) for pattern in known):
+            listed = ", ".join(known) or "none"
+            raise DefinitionError(
+                f"sparsity of {name} names {path!r}; the differentiable {side} are {listed}.",
+                code="bad_sparsity",
+            )
 
 
 def hash_files(files: Iterable[tuple[str, Path]]) -> str:

@@ -29,6 +29,16 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel
 
+from chainrule._describe import describe_value
+from chainrule._endpoints import (
+    DERIVATIVES,
+    HVP,
+    JACOBIAN,
+    JVP,
+    VALUE_AND_VJP,
+    VJP,
+    DerivativeKind,
+)
 from chainrule._errors import DefinitionError, InputError
 from chainrule._own_arrays import own_copy
 from chainrule._paths import matches_pattern
@@ -50,16 +60,7 @@ from chainrule.runtime._derivatives._differences import (
     finite_difference_vjp,
 )
 from chainrule.runtime._derivatives._stencils import ALGORITHMS, check_eps, find_stencil
-from chainrule.runtime._endpoints import (
-    DERIVATIVES,
-    HVP,
-    JACOBIAN,
-    JVP,
-    VALUE_AND_VJP,
-    VJP,
-    DerivativeKind,
-)
-from chainrule.runtime._schema import describe_value, differentiable_leaves
+from chainrule.runtime._schema import differentiable_leaves
 
 _PRODUCTS: dict[DerivativeKind, Callable[..., Any]] = {
     JVP: jvp_from_jacobian,

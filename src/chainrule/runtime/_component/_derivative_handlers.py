@@ -12,8 +12,9 @@ held to the same shapes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
@@ -22,6 +23,18 @@ from pydantic import BaseModel
 from pydantic_core import PydanticCustomError
 
 from chainrule._codec import SparseArray
+from chainrule._describe import describe_value
+from chainrule._endpoints import (
+    ABSTRACT_EVAL,
+    BATCHED,
+    COTANGENT,
+    TAGGED,
+    TANGENT,
+    DerivativeKind,
+    Side,
+    Vector,
+    to_abstract,
+)
 from chainrule._errors import CapabilityError, ComponentError, InputError, PathError
 from chainrule._lru_cache import LRUCache
 from chainrule._own_arrays import own_copy
@@ -36,18 +49,10 @@ from chainrule.runtime._component._failures import (
 from chainrule.runtime._component._handlers import Payload, check_fields
 from chainrule.runtime._component._schemas import Context, Schemas, to_plain
 from chainrule.runtime._derivatives._derive import batch_length, batched_product
-from chainrule.runtime._endpoints import (
-    ABSTRACT_EVAL,
-    BATCHED,
-    COTANGENT,
-    TAGGED,
-    TANGENT,
-    DerivativeKind,
-    Side,
-    Vector,
-    to_abstract,
-)
-from chainrule.runtime._schema import ArraySpec, build_validator, describe_value
+from chainrule.runtime._schema import ArraySpec, build_validator
+
+OpenShapes = Callable[["Blocks", Any], Iterable[tuple[int, ...]]]
+"""The shapes that vectors, or a result, have where the size of an output is not known."""
 
 ShapeOf = Callable[[str], tuple[int, ...] | None]
 """The shape of the output at a path, or `None` where it is not known."""
@@ -84,12 +89,10 @@ class Derivative:
         }
         if read_batched(kind, payload):
             return self._batch(blocks, arguments, payload, context)
-        arguments |= self._fitted(
-            lambda known: read_vectors(kind, known, payload, context), blocks, payload
-        )
+        arguments |= self._read_vectors(blocks, payload, context)
         result = self._call(blocks, arguments)
         if not kind.with_value:
-            return self._fitted(lambda known: read_derivative(kind, known, result), blocks, payload)
+            return self._read_result(blocks, payload, result)
         value, gradient = read_value(kind, schemas, result, context)
         # The outputs are here: the cotangent that was given has to have their shapes.
         read_vectors(kind, blocks.with_outputs(_array_shapes(value).get), payload, context)
@@ -110,51 +113,89 @@ class Derivative:
             ) from error
 
     def _blocks(
-        self, inputs: BaseModel, payload: Payload, context: Context, *, anew: bool = False
+        self,
+        inputs: BaseModel,
+        payload: Payload,
+        context: Context,
+        *,
+        ask: bool = False,
+        anew: bool = False,
     ) -> Blocks:
         blocks = read_paths(self.kind, self.schemas, inputs, payload)
         outputs = self.shapes.named(blocks.outputs, context)
-        return self.shapes.exact(
-            Blocks(blocks.inputs, outputs), inputs, apply=not self.kind.with_value, anew=anew
-        )
+        known = Blocks(blocks.inputs, outputs)
+        return self.shapes.exact(known, inputs, apply=not self.kind.with_value, ask=ask, anew=anew)
 
-    def _fitted(self, read: Callable[[Blocks], Any], blocks: Blocks, payload: Payload) -> Any:
-        """What `read` makes of a vector or a result.
+    def _fitted(
+        self, read: Callable[[Blocks], Any], shapes: OpenShapes, blocks: Blocks, payload: Payload
+    ) -> Any:
+        """What `read` makes of vectors or of a result; `shapes` are those it has for outputs of open size.
 
         The sizes of outputs may depend on values, too. So nothing is refused for a shape that is known from
         other inputs of the same kind: `apply` is asked with these.
+
+        A forward pass may take an hour, and none is run only to check a shape, with one exception: NumPy
+        would stretch an axis of size 1 over an output of any size, and no code would notice.
         """
         try:
-            return read(blocks)
+            found = read(blocks)
         except (InputError, ComponentError):
-            if not self.shapes.asks_apply:
+            asked = self._asked(blocks, payload, anew=True)
+            if asked == blocks:
                 raise
-            context: Context = {"dims": {}}
-            inputs = self.schemas.read_inputs(payload["inputs"], self.kind.endpoint, context)
-            found = self._blocks(inputs, payload, context, anew=True)
-            if found == blocks:
-                raise
-            return read(found)
+            return read(asked)
+        if any(1 in shape for shape in shapes(blocks, found)):
+            return read(self._asked(blocks, payload, anew=False))
+        return found
+
+    def _read_vectors(self, blocks: Blocks, payload: Payload, context: Context) -> dict[str, Any]:
+        return self._fitted(
+            lambda known: read_vectors(self.kind, known, payload, context),
+            lambda known, vectors: _open_shapes_of_vectors(self.kind, known, vectors),
+            blocks,
+            payload,
+        )
+
+    def _read_result(
+        self, blocks: Blocks, payload: Payload, result: Any, length: int | None = None
+    ) -> Any:
+        """A checked result; `length` is that of a batch that the function has taken as a whole."""
+        batch = () if length is None else (length,)
+        return self._fitted(
+            lambda known: read_derivative(
+                self.kind, known.with_batch(length) if batch else known, result
+            ),
+            lambda known, found: _open_shapes_of_result(self.kind, known, found, len(batch)),
+            blocks,
+            payload,
+        )
+
+    def _asked(self, blocks: Blocks, payload: Payload, *, anew: bool) -> Blocks:
+        """The arrays with the sizes that `apply` gives to the outputs, if it may be asked."""
+        if not self.shapes.asks_apply:
+            return blocks
+        context: Context = {"dims": {}}
+        inputs = self.schemas.read_inputs(payload["inputs"], self.kind.endpoint, context)
+        return self._blocks(inputs, payload, context, ask=True, anew=anew)
 
     def _batch(
         self, blocks: Blocks, arguments: dict[str, Any], payload: Payload, context: Context
     ) -> Any:
         """The products of a batch of vectors: in one call where the function can, else one by one."""
         kind = self.kind
-        read = lambda known: read_vectors(kind, known.with_batch(None), payload, context)  # noqa: E731
-        ((_, vector),) = self._fitted(read, blocks, payload).items()
+        vectors = self._fitted(
+            lambda known: read_vectors(kind, known.with_batch(None), payload, context),
+            lambda known, given: _open_shapes_of_vectors(kind, known, given, 1),
+            blocks,
+            payload,
+        )
+        ((_, vector),) = vectors.items()
         length = batch_length(vector) if self.can_batch else None
 
         def product(*values: Any, **options: Any) -> Any:
             named = dict(zip(kind.argument_names, values, strict=True))
             result = call_author(self.function, kind.endpoint, **named, **options)
-            return self._fitted(
-                lambda known: read_derivative(
-                    kind, known if length is None else known.with_batch(length), result
-                ),
-                blocks,
-                payload,
-            )
+            return self._read_result(blocks, payload, result, length)
 
         inputs, input_paths, output_paths = arguments.values()
         return batched_product(
@@ -542,10 +583,13 @@ class OutputShapes:
         self._apply = apply
         self._answers: LRUCache[str, ShapeOf] = LRUCache(64)
 
-    @property
+    @cached_property
     def asks_apply(self) -> bool:
-        """Whether shapes are those of earlier results."""
-        return self._abstract_eval is None and self._apply is not None
+        """Whether shapes are those of earlier results, because the schema leaves some open."""
+        outputs = self._schemas.differentiable["outputs"].values()
+        return (
+            self._abstract_eval is None and self._apply is not None and any(map(_is_open, outputs))
+        )
 
     def named(self, outputs: Shapes, context: Context) -> Shapes:
         """The declarations with the sizes that the inputs give to names of dimensions."""
@@ -553,7 +597,13 @@ class OutputShapes:
         return {path: _with_sizes(spec, table) for path, spec in outputs.items()}
 
     def exact(
-        self, blocks: Blocks, inputs: BaseModel, *, apply: bool = True, anew: bool = False
+        self,
+        blocks: Blocks,
+        inputs: BaseModel,
+        *,
+        apply: bool = True,
+        ask: bool = False,
+        anew: bool = False,
     ) -> Blocks:
         """The declarations with the sizes that are still open, if the author's code tells them.
 
@@ -561,20 +611,20 @@ class OutputShapes:
             blocks: the declarations.
             inputs: of the request.
             apply: whether `apply` may be asked.
+            ask: whether to run `apply` for a kind of inputs that is not known.
             anew: whether to ask again for a kind of inputs that is known.
         """
-        ask = self._ask_abstract if self._abstract_eval is not None else self._ask_apply
+        answer = self._ask_abstract if self._abstract_eval is not None else self._ask_apply
         may_ask = self._abstract_eval is not None or (apply and self.asks_apply)
         if not may_ask or not any(map(_is_open, blocks.outputs.values())):
             return blocks
         tree = to_abstract(to_plain(inputs))
         key = repr(tree)
         shapes = None if anew else self._answers.get(key)
-        if shapes is None and self._abstract_eval is None and not anew:
-            # A forward pass may take an hour; none is run only to check a shape.
+        if shapes is None and self._abstract_eval is None and not ask:
             return blocks
         if shapes is None:
-            shapes = ask(tree, inputs)
+            shapes = answer(tree, inputs)
             self._answers.put(key, shapes)
         return blocks.with_outputs(shapes)
 
@@ -611,6 +661,31 @@ def _array_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
 
 def _is_open(spec: ArraySpec) -> bool:
     return spec.shape is None or None in spec.shape
+
+
+def _open_shapes_of_vectors(
+    kind: DerivativeKind, blocks: Blocks, vectors: Mapping[str, Mapping[str, Any]], skipped: int = 0
+) -> Iterator[tuple[int, ...]]:
+    """The shapes that vectors have where the size of an output is not known, without `skipped` first axes."""
+    for vector in kind.vectors:
+        for path, spec in blocks.over(vector.over).items():
+            if _is_open(spec):
+                yield np.shape(vectors[vector.name][path])[skipped:]
+
+
+def _open_shapes_of_result(
+    kind: DerivativeKind, blocks: Blocks, result: Any, skipped: int = 0
+) -> Iterator[tuple[int, ...]]:
+    """The same of a result: a product by output, or blocks whose first axes are those of an output."""
+    outer, *inner = kind.result_over
+    for path, spec in blocks.over(outer).items():
+        if not _is_open(spec):
+            continue
+        if not inner:
+            yield np.shape(result[path])[skipped:]
+            continue
+        for other, block in result[path].items():
+            yield block.shape[: len(block.shape) - len(blocks.over(inner[0])[other].shape or ())]
 
 
 def _with_sizes(spec: ArraySpec, table: Mapping[str, tuple[int, str]]) -> ArraySpec:

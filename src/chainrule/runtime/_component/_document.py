@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from chainrule._endpoints import DERIVATIVE_ENDPOINTS, ENDPOINTS, Side
 from chainrule._paths import join_path, path_to_pattern, split_path
 from chainrule._trees import expand_pattern, get_at_path
 from chainrule.runtime._component._definition import Capability, Cost
-from chainrule.runtime._endpoints import ENDPOINTS, Side
 from chainrule.runtime._schema import ArraySpec, Bounds
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ SIDES: tuple[Side, Side] = ("inputs", "outputs")
 _SCHEMAS: Mapping[Side, str] = {"inputs": "InputSchema", "outputs": "OutputSchema"}
 _MAX_DEPTH = 8
 _MAX_FIELDS = 12
+_MAX_SIGNATURE = 6
 _MAX_DEFAULT = 40
 
 
@@ -54,7 +55,8 @@ class Field:
     @staticmethod
     def table(fields: Sequence[Field]) -> str:
         """Fields of a schema as a table in HTML."""
-        head = "".join(f"<th>{name}</th>" for name in ("path", "type", "∂", "default", ""))
+        names = ("path", "type", "∂", "default", "description")
+        head = "".join(f"<th scope='col'>{name}</th>" for name in names)
         rows = "".join(
             "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in _cells(field)) + "</tr>"
             for field in fields
@@ -145,7 +147,10 @@ class Document:
                 return Capability("native" if name in served else "absent")
             facts = stated[name]
             cost = Cost(**facts.get("cost", {}))
-            return Capability(facts["status"], facts.get("via"), facts.get("batches", False), cost)
+            return Capability(
+                facts["status"], facts.get("via"), facts.get("batches", False), cost,
+                facts.get("residuals", False),
+            )  # fmt: skip
 
         return {name: capability(name) for name in ENDPOINTS}
 
@@ -167,6 +172,10 @@ class Document:
     def fields(self, side: Side) -> list[Field]:
         """The leaves of one side's schema, for people."""
         return list(_walk(root_of(self._schemas, side), "", True, self._schemas, 0))
+
+    def units(self, side: Side) -> dict[str, str]:
+        """Path pattern → units of the arrays of one side that have some."""
+        return {field.path: field.units for field in self.fields(side) if field.units}
 
     def leaves(self, side: Side, tree: Any) -> tuple[Leaf, ...]:
         """The differentiable arrays of a tree in the order of the schema: the flattening rule of all doors.
@@ -214,6 +223,31 @@ class Document:
             else:
                 place.append((declared.index(segment) if segment in declared else 0, str(segment)))
         return tuple(place)
+
+    def signature(self) -> str:
+        """Name, inputs → outputs and derivatives, in one line."""
+        inputs, outputs = (
+            ", ".join(
+                f"{field.path}: {field.type}{' ∂' if field.is_differentiable else ''}"
+                for field in self.fields(side)[:_MAX_SIGNATURE]
+            )
+            + (", …" if len(self.fields(side)) > _MAX_SIGNATURE else "")
+            for side in SIDES
+        )
+        present = {
+            name: self.capabilities[name].status
+            for name in DERIVATIVE_ENDPOINTS
+            if self.capabilities[name].status != "absent"
+        }
+        own = [name for name, status in present.items() if status == "native"]
+        derived = [name for name, status in present.items() if status != "native"]
+        said = [
+            *([", ".join(own)] if own else []),
+            *([f"derived {', '.join(derived)}"] if derived else []),
+        ]
+        return (
+            f"<component {self.title}({inputs}) → {outputs}; {'; '.join(said) or 'no derivatives'}>"
+        )
 
     def summary(self, place: str) -> str:
         """Name, version, place, schema, and what is differentiable and how; about a screenful."""

@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import inspect
 import sys
+import sysconfig
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from difflib import get_close_matches
+from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from chainrule._describe import describe_value
 from chainrule._errors import (
     CapabilityError,
     ChainruleError,
@@ -27,13 +31,14 @@ from chainrule._errors import (
     InputError,
 )
 from chainrule._paths import loc_to_path
-from chainrule.runtime._component._isolation import without_package
-from chainrule.runtime._schema import describe_value
+from chainrule.runtime._component._isolation import install_advice, without_package
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 _MAX_CLASSES = 10
+_MAX_FRAMES = 200  # of a traceback that are searched: endless recursion has as many as one likes
+_OURS = str(Path(__file__).parents[2])
 
 
 def call_author(function: Callable[..., Any], endpoint: str, /, *args: Any, **kwargs: Any) -> Any:
@@ -79,7 +84,8 @@ def failure_of(endpoint: str, error: BaseException) -> ComponentError:
     except Exception as reason:
         text = f"(its text cannot be made: {type(reason).__name__})"
     failure = ComponentError(
-        f"{endpoint} raised {name}: {_why_untraceable(error) or text}",
+        f"{endpoint} raised {name}: {_why_untraceable(error) or text + _author_line(error)}"
+        f"{install_advice(error)}",
         details={
             "exception": name,
             "exception_message": text,
@@ -118,13 +124,19 @@ def _why_untraceable(error: BaseException) -> str | None:
 
 
 def _author_line(error: BaseException) -> str:
-    """The innermost line of the author's code in a traceback."""
-    libraries = [sys.modules[name] for name in ("jax", "numpy", "chainrule")]
-    folders = tuple(str(Path(str(library.__file__)).parent) for library in libraries)
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(folders):
-            return f" at {frame.filename}:{frame.lineno} ({frame.name})"
+    """Where the author's code was: the innermost line that is neither ours nor of an installed package."""
+    frames = traceback.extract_tb(error.__traceback__, limit=-_MAX_FRAMES)
+    for folders in ((*_installed(), _OURS), (_OURS,)):
+        for frame in reversed(frames):
+            if not frame.filename.startswith((*folders, "<")):
+                return f" at {frame.filename}:{frame.lineno} ({frame.name})"
     return ""
+
+
+@cache
+def _installed() -> tuple[str, ...]:
+    """The folders of Python's own modules and of installed packages."""
+    return tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 
 
 def _is_of_another_component(error: ChainruleError) -> bool:
@@ -199,7 +211,7 @@ def bad_input(
     error: ValidationError,
     value: Any,
     *,
-    names: Collection[str],
+    model: type[BaseModel],
     endpoint: str,
     prefix: tuple[str, ...],
 ) -> InputError:
@@ -208,11 +220,13 @@ def bad_input(
     Args:
         error: pydantic's report.
         value: what was validated.
-        names: of the fields that were looked for.
+        model: that it was validated against.
         endpoint: the endpoint that was called.
         prefix: where in the request the validated part stands, for example `("inputs",)`.
     """
     problems, count = _problems(error, value, prefix)
+    names = model.model_fields
+    _suggest_names(problems, model)
     first, cause = problems[0], _first_cause(error)
     reason = _sentence(first["msg"]) if cause is None else cause.message
     if _has_level(value, names):
@@ -231,6 +245,37 @@ def bad_input(
         path=first["path"],
         details={"problems": problems, "count": count},
     )
+
+
+def _suggest_names(problems: list[dict[str, Any]], model: type[BaseModel]) -> None:
+    """Add the name that was probably meant to what is said of a field that does not exist."""
+    for problem in problems:
+        if problem["type"] != "extra_forbidden":
+            continue
+        *above, name = problem["loc"][1:]
+        known = sorted({field for each in _models_at(model, above) for field in each.model_fields})
+        close = get_close_matches(str(name), known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"the fields are {_listed(known)}"
+        problem["msg"] = f"{problem['msg']}; {hint}"
+
+
+def _models_at(annotation: Any, loc: list[str | int]) -> Iterator[type[BaseModel]]:
+    """The models that may stand at a place of a model; members of unions, lists and dictionaries count."""
+    if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        for part in get_args(annotation):
+            yield from _models_at(part, loc)
+    elif not loc:
+        yield annotation
+    elif loc[0] in annotation.model_fields:
+        inner = annotation.model_fields[str(loc[0])].annotation
+        # Indices and keys lie between a field and the models in its list or dictionary.
+        for skipped in range(len(loc)):
+            yield from _models_at(inner, loc[1 + skipped :])
+
+
+def _listed(names: Collection[str]) -> str:
+    shown = ", ".join(repr(name) for name in islice(names, _NAMED))
+    return f"{shown}, …" if len(names) > _NAMED else shown
 
 
 def _has_level(value: Any, names: Collection[str]) -> bool:
@@ -360,5 +405,9 @@ def _more(problems: list[dict[str, Any]], count: int) -> str:
     """That there are further problems; a name that is not a field is often the cause of the first."""
     if count == 1:
         return ""
-    unknown = [f"{p['path']!r}" for p in problems[1:] if p["type"] == "extra_forbidden"]
+    unknown = [
+        f"{p['path']!r} ({p['msg'].rpartition('; ')[2]})"
+        for p in problems[1:]
+        if p["type"] == "extra_forbidden"
+    ]
     return f" (and {count - 1} more{': no such field as ' if unknown else ''}{', '.join(unknown)})"

@@ -38,6 +38,7 @@ from typing import (
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from chainrule._endpoints import HVP, JACOBIAN, JVP, VALUE_AND_VJP, VJP
 from chainrule._errors import DefinitionError
 from chainrule.runtime._component._definition import (
     Batching,
@@ -52,7 +53,6 @@ from chainrule.runtime._component._local import LocalComponent
 from chainrule.runtime._component._models import is_model_class
 from chainrule.runtime._component._schemas import to_plain
 from chainrule.runtime._config import ComponentConfig
-from chainrule.runtime._endpoints import HVP, JACOBIAN, JVP, VALUE_AND_VJP, VJP
 
 Config = ComponentConfig | Mapping[str, Any] | None
 
@@ -67,6 +67,7 @@ def component(
     batching: Batching | None = None,
     merge_up_to: int = 0,
     prices: Mapping[str, float] | None = None,
+    sparsity: Mapping[str, Mapping[str, Any]] | None = None,
     name: str | None = None,
     version: str = "unknown",
     config: Config = None,
@@ -80,6 +81,7 @@ def component(
     batching: Batching | None = None,
     merge_up_to: int = 0,
     prices: Mapping[str, float] | None = None,
+    sparsity: Mapping[str, Mapping[str, Any]] | None = None,
     name: str | None = None,
     version: str = "unknown",
     config: Config = None,
@@ -96,6 +98,7 @@ def component(
         batching: how the function treats extra leading axes, see `Definition`.
         merge_up_to: how many concurrent single calls a server may merge into one, if it batches.
         prices: what calls cost, in seconds or relative to each other, see `Definition`.
+        sparsity: which elements of the outputs depend on which elements of the inputs, see `Definition`.
         name: of the component; the function's name by default.
         version: of the component.
         config: settings of this component.
@@ -139,10 +142,17 @@ def component(
             batching=batching,
             merge_up_to=merge_up_to,
             prices=prices or {},
+            sparsity=sparsity or _sparsity_of_differences(derivatives),
         )
         return LocalComponent(definition, config)
 
     return make if function is None else make(function)
+
+
+def _sparsity_of_differences(derivatives: Derivatives) -> Mapping[str, Mapping[str, Any]]:
+    """The pattern among the options of finite differences, if it names its paths."""
+    given = derivatives.get("sparsity") if isinstance(derivatives, Mapping) else None
+    return given if isinstance(given, Mapping) else {}
 
 
 _CONFIG = ConfigDict(arbitrary_types_allowed=True)

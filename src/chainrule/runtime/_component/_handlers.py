@@ -5,27 +5,26 @@ Each handler validates once on the way in and once on the way out. Derivatives h
 JAX computes in 32 bits unless `jax_enable_x64` is set, and says nothing when it narrows a 64-bit array. So
 the handlers of a component that declares a 64-bit dtype run with x64 enabled, also where the process
 computes in 32 bits: the setting holds for the calling thread and ends with the call. What the component's
-file computes while
-it is loaded (`W = jnp.array([0.1])`) is computed with x64, too.
+file computes while it is loaded (`W = jnp.array([0.1])`) is computed with x64, too (see `_loading`).
 """
 
 from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, ClassVar, Protocol
 
 from pydantic import BaseModel
 
+from chainrule._describe import describe_value
+from chainrule._endpoints import to_abstract
 from chainrule._errors import InputError
 from chainrule.runtime._component._failures import call_author, check_signature
 from chainrule.runtime._component._schemas import Context, Schemas, to_plain
-from chainrule.runtime._endpoints import to_abstract
-from chainrule.runtime._schema import array_leaves, describe_value
+from chainrule.runtime._schema import array_leaves
 
 Payload = Mapping[str, Any]
 
@@ -157,10 +156,15 @@ def declares_64_bits(*schemas: type[BaseModel]) -> bool:
     return any(spec.dtype in _WIDE for schema in schemas for spec in array_leaves(schema).values())
 
 
+def is_narrow() -> bool:
+    """Whether JAX is there and computes in 32 bits."""
+    jax = sys.modules.get("jax")
+    return jax is not None and not jax.config.jax_enable_x64
+
+
 def double_precision() -> AbstractContextManager[Any]:
     """Let JAX compute in 64 bits, in this thread; without JAX there is nothing to do."""
-    jax = sys.modules.get("jax")
-    if jax is None or jax.config.jax_enable_x64:
+    if not is_narrow():
         return nullcontext()
     # Imported here: most components do without JAX.
     from chainrule._jaxpr import enable_x64
@@ -174,38 +178,9 @@ class InDoublePrecision(Wrapper):
     def __call__(self, payload: Payload, context: Context) -> Any:
         """Answer one request."""
         if "jax" not in sys.modules:
-            return self.handler(payload, context)
+            result = self.handler(payload, context)
+            if not is_narrow():
+                return result
+            # The author's function has just imported JAX, and what it computed then has 32 bits: once more.
         with double_precision():
             return self.handler(payload, context)
-
-
-def was_loaded_narrow(module: ModuleType) -> bool:
-    """Whether JAX computed something in 32 bits while a component's file was loaded."""
-    jax = sys.modules.get("jax")
-    if jax is None or jax.config.jax_enable_x64:
-        return False
-    return any(
-        isinstance(value, jax.Array) and str(value.dtype) in ("float32", "complex64")
-        for value in _values_in(module, jax)
-    )
-
-
-def _values_in(module: ModuleType, jax: Any) -> Iterator[Any]:
-    """What the file and its neighbours hold at their top level, models and other trees taken apart."""
-    package = module.__name__.rpartition(".")[0]
-    loaded = sys.modules.copy()
-    for name, each in loaded.items():
-        if name == module.__name__ or (package and name.startswith(f"{package}.")):
-            for key, value in list(vars(each).items()):
-                # `__builtins__` and its like are Python's, not the author's.
-                if not key.startswith("__") and not isinstance(
-                    value, (type, ModuleType, BaseModel)
-                ):
-                    yield from _leaves(value, jax)
-
-
-def _leaves(value: Any, jax: Any) -> list[Any]:
-    try:
-        return list(jax.tree_util.tree_leaves(value))
-    except (TypeError, ValueError):  # JAX sorts the keys of dictionaries; these cannot be compared
-        return []

@@ -30,7 +30,7 @@ import importlib
 import importlib.util
 import itertools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -70,8 +70,8 @@ def load_module(path: Path, *, redirect_peer: bool = True) -> ModuleType:
     except (Exception, SystemExit) as error:
         _forget(package)
         raise DefinitionError(
-            f"{path.name} failed while it was loaded: {type(error).__name__}: {error}"
-            f"{_advice(path, error)}",
+            f"{path.name} failed while it was loaded: {type(error).__name__}: "
+            f"{str(error).replace(f'{package}.', '')}{_advice(path, error)}",
             code="module_failed",
             details={"file": str(path), "exception": type(error).__name__},
         ) from error
@@ -79,18 +79,24 @@ def load_module(path: Path, *, redirect_peer: bool = True) -> ModuleType:
 
 def _advice(path: Path, error: BaseException) -> str:
     """What to do about a file that imports itself, or a package that is not installed."""
+    missing = without_package(getattr(error, "name", None) or "").partition(".")[0]
     has_name_of_library = PathFinder.find_spec(path.stem) is not None
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] != path.stem:
+    if isinstance(error, ModuleNotFoundError) and missing != path.stem:
         has_name_of_library = False  # another package is missing
     if has_name_of_library and isinstance(error, (ImportError, AttributeError)):
         return (
             f". The file has the name of the library {path.stem!r}, so `import {path.stem}` in it finds "
             "the file itself: give the file another name."
         )
+    return install_advice(error)
+
+
+def install_advice(error: BaseException) -> str:
+    """What to do about a package that is not installed, as the end of a message; empty for other errors."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return ""
     return (
-        f". Install {error.name.partition('.')[0]} into this environment, or list it in "
+        f". Install {without_package(error.name).partition('.')[0]} into this environment, or list it in "
         "requirements.txt beside the component and use "
         "Component.from_source(…, environment=True), which installs what is listed there."
     )
@@ -106,6 +112,26 @@ def loaded_sources(module: ModuleType) -> dict[str, Path]:
         for name, loaded in loaded_modules.items()
         if name.startswith(f"{package}.") and (file := getattr(loaded, "__file__", None))
     }
+
+
+def imports_jax(module: ModuleType) -> bool:
+    """Whether a loaded module, or a neighbour of it, has imported JAX or a package that is built on JAX."""
+    jax = sys.modules.get("jax")
+    if jax is None:
+        return False
+    package = sys.modules[_package_of(module.__name__)]
+    # Both are imported by every component, and import JAX for those that ask for more only.
+    imported = package.__dict__["imported_names"] - {"chainrule", "chainrule.runtime"}
+    loaded_modules = sys.modules.copy()
+    return any(
+        vars(loaded).get("jax") is jax and not imported.isdisjoint(_names_on_the_way(name))
+        for name, loaded in loaded_modules.items()
+    )
+
+
+def _names_on_the_way(name: str) -> Iterator[str]:
+    """The packages of a module, and the module: a, a.b, a.b.c."""
+    return itertools.accumulate(name.split("."), "{}.{}".format)
 
 
 def without_package(name: str) -> str:
@@ -164,8 +190,10 @@ def _forget(package: str) -> None:
         del sys.modules[name]
 
 
-def _private_import(package: str, folder: Path, redirect_peer: bool) -> Callable[..., Any]:
-    """The `__import__` that the code of one component sees."""
+def _private_import(
+    package: str, folder: Path, redirect_peer: bool, imported_names: set[str]
+) -> Callable[..., Any]:
+    """The `__import__` that the code of one component sees; it notes what is imported from elsewhere."""
 
     @cache
     def is_neighbour(top: str) -> bool:
@@ -186,6 +214,10 @@ def _private_import(package: str, folder: Path, redirect_peer: bool) -> Callable
                 return builtins.__import__(f"{package}.{name}", globals, locals, fromlist)
             importlib.import_module(f"{package}.{name}")
             return sys.modules[f"{package}.{top}"]
+        if level == 0:
+            imported_names.update(
+                _names_on_the_way(name), (f"{name}.{part}" for part in fromlist or ())
+            )
         return builtins.__import__(name, globals, locals, fromlist or (), level)
 
     return private_import
@@ -236,10 +268,11 @@ class _PackageLoader(Loader):
     def exec_module(self, package: ModuleType) -> None:
         """Give the package its folder, and its code an `__import__` of its own."""
         package.__path__ = [str(self._folder)]
-        namespace = dict(vars(builtins))
+        namespace, imported_names = dict(vars(builtins)), set[str]()
         namespace["__import__"] = _private_import(
-            package.__name__, self._folder, self._redirect_peer
+            package.__name__, self._folder, self._redirect_peer, imported_names
         )
+        package.__dict__["imported_names"] = imported_names
         package.__dict__["private_builtins"] = namespace
 
 

@@ -31,8 +31,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from chainrule._endpoints import DERIVATIVE_ENDPOINTS
 from chainrule.runtime._component._failures import is_jitted
-from chainrule.runtime._endpoints import DERIVATIVE_ENDPOINTS
 
 
 def function_behind_apply(module: Any) -> Callable[[Any], Any] | None:

@@ -1,8 +1,8 @@
 """Load components: one function for everything that can be a component.
 
 `load_component` takes a module file with `InputSchema`, `OutputSchema` and `apply`, its folder, a command
-description (`component.yaml`), an imported module, a function or a component. `check_sources` finds
-mistakes in the syntax of files without running them.
+description (`component.yaml`), an FMU, an ONNX model, an imported module, a function or a component.
+`check_sources` finds mistakes in the syntax of files without running them.
 """
 
 from __future__ import annotations
@@ -21,16 +21,14 @@ from types import ModuleType
 from typing import Any
 
 from chainrule._call_prices import PRICED
+from chainrule._content_store import hash_parts
+from chainrule._endpoints import DERIVATIVE_ENDPOINTS, ENDPOINTS, FIRST_ORDER, HVP
 from chainrule._errors import DefinitionError
-from chainrule.runtime._component._definition import (
-    Definition,
-    Implementation,
-    hash_files,
-    hash_parts,
-)
+from chainrule.runtime._component._definition import Definition, Implementation, hash_files
 from chainrule.runtime._component._failures import is_jitted
-from chainrule.runtime._component._handlers import double_precision, was_loaded_narrow
+from chainrule.runtime._component._handlers import double_precision, is_narrow
 from chainrule.runtime._component._isolation import (
+    imports_jax,
     is_peer_redirected,
     load_module,
     loaded_sources,
@@ -38,7 +36,6 @@ from chainrule.runtime._component._isolation import (
 )
 from chainrule.runtime._component._local import LocalComponent
 from chainrule.runtime._config import ComponentConfig
-from chainrule.runtime._endpoints import DERIVATIVE_ENDPOINTS, ENDPOINTS, FIRST_ORDER, HVP
 from chainrule.runtime._runs import Run, activate
 
 Source = str | Path | ModuleType | Callable[..., Any] | LocalComponent
@@ -54,9 +51,9 @@ def load_component(
     """Make a component from a file, a module, a function or a component that exists.
 
     Args:
-        source: a path to a module file (`tesseract_api.py`), to its folder, or to a command description
-            (`component.yaml`); `path.py:name` for a component or function inside a file; an imported
-            module; a function with annotated arguments; or a component.
+        source: a path to a module file (`tesseract_api.py`), to its folder, to a command description
+            (`component.yaml`), to an FMU or an ONNX model; `path.py:name` for a component or function inside
+            a file; an imported module; a function with annotated arguments; or a component.
         config: settings of this component.
         redirect_peer: resolve `tesseract_core.runtime…` imports of a file to Chainrule.
 
@@ -97,6 +94,14 @@ def _load_path(text: str, config: Config, redirect_peer: bool) -> LocalComponent
         from chainrule.runtime._component._commands import define_from_command_file
 
         return LocalComponent(define_from_command_file(path), config)
+    if path.suffix == ".fmu":
+        from chainrule.runtime._fmi._open import from_fmu
+
+        return from_fmu(path, config=config)
+    if path.suffix == ".onnx":
+        from chainrule.runtime._onnx._open import from_onnx
+
+        return from_onnx(path, config=config)
     return _from_file(path, config, redirect_peer, partial(_component_in, path=path, config=config))
 
 
@@ -115,11 +120,18 @@ def _from_file(
     redirect_peer: bool,
     make: Callable[[ModuleType], LocalComponent],
 ) -> LocalComponent:
+    """Run a file and make its component, with x64 where a component that uses JAX declares 64 bits.
+
+    Only the file that has run says what it declares. By then JAX may have computed in 32 bits (an array, the
+    weights of a model, a number from `float(jnp.sqrt(2.0))`), so the file runs again.
+    """
     module = _load_module(path, config, redirect_peer)
-    component = make(module)
-    if component.declares_64_bits and was_loaded_narrow(module):
-        with double_precision():
-            component = make(_load_module(path, config, redirect_peer))
+    narrow = make(module)
+    if not narrow.declares_64_bits or not is_narrow() or not imports_jax(module):
+        return narrow
+    with double_precision():
+        component = make(_load_module(path, config, redirect_peer))
+    component.trace_in_32_bits_as(narrow)
     return component
 
 
@@ -288,6 +300,7 @@ def _define_module(module: Any, **facts: Any) -> Definition:
         batching=getattr(module, "batching", None),
         merge_up_to=getattr(module, "merge_up_to", 0),
         prices=_declared_prices(module),
+        sparsity=_declared_sparsity(module),
         **facts,
     )
 
@@ -296,6 +309,14 @@ def _declared_prices(module: Any) -> Mapping[str, float]:
     """The module's `prices`, if they are those of calls: a module about money may have others."""
     declared = getattr(module, "prices", None)
     if isinstance(declared, Mapping) and not set(PRICED).isdisjoint(declared):
+        return declared
+    return {}
+
+
+def _declared_sparsity(module: Any) -> Mapping[str, Mapping[str, Any]]:
+    """The module's `sparsity`, if it is a dictionary of dictionaries: other things may have that name."""
+    declared = getattr(module, "sparsity", None)
+    if isinstance(declared, Mapping) and all(isinstance(row, Mapping) for row in declared.values()):
         return declared
     return {}
 

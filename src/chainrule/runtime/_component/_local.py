@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from chainrule._errors import CapabilityError, InputError
+from chainrule._endpoints import (
+    DERIVATIVE_ENDPOINTS,
+    ENDPOINTS,
+    TAGGED,
+    DerivativeKind,
+    EndpointMethods,
+)
+from chainrule._errors import CapabilityError, ChainruleError, InputError
 from chainrule._own_arrays import own_copy
+from chainrule._sparsity import Sparsity
 from chainrule.runtime._component._definition import (
     ABSENT,
     Batching,
@@ -25,6 +33,7 @@ from chainrule.runtime._component._handlers import (
     check_fields,
     declares_64_bits,
     evaluation_handler,
+    is_narrow,
 )
 from chainrule.runtime._component._schemas import (
     Context,
@@ -34,13 +43,6 @@ from chainrule.runtime._component._schemas import (
     with_abstract_eval,
 )
 from chainrule.runtime._config import ComponentConfig
-from chainrule.runtime._endpoints import (
-    DERIVATIVE_ENDPOINTS,
-    ENDPOINTS,
-    TAGGED,
-    DerivativeKind,
-    EndpointMethods,
-)
 from chainrule.runtime._runs import Run, current_run
 from chainrule.runtime._schema import ArraySpec
 
@@ -74,6 +76,7 @@ class LocalComponent(EndpointMethods):
     ) -> None:
         self.config = ComponentConfig.make(config)
         self._definition = definition
+        self._jax_function = definition.jax_function
         self._schemas = Schemas(definition.input_schema, definition.output_schema)
         self.declares_64_bits = declares_64_bits(definition.input_schema, definition.output_schema)
         self._implementations = implementations = _complete(
@@ -134,7 +137,16 @@ class LocalComponent(EndpointMethods):
     @property
     def jax_function(self) -> Any:
         """The traceable function of nested inputs, for inlining into a JAX program; `None` if none."""
-        return self._definition.jax_function
+        return self._jax_function
+
+    def trace_in_32_bits_as(self, narrow: LocalComponent) -> None:
+        """Let programs that compute in 32 bits trace the same function as loaded in 32 bits.
+
+        The constants of this component's file have 64 bits, and operations of `jax.lax` do not mix the two.
+        """
+        wide, other = self._jax_function, narrow._jax_function
+        if wide is not None and other is not None:
+            self._jax_function = lambda inputs: (other if is_narrow() else wide)(inputs)
 
     @property
     def jax_derivatives(self) -> bool:
@@ -152,6 +164,11 @@ class LocalComponent(EndpointMethods):
         return self._definition.prices
 
     @property
+    def sparsity(self) -> Sparsity:
+        """Which elements of the outputs depend on which elements of the inputs, where that is declared."""
+        return self._definition.sparsity
+
+    @property
     def merge_up_to(self) -> int:
         """How many concurrent single calls a server may merge into one; 0 for none."""
         return self._definition.merge_up_to
@@ -163,9 +180,15 @@ class LocalComponent(EndpointMethods):
 
         return openapi_document(self, self._schemas)
 
+    def output_units(self) -> Mapping[str, str]:
+        """Path pattern → units of the outputs that have some."""
+        return Document(self.openapi_schema).units("outputs")
+
     def __repr__(self) -> str:
-        endpoints = ", ".join(self._handlers)
-        return f"<LocalComponent {Document.full_name(self.name, self.version)}: {endpoints}>"
+        try:
+            return Document(self.openapi_schema).signature()
+        except ChainruleError:  # a schema that cannot be described; serving it says why
+            return f"<component {Document.full_name(self.name, self.version)}: {', '.join(self._handlers)}>"
 
     def _repr_html_(self) -> str:
         return Document(self.openapi_schema).summary_html("in this process")

@@ -88,6 +88,7 @@ def _short(node: Any) -> Any:
     return node
 
 
+# How long to wait for the rest of the output. A process that the author left running may keep the pipe open.
 _LAST_WORDS_S = 2.0
 
 

@@ -15,11 +15,7 @@ from pydantic import BaseModel, RootModel
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.json_schema import models_json_schema
 
-from chainrule._errors import DefinitionError
-from chainrule._paths import pattern_to_regex
-from chainrule.runtime._component._models import is_model_class
-from chainrule.runtime._component._schemas import Schemas
-from chainrule.runtime._endpoints import (
+from chainrule._endpoints import (
     BATCHED,
     COTANGENT,
     DERIVATIVES,
@@ -28,6 +24,10 @@ from chainrule.runtime._endpoints import (
     DerivativeKind,
     Side,
 )
+from chainrule._errors import DefinitionError
+from chainrule._paths import pattern_to_regex
+from chainrule.runtime._component._models import is_model_class
+from chainrule.runtime._component._schemas import Schemas
 from chainrule.runtime._schema import Array, ArraySpec
 from chainrule.runtime._schema._json_schema import ArrayJsonSchema
 from chainrule.runtime._schema._leaves import _parts as parts_of
@@ -67,6 +67,7 @@ def openapi_document(component: LocalComponent, schemas: Schemas) -> Json:
         },
         "x-batching": component.batching,
         **({"x-prices": dict(component.prices)} if component.prices else {}),
+        **({"x-sparsity": component.sparsity} if component.sparsity else {}),
         "paths": {f"/{name}": _path(name) for name in _ordered(endpoints)},
         "components": {"schemas": _schemas(schemas, endpoints)},
     }

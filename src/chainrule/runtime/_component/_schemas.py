@@ -42,7 +42,7 @@ from chainrule.runtime._schema._spec import numpy_dtype
 from chainrule.runtime._schema._validation import check_shape
 
 if TYPE_CHECKING:
-    from chainrule.runtime._endpoints import Side
+    from chainrule._endpoints import Side
 from chainrule.runtime._component._models import (
     abstract_model,
     apply_model,
@@ -120,8 +120,7 @@ def _validate_input(
     try:
         return _validate(model, value, context)
     except ValidationError as error:
-        names = model.model_fields
-        raise bad_input(error, value, names=names, endpoint=endpoint, prefix=("inputs",)) from error
+        raise bad_input(error, value, model=model, endpoint=endpoint, prefix=("inputs",)) from error
 
 
 def _validate_output(
@@ -243,22 +242,31 @@ def with_abstract_eval(
 
 def shapes_from_schema(schemas: Schemas) -> Callable[[BaseModel], Any] | None:
     """The abstract evaluation that the schemas imply, or `None` when they leave something open."""
-    outputs = {
-        name: spec_of(f.annotation) for name, f in schemas.output_schema.model_fields.items()
-    }
-    specs = {name: spec for name, spec in outputs.items() if spec is not None}
-    if not outputs or len(specs) < len(outputs) or "root" in outputs:
-        return None
     inputs = array_leaves(schemas.input_schema)
     known = {name for spec in inputs.values() for name in spec.dimension_names if name}
-    if not all(_is_determined(spec, known) for spec in specs.values()):
+    specs = _determined_specs(schemas.output_schema, known)
+    if not specs:
         return None
 
-    def abstract_eval(abstract_inputs: BaseModel) -> dict[str, ShapeDType]:
+    def abstract_eval(abstract_inputs: BaseModel) -> dict[str, Any]:
         sizes = named_sizes(abstract_inputs)
-        return {name: _shape_dtype(name, spec, sizes, inputs) for name, spec in specs.items()}
+        return _shape_dtypes(specs, "", sizes, inputs)
 
     return abstract_eval
+
+
+def _determined_specs(model: type[BaseModel], known: set[str]) -> dict[str, Any] | None:
+    """The declarations of a model's arrays, nested as its fields; `None` if it leaves something open."""
+    found: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        kind, spec = field.annotation, spec_of(field.annotation)
+        if spec is not None and _is_determined(spec, known):
+            found[name] = spec
+        elif is_model_class(kind) and (nested := _determined_specs(kind, known)) is not None:  # type: ignore[arg-type]
+            found[name] = nested
+        else:
+            return None
+    return None if "root" in found else found
 
 
 def _is_determined(spec: ArraySpec, known: set[str]) -> bool:
@@ -267,6 +275,17 @@ def _is_determined(spec: ArraySpec, known: set[str]) -> bool:
         and spec.dtype is not None
         and all(isinstance(d, int) or d in known for d in spec.labelled_shape)
     )
+
+
+def _shape_dtypes(
+    specs: Mapping[str, Any], where: str, sizes: DimensionTable, inputs: Mapping[str, ArraySpec]
+) -> dict[str, Any]:
+    return {
+        name: _shape_dtypes(spec, f"{where}{name}.", sizes, inputs)
+        if isinstance(spec, dict)
+        else _shape_dtype(f"{where}{name}", spec, sizes, inputs)
+        for name, spec in specs.items()
+    }
 
 
 def _shape_dtype(

@@ -1,6 +1,6 @@
 """How a missing derivative endpoint follows from another or from `apply`.
 
-What the endpoints are is described in `chainrule.runtime._endpoints`. Modules, in reading order
+What the endpoints are is described in `chainrule._endpoints`. Modules, in reading order
     _layout         paths as rows and columns: named arrays as long vectors, Jacobian blocks as a matrix
     _derive         one endpoint from another
     _stencils       finite-difference formulas and step sizes as data

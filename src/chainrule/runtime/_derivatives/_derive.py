@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from chainrule._endpoints import JVP, VJP, DerivativeKind
 from chainrule._errors import InputError
 from chainrule._own_arrays import own_copy
 from chainrule._patterns import Pattern
@@ -37,7 +38,6 @@ from chainrule.runtime._derivatives._layout import (
 )
 from chainrule.runtime._derivatives._sparsity import read_pattern
 from chainrule.runtime._derivatives._stencils import Algorithm, Eps
-from chainrule.runtime._endpoints import JVP, VJP, DerivativeKind
 
 
 def jvp_from_jacobian(

@@ -309,7 +309,7 @@ def _lengths(sampler: Sampler, tangent: np.ndarray) -> list[tuple[float, np.ndar
     similar = sampler.similar if sampler.is_automatic else np.inf
     while left.any():
         shortest = float(lengths[left].min())
-        together = left & (lengths <= similar * shortest)
+        together = left & ~(lengths > similar * shortest)  # all of them where one is NaN
         parts.append((shortest, np.where(together, tangent, 0.0)))
         left &= ~together
     return parts or [(1.0, tangent)]

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from chainrule._codec import SparseArray
-from chainrule._errors import ComponentError, DefinitionError
+from chainrule._errors import ComponentError, DefinitionError, PathError
 from chainrule._own_arrays import own_copy
 from chainrule._trees import flatten_with_paths
 from chainrule.runtime._derivatives._differences import (
@@ -40,6 +40,8 @@ from chainrule.runtime._residuals import ResidualStore, own, split_content
 from chainrule.runtime._schema import number_kind
 
 Solve = Callable[[Any, Any, dict[str, np.ndarray]], Mapping[str, Any]]
+# Relative residual. A derivative of double precision should not lose digits here; the rest is up to the
+# condition of the matrix.
 GMRES_TOLERANCE = 1e-12
 
 
@@ -126,6 +128,7 @@ class ImplicitFunction:
     ) -> dict[str, np.ndarray]:
         """ẏ from A ẏ = −B ẋ."""
         at = _Point(self, inputs)
+        at.require_unknowns(jvp_outputs)
         check_keys(tangent_vector, canonical(jvp_inputs), "tangent_vector")
         moved = at.push(tangent_vector)
         return _pick(at.solve(-at.equations.join(moved)), at, jvp_outputs)
@@ -139,6 +142,7 @@ class ImplicitFunction:
     ) -> dict[str, np.ndarray]:
         """x̄ = −Bᵀ λ with Aᵀ λ = ȳ."""
         at = _Point(self, inputs)
+        at.require_unknowns(vjp_outputs)
         check_keys(cotangent_vector, canonical(vjp_outputs), "cotangent_vector")
         weights = {p: np.zeros(s) for p, s in zip(at.state.paths, at.state.shapes, strict=True)}
         multipliers = at.solve_transpose(at.state.join(weights | dict(cotangent_vector)))
@@ -149,6 +153,7 @@ class ImplicitFunction:
     ) -> dict[str, dict[str, np.ndarray]]:
         """−A⁻¹ B, with one solve for all columns."""
         at = _Point(self, inputs)
+        at.require_unknowns(jac_outputs)
         columns = Layout.of(read_arrays(inputs, canonical(jac_inputs)))
         right = at.input_matrix(columns.paths)
         blocks = at.state.split_matrix(at.solve(-right), columns)
@@ -169,7 +174,9 @@ class _Point:
         self._outputs = function.solution(inputs)
         unknowns = function.unknowns
         names = _floating(self._outputs) if unknowns is None else canonical(unknowns)
-        self.state = Layout.of(read_arrays(self._outputs, names))
+        arrays = read_arrays(self._outputs, names)
+        self.state = Layout.of(arrays)
+        self._dtype = np.result_type(np.float64, *arrays.values())
         residual = function.residual(*self._arguments)
         self.equations = Layout.of(read_arrays(residual, canonical(residual)))
         if self.state.size != self.equations.size:
@@ -177,6 +184,18 @@ class _Point:
                 f"The residual has {self.equations.size} elements for {self.state.size} unknowns "
                 f"({', '.join(self.state.paths)}). Name the outputs it determines with unknowns=.",
                 code="residual_size_mismatch",
+            )
+
+    def require_unknowns(self, paths: Collection[str]) -> None:
+        """Refuse outputs that the residual does not determine: it says nothing of their derivatives."""
+        others = sorted(set(canonical(paths)) - set(self.state.paths))
+        if others:
+            raise PathError(
+                f"The residual determines {', '.join(self.state.paths)}; the derivative of {others[0]!r} "
+                f"does not follow from it. Add an equation for {others[0]!r} to the residual and its path to "
+                "unknowns=, or compute it from the unknowns outside of the component.",
+                code="path_not_differentiable",
+                path=others[0],
             )
 
     def solve(self, right: np.ndarray) -> np.ndarray:
@@ -217,7 +236,7 @@ class _Point:
             return answer.join(product(*self._arguments, own_copy(given.split(vector.ravel()))))
 
         size = self.state.size
-        operator = LinearOperator((size, size), matvec=matvec, dtype=float)
+        operator = LinearOperator((size, size), matvec=matvec, dtype=self._dtype)
         columns = []
         for column in np.atleast_2d(right.T):
             found, info = gmres(
@@ -345,7 +364,7 @@ class _Point:
 
 def _floating(outputs: Any) -> tuple[str, ...]:
     leaves = flatten_with_paths(outputs)
-    return canonical(p for p, leaf in leaves.items() if number_kind(np.asarray(leaf).dtype) == "f")
+    return canonical(p for p, leaf in leaves.items() if number_kind(np.asarray(leaf).dtype) in "fc")
 
 
 def _sizes(layout: Layout) -> dict[str, int]:
@@ -356,7 +375,9 @@ def _given_block(blocks: Any, row: str, path: str, shape: tuple[int, int]) -> An
     """One block of an author's partial derivative as a matrix."""
     block = answered(answered(blocks, row, "derivative of the residual"), path, f"block {row!r}")
     is_sparse = hasattr(block, "tocsc")
-    matrix = block if is_sparse else np.asarray(block, float)
+    matrix = block if is_sparse else np.asarray(block)
+    if not is_sparse:
+        matrix = matrix.astype(np.result_type(matrix, np.float64), copy=False)
     if int(np.prod(matrix.shape, dtype=np.int64)) != shape[0] * shape[1] or (
         is_sparse and tuple(matrix.shape) != shape
     ):

@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 
 from chainrule._codec import SparseArray
+from chainrule._describe import describe_array
+from chainrule._endpoints import DerivativeKind
 from chainrule._errors import ComponentError, InputError, PathError
 from chainrule._trees import get_at_path, is_arraylike
-from chainrule.runtime._endpoints import DerivativeKind
-from chainrule.runtime._schema import describe_array, number_kind
+from chainrule.runtime._schema import number_kind
 
 
 def canonical(paths: Iterable[str]) -> tuple[str, ...]:
@@ -117,6 +118,20 @@ def check_shape(
             f"The vector at {path!r} has shape {list(found)}, expected "
             f"{'[batch] + ' if batched else ''}{list(expected)}.",
             code="vector_shape_mismatch",
+            path=path,
+        )
+
+
+def check_real(is_complex: bool, is_complex_array: bool, path: str) -> None:
+    """Hold the rule that the vector of a real array is real: its imaginary part would be lost.
+
+    Raises:
+        InputError: it is complex (`vector_not_real`).
+    """
+    if is_complex and not is_complex_array:
+        raise InputError(
+            f"The vector at {path!r} must be real, like its array; found complex numbers.",
+            code="vector_not_real",
             path=path,
         )
 

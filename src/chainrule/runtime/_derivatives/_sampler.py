@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import ValidationError
 
+from chainrule._describe import describe_array
 from chainrule._errors import CapabilityError, InputError
 from chainrule._own_arrays import own_copy
 from chainrule._progress import track, unheard
@@ -30,13 +31,7 @@ from chainrule.runtime._derivatives._stencils import (
     coarsest,
     is_automatic,
 )
-from chainrule.runtime._schema import (
-    Bounds,
-    array_leaves,
-    describe_array,
-    number_kind,
-    rounding_unit,
-)
+from chainrule.runtime._schema import Bounds, array_leaves, number_kind, rounding_unit
 
 IN_FLIGHT = 64
 """Points handed to an executor and not yet answered; each holds a copy of the perturbed leaves."""

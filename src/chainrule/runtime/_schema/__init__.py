@@ -40,13 +40,7 @@ from chainrule.runtime._schema._leaves import (
     dimension_check,
     with_dimension_check,
 )
-from chainrule.runtime._schema._spec import (
-    ArraySpec,
-    describe_array,
-    describe_value,
-    number_kind,
-    rounding_unit,
-)
+from chainrule.runtime._schema._spec import ArraySpec, number_kind, rounding_unit
 from chainrule.runtime._schema._validation import build_validator
 
 __all__ = [
@@ -74,8 +68,6 @@ __all__ = [
     "array_type",
     "bounded",
     "build_validator",
-    "describe_array",
-    "describe_value",
     "differentiable_leaves",
     "dimension_check",
     "is_array_type",

@@ -11,9 +11,10 @@ from typing import Any
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from chainrule._codec import MASKED
+from chainrule._describe import describe_type
 from chainrule._errors import ChainruleError
 from chainrule.runtime._schema._bounds import Bounds
-from chainrule.runtime._schema._spec import ALL_DTYPES, describe_type
+from chainrule.runtime._schema._spec import ALL_DTYPES
 
 _PEER_TYPES = {"array_expected_integer", "array_invalid_dtype", "array_value_out_of_range"}
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from chainrule._codec import dtype_from_name, dtype_generality
+from chainrule._describe import describe_type
 from chainrule._errors import DefinitionError
-from chainrule._trees import is_arraylike, with_article
 from chainrule.runtime._schema._bounds import Bounds
 
 
@@ -181,6 +181,15 @@ def check_units(units: Any) -> None:
         )
 
 
+def known_units(units: str | None) -> str | None:
+    """The units, if a field can have them; `None` otherwise: other tools have spellings of their own."""
+    try:
+        check_units(units)
+    except DefinitionError:
+        return None
+    return units
+
+
 # In the order in which Tesseract lists them in its JSON schemas.
 PEER_DTYPES = (
     "float16", "float32", "float64", "int8", "int16", "int32", "int64", "bool",
@@ -190,15 +199,6 @@ BFLOAT16 = "bfloat16"
 ALL_DTYPES = (*PEER_DTYPES, BFLOAT16)
 
 # Package in which a class of arrays is defined → what people call its values.
-_ARRAYS = {
-    "numpy": "a NumPy array",
-    "jax": "a JAX array",
-    "jaxlib": "a JAX array",
-    "torch": "a torch tensor",
-    "cupy": "a CuPy array",
-}
-_SHORT = {"bool": "bool", "bfloat16": "bf16"}
-_SHORT_KINDS = {"float": "f", "int": "i", "uint": "u", "complex": "c"}
 
 
 @cache
@@ -254,39 +254,3 @@ def rounding_unit(dtype: np.dtype[Any]) -> float:
 def mantissa_bits(dtype: np.dtype[Any]) -> int:
     """Integers up to `2**mantissa_bits` in magnitude are exact in this float or complex dtype."""
     return 8 if dtype.name == BFLOAT16 else int(np.finfo(dtype).nmant) + 1
-
-
-def describe_type(shape: tuple[Any, ...] | None, dtype: Any) -> str:
-    """Shape and dtype in the short form of messages, like `f64[3,4]`.
-
-    Open dimensions are written `?`, any rank `...`, any dtype `any`.
-    """
-    name = "any" if dtype is None else str(dtype)
-    dims = "..." if shape is None else ",".join("?" if d is None else str(d) for d in shape)
-    return f"{_short_dtype(name)}[{dims}]"
-
-
-def _short_dtype(name: str) -> str:
-    if name in _SHORT:
-        return _SHORT[name]
-    letters = name.rstrip("0123456789")
-    return _SHORT_KINDS.get(letters, letters) + name[len(letters) :]
-
-
-def describe_array(x: Any) -> str:
-    """The shape and dtype of a value in the short form `f64[3,4]`; the type's name if it has none."""
-    shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
-    if shape is None or dtype is None:
-        return type(x).__name__
-    return describe_type(tuple(shape), getattr(dtype, "name", dtype))
-
-
-def describe_value(x: Any) -> str:
-    """What a value is, for people: `a JAX array f32[3]`, `a list`, `an int`, `nothing`."""
-    if x is None:
-        return "nothing"
-    kind = type(x)
-    noun = _ARRAYS.get(kind.__module__.partition(".")[0])
-    if noun is None or not is_arraylike(x):
-        return with_article(kind.__name__)
-    return f"{noun} {describe_type(tuple(x.shape), str(x.dtype).removeprefix('torch.'))}"

@@ -13,7 +13,6 @@ float dtype it becomes. Rounding a float to a narrower float is what the narrowe
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
@@ -30,9 +29,10 @@ from chainrule._codec import (
     decode_array,
     has_masked,
 )
+from chainrule._describe import describe_value
 from chainrule._errors import ChainruleError
 from chainrule._own_arrays import own_copy_of_array
-from chainrule._trees import iterate_leaves
+from chainrule._trees import is_tracer, iterate_leaves
 from chainrule.runtime._runs import get_config
 from chainrule.runtime._schema import _problems
 from chainrule.runtime._schema._bounds import Bounds
@@ -40,7 +40,6 @@ from chainrule.runtime._schema._spec import (
     ALL_DTYPES,
     ArraySpec,
     canonical_dtype,
-    describe_value,
     generality,
     mantissa_bits,
     numpy_dtype,
@@ -248,12 +247,6 @@ def is_kept_in_place(value: Any) -> bool:
         or isinstance(value, BinrefArray)
         or is_tracer(value)
     )
-
-
-def is_tracer(value: Any) -> bool:
-    """Whether a value is JAX's stand-in for an array while a function is traced."""
-    jax = sys.modules.get("jax")
-    return jax is not None and isinstance(value, jax.core.Tracer)
 
 
 def _why_unreadable(value: Any, error: Exception) -> str:

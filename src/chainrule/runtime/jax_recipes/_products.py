@@ -10,10 +10,10 @@ from weakref import WeakSet
 import jax
 import jax.numpy as jnp
 
+from chainrule._endpoints import JVP, VJP
 from chainrule._errors import CapabilityError
 from chainrule._partition import seal, unseal
 from chainrule.runtime._derivatives._layout import check_keys
-from chainrule.runtime._endpoints import JVP, VJP
 from chainrule.runtime.jax_recipes._programs import (
     Narrowed,
     Program,

@@ -25,7 +25,12 @@ from chainrule._lru_cache import LRUCache
 from chainrule._partition import Template, is_array_or_number, partition, seal
 from chainrule._partition import is_array as is_concrete
 from chainrule._trees import get_at_path, set_at_path
-from chainrule.runtime._derivatives._layout import canonical, check_shape, not_differentiable
+from chainrule.runtime._derivatives._layout import (
+    canonical,
+    check_real,
+    check_shape,
+    not_differentiable,
+)
 
 MAX_PROGRAMS = 1024
 
@@ -166,9 +171,10 @@ def fit(
 
 
 def _fit_one(value: Any, like: Any, path: str, batched: bool) -> jax.Array:
-    value = jnp.asarray(value).astype(like.dtype)
+    value = jnp.asarray(value)
+    check_real(jnp.iscomplexobj(value), jnp.iscomplexobj(like), path)
     check_shape(value.shape, like.shape, path, batched=batched)
-    return value
+    return value.astype(like.dtype)
 
 
 def zeros_like_all(arrays: Mapping[str, Any]) -> dict[str, jax.Array]:

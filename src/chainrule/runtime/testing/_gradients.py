@@ -22,6 +22,17 @@ from typing import Any, TypeVar
 import numpy as np
 
 from chainrule._codec import SparseArray
+from chainrule._endpoints import (
+    DERIVATIVES,
+    FIRST_ORDER,
+    HVP,
+    JACOBIAN,
+    JVP,
+    VALUE_AND_VJP,
+    VJP,
+    DerivativeKind,
+    to_abstract,
+)
 from chainrule._errors import CapabilityError, InputError
 from chainrule._paths import join_path
 from chainrule._trees import (
@@ -33,17 +44,6 @@ from chainrule._trees import (
 from chainrule.runtime._component._definition import NATIVE, Capability
 from chainrule.runtime._derivatives._layout import Layout, contract
 from chainrule.runtime._derivatives._stencils import Eps
-from chainrule.runtime._endpoints import (
-    DERIVATIVES,
-    FIRST_ORDER,
-    HVP,
-    JACOBIAN,
-    JVP,
-    VALUE_AND_VJP,
-    VJP,
-    DerivativeKind,
-    to_abstract,
-)
 from chainrule.runtime.testing._references import (
     STEPS,
     Direction,
@@ -54,6 +54,7 @@ from chainrule.runtime.testing._references import (
 from chainrule.runtime.testing._report import Check, GradientReport, LeftOut, Mismatch
 from chainrule.runtime.testing._subject import Differentiable, Subject
 
+# For derivatives that are zero, where a relative tolerance allows nothing.
 ATOL = 1e-8
 ABSTRACT_EVAL = "abstract_eval"
 MIN_EVALS = 10
@@ -153,7 +154,9 @@ class _Examination:
 
     def columns(self) -> tuple[int, int]:
         """For how many input elements to take differences, and how many evaluations are to spare then."""
-        wishes: dict[Any, int] = {kind: self._wish(kind) for kind in self._native()}
+        # Where the author wrote no derivative (finite differences), those that are derived are all there is.
+        first = self._native() or self._kinds
+        wishes: dict[Any, int] = {kind: self._wish(kind) for kind in first}
         wishes["differences"] = 2 * self._subject.size[0]
         # Asking whether there is room on both sides is an evaluation where no schema is here to say.
         asking = 0 if self._subject.has_schema else 2
@@ -278,22 +281,61 @@ def _choose_endpoints(available: Collection[str], asked: Collection[str] | None)
         )
     if not chosen - {ABSTRACT_EVAL} and asked is None:
         raise CapabilityError(
-            "The component has no derivative endpoint, so there is no gradient to check.",
+            "The component has no derivative endpoint, so there is no gradient to check. Define one, "
+            'or take differences with `@component(derivatives="finite")`; inputs and outputs to '
+            "differentiate are marked in the schema, for example `x: Differentiable[Float64]`.",
             code="nothing_to_check",
         )
     return chosen
 
 
 def _pointwise(kind: DerivativeKind, found: np.ndarray, samples: Samples, rtol: float) -> Check:
-    expected = samples.values
-    wrong = ~(np.abs(found - expected) <= ATOL + samples.noise + rtol * np.abs(expected))
+    expected, noise = samples.values, ATOL + samples.noise
+    wrong = ~(np.abs(found - expected) <= noise + rtol * np.abs(expected))
     mismatches = sorted(
         (_mismatch(samples, found, row, column) for row, column in np.argwhere(wrong)),
         key=lambda m: -m.error if np.isfinite(m.error) else -np.inf,
     )
-    worst = np.max(np.abs(found - expected), initial=0.0)
-    summary = f"{len(mismatches)} of {found.size} entries differ; largest difference {worst:.3g}"
-    return Check(kind.endpoint, "pointwise", not mismatches, found.size, summary, tuple(mismatches))
+    parts = [
+        f"{len(mismatches)} of {found.size} entries differ",
+        f"largest relative difference {_largest_relative(found, expected, noise):.2g}",
+        *_guesses(found, samples, wrong, noise),
+    ]
+    return Check(
+        kind.endpoint, "pointwise", not mismatches, found.size, "; ".join(parts), tuple(mismatches)
+    )
+
+
+def _largest_relative(found: np.ndarray, expected: np.ndarray, noise: np.ndarray) -> float:
+    """Over the entries that are larger than the rounding of differences; others have no digits to compare."""
+    size = np.maximum(np.abs(found), np.abs(expected))
+    is_large = ~(size <= 10 * noise)
+    relative = np.abs(found - expected)[is_large] / size[is_large]
+    return float(np.max(relative, initial=0.0))
+
+
+def _guesses(
+    found: np.ndarray, samples: Samples, wrong: np.ndarray, noise: np.ndarray
+) -> Iterator[str]:
+    """What is probably wrong: inputs all of whose derivatives are off by one and the same factor."""
+    paths = np.array([samples.columns.locate(int(column))[0] for column in samples.column_ids])
+    for path in dict.fromkeys(paths[wrong.any(axis=0)]):
+        here = (paths == path) & (np.abs(samples.values) > 10 * noise)
+        if not here.any() or not wrong[here].all():
+            continue
+        factors = found[here] / samples.values[here]
+        factor = float(np.median(factors))
+        if np.all(np.abs(factors - factor) <= 0.02 * max(abs(factor), 0.1)):
+            times = f"are {factor:.3g} times what they should be"
+            yield f"all entries of `{path}` {_FACTORS.get(round(factor, 1), times)}"
+
+
+_FACTORS = {
+    0.0: "are zero",
+    -1.0: "have the wrong sign",
+    2.0: "are twice what they should be",
+    0.5: "are half of what they should be",
+}
 
 
 def _mismatch(samples: Samples, found: np.ndarray, row: int, column: int) -> Mismatch:

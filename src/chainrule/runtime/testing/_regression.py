@@ -29,13 +29,14 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from chainrule._codec import encode_array
+from chainrule._describe import describe_array
 from chainrule._errors import CapabilityError, ChainruleError, InputError, TransportError
 from chainrule._paths import Key, Segment, join_path
 from chainrule._trees import is_arraylike, map_leaves
 from chainrule.runtime._component._document import resolve, root_of
 from chainrule.runtime._component._failures import class_name
 from chainrule.runtime._component._isolation import without_package
-from chainrule.runtime._schema import describe_array, number_kind
+from chainrule.runtime._schema import number_kind
 from chainrule.runtime.testing._subject import decode_tree
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,8 @@ class RegressionSpec(BaseModel):
         atol: allowed absolute difference of inexact values.
         rtol: allowed relative difference of inexact values.
         skip_output_path_checks: do not compare file paths.
-        cli_config: how the peer's command line mounts files; kept, not interpreted here.
+        cli_config: files that the test needs, as the peer's command line takes them: `input_path`, or one of
+            `volume_mounts` at `/tesseract/input_data`, relative to the file of the test.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -98,13 +100,18 @@ def find_tests(folder: str | Path) -> list[Path]:
 
 
 def run_test(
-    component: Any, test: RegressionSpec | Mapping[str, Any] | str | Path
+    component: Any,
+    test: RegressionSpec | Mapping[str, Any] | str | Path,
+    *,
+    input_path: Path | None = None,
 ) -> RegressionResult:
     """Run one regression test.
 
     Args:
         component: anything with `call(endpoint, payload)`, or with the endpoints as methods.
         test: the test, as an object or as the path of its file.
+        input_path: the folder of the files that the test names; by default the one in the `cli_config` of a
+            test that is a file.
 
     Returns:
         The outcome with every difference in the message; nothing is raised for a failing component.
@@ -113,6 +120,12 @@ def run_test(
         pydantic.ValidationError: the test itself is malformed.
     """
     spec = _read(test)
+    named = _input_folder(spec.cli_config or {})
+    if input_path is None and named is not None and isinstance(test, (str, Path)):
+        input_path = Path(test).parent / named
+    if input_path is not None and hasattr(component, "configured"):
+        # A component elsewhere has the files that its operator gave it.
+        component, spec = _with_files(component, spec, input_path)
     if spec.endpoint not in component.available_endpoints:
         known = ", ".join(component.available_endpoints)
         return _failed(spec, f"the component has no endpoint {spec.endpoint!r}; it has {known}")
@@ -204,6 +217,27 @@ def _read(test: RegressionSpec | Mapping[str, Any] | str | Path) -> RegressionSp
     if isinstance(test, (str, Path)):
         return RegressionSpec.model_validate_json(Path(test).read_bytes())
     return test if isinstance(test, RegressionSpec) else RegressionSpec.model_validate(test)
+
+
+_INPUTS_IN_IMAGE = "/tesseract/input_data"
+
+
+def _with_files(component: Any, spec: RegressionSpec, folder: Path) -> tuple[Any, RegressionSpec]:
+    """A component that may read a folder, and a test with paths relative to it."""
+
+    def shorten(leaf: Any) -> Any:
+        return re.sub(f"^(@?){_INPUTS_IN_IMAGE}/", r"\1", leaf) if isinstance(leaf, str) else leaf
+
+    payload = map_leaves(shorten, spec.payload, plain=True)
+    granted = component.configured(input_path=folder.resolve())
+    return granted, spec.model_copy(update={"payload": payload})
+
+
+def _input_folder(config: Mapping[str, Any]) -> str | None:
+    """The folder of input files in the `cli_config` of a test."""
+    mounts = (mount.split(":") for mount in config.get("volume_mounts") or ())
+    mounted = (source for source, target, *_ in mounts if target.rstrip("/") == _INPUTS_IN_IMAGE)
+    return config.get("input_path") or next(mounted, None)
 
 
 def _failed(spec: RegressionSpec, message: str) -> RegressionResult:
@@ -442,6 +476,10 @@ def describe_chain(error: BaseException) -> str:
     return ", caused by ".join(f"{type(found).__name__}: {found}" for found in _chain(error))
 
 
+_INVALID = ("pydantic.ValidationError", "pydantic_core._pydantic_core.ValidationError")
+"""What the peer raises for every request that is refused, paths that do not exist included."""
+
+
 def _chain(error: BaseException) -> Iterator[BaseException]:
     found: BaseException | None = error
     while found is not None:
@@ -450,6 +488,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _has_name(cls: type[BaseException], name: str) -> bool:
+    if name in _INVALID:
+        return issubclass(cls, (ValidationError, InputError))
     exported = _exported(name)
     if exported is not None:
         return issubclass(cls, exported)

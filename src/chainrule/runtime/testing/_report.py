@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from html import escape
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Column, Table
+from rich.text import Text
 
 
 @dataclass(frozen=True)
@@ -85,9 +90,9 @@ class LeftOut:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GradientReport:
-    """Everything that `check_gradients` found; printing it with rich shows a table.
+    """Everything that `check_gradients` found. It prints as a verdict and a table, also in a notebook.
 
     Attributes:
         checks: what was tested.
@@ -107,6 +112,19 @@ class GradientReport:
         """The checks that did not."""
         return tuple(check for check in self.checks if not check.passed)
 
+    @property
+    def verdict(self) -> str:
+        """One line: how many endpoints failed, and which."""
+        tested = {check.endpoint for check in self.checks if check.test != "adjoint"}
+        failed = [
+            name for name in dict.fromkeys(c.endpoint for c in self.failures) if name in tested
+        ]
+        if failed:
+            return f"{len(failed)} of {len(tested)} endpoints FAILED: {', '.join(failed)}"
+        if self.failures:
+            return "FAILED: the endpoints contradict each other"
+        return "1 endpoint passed" if len(tested) == 1 else f"all {len(tested)} endpoints passed"
+
     def to_dict(self, max_failures: int = 10) -> dict[str, Any]:
         """JSON-ready facts, with at most `max_failures` entries per check."""
         return {
@@ -125,29 +143,61 @@ class GradientReport:
             "left_out": [asdict(left_out) for left_out in self.left_out],
         }
 
-    def table(self, max_failures: int = 10) -> Table:
-        """A table with the worst entries under each failed check."""
+    def table(self, max_failures: int = 10) -> Group:
+        """The verdict, a table of the checks, and under it the worst entries of those that failed."""
+        style = "bold green" if self.passed else "bold red"
         table = Table(
-            Column("endpoint", no_wrap=True), "test", "result", "values", "what was found"
+            Column("endpoint", no_wrap=True), "test", "result", "what was found", box=SIMPLE_HEAD
         )
         for check in self.checks:
             result = "[green]passed[/]" if check.passed else "[red]FAILED[/]"
-            lines = [check.summary, *map(str, check.mismatches[:max_failures])]
+            table.add_row(check.endpoint, check.test, result, _escape(check.summary))
+        for left_out in self.left_out:
+            reason = _escape(left_out.reason)
+            table.add_row(left_out.endpoint, left_out.test, "[yellow]left out[/]", reason)
+        verdict = Text(f"check-gradients: {self.verdict}", style=style)
+        return Group(verdict, table, *self._entries(max_failures))
+
+    def _entries(self, max_failures: int) -> Iterator[Text]:
+        """The wrong entries, under the check that found them."""
+        for check in self.checks:
+            if not check.mismatches:
+                continue
+            lines = [f"  {mismatch}" for mismatch in check.mismatches[:max_failures]]
             hidden = len(check.mismatches) - max_failures
             if hidden > 0:
-                lines.append(f"… and {hidden} more")
-            table.add_row(
-                check.endpoint, check.test, result, str(check.count), _escape("\n".join(lines))
-            )
-        for left_out in self.left_out:
-            table.add_row(
-                left_out.endpoint,
-                left_out.test,
-                "[yellow]left out[/]",
-                "0",
-                _escape(left_out.reason),
-            )
-        return table
+                lines.append(f"  … and {hidden} more")
+            yield Text("\n".join([f"{check.endpoint}, {check.test}:", *lines]))
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        Console(file=text, width=100, color_system=None).print(self.table())
+        return text.getvalue().rstrip()
+
+    def __repr__(self) -> str:
+        return f"<GradientReport: {self.verdict}>"
+
+    def _repr_html_(self) -> str:
+        cell = '<td style="text-align:left">'
+        rows = "".join(
+            f"<tr>{cell}<code>{escape(check.endpoint)}</code></td>{cell}{check.test}</td>"
+            f"{cell}{'✓ passed' if check.passed else '<strong>✗ FAILED</strong>'}</td>"
+            f"{cell}{'<br>'.join(map(escape, [check.summary, *map(str, check.mismatches[:10])]))}</td></tr>"
+            for check in self.checks
+        )
+        rows += "".join(
+            f"<tr>{cell}<code>{escape(each.endpoint)}</code></td>{cell}{each.test}</td>"
+            f"{cell}left out</td>{cell}{escape(each.reason)}</td></tr>"
+            for each in self.left_out
+        )
+        head = "".join(
+            f'<th scope="col" style="text-align:left">{name}</th>'
+            for name in ("endpoint", "test", "result", "what was found")
+        )
+        return (
+            f"<p><strong>{'✓' if self.passed else '✗'} {escape(self.verdict)}</strong></p>"
+            f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self.table()

@@ -11,12 +11,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from chainrule._codec import decode_array, is_encoded_array
+from chainrule._describe import describe_value
+from chainrule._endpoints import Side
 from chainrule._errors import InputError
 from chainrule._trees import expand_pattern, get_at_path, map_leaves, set_at_path
 from chainrule.runtime._derivatives._layout import Layout, read_arrays
 from chainrule.runtime._derivatives._sampler import Program
-from chainrule.runtime._endpoints import Side
-from chainrule.runtime._schema import describe_value
 
 
 class Differentiable(Protocol):
@@ -61,9 +61,14 @@ class Subject:
         patterns = _patterns(component, "inputs")
         found = {path: patterns[p] for p in patterns for path in expand_pattern(p, tree)}
         self.input_paths = _restrict(found, input_paths, "input")
-        arrays = {
-            path: np.asarray(get_at_path(tree, path), dtype=dtype) for path, dtype in found.items()
-        }
+        try:
+            arrays = {
+                path: np.asarray(get_at_path(tree, path), dtype=dtype)
+                for path, dtype in found.items()
+            }
+        except (TypeError, ValueError):
+            self.apply(tree)  # a component whose schema is not here says what is wrong
+            raise
         self.inputs = set_at_path(tree, arrays)
         self.outputs = self.apply(self.inputs)
         produced = [

@@ -155,6 +155,7 @@ class JobQueue:
         return live
 
 
+# Of the log of one job, and of one of its lines; the rest is cut off.
 _MAX_BYTES = 10 << 20
 _MAX_LINE = 8192
 # A process that the component started and left behind may hold the pipe open; it is not waited for.

@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# Between two removals of old jobs, two attempts to hand a job to a full queue, and two attempts to write the
+# end of a job to a disk that is full.
 _SWEEP_S = 60.0
 _RETRY_S = 0.2
 _KEEP_AGAIN_S = 1.0

@@ -26,7 +26,7 @@ export class ArrayEditor {
     this.label = label;
     this.isGuess = start === undefined;
     this.body = h("div", { class: "array-body" });
-    this.shapeTag = h("span", { class: "muted small" });
+    this.shapeTag = h("span", { class: "muted small", role: "status" });
     this.modeButton = button("as text", () => this.#switchMode(), { class: "link" });
     this.element = h("div", { class: "array" }, this.body);
     if (facts.shape?.length !== 0) this.element.append(this.#tools());
@@ -44,14 +44,24 @@ export class ArrayEditor {
     try {
       action();
     } catch (error) {
-      this.shapeTag.textContent = error.message;
+      this.#complain(error.message);
     }
+  }
+
+  #complain(message) {
+    this.shapeTag.textContent = message;
+    this.shapeTag.className = "bad small";
+  }
+
+  #showShape(array) {
+    this.shapeTag.textContent = array.shape.length ? describe({ ...array, dtype: this.facts.dtype }) : "";
+    this.shapeTag.className = "muted small";
   }
 
   #show(array, mode = null) {
     this.mode = mode ?? (array.shape.length === 0 && !isComplex(array) ? "scalar" : fitsGrid(array) ? "grid" : "text");
     this.body.replaceChildren({ scalar: () => this.#scalar(array), grid: () => this.#grid(array), text: () => this.#text(array) }[this.mode]());
-    this.shapeTag.textContent = array.shape.length ? describe({ ...array, dtype: this.facts.dtype }) : "";
+    this.#showShape(array);
     this.modeButton.textContent = this.mode === "grid" ? "as text" : "as grid";
     this.modeButton.hidden = this.mode !== "grid" && !fitsGrid(array);
   }
@@ -109,7 +119,7 @@ export class ArrayEditor {
       const read = parseText(area.value, this.facts.dtype);
       return this.facts.shape?.length === 0 ? { ...read, shape: [] } : read;
     };
-    area.addEventListener("change", () => this.#attempt(() => { this.shapeTag.textContent = describe(this.read()); }));
+    area.addEventListener("change", () => this.#attempt(() => this.#showShape(this.read())));
     return area;
   }
 
@@ -125,7 +135,7 @@ export class ArrayEditor {
       const array = file.name.endsWith(".npy") ? readNpy(await file.arrayBuffer()) : parseText(await file.text(), this.facts.dtype);
       this.#show(array);
     } catch (error) {
-      this.shapeTag.textContent = `${file.name}: ${error.message}`;
+      this.#complain(`${file.name}: ${error.message}`);
     }
     input.value = "";
   }

@@ -220,6 +220,15 @@ export function formatNumber(value, digits = 5) {
   return text.replace(/(\.\d*?)0+(?=e|$)/, "$1").replace(/\.(?=e|$)/, "").replace("e+", "e").replaceAll("-", "−");
 }
 
+/** Numbers beside each other, with as many digits as their differences need: 300, 300.1, 300.2. */
+export function formatTogether(values, digits = 3) {
+  const finite = values.map(Number).filter(Number.isFinite);
+  const size = Math.max(...finite.map(Math.abs));
+  const span = Math.max(...finite) - Math.min(...finite);
+  const needed = span > 0 ? Math.ceil(Math.log10(size / span)) + 2 : digits;
+  return values.map((value) => formatNumber(value, Math.min(15, Math.max(digits, needed))));
+}
+
 /** Whether values differ by no more than rounding does. */
 export const isFlat = ({ low, high }) => !(high - low > 1e-12 * Math.max(Math.abs(low), Math.abs(high)));
 

@@ -7,7 +7,7 @@ const MEANINGS = {
   taylor: "the remainder of a linear step vanishes like its square",
   adjoint: "⟨u, J v⟩ = ⟨Jᵀ u, v⟩ in every mode",
   curvature: "second derivatives agree with differences of first ones",
-  shapes: "abstract evaluation foretells the real shapes",
+  shapes: "shapes and dtypes equal those of abstract_eval",
 };
 
 export class GradientCheck {

@@ -43,7 +43,7 @@ function recentErrors(history) {
 function card({ url, status, error, round_trip_s: roundTrip }) {
   const history = remember(url, status);
   const state = !status ? "down" : status.workers.some((worker) => worker.state === "starting") ? "starting" : "ok";
-  const head = h("header", {}, h("h3", {}, h("a", { href: url }, url)), h("span", { class: `state ${state}` }, state));
+  const head = h("header", {}, h("h2", {}, h("a", { href: url }, url)), h("span", { class: `state ${state}` }, state));
   if (!status) return h("article", { class: "card down" }, head, h("p", { class: "bad" }, `${error.message} [${error.code}]`));
   const { requests, queue, latency_s: latency, workers, jobs, components } = status;
   const recent = recentErrors(history);

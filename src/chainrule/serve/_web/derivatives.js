@@ -4,6 +4,7 @@ import { decodeTree, fromFlat, isArray, sizeOf } from "./arrays.js";
 import { button, h, newId, select } from "./dom.js";
 import { bars } from "./plots.js";
 import { showTree, unitsAt } from "./results.js";
+import { quotient } from "./units.js";
 import { expandPattern } from "./schema.js";
 
 const MODES = [
@@ -55,14 +56,16 @@ export class Derivatives {
     );
   }
 
-  #take({ inputs, outputs }) {
+  #take({ inputs, outputs, leftOut }) {
     const { differentiable } = this.session.schema;
-    this.inputs = paths(differentiable.inputs, inputs);
+    // Of inputs that the author's default fills only the path is known; a direction needs their shape.
+    const unknown = this.mode === "jacobian_vector_product" ? [] : leftOut.filter((path) => differentiable.inputs.includes(path)).map((path) => [path, null]);
+    this.inputs = [...paths(differentiable.inputs, inputs), ...unknown];
     this.outputs = paths(differentiable.outputs, outputs);
   }
 
   #reduction() {
-    const labels = this.outputs.map(([path, array]) => [path, `${path} [${array.shape.join(",")}]`]);
+    const labels = this.outputs.map(([path, array]) => [path, `${path} ${shapeText(array)}`]);
     const sync = () => {
       this.reduction.hidden = !this.#chosenOutput().shape.length;
       this.index.hidden = this.reduction.hidden || this.reduction.value !== "element";
@@ -135,7 +138,7 @@ export class Derivatives {
 
   /** Which input matters most: the change when all of it grows by one percent. */
   #sensitivities(gradient, units) {
-    const entries = this.inputs.filter(([path]) => path in gradient).map(([path, array]) => {
+    const entries = this.inputs.filter(([path, array]) => array && path in gradient).map(([path, array]) => {
       let change = 0;
       gradient[path].data.forEach((slope, i) => { change += 0.01 * slope * array.data[i]; });
       return { label: path, value: change };
@@ -153,17 +156,12 @@ const smallest = (entries) => [...entries].sort((a, b) => a[1].data.length - b[1
 /** A group of boxes; `only` ticks one of them, otherwise all are. */
 function checkboxes(title, entries, only = null) {
   const boxes = entries.map(([path, array]) =>
-    h("label", { class: "chip" }, h("input", { type: "checkbox", value: path, checked: only === null || path === only }), ` ${path} `, h("span", { class: "type" }, `[${array.shape.join(",")}]`)),
+    h("label", { class: "chip" }, h("input", { type: "checkbox", value: path, checked: only === null || path === only }), ` ${path} `, h("span", { class: "type" }, array ? shapeText(array) : "author's default")),
   );
   return h("fieldset", { class: "chips" }, h("legend", {}, title), boxes);
 }
 
-/** `m / (N/m)`: the units of a derivative, as far as they are known. */
-function quotient(above, below) {
-  if (!below) return above;
-  return `${above ?? "1"} / ${/[/·\s]/.test(below) ? `(${below})` : below}`;
-}
-
+const shapeText = (array) => `[${array.shape.join(",")}]`;
 const chosen = (group) => [...group.querySelectorAll("input:checked")].map((box) => box.value);
 
 /** A block as it is best looked at: like its output or input where the other is one number, else as a matrix. */

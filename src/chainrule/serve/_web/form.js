@@ -1,7 +1,7 @@
 // A form from a schema. Every field reads its value, shows errors where they belong, and finds a part of itself.
 
 import { ArrayEditor } from "./array_field.js";
-import { encode, formatNumber, isArray, parseNumber, simplest, toNested } from "./arrays.js";
+import { encode, formatNumber, isArray, isComplex, parseNumber, simplest, toNested } from "./arrays.js";
 import { button, h, newId, select } from "./dom.js";
 import { parseJson, toJson } from "./json.js";
 import { describeArray } from "./schema.js";
@@ -22,15 +22,19 @@ export class Form {
     this.element = h("div", { class: "form" }, this.root instanceof ModelField ? this.root.body : this.root.element);
   }
 
-  /** The inputs with arrays as `{shape, dtype, data}`. */
+  /** The inputs with arrays as `{shape, dtype, data}`; throws a FieldError after every wrong field is marked. */
   read() {
     this.clearErrors();
-    try {
-      return this.root.read();
-    } catch (error) {
-      if (error instanceof FieldError) error.field.showError(error.message);
-      throw error;
-    }
+    const errors = [];
+    const inputs = readField(this.root, errors);
+    for (const error of errors) error.field.showError(error.message);
+    if (errors.length) throw errors[0];
+    return inputs;
+  }
+
+  /** Paths of the inputs that are left to the author's default. */
+  leftOut() {
+    return this.root instanceof ModelField ? this.root.leftOut() : [];
   }
 
   clearErrors() {
@@ -69,11 +73,24 @@ export function toPayload(value) {
   return value;
 }
 
+/** The value of a field; what is wrong with it is added to the errors, so that its neighbours are read, too. */
+function readField(field, errors) {
+  try {
+    return field.read(errors);
+  } catch (error) {
+    if (!(error instanceof FieldError)) throw error;
+    errors.push(error);
+    return undefined;
+  }
+}
+
 class Field {
-  constructor(schema, node, label, start) {
+  /** @param label is shown  @param spoken names controls that have no label */
+  constructor(schema, node, label, start, spoken = label) {
     this.schema = schema;
     this.node = node;
     this.label = label;
+    this.spoken = spoken;
     this.start = start ?? node.default;
     this.id = newId();
     this.errorPlace = h("p", { class: "error", role: "alert", id: `${this.id}-error` });
@@ -117,24 +134,38 @@ class Field {
   fail(message) {
     throw new FieldError(this, message);
   }
+
+  /** Refuse values outside the bounds of the schema, in the words of the server. */
+  checkBounds(values) {
+    for (const { bound, words, holds } of bounds(this.node)) {
+      const wrong = values.find((value) => !holds(Number(value), bound));
+      if (wrong !== undefined) this.fail(`Input should be ${words} ${formatNumber(bound)}; found ${formatNumber(wrong)}.`);
+    }
+  }
 }
 
-function limits(node) {
-  const parts = [];
-  const low = node.minimum ?? node.ge, high = node.maximum ?? node.le;
-  const above = node.exclusiveMinimum ?? node.gt, below = node.exclusiveMaximum ?? node.lt;
-  if (low !== undefined) parts.push(`≥ ${formatNumber(low)}`);
-  if (above !== undefined) parts.push(`> ${formatNumber(above)}`);
-  if (high !== undefined) parts.push(`≤ ${formatNumber(high)}`);
-  if (below !== undefined) parts.push(`< ${formatNumber(below)}`);
-  return parts.join(", ");
+const BOUNDS = [
+  [["minimum", "ge"], "≥", "greater than or equal to", (value, bound) => !(value < bound)],
+  [["exclusiveMinimum", "gt"], ">", "greater than", (value, bound) => !(value <= bound)],
+  [["maximum", "le"], "≤", "less than or equal to", (value, bound) => !(value > bound)],
+  [["exclusiveMaximum", "lt"], "<", "less than", (value, bound) => !(value >= bound)],
+];
+
+/** The bounds that a node declares. */
+function bounds(node) {
+  return BOUNDS.flatMap(([[name, other], sign, words, holds]) => {
+    const bound = node[name] ?? node[other];
+    return bound === undefined ? [] : [{ bound: Number(bound), sign, words, holds }];
+  });
 }
+
+const limits = (node) => bounds(node).map(({ bound, sign }) => `${sign} ${formatNumber(bound)}`).join(", ");
 
 class ModelField extends Field {
-  constructor(schema, node, label, start) {
-    super(schema, node, label, start);
-    const { fields } = schema.classify(node);
-    this.children = Object.entries(fields).map(([name, field]) => [name, makeField(schema, field, name, plain(this.start)?.[name])]);
+  constructor(schema, node, label, start, spoken) {
+    super(schema, node, label, start, spoken);
+    const { fields, required } = schema.classify(node);
+    this.children = Object.entries(fields).map(([name, field]) => [name, makeChild(schema, field, name, plain(this.start)?.[name], required.includes(name))]);
     this.body = h("div", { class: "fields" }, this.children.map(([, field]) => field.element));
     this.element = h(
       "fieldset",
@@ -146,8 +177,17 @@ class ModelField extends Field {
     );
   }
 
-  read() {
-    return Object.fromEntries(this.children.map(([name, field]) => [name, field.read()]));
+  read(errors) {
+    const values = this.children.map(([name, field]) => [name, readField(field, errors)]);
+    return Object.fromEntries(values.filter(([, value]) => value !== undefined));
+  }
+
+  /** Paths of the fields that are left out, so that the component uses its author's default. */
+  leftOut(path = []) {
+    return this.children.flatMap(([name, field]) => {
+      if (field.isLeftOut) return [[...path, name].join(".")];
+      return field instanceof ModelField ? field.leftOut([...path, name]) : [];
+    });
   }
 
   locate([name, ...rest]) {
@@ -157,10 +197,10 @@ class ModelField extends Field {
 }
 
 class ArrayField extends Field {
-  constructor(schema, node, label, start) {
-    super(schema, node, label, start);
+  constructor(schema, node, label, start, spoken) {
+    super(schema, node, label, start, spoken);
     const facts = schema.classify(node);
-    this.editor = new ArrayEditor({ ...facts, exampleShape: schema.exampleShape(facts), exampleValue: clamp(1, node) }, plain(this.start), label);
+    this.editor = new ArrayEditor({ ...facts, exampleShape: schema.exampleShape(facts), exampleValue: clamp(1, node) }, plain(this.start), this.spoken);
     const tags = [
       facts.units && h("span", { class: "unit" }, facts.units),
       facts.isDifferentiable && h("span", { class: "tag", title: "differentiable" }, "∂"),
@@ -170,17 +210,20 @@ class ArrayField extends Field {
   }
 
   read() {
+    let array;
     try {
-      return this.editor.read();
+      array = this.editor.read();
     } catch (error) {
       return this.fail(error.message);
     }
+    if (!isComplex(array)) this.checkBounds(array.data);
+    return array;
   }
 }
 
 class NumberField extends Field {
-  constructor(schema, node, label, start) {
-    super(schema, node, label, start);
+  constructor(schema, node, label, start, spoken) {
+    super(schema, node, label, start, spoken);
     const isInteger = node.type === "integer";
     const value = this.start ?? clamp(1, node);
     this.input = h("input", { id: this.id, type: "text", inputmode: isInteger ? "numeric" : "decimal", autocomplete: "off", value: String(value) });
@@ -198,6 +241,7 @@ class NumberField extends Field {
     }
     if (isInteger && typeof value === "number" && !Number.isInteger(value)) return this.fail("Expected a whole number.");
     if (typeof value === "number" && !Number.isFinite(value)) return this.fail("JSON has finite numbers only.");
+    this.checkBounds([value]);
     return value;
   }
 }
@@ -208,8 +252,8 @@ function clamp(value, node) {
 }
 
 class BooleanField extends Field {
-  constructor(schema, node, label, start) {
-    super(schema, node, label, start);
+  constructor(schema, node, label, start, spoken) {
+    super(schema, node, label, start, spoken);
     this.input = h("input", { id: this.id, type: "checkbox", checked: Boolean(this.start) });
     this.frame(this.input, { type: "yes / no", isCompact: true });
   }
@@ -220,8 +264,8 @@ class BooleanField extends Field {
 }
 
 class TextField extends Field {
-  constructor(schema, node, label, start) {
-    super(schema, node, label, start);
+  constructor(schema, node, label, start, spoken) {
+    super(schema, node, label, start, spoken);
     this.input = h("input", { id: this.id, type: "text", value: this.start ?? "" });
     this.frame(this.input, { type: node.format ?? "text", isCompact: true });
   }
@@ -232,8 +276,8 @@ class TextField extends Field {
 }
 
 class ChoiceField extends Field {
-  constructor(schema, node, label, start) {
-    super(schema, node, label, start);
+  constructor(schema, node, label, start, spoken) {
+    super(schema, node, label, start, spoken);
     this.values = node.enum;
     this.input = select(this.values.map((value, i) => [i, String(value)]), null, { id: this.id });
     this.input.value = String(Math.max(0, this.values.indexOf(this.start)));
@@ -246,8 +290,8 @@ class ChoiceField extends Field {
 }
 
 class ConstantField extends Field {
-  constructor(schema, node, label, start) {
-    super(schema, node, label, start);
+  constructor(schema, node, label, start, spoken) {
+    super(schema, node, label, start, spoken);
     this.value = node.type === "null" ? null : node.const;
     this.frame(h("code", {}, String(this.value)), { type: "fixed", isCompact: true });
     this.element.classList.add("constant");
@@ -259,8 +303,8 @@ class ConstantField extends Field {
 }
 
 class JsonField extends Field {
-  constructor(schema, node, label, start) {
-    super(schema, node, label, start);
+  constructor(schema, node, label, start, spoken) {
+    super(schema, node, label, start, spoken);
     this.input = h("textarea", { id: this.id, rows: 3, spellcheck: "false" });
     this.input.value = toJson(this.start ?? null);
     this.frame(this.input, { type: "JSON" });
@@ -275,24 +319,21 @@ class JsonField extends Field {
   }
 }
 
-class OptionalField extends Field {
-  constructor(schema, node, label, start) {
-    super(schema, node, label, start);
-    const { item } = schema.classify(node);
-    const isSet = this.start !== null && this.start !== undefined;
-    this.inner = makeField(schema, { ...item, description: undefined, default: undefined }, "", isSet ? this.start : undefined, label);
+/** A field that has a value only where its box is ticked. */
+class TickedField extends Field {
+  /** Make the box and, under it, the field of `item`. */
+  build(item, isSet, { type, otherwise = "" }) {
+    this.inner = makeField(this.schema, { ...item, description: undefined, default: undefined }, "", isSet ? this.start : undefined, this.spoken);
     this.box = h("input", { id: this.id, type: "checkbox", checked: isSet, on: { change: () => this.#sync() } });
-    const toggle = h("label", { class: "inline" }, this.box, " give a value");
-    this.frame(h("div", { class: "optional" }, toggle, this.inner.element), { type: "optional" });
+    this.otherwise = h("span", { class: "muted small" }, otherwise);
+    const toggle = h("div", { class: "row" }, this.otherwise, h("label", { class: "inline" }, this.box, " give a value"));
+    this.frame(h("div", { class: "optional" }, toggle, this.inner.element), { type });
     this.#sync();
   }
 
   #sync() {
     this.inner.element.hidden = !this.box.checked;
-  }
-
-  read() {
-    return this.box.checked ? this.inner.read() : null;
+    this.otherwise.hidden = this.box.checked;
   }
 
   locate(rest) {
@@ -301,9 +342,42 @@ class OptionalField extends Field {
   }
 }
 
+class OptionalField extends TickedField {
+  constructor(schema, node, label, start, spoken) {
+    super(schema, node, label, start, spoken);
+    this.build(schema.classify(node).item, this.start !== null && this.start !== undefined, { type: "optional" });
+  }
+
+  read(errors) {
+    return this.box.checked ? this.inner.read(errors) : null;
+  }
+}
+
+/** A field whose default the schema does not show, because a function of the author makes it. */
+class AuthorsDefaultField extends TickedField {
+  constructor(schema, node, label) {
+    super(schema, node, label);
+    this.build(node, false, { type: typeOf(schema, node), otherwise: "author's default" });
+  }
+
+  get isLeftOut() {
+    return !this.box.checked;
+  }
+
+  read(errors) {
+    return this.isLeftOut ? undefined : this.inner.read(errors);
+  }
+}
+
+/** The type of a node in one word. */
+function typeOf(schema, node) {
+  const facts = schema.classify(node);
+  return facts.kind === "array" ? describeArray(facts) : facts.kind === "model" ? (node.title ?? "").replace(/^Apply_/, "") : facts.kind;
+}
+
 class UnionField extends Field {
-  constructor(schema, node, label, start) {
-    super(schema, node, label, start);
+  constructor(schema, node, label, start, spoken) {
+    super(schema, node, label, start, spoken);
     this.members = schema.classify(node).members;
     this.place = h("div", { class: "member" });
     this.select = select(this.members.map(([name], i) => [i, name]), (index) => this.#choose(Number(index)), { id: this.id });
@@ -319,12 +393,12 @@ class UnionField extends Field {
 
   #choose(index) {
     this.select.value = String(index);
-    this.inner = makeField(this.schema, this.members[index][1], "", this.inner ? undefined : this.start, this.label);
+    this.inner = makeField(this.schema, this.members[index][1], "", this.inner ? undefined : this.start, this.spoken);
     this.place.replaceChildren(this.inner.body);
   }
 
-  read() {
-    return this.inner.read();
+  read(errors) {
+    return this.inner.read(errors);
   }
 
   // Pydantic names the member before the place in it.
@@ -337,8 +411,8 @@ class UnionField extends Field {
 
 /** Lists, tuples and dicts: several fields, with buttons where their number is free. */
 class SeveralField extends Field {
-  constructor(schema, node, label, start) {
-    super(schema, node, label, start);
+  constructor(schema, node, label, start, spoken) {
+    super(schema, node, label, start, spoken);
     const facts = schema.classify(node);
     this.kind = facts.kind;
     this.entries = [];
@@ -348,14 +422,14 @@ class SeveralField extends Field {
     else {
       for (const [key, value] of given) this.#add(facts.item, value, key);
     }
-    const more = this.kind === "tuple" ? null : button("+ add", () => this.#add(facts.item, undefined, ""), { class: "tiny", "aria-label": `${label}: add` });
+    const more = this.kind === "tuple" ? null : button("+ add", () => this.#add(facts.item, undefined, ""), { class: "tiny", "aria-label": `${this.spoken}: add` });
     this.frame(h("div", {}, this.place, more), { type: this.kind, target: "" });
   }
 
   #add(item, start, key = "") {
-    const entry = { field: makeField(this.schema, item, "", start, this.label) };
-    entry.key = this.kind === "dict" ? h("input", { type: "text", value: key, placeholder: "name", class: "narrow", "aria-label": `${this.label}: name` }) : null;
-    const remove = this.kind === "tuple" ? null : button("×", () => this.#remove(entry), { class: "tiny", "aria-label": `${this.label}: remove` });
+    const entry = { field: makeField(this.schema, item, "", start, this.spoken) };
+    entry.key = this.kind === "dict" ? h("input", { type: "text", value: key, placeholder: "name", class: "narrow", "aria-label": `${this.spoken}: name` }) : null;
+    const remove = this.kind === "tuple" ? null : button("×", () => this.#remove(entry), { class: "tiny", "aria-label": `${this.spoken}: remove` });
     entry.row = h("div", { class: "several-row" }, entry.key, entry.field.element, remove);
     this.entries.push(entry);
     this.place.append(entry.row);
@@ -366,8 +440,8 @@ class SeveralField extends Field {
     entry.row.remove();
   }
 
-  read() {
-    const values = this.entries.map(({ field }) => field.read());
+  read(errors) {
+    const values = this.entries.map(({ field }) => readField(field, errors));
     if (this.kind !== "dict") return values;
     return Object.fromEntries(this.entries.map(({ key }, i) => [key.value || this.fail("Every entry needs a name."), values[i]]));
   }
@@ -387,7 +461,7 @@ const FIELDS = {
 /** The field of a node; `label` is shown, `spoken` names controls that have no label of their own. */
 function makeField(schema, node, label, start, spoken = label) {
   const resolved = schema.resolve(node);
-  const field = new FIELDS[schema.classify(resolved).kind](schema, resolved, label, start);
+  const field = new FIELDS[schema.classify(resolved).kind](schema, resolved, label, start, spoken);
   if (!label) {
     for (const control of field.element.querySelectorAll("input, textarea, select")) {
       const isNamed = control.hasAttribute("aria-label") || field.element.querySelector(`label[for="${control.id}"]`);
@@ -395,6 +469,13 @@ function makeField(schema, node, label, start, spoken = label) {
     }
   }
   return field;
+}
+
+/** The field of a model's field. */
+function makeChild(schema, node, name, start, isRequired) {
+  const resolved = schema.resolve(node);
+  const isKnown = isRequired || start !== undefined || resolved.default !== undefined || "const" in resolved;
+  return isKnown ? makeField(schema, resolved, name, start) : new AuthorsDefaultField(schema, resolved, name);
 }
 
 /** A default in which arrays are lists: defaults of models hold them encoded. */

@@ -44,7 +44,7 @@ class Session {
     if (!isFresh && !this.point) return null;
     const outputs = await this.run("apply", inputs);
     if (!outputs) return null;
-    this.point = { key, inputs, outputs: decodeTree(outputs) };
+    this.point = { key, inputs, outputs: decodeTree(outputs), leftOut: this.form.leftOut() };
     this.onPoint?.(this.point);
     return this.point;
   }
@@ -55,7 +55,7 @@ class Session {
     } catch (error) {
       if (!(error instanceof FieldError)) throw error;
       error.field.reveal();
-      this.say("A value on the form cannot be read.", true);
+      this.say("The marked values on the form have to be corrected first.", true);
       return null;
     }
   }

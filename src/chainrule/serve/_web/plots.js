@@ -1,6 +1,6 @@
 // Drawings by our own hand: curves and bars as SVG, fields on a canvas. Colours of marks come from the style sheet.
 
-import { formatNumber, isFlat, statistics } from "./arrays.js";
+import { formatNumber, formatTogether, isFlat, statistics } from "./arrays.js";
 import { h, svg } from "./dom.js";
 
 // Anchors of two colour maps, dark to light and blue–white–red; in between is interpolated in linear light.
@@ -41,10 +41,11 @@ export function curve(values, { label = "", xLabel = "index" } = {}) {
   const x = (i) => LEFT + ((WIDTH - LEFT - RIGHT) * i) / Math.max(1, values.length - 1);
   const y = (v) => TOP + ((HEIGHT - TOP - BOTTOM) * (top - Number(v))) / (top - bottom);
   const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "plot", role: "img", "aria-label": `curve of ${label}` });
-  for (const tick of ticks(bottom, top, 4)) {
+  const levels = ticks(bottom, top, 4), texts = formatTogether(levels, 4);
+  levels.forEach((tick, i) => {
     picture.append(svg("line", { class: "gridline", x1: LEFT, x2: WIDTH - RIGHT, y1: y(tick), y2: y(tick) }));
-    picture.append(svg("text", { class: "tick", x: LEFT - 8, y: y(tick) + 4, "text-anchor": "end" }, formatNumber(tick, 4)));
-  }
+    picture.append(svg("text", { class: "tick", x: LEFT - 8, y: y(tick) + 4, "text-anchor": "end" }, texts[i]));
+  });
   for (const tick of ticks(0, values.length - 1, Math.min(6, Math.max(1, values.length - 1)))) {
     if (Number.isInteger(tick)) picture.append(svg("text", { class: "tick", x: x(tick), y: HEIGHT - 20, "text-anchor": "middle" }, String(tick)));
   }
@@ -56,16 +57,37 @@ export function curve(values, { label = "", xLabel = "index" } = {}) {
   return withReadout(picture, values, x, y, label);
 }
 
+const MOST_POINTS = 2000;
+
 function pathOf(values, x, y) {
   let text = "", isOn = false;
-  values.forEach((v, i) => {
-    if (!isNumber(v)) isOn = false;
+  for (const i of drawnPoints(values)) {
+    if (!isNumber(values[i])) isOn = false;
     else {
-      text += `${isOn ? "L" : "M"}${x(i).toFixed(2)} ${y(v).toFixed(2)}`;
+      text += `${isOn ? "L" : "M"}${x(i).toFixed(2)} ${y(values[i]).toFixed(2)}`;
       isOn = true;
     }
-  });
+  }
   return text;
+}
+
+/** Indices of the values to draw: all, or of each part of a long curve the smallest, the largest and a gap. */
+function drawnPoints(values) {
+  if (values.length <= MOST_POINTS) return values.keys();
+  const width = Math.ceil((3 * values.length) / MOST_POINTS);
+  const found = [];
+  for (let start = 0; start < values.length; start += width) {
+    let low = -1, high = -1, gap = -1;
+    for (let i = start; i < Math.min(values.length, start + width); i++) {
+      if (!isNumber(values[i])) gap = i;
+      else {
+        if (low < 0 || values[i] < values[low]) low = i;
+        if (high < 0 || values[i] > values[high]) high = i;
+      }
+    }
+    found.push(...new Set([low, high, gap].filter((i) => i >= 0).sort((a, b) => a - b)));
+  }
+  return found;
 }
 
 function withReadout(picture, values, x, y, label) {
@@ -88,28 +110,49 @@ function withReadout(picture, values, x, y, label) {
   return h("figure", {}, picture, readout);
 }
 
-/** A field of rows × columns values as an image with a colour bar. */
-export function image(values, rows, columns, { label = "", ...options } = {}) {
-  const { low, high } = statistics(values);
+// Browsers refuse canvases with more than 65 535 pixels on a side, and no screen has as many as this.
+const MOST_PIXELS = 1024;
+
+/** `[values, rows, columns, down, across]`: a field of at most 1024 × 1024 means of `down` × `across` values. */
+function reduce(values, rows, columns) {
+  const down = Math.ceil(rows / MOST_PIXELS), across = Math.ceil(columns / MOST_PIXELS);
+  if (down === 1 && across === 1) return [values, rows, columns, 1, 1];
+  const height = Math.ceil(rows / down), width = Math.ceil(columns / across);
+  const sums = new Float64Array(height * width), counts = new Uint32Array(height * width);
+  for (let row = 0; row < rows; row++) {
+    for (let column = 0; column < columns; column++) {
+      const at = Math.floor(row / down) * width + Math.floor(column / across);
+      sums[at] += Number(values[row * columns + column]); // a part with a NaN becomes one, and is grey
+      counts[at] += 1;
+    }
+  }
+  return [sums.map((sum, i) => sum / counts[i]), height, width, down, across];
+}
+
+/** A field of rows × columns values as an image with a colour bar; `limits` of the colours are its own by default. */
+export function image(values, rows, columns, { label = "", limits = statistics(values), ...options } = {}) {
+  const { low, high } = limits;
   // Zero is in the middle of the colours where it is in the midst of the values.
   const isDiverging = options.isDiverging || (low < 0 && high > 0 && Math.max(-low, high) < 10 * Math.min(-low, high));
   const bound = Math.max(Math.abs(low), Math.abs(high)) || 1;
   const [from, to] = isDiverging ? [-bound, bound] : isFlat({ low, high }) ? [low - 0.5, high + 0.5] : [low, high];
   const table = TABLES[isDiverging ? "diverging" : "sequential"];
-  const canvas = h("canvas", { width: columns, height: rows, class: "image", role: "img", "aria-label": `image of ${label}` });
-  paint(canvas, values, (v) => (isNumber(v) ? table[Math.round((255 * (Number(v) - from)) / (to - from))] : [128, 128, 128]));
+  const [shown, height, width, down, across] = reduce(values, rows, columns);
+  const canvas = h("canvas", { width, height, class: "image", role: "img", "aria-label": `image of ${label}` });
+  paint(canvas, shown, (v) => (isNumber(v) ? table[Math.round((255 * (Number(v) - from)) / (to - from))] : [128, 128, 128]));
   const readout = h("output", { class: "readout" });
   canvas.addEventListener("pointermove", (event) => {
     const box = canvas.getBoundingClientRect();
-    const column = Math.min(columns - 1, Math.max(0, Math.floor(((event.clientX - box.left) / box.width) * columns)));
-    const row = Math.min(rows - 1, Math.max(0, Math.floor(((event.clientY - box.top) / box.height) * rows)));
+    const column = Math.min(columns - 1, Math.max(0, Math.floor(((event.clientX - box.left) / box.width) * width * across)));
+    const row = Math.min(rows - 1, Math.max(0, Math.floor(((event.clientY - box.top) / box.height) * height * down)));
     readout.textContent = `${label}[${row}, ${column}] = ${formatNumber(values[row * columns + column], 7)}`;
   });
   // Pixels stay square where that fits, and thin fields are stretched so that they can be seen.
   const ratio = Math.min(4, Math.max(0.6, columns / rows));
   canvas.style.aspectRatio = String(ratio);
   canvas.style.width = `min(100%, ${Math.round(300 * ratio)}px)`;
-  return h("figure", {}, h("div", { class: "image-row" }, canvas, colourBar(table, from, to)), readout);
+  const note = down * across > 1 ? h("p", { class: "muted small" }, `Each pixel is the mean of ${down} × ${across} values.`) : null;
+  return h("figure", {}, h("div", { class: "image-row" }, canvas, colourBar(table, from, to)), note, readout);
 }
 
 function paint(canvas, values, colour) {
@@ -122,7 +165,7 @@ function paint(canvas, values, colour) {
 function colourBar(table, from, to) {
   const bar = h("canvas", { width: 1, height: 256, class: "bar", "aria-hidden": "true" });
   paint(bar, Array.from({ length: 256 }, (_, i) => 255 - i), (i) => table[i]);
-  const labels = [to, (from + to) / 2, from].map((value) => h("span", {}, formatNumber(value, 3)));
+  const labels = formatTogether([to, (from + to) / 2, from]).map((text) => h("span", {}, text));
   return h("div", { class: "colour-bar" }, bar, h("div", { class: "bar-labels" }, labels));
 }
 

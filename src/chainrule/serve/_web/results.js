@@ -1,6 +1,6 @@
 // Results for the eye: numbers, curves, images and slices, by rank.
 
-import { describe, formatNumber, isArray, isComplex, sizeOf, statistics, toNested, writeNpy } from "./arrays.js";
+import { describe, formatNumber, formatTogether, isArray, isComplex, sizeOf, statistics, toNested, writeNpy } from "./arrays.js";
 import { button, h, saveFile, select } from "./dom.js";
 import { toJson } from "./json.js";
 import { bars, curve, image } from "./plots.js";
@@ -69,10 +69,11 @@ function slices({ shape, data }, label, isDiverging) {
   const [rows, columns] = shape.slice(-2);
   const at = leading.map(() => 0);
   const place = h("div");
+  const limits = statistics(data);
   const draw = () => {
     const start = at.reduce((flat, index, axis) => flat * leading[axis] + index, 0) * rows * columns;
     const values = Array.from(data.slice(start, start + rows * columns));
-    place.replaceChildren(image(values, rows, columns, { label: `${label}[${at.join(", ")}]`, isDiverging }));
+    place.replaceChildren(image(values, rows, columns, { label: `${label}[${at.join(", ")}]`, isDiverging, limits }));
   };
   const sliders = leading.map((size, axis) => {
     const shown = h("output", {}, "0");
@@ -105,7 +106,8 @@ function summary({ data }) {
   const { low, high, mean, count } = statistics(data);
   const odd = data.length - count;
   if (!data.length) return null;
-  const text = `min ${formatNumber(low, 4)} · mean ${formatNumber(mean, 4)} · max ${formatNumber(high, 4)}`;
+  const [least, middle, most] = formatTogether([low, mean, high], 4);
+  const text = `min ${least} · mean ${middle} · max ${most}`;
   return h("p", { class: "summary" }, text, odd ? h("strong", { class: "bad" }, ` · ${odd} not finite`) : null);
 }
 

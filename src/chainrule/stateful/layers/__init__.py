@@ -1,6 +1,11 @@
 """Layers: thin over equinox, with tracked parameters inside.
 
 Every layer works on one sample, as in equinox; map over a batch with `chainrule.stateful.vmap`.
+
+Modules, in reading order:
+
+    _layer   `Layer`, an equinox module whose arrays are tracked parameters
+    _basic   the layers by name
 """
 
 from chainrule.stateful._tree_tools import shared

@@ -12,11 +12,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from chainrule._errors import DefinitionError
 from chainrule.stateful._module import Module
 from chainrule.stateful._params import StaticParam
 from chainrule.stateful._random import RKG, RandomKeyGenerator
-from chainrule.stateful.layers._layer import Layer, LayerParam, LayerState
+from chainrule.stateful.layers._layer import Layer, LayerParam, LayerState, check_axis
 
 
 class Linear(Layer):
@@ -243,28 +242,12 @@ class BatchNorm(Module):
             return y
         return y * self.weight.reshape(shape) + self.bias.reshape(shape)
 
-    def _check_axis(self) -> None:
-        """Refuse to train outside of `vmap`.
-
-        Raises:
-            DefinitionError: there is no axis of this name.
-        """
-        try:
-            jax.lax.axis_index(self.axis_name)
-        except NameError as error:
-            raise DefinitionError(
-                f"BatchNorm takes means over the batch axis {self.axis_name!r}, and no `vmap` around it has "
-                f"an axis of this name. Call the model inside `vmap(…, axis_name={self.axis_name!r})`, or "
-                "switch to the running statistics with `model.eval()`.",
-                code="missing_axis",
-            ) from error
-
     def _running(self) -> tuple[jax.Array, jax.Array]:
         return self.mean.get(), self.var.get()
 
     def _follow(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The batch's statistics; the running ones move towards them."""
-        self._check_axis()
+        check_axis(self.axis_name)
         positions = tuple(range(1, x.ndim))
         mean = jax.lax.pmean(jnp.mean(x, positions), self.axis_name)
         square = jnp.mean(jnp.square(x - mean.reshape((-1,) + (1,) * (x.ndim - 1))), positions)

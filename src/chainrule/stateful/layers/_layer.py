@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,7 +105,13 @@ class Layer(Module):
         module = self.build()
         if "key" not in kwargs and _draws(module):
             kwargs["key"] = self.__dict__.get("rkg", RKG)()
-        return module(*args, **kwargs)
+        try:
+            return module(*args, **kwargs)
+        except NameError:
+            for part in jax.tree.leaves(module, is_leaf=_is_batch_norm):
+                if _is_batch_norm(part) and not part.inference:
+                    check_axis(part.axis_name)
+            raise
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -144,6 +150,27 @@ class StatefulLayer(Module):
         result, state = self.module(*args, state, **kwargs)
         self.state.set(state)
         return result
+
+
+def check_axis(name: Hashable) -> None:
+    """Refuse to train a batch norm outside of `vmap`.
+
+    Raises:
+        DefinitionError: there is no axis of this name.
+    """
+    try:
+        jax.lax.axis_index(name)
+    except NameError as error:
+        raise DefinitionError(
+            f"BatchNorm takes means over the batch axis {name!r}, and no `vmap` around it has an axis of "
+            f"this name. Call the model inside `vmap(…, axis_name={name!r})`, or switch to the running "
+            "statistics with `model.eval()`.",
+            code="missing_axis",
+        ) from error
+
+
+def _is_batch_norm(part: Any) -> bool:
+    return isinstance(part, eqx.nn.BatchNorm)
 
 
 def _draws(module: Any) -> bool:

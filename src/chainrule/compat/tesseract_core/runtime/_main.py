@@ -337,7 +337,7 @@ def _check_gradients(options: Namespace, settings: RuntimeConfig, stdout: int) -
                     show_progress=options.show_progress,
                 )
             )
-        except InputError as error:
+        except ValueError as error:
             traceback.print_exception(error)
             return 1
     failed = False

@@ -1,0 +1,125 @@
+"""Orders, Jacobian blocks, explanations and plans for people: tables as text and as HTML, and a pattern."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from chainrule.elimination._orders import Order
+    from chainrule.elimination._result import StructuredJacobian
+
+_MOST_CELLS = 48
+_MOST_ENTRIES = 1_000_000
+_MOST_VERTICES = 60
+_SIDE = 160.0
+
+
+def order_html(order: Order) -> str:
+    """What is known about an order, and its vertices."""
+    found = order.cost is not None
+    verdict = (
+        "optimal"
+        if order.optimal
+        else "no bound known"
+        if order.gap is None
+        else f"at most {order.gap:.1%} above the optimum"
+    )
+    shown = " ".join(map(str, order.vertices[:_MOST_VERTICES]))
+    more = len(order) - _MOST_VERTICES
+    facts = {
+        order.objective: f"{order.cost:,} ({verdict})" if found else "not counted",
+        "lower bound": "unknown" if order.bound is None else f"{order.bound:,}",
+        "found by": f"{order.method} in {order.seconds:.3g} s",
+        f"{len(order)} vertices": f"{shown} … and {more} more" if more > 0 else shown,
+    }
+    return f"<strong>Order</strong>{_table(facts)}"
+
+
+def jacobian_html(jacobian: StructuredJacobian) -> str:
+    """What a block is, and where its entries are."""
+    total = math.prod(jacobian.shape)
+    share = f" ({jacobian.nse / total:.2%})" if total else ""
+    facts = {
+        "output ← input": f"{list(jacobian.out_shape)} ← {list(jacobian.in_shape)}",
+        "dtype": jacobian.dtype.name,
+        "entries": f"{jacobian.nse:,} of {total:,}{share}",
+        "structure": jacobian.structure.kind,
+    }
+    return f"<strong>StructuredJacobian</strong>{_table(facts)}{_pattern(jacobian)}"
+
+
+def explanation_html(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], left_out: Mapping[str, str]
+) -> str:
+    """The ways of computing a Jacobian, and those that are left out."""
+    missing = "".join(
+        f"<li>{escape(method)} is left out: {escape(reason)}</li>"
+        for method, reason in left_out.items()
+    )
+    return f"{table_html(columns, rows)}{f'<ul>{missing}</ul>' if missing else ''}"
+
+
+def table_html(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table with a head."""
+    head = "".join(f"<th style='text-align:left'>{escape(name)}</th>" for name in columns)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
+    )
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def table_text(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str], *, width: int
+) -> str:
+    """A table as text, and what is to say below it."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*row)
+    text = io.StringIO()
+    console = Console(file=text, width=width)
+    console.print(table)
+    for note in notes:
+        console.print(note, markup=False, highlight=False)
+    return text.getvalue()
+
+
+def _table(facts: Mapping[str, str]) -> str:
+    rows = "".join(
+        f"<tr><th style='text-align:left'>{escape(name)}</th>"
+        f"<td style='text-align:left'>{escape(value)}</td></tr>"
+        for name, value in facts.items()
+    )
+    return f"<table>{rows}</table>"
+
+
+def _pattern(jacobian: StructuredJacobian) -> str:
+    """Cells of a coarse grid, the darker the fuller; nothing for blocks too large to look at."""
+    height, width = math.prod(jacobian.out_shape), math.prod(jacobian.in_shape)
+    if not 0 < jacobian.nse <= _MOST_ENTRIES or not height or not width:
+        return ""
+    rows, columns = min(height, _MOST_CELLS), min(width, _MOST_CELLS)
+    row, column = jacobian.coordinates()
+    cells, counts = np.unique((row * rows // height) * columns + column * columns // width,
+                              return_counts=True)  # fmt: skip
+    fullness = counts * (rows * columns) / (height * width)
+    size = _SIDE / max(rows, columns)
+    squares = "".join(
+        f"<rect x='{cell % columns * size:.2f}' y='{cell // columns * size:.2f}' width='{size:.2f}' "
+        f"height='{size:.2f}' fill='#4f46e5' fill-opacity='{min(1.0, 0.25 + 0.75 * full):.2f}'/>"
+        for cell, full in zip(cells.tolist(), fullness.tolist(), strict=True)
+    )
+    w, h = columns * size, rows * size
+    return (
+        f"<svg xmlns='http://www.w3.org/2000/svg' width='{w:.0f}' height='{h:.0f}' role='img' "
+        f"viewBox='0 0 {w:.2f} {h:.2f}'><title>where the entries are</title>"
+        f"<rect width='100%' height='100%' fill='#fff' stroke='#888'/>{squares}</svg>"
+    )

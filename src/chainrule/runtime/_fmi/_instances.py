@@ -1,0 +1,347 @@
+"""Instances of an FMU: their life, their variables and their state.
+
+    Instances       the instances of one FMU: a call takes a free one, or makes one
+    Instance        one of them, from its start to the next
+    Access          some of its variables, read or written with one call of the FMU for each type
+
+An instance in which a call failed is not used again. A failure is a `ComponentError` with what the FMU wrote
+to its log. Calls at the same time have different instances, unless the FMU allows only one in a process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from chainrule._errors import ComponentError, DefinitionError
+from chainrule.runtime._fmi._description import Description, Interface, Variable
+
+_log = logging.getLogger(__name__)
+_loading = threading.Lock()
+"""FMPy changes the working directory of the process while it loads a library."""
+_LEVELS = (logging.DEBUG, logging.WARNING, logging.WARNING, logging.ERROR, logging.ERROR)
+_FATAL = 4
+_MOST_ITERATIONS = 100
+
+
+T = TypeVar("T")
+
+
+class Instances(Generic[T]):
+    """The instances of one FMU.
+
+    Args:
+        description: of the FMU.
+        interface: by which it is used.
+        wrap: makes of each instance what a call uses.
+    """
+
+    def __init__(
+        self, description: Description, interface: Interface, wrap: Callable[[Instance], T]
+    ) -> None:
+        self.description = description
+        self.interface = interface
+        self._wrap = wrap
+        self._free: list[tuple[Instance, T]] = []
+        self._folder: str | None = None
+        is_single = description.facts(interface).canBeInstantiatedOnlyOncePerProcess
+        self._turn: Any = threading.Lock() if is_single else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[T]:
+        """What was made of an instance that nothing else uses meanwhile.
+
+        Raises:
+            ComponentError: the FMU says that a call failed (`fmu_failed`).
+            DefinitionError: it cannot be loaded (`bad_fmu`).
+        """
+        from fmpy.fmi1 import FMICallException
+
+        with self._turn:
+            try:
+                instance, used = self._free.pop()
+            except IndexError:
+                instance = self._make()
+                used = self._wrap(instance)
+            try:
+                yield used
+            except FMICallException as error:
+                if error.status < _FATAL:
+                    instance.close()
+                raise _failure(self.description, error, instance.messages) from error
+            except BaseException:
+                instance.close()
+                raise
+            self._free.append((instance, used))
+
+    def _make(self) -> Instance:
+        import fmpy
+
+        path = self.description.path
+        with _loading:
+            if self._folder is None:
+                self._folder = tempfile.mkdtemp(prefix="chainrule-fmu-")
+                weakref.finalize(self, _clean_up, self._free, self._folder)
+                fmpy.extract(path, self._folder)
+            try:
+                return Instance(self.description, self.interface, self._folder)
+            except Exception as error:
+                raise DefinitionError(
+                    f"{path} cannot be loaded: {error}", code="bad_fmu"
+                ) from error
+
+
+def _failure(description: Description, error: Any, messages: Sequence[str]) -> ComponentError:
+    said = "; ".join(messages[-3:])
+    hint = (
+        " FMUs need not have derivatives by parameters; "
+        'parameter_derivatives="differences" of from_fmu does without.'
+        if error.function.endswith("Derivative")
+        else ""
+    )
+    return ComponentError(
+        f"{description.path.name}: {error}{f' It says: {said}.' if said else ''}{hint}",
+        code="fmu_failed",
+        details={"function": error.function, "status": error.status, "log": said},
+    )
+
+
+def _clean_up(free: list[tuple[Instance, Any]], folder: str) -> None:
+    for instance, _ in free:
+        instance.close()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class Event(NamedTuple):
+    """What an update of discrete states has changed.
+
+    Attributes:
+        moved: whether continuous states have other values.
+        next: when the next event is known to be; `None` if none is.
+    """
+
+    moved: bool
+    next: float | None
+
+
+class Instance:
+    """One instance of an FMU.
+
+    Attributes:
+        fmu: FMPy's object.
+        messages: what the FMU has logged since its last start.
+    """
+
+    def __init__(self, description: Description, interface: Interface, folder: str) -> None:
+        from fmpy.simulation import instantiate_fmu
+
+        self.description = description
+        self.interface = interface
+        self.messages: list[str] = []
+        kind = "ModelExchange" if interface == "model_exchange" else "CoSimulation"
+        logger = self._log_2 if description.version == 2 else self._log_3
+        self.fmu: Any = instantiate_fmu(folder, description.source, kind, logger=logger)
+        self.parameters = self.access(description.parameters)
+        self.inputs = self.access(description.inputs)
+        self.outputs = self.access(description.outputs)
+        self.start_values = self.access(description.settable_states)
+        self._is_fresh = True
+
+    def access(self, variables: Sequence[Variable]) -> Access:
+        """Some variables, to be read or written together."""
+        return Access(self, variables)
+
+    def start(
+        self,
+        time: float,
+        parameters: Mapping[str, Any],
+        states: Mapping[str, Any],
+        inputs: Mapping[str, Any],
+    ) -> Event:
+        """Begin a simulation; what was simulated before is forgotten."""
+        if not self._is_fresh:
+            self.fmu.reset()
+        self._is_fresh = False
+        self.messages.clear()
+        for access, values in (
+            (self.parameters, parameters), (self.start_values, states), (self.inputs, inputs)
+        ):  # fmt: skip
+            access.write(values)
+        if self.description.version == 2:
+            self.fmu.setupExperiment(startTime=time)
+            self.fmu.enterInitializationMode()
+        else:
+            self.fmu.enterInitializationMode(startTime=time)
+        self.fmu.exitInitializationMode()
+        return self.settle() if self.interface == "model_exchange" else Event(False, None)
+
+    def settle(self) -> Event:
+        """Update discrete states until they no longer change, and go on in continuous time."""
+        moved = False
+        for _ in range(_MOST_ITERATIONS):
+            if self.description.version == 2:
+                again, stops, _, changed, has_next, next_time = self.fmu.newDiscreteStates()
+            else:
+                again, stops, _, changed, has_next, next_time = self.fmu.updateDiscreteStates()
+            moved = moved or bool(changed)
+            if stops:
+                raise self.failure("ends the simulation at an event", "fmu_stopped")
+            if not again:
+                self.fmu.enterContinuousTimeMode()
+                return Event(moved, next_time if has_next else None)
+        raise self.failure(
+            f"has discrete states that still change after {_MOST_ITERATIONS} updates", "fmu_failed"
+        )
+
+    def do_step(self, time: float, length: float) -> None:
+        """Let a co-simulation go on."""
+        found = self.fmu.doStep(currentCommunicationPoint=time, communicationStepSize=length)
+        if self.description.version == 3 and found[1]:
+            raise self.failure(f"ends the simulation after {time:g}", "fmu_stopped")
+
+    def failure(self, reason: str, code: str) -> ComponentError:
+        """The error that an FMU causes without a failing call."""
+        return ComponentError(f"{self.description.path.name} {reason}.", code=code)
+
+    def saved(self) -> np.ndarray:
+        """The state as bytes."""
+        state = self.fmu.getFMUState()
+        try:
+            return np.frombuffer(self.fmu.serializeFMUState(state), np.uint8)
+        finally:
+            self.fmu.freeFMUState(state)
+
+    def restore(self, saved: np.ndarray) -> None:
+        """Go back to a state."""
+        self._is_fresh = False
+        self.messages.clear()
+        state = self.fmu.deserializeFMUState(saved.tobytes())
+        try:
+            self.fmu.setFMUState(state)
+        finally:
+            self.fmu.freeFMUState(state)
+
+    def close(self) -> None:
+        """Give its memory back."""
+        with contextlib.suppress(Exception):  # it may have failed before, in any way
+            self.fmu.freeInstance()
+
+    def _log_2(self, _: Any, __: Any, status: int, category: bytes, message: bytes) -> None:
+        self._note(status, message)
+
+    def _log_3(self, _: Any, status: int, category: bytes, message: bytes) -> None:
+        self._note(status, message)
+
+    def _note(self, status: int, message: bytes | None) -> None:
+        text = (message or b"").decode(errors="replace").strip()
+        self.messages.append(text)
+        _log.log(_LEVELS[min(status, _FATAL)], "%s: %s", self.description.path.name, text)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Variables of one type: their references, and memory for their values that the FMU reads and writes."""
+
+    get: Any
+    set: Any
+    references: Any
+    values: Any
+    view: np.ndarray | None
+    variables: tuple[Variable, ...]
+    ends: tuple[int, ...]
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        begin = 0
+        for variable, end in zip(self.variables, self.ends, strict=True):
+            value = values[variable.field]
+            if self.view is None:
+                self.values[begin] = value.encode()
+            else:
+                self.view[begin:end] = np.ravel(value)
+            begin = end
+        self.set(self.references, self.values)
+
+    def read(self) -> Iterator[tuple[str, Any]]:
+        self.get(self.references, self.values)
+        begin = 0
+        for variable, end in zip(self.variables, self.ends, strict=True):
+            if self.view is None:
+                yield variable.field, self.values[begin].decode(errors="replace")
+            else:
+                found = self.view[begin:end].reshape(variable.shape)
+                yield (
+                    variable.field,
+                    found.astype(bool if variable.type == "Boolean" else found.dtype),
+                )
+            begin = end
+
+
+class Access:
+    """Some variables of an instance, read or written with one call of the FMU for each type."""
+
+    def __init__(self, instance: Instance, variables: Sequence[Variable]) -> None:
+        kinds = dict.fromkeys(_kind(v, instance.description.version) for v in variables)
+        self._groups = [
+            _group(
+                instance,
+                kind,
+                tuple(v for v in variables if _kind(v, instance.description.version) == kind),
+            )
+            for kind in kinds
+        ]
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Set each variable to the value under its field."""
+        for group in self._groups:
+            group.write(values)
+
+    def read(self) -> dict[str, Any]:
+        """Field → value."""
+        return {field: value for group in self._groups for field, value in group.read()}
+
+
+def _kind(variable: Variable, version: int) -> str:
+    """The type in the names of the functions that read and write a variable."""
+    if variable.type == "Enumeration":
+        return "Integer" if version == 2 else "Int64"
+    return variable.type
+
+
+_C_TYPES_2 = {
+    "Real": ctypes.c_double,
+    "Integer": ctypes.c_int,
+    "Boolean": ctypes.c_int,
+    "String": ctypes.c_char_p,
+}
+
+
+def _group(instance: Instance, kind: str, variables: tuple[Variable, ...]) -> _Group:
+    from fmpy import fmi3
+
+    fmu, version = instance.fmu, instance.description.version
+    c_type: Any = _C_TYPES_2[kind] if version == 2 else getattr(fmi3, f"fmi3{kind}")
+    size = sum(v.size for v in variables)
+    values = (c_type * size)()
+    references = (ctypes.c_uint * len(variables))(*(v.reference for v in variables))
+    counts = (size,) if version == 3 else ()
+    get, put = (getattr(fmu, f"fmi{version}{verb}{kind}") for verb in ("Get", "Set"))
+    n = len(variables)
+    return _Group(
+        get=lambda r, v: get(fmu.component, r, n, v, *counts),
+        set=lambda r, v: put(fmu.component, r, n, v, *counts),
+        references=references,
+        values=values,
+        view=None if kind == "String" else np.ctypeslib.as_array(values),
+        variables=variables,
+        ends=tuple(int(end) for end in np.cumsum([v.size for v in variables])),
+    )

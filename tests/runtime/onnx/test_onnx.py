@@ -1,0 +1,264 @@
+"""ONNX models as components, against onnxruntime and closed forms."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from chainrule import InputError, apply_component
+from chainrule.errors import CapabilityError, DefinitionError
+from chainrule.runtime import from_onnx, load_component
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+F32, F64, I64 = TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT64
+GENERATOR = np.random.default_rng(1)
+
+
+def save(folder, nodes, inputs, outputs, constants=None, opset=18, name="model"):
+    """A model file. Inputs and outputs are `{name: (type, shape)}`."""
+    graph = helper.make_graph(
+        nodes,
+        name,
+        [helper.make_tensor_value_info(k, *v) for k, v in inputs.items()],
+        [helper.make_tensor_value_info(k, *v) for k, v in outputs.items()],
+        [numpy_helper.from_array(np.asarray(v), k) for k, v in (constants or {}).items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    path = folder / f"{name}.onnx"
+    onnx.save(model, path)
+    return path
+
+
+W1, B1 = GENERATOR.standard_normal((3, 4)), GENERATOR.standard_normal(4)
+W2, B2 = GENERATOR.standard_normal((4, 2)), GENERATOR.standard_normal(2)
+
+
+def mlp(folder, opset=18, dtype=np.float32, kind=F32, name="mlp"):
+    nodes = [
+        helper.make_node("Gemm", ["x", "w1", "b1"], ["h"]),
+        helper.make_node("Tanh", ["h"], ["t"]),
+        helper.make_node("MatMul", ["t", "w2"], ["m"]),
+        helper.make_node("Add", ["m", "b2"], ["y"]),
+    ]
+    constants = {"w1": W1, "b1": B1, "w2": W2, "b2": B2}
+    constants = {k: v.astype(dtype) for k, v in constants.items()}
+    shapes = {"x": (kind, ["batch", 3])}, {"y": (kind, ["batch", 2])}
+    return save(folder, nodes, *shapes, constants, opset, name)
+
+
+@pytest.mark.parametrize("opset", [13, 18, 22])
+def test_mlp(tmp_path, opset):
+    model = load_component(mlp(tmp_path, opset))
+    assert str(model.capabilities["vector_jacobian_product"]) == "derived (jax)"
+    x = GENERATOR.standard_normal((5, 3)).astype(np.float32)
+    np.testing.assert_allclose(
+        model.apply({"x": x})["y"], np.tanh(x @ W1 + B1) @ W2 + B2, rtol=1e-4
+    )
+    assert model.differentiable_inputs["x"].dimension_names == ("batch", None)
+
+
+def test_gradient_vmap_and_hessian_are_closed_forms(tmp_path):
+    model = from_onnx(mlp(tmp_path, dtype=np.float64, kind=F64))
+
+    def loss(x):
+        return apply_component(model, {"x": x[None]})["y"].sum()
+
+    def by_hand(x):
+        return jnp.sum(jnp.tanh(x @ W1 + B1) @ W2 + B2)
+
+    with jax.enable_x64(True):
+        xs = jnp.asarray(GENERATOR.standard_normal((4, 3)))
+        for transform in (jax.grad, jax.hessian):
+            found = jax.jit(jax.vmap(transform(loss)))(xs)
+            np.testing.assert_allclose(found, jax.vmap(transform(by_hand))(xs), rtol=1e-12)
+
+
+def test_convolutions_and_batch_normalization(tmp_path):
+    kernel = GENERATOR.standard_normal((4, 2, 3, 3)).astype(np.float32)
+    four = [np.abs(GENERATOR.standard_normal(4)).astype(np.float32) for _ in range(4)]
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "s"], ["c"], pads=[1, 1, 1, 1], strides=[2, 2]),
+        helper.make_node("BatchNormalization", ["c", "s", "b", "m", "v"], ["n"]),
+        helper.make_node("Relu", ["n"], ["r"]),
+        helper.make_node("MaxPool", ["r"], ["p"], kernel_shape=[2, 2], strides=[1, 1], auto_pad="SAME_UPPER"),
+        helper.make_node("AveragePool", ["p"], ["a"], kernel_shape=[2, 2], pads=[0, 0, 1, 1]),
+        helper.make_node("GlobalAveragePool", ["a"], ["g"]),
+        helper.make_node("Flatten", ["g"], ["f"]),
+        helper.make_node("Softmax", ["f"], ["y"]),
+    ]  # fmt: skip
+    constants = {"w": kernel, **dict(zip("sbmv", four, strict=True))}
+    path = save(tmp_path, nodes, {"x": (F32, ["n", 2, 8, 8])}, {"y": (F32, ["n", 4])}, constants)
+    model = from_onnx(path)  # compared with onnxruntime when it is loaded
+    x = GENERATOR.standard_normal((1, 2, 8, 8)).astype(np.float32)
+    jacobian = model.jacobian({"x": x}, ["x"], ["y"])["y"]["x"]
+    # Probabilities sum to one, whatever the input.
+    np.testing.assert_allclose(jacobian.sum(axis=1), 0, atol=1e-6)
+    assert np.any(jacobian)
+
+
+VECTOR = {"x": (F32, [2, 3])}
+SINGLE = {
+    "Abs": {}, "Atan": {}, "Ceil": {}, "Cos": {}, "Elu": {"alpha": 0.7}, "Erf": {}, "Exp": {}, "Floor": {},
+    "Gelu": {"approximate": "tanh"}, "HardSigmoid": {}, "HardSwish": {}, "LeakyRelu": {"alpha": 0.3},
+    "LogSoftmax": {"axis": 0}, "Mish": {}, "Neg": {}, "Reciprocal": {}, "Relu": {}, "Round": {}, "Selu": {},
+    "Sigmoid": {}, "Sign": {}, "Sin": {}, "Softmax": {}, "Softplus": {}, "Softsign": {}, "Tanh": {},
+    "Transpose": {"perm": [1, 0]}, "ReduceL1": {}, "ReduceL2": {"keepdims": 0}, "ReduceLogSumExp": {},
+    "ReduceMax": {}, "ReduceMean": {}, "ReduceMin": {}, "ReduceProd": {}, "ReduceSum": {},
+    "ReduceSumSquare": {}, "Flatten": {"axis": 0}, "Identity": {}, "Cast": {"to": F64},
+}  # fmt: skip
+WITH_MORE = [
+    ("Clip", {}, [np.float32(-0.5), np.float32(0.5)]),
+    ("CumSum", {"exclusive": 1, "reverse": 1}, [np.array(1)]),
+    ("Slice", {}, [np.array([2]), np.array([-10]), np.array([1]), np.array([-1])]),
+    ("Gather", {"axis": 1}, [np.array([0, -1])]),
+    ("Pad", {}, [np.array([0, 1, 0, 2]), np.float32(7)]),
+    ("Expand", {}, [np.array([4, 1, 3])]),
+    ("Tile", {}, [np.array([2, 1])]),
+    ("Unsqueeze", {}, [np.array([0])]),
+    ("Reshape", {}, [np.array([0, -1, 1])]),
+    ("Div", {}, [np.float32([[1, 2, 4]])]),
+    ("Pow", {}, [np.float32(2)]),
+    ("PRelu", {}, [np.float32([0.1, 0.2, 0.3])]),
+    ("LayerNormalization", {}, [np.float32([1, 2, 3]), np.float32([0, 1, 0])]),
+    ("Gemm", {"transB": 1, "alpha": 0.5}, [np.ones((4, 3), np.float32)]),
+    ("Einsum", {"equation": "ij,kj->ik"}, [np.ones((4, 3), np.float32)]),
+    ("Concat", {"axis": 0}, [np.ones((1, 3), np.float32)]),
+    ("ReduceMean", {}, [np.array([1])]),
+    ("Max", {}, [np.zeros((1, 3), np.float32)]),
+]
+
+
+def test_every_operator_agrees_with_onnxruntime(tmp_path):
+    """`from_onnx` compares, and warns if they differ; warnings are errors here."""
+    cases = [(op, attributes, []) for op, attributes in SINGLE.items()] + WITH_MORE
+    for op, attributes, more in cases:
+        constants = {f"c{k}": np.asarray(value) for k, value in enumerate(more)}
+        node = helper.make_node(op, ["x", *constants], ["y"], **attributes)
+        out = F64 if op == "Cast" else F32
+        path = save(
+            tmp_path, [node], VECTOR, {"y": (out, None)}, constants, 20 if op == "Gelu" else 18
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            try:
+                from_onnx(path)
+            except RuntimeWarning as warning:
+                pytest.fail(f"{op}: {warning}")
+
+
+def test_shapes_that_the_graph_computes(tmp_path):
+    """Shape → Gather → Concat → Reshape, as exporters write it."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Gather", ["s", "zero"], ["n"]),
+        helper.make_node("Concat", ["n", "rest"], ["shape"], axis=0),
+        helper.make_node("Reshape", ["x", "shape"], ["r"]),
+        helper.make_node("Split", ["r"], ["a", "b"], axis=1, num_outputs=2),
+        helper.make_node("Mul", ["a", "b"], ["y"]),
+    ]
+    constants = {"zero": np.array([0]), "rest": np.array([6])}
+    path = save(tmp_path, nodes, {"x": (F32, ["n", 2, 3])}, {"y": (F32, ["n", 3])}, constants)
+    model = from_onnx(path)
+    x = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
+    grad = jax.grad(lambda x: apply_component(model, {"x": x})["y"].sum())(jnp.asarray(x))
+    np.testing.assert_allclose(grad, x[:, ::-1])
+
+
+def test_two_inputs_and_outputs_with_integers(tmp_path):
+    nodes = [
+        helper.make_node("Gather", ["table", "index"], ["rows"]),
+        helper.make_node("Mul", ["rows", "scale"], ["y"]),
+        helper.make_node("Identity", ["index"], ["again"]),
+    ]
+    path = save(
+        tmp_path, nodes, {"index": (I64, ["n"]), "scale": (F32, [])},
+        {"y": (F32, ["n", 2]), "again": (I64, ["n"])},
+        {"table": np.arange(6, dtype=np.float32).reshape(3, 2)},
+    )  # fmt: skip
+    model = from_onnx(path)
+    assert list(model.differentiable_inputs) == ["scale"]
+    assert list(model.differentiable_outputs) == ["y"]
+    found = model.apply({"index": [2, 0], "scale": 2.0})
+    assert found["y"].tolist() == [[8, 10], [0, 2]]
+    assert found["again"].tolist() == [2, 0]
+    slope = model.jacobian({"index": [2, 0], "scale": 2.0}, ["scale"], ["y"])["y"]["scale"]
+    assert slope.tolist() == [[4, 5], [0, 1]]
+
+
+def test_half_precision(tmp_path):
+    model = from_onnx(mlp(tmp_path, dtype=np.float16, kind=TensorProto.FLOAT16))
+    assert model.apply({"x": np.ones((1, 3), np.float16)})["y"].dtype == np.float16
+
+
+def test_operators_that_are_not_supported(tmp_path):
+    nodes = [
+        helper.make_node("NonZero", ["x"], ["z"]),
+        helper.make_node("Cast", ["z"], ["f"], to=F32),
+        helper.make_node("Det", ["s"], ["d"]),
+        helper.make_node("Add", ["f", "d"], ["y"]),
+    ]
+    path = save(tmp_path, nodes, VECTOR, {"y": (F32, None)}, {"s": np.eye(2, dtype=np.float32)})
+    with pytest.warns(RuntimeWarning, match="Det-18, NonZero-18"):
+        model = from_onnx(path)
+    assert model.capabilities["jacobian"].status == "absent"
+    with pytest.raises(CapabilityError):
+        model.jacobian({"x": np.ones((2, 3))}, ["x"], ["y"])
+    assert from_onnx(path, derivatives=None).apply({"x": np.ones((2, 3))})["y"].shape == (2, 6)
+
+
+def test_control_flow_has_no_derivative_but_differences(tmp_path):
+    def branch(name, factor):
+        constant = numpy_helper.from_array(np.float32(factor), f"{name}_c")
+        node = helper.make_node("Mul", ["x", f"{name}_c"], [name])
+        out = [helper.make_tensor_value_info(name, F32, [2, 3])]
+        return helper.make_graph([node], name, [], out, [constant])
+
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["s"], keepdims=0),
+        helper.make_node("Greater", ["s", "zero"], ["positive"]),
+        helper.make_node("If", ["positive"], ["y"], then_branch=branch("a", 2), else_branch=branch("b", 3)),
+    ]  # fmt: skip
+    path = save(tmp_path, nodes, VECTOR, {"y": (F32, [2, 3])}, {"zero": np.float32(0)})
+    with pytest.warns(RuntimeWarning, match="If-18"):
+        from_onnx(path)
+    model = from_onnx(path, derivatives="finite")
+    jacobian = model.jacobian({"x": np.ones((2, 3))}, ["x"], ["y"])["y"]["x"]
+    np.testing.assert_allclose(jacobian.reshape(6, 6), 2 * np.eye(6), atol=1e-2)
+
+
+def test_a_graph_that_differs_is_noticed(tmp_path, monkeypatch):
+    from chainrule.runtime._onnx import _operators
+
+    monkeypatch.setitem(_operators.OPERATORS, "Tanh", lambda node, x: jnp.sin(x))
+    with pytest.warns(RuntimeWarning, match="output y differs"):
+        model = from_onnx(mlp(tmp_path))
+    assert model.capabilities["jacobian"].status == "absent"
+
+
+def test_bad_inputs_and_files(tmp_path):
+    model = from_onnx(mlp(tmp_path))
+    for inputs, where in (({"x": np.ones((2, 4))}, "x"), ({"z": np.ones((2, 3))}, "z"), ({}, "x")):
+        with pytest.raises(InputError) as caught:
+            model.apply(inputs)
+        assert where in str(caught.value)
+    junk = tmp_path / "junk.onnx"
+    junk.write_bytes(b"nothing")
+    for path in (junk, tmp_path / "absent.onnx"):
+        with pytest.raises(DefinitionError) as caught:
+            from_onnx(path)
+        assert caught.value.code == "bad_onnx"
+
+
+def test_external_data(tmp_path):
+    model = onnx.load(mlp(tmp_path))
+    path = tmp_path / "external.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    x = np.ones((1, 3), np.float32)
+    expected = np.tanh(x @ W1 + B1) @ W2 + B2
+    np.testing.assert_allclose(from_onnx(path).apply({"x": x})["y"], expected, rtol=1e-4)
