@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching, mlir, partial_eval
 
 from chainrule._jaxpr import _names as names
 from chainrule._jaxpr import evaluate
@@ -300,3 +300,22 @@ def test_programs_are_kept_per_capture_context():
         traced(1.0)
     traced(1.0)
     assert seen == [None, "here"]
+
+
+def test_dead_code_of_a_primitive():
+    """Of the two results the first is dropped when only the second is used, with its operand."""
+    pair = names.Primitive("pair_for_a_test")
+    pair.multiple_results = True
+    pair.def_abstract_eval(lambda x, y: [x, y])
+    asked = []
+
+    def rule(used, eqn):
+        asked.append(used)
+        return used, eqn if any(used) else None
+
+    names.register_dead_code_rule(pair, rule)
+    program = jax.make_jaxpr(lambda x, y: pair.bind(jnp.sin(x), jnp.cos(y))[1])(1.0, 2.0)
+    kept, used = partial_eval.dce_jaxpr(program.jaxpr, [True])
+    assert asked == [[False, True]]
+    assert [eqn.primitive.name for eqn in kept.eqns] == ["cos", "pair_for_a_test"]
+    assert used == [False, True]

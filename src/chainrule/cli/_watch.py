@@ -274,9 +274,12 @@ def _serve(servers: Mapping[str, Server], *, port: int, on_ready: Callable[[str]
 def _listen(port: int) -> socket.socket:
     from chainrule.serve.internal import no_address
 
+    # `create_server` leaves its socket open when the port is out of range.
+    if port not in range(65536):
+        raise no_address(_HOST, port, ValueError("a port is a number from 0 to 65535"))
     try:
         return socket.create_server((_HOST, port))
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise no_address(_HOST, port, error) from error
 
 
