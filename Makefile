@@ -17,7 +17,7 @@ OLDEST := .jax-oldest
 OLDEST_STAMP := $(OLDEST)/.ready-$(SETUP_KEY)
 export CHAINRULE_JAX_OLDEST ?= $(abspath $(OLDEST))
 
-.PHONY: help demo test lint format bench docs outputs setup clean
+.PHONY: help demo test test-device lint format bench docs outputs setup clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -55,6 +55,13 @@ demo: $(STAMP)  ## Run a gradient through several programs; leaves a plot and a 
 # By file: the blocks of a docs page share a namespace, and what one test compiled serves the next.
 test: $(STAMP) $(NEXT_STAMP) $(OLDEST_STAMP)  ## Run all tests
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# On a machine with a GPU, with its own Python: what that lacks is in .device-packages, made by
+# scripts/device_packages.sh where a package index can be reached.
+test-device:  ## Run the tests that need a GPU, and measure
+	PYTHONPATH=src:.device-packages JAX_PLATFORMS=cuda,cpu XLA_PYTHON_CLIENT_PREALLOCATE=false \
+	    python3 -m pytest -q -p no:cacheprovider tests/device
+	PYTHONPATH=src:.device-packages XLA_PYTHON_CLIENT_PREALLOCATE=false python3 -m benchmarks.device_components
 
 lint: $(STAMP)  ## Lint, format check, types, floors
 	@$(BIN)/ruff check .

@@ -5,6 +5,8 @@ Arrays are hashed whole, with a cryptographic hash, because nothing compares the
 counts by its path, size and time of change. Data whose content cannot be seen (a lazy sequence, an object of
 the author's) has no name, and nothing is kept for it.
 
+An array on a GPU has no name either.
+
 `content_digest` is a key for arrays that are compared afterwards: fast, and of a sample of the bytes of large
 ones. `hash_parts` hashes files and code.
 
@@ -30,6 +32,7 @@ import numpy as np
 import xxhash
 
 from chainrule._codec import SparseArray
+from chainrule._device import is_on_device
 from chainrule._paths import join_path
 from chainrule._trees import is_arraylike, iterate_leaves
 from chainrule._whole_files import write_whole
@@ -76,6 +79,8 @@ def _parts(leaf: Any) -> list[Any] | None:
         return [b"mapping" if isinstance(leaf, Mapping) else b"sequence"]
     if isinstance(leaf, _PLAIN):
         return [type(leaf).__name__.encode(), repr(leaf).encode()]
+    if is_on_device(leaf):
+        return None
     if is_arraylike(leaf):
         array = np.asarray(leaf)
         kind = f"{array.dtype.name}{array.shape}".encode()
@@ -101,9 +106,16 @@ def _file_parts(path: Path) -> list[Any] | None:
 
 
 def content_digest(arrays: Sequence[Any]) -> bytes:
-    """A digest of dtypes, shapes and (a sample of) the bytes of some arrays, in bounded time."""
+    """A digest of dtypes, shapes and (a sample of) the bytes of some arrays, in bounded time.
+
+    Of arrays on a GPU only dtype and shape count: to read them would be to wait for them.
+    """
     digest = xxhash.xxh3_128()
-    for array in map(np.asarray, arrays):
+    for given in arrays:
+        if is_on_device(given):
+            digest.update(f"{given.dtype}{tuple(given.shape)}".encode())
+            continue
+        array = np.asarray(given)
         digest.update(f"{array.dtype.str}{array.shape}".encode())
         content = bytes_of(array)
         if content.size <= WHOLE_BYTES:

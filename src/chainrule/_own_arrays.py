@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from chainrule._device import is_on_device, is_tensor
 from chainrule._trees import map_leaves
 
 _IMMUTABLE = (str, bytes, int, float, complex, type(None), np.generic)
@@ -45,8 +46,8 @@ def own_copy_of_array(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray):
         return leaf.copy()
     # `clone` is torch's, on every device. CuPy and other arrays of a GPU have `copy`.
-    if hasattr(leaf, "untyped_storage"):
+    if is_tensor(leaf):
         return leaf.clone()
-    if hasattr(leaf, "__cuda_array_interface__") and hasattr(leaf, "copy"):
+    if is_on_device(leaf) and hasattr(leaf, "copy"):
         return leaf.copy()
     return leaf

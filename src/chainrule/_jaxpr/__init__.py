@@ -22,6 +22,7 @@ Modules, in reading order
     _meshes       arrays and calls that are divided over devices
     _call_frame   the layout of XLA's call frame
     _host_call    calls of the host out of compiled programs
+    _device_call  calls that are handed the memory of a GPU
     _overlapping  independent calls of the host that run at the same time
 
 Invariant: nothing outside this package imports `jax._src` or a name that differs between JAX versions

@@ -16,7 +16,13 @@ from chainrule._trees import is_arraylike, map_with_paths
 from chainrule.bridge._component_target import as_target
 from chainrule.bridge._inline import NotTraceableError, call_inline
 from chainrule.bridge._inputs import take_inputs_apart
-from chainrule.bridge._primitive import call_site, check_nans, hand_out, not_exportable
+from chainrule.bridge._primitive import (
+    call_site,
+    check_nans,
+    hand_out,
+    not_exportable,
+    takes_device_memory,
+)
 from chainrule.bridge._site import find_site
 from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._tagged import open_target, sow_cotangents, sow_values
@@ -209,7 +215,9 @@ def _call(target: Target, inputs: Any, options: Options, *, inline: bool) -> Any
     pairs = zip(skeleton.paths, leaves, strict=True)
     arrays = [_as_operand(target, path, leaf) for path, leaf in pairs]
     if not (any(map(_is_traced, arrays)) or is_staging()):
-        return _call_now(target, skeleton, arrays)
+        on_device = "abstract_eval" in target.endpoints and takes_device_memory(target, arrays)
+        if not on_device:
+            return _call_now(target, skeleton, arrays)
     if inline and target.jax_function is not None:
         try:
             return call_inline(target, skeleton, arrays)

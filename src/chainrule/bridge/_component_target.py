@@ -61,6 +61,9 @@ class ComponentTarget(Target):
         self.batching = getattr(component, "batching", None)
         self.batched_endpoints = _endpoints_that(component, "batches")
         self.residual_endpoints = _endpoints_that(component, "residuals")
+        place = getattr(component, "place", None)
+        self.device_library = None if place is None else place.library
+        self.device_endpoints = _endpoints_that(component, "on_device")
         self.prices = getattr(component, "prices", None) or {}
         self._sparsity = getattr(component, "sparsity", None) or {}
         self.jax_function = getattr(component, "jax_function", None)

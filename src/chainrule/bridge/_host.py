@@ -1,4 +1,4 @@
-"""The host's side of a call: operands in, results filled, batches fanned out, nothing raised into XLA.
+"""Calls outside of XLA: operands in, results filled, batches fanned out, nothing raised into XLA.
 
 Memory: operands and results are XLA's buffers, or those of arrays of the caller. They are valid during the
 call only, and do not leave this side. Targets copy what they hand to an author (see `Target`), so that the
@@ -8,6 +8,9 @@ target is called again, so that it may return the same buffer each time.
 Nothing is kept between a forward call and the backward call that follows: the primals are operands of both.
 The two halves of a call of a remote component (`StartCall`, `FinishCall`) keep copies of the operands and the
 results in between, up to a limit.
+
+Arrays are NumPy's, or on a GPU, where the component computes there and XLA hands over its buffers
+(`HostCall.run_on_device`). The same code answers both.
 """
 
 from __future__ import annotations
@@ -23,11 +26,12 @@ from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
+from chainrule._device import fill, is_on_device, to_host
 from chainrule._errors import ComponentError
 from chainrule._lru_cache import LRUCache
 from chainrule.bridge._failures import report_failure
 from chainrule.bridge._requests import Call, Request
-from chainrule.bridge._routes import answer, answer_batch, takes_batch
+from chainrule.bridge._routes import answer, answer_batch, answers_on_device, takes_batch
 from chainrule.bridge._site import Site
 from chainrule.bridge._target import DECLARED
 
@@ -60,6 +64,8 @@ def _compute(call: Call, operands: Sequence[np.ndarray], results: Sequence[np.nd
 
 
 def _answer(call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
+    if any(map(is_on_device, operands)):  # which is under way when it returns: nothing to measure
+        return answer(call.site, call.request, operands)
     with call.site.target.timings.of(call.request.name):
         return answer(call.site, call.request, operands)
 
@@ -75,8 +81,10 @@ def _check_first_example(
     assert site.example is not None
     alone = answer(site.example, request, [operand[0] for operand in operands])
     for port, one, many in zip(request.result.ports(site), alone, results, strict=True):
-        tolerance = 100 * float(np.sqrt(np.finfo(many.dtype).eps)) if many.dtype.kind in "fc" else 0
-        if not np.allclose(one, many[0], rtol=tolerance, atol=tolerance, equal_nan=True):
+        dtype = port.type.dtype
+        tolerance = 100 * float(np.sqrt(np.finfo(dtype).eps)) if dtype.kind in "fc" else 0
+        first = to_host(many[0])
+        if not np.allclose(to_host(one), first, rtol=tolerance, atol=tolerance, equal_nan=True):
             raise ComponentError(
                 f"`{request.name}` of {site.target.name} with a batch axis in front gives another result at "
                 f"`{port.path}` for the first example than without: it does not treat leading axes as "
@@ -134,12 +142,14 @@ def _compute_at_once(
 def _store(values: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
     for value, result in zip(values, results, strict=True):
         # An example of a batch has one axis more (see `_compute`); shapes are checked before.
-        result[...] = value if value.shape == result.shape else value.reshape(result.shape)
+        fill(result, value if value.shape == result.shape else value.reshape(result.shape))
 
 
 def _concurrency(site: Site) -> int:
     options = site.options
     if options.vmap_method == "sequential" or options.effects == "ordered":
+        return 1
+    if site.target.device_library is not None:  # one stream of a GPU does one thing after the other
         return 1
     return options.max_concurrency or site.target.max_concurrency
 
@@ -199,6 +209,25 @@ class HostCall(_HostFunction):
     def fill(self, operands: list[np.ndarray], results: list[np.ndarray]) -> None:
         """Answer the call into `results`."""
         _compute(self.call, operands, results)
+
+    def run_on_device(self, stream: int, operands: list[Any], results: list[Any]) -> str | None:
+        """Fill buffers on a GPU; return `None`, or the text of the error. Never raises."""
+        try:
+            self._fill_on_device(stream, operands, results)
+        except BaseException as error:
+            return report_failure(error, repr(self.call), operands, results)
+        return None
+
+    def _fill_on_device(self, stream: int, operands: list[Any], results: list[Any]) -> None:
+        library = self.call.site.target.device_library
+        assert library is not None
+        with library.running_on(stream):
+            arrays = [library.view(operand) for operand in operands]
+            filled = [library.view(result) for result in results]
+            if answers_on_device(self.call.site, self.call.request):
+                _compute(self.call, arrays, filled)
+            else:
+                _store(self.evaluate([to_host(array) for array in arrays]), filled)
 
     def evaluate(self, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The same outside XLA: new results, exceptions as they are."""

@@ -25,7 +25,7 @@ by the content of the inputs, and dropped there when others need the room.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -40,6 +40,7 @@ from jax.sharding import NamedSharding, Sharding
 from chainrule._endpoints import JACOBIAN
 from chainrule._errors import CapabilityError
 from chainrule._jaxpr import OutsideCall, register_outside_call
+from chainrule._jaxpr._device_call import hands_over_device_memory, lower_device_call
 from chainrule._jaxpr._host_call import (
     ORDERED_EFFECT,
     is_exporting,
@@ -109,9 +110,24 @@ def _bind(call: Call, operands: Sequence[Any]) -> list[Any]:
 
 def _implement(*operands: Any, call: Call) -> list[jax.Array]:
     require_own_endpoint(call.site, call.request)
+    if takes_device_memory(call.site.target, operands):
+        return _compiled(call)(*operands)
     results = host_call(call).evaluate([np.asarray(operand) for operand in operands])
     check_nans(call.site.target, call.request.result.paths(call.site), results)
     return hand_out(results, operands)
+
+
+def takes_device_memory(target: Target, operands: Sequence[Any]) -> bool:
+    """Whether a call stays on a GPU: the target computes there, and an operand is there."""
+    return target.device_library is not None and any(
+        device.platform == "gpu" for operand in operands for device in operand.devices()
+    )
+
+
+def _compiled(call: Call) -> Callable[..., list[jax.Array]]:
+    """A call as a program of its own, the same one every time: only XLA hands over device memory."""
+    known, key = call.site.host_functions, ("compiled", call.request, call.batch)
+    return known.get(key) or known.setdefault(key, jax.jit(lambda *arrays: _bind(call, arrays)))
 
 
 def check_nans(target: Target, paths: Sequence[str], results: Sequence[Any]) -> None:
@@ -163,6 +179,9 @@ def _lower(ctx: Any, *operands: Any, call: Call) -> Sequence[Any]:
         return _lower_traced(ctx, *operands, call=call)
     if is_exporting(ctx):
         raise not_exportable(target)
+    on_device = target.device_library is not None and not _is_ordered(call)
+    if on_device and hands_over_device_memory(ctx):
+        return lower_device_call(ctx, *operands, function=host_call(call))
     if target.is_remote and not _is_ordered(call) and uses_ffi(ctx):
         return lower_overlapping(ctx, *operands, **overlapping_pair(call))
     return lower_host_call(ctx, *operands, function=host_call(call), ordered=_is_ordered(call))

@@ -36,6 +36,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from chainrule._device import broadcast_to
 from chainrule._endpoints import HVP, JACOBIAN, JVP, VJP, DerivativeKind
 from chainrule._errors import CapabilityError, InputError
 from chainrule.bridge._site import Port, Site
@@ -234,7 +235,7 @@ class Batch:
         """An operand with one batch axis for all, repeated along those that it does not have."""
         shape = operand.shape[sum(mapped) :]
         ones = (n if has else 1 for n, has in zip(self.sizes, mapped, strict=True))
-        full = np.broadcast_to(operand.reshape(*ones, *shape), (*self.sizes, *shape))
+        full = broadcast_to(operand.reshape(*ones, *shape), (*self.sizes, *shape))
         return full.reshape(math.prod(self.sizes), *shape)
 
     def with_outer(self, size: int, mapped: Sequence[bool]) -> Batch:

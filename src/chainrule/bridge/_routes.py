@@ -1,8 +1,9 @@
-"""From a request to the endpoints of a target, with NumPy, on the host.
+"""From a request to the endpoints of a target, with arrays of NumPy, or on a GPU.
 
 `_requests.endpoint_for` says which endpoint answers a request. If it is the request's own, it is asked. If it
 is the Jacobian, that is multiplied. If it is the transposed product, one product per element is asked for.
-(`_inline` does the same in JAX, for calls that are traced into a program.)
+(`_inline` does the same in JAX, for calls that are traced into a program.) Arrays on a GPU take only the ways
+of `answers_on_device`.
 """
 
 from __future__ import annotations
@@ -45,6 +46,20 @@ def takes_batch(site: Site, request: Request) -> bool:
     """Whether the target answers many vectors of a product at once."""
     kind = _PRODUCTS.get(request.name)
     return kind is not None and kind.endpoint in site.target.batched_endpoints
+
+
+def answers_on_device(site: Site, request: Request) -> bool:
+    """Whether a request goes straight to an endpoint that takes arrays on a GPU."""
+    if request.columns is not None:
+        kind = JACOBIAN.endpoint
+    elif not request.slots:
+        kind = "apply"
+    else:
+        found = endpoint_for(site, request)
+        if found not in (_PRODUCTS.get(request.name), HVP) or request.name == "second_jvp":
+            return False
+        kind = found.endpoint
+    return kind in site.target.device_endpoints
 
 
 def answer_batch(

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from chainrule._device import cast, dtype_of, is_on_device
 from chainrule._errors import CapabilityError, ChainruleError, ComponentError, InputError
 from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._target import Options, Target
@@ -42,9 +43,9 @@ class Port:
     differentiable: bool
     wire_dtype: np.dtype[Any] | None = None
 
-    def to_wire(self, array: np.ndarray) -> np.ndarray:
+    def to_wire(self, array: Any) -> Any:
         """An array, tangent or cotangent in the dtype that the target wants."""
-        return array if self.wire_dtype is None else array.astype(self.wire_dtype)
+        return array if self.wire_dtype is None else cast(array, self.wire_dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,29 +198,28 @@ def _evaluate_abstractly(
     )
 
 
-def check_result(
-    value: Any, port: Port, type_: ArrayType, request: Any, target: Target
-) -> np.ndarray:
-    """A result of the target as an array of the promised shape.
+def check_result(value: Any, port: Port, type_: ArrayType, request: Any, target: Target) -> Any:
+    """A result of the target as an array of the promised shape, on the host or on a GPU.
 
     Raises:
         ComponentError: it has another shape, or a kind of number that cannot be converted.
     """
-    array = value if isinstance(value, np.ndarray) else np.asarray(value)
-    same_dtype = array.dtype is type_.dtype or array.dtype == type_.dtype
-    if array.shape == type_.shape and (same_dtype or _converts(array.dtype, type_.dtype)):
+    array = value if isinstance(value, np.ndarray) or is_on_device(value) else np.asarray(value)
+    found = dtype_of(array) if is_on_device(array) else array.dtype
+    same_dtype = found is type_.dtype or found == type_.dtype
+    if array.shape == type_.shape and (same_dtype or _converts(found, type_.dtype)):
         return array
     raise ComponentError(
-        f"`{request.name}` of {target.name} returned {_describe(value, array)}"
+        f"`{request.name}` of {target.name} returned {_describe(value, tuple(array.shape), found)}"
         f"{f' at `{port.path}`' if port.path else ''} where {type_} was promised. {_advice(value, request)}",
         code="result_mismatch",
         path=port.path,
     )
 
 
-def _describe(value: Any, array: np.ndarray) -> str:
-    is_numeric = is_inexact(array.dtype) or array.dtype.kind in "biu"
-    return str(ArrayType(array.shape, array.dtype)) if is_numeric else f"a {type(value).__name__}"
+def _describe(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
+    is_numeric = is_inexact(dtype) or dtype.kind in "biu"
+    return str(ArrayType(shape, dtype)) if is_numeric else f"a {type(value).__name__}"
 
 
 def _advice(value: Any, request: Any) -> str:

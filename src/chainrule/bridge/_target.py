@@ -4,6 +4,7 @@ The rest of the bridge speaks only to a `Target`. There are three kinds: compone
 (`_component_target`), components with their tagged values (`_tagged`), and Python callables (NumPy, SciPy, C
 behind `ctypes`, a subprocess), which are here. A target works on plain trees of NumPy arrays and knows
 nothing of tracers, batches or cotangent bookkeeping. `Options` is what the caller decides about its calls.
+A target whose author computes on a GPU also takes arrays there, of its `device_library`.
 
 Memory: the arrays that a target gets may be the memory of XLA or of the caller, and are valid during the call
 only. A target hands copies of them to the author's code, or encodes them for another process before it
@@ -27,6 +28,7 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 
 from chainrule._call_prices import problem_of_prices
+from chainrule._device import DeviceLibrary
 from chainrule._endpoints import HVP, JVP, VJP, DerivativeKind
 from chainrule._errors import ComponentError, DefinitionError, InputError
 from chainrule._lru_cache import LRUCache
@@ -105,6 +107,8 @@ class Target(ABC):
             axes), `leading` (one axis in front, examples independent), or `None` (it does not say).
         batched_endpoints: the product endpoints that answer a batch of vectors in one call.
         residual_endpoints: the derivative endpoints that go on from what `apply` has kept.
+        device_library: what holds arrays on the GPU on which the author's code computes, if it is one.
+        device_endpoints: the endpoints that take such arrays and answer with such arrays.
         prices: what the author says that calls cost.
         max_concurrency: how many calls may run at the same time; 1 when it is not safe or does not pay.
         is_remote: whether a call mostly waits, so that independent calls should overlap.
@@ -120,6 +124,8 @@ class Target(ABC):
     batching: Batching | None = None
     batched_endpoints: frozenset[str] = frozenset()
     residual_endpoints: frozenset[str] = frozenset()
+    device_library: DeviceLibrary | None = None
+    device_endpoints: frozenset[str] = frozenset()
     prices: Mapping[str, float] = MappingProxyType({})
     max_concurrency: int = 1
     is_remote: bool = False

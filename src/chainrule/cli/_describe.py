@@ -99,7 +99,7 @@ def _inspect(options: Namespace) -> int:
 def _as_tables(facts: dict[str, Any]) -> Any:
     from rich.console import Group
 
-    identity = ("version", "content_hash", "description", "batching")
+    identity = ("version", "content_hash", "description", "batching", "device")
     rows = [(key, str(facts[key])) for key in identity if facts[key]]
     parts = [make_table(facts["name"], ("", ""), rows)]
     for side in ("inputs", "outputs"):
@@ -122,6 +122,7 @@ def _facts(document: Mapping[str, Any]) -> dict[str, Any]:
         "content_hash": info.get("x-content-hash"),
         "description": info.get("description", ""),
         "batching": document.get("x-batching"),
+        "device": document.get("x-device"),
         "inputs": _fields(document, "inputs"),
         "outputs": _fields(document, "outputs"),
         "differentiable_inputs": _differentiable(document, "inputs"),

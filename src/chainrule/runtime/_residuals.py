@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from chainrule._content_store import SharedFolder, bytes_of, content_digest, content_name
+from chainrule._device import is_on_device, same_numbers
 from chainrule._endpoints import DERIVATIVE_ENDPOINTS
 from chainrule._errors import InputError
 from chainrule._lru_cache import LRUCache
@@ -149,6 +150,8 @@ def same_content(left: Sequence[Any], right: Sequence[Any]) -> bool:
 def _same(left: Any, right: Any) -> bool:
     if left is right and not isinstance(left, np.ndarray):
         return True
+    if is_on_device(left) and is_on_device(right):
+        return same_numbers(left, right)
     left, right = np.asarray(left), np.asarray(right)
     if left.dtype != right.dtype or left.shape != right.shape:
         return False
@@ -181,7 +184,7 @@ def split_content(inputs: Any) -> tuple[str | None, list[Any]]:
 
 
 def _is_plain_array(leaf: Any) -> bool:
-    return is_arraylike(leaf) and not np.asarray(leaf).dtype.hasobject
+    return is_on_device(leaf) or (is_arraylike(leaf) and not np.asarray(leaf).dtype.hasobject)
 
 
 # --- residuals that an author's `apply` returns ------------------------------------------------------

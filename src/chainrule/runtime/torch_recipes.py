@@ -1,7 +1,8 @@
 """One-line endpoint bodies around a torch function, the twins of `chainrule.runtime.jax_recipes`.
 
 `apply_fn` takes and returns nested dictionaries; arrays arrive as tensors. Derivatives come from
-`torch.func`, so `apply_fn` must be free of in-place changes to its inputs. Results are NumPy arrays.
+`torch.func`, so `apply_fn` must be free of in-place changes to its inputs. Results are NumPy arrays; tensors
+on a GPU stay there.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from chainrule._codec import dtype_from_name
+from chainrule._device import is_on_device, is_tensor, tensor_of, to_host
 from chainrule._trees import flatten_with_paths, get_at_path, is_arraylike, map_leaves, set_at_path
 from chainrule.runtime._derivatives._derive import jacobian_from_jvp, jacobian_from_vjp
 from chainrule.runtime._derivatives._layout import (
@@ -205,12 +206,13 @@ def torch_hessian_vector_product(
     return _to_arrays(product | _zeros(narrowed.exact))
 
 
-def torch_abstract_eval(apply_fn: Apply, abstract_inputs: Any) -> Any:
+def torch_abstract_eval(apply_fn: Apply, abstract_inputs: Any, *, device: str = "cpu") -> Any:
     """Evaluate a torch function on shapes, with tensors that hold no data.
 
     Args:
         apply_fn: the function.
         abstract_inputs: inputs whose arrays are `{"shape": ..., "dtype": ...}`.
+        device: where the inputs would be.
 
     Returns:
         The outputs, arrays again as `{"shape": ..., "dtype": ...}`.
@@ -219,7 +221,7 @@ def torch_abstract_eval(apply_fn: Apply, abstract_inputs: Any) -> Any:
     tree = abstract_inputs.model_dump() if dumped else abstract_inputs
     # A model closes over its weights, which are real.
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        outputs = apply_fn(map_leaves(_empty, tree, is_leaf=is_abstract))
+        outputs = apply_fn(map_leaves(partial(_empty, device=device), tree, is_leaf=is_abstract))
     return map_leaves(_aval, outputs)
 
 
@@ -310,7 +312,7 @@ def _fit(vector: Mapping[str, Any], like: Tensors, batched: bool) -> Tensors:
         value = _tensor(vector[path])
         check_real(value.is_complex(), tensor.is_complex(), path)
         check_shape(tuple(value.shape), tuple(tensor.shape), path, batched=batched)
-        fitted[path] = value.to(tensor.dtype)
+        fitted[path] = value.to(tensor)
     return fitted
 
 
@@ -328,41 +330,34 @@ def _to_tensors(inputs: Any) -> Any:
 
 
 def _to_tensor(leaf: Any) -> Any:
+    if is_tensor(leaf):
+        return leaf
     is_numeric = is_arraylike(leaf) and number_kind(np.asarray(leaf).dtype) in "biufc"
     return _tensor(leaf) if is_numeric else leaf
 
 
 def _tensor(value: Any) -> torch.Tensor:
-    array = np.asarray(value)
     # Copied: this function may be called several times with one array, and torch code may overwrite it.
-    own = np.array(array, array.dtype.newbyteorder("="), order="C")
-    if own.dtype.name != "bfloat16":
-        return torch.as_tensor(own)
-    # torch knows bfloat16 and NumPy's stand-in for it does not know torch: the same bits, on both sides.
-    return torch.as_tensor(own.view(np.int16)).view(torch.bfloat16)
+    return value if is_tensor(value) else tensor_of(value)
 
 
 def _to_array(leaf: Any) -> Any:
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    host = leaf.detach().cpu().resolve_conj().resolve_neg()
-    if host.dtype is torch.bfloat16:
-        return host.view(torch.int16).numpy().view(dtype_from_name("bfloat16"))
-    return host.numpy()
+    """A NumPy array of a tensor; one on a GPU stays there."""
+    return leaf.detach() if is_on_device(leaf) else to_host(leaf)
 
 
 def _to_arrays(tensors: Tensors) -> dict[str, np.ndarray]:
     return {path: _to_array(tensor) for path, tensor in tensors.items()}
 
 
-def _empty(node: Any) -> Any:
+def _empty(node: Any, *, device: str) -> Any:
     if not is_abstract(node):
         return node
     shape, dtype = shape_and_dtype(node)
     name = str(dtype)
     # NumPy knows this name only after `ml_dtypes` is imported.
     known = name if name == "bfloat16" else np.dtype(dtype).name
-    return torch.empty(shape, dtype=getattr(torch, known))
+    return torch.empty(shape, dtype=getattr(torch, known), device=device)
 
 
 def _aval(leaf: Any) -> Any:

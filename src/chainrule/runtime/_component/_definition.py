@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import CodeType
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import BaseModel
 
@@ -26,6 +26,9 @@ from chainrule._errors import DefinitionError
 from chainrule._paths import matches_pattern
 from chainrule._sparsity import Sparsity, read_sparsity
 from chainrule.runtime._schema import differentiable_leaves
+
+if TYPE_CHECKING:
+    from chainrule.runtime._component._devices import Place
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class Capability:
         batches: whether a batch of vectors is answered in one call, rather than one by one.
         cost: how often one call runs the author's code.
         residuals: whether it goes on from what `apply` has kept.
+        on_device: whether it takes arrays on a GPU and answers with arrays there.
     """
 
     status: Literal["native", "derived", "absent"]
@@ -72,6 +76,7 @@ class Capability:
     batches: bool = False
     cost: Cost = Cost()
     residuals: bool = False
+    on_device: bool = False
 
     def __str__(self) -> str:
         return self.status if self.via is None else f"{self.status} ({self.via})"
@@ -125,6 +130,7 @@ class Definition:
         sparsity: output path → input path → which elements depend on which: `"diagonal"`, a band such as
             `{"lower": 1, "upper": 1}`, or a matrix that is not zero there. With it, plans of Jacobians ask
             for several columns in one product. It becomes plain data (see `chainrule._sparsity`).
+        place: the GPU on which the author's functions compute, if it is one (see `_devices`).
     """
 
     name: str
@@ -141,6 +147,7 @@ class Definition:
     merge_up_to: int = 0
     prices: Mapping[str, float] = field(default_factory=dict)
     sparsity: Sparsity = field(default_factory=dict)
+    place: Place | None = None
 
     def __post_init__(self) -> None:
         problem = problem_of_prices(self.prices)

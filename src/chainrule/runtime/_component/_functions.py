@@ -48,6 +48,7 @@ from chainrule.runtime._component._definition import (
     hash_function,
 )
 from chainrule.runtime._component._derivation import Derivatives, finite_implementations
+from chainrule.runtime._component._devices import Device, Place, find_place, on_device
 from chainrule.runtime._component._failures import is_jitted
 from chainrule.runtime._component._local import LocalComponent
 from chainrule.runtime._component._models import is_model_class
@@ -63,6 +64,7 @@ def component(function: Callable[..., Any], /, *, config: Config = None) -> Loca
 def component(
     *,
     framework: Framework | None = None,
+    device: Device | None = None,
     derivatives: Derivatives = None,
     batching: Batching | None = None,
     merge_up_to: int = 0,
@@ -77,6 +79,7 @@ def component(
     /,
     *,
     framework: Framework | None = None,
+    device: Device | None = None,
     derivatives: Derivatives = None,
     batching: Batching | None = None,
     merge_up_to: int = 0,
@@ -91,7 +94,11 @@ def component(
     Args:
         function: a function whose arguments and return value are annotated.
         framework: `"jax"` and `"torch"` give every derivative endpoint and abstract evaluation for
-            free; `"numpy"` none. Without it, a jitted function counts as JAX, any other as NumPy.
+            free; `"numpy"` none. Without it, a jitted function counts as JAX, any other as NumPy. `"cupy"`,
+            `"warp"` and `"device"` get arrays on a GPU, and none for free.
+        device: `"cuda"` for a function that computes on a GPU where there is one, `"cuda-only"` for one that
+            refuses to be loaded elsewhere. In a compiled program of JAX on the same GPU it is handed device
+            memory; other callers' arrays are moved there and back.
         derivatives: `"finite"` to differentiate a black box numerically, or a dictionary of options of
             `finite_difference_jacobian`, where `eps` is `"auto"` unless given. Inputs and outputs to
             differentiate are marked `Differentiable`.
@@ -122,8 +129,10 @@ def component(
     def make(function: Callable[..., Any]) -> LocalComponent:
         signature = read_signature(function)
         chosen = framework or guess_framework(function)
-        apply, free, jax_function = framework_implementations(chosen, signature)
-        implementations = {"apply": Implementation(apply), **free}
+        place = find_place(chosen, device)
+        apply, free, jax_function = framework_implementations(chosen, signature, place)
+        implementations = dict(on_device({"apply": Implementation(apply), **free}, place))
+        apply = implementations["apply"].function
         if derivatives is not None:
             implementations |= finite_implementations(
                 apply, derivatives, signature.input_schema, signature.output_schema
@@ -143,6 +152,7 @@ def component(
             merge_up_to=merge_up_to,
             prices=prices or {},
             sparsity=sparsity or _sparsity_of_differences(derivatives),
+            place=place,
         )
         return LocalComponent(definition, config)
 
@@ -347,7 +357,7 @@ _RECIPES_OF = {
     "torch": _RECIPES,
 }
 
-Framework = Literal["jax", "torch", "numpy"]
+Framework = Literal["jax", "torch", "numpy", "cupy", "warp", "device"]
 
 
 class Free(NamedTuple):
@@ -363,20 +373,23 @@ def guess_framework(function: Callable[..., Any]) -> Framework:
     return "jax" if is_jitted(function) else "numpy"
 
 
-def framework_implementations(framework: Framework, signature: Signature) -> Free:
+def framework_implementations(
+    framework: Framework, signature: Signature, place: Place | None = None
+) -> Free:
     """How a function runs in its framework, and what follows.
 
     Raises:
         DefinitionError: an unknown framework (`unknown_framework`), or one that is not installed
             (`framework_missing`).
     """
-    if framework == "numpy":
-        return Free(signature.call_model, {}, None)
-    if framework not in ("jax", "torch"):
+    if framework not in get_args(Framework):
         raise DefinitionError(
-            f"Unknown framework {framework!r}; use 'jax', 'torch' or 'numpy'.",
+            f"Unknown framework {framework!r}; use 'jax', 'torch' or 'numpy', or 'cupy', 'warp' or 'device' "
+            "on a GPU.",
             code="unknown_framework",
         )
+    if framework not in ("jax", "torch"):
+        return Free(signature.call_model, {}, None)
 
     def tree_function(tree: Any) -> Any:
         return _as_tree(signature.call_tree(tree))
@@ -385,18 +398,23 @@ def framework_implementations(framework: Framework, signature: Signature) -> Fre
     program = _jitted(tree_function) if framework == "jax" else tree_function
     apply = partial(getattr(recipes, f"{framework}_apply"), program)
     traceable = tree_function if framework == "jax" else None
-    return Free(apply, recipe_implementations(framework, program), traceable)
+    return Free(apply, recipe_implementations(framework, program, place), traceable)
 
 
 def recipe_implementations(
-    framework: Framework, program: Callable[[Any], Any]
+    framework: Framework, program: Callable[[Any], Any], place: Place | None = None
 ) -> dict[str, Implementation]:
     """Derivatives and abstract evaluation of a program from nested dicts to nested dicts."""
     recipes = _recipes(framework)
-    return {
+    found = {
         endpoint: derived(partial(getattr(recipes, f"{framework}_{recipe}"), program), framework)
         for endpoint, recipe in _RECIPES_OF[framework].items()
     }
+    if place is not None:
+        # The weights of a model are on the GPU, and so have to be the tensors that stand for its inputs.
+        abstract = partial(recipes.torch_abstract_eval, program, device="cuda")
+        found["abstract_eval"] = derived(abstract, framework)
+    return found
 
 
 def _jitted(function: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -25,6 +25,7 @@ from chainrule._content_store import hash_parts
 from chainrule._endpoints import DERIVATIVE_ENDPOINTS, ENDPOINTS, FIRST_ORDER, HVP
 from chainrule._errors import DefinitionError
 from chainrule.runtime._component._definition import Definition, Implementation, hash_files
+from chainrule.runtime._component._devices import Place, find_place, on_device
 from chainrule.runtime._component._failures import is_jitted
 from chainrule.runtime._component._handlers import double_precision, is_narrow
 from chainrule.runtime._component._isolation import (
@@ -290,10 +291,11 @@ def _define_module(module: Any, **facts: Any) -> Definition:
             # What is missing has to follow from the derivative that the author wrote.
             free = {name: free[name] for name in free if name not in DERIVATIVE_ENDPOINTS}
         implementations = free | implementations
+    place = _declared_place(module)
     return Definition(
         input_schema=module.InputSchema,
         output_schema=module.OutputSchema,
-        implementations=implementations,
+        implementations=on_device(implementations, place),
         function=module.apply,
         jax_function=jax_function,
         jax_derivatives=not own,
@@ -301,8 +303,17 @@ def _define_module(module: Any, **facts: Any) -> Definition:
         merge_up_to=getattr(module, "merge_up_to", 0),
         prices=_declared_prices(module),
         sparsity=_declared_sparsity(module),
+        place=place,
         **facts,
     )
+
+
+def _declared_place(module: Any) -> Place | None:
+    """Where a module computes that declares both names; other things are called `device`, too."""
+    framework, device = getattr(module, "framework", None), getattr(module, "device", None)
+    if isinstance(framework, str) and isinstance(device, str):
+        return find_place(framework, device)
+    return None
 
 
 def _declared_prices(module: Any) -> Mapping[str, float]:

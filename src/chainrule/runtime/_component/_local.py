@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
 
@@ -48,6 +48,7 @@ from chainrule.runtime._schema import ArraySpec
 
 if TYPE_CHECKING:
     from chainrule.runtime._component._derivative_handlers import OutputShapes
+    from chainrule.runtime._component._devices import Place
 
 
 class LocalComponent(EndpointMethods):
@@ -157,6 +158,16 @@ class LocalComponent(EndpointMethods):
     def batching(self) -> Batching | None:
         """How the author says the component treats extra leading axes."""
         return self._definition.batching
+
+    @property
+    def place(self) -> Place | None:
+        """The GPU on which the author's functions compute; `None` for the host."""
+        return self._definition.place
+
+    @property
+    def device(self) -> Literal["cuda", "cpu"]:
+        """Where the component computes on this machine."""
+        return "cpu" if self.place is None else "cuda"
 
     @property
     def prices(self) -> Mapping[str, float]:

@@ -66,6 +66,7 @@ def openapi_document(component: LocalComponent, schemas: Schemas) -> Json:
             name: asdict(capability) for name, capability in component.capabilities.items()
         },
         "x-batching": component.batching,
+        **({"x-device": component.device} if component.place is not None else {}),
         **({"x-prices": dict(component.prices)} if component.prices else {}),
         **({"x-sparsity": component.sparsity} if component.sparsity else {}),
         "paths": {f"/{name}": _path(name) for name in _ordered(endpoints)},

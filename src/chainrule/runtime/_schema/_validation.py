@@ -30,6 +30,7 @@ from chainrule._codec import (
     has_masked,
 )
 from chainrule._describe import describe_value
+from chainrule._device import is_on_device
 from chainrule._errors import ChainruleError
 from chainrule._own_arrays import own_copy_of_array
 from chainrule._trees import is_tracer, iterate_leaves
@@ -242,11 +243,7 @@ def coerce(value: Any) -> Coerced:
 
 def is_kept_in_place(value: Any) -> bool:
     """Whether an array is not converted to NumPy: it is on a GPU, in a file, or being traced."""
-    return (
-        hasattr(value, "__cuda_array_interface__")
-        or isinstance(value, BinrefArray)
-        or is_tracer(value)
-    )
+    return is_on_device(value) or isinstance(value, BinrefArray) or is_tracer(value)
 
 
 def _why_unreadable(value: Any, error: Exception) -> str:

@@ -7,18 +7,12 @@ import pytest
 
 from chainrule import apply_component, component_errors, from_callable
 from chainrule.runtime import Array, Differentiable, Float32, component
+from device.gpu import needs_gpu, points
 
 torch = pytest.importorskip("torch")
 
 
-def gpus():
-    return [device for device in jax.devices() if device.platform in ("gpu", "cuda", "rocm")]
-
-
-pytestmark = pytest.mark.skipif(
-    not gpus(),
-    reason="jax.devices() has no GPU here (run with JAX_PLATFORMS=cuda on a GPU machine)",
-)
+pytestmark = needs_gpu
 
 Vector = Differentiable[Array[("n",), Float32]]
 SIZES = (10_000, 100_000, 1_000_000)
@@ -55,11 +49,6 @@ HOSTS = {
     "torch": lambda x: apply_component(in_torch, {"x": x})["result"],
     "from_callable": callable_,
 }
-
-
-def points(size):
-    with jax.default_device(gpus()[0]):
-        return jnp.linspace(0.0, 3.0, size, dtype=jnp.float32)
 
 
 @pytest.mark.parametrize("size", SIZES)

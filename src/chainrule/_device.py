@@ -1,0 +1,209 @@
+"""Arrays in the memory of a GPU, as torch and CuPy hold them.
+
+    is_on_device(value)     whether a value is an array in the memory of a GPU
+    to_host(value)          the same numbers as a NumPy array
+    dtype_of, cast, broadcast_to, fill
+                            the same for arrays on the host and on a device
+    same_numbers(a, b)      whether two arrays on a GPU are equal
+    library_for(framework)  what makes, copies and orders such arrays: torch or CuPy
+
+Streams: a GPU runs what is put on one stream in order, and different streams at the same time. `running_on`
+lets the author's code run on the stream of XLA, behind what makes its operands and before what reads its
+results. Code that uses CUDA's default stream, or a stream that waits for it (CUDA's own default, and CuPy's),
+is ordered by two events: the default stream waits for XLA's before the call, and XLA's for the default stream
+after it. Streams that do not wait for the default stream (those of `torch.cuda.Stream`) are ordered by their
+owner, with `wait_stream`, as torch documents it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from chainrule._codec import dtype_from_name
+
+
+def is_on_device(value: Any) -> bool:
+    """Whether a value is an array in the memory of a GPU."""
+    # A tensor that requires a gradient refuses to show its interface.
+    return value.is_cuda if is_tensor(value) else hasattr(value, "__cuda_array_interface__")
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value is an array of torch, on any device; without importing torch."""
+    return hasattr(value, "untyped_storage")
+
+
+def to_host(value: Any) -> Any:
+    """A NumPy array of a tensor or of an array on a device; anything else as it is."""
+    if is_tensor(value):
+        host = value.detach().cpu().resolve_conj().resolve_neg()
+        if str(host.dtype) != "torch.bfloat16":
+            return host.numpy()
+        # torch knows bfloat16 and NumPy's stand-in for it does not know torch: the same bits, on both sides.
+        return host.view(_torch().int16).numpy().view(dtype_from_name("bfloat16"))
+    return value.get() if is_on_device(value) and hasattr(value, "get") else value
+
+
+def dtype_of(array: Any) -> np.dtype[Any]:
+    """The dtype of an array, in NumPy's terms."""
+    return dtype_from_name(str(array.dtype).removeprefix("torch."))
+
+
+def broadcast_to(array: Any, shape: tuple[int, ...]) -> Any:
+    """A view of an array with repeated axes."""
+    return array.expand(shape) if is_tensor(array) else np.broadcast_to(array, shape)
+
+
+def fill(target: Any, value: Any) -> None:
+    """Copy an array into another one of its shape, wherever the two are."""
+    if is_tensor(target):
+        target.copy_(value if is_tensor(value) else tensor_of(to_host(value)))
+    elif is_on_device(target) and not is_on_device(value):
+        target[...] = library_for("cupy").from_host(to_host(value))
+    else:
+        target[...] = value
+
+
+def same_numbers(left: Any, right: Any) -> bool:
+    """Whether two arrays on a GPU agree in dtype, shape and every number, NaN included; waits for them."""
+    if type(left) is not type(right) or left.dtype != right.dtype or left.shape != right.shape:
+        return False
+    equal = (left == right) | ((left != left) & (right != right))
+    return bool(equal.all())
+
+
+def cast(array: Any, dtype: np.dtype[Any]) -> Any:
+    """An array in another dtype, where it is."""
+    if is_tensor(array):
+        return array.to(getattr(_torch(), dtype.name))
+    return array.astype(dtype)
+
+
+def tensor_of(value: Any) -> Any:
+    """A tensor on the host with memory of its own, of anything that NumPy can read."""
+    torch = _torch()
+    array = np.asarray(value)
+    own = np.array(array, array.dtype.newbyteorder("="), order="C")
+    if own.dtype.name != "bfloat16":
+        return torch.as_tensor(own)
+    return torch.as_tensor(own.view(np.int16)).view(torch.bfloat16)
+
+
+def _torch() -> Any:
+    return importlib.import_module("torch")
+
+
+class DeviceLibrary(ABC):
+    """A library that holds arrays on a GPU."""
+
+    @abstractmethod
+    def is_usable(self) -> bool:
+        """Whether there is a GPU that it can use."""
+
+    @abstractmethod
+    def holds(self, value: Any) -> bool:
+        """Whether a value is an array of this library on a GPU."""
+
+    @abstractmethod
+    def view(self, buffer: Any) -> Any:
+        """An array in the memory of something with `__dlpack__`; nothing is copied."""
+
+    @abstractmethod
+    def from_host(self, array: Any) -> Any:
+        """A copy of a NumPy array on the GPU."""
+
+    @abstractmethod
+    def running_on(self, stream: int) -> Any:
+        """A context in which this library works on a CUDA stream; see the module's docstring."""
+
+    def from_anywhere(self, value: Any) -> Any:
+        """An array of this library for an array of another one, or of the host."""
+        if self.holds(value):
+            return value
+        return self.view(value) if is_on_device(value) else self.from_host(to_host(value))
+
+
+class _TorchLibrary(DeviceLibrary):
+    def __init__(self) -> None:
+        self._torch = _torch()
+
+    def is_usable(self) -> bool:
+        return self._torch.cuda.is_available()
+
+    def holds(self, value: Any) -> bool:
+        return is_tensor(value) and value.is_cuda
+
+    def view(self, buffer: Any) -> Any:
+        return self._torch.from_dlpack(buffer)
+
+    def from_host(self, array: Any) -> Any:
+        return tensor_of(array).to("cuda")
+
+    @contextmanager
+    def running_on(self, stream: int) -> Iterator[None]:
+        cuda = self._torch.cuda
+        given, default = cuda.ExternalStream(stream), cuda.default_stream()
+        default.wait_stream(given)
+        try:
+            with cuda.stream(given):
+                yield
+        finally:
+            given.wait_stream(default)
+
+
+class _CupyLibrary(DeviceLibrary):
+    def __init__(self) -> None:
+        self._cupy = importlib.import_module("cupy")
+
+    def is_usable(self) -> bool:
+        try:
+            return self._cupy.cuda.runtime.getDeviceCount() > 0
+        except self._cupy.cuda.runtime.CUDARuntimeError:  # there is no driver
+            return False
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, self._cupy.ndarray)
+
+    def view(self, buffer: Any) -> Any:
+        return self._cupy.from_dlpack(buffer)
+
+    def from_host(self, array: Any) -> Any:
+        return self._cupy.asarray(array)
+
+    @contextmanager
+    def running_on(self, stream: int) -> Iterator[None]:
+        cuda = self._cupy.cuda
+        given, default = cuda.ExternalStream(stream), cuda.Stream.null
+        default.wait_event(given.record())
+        try:
+            with given:
+                yield
+        finally:
+            given.wait_event(default.record())
+
+
+@cache
+def library_for(framework: str) -> DeviceLibrary:
+    """The library that holds the arrays of a framework on a GPU.
+
+    That is torch for `"torch"`, CuPy for `"cupy"`, and for any other one CuPy where it is installed, else
+    torch.
+
+    Raises:
+        ModuleNotFoundError: the library is not installed.
+    """
+    if framework == "torch":
+        return _TorchLibrary()
+    if framework == "cupy":
+        return _CupyLibrary()
+    try:
+        return _CupyLibrary()
+    except ModuleNotFoundError:
+        return _TorchLibrary()
