@@ -112,8 +112,8 @@ def _row(size: int) -> None:
     peer, peer_grad = _PEER[size]
     print(
         f"{size:>10} {us['plain']:9.0f} {us['torch']:9.0f} {us['ours']:9.0f} (≤ {_BARS[size]}) {peer:9} "
-        f"{us['cupy']:9.0f} | {us['plain grad']:9.0f} {us['grad']:9.0f} {us['grad'] / us['ours']:6.2f} (≤ 2.5) "
-        f"{peer_grad:9}",
+        f"{us['cupy']:9.0f} | {us['plain grad']:9.0f} {us['grad']:9.0f} {us['grad'] / us['ours']:6.2f} "
+        f"(≤ 2.5) {peer_grad:9}",
         flush=True,
     )
 
