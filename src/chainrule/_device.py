@@ -8,11 +8,11 @@
     library_for(framework)  what makes, copies and orders such arrays: torch or CuPy
 
 Streams: a GPU runs what is put on one stream in order, and different streams at the same time. `running_on`
-lets the author's code run on the stream of XLA, behind what makes its operands and before what reads its
-results. Code that uses CUDA's default stream, or a stream that waits for it (CUDA's own default, and CuPy's),
-is ordered by two events: the default stream waits for XLA's before the call, and XLA's for the default stream
-after it. Streams that do not wait for the default stream (those of `torch.cuda.Stream`) are ordered by their
-owner, with `wait_stream`, as torch documents it.
+lets code run on the stream of XLA, behind what makes its operands and before what reads its results. Code
+that uses CUDA's default stream instead, or a stream that waits for it (as those of CuPy and of CUDA's runtime
+do unless told otherwise), is ordered by the two events of `ordering_default_stream`. Streams that do not wait
+for the default stream (those of `torch.cuda.Stream`) are ordered by their owner, with `wait_stream`, as torch
+documents it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from chainrule._codec import dtype_from_name
+from chainrule._trees import dtype_name
 
 
 def is_on_device(value: Any) -> bool:
@@ -53,7 +54,7 @@ def to_host(value: Any) -> Any:
 
 def dtype_of(array: Any) -> np.dtype[Any]:
     """The dtype of an array, in NumPy's terms."""
-    return dtype_from_name(str(array.dtype).removeprefix("torch."))
+    return dtype_from_name(dtype_name(array))
 
 
 def broadcast_to(array: Any, shape: tuple[int, ...]) -> Any:
@@ -121,7 +122,13 @@ class DeviceLibrary(ABC):
 
     @abstractmethod
     def running_on(self, stream: int) -> Any:
-        """A context in which this library works on a CUDA stream; see the module's docstring."""
+        """A context in which this library works on a CUDA stream."""
+
+    @abstractmethod
+    def ordering_default_stream(self) -> Any:
+        """A context whose work on the default stream comes after what this library has put on its stream
+        before it, and before what it puts there afterwards.
+        """
 
     def from_anywhere(self, value: Any) -> Any:
         """An array of this library for an array of another one, or of the host."""
@@ -146,16 +153,21 @@ class _TorchLibrary(DeviceLibrary):
     def from_host(self, array: Any) -> Any:
         return tensor_of(array).to("cuda")
 
-    @contextmanager
-    def running_on(self, stream: int) -> Iterator[None]:
+    def running_on(self, stream: int) -> Any:
         cuda = self._torch.cuda
-        given, default = cuda.ExternalStream(stream), cuda.default_stream()
-        default.wait_stream(given)
+        return cuda.stream(cuda.ExternalStream(stream))
+
+    @contextmanager
+    def ordering_default_stream(self) -> Iterator[None]:
+        current, default = self._torch.cuda.current_stream(), self._torch.cuda.default_stream()
+        if current == default:
+            yield
+            return
+        default.wait_stream(current)
         try:
-            with cuda.stream(given):
-                yield
+            yield
         finally:
-            given.wait_stream(default)
+            current.wait_stream(default)
 
 
 class _CupyLibrary(DeviceLibrary):
@@ -177,16 +189,34 @@ class _CupyLibrary(DeviceLibrary):
     def from_host(self, array: Any) -> Any:
         return self._cupy.asarray(array)
 
+    def running_on(self, stream: int) -> Any:
+        known = self._cupy.cuda.Stream
+        if hasattr(known, "from_external"):  # CuPy 14
+            return known.from_external(_Stream(stream))
+        return self._cupy.cuda.ExternalStream(stream)
+
     @contextmanager
-    def running_on(self, stream: int) -> Iterator[None]:
-        cuda = self._cupy.cuda
-        given, default = cuda.ExternalStream(stream), cuda.Stream.null
-        default.wait_event(given.record())
+    def ordering_default_stream(self) -> Iterator[None]:
+        current = self._cupy.cuda.get_current_stream()
+        default = self._cupy.cuda.Stream.null
+        if current.ptr == default.ptr:
+            yield
+            return
+        default.wait_event(current.record())
         try:
-            with given:
-                yield
+            yield
         finally:
-            given.wait_event(default.record())
+            current.wait_event(default.record())
+
+
+class _Stream:
+    """A stream that another library made, in CUDA's protocol for Python."""
+
+    def __init__(self, pointer: int) -> None:
+        self._pointer = pointer
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._pointer
 
 
 @cache

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 from chainrule._results import Result
-from chainrule._trees import is_arraylike, map_leaves
+from chainrule._trees import dtype_name, is_arraylike, map_leaves
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -503,6 +503,6 @@ def to_abstract(tree: Any) -> Any:
     def describe(leaf: Any) -> Any:
         if not is_arraylike(leaf):
             return leaf
-        return {"shape": list(leaf.shape), "dtype": str(leaf.dtype).removeprefix("torch.")}
+        return {"shape": list(leaf.shape), "dtype": dtype_name(leaf)}
 
     return map_leaves(describe, tree, plain=True)

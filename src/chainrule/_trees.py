@@ -55,6 +55,7 @@ __all__ = [
     "Key",
     "LRUCache",
     "Segment",
+    "dtype_name",
     "escape_dict_key",
     "expand_pattern",
     "filter_func",
@@ -86,6 +87,11 @@ def with_article(noun: str) -> str:
 def is_arraylike(value: Any) -> bool:
     """Whether a leaf is an array or array scalar (NumPy, JAX, torch, shapes included)."""
     return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def dtype_name(array: Any) -> str:
+    """The name of an array's dtype, which torch writes with its own name in front."""
+    return str(array.dtype).removeprefix("torch.")
 
 
 def is_tracer(value: Any) -> bool:

@@ -17,7 +17,11 @@ from chainrule._device import DeviceLibrary
 from chainrule._jaxpr import _device_call
 from chainrule.runtime import Array, Differentiable, Float32, WithResiduals, load_component
 from chainrule.runtime._component import _devices
+from device.gpu import gpus
 
+pytestmark = pytest.mark.skipif(
+    bool(gpus()), reason="there is a GPU here: see test_torch_components.py"
+)
 Vector = Differentiable[Array[("n",), Float32]]
 STREAM = 17
 
@@ -103,6 +107,9 @@ class FakeLibrary(DeviceLibrary):
     def running_on(self, stream):
         self.streams.append(stream)
         yield
+
+    def ordering_default_stream(self):
+        return contextlib.nullcontext()
 
 
 @pytest.fixture

@@ -57,6 +57,7 @@ from chainrule._jaxpr._meshes import (
     vary_alike,
 )
 from chainrule._jaxpr._overlapping import lower_overlapping
+from chainrule.bridge._failures import component_errors
 from chainrule.bridge._host import host_call, overlapping_pair
 from chainrule.bridge._inline import NotTraceableError, trace_call
 from chainrule.bridge._products import CallProducts, dependence_of
@@ -111,7 +112,8 @@ def _bind(call: Call, operands: Sequence[Any]) -> list[Any]:
 def _implement(*operands: Any, call: Call) -> list[jax.Array]:
     require_own_endpoint(call.site, call.request)
     if takes_device_memory(call.site.target, operands):
-        return _compiled(call)(*operands)
+        with component_errors():
+            return jax.block_until_ready(_compiled(call)(*operands))
     results = host_call(call).evaluate([np.asarray(operand) for operand in operands])
     check_nans(call.site.target, call.request.result.paths(call.site), results)
     return hand_out(results, operands)

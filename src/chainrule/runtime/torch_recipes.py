@@ -18,7 +18,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from chainrule._device import is_on_device, is_tensor, tensor_of, to_host
-from chainrule._trees import flatten_with_paths, get_at_path, is_arraylike, map_leaves, set_at_path
+from chainrule._trees import (
+    dtype_name,
+    flatten_with_paths,
+    get_at_path,
+    is_arraylike,
+    map_leaves,
+    set_at_path,
+)
 from chainrule.runtime._derivatives._derive import jacobian_from_jvp, jacobian_from_vjp
 from chainrule.runtime._derivatives._layout import (
     canonical,
@@ -363,4 +370,4 @@ def _empty(node: Any, *, device: str) -> Any:
 def _aval(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    return {"shape": tuple(leaf.shape), "dtype": str(leaf.dtype).removeprefix("torch.")}
+    return {"shape": tuple(leaf.shape), "dtype": dtype_name(leaf)}

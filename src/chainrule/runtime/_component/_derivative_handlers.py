@@ -40,7 +40,7 @@ from chainrule._lru_cache import LRUCache
 from chainrule._own_arrays import own_copy
 from chainrule._paths import matches_pattern, path_to_pattern
 from chainrule._progress import unheard
-from chainrule._trees import flatten_with_paths, get_at_path, is_arraylike
+from chainrule._trees import dtype_name, flatten_with_paths, get_at_path, is_arraylike
 from chainrule.runtime._component._failures import (
     call_author,
     check_signature,
@@ -362,7 +362,7 @@ def _exact(inputs: BaseModel, path: str, spec: ArraySpec, argument: str) -> Arra
             path=path,
         )
     return replace(
-        spec, shape=np.shape(value), dtype=str(value.dtype), dimension_names=(), units=None
+        spec, shape=np.shape(value), dtype=dtype_name(value), dimension_names=(), units=None
     )
 
 

@@ -127,7 +127,8 @@ class OnDevice:
             name: each if name in kept else map_leaves(move, each)
             for name, each in arguments.items()
         }
-        result = self._function(*moved, **named)
+        with self._place.library.ordering_default_stream():
+            result = self._function(*moved, **named)
         back = functools.partial(self._place.from_author, stays=stays)
         if isinstance(result, WithResiduals):
             return replace(result, outputs=map_leaves(back, result.outputs))

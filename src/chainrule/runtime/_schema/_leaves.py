@@ -28,6 +28,7 @@ from typing_extensions import is_typeddict
 
 from chainrule._errors import DefinitionError
 from chainrule._paths import Key, join_path
+from chainrule._trees import dtype_name
 from chainrule.runtime._schema import _problems
 from chainrule.runtime._schema._array import array_type, is_array_type
 from chainrule.runtime._schema._bounds import Bounds
@@ -354,5 +355,5 @@ def _belongs(value: Any, member: Any) -> bool:
     return (
         len(sizes) == len(value.shape)
         and all(size in (None, actual) for size, actual in zip(sizes, value.shape, strict=True))
-        and spec.dtype in (None, str(value.dtype))
+        and spec.dtype in (None, dtype_name(value))
     )

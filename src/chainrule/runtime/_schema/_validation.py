@@ -33,7 +33,7 @@ from chainrule._describe import describe_value
 from chainrule._device import is_on_device
 from chainrule._errors import ChainruleError
 from chainrule._own_arrays import own_copy_of_array
-from chainrule._trees import is_tracer, iterate_leaves
+from chainrule._trees import dtype_name, is_tracer, iterate_leaves
 from chainrule.runtime._runs import get_config
 from chainrule.runtime._schema import _problems
 from chainrule.runtime._schema._bounds import Bounds
@@ -202,7 +202,7 @@ def _validate_in_place(spec: ArraySpec, dtype: np.dtype[Any] | None, value: Any)
     A traced array can be cast, because its values are not known yet; the others must be right.
     """
     shape = check_shape(spec, tuple(value.shape), value.dtype, strict=True)
-    found = numpy_dtype(str(value.dtype).removeprefix("torch."))
+    found = numpy_dtype(dtype_name(value))
     if dtype is None or found == dtype:
         return value
     level, wanted = generality(found), generality(dtype)
