@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from chainrule import apply_component, component
-from chainrule.runtime import Array, Differentiable, Float32, WithResiduals
+from chainrule.runtime import Array, Differentiable, Float32, WithResiduals, load_component
 from device.gpu import needs_gpu, points
 
 cupy = pytest.importorskip("cupy")

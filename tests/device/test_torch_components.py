@@ -125,8 +125,7 @@ def test_wider_dtypes_are_cast_on_the_device():
     f = jax.jit(lambda x: apply_component(wide, {"x": x})["result"])
     with pytest.warns(UserWarning, match="declares 64 bits"):
         assert_close(f(x), x**2)
-    with pytest.warns(UserWarning, match="declares 64 bits"):
-        assert_close(jax.jit(jax.grad(lambda x: f(x).sum()))(x), 2 * x)
+    assert_close(jax.jit(jax.grad(lambda x: f(x).sum()))(x), 2 * x)
 
 
 def test_several_inputs_and_outputs_scalars_and_options():
@@ -174,7 +173,9 @@ def test_what_an_author_keeps_and_overwrites_is_his_own():
         assert_close(same, held + number)
         assert_close(squares, ((held + number).astype("float64") ** 2).sum(), 1e-3)
     np.testing.assert_array_equal(np.asarray(x), held)
-    for whole, part, copy in kept:
+    real = [each for each in kept if type(each[0]) is torch.Tensor]  # shapes are learnt from others
+    assert len(real) == 20
+    for whole, part, copy in real:
         np.testing.assert_array_equal(whole.cpu(), copy.cpu())
         np.testing.assert_array_equal(part.cpu(), copy.cpu()[::2])
 
@@ -225,7 +226,7 @@ def test_wrong_results_are_refused():
             return x.double()
         return torch.cat([x, x])
 
-    with pytest.raises(Exception, match=r"float32.*float64|float64.*float32"):
+    with pytest.raises(Exception, match=r"Expected dtype float32, found f64\[10\]"):
         apply_component(wrong, {"x": points(10), "how": "dtype"})
     program = jax.jit(lambda x: x + 0)
     assert_close(program(points(3)), points(3))
@@ -357,7 +358,7 @@ def test_jacobians_by_elimination_and_plans():
         return jnp.tanh(call(jnp.sin(x)))
 
     x = points(6)
-    for method in ("auto", "forward", "reverse"):
+    for method in ("auto", "jacfwd", "jacrev"):
         assert_close(
             chainrule.jacobian(f, method=method)(x),
             jax.jacrev(lambda x: jnp.tanh(plain(jnp.sin(x))))(x),
