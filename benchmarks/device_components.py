@@ -1,9 +1,8 @@
 """Claim: a component on a GPU is handed device memory inside compiled programs of JAX on the same GPU.
 
 Not part of `make bench`, which runs on a CPU: `python -m benchmarks.device_components` on a machine with a
-GPU; about two minutes. `y = sin(2x) + 1` in float32; microseconds per call of twenty in flight, each with the
-result of the one before it as its input; contestants take turns and the median of their turns counts. "torch
-alone" is the floor: the same function without JAX. Figures of the peer were measured on the same kind of GPU
+GPU; about two minutes. `y = sin(2x) + 1` in float32; microseconds per call of twenty in flight; contestants
+take turns and the median of their turns counts. "torch" is the floor: the same function without JAX. Figures of the peer were measured on the same kind of GPU
 with its own packages, which this machine does not have; they are printed beside ours and say so.
 """
 
@@ -67,9 +66,8 @@ def _in_flight(
     compiled = jax.jit(function)
 
     def call() -> None:
-        y = x
         for _ in range(count):
-            y = compiled(y)
+            y = compiled(x)
         jax.block_until_ready(y)
 
     return call
@@ -87,9 +85,8 @@ def _torch_alone(x: Any) -> Callable[[], None]:
     given = torch.from_dlpack(x)
 
     def call() -> None:
-        y = given
         for _ in range(_IN_FLIGHT):
-            y = torch.sin(2 * y) + 1
+            torch.sin(2 * given) + 1
         torch.cuda.synchronize()
 
     return call

@@ -5,7 +5,8 @@
     dtype_of, cast, broadcast_to, fill
                             the same for arrays on the host and on a device
     same_numbers(a, b)      whether two arrays on a GPU are equal
-    library_for(framework)  what makes, copies and orders such arrays: torch or CuPy
+    library_for(framework), loaded_library()
+                            what makes, copies and orders such arrays: torch or CuPy
 
 Streams: a GPU runs what is put on one stream in order, and different streams at the same time. `running_on`
 lets code run on the stream of XLA, behind what makes its operands and before what reads its results. Code
@@ -18,10 +19,11 @@ documents it.
 from __future__ import annotations
 
 import importlib
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -44,7 +46,7 @@ def is_tensor(value: Any) -> bool:
 def to_host(value: Any) -> Any:
     """A NumPy array of a tensor or of an array on a device; anything else as it is."""
     if is_tensor(value):
-        host = value.detach().cpu().resolve_conj().resolve_neg()
+        host = _on_host(value.detach().resolve_conj().resolve_neg())
         if str(host.dtype) != "torch.bfloat16":
             return host.numpy()
         # torch knows bfloat16 and NumPy's stand-in for it does not know torch: the same bits, on both sides.
@@ -65,7 +67,8 @@ def broadcast_to(array: Any, shape: tuple[int, ...]) -> Any:
 def fill(target: Any, value: Any) -> None:
     """Copy an array into another one of its shape, wherever the two are."""
     if is_tensor(target):
-        target.copy_(value if is_tensor(value) else tensor_of(to_host(value)))
+        # Pinned memory is given out again only when the copy from it is done.
+        target.copy_(value if is_tensor(value) else _pinned(tensor_of(value)), non_blocking=True)
     elif is_on_device(target) and not is_on_device(value):
         target[...] = library_for("cupy").from_host(to_host(value))
     else:
@@ -97,6 +100,18 @@ def tensor_of(value: Any) -> Any:
     return torch.as_tensor(own.view(np.int16)).view(torch.bfloat16)
 
 
+def _on_host(tensor: Any) -> Any:
+    """A tensor on the host; from a GPU it comes through pinned memory, which a GPU writes to directly."""
+    if not tensor.is_cuda:
+        return tensor
+    host = _torch().empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor)
+
+
+def _pinned(tensor: Any) -> Any:
+    return tensor.pin_memory() if tensor.numel() else tensor
+
+
 def _torch() -> Any:
     return importlib.import_module("torch")
 
@@ -113,8 +128,12 @@ class DeviceLibrary(ABC):
         """Whether a value is an array of this library on a GPU."""
 
     @abstractmethod
-    def view(self, buffer: Any) -> Any:
-        """An array in the memory of something with `__dlpack__`; nothing is copied."""
+    def view(self, array: Any) -> Any:
+        """An array in the memory of an array with `__dlpack__`, behind what its owner still does to it."""
+
+    @abstractmethod
+    def view_buffer(self, buffer: Any) -> Any:
+        """An array in the memory of a buffer of XLA, on whose stream this library works already."""
 
     @abstractmethod
     def from_host(self, array: Any) -> Any:
@@ -140,6 +159,7 @@ class DeviceLibrary(ABC):
 class _TorchLibrary(DeviceLibrary):
     def __init__(self) -> None:
         self._torch = _torch()
+        self._streams: dict[int, Any] = {}
 
     def is_usable(self) -> bool:
         return self._torch.cuda.is_available()
@@ -147,19 +167,31 @@ class _TorchLibrary(DeviceLibrary):
     def holds(self, value: Any) -> bool:
         return is_tensor(value) and value.is_cuda
 
-    def view(self, buffer: Any) -> Any:
-        return self._torch.from_dlpack(buffer)
+    def view(self, array: Any) -> Any:
+        return self._torch.from_dlpack(array)
+
+    def view_buffer(self, buffer: Any) -> Any:
+        return self._torch.from_dlpack(buffer.__dlpack__())
 
     def from_host(self, array: Any) -> Any:
         return tensor_of(array).to("cuda")
 
-    def running_on(self, stream: int) -> Any:
+    @contextmanager
+    def running_on(self, stream: int) -> Iterator[None]:
         cuda = self._torch.cuda
-        return cuda.stream(cuda.ExternalStream(stream))
+        given = self._streams.get(stream)
+        if given is None:  # XLA has few streams, and uses them again
+            given = self._streams.setdefault(stream, cuda.ExternalStream(stream))
+        before = cuda.current_stream()
+        cuda.set_stream(given)
+        try:
+            yield
+        finally:
+            cuda.set_stream(before)
 
     @contextmanager
     def ordering_default_stream(self) -> Iterator[None]:
-        current, default = self._torch.cuda.current_stream(), self._torch.cuda.default_stream()
+        current, default = self._torch.cuda.current_stream(), self._default
         if current == default:
             yield
             return
@@ -168,6 +200,10 @@ class _TorchLibrary(DeviceLibrary):
             yield
         finally:
             current.wait_stream(default)
+
+    @cached_property
+    def _default(self) -> Any:
+        return self._torch.cuda.default_stream()
 
 
 class _CupyLibrary(DeviceLibrary):
@@ -183,7 +219,10 @@ class _CupyLibrary(DeviceLibrary):
     def holds(self, value: Any) -> bool:
         return isinstance(value, self._cupy.ndarray)
 
-    def view(self, buffer: Any) -> Any:
+    def view(self, array: Any) -> Any:
+        return self._cupy.from_dlpack(array)
+
+    def view_buffer(self, buffer: Any) -> Any:
         return self._cupy.from_dlpack(buffer)
 
     def from_host(self, array: Any) -> Any:
@@ -217,6 +256,14 @@ class _Stream:
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self._pointer
+
+
+def loaded_library() -> DeviceLibrary | None:
+    """A library that this program has imported and that can use a GPU; none is imported for it."""
+    for name in ("torch", "cupy"):
+        if name in sys.modules and library_for(name).is_usable():
+            return library_for(name)
+    return None
 
 
 @cache

@@ -58,7 +58,7 @@ from chainrule._jaxpr._meshes import (
 )
 from chainrule._jaxpr._overlapping import lower_overlapping
 from chainrule.bridge._failures import component_errors
-from chainrule.bridge._host import host_call, overlapping_pair
+from chainrule.bridge._host import device_library_of, host_call, overlapping_pair
 from chainrule.bridge._inline import NotTraceableError, trace_call
 from chainrule.bridge._products import CallProducts, dependence_of
 from chainrule.bridge._requests import (
@@ -181,8 +181,7 @@ def _lower(ctx: Any, *operands: Any, call: Call) -> Sequence[Any]:
         return _lower_traced(ctx, *operands, call=call)
     if is_exporting(ctx):
         raise not_exportable(target)
-    on_device = target.device_library is not None and not _is_ordered(call)
-    if on_device and hands_over_device_memory(ctx):
+    if not _is_ordered(call) and hands_over_device_memory(ctx) and device_library_of(target):
         return lower_device_call(ctx, *operands, function=host_call(call))
     if target.is_remote and not _is_ordered(call) and uses_ffi(ctx):
         return lower_overlapping(ctx, *operands, **overlapping_pair(call))

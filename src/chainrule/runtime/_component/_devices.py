@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -26,7 +26,7 @@ import numpy as np
 
 from chainrule._device import DeviceLibrary, is_on_device, is_tensor, library_for, to_host
 from chainrule._errors import DefinitionError
-from chainrule._trees import is_arraylike, iterate_leaves, map_leaves
+from chainrule._trees import is_arraylike, map_leaves
 from chainrule.runtime._component._definition import Implementation
 from chainrule.runtime._residuals import RESIDUALS, WithResiduals
 from chainrule.runtime._schema import number_kind
@@ -116,8 +116,13 @@ class OnDevice:
 
     def __call__(self, *inputs: Any, **arguments: Any) -> Any:
         """Call the function with arrays on the GPU."""
-        stays = any(map(is_on_device, _leaves((inputs, arguments))))
-        move = self._place.to_author
+        stays = False
+
+        def move(leaf: Any) -> Any:
+            nonlocal stays
+            stays = stays or is_on_device(leaf)
+            return self._place.to_author(leaf)
+
         moved = tuple(map_leaves(move, each) for each in inputs)
         # Paths are sets of text, and residuals are where the author left them.
         kept = {
@@ -139,10 +144,6 @@ def _has_numbers(leaf: Any) -> bool:
     if is_on_device(leaf) or is_tensor(leaf):
         return True
     return is_arraylike(leaf) and number_kind(np.asarray(leaf).dtype) in "biufc"
-
-
-def _leaves(tree: Any) -> Iterator[Any]:
-    return (leaf for _, leaf in iterate_leaves(tree))
 
 
 def on_device(
