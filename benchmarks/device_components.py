@@ -2,8 +2,9 @@
 
 Not part of `make bench`, which runs on a CPU: `python -m benchmarks.device_components` on a machine with a
 GPU; about two minutes. `y = sin(2x) + 1` in float32; microseconds per call of twenty in flight; contestants
-take turns and the median of their turns counts. "torch" is the floor: the same function without JAX. Figures of the peer were measured on the same kind of GPU
-with its own packages, which this machine does not have; they are printed beside ours and say so.
+take turns and the median of their turns counts. "torch" is the floor: the same function without JAX. The
+figures of the peer were measured on the same kind of GPU with its own packages, which this machine does not
+have; they are printed beside ours and say so.
 """
 
 from __future__ import annotations
