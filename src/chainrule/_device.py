@@ -21,7 +21,7 @@ from __future__ import annotations
 import importlib
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
 from typing import Any
@@ -46,11 +46,7 @@ def is_tensor(value: Any) -> bool:
 def to_host(value: Any) -> Any:
     """A NumPy array of a tensor or of an array on a device; anything else as it is."""
     if is_tensor(value):
-        host = _on_host(value.detach().resolve_conj().resolve_neg())
-        if str(host.dtype) != "torch.bfloat16":
-            return host.numpy()
-        # torch knows bfloat16 and NumPy's stand-in for it does not know torch: the same bits, on both sides.
-        return host.view(_torch().int16).numpy().view(dtype_from_name("bfloat16"))
+        return _as_numpy(_on_host(value.detach().resolve_conj().resolve_neg()))
     return value.get() if is_on_device(value) and hasattr(value, "get") else value
 
 
@@ -67,8 +63,7 @@ def broadcast_to(array: Any, shape: tuple[int, ...]) -> Any:
 def fill(target: Any, value: Any) -> None:
     """Copy an array into another one of its shape, wherever the two are."""
     if is_tensor(target):
-        # Pinned memory is given out again only when the copy from it is done.
-        target.copy_(value if is_tensor(value) else _pinned(tensor_of(value)), non_blocking=True)
+        target.copy_(value if is_tensor(value) else tensor_of(value))
     elif is_on_device(target) and not is_on_device(value):
         target[...] = library_for("cupy").from_host(to_host(value))
     else:
@@ -100,16 +95,24 @@ def tensor_of(value: Any) -> Any:
     return torch.as_tensor(own.view(np.int16)).view(torch.bfloat16)
 
 
+def _as_numpy(tensor: Any) -> Any:
+    """A tensor on the host as an array in the same memory."""
+    if str(tensor.dtype) != "torch.bfloat16":
+        return tensor.numpy()
+    # torch knows bfloat16 and NumPy's stand-in for it does not know torch: the same bits, on both sides.
+    return tensor.view(_torch().int16).numpy().view(dtype_from_name("bfloat16"))
+
+
 def _on_host(tensor: Any) -> Any:
     """A tensor on the host; from a GPU it comes through pinned memory, which a GPU writes to directly."""
     if not tensor.is_cuda:
         return tensor
-    host = _torch().empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor)
+    return _pinned_like(tensor).copy_(tensor)
 
 
-def _pinned(tensor: Any) -> Any:
-    return tensor.pin_memory() if tensor.numel() else tensor
+def _pinned_like(tensor: Any) -> Any:
+    """Memory of the host that a GPU reads and writes directly; torch gives it out again when it is unused."""
+    return _torch().empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
 
 
 def _torch() -> Any:
@@ -148,6 +151,14 @@ class DeviceLibrary(ABC):
         """A context whose work on the default stream comes after what this library has put on its stream
         before it, and before what it puts there afterwards.
         """
+
+    @contextmanager
+    def staged(self, targets: Sequence[Any]) -> Iterator[list[Any]]:
+        """Arrays on the host for some arrays on the GPU, into which they are copied in the end."""
+        arrays = [np.empty(target.shape, dtype_of(target)) for target in targets]
+        yield arrays
+        for target, array in zip(targets, arrays, strict=True):
+            fill(target, array)
 
     def from_anywhere(self, value: Any) -> Any:
         """An array of this library for an array of another one, or of the host."""
@@ -188,6 +199,13 @@ class _TorchLibrary(DeviceLibrary):
             yield
         finally:
             cuda.set_stream(before)
+
+    @contextmanager
+    def staged(self, targets: Sequence[Any]) -> Iterator[list[Any]]:
+        tensors = [_pinned_like(target) for target in targets]
+        yield [_as_numpy(tensor) for tensor in tensors]
+        for target, tensor in zip(targets, tensors, strict=True):
+            target.copy_(tensor, non_blocking=True)  # torch reuses the memory after the copy only
 
     @contextmanager
     def ordering_default_stream(self) -> Iterator[None]:

@@ -226,8 +226,9 @@ class HostCall(_HostFunction):
             filled = [library.view_buffer(result) for result in results]
             if answers_on_device(self.call.site, self.call.request):
                 _compute(self.call, arrays, filled)
-            else:
-                _store(self.evaluate([to_host(array) for array in arrays]), filled)
+                return
+            with library.staged(filled) as on_host:
+                _compute(self.call, [to_host(array) for array in arrays], on_host)
 
     def evaluate(self, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The same outside XLA: new results, exceptions as they are."""
