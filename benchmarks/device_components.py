@@ -124,9 +124,9 @@ def _row(size: int) -> None:
     us = {name: taken / _IN_FLIGHT * 1e6 for name, taken in seconds.items()}
     peer, peer_grad = _PEER[size]
     print(
-        f"{size:>10} {us['plain']:9.0f} {us['torch']:9.0f} {us['by hand']:9.0f} {us['ours']:9.0f} (≤ {_BARS[size]}) {peer:9} "
-        f"{us['cupy']:9.0f} | {us['plain grad']:9.0f} {us['grad']:9.0f} {us['grad'] / us['ours']:6.2f} "
-        f"(≤ 2.5) {peer_grad:9}",
+        f"{size:>10} {us['plain']:9.0f} {us['torch']:9.0f} {us['by hand']:9.0f} {us['ours']:9.0f} "
+        f"(≤ {_BARS[size]}) {peer:9} {us['cupy']:9.0f} | {us['plain grad']:9.0f} {us['grad']:9.0f} "
+        f"{us['grad'] / us['ours']:6.2f} (≤ 2.5) {peer_grad:9}",
         flush=True,
     )
 
@@ -153,8 +153,8 @@ def main() -> None:
     print(f"{jax.devices()[0].device_kind}, {versions}; microseconds per call")
     print("The figures of the peer were measured on the same kind of GPU at another time.")
     print(
-        f"{'n':>10} {'plain JAX':>9} {'torch':>9} {'by hand':>9} {'ours':>9} (goal)  {'peer':>9} {'CuPy':>9} | "
-        "with gradient: plain JAX, ours, × forward, peer"
+        f"{'n':>10} {'plain JAX':>9} {'torch':>9} {'by hand':>9} {'ours':>9} (goal)  {'peer':>9} "
+        f"{'CuPy':>9} | with gradient: plain JAX, ours, × forward, peer"
     )
     for size in _SIZES:
         _row(size)

@@ -13,6 +13,7 @@ In reading order:
     _functions              annotated functions → Definition
     _commands               executables and `component.yaml` → Definition
     _decks                  text files of executables: templates, and patterns of results
+    _devices                functions that compute on a GPU
     _models                 the models that are made from the author's
     _schemas                validation, plain trees, abstract evaluation from schemas alone
     _local                  `LocalComponent`
