@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -171,6 +172,7 @@ class _TorchLibrary(DeviceLibrary):
     def __init__(self) -> None:
         self._torch = _torch()
         self._streams: dict[int, Any] = {}
+        self._of_thread = threading.local()
 
     def is_usable(self) -> bool:
         return self._torch.cuda.is_available()
@@ -195,9 +197,11 @@ class _TorchLibrary(DeviceLibrary):
             given = self._streams.setdefault(stream, cuda.ExternalStream(stream))
         before = cuda.current_stream()
         cuda.set_stream(given)
+        self._of_thread.stream = given
         try:
             yield
         finally:
+            self._of_thread.stream = None
             cuda.set_stream(before)
 
     @contextmanager
@@ -209,8 +213,8 @@ class _TorchLibrary(DeviceLibrary):
 
     @contextmanager
     def ordering_default_stream(self) -> Iterator[None]:
-        current, default = self._torch.cuda.current_stream(), self._default
-        if current == default:
+        current, default = getattr(self._of_thread, "stream", None), self._default
+        if current is None:
             yield
             return
         default.wait_stream(current)
