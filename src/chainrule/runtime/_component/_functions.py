@@ -46,9 +46,9 @@ from chainrule.runtime._component._definition import (
     Implementation,
     derived,
     hash_function,
+    is_jitted,
 )
 from chainrule.runtime._component._derivation import Derivatives, finite_implementations
-from chainrule.runtime._component._failures import is_jitted
 from chainrule.runtime._component._local import LocalComponent
 from chainrule.runtime._component._models import is_model_class
 from chainrule.runtime._component._schemas import to_plain

@@ -29,10 +29,12 @@ from chainrule.runtime._component._definition import (
 from chainrule.runtime._component._document import Document
 from chainrule.runtime._component._handlers import (
     Handler,
-    InDoublePrecision,
     check_fields,
-    declares_64_bits,
     evaluation_handler,
+)
+from chainrule.runtime._component._precision import (
+    InDoublePrecision,
+    declares_64_bits,
     is_narrow,
 )
 from chainrule.runtime._component._schemas import (
