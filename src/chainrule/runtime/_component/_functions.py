@@ -40,6 +40,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from chainrule._endpoints import HVP, JACOBIAN, JVP, VALUE_AND_VJP, VJP
 from chainrule._errors import DefinitionError
+from chainrule._sparsity import is_block
 from chainrule.runtime._component._definition import (
     Batching,
     Definition,
@@ -152,7 +153,7 @@ def component(
 def _sparsity_of_differences(derivatives: Derivatives) -> Mapping[str, Mapping[str, Any]]:
     """The pattern among the options of finite differences, if it names its paths."""
     given = derivatives.get("sparsity") if isinstance(derivatives, Mapping) else None
-    return given if isinstance(given, Mapping) else {}
+    return {} if is_block(given) else given
 
 
 _CONFIG = ConfigDict(arbitrary_types_allowed=True)

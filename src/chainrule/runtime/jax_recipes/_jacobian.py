@@ -194,12 +194,12 @@ def jax_sparse_jacobian(
     """
     forward, arrays = prepare(_compressed, apply_jit, inputs, jac_inputs, jac_outputs, False)
     selection = forward.selection
-    if isinstance(sparsity, str):
+    if isinstance(sparsity, str) and sparsity == "detect":
         shapes = tuple((np.shape(a), np.dtype(a.dtype).name) for a in arrays)
         plan = _detected_plan(selection, shapes)
     else:
         rows, columns = _sides(selection, arrays)
-        pattern = read_pattern(sparsity, columns.varying, rows.varying.paths)
+        pattern = read_pattern(sparsity, columns.varying, rows.varying.paths, lambda: rows.varying)
         plan = _Plan.of(pattern, rows, columns)
     call = (apply_jit, inputs, jac_inputs, jac_outputs)
     program, _ = prepare(_compressed, *call, True) if plan.reverse else (forward, arrays)
