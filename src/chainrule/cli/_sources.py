@@ -40,6 +40,13 @@ def add_component(parser: ArgumentParser, *, is_optional: bool = False) -> None:
     add_token(parser)
 
 
+def add_components(parser: ArgumentParser) -> None:
+    """The components that the command offers to callers; their files are here."""
+    parser.add_argument(
+        "components", metavar="COMPONENT", nargs="+", help="One or several components"
+    )
+
+
 def add_server(parser: ArgumentParser) -> None:
     """The server that the command is about."""
     parser.add_argument(
