@@ -414,9 +414,7 @@ class Component(EndpointMethods, AsyncEndpointMethods):
             run_id: as in `apply`.
         """
         self._check_endpoint(endpoint)
-        return (
-            self.health() if endpoint == "health" else self._send(endpoint, payload, run_id=run_id)
-        )
+        return self._send(endpoint, payload, run_id=run_id)
 
     def submit(self, endpoint: str, *args: Any, **kwargs: Any) -> Job:
         """Start a call and return at once.
@@ -471,8 +469,6 @@ class Component(EndpointMethods, AsyncEndpointMethods):
         self._check_endpoint(endpoint)
 
         def send(ticket: Ticket) -> Any:
-            if endpoint == "health":
-                return self.transport.health()
             return self._send(endpoint, payload, run_id=run_id, ticket=ticket)
 
         return CallJob(self._workers(), send, endpoint)
@@ -580,6 +576,8 @@ class Component(EndpointMethods, AsyncEndpointMethods):
             except TypeError as error:
                 raise explained(error, payload) from error.__cause__
 
+        if endpoint == "health":
+            return self.transport.health()
         if payload.get("batched") and not takes_batches(self.openapi_schema, endpoint):
             return send_one_by_one(send, endpoint, payload)
         return send(payload)
