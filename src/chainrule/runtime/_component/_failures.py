@@ -30,6 +30,7 @@ from chainrule._errors import (
 )
 from chainrule._paths import loc_to_path
 from chainrule.runtime._component._isolation import install_advice, without_package
+from chainrule.runtime._component._models import is_model_class
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -213,7 +214,7 @@ def _suggest_names(problems: list[dict[str, Any]], model: type[BaseModel]) -> No
 
 def _models_at(annotation: Any, loc: list[str | int]) -> Iterator[type[BaseModel]]:
     """The models that may stand at a place of a model; members of unions, lists and dictionaries count."""
-    if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+    if not is_model_class(annotation):
         for part in get_args(annotation):
             yield from _models_at(part, loc)
     elif not loc:
