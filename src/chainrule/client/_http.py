@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote, urlencode
 import orjson
 
 from chainrule._errors import CapabilityError, TransportError
-from chainrule._samehost import is_supported
+from chainrule._same_host import is_supported
 from chainrule._tracing import current_traceparent, span
 from chainrule.client._answers import Answer, answer_limits, read_answer
 from chainrule.client._connections import (
