@@ -207,5 +207,5 @@ def _read_token(file: Path | None) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise InputError(
-            f"The token file cannot be read: {reason}.", code="bad_token_file"
+            f"The token file {file} cannot be read: {reason}.", code="bad_token_file"
         ) from None
