@@ -153,7 +153,7 @@ def component(
 def _sparsity_of_differences(derivatives: Derivatives) -> Mapping[str, Mapping[str, Any]]:
     """The pattern among the options of finite differences, if it names its paths."""
     given = derivatives.get("sparsity") if isinstance(derivatives, Mapping) else None
-    return {} if is_block(given) else given
+    return given if isinstance(given, Mapping) and not is_block(given) else {}
 
 
 _CONFIG = ConfigDict(arbitrary_types_allowed=True)
