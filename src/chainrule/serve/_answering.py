@@ -302,7 +302,7 @@ CHECK_GRADIENTS = "check_gradients"
 """The endpoint's name."""
 
 
-class _Request(BaseModel):
+class _CheckRequest(BaseModel):
     """What a caller may ask for; the bounds keep one check from being a thousand calls."""
 
     model_config = ConfigDict(extra="forbid")
@@ -350,7 +350,7 @@ def run_check(component: LocalComponent, payload: Mapping[str, Any]) -> dict[str
     from chainrule.runtime.testing import check_gradients
 
     try:
-        request = _Request.model_validate(payload)
+        request = _CheckRequest.model_validate(payload)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False)
         raise InputError(

@@ -27,7 +27,7 @@ from chainrule.runtime._derivatives._layout import (
     dense_blocks,
     sparse_blocks,
 )
-from chainrule.runtime._derivatives._sampler import Program, Sampler, find_room
+from chainrule.runtime._derivatives._sampler import Narrowed, Sampler, find_room
 from chainrule.runtime._derivatives._sparsity import detect_pattern, read_pattern
 from chainrule.runtime._derivatives._stencils import Algorithm, Eps, find_stencil
 
@@ -226,7 +226,7 @@ def _sampler(
     show_progress: bool,
 ) -> Sampler:
     stencil = find_stencil(algorithm)
-    program = Program(apply_fn, inputs, canonical(input_paths), canonical(output_paths))
+    program = Narrowed(apply_fn, inputs, canonical(input_paths), canonical(output_paths))
     return Sampler(program, stencil, eps, executor=executor, show_progress=show_progress)
 
 
